@@ -1,0 +1,104 @@
+"""Tooltips for terms: `docs/glossary.md` is their one source.
+
+On the glossary page each term gets an id. On every other page the first use of a term in each
+section becomes an `<abbr>` whose title is the first sentence of the term's definition.
+"""
+
+import functools
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.treeprocessors import Treeprocessor
+from markdown.util import AtomicString
+
+GLOSSARY = Path(__file__).parent.parent / "docs" / "glossary.md"
+NEVER_INSIDE = {"a", "abbr", "code", "pre", "h1", "h2", "h3", "h4", "h5", "h6", "summary"}
+
+
+@functools.lru_cache(maxsize=2)
+def _parse(text: str) -> dict[str, str]:
+    terms = {}
+    for names, definition in re.findall(r"^(\S.*)\n:   (.+(?:\n    .+)*)", text, re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(definition.split()))
+        plain = re.sub(r"[`*$]", "", plain)
+        sentence = re.match(r".*?[.](?= |$)", plain)
+        for name in names.split(" / "):
+            terms[name] = sentence[0] if sentence else plain
+    return terms
+
+
+def terms() -> dict[str, str]:
+    """Return each term of the glossary with the first sentence of its definition."""
+    return _parse(GLOSSARY.read_text(encoding="utf-8"))
+
+
+def slug(term: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", term.lower()).strip("-")
+
+
+class _Tooltips(Treeprocessor):
+    def run(self, root: ET.Element) -> None:
+        glossary = next((e for e in root.iter("div") if e.get("class") == "glossary"), None)
+        if glossary is not None:
+            for name in glossary.iter("dt"):
+                name.set("id", slug("".join(name.itertext()).split(" / ")[0]))
+            return
+        self.terms = {name.lower(): (name, meaning) for name, meaning in terms().items()}
+        longest_first = sorted(self.terms, key=len, reverse=True)
+        words = "|".join(re.escape(name) for name in longest_first)
+        # a term may stand in the plural, and must not be a part of a longer, hyphenated word
+        self.pattern = re.compile(rf"(?<![\w-])({words})(?:e?s)?(?![\w-])", re.IGNORECASE)
+        self.seen: set[str] = set()
+        if self.terms:
+            self._walk(root)
+
+    def _walk(self, element: ET.Element) -> None:
+        if element.tag in ("h1", "h2"):
+            self.seen.clear()
+        if element.tag in NEVER_INSIDE or element.get("class") in ("formula", "page-facts"):
+            return
+        self._mark(element, None)
+        for child in list(element):
+            self._walk(child)
+            self._mark(element, child)
+
+    def _mark(self, parent: ET.Element, after: ET.Element | None) -> None:
+        """Mark the terms in the text of `parent` that stands behind its child `after`."""
+        text = parent.text if after is None else after.tail
+        if not text or isinstance(text, AtomicString):
+            return
+        place = 0 if after is None else list(parent).index(after) + 1
+        pieces, last = [], 0
+        for match in self.pattern.finditer(text):
+            name, meaning = self.terms[match[1].lower()]
+            if name in self.seen or (name.isupper() and match[1] != name):
+                continue
+            self.seen.add(name)
+            pieces.append((text[last : match.start()], match[0], meaning))
+            last = match.end()
+        if not pieces:
+            return
+        before, previous = pieces[0][0], None
+        if after is None:
+            parent.text = before
+        else:
+            after.tail = before
+        for number, (lead, word, meaning) in enumerate(pieces):
+            if previous is not None:
+                previous.tail = lead
+            previous = ET.Element("abbr", {"title": meaning})
+            previous.text = AtomicString(word)
+            parent.insert(place + number, previous)
+        previous.tail = text[last:]
+
+
+class GlossaryExtension(Extension):
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.treeprocessors.register(_Tooltips(md), "glossary", 8)
+
+
+def makeExtension(**kwargs) -> GlossaryExtension:
+    return GlossaryExtension(**kwargs)
