@@ -71,7 +71,9 @@ def _strokes(drawing: ET.Element) -> str:
         elif shape.tag == "path":
             path.append(_shorten(shape.attrib["d"]))
         else:
-            x, y, width, height = (float(shape.attrib[k]) for k in ("x", "y", "width", "height"))
+            x, y, width, height = (
+                float(shape.attrib[k]) for k in ("x", "y", "width", "height")
+            )
             path.append(f"M{x:.0f} {y:.0f}h{width:.0f}v{max(1, round(height))}h{-width:.0f}z")
     return f'<path d="{"".join(path)}"/>{"".join(rest)}'
 

@@ -74,7 +74,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     if is_lab(page):
         script = Path(page.file.abs_src_path).read_text(encoding="utf-8")
-        target = Path(page.file.abs_dest_path).with_name(Path(page.file.src_uri).stem + ".ipynb")
+        target = Path(page.file.abs_dest_path).with_name(
+            Path(page.file.src_uri).stem + ".ipynb"
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(to_notebook(script), encoding="utf-8")
     return output
