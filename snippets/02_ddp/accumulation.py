@@ -1,0 +1,128 @@
+"""Gradient accumulation under DDP, with and without `no_sync`: all-reduces counted.
+
+The first two ways give the gradient of one process with the big batch; they differ in how
+often the ranks communicate. Then three slips, none of which raises an error: one costs time,
+two cost the gradient.
+"""
+
+import os
+import sys
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+MICRO_BATCHES, ROWS = 4, 8  # per rank and optimizer step
+
+
+def setup() -> torch.device:
+    """Start the process group: one accelerator per local rank where possible, else CPU."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 accumulation.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def make_model(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).to(device)
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def synchronize_always(ddp: DDP, batches: list) -> None:
+    """Right, but every micro-batch waits for an all-reduce of the gradient so far."""
+    for x, y in batches:
+        (F.mse_loss(ddp(x), y) / len(batches)).backward()
+
+
+def synchronize_last(ddp: DDP, batches: list) -> None:
+    """The usual way: forward and backward of all but the last inside no_sync."""
+    for number, (x, y) in enumerate(batches, 1):
+        with nullcontext() if number == len(batches) else ddp.no_sync():
+            (F.mse_loss(ddp(x), y) / len(batches)).backward()
+
+
+def forward_outside(ddp: DDP, batches: list) -> None:
+    """Slip: no_sync around backward alone. DDP decided in forward, and synchronizes."""
+    for number, (x, y) in enumerate(batches, 1):
+        loss = F.mse_loss(ddp(x), y) / len(batches)
+        with nullcontext() if number == len(batches) else ddp.no_sync():
+            loss.backward()
+
+
+def never_synchronize(ddp: DDP, batches: list) -> None:
+    """Slip: the last micro-batch is inside no_sync too. Each rank keeps its own gradient."""
+    with ddp.no_sync():
+        for x, y in batches:
+            (F.mse_loss(ddp(x), y) / len(batches)).backward()
+
+
+def forget_to_divide(ddp: DDP, batches: list) -> None:
+    """Slip: a sum of means, as if the learning rate were larger by the number of batches."""
+    for number, (x, y) in enumerate(batches, 1):
+        with nullcontext() if number == len(batches) else ddp.no_sync():
+            F.mse_loss(ddp(x), y).backward()
+
+
+def counting_hook(
+    buckets: list[int], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Do what DDP does without a hook, and note each bucket: one all-reduce per bucket."""
+    buckets.append(bucket.index())
+    return allreduce_hook(None, bucket)
+
+
+def main() -> None:
+    device = setup()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n * MICRO_BATCHES * ROWS, 16, generator=generator).to(device)
+    y = torch.randn(n * MICRO_BATCHES * ROWS, 4, generator=generator).to(device)
+
+    model = make_model(device)  # one process, the big batch
+    F.mse_loss(model(x), y).backward()
+    truth = gradients(model)
+
+    mine = zip(x.chunk(n)[rank].split(ROWS), y.chunk(n)[rank].split(ROWS), strict=True)
+    batches = list(mine)
+    if rank == 0:
+        print(f"{MICRO_BATCHES} micro-batches per step, 1 bucket; gradient against one process")
+    for way in (
+        synchronize_always,
+        synchronize_last,
+        forward_outside,
+        never_synchronize,
+        forget_to_divide,
+    ):
+        ddp, buckets = DDP(make_model(device)), []
+        ddp.register_comm_hook(buckets, counting_hook)
+        way(ddp, batches)
+
+        ours = gradients(ddp)
+        if way in (synchronize_always, synchronize_last, forward_outside):
+            torch.testing.assert_close(ours, truth)
+            verdict = "equal"
+        else:
+            error, ratio = (ours - truth).norm() / truth.norm(), ours.norm() / truth.norm()
+            verdict = f"off by {100 * error.item():.1f}%, {ratio.item():.2f} times as long"
+        if rank == 0:
+            print(f"{way.__name__:>18}: {len(buckets)} all-reduce(s), {verdict}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

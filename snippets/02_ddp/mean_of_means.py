@@ -1,0 +1,110 @@
+"""The mean of the ranks' mean losses is not the mean over all tokens.
+
+Sequences differ in length, so ranks hold different numbers of tokens. DDP averages the
+gradients of per-rank means: a token weighs more where there are few. The mend sums the loss,
+counts tokens over all ranks, and scales by N / total: DDP's division by N then cancels.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+VOCABULARY, HIDDEN, PADDING = 50, 16, -100
+LENGTHS = [30, 28, 25, 27, 9, 12, 14, 10, 20, 18, 15, 22]  # tokens per sequence: [12]
+
+
+def setup() -> torch.device:
+    """Start the process group: one accelerator per local rank where possible, else CPU."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=3 mean_of_means.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def make_model(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, VOCABULARY))
+    return model.to(device)
+
+
+def make_batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """All sequences, padded: tokens and the next tokens to predict, both [12, 30]."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(VOCABULARY, (len(LENGTHS), max(LENGTHS) + 1), generator=generator)
+    inputs, targets = tokens[:, :-1].clone(), tokens[:, 1:].clone()
+    for row, length in enumerate(LENGTHS):
+        targets[row, length:] = PADDING  # cross_entropy's ignore_index
+    return inputs.to(device), targets.to(device)
+
+
+def local_mean(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The usual loss: a mean over the tokens which this rank happens to hold."""
+    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+
+def global_mean(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """This rank's share of the mean over every rank's tokens, times N."""
+    total = (targets != PADDING).sum()
+    dist.all_reduce(total)  # one integer; with accumulation, count all micro-batches at once
+    loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
+    return loss * dist.get_world_size() / total
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def main() -> None:
+    device = setup()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    inputs, targets = make_batch(device)
+
+    # the truth: one process, all tokens
+    model = make_model(device)
+    true_loss = local_mean(model, inputs, targets)
+    true_loss.backward()
+    truth = gradients(model)
+
+    # rank r takes its run of consecutive sequences
+    my_inputs, my_targets = inputs.tensor_split(n)[rank], targets.tensor_split(n)[rank]
+    tokens = (my_targets != PADDING).sum()
+    tokens_by_rank = [torch.zeros_like(tokens) for _ in range(n)]
+    dist.all_gather(tokens_by_rank, tokens)
+    if rank == 0:
+        print(f"tokens by rank: {[int(count) for count in tokens_by_rank]}")
+        print(f"one process, all {sum(LENGTHS)} tokens: loss {true_loss.item():.4f}")
+
+    for loss_of in (local_mean, global_mean):
+        ddp = DDP(make_model(device))
+        loss = loss_of(ddp, my_inputs, my_targets)
+        loss.backward()
+        error = (gradients(ddp) - truth).norm() / truth.norm()
+
+        average = loss.detach().clone()
+        dist.all_reduce(average)
+        average /= n  # what DDP's averaged gradient is the gradient of
+        if rank == 0:
+            print(f"DDP with {loss_of.__name__}: loss {average.item():.4f}, ", end="")
+            if loss_of is local_mean:
+                print(f"gradient off by {100 * error.item():.1f}%")
+            else:
+                torch.testing.assert_close(average, true_loss.detach())
+                torch.testing.assert_close(gradients(ddp), truth)
+                print("gradient equal to one process")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Ranks with unequal numbers of batches: a time-out without Join, training with it.
+
+Rank r has 6 - r batches. Without Join, rank 0 asks for gradients that the others will never
+send. With it, a rank that has run out answers each remaining all-reduce with zeros. Look for
+the weight that leaves the last batch with, and for what Join does not mend: Adam's state.
+(Under NCCL the time-out is no exception: its watchdog thread ends the process.)
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+TIMEOUT = timedelta(seconds=3)  # the default is 30 minutes with gloo, 10 with NCCL
+
+
+def setup() -> torch.device:
+    """Start the process group: one accelerator per local rank where possible, else CPU."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 uneven_inputs.py")
+    if int(os.environ["WORLD_SIZE"]) > 5:
+        sys.exit("rank r has 6 - r batches, so at most 5 ranks")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def build(device: torch.device, group=None) -> tuple[DDP, torch.optim.Optimizer, list]:
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(8, 4).to(device), process_group=group)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    torch.manual_seed(100 + dist.get_rank())
+    batches = [
+        (torch.randn(16, 8, device=device), torch.randn(16, 4, device=device))
+        for _ in range(6 - dist.get_rank())
+    ]
+    return model, optimizer, batches
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple) -> None:
+    x, y = batch
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+
+
+def without_join(device: torch.device) -> None:
+    model, optimizer, batches = build(device, dist.new_group(timeout=TIMEOUT))
+    for number, batch in enumerate(batches, 1):
+        try:
+            step(model, optimizer, batch)
+        except RuntimeError as error:
+            if dist.get_rank() == 0:
+                reason = str(error).rpartition("] ")[2]  # without the C++ source's path
+                print(f"rank 0, batch {number} of 6: {type(error).__name__}: {reason}")
+                sys.exit(1)  # torchrun now ends the others
+            break
+    time.sleep(60)  # this rank is busy elsewhere, evaluating for instance
+
+
+def train_with_join(
+    model: DDP, optimizer: torch.optim.Optimizer, batches: list, divide_by_n: bool
+) -> float:
+    """Train one uneven epoch; return the weight that the last batch's gradient had."""
+    with Join([model], divide_by_initial_world_size=divide_by_n):
+        for x, y in batches:
+            local = torch.autograd.grad(F.mse_loss(model.module(x), y), model.module.weight)[0]
+            step(model, optimizer, (x, y))
+    return (model.module.weight.grad.norm() / local.norm()).item()
+
+
+def gathered(value: object) -> list:
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def adam_steps(optimizer: torch.optim.Optimizer) -> list[int]:
+    """How often Adam has stepped, per rank."""
+    return gathered(int(next(iter(optimizer.state.values()))["step"]))
+
+
+def spread(model: nn.Module) -> float:
+    """The largest distance of any rank's weight from rank 0's."""
+    weights = gathered(model.module.weight.detach().cpu())
+    return max((weight - weights[0]).abs().max().item() for weight in weights)
+
+
+def with_join(device: torch.device) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    report = print if rank == 0 else lambda *_: None
+
+    for divide_by_n in (True, False):
+        model, optimizer, batches = build(device)
+        weight = train_with_join(model, optimizer, batches, divide_by_n)
+        report(f"divide_by_initial_world_size={divide_by_n}:")
+        report(f"  rank 0's last batch, taken alone, weighed {weight:.3f} (1/N = {1 / n:.3f})")
+        report(f"  after Join, ranks agree on the parameters: {spread(model) == 0}")
+
+    steps = adam_steps(optimizer)
+    report(f"Adam has stepped, by rank: {steps}")
+    if n == 1:
+        return
+    # Join has broadcast the model, but not the optimizer's state
+    step(model, optimizer, batches[0])
+    report(f"one more step on every rank, ranks agree: {spread(model) == 0}")
+
+    # the mend: after Join, take the optimizer's state too from the rank that trained longest
+    model, optimizer, batches = build(device)
+    train_with_join(model, optimizer, batches, divide_by_n=True)
+    state = [optimizer.state_dict()]
+    dist.broadcast_object_list(state, src=steps.index(max(steps)))
+    optimizer.load_state_dict(state[0])
+    step(model, optimizer, batches[0])
+    report(f"with the optimizer's state broadcast first, ranks agree: {spread(model) == 0}")
+
+
+def main() -> None:
+    device = setup()
+    if "--without-join" in sys.argv:
+        without_join(device)
+    else:
+        with_join(device)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
