@@ -15,7 +15,7 @@ from markdown.treeprocessors import Treeprocessor
 from markdown.util import AtomicString
 
 GLOSSARY = Path(__file__).parent.parent / "docs" / "glossary.md"
-NEVER_INSIDE = {"a", "abbr", "code", "pre", "h1", "h2", "h3", "h4", "h5", "h6", "summary"}
+NEVER_INSIDE = {"a", "abbr", "code", "pre", "th", "h1", "h2", "h3", "h4", "h5", "h6", "summary"}
 
 
 @functools.lru_cache(maxsize=2)

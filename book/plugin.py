@@ -204,13 +204,15 @@ class ProgramFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         session = self.config.stash[SESSION]
         this = Program(session.root, self.path.resolve())
-        if "cpu" in session.devices:
+        if "cpu" in session.devices and not session.record:
             yield Shown.from_parent(self, name="shown", program=this)
         for device in session.devices:
             if not this.devices:
                 continue  # `shown` says so
-            recording = device == "cuda" and session.record
-            if device not in this.devices and device == "cuda" and not recording:
+            new = session.record and session.config.getoption("--device") == "cuda"
+            if device == "cuda" and device not in this.devices and not new:
+                continue
+            if device == "cuda" and session.record and not runner.gpu_names():
                 continue
             item = Run.from_parent(self, name=device, program=this, device=device)
             item.add_marker("gpu" if device == "cuda" else "cpu")
