@@ -1,0 +1,75 @@
+# Two commands are all that a reader needs: `make serve` and `make test`. `make help` lists the rest.
+#
+# Each command makes its own .venv from the pinned requirements; a second call starts at once.
+# With PYTHON=python3 the commands `test`, `record` and `gpu` use that Python as it is and install nothing.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+WHAT ?=
+ARGS ?=
+ADDRESS ?= 127.0.0.1:8000
+BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' && echo $$p && break; done)
+VENV := .venv
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
+
+ifeq ($(origin PYTHON),command line)
+RUN := $(PYTHON)
+READ :=
+TEST :=
+else
+RUN := $(VENV)/bin/python
+READ := $(VENV)/.read
+TEST := $(VENV)/.test
+endif
+
+# As many workers as cores where pytest-xdist is there; one on a machine that has none.
+WORKERS = $(shell $(RUN) -c 'import importlib.util as u; print("-n auto" if u.find_spec("xdist") else "")')
+
+.PHONY: help serve test record site gpu clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  WHAT=snippets/02_ddp     only these programs or chapters (test, record, gpu)'
+	@echo '  PYTHON=python3           with this Python as it is, installing nothing (test, record, gpu)'
+	@echo '  ARGS="-x --warm"         more options for pytest'
+	@echo '  ADDRESS=127.0.0.1:8001   where serve listens'
+
+serve: $(READ) ## build the book and read it on localhost, reloading as you edit
+	@echo 'The book will be at http://$(ADDRESS)/ (stop with Ctrl-C)'
+	@$(RUN) -m mkdocs serve --dev-addr $(ADDRESS) --open
+
+test: $(TEST) ## run everything that runs
+	@$(RUN) -m pytest $(WORKERS) $(ARGS) $(WHAT)
+
+record: $(TEST) ## run programs one after the other and rewrite the transcripts that no longer hold
+	@$(RUN) -m pytest --record --device cpu $(ARGS) $(or $(WHAT),snippets labs docs)
+
+site: $(READ) ## build the book into site/, strictly
+	@$(RUN) -m mkdocs build --strict --quiet && echo 'The book is in site/index.html'
+
+gpu: $(TEST) ## run everything on this machine's GPUs and record *.cuda.txt
+	@$(RUN) -m pytest --record --device cuda $(ARGS) $(or $(WHAT),snippets labs)
+
+clean: ## remove what these commands made
+	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache
+
+# --- set-up: one .venv, filled in two steps, so that reading does not wait for torch ---
+
+$(VENV)/bin/python:
+	@test -n '$(BASE_PYTHON)' || { echo 'World Size needs Python 3.11, 3.12 or 3.13; none is on the PATH.' >&2; exit 1; }
+	@echo 'Making .venv with $(BASE_PYTHON)'
+	@$(BASE_PYTHON) -m venv $(VENV)
+
+$(VENV)/.read: requirements/read.txt | $(VENV)/bin/python
+	@echo 'Installing what reading needs (once)'
+	@$(VENV)/bin/python -m pip install -r requirements/read.txt
+	@touch $@
+
+$(VENV)/.test: requirements/test.txt requirements/read.txt | $(VENV)/bin/python
+	@echo 'Installing what running needs, torch among it (once; a few minutes on a slow line)'
+	@$(VENV)/bin/python -m pip install -r requirements/test.txt
+	@touch $@ $(VENV)/.read
