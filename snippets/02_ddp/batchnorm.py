@@ -1,0 +1,151 @@
+"""Batch normalization under DDP: per-rank statistics, and a synchronized layer from scratch.
+
+BatchNorm normalizes with the statistics of the rank's own shard, so DDP no longer computes what
+one process computes. Summing three small tensors over the ranks, differentiably, mends it.
+Look also for which rank's running statistics survive.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+CHANNELS, STEPS = 6, 3
+
+
+def setup() -> torch.device:
+    """Start the process group: one accelerator per local rank where possible, else CPU."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 batchnorm.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+class SumOverRanks(torch.autograd.Function):
+    """All-reduce in forward. Every rank's loss depends on the sum, so backward sums as well."""
+
+    @staticmethod
+    def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+
+class SynchronizedBatchNorm(nn.BatchNorm1d):
+    """BatchNorm over every rank's rows. Input and output: [rows of this rank, channels]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(x)
+        # one all-reduce of 2 * channels + 1 numbers; ranks may hold different numbers of rows
+        count = x.new_tensor([x.shape[0]])
+        sums = SumOverRanks.apply(torch.cat([x.sum(0), x.square().sum(0), count]))
+        total, total_square, count = sums.split([x.shape[1], x.shape[1], 1])
+        mean = total / count
+        # E[x²] - E[x]² loses digits where |mean| is far above the deviation; torch's layer
+        # gathers each rank's mean, 1/deviation and count, and merges those
+        variance = total_square / count - mean.square()
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+            self.num_batches_tracked += 1
+        return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+
+
+def make_model(norm: type[nn.Module], device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, CHANNELS), norm(CHANNELS), nn.Linear(CHANNELS, 2))
+    return model.to(device)
+
+
+def train(model: nn.Module, batches: list, rows: int) -> torch.Tensor:
+    """SGD on the mean over `rows` rows of all ranks; return the last output, detached."""
+    n = dist.get_world_size() if isinstance(model, DDP) else 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        output = model(x)
+        # shards may be unequal: a sum over the shard times N / rows, as in mean_of_means.py
+        (F.mse_loss(output, y, reduction="sum") * n / rows).backward()
+        optimizer.step()
+    return output.detach()
+
+
+def main() -> None:
+    device = setup()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    report = print if rank == 0 else lambda *_: None
+    generator = torch.Generator().manual_seed(1)
+    rows = 26  # 13 + 13 on two ranks, 9 + 9 + 8 on three
+    whole = [
+        (
+            torch.randn(rows, 4, generator=generator).to(device) + 1,
+            torch.randn(rows, 2, generator=generator).to(device),
+        )
+        for _ in range(STEPS)
+    ]
+    mine = [(x.tensor_split(n)[rank], y.tensor_split(n)[rank]) for x, y in whole]
+
+    # the truth: one process, the whole batch
+    alone = make_model(nn.BatchNorm1d, device)
+    expected = train(alone, whole, rows).tensor_split(n)[rank]
+    gradients = [parameter.grad for parameter in alone.parameters()]
+    statistics = [alone[1].running_mean, alone[1].running_var]
+
+    plain = DDP(make_model(nn.BatchNorm1d, device))
+    output = train(plain, mine, rows)
+    distance = (output - expected).square().sum()
+    dist.all_reduce(distance)
+    size = expected.square().sum()
+    dist.all_reduce(size)
+    report(f"BatchNorm1d under DDP, {STEPS} steps:")
+    report(f"  output off by {100 * (distance / size).sqrt().item():.0f}% from one process")
+
+    def check(model: DDP) -> None:
+        torch.testing.assert_close(train(model, mine, rows), expected)
+        torch.testing.assert_close([p.grad for p in model.parameters()], gradients)
+        norm = model.module[1]
+        torch.testing.assert_close([norm.running_mean, norm.running_var], statistics)
+        report("  output, gradients and running statistics equal to one process")
+
+    report("synchronized from scratch:")
+    check(DDP(make_model(SynchronizedBatchNorm, device)))
+
+    report("torch.nn.SyncBatchNorm:")
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(make_model(nn.BatchNorm1d, device))
+    try:
+        check(DDP(model))
+    except ValueError as error:  # what it says on a CPU
+        report(f"  ValueError: {error}")
+
+    # Whose running statistics survive? Back to the plain layer after its last step.
+    means = [torch.empty_like(plain.module[1].running_mean) for _ in range(n)]
+    dist.all_gather(means, plain.module[1].running_mean)
+    equal = [torch.equal(mean, means[0]) for mean in means]
+    report(f"BatchNorm1d after the last step: running_mean equal to rank 0's, by rank: {equal}")
+    plain.eval()
+    plain(mine[0][0])  # begins with a broadcast of rank 0's buffers, in eval mode too
+    torch.testing.assert_close(plain.module[1].running_mean, means[0], rtol=0, atol=0)
+    report("after one more forward: every rank has rank 0's, which saw only rank 0's shards")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

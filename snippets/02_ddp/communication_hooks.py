@@ -1,0 +1,173 @@
+"""Communication hooks: what DDP sends per bucket is yours to change.
+
+A hook gets a GradBucket and returns a Future of the averaged gradient. The table counts the
+bytes which each rank hands to all_reduce per step, and what each hook does to the training.
+PowerSGD follows Vogels, Karimireddy and Jaggi (2019): rank r sends r(n + m) numbers for an
+n × m matrix.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
+    PowerSGDState,
+    powerSGD_hook,
+)
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+WIDTH, STEPS = 128, 40
+
+
+def setup() -> torch.device:
+    """Start the process group: one accelerator per local rank where possible, else CPU."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 communication_hooks.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+# annotations may be left out, but DDP refuses a hook which has other ones
+def our_bf16_hook(
+    group: dist.ProcessGroup, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Send the bucket in bfloat16. `group` is the state given to register_comm_hook."""
+    small = bucket.buffer().to(torch.bfloat16)
+    small.div_(dist.get_world_size(group))  # DDP leaves the averaging to the hook
+    future = dist.all_reduce(small, group=group, async_op=True).get_future()
+    # `then` runs when the sum has arrived; backward has gone on meanwhile
+    return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+
+def torchs_bf16_hook(
+    group: dist.ProcessGroup, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """torch's own, under another name: see what DDP says to the name in `main`."""
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
+@contextmanager
+def counted_all_reduce() -> Iterator[list[int]]:
+    """Note the bytes of each tensor given to dist.all_reduce, through which all hooks send."""
+    sent, original = [], dist.all_reduce
+
+    def counting(tensor: torch.Tensor, *args, **kwargs):
+        sent.append(tensor.nbytes)
+        return original(tensor, *args, **kwargs)
+
+    dist.all_reduce = counting
+    try:
+        yield sent
+    finally:
+        dist.all_reduce = original
+
+
+def make_model(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH),
+        nn.Tanh(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Tanh(),
+        nn.Linear(WIDTH, 8),
+    ).to(device)
+
+
+def train(
+    hook: Callable, state: object, device: torch.device
+) -> tuple[int, float, torch.Tensor]:
+    """Train; return the bytes of the last step, the loss over all data, the parameters."""
+    model = DDP(make_model(device))
+    model.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(512, WIDTH, generator=generator).to(device)
+    y = torch.tanh(x @ torch.randn(WIDTH, 8, generator=generator).to(device) / 4)
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with counted_all_reduce() as sent:
+            F.mse_loss(model(x[mine]), y[mine]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        loss = F.mse_loss(model.module(x), y).item()
+        parameters = torch.cat([p.flatten() for p in model.module.parameters()])
+    return sum(sent), loss, parameters
+
+
+def powersgd_bytes(model: nn.Module, rank: int) -> int:
+    """Theory: r(n + m) floats where that is less than half of n × m, else the tensor itself."""
+    total = 0
+    for p in model.parameters():
+        n, m = p.shape[0], p.numel() // p.shape[0]
+        r = min(n, m, rank)
+        total += 4 * (r * (n + m) if 2 * r * (n + m) < n * m else n * m)
+    return total
+
+
+def main() -> None:
+    device = setup()
+    report = print if dist.get_rank() == 0 else lambda *_: None
+    start = torch.cat([p.flatten() for p in make_model(device).parameters()]).detach()
+
+    def power(rank: int) -> PowerSGDState:
+        # the first two steps go uncompressed: DDP rebuilds its buckets in that time
+        return PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+
+    world = dist.group.WORLD
+    hooks = {
+        "fp32": (default_hooks.allreduce_hook, world),
+        "fp16": (default_hooks.fp16_compress_hook, world),
+        "bf16": (torchs_bf16_hook, world),
+        "bf16, ours": (our_bf16_hook, world),
+        "PowerSGD 1": (powerSGD_hook, power(1)),
+        "PowerSGD 4": (powerSGD_hook, power(4)),
+        "PowerSGD 16": (powerSGD_hook, power(16)),
+    }
+    results = {name: train(*hook, device) for name, hook in hooks.items()}
+
+    plain_bytes, _, plain = results["fp32"]
+    report(f"{STEPS} steps   bytes/step  of fp32   loss  parameters differ by")
+    for name, (sent, loss, parameters) in results.items():
+        # as a share of the way which fp32 went from the start
+        far = 100 * ((parameters - plain).norm() / (plain - start).norm()).item()
+        share = sent / plain_bytes
+        report(f"{name:11} {sent:8,}    {share:.3f}  {loss:.4f}  ≈{far:.2g}% of the way")
+        if name.startswith("PowerSGD"):
+            assert sent == powersgd_bytes(make_model(device), int(name.split()[1]))
+    assert torch.equal(results["bf16"][2], results["bf16, ours"][2])
+    report("our bf16 hook = torch's, bit for bit; PowerSGD's bytes = theory")
+
+    # DDP looks at the name of the hook, and wants NCCL or XCCL behind this one
+    try:
+        model = DDP(make_model(device))
+        model.register_comm_hook(world, default_hooks.bf16_compress_hook)
+        report("bf16_compress_hook registered")
+    except TypeError as error:
+        report(f"bf16_compress_hook refused here, by name: TypeError: {error}")
+
+    # range: fp16 ends at 65504 and the hooks cast before they divide by N
+    report("an element of the gradient is 100000 on every rank; the hooks make of it:")
+    for name in ("fp16", "bf16"):
+        model = DDP(nn.Linear(1, 1, bias=False).to(device))
+        model.register_comm_hook(world, hooks[name][0])
+        model(torch.full((1, 1), 1e5, device=device)).sum().backward()
+        report(f"  {name}: {model.module.weight.grad.item():.0f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
