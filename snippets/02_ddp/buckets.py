@@ -1,0 +1,157 @@
+"""Gradients that live in flat buckets: one all-reduce for many parameters, and no copy.
+
+An all-reduce costs α + β·bytes, and α alone for each small bias. Allocate one flat tensor for
+many gradients, let each `parameter.grad` be a view into it, and the gradients are packed as
+soon as autograd has written them. Buckets are filled in the reverse of the order in which the
+parameters are defined, a guess at the order in which backward produces their gradients.
+
+The views survive only if nobody replaces them: zero the buckets, not `.grad = None`, which is
+what `optimizer.zero_grad()` does by default.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide it
+
+
+class Bucket:
+    """A flat tensor which holds the gradients of some parameters as views."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.flat = torch.cat([torch.zeros_like(p).flatten() for p in parameters])
+        self.missing = len(parameters)  # gradients which backward has not yet produced
+        views = self.flat.split([p.numel() for p in parameters])
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.grad = view.view_as(parameter)
+
+
+def fill_buckets(parameters: list[nn.Parameter], capacity: int) -> list[Bucket]:
+    """Cut the parameters, last one first, into buckets of at least `capacity` bytes."""
+    buckets, group = [], []
+    for parameter in reversed(parameters):
+        group.append(parameter)
+        if sum(p.nbytes for p in group) >= capacity:
+            buckets.append(Bucket(group))
+            group = []
+    return [*buckets, Bucket(group)] if group else buckets
+
+
+class BucketedDDP(nn.Module):
+    def __init__(self, module: nn.Module, capacity: int) -> None:
+        super().__init__()
+        self.module = module
+        self.in_flight: list[tuple[Bucket, dist.Work]] = []
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+        self.buckets = fill_buckets(list(module.parameters()), capacity)
+        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.mark_ready)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.module(*inputs)
+
+    def mark_ready(self, parameter: nn.Parameter) -> None:
+        bucket = self.bucket_of[parameter]
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            work = dist.all_reduce(bucket.flat, async_op=True)
+            self.in_flight.append((bucket, work))
+
+    def wait(self) -> None:
+        """Call between `backward` and the optimizer's step."""
+        for bucket, work in self.in_flight:
+            work.wait()
+            bucket.flat /= dist.get_world_size()  # every gradient in it, at once
+            bucket.missing = len(bucket.parameters)
+        self.in_flight.clear()
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+
+
+def average_gradients(module: nn.Module) -> int:
+    """The naive way, for comparison: one all-reduce for each parameter."""
+    for parameter in module.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    return len(list(module.parameters()))
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 buckets.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(rank)
+    layers = [nn.Linear(64, 128), nn.ReLU()]
+    for _ in range(6):
+        layers += [nn.Linear(128, 128), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(128, 8)).to(device)
+    naive = copy.deepcopy(model)
+    ddp = BucketedDDP(model, capacity=128 * 1024)
+    naive.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
+    optimizer_naive = torch.optim.SGD(naive.parameters(), lr=1.0, momentum=0.9)
+
+    if rank == 0:
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        for number, bucket in enumerate(ddp.buckets):
+            inside = ", ".join(names[p] for p in bucket.parameters)
+            print(f"bucket {number}, {bucket.flat.nbytes / 1024:.1f} KiB: {inside}")
+
+    torch.manual_seed(1234)
+    for _ in range(STEPS):
+        inputs = torch.randn(BATCH, 64).to(device)
+        targets = inputs[:, :8].tanh()
+        shard = slice(rank * BATCH // n, (rank + 1) * BATCH // n)
+
+        ddp.zero_grad()
+        nn.functional.mse_loss(ddp(inputs[shard]), targets[shard]).backward()
+        launched = len(ddp.in_flight)
+        ddp.wait()
+        optimizer.step()
+
+        optimizer_naive.zero_grad()
+        nn.functional.mse_loss(naive(inputs[shard]), targets[shard]).backward()
+        launched_naive = average_gradients(naive)
+        optimizer_naive.step()
+
+    for bucket in ddp.buckets:  # still views: the gradients share the bucket's storage
+        storage = bucket.flat.untyped_storage().data_ptr()
+        assert all(p.grad.untyped_storage().data_ptr() == storage for p in bucket.parameters)
+    for ours, truth in zip(ddp.parameters(), naive.parameters(), strict=True):
+        torch.testing.assert_close(ours, truth)
+    if rank == 0:
+        print(f"all-reduces per step: naive {launched_naive}, in buckets {launched}")
+        print(f"world size {n}, parameters after {STEPS} steps: equal to the naive way")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

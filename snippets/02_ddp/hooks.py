@@ -1,0 +1,118 @@
+"""All-reduce each gradient the moment it is ready, while backward still computes the others.
+
+`register_post_accumulate_grad_hook` calls us when autograd has written a parameter's `.grad`.
+The hook starts an asynchronous all-reduce and returns, so communication runs beside the rest
+of backward; the wait stands where the result is needed, before the optimizer's step.
+
+Watch the order in which gradients arrive. It is the reverse of the order in which forward
+*used* the layers. The order in which `__init__` defines them, which `parameters()` follows,
+plays no part: here `head` is defined first and used last.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide it
+
+
+class HookedDDP(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.in_flight: list[tuple[nn.Parameter, dist.Work]] = []
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.launch)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.module(*inputs)
+
+    def launch(self, parameter: nn.Parameter) -> None:
+        # Collectives have no names: the third all-reduce of one rank meets the third of every
+        # other. This is right only because every rank runs the same graph in the same order.
+        work = dist.all_reduce(parameter.grad, async_op=True)
+        self.in_flight.append((parameter, work))
+
+    def wait(self) -> None:
+        """Call between `backward` and the optimizer's step."""
+        for parameter, work in self.in_flight:
+            work.wait()
+            parameter.grad /= dist.get_world_size()
+        self.in_flight.clear()
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(128, 8)
+        self.first = nn.Linear(64, 128)
+        self.second = nn.Linear(128, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x).relu()).relu())
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 hooks.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(rank)
+    model = Network().to(device)
+    ddp = HookedDDP(model)
+    alone = Network().to(device)  # one process with the whole batch
+    alone.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
+    optimizer_alone = torch.optim.SGD(alone.parameters(), lr=1.0, momentum=0.9)
+
+    torch.manual_seed(1234)
+    for step in range(STEPS):
+        inputs = torch.randn(BATCH, 64).to(device)
+        targets = inputs[:, :8].tanh()
+
+        shard = slice(rank * BATCH // n, (rank + 1) * BATCH // n)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(ddp(inputs[shard]), targets[shard]).backward()
+        if step == 0 and rank == 0:
+            names = {parameter: name for name, parameter in model.named_parameters()}
+            print("defined: " + ", ".join(names.values()))
+            print("ready:   " + ", ".join(names[parameter] for parameter, _ in ddp.in_flight))
+            print(f"{len(ddp.in_flight)} all-reduces were launched during backward")
+        ddp.wait()
+        optimizer.step()
+
+        optimizer_alone.zero_grad()
+        nn.functional.mse_loss(alone(inputs), targets).backward()
+        optimizer_alone.step()
+
+    for ours, truth in zip(ddp.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, truth)
+    if rank == 0:
+        print(f"world size {n}, parameters after {STEPS} steps: equal to one process")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

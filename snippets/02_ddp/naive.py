@@ -1,0 +1,99 @@
+"""DistributedDataParallel in ten lines: broadcast once, all-reduce every gradient, divide.
+
+Every rank holds the whole model and a shard of the batch. If all ranks start from the same
+parameters and apply the same averaged gradient, they stay the same for ever, and the same as
+one process that sees the whole batch. The program trains both and compares.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide it
+
+
+class NaiveDDP(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        for tensor in module.state_dict().values():  # parameters and buffers
+            dist.broadcast(tensor, src=0)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.module(*inputs)
+
+    def average_gradients(self) -> None:
+        """Call between `backward` and the optimizer's step."""
+        for parameter in self.module.parameters():
+            dist.all_reduce(parameter.grad)  # the sum over ranks, in place
+            parameter.grad /= dist.get_world_size()
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 naive.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(rank)  # on purpose: every rank starts from different weights
+    model = nn.Sequential(
+        nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 8)
+    ).to(device)
+    ddp = NaiveDDP(model)
+    alone = copy.deepcopy(model)  # one process with the whole batch
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
+    optimizer_alone = torch.optim.SGD(alone.parameters(), lr=1.0, momentum=0.9)
+
+    torch.manual_seed(1234)  # the same data on every rank
+    for step in range(STEPS):
+        inputs = torch.randn(BATCH, 64).to(device)
+        targets = inputs[:, :8].tanh()
+
+        shard = slice(rank * BATCH // n, (rank + 1) * BATCH // n)
+        loss = nn.functional.mse_loss(ddp(inputs[shard]), targets[shard])
+        optimizer.zero_grad()
+        loss.backward()
+        ddp.average_gradients()
+        optimizer.step()
+
+        loss_alone = nn.functional.mse_loss(alone(inputs), targets)
+        optimizer_alone.zero_grad()
+        loss_alone.backward()
+        optimizer_alone.step()
+
+        mean_loss = loss.detach() / n
+        dist.all_reduce(mean_loss)  # for the report only
+        if rank == 0:
+            print(f"step {step}: loss {mean_loss.item():.4f}, alone {loss_alone.item():.4f}")
+
+    for ours, truth in zip(ddp.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, truth)
+    if rank == 0:
+        count = len(list(ddp.parameters()))
+        print(f"{count} all-reduces per step, one for each parameter tensor")
+        print(f"world size {n}, parameters after {STEPS} steps: equal to one process")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
