@@ -1,0 +1,33 @@
+"""MkDocs hooks which mend the few places where the theme's HTML is not valid or accessible."""
+
+import re
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.pages import Page
+
+MENDS = [
+    # an empty number where the theme means "none"
+    (r' tabindex=""', ""),
+    # a check box has nothing to complete
+    (r'(<input [^>]*type="checkbox"[^>]*) autocomplete="off"', r"\1"),
+    # a dialog needs a name
+    (r'role="dialog">', 'role="dialog" aria-label="Search">'),
+    # a list of links is not what is expanded
+    (r'(<nav class="md-nav"[^>]*) aria-expanded="\w+"', r"\1"),
+    # HTML defines no such relation
+    (r' rel="edit"', ""),
+]
+
+
+def mend(output: str) -> str:
+    for wrong, right in MENDS:
+        output = re.sub(wrong, right, output)
+    return output
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    return mend(output)
+
+
+def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
+    return mend(output) if template_name.endswith(".html") else output
