@@ -256,7 +256,6 @@ def run(command: str, folder: Path, *, limit: float, device: str = "cpu", warm=N
     env = environment(folder, device) | {TAG: tag}
     with tempfile.TemporaryDirectory(prefix="ws-out-") as outputs:
         out, err = Path(outputs, "stdout"), Path(outputs, "stderr")
-        start = time.monotonic()
         root, poll = None, None
         if warm is not None and warm.takes(command):
             root, poll = warm.start(command, folder, env, out, err)
@@ -273,6 +272,7 @@ def run(command: str, folder: Path, *, limit: float, device: str = "cpu", warm=N
                 )
             root, poll = process.pid, process.poll
         timed_out, stacks = False, []
+        start = time.monotonic()
         try:
             pause = 0.005
             while (status := poll()) is None:
@@ -308,7 +308,7 @@ def _leftovers(root: int, tag: str) -> list[str]:
     deadline = time.monotonic() + GRACE
     while members := _members(root, tag):
         if time.monotonic() > deadline:
-            return [f"{p.command[:120]} (process {p.pid})" for p in members]
+            return [f"{p.command[:200]} (process {p.pid})" for p in members]
         time.sleep(0.02)
     return []
 
@@ -362,7 +362,7 @@ def explain(result: Result, renamed: dict[str, str] | None = None) -> str:
             parts.append("its last lines:\n" + "\n".join(f"  {line}" for line in said[-12:]))
         else:
             parts.append("it said nothing")
-    text = "\n".join(parts)
+    text = re.sub(r'File "[^"]*/site-packages/', 'File "', "\n".join(parts))
     for seen, real in (renamed or {}).items():
         text = text.replace(seen, real)
     return text

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 
 RELATIVE_TOLERANCE = 1e-3
 
-_NUMBER = r"[-+]?\d[\d,_]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_WHOLE = r"\d+(?:[,_]\d{3})*"
+_NUMBER = rf"[-+]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _MEASURED = re.compile(rf"≈ *(?:{_NUMBER}|[-+]?(?:nan|inf)\b)")
 _DECIMAL = re.compile(
-    r"(?<![\w.])[-+]?(?:\d[\d,]*\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.]*\.\d)"
+    rf"(?<![\w.])[-+]?(?:{_WHOLE}\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.]*\.\d)"
 )
 _STATUS = re.compile(r"^\[exit status (\d+)\]$")
 _PROVENANCE = re.compile(
@@ -170,7 +171,9 @@ def same_line(expected: str, actual: str) -> bool:
     )
     return all(
         math.isclose(
-            float(a.replace(",", "")), float(b.replace(",", "")), rel_tol=RELATIVE_TOLERANCE
+            float(a.replace(",", "").replace("_", "")),
+            float(b.replace(",", "").replace("_", "")),
+            rel_tol=RELATIVE_TOLERANCE,
         )
         for a, b in pairs
     )

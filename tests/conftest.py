@@ -1,0 +1,144 @@
+"""What the tests share: small books of their own, run by pytest in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDED = (
+    "# recorded 2026-01-01 on 2 CPU cores (test), torch 2.13.0, Python 3.11.7, in 1.0 s\n"
+)
+
+
+@dataclass
+class Report:
+    """What a run of pytest on a small book said."""
+
+    status: int
+    text: str
+    outcomes: dict[str, str] = field(default_factory=dict)  # test name: passed, failed, skipped
+    messages: dict[str, str] = field(default_factory=dict)  # test name: why
+
+
+class Book:
+    """A book in a folder of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.write(
+            "pyproject.toml",
+            "[tool.pytest.ini_options]\naddopts = ['-p', 'book.plugin', '-p', 'no:codeblocks', '-p', 'no:cacheprovider']\n",
+        )
+        for folder in ("docs", "snippets", "labs"):
+            (root / folder).mkdir(exist_ok=True)
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file of the book."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text).lstrip("\n"), "utf-8")
+        return path
+
+    def read(self, name: str) -> str:
+        return (self.root / name).read_text("utf-8")
+
+    def program(
+        self, name: str, code: str, transcript: str | None, *, embed: bool = True
+    ) -> str:
+        """Write a program, its transcript and a page that embeds both; return its path."""
+        path = f"snippets/t/{name}.py"
+        self.write(path, code)
+        if transcript is not None:
+            self.write(
+                f"snippets/t/{name}.cpu.txt",
+                RECORDED + textwrap.dedent(transcript).lstrip("\n"),
+            )
+        if embed:
+            self.write(
+                f"docs/{name}.md",
+                f'# {name}\n\n```python\n--8<-- "{path}"\n```\n\n'
+                f'```console\n--8<-- "snippets/t/{name}.cpu.txt"\n```\n',
+            )
+        return path
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        """Start pytest on the book."""
+        env = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in {"CI"} and not key.startswith("PYTEST_")
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "pytest", "--color=no", *arguments],
+            cwd=self.root,
+            env=env | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def pytest(self, *arguments: str, timeout: float = 150) -> Report:
+        """Run pytest on the book and read what came of it."""
+        results = self.root / f".results-{os.getpid()}.xml"
+        process = self.start(f"--junitxml={results}", *arguments)
+        try:
+            text, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            raise
+        report = Report(process.returncode, text)
+        if results.exists():
+            for case in ElementTree.parse(results).iter("testcase"):
+                # pytest writes the file as a class name: docs/02_ddp.md becomes docs.02_ddp.md
+                name = (
+                    f"{case.get('classname')}::{case.get('name')}"
+                    if case.get("classname")
+                    else case.get("name")
+                )
+                kinds = [
+                    child for child in case if child.tag in {"failure", "error", "skipped"}
+                ]
+                report.outcomes[name] = (
+                    {"failure": "failed", "error": "error", "skipped": "skipped"}[kinds[0].tag]
+                    if kinds
+                    else "passed"
+                )
+                report.messages[name] = "\n".join(kind.text or "" for kind in kinds)
+            results.unlink()
+        return report
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Book:
+    """An empty book."""
+    return Book(tmp_path)
+
+
+def marked_processes(mark: str) -> list[str]:
+    """The command lines of live processes that carry ``mark``."""
+    found = []
+    for entry in Path("/proc").iterdir() if Path("/proc").exists() else ():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                    continue
+                command = (
+                    (entry / "cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
+            except OSError:
+                continue
+            if mark in command:
+                found.append(command)
+    return found

@@ -1,0 +1,678 @@
+"""The engine, fed with broken books: each gives one clear message with file and line."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from conftest import RECORDED, Book, Report, marked_processes
+
+INPUTS = ["book", "tests/conftest.py"]
+
+DISTRIBUTED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+"""
+
+# --- a book in which much is broken, run once -------------------------------------------------
+
+
+def named(report: Report, test: str) -> list[str]:
+    """The full names of a test; a results file leaves the `.py` of a module out."""
+    short = test.replace(".py::", "::")
+    return [name for name in report.outcomes if name.endswith((f".{short}", f"::{short}"))]
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory) -> Report:
+    """Every program and page below, run by one pytest on two workers."""
+    book = Book(tmp_path_factory.mktemp("broken"))
+    book.program(
+        "crash",
+        DISTRIBUTED
+        + """
+if rank == 1:
+    raise ValueError("rank one is unwell")
+dist.barrier()
+""",
+        "$ torchrun --nproc-per-node=4 crash.py\n",
+    )
+    book.program(
+        "killed",
+        DISTRIBUTED
+        + """
+import os, signal
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+""",
+        "$ torchrun --nproc-per-node=2 killed.py\n",
+    )
+    book.program(
+        "silent", 'print("4 wrong")\nraise SystemExit(0)\n', "$ python silent.py\n4 right\n"
+    )
+    book.program(
+        "drift",
+        'print("loss 0.5021, after 7 steps, ≈3.1 ms")\nprint("≈5 s")\nprint("8 ranks")\n',
+        "$ python drift.py\nloss 0.5000, after 7 steps, ≈9.9 ms\n≈5 ms\n9 ranks\n",
+    )
+    book.program(
+        "close",
+        'print("loss 0.50001,   ≈3.1 ms and ≈1.2e-07, 1,024 ranks")\n',
+        "$ python close.py\nloss 0.50002, ≈12.25 ms and ≈3, 1,024 ranks\n",
+    )
+    book.program(
+        "orphan",
+        """
+        import subprocess, sys
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+        child = subprocess.Popen([sys.executable, "-c", code, "orphan-mark-7041"], stdout=subprocess.PIPE, start_new_session=True)
+        child.stdout.readline()
+        """,
+        "$ python orphan.py\n",
+    )
+    book.program(
+        "größe", 'print("Ψ = 2·10⁹ · 日本語")\n', "$ python größe.py\nΨ = 2·10⁹ · 日本語\n"
+    )
+    book.program("status", "raise SystemExit(3)\n", "$ python status.py\n[exit status 3]\n")
+    book.program(
+        "wrong_status", "raise SystemExit(4)\n", "$ python wrong_status.py\n[exit status 3]\n"
+    )
+    book.program("unwritten", "print(1)\n", None, embed=False)
+    book.program("unshown", "print(1)\n", "$ python unshown.py\n1\n", embed=False)
+    book.program("leak", "import os\nprint(os.getcwd())\n", "$ python leak.py\nx\n")
+    book.program("flood", "for i in range(300000): print('x' * 60)\n", "$ python flood.py\nx\n")
+    book.program("muddle", "print(1)\n", "1\n$ python muddle.py\n")
+    book.program("dollar", "print('$ ls')\n", "$ python dollar.py\nls\n")
+    book.program(
+        "alone",
+        "import os\nprint(sorted(os.listdir()), [k for k in os.environ if k.startswith('PYTEST')])\n",
+        "$ python alone.py\n['alone.py'] []\n",
+    )
+    book.program(
+        "steps",
+        "import pathlib, sys\np = pathlib.Path('kept')\nprint(p.exists())\np.touch()\n",
+        "$ python steps.py\nFalse\n$ python steps.py \\\n    --again\nTrue\n$ python steps.py 2>&1 | wc -l\n1\n",
+    )
+    book.write("snippets/t/gone.cpu.txt", RECORDED + "$ python gone.py\n")
+    book.write("snippets/t/never.py", "print(1)\n")
+    book.write("snippets/t/never.cpu.txt", "$ python never.py\n1\n")
+    book.write(
+        "docs/never.md",
+        '```python\n--8<-- "snippets/t/never.py"\n```\n```console\n--8<-- "snippets/t/never.cpu.txt"\n```\n',
+    )
+    book.write(
+        "snippets/t/figure.py",
+        'open("figure.svg", "w").write("""<svg xmlns=\'http://www.w3.org/2000/svg\'><text>time (s)</text><text>3.1</text></svg>""")\n',
+    )
+    book.write("snippets/t/figure.cpu.txt", RECORDED + "$ python figure.py\n")
+    book.write(
+        "snippets/t/figure.svg",
+        "<svg xmlns='http://www.w3.org/2000/svg'><text>time (ms)</text><text>4</text></svg>\n",
+    )
+    book.write("snippets/t/needs_gpu.py", "import sys\nprint('hm')\n")
+    book.write("snippets/t/needs_gpu.cuda.txt", RECORDED + "$ python needs_gpu.py\n")
+    book.write(
+        "snippets/t/says_gpu.py", "import sys\nsys.exit('says_gpu.py needs a CUDA GPU')\n"
+    )
+    book.write("snippets/t/says_gpu.cuda.txt", RECORDED + "$ python says_gpu.py\n")
+
+    book.write(
+        "docs/missing_section.md",
+        '# M\n\ntext\n\n```python\n--8<-- "snippets/t/close.py:nowhere"\n```\n',
+    )
+    book.write("docs/missing_file.md", '# M\n\n```python\n--8<-- "snippets/t/nofile.py"\n```\n')
+    book.write("docs/unhandled.md", "# U\n\n```brainfuck\n+++\n```\n\n```\nplain\n```\n")
+    book.write("docs/unclosed.md", "# U\n\n```python\nprint(1)\n")
+    book.write("docs/tilde.md", "# T\n\n~~~python\nprint(1)\n~~~\n")
+    book.write("docs/quote.md", "# T\n\n> ```python\n> 1/0\n> ```\n")
+    book.write("docs/mark.md", "# T\n\n<!--pytest.mark.skip-->\n```python\n1/0\n```\n")
+    book.write("docs/bare.md", '# T\n\n--8<-- "snippets/t/close.py"\n')
+    book.write(
+        "docs/nested.md",
+        """
+        # N
+
+        - a list
+
+            ```python title="a.py" hl_lines="2"
+            x = 1
+            assert x == 2, "in the list"
+            ```
+
+        === "A tab"
+
+            ```python
+            assert False, "in the tab"
+            ```
+
+        !!! note
+
+            ```python
+            if True:
+                assert False, "in the admonition"
+            ```
+        """,
+    )
+    book.write(
+        "docs/state.md",
+        """
+        # S
+
+        ```python
+        shared = 3
+        ```
+
+        <!--pytest-codeblocks:cont-->
+
+        ```python
+        assert shared == 3
+        undefined
+        ```
+
+        ```python
+        shared
+        ```
+
+        ```python
+        print(6 * 7)
+        ```
+
+        <!--pytest-codeblocks:expected-output-->
+
+        ```text
+        43
+        ```
+        """,
+    )
+    book.write(
+        "docs/data.md",
+        """
+        # D
+
+        ```yaml
+        a: 1
+        b: [
+        ```
+
+        ```json
+        {"a": 1,
+         "b": }
+        ```
+
+        ```toml
+        a = 1
+        b = =
+        ```
+
+        ```json title="ds_config.json"
+        {"train_batch_size": 8, "zero_optimisation": {"stage": 2}}
+        ```
+
+        ```yaml title=".github/workflows/x.yml"
+        on: push
+        ```
+        """,
+    )
+    book.write(
+        "docs/compiled.md",
+        """
+        # C
+
+        ```cpp
+        int main() {
+            return undefined_name;
+        }
+        ```
+
+        ```cuda
+        __global__ void k(float* x) {
+            x[0] = undefined_name;
+        }
+        ```
+        """,
+    )
+    book.write(
+        "docs/shells.md",
+        """
+        # S
+
+        ```bash
+        echo one
+        false
+        ```
+
+        ```console
+        $ echo $((6 * 7))
+        42
+        $ echo two
+        three
+        ```
+
+        ```bash skip="it needs two machines"
+        ssh elsewhere true
+        ```
+
+        ```bash skip="it needs two machines"
+        if then
+        ```
+
+        ```bash skip=""
+        true
+        ```
+        """,
+    )
+    book.write(
+        "docs/quotes.md",
+        "# Q\n\n```text\n4 right\n```\n\n```text\nnobody printed this\n```\n",
+    )
+    return book.pytest("--device", "auto", "-n", "2", "--time-limit", "60", timeout=300)
+
+
+once = pytest.mark.xdist_group("broken")  # on one worker, so that the book is run once
+
+
+@once
+@pytest.mark.parametrize(
+    ("test", "wanted"),
+    {
+        "crash.py::cpu": [
+            "snippets/t/crash.py:7",
+            "crash.cpu.txt:2: `torchrun --nproc-per-node=4 crash.py`",
+            "rank 1 left with status 1",
+            "ValueError: rank one is unwell",
+        ],
+        "killed.py::cpu": [
+            "snippets/t/killed.py:",
+            "killed.cpu.txt:2",
+            "rank 1 was killed by SIGKILL",
+        ],
+        "silent.py::cpu": [
+            "snippets/t/silent.cpu.txt:2: `python silent.py` printed something else",
+            "- 4 right",
+            "+ 4 wrong",
+            "make record WHAT=snippets/t/silent.py",
+        ],
+        "drift.py::cpu": [
+            "drift.cpu.txt:2",
+            "- loss 0.5000",
+            "+ loss 0.5021",
+            "- ≈5 ms",
+            "+ ≈5 s",
+            "- 9 ranks",
+            "+ 8 ranks",
+        ],
+        "orphan.py::cpu": [
+            "snippets/t/orphan.py:1",
+            "orphan.cpu.txt:2",
+            "left processes running",
+            "orphan-mark-7041",
+        ],
+        "wrong_status.py::cpu": [
+            "snippets/t/wrong_status.py",
+            "left with status 4, not status 3",
+        ],
+        "unwritten.py::shown": ["snippets/t/unwritten.py:1: it has no transcript"],
+        "unshown.py::shown": ["snippets/t/unshown.py:1: no page of docs/ embeds it"],
+        "never.py::shown": ["snippets/t/never.cpu.txt:1: it was never recorded"],
+        "leak.py::cpu": ["snippets/t/leak.py:1", "the folder it ran in"],
+        "flood.py::cpu": ["flood.cpu.txt:2", "lines more"],
+        "muddle.py::cpu": ["snippets/t/muddle.cpu.txt:2: output before the first"],
+        "dollar.py::cpu": ["snippets/t/dollar.py:1", "would read as a transcript's own line"],
+        "gone.cpu.txt::stray": ["snippets/t/gone.cpu.txt:1: there is no program of this name"],
+        "figure.py::cpu": ["snippets/t/figure.svg", "-time (ms)", "+time (s)"],
+        "needs_gpu.py::cpu": ["snippets/t/needs_gpu.py:1", "one sentence"],
+        "missing_section.md": [
+            "docs/missing_section.md:6",
+            "no section, function or class 'nowhere'",
+        ],
+        "missing_file.md": ["docs/missing_file.md:4", "no file snippets/t/nofile.py"],
+        "unhandled.md:3": ["docs/unhandled.md:3: nothing handles the language 'brainfuck'"],
+        "unhandled.md:7": ["docs/unhandled.md:7: a fence without a language"],
+        "unclosed.md": ["docs/unclosed.md:3"],
+        "tilde.md": ["docs/tilde.md:3: nothing would run this block"],
+        "quote.md": ["docs/quote.md:3: nothing would run this block"],
+        "mark.md": ["docs/mark.md:3: skip a block by a reason"],
+        "bare.md": ["docs/bare.md:3: an embed stands inside a fence"],
+        "nested.md:5": ["docs/nested.md:7:", "in the list"],
+        "nested.md:12": ["docs/nested.md:13:", "in the tab"],
+        "nested.md:18": ["docs/nested.md:20:", "in the admonition"],
+        "state.md:3": ["docs/state.md:11:", "undefined"],
+        "state.md:14": ["docs/state.md:15:", "shared"],
+        "state.md:18": ["docs/state.md:24", "line 18", "- 43", "+ 42"],
+        "data.md:3": ["docs/data.md:6: not a valid YAML"],
+        "data.md:8": ["docs/data.md:10: not a valid JSON"],
+        "data.md:13": ["docs/data.md:15: not a valid TOML"],
+        "data.md:18": ["docs/data.md:18: not a valid DeepSpeed config", "zero_optimisation"],
+        "data.md:22": ["docs/data.md:22: not a valid workflow: it has no jobs"],
+        "compiled.md:3": ["docs/compiled.md:5: it does not compile", "undefined_name"],
+        "compiled.md:9": ["docs/compiled.md:11: it does not compile", "undefined_name"],
+        "shells.md:3": ["docs/shells.md:3: bash block failed"],
+        "shells.md:8": [
+            "docs/shells.md:11: `echo two` printed something else",
+            "- three",
+            "+ two",
+        ],
+        "shells.md:19": ["docs/shells.md:19: this is not a shell script"],
+        "shells.md:23": ["docs/shells.md:23: a skipped block must say why"],
+        "quotes.md:7": ["docs/quotes.md:8: no program printed this line"],
+    }.items(),
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_broken(broken: Report, test: str, wanted: list[str]) -> None:
+    """Each defect fails its own test with a message that says what to mend, and where."""
+    names = named(broken, test)
+    assert names, f"{test} is none of {sorted(broken.outcomes)}"
+    if "compile" in test and broken.outcomes[names[0]] == "skipped":
+        pytest.skip(broken.messages[names[0]].split("\n")[0])
+    assert broken.outcomes[names[0]] in {"failed", "error"}
+    for words in wanted:
+        assert words in broken.messages[names[0]], broken.messages[names[0]]
+    assert len(broken.messages[names[0]].splitlines()) < 70, "a message is short"
+
+
+@once
+def test_what_is_right_passes_beside_it(broken: Report) -> None:
+    for test in (
+        "close.py::cpu",
+        "größe.py::cpu",
+        "status.py::cpu",
+        "alone.py::cpu",
+        "steps.py::cpu",
+        "says_gpu.py::cpu",
+        "quotes.md:3",
+    ):
+        names = named(broken, test)
+        assert [broken.outcomes[name] for name in names] == ["passed"], (
+            test,
+            broken.messages.get(names[0] if names else ""),
+        )
+
+
+@once
+def test_a_skipped_block_is_reported_with_its_reason(broken: Report) -> None:
+    names = named(broken, "shells.md:15")
+    assert broken.outcomes[names[0]] == "skipped"
+    assert "it needs two machines" in broken.messages[names[0]]
+
+
+@once
+def test_no_process_is_left(broken: Report) -> None:
+    assert marked_processes("orphan-mark-7041") == []
+
+
+# --- one at a time ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["plain", "warm"])
+def test_a_hang_is_killed_and_every_rank_shows_its_stack(book: Book, mode: str) -> None:
+    book.program(
+        "hang",
+        DISTRIBUTED
+        + """
+import time
+
+def wait_for_ever():
+    time.sleep(600)
+
+if rank == 2:
+    wait_for_ever()
+dist.barrier()
+""",
+        "$ torchrun --nproc-per-node=3 hang.py hang-mark-5520\n",
+    )
+    start = time.monotonic()
+    limit = "25" if mode == "plain" else "12"  # enough for a loaded machine to get there
+    report = book.pytest(
+        "snippets/t/hang.py",
+        "-k",
+        "cpu",
+        "--time-limit",
+        limit,
+        *(["--warm"] if mode == "warm" else []),
+    )
+    message = report.messages["snippets.t.hang::cpu"]
+    assert f"still running after {limit} s" in message
+    assert message.count("was here (innermost call first)") == 3, message
+    assert re.search(r'hang\.py", line 8 in wait_for_ever', message)
+    assert len(re.findall(r"line 12 in <module>", message)) == 2, message
+    assert "snippets/t/hang.py:" in message
+    assert time.monotonic() - start < 90
+    assert marked_processes("hang-mark-5520") == []
+
+
+def test_an_interrupted_session_leaves_nothing(book: Book) -> None:
+    book.program("slow", "import time\ntime.sleep(600)\n", "$ python slow.py slow-mark-8813\n")
+    process = book.start("snippets/t/slow.py")
+    deadline = time.monotonic() + 30
+    while not marked_processes("slow-mark-8813") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert marked_processes("slow-mark-8813") == []
+
+
+def test_a_port_in_use_is_no_matter_unless_a_command_asks_for_it(book: Book) -> None:
+    with socket.socket() as taken, socket.socket() as usual:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        usual.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:  # torchrun's documented default port
+            usual.bind(("127.0.0.1", 29500))
+            usual.listen()
+        except OSError:
+            pass  # somebody else has it: as good
+        code = DISTRIBUTED + "dist.barrier()\nprint(rank) if rank == 0 else None\n"
+        book.program("free", code, "$ torchrun --nproc-per-node=2 free.py\n0\n")
+        port = taken.getsockname()[1]
+        book.program(
+            "fixed",
+            code,
+            f"$ torchrun --master-addr=127.0.0.1 --master-port={port} --nproc-per-node=2 fixed.py\n0\n",
+        )
+        report = book.pytest("snippets", "-k", "cpu", "--time-limit", "60")
+    assert report.outcomes["snippets.t.free::cpu"] == "passed", report.text
+    assert "EADDRINUSE" in report.messages["snippets.t.fixed::cpu"]
+    assert str(port) in report.messages["snippets.t.fixed::cpu"]
+
+
+def test_two_runs_at_once(book: Book) -> None:
+    code = DISTRIBUTED + "dist.barrier()\nprint(rank) if rank == 0 else None\n"
+    for name in ("one", "two"):
+        book.program(name, code, f"$ torchrun --nproc-per-node=2 {name}.py\n0\n")
+    runs = [book.start("snippets"), book.start("snippets")]
+    texts = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], texts
+    report = book.pytest("snippets")
+    assert "0 ran, 2 unchanged" in report.text, report.text
+
+
+def test_what_passed_is_not_repeated_until_it_changes(book: Book) -> None:
+    book.program("once", "print(1)\n", "$ python once.py\n1\n")
+    assert "1 ran, 0 unchanged" in book.pytest("snippets").text
+    assert "0 ran, 1 unchanged" in book.pytest("snippets").text
+    assert "1 ran, 0 unchanged" in book.pytest("snippets", "--all").text
+    book.write("snippets/t/once.py", "print(1)  # edited\n")
+    assert "1 ran, 0 unchanged" in book.pytest("snippets").text
+    book.write("snippets/t/once.py", "print(2)\n")
+    assert book.pytest("snippets").status == 1
+    assert book.pytest("snippets").status == 1, "a failure is repeated"
+
+
+def test_record_writes_what_changed_and_keeps_the_rest(book: Book) -> None:
+    book.program("same", "print('≈1.5 s')\n", "$ python same.py\n≈2.5 s\n")
+    book.program("other", "print('new')\n", "$ python other.py\nold\n")
+    book.program("fails", "print('new')\nraise SystemExit(1)\n", "$ python fails.py\nold\n")
+    before = book.read("snippets/t/same.cpu.txt"), book.read("snippets/t/fails.cpu.txt")
+    report = book.pytest("--record", "snippets")
+    assert (
+        book.read("snippets/t/same.cpu.txt"),
+        book.read("snippets/t/fails.cpu.txt"),
+    ) == before
+    assert report.messages["snippets.t.fails::cpu"]
+    head, *rest = book.read("snippets/t/other.cpu.txt").splitlines()
+    assert re.fullmatch(
+        r"# recorded \d{4}-\d\d-\d\d on \d+ CPU cores \(.+\), torch \S+, Python 3\.\S+, in [\d.]+ s",
+        head,
+    )
+    assert rest == ["$ python other.py", "new"]
+    assert "recorded snippets/t/other.py::cpu" in report.text
+    assert book.pytest("snippets/t/other.py").status == 0
+
+
+def test_record_writes_the_output_under_a_block(book: Book) -> None:
+    page = """
+        # R
+
+        - in a list
+
+            ```python
+            print("one")
+            print("two")
+            ```
+
+            <!--pytest-codeblocks:expected-output-->
+
+            ```text
+            three
+            ```
+        """
+    book.write("docs/r.md", page)
+    assert book.pytest("docs").status == 1
+    book.pytest("--record", "docs")
+    assert "    ```text\n    one\n    two\n    ```" in book.read("docs/r.md")
+    assert book.pytest("docs").status == 0
+
+
+def test_a_figure_is_recorded_with_its_transcript(book: Book) -> None:
+    book.program(
+        "draws",
+        "open('draws.svg', 'w').write('<svg xmlns=\"http://www.w3.org/2000/svg\"><text>ranks</text></svg>')\n",
+        "$ python draws.py\n",
+    )
+    with (book.root / "docs/draws.md").open("a") as page:
+        page.write("\n![ranks](../snippets/t/draws.svg)\n")
+    assert "not in the book yet" in book.pytest("snippets").messages["snippets.t.draws::cpu"]
+    book.pytest("--record", "snippets")
+    assert "ranks" in book.read("snippets/t/draws.svg")
+    assert book.pytest("snippets").status == 0
+    book.write(
+        "snippets/t/draws.py",
+        "open('draws.svg', 'w').write('<svg xmlns=\"http://www.w3.org/2000/svg\"><image href=\"https://a.example/x.png\"/><text>ranks</text></svg>')\n",
+    )
+    assert (
+        "refers to https://a.example/x.png"
+        in book.pytest("snippets").messages["snippets.t.draws::cpu"]
+    )
+
+
+def test_warm_gives_the_same_transcripts(book: Book) -> None:
+    """Both modes are held to the same transcript, arguments, status and environment included."""
+    code = (
+        DISTRIBUTED
+        + """
+import os, sys
+value = torch.tensor([rank + 1.0])
+dist.all_reduce(value)
+if rank == 0:
+    print(value.item(), sys.argv, torch.get_num_threads(), __name__, os.path.basename(__file__))
+    print(sorted(os.listdir()), dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"])
+dist.destroy_process_group()
+"""
+    )
+    book.program(
+        "ranks",
+        code,
+        "$ torchrun --nproc-per-node=3 ranks.py --flag=1\n6.0 ['ranks.py', '--flag=1'] 1 __main__ ranks.py\n['ranks.py'] 3 3\n",
+    )
+    book.program(
+        "single",
+        "import sys, torch\nprint(sys.argv, torch.ones(3).sum())\nsys.exit(2)\n",
+        "$ python single.py a\n['single.py', 'a'] tensor(3.)\n[exit status 2]\n",
+    )
+    plain = book.pytest("snippets", "-k", "cpu", "--all")
+    warm = book.pytest("snippets", "-k", "cpu", "--all", "--warm")
+    assert plain.status == 0, plain.text
+    assert warm.status == 0, warm.text
+    seconds = [float(re.search(r"([\d.]+) s in commands", r.text)[1]) for r in (plain, warm)]
+    assert seconds[1] < seconds[0], seconds
+
+
+def test_options_do_what_one_expects(book: Book) -> None:
+    for name in ("a", "b", "c"):
+        book.program(name, "raise SystemExit(1)\n", f"$ python {name}.py\n")
+    report = book.pytest("snippets/t/a.py", "-k", "cpu")
+    assert list(report.outcomes) == ["snippets.t.a::cpu"]
+    report = book.pytest("-x", "snippets", "-k", "cpu")
+    assert list(report.outcomes.values()) == ["failed"]
+    report = book.pytest("docs/b.md")
+    assert set(report.outcomes) == {"docs.b.md::b.md:3", "docs.b.md::b.md:7"}
+    assert report.status == 0
+    report = book.pytest("-m", "gpu", "snippets")
+    assert "deselected" in report.text
+
+
+def test_a_page_shows_why_a_block_is_not_run_and_where_an_output_is_from(book: Book) -> None:
+    from book.markdown import render
+
+    book.program("p", "def f():\n    return 1\n\n\nprint(f())\n", "$ python p.py\n1\n")
+    page = (
+        book.read("docs/p.md").replace("t/p.py", "t/p.py:f")
+        + '\n```bash skip="no cluster"\nsrun x\n```\n'
+    )
+    text = "\n".join(render(page.split("\n"), book.root))
+    assert "[snippets/t/p.py](/programs/t/p.md){ .program-path }" in text
+    assert "def f():\n    return 1\n```" in text
+    assert (
+        "Recorded 2026-01-01 on 2 CPU cores (test), torch 2.13.0, Python 3.11.7; 1.0 s" in text
+    )
+    assert "```bash\nsrun x\n```\n\nNot run here: no cluster\n{ .not-run }" in text
+    assert "# recorded" not in text
+
+
+def test_a_program_that_needs_more_gpus_is_skipped_with_the_reason(book: Book) -> None:
+    from book.program import gpus_needed
+    from book.transcript import Transcript
+
+    assert gpus_needed(Transcript.parse("$ torchrun --nproc-per-node=4 x.py\n")) == 4
+    book.write("snippets/t/g.py", "print(1)\n")
+    book.write("snippets/t/g.cuda.txt", RECORDED + "$ torchrun --nproc-per-node=64 g.py\n1\n")
+    report = book.pytest("--device", "cuda", "snippets")
+    assert list(report.outcomes.values()) == ["skipped"]
+    assert re.search(r"no GPU|needs 64 GPUs", next(iter(report.messages.values())))
+
+
+def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
+    """On a GPU machine there may be torch, pytest and pytest-codeblocks, and nothing else."""
+    import ast
+
+    allowed = {"book", "pytest", "torch", "__future__"}
+    engine = Path(__file__).resolve().parent.parent / "book"
+    import sys
+
+    for name in (
+        "transcript",
+        "embeds",
+        "runner",
+        "warm",
+        "program",
+        "fences",
+        "passed",
+        "plugin",
+    ):
+        for node in ast.parse((engine / f"{name}.py").read_text()).body:
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            for module in names:
+                top = module.split(".")[0]
+                assert top in allowed or top in sys.stdlib_module_names, (name, module)
