@@ -59,6 +59,8 @@ if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start me with: torchrun --nproc-per-node=2 {Path(__file__).name}")
     if 24 % int(os.environ["WORLD_SIZE"]):
+        if os.environ["RANK"] != "0":
+            time.sleep(2)  # one rank says it; torchrun then ends the others
         sys.exit("96 samples need 1, 2, 3, 4, 6 or 8 ranks to make 4 equal micro-batches each")
     sys.excepthook = stop_kindly
 
@@ -675,12 +677,14 @@ if __name__ == "__main__":
 # | `device_ids=[i]` | the one GPU of this rank; `None` on the CPU |
 # | `bucket_cap_mb` | `bucket_bytes`, in MiB; 25 by default |
 # | `gradient_as_bucket_view=True` | `keep_in_bucket`; without it, DDP copies in and out |
-# | `broadcast_buffers` | step 3 for buffers, before each forward that follows a sync |
+# | `forward_sync_buffers`; before 2.13 `broadcast_buffers` | step 3 for buffers, in forward |
 #
-# Two things differ from yours. There is no `finish`: DDP asks autograd to call it when
-# backward ends. And whether a backward communicates is decided *in forward*: the forward pass
-# too must lie within `no_sync()`. With only the backward inside, DDP communicates every time,
-# and says nothing.
+# Three things differ from yours. There is no `finish`: DDP asks autograd to call it when
+# backward ends. Whether a backward communicates is decided *in forward*: the forward pass too
+# must lie within `no_sync()`. With only the backward inside, DDP communicates every time, and
+# says nothing. And the buckets: the first step uses a single one, and notes in which order the
+# gradients come; from the second step on the buckets follow that order. A bucket is closed
+# *after* the parameter that takes it to its limit, so DDP makes two where you made three.
 
 
 # %%
@@ -730,16 +734,20 @@ if __name__ == "__main__":
 
     model = wrap(build_model(seed=rank).to(device), device)
     model.register_comm_hook(None, count_buckets)
-    train(
-        model,
-        my_samples,
-        lambda model, samples: accumulate_with_torch(model, mean_loss, split(samples)),
-    )
+    sent_by_step: list[list[int]] = []
+
+    def torch_backward(model: nn.Module, samples: Sequence[int]) -> None:
+        accumulate_with_torch(model, mean_loss, split(samples))
+        sent_by_step.append(buckets_sent.copy())
+        buckets_sent.clear()
+
+    train(model, my_samples, torch_backward)
     assert_equal_to_truth(model)
+    first, *_, last = sent_by_step
+    assert sum(last) == sum(sizes) // EPOCHS, "no_sync must hold forward and backward"
     say(
         f"step 8: torch's DDP: the parameters of one process;"
-        f" per step {len(buckets_sent) // EPOCHS} all-reduces"
-        f" of {sum(buckets_sent) // EPOCHS:,} bytes"
+        f" {len(first)} all-reduce in the first step, then {len(last)} of {sum(last):,} bytes"
     )
     loss = mean_loss(model, range(SAMPLES)).item()
     say(f"one process, naive, hooks, buckets, torch: one model, loss {loss:.3f}")
