@@ -1,0 +1,82 @@
+"""Calling ddp.module(x) in place of ddp(x): training without synchronization, and no error.
+
+Each backward pass is announced to DDP by the forward of the wrapper. A forward of the module
+inside is never announced, so DDP's gradient hooks do nothing: every rank trains alone on its
+share of the data. The loss falls on every rank, which is why nobody notices.
+
+    --mend    call the wrapper
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def drifted(model: nn.Module) -> list[str]:
+    """Names of the parameters which are not bit for bit the same on every rank.
+
+    Two reductions per parameter; the largest value over the ranks is then equal to the
+    smallest everywhere. Call it on every rank, every few hundred steps.
+    """
+    names = []
+    for name, parameter in model.named_parameters():
+        low, high = parameter.detach().clone(), parameter.detach().clone()
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+        dist.all_reduce(high, op=dist.ReduceOp.MAX)
+        if not torch.equal(low, high):
+            names.append(name)
+    return names
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mend", action="store_true")
+    args = parser.parse_args()
+
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 bypassed_wrapper.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Linear(8, 1).to(device))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    truth = torch.randn(8, 1, device=device)
+    torch.manual_seed(1 + rank)  # each rank has its own data
+
+    for step in range(51):
+        x = torch.randn(16, 8, device=device)
+        prediction = ddp(x) if args.mend else ddp.module(x)
+        loss = (prediction - x @ truth).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+        if step in (0, 10, 50):
+            losses = [torch.empty_like(loss) for _ in range(n)]
+            dist.all_gather(losses, loss.detach())
+            names = drifted(ddp.module)
+            if rank == 0:
+                of_ranks = ", ".join(f"{value.item():.3g}" for value in losses)
+                print(f"step {step:2}: loss of each rank {of_ranks};", end=" ")
+                print(f"drifted: {', '.join(names) or 'nothing'}", flush=True)
+
+    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    dist.destroy_process_group()
+    return 1 if names else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Clipping before the reduction: every rank clips its own gradient, and the mean is wrong.
+
+The norm of a mean is not the mean of the norms: a rank whose batch is unlucky loses most of
+its vote. DDP has averaged the gradients by the time backward() returns, so clip then: the
+norm is the same number on every rank, and no communication is needed to know it.
+
+    (no flag)    clips on each rank, in no_sync, and averages afterwards
+    --mend       clips what DDP has averaged
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+MAX_NORM = 1.0
+
+
+def clip_then_average(ddp: DistributedDataParallel, x: torch.Tensor, y: torch.Tensor) -> float:
+    with ddp.no_sync():
+        nn.functional.mse_loss(ddp(x), y).backward()
+    norm = nn.utils.clip_grad_norm_(ddp.parameters(), MAX_NORM)
+    for parameter in ddp.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    return norm.item()
+
+
+def average_then_clip(ddp: DistributedDataParallel, x: torch.Tensor, y: torch.Tensor) -> float:
+    nn.functional.mse_loss(ddp(x), y).backward()
+    return nn.utils.clip_grad_norm_(ddp.parameters(), MAX_NORM).item()
+
+
+def flat_gradient(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mend", action="store_true")
+    args = parser.parse_args()
+
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 gradient_clipping.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(0)
+    x, y = torch.randn(8 * n, 4, device=device), torch.randn(8 * n, 1, device=device)
+    y[-8:] += 10  # the last rank has the outliers
+    model = nn.Linear(4, 1).to(device)
+    single = nn.Linear(4, 1).to(device)
+    single.load_state_dict(model.state_dict())
+    ddp = DistributedDataParallel(model)
+
+    nn.functional.mse_loss(single(x), y).backward()
+    single_norm = nn.utils.clip_grad_norm_(single.parameters(), MAX_NORM).item()
+    truth = flat_gradient(single)
+
+    step = average_then_clip if args.mend else clip_then_average
+    norm = step(ddp, x.chunk(n)[rank], y.chunk(n)[rank])
+    ours = flat_gradient(model)
+
+    norms = [torch.empty(1, device=device) for _ in range(n)]
+    dist.all_gather(norms, torch.tensor([norm], device=device))
+    equal = torch.allclose(ours, truth, rtol=1e-4, atol=1e-6)
+    if rank == 0:
+        seen = ", ".join(f"{value.item():.3f}" for value in norms)
+        cosine = nn.functional.cosine_similarity(ours, truth, dim=0).item()
+        print(f"norm before clipping: one process {single_norm:.3f}, ranks {seen}")
+        print(f"norm after:           one process {truth.norm():.3f}, DDP {ours.norm():.3f}")
+        print(f"cosine of the two gradients {cosine:.3f}, equal: {equal}", flush=True)
+
+    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    dist.destroy_process_group()
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Expected to mark a variable ready only once: one parameter, two gradients in one iteration.
+
+DDP counts: after each forward, every parameter reports its gradient once. Here one reports
+twice, because two backward passes run within one iteration:
+
+    --case checkpoint   a layer is used twice, each use checkpointed with use_reentrant=True,
+                        which runs a backward pass of its own inside the backward pass
+    --case heads        two losses, each with its own backward(), share the body
+    --case whole        the same, but each loss reaches every parameter: the first backward
+                        ends the iteration, DDP ignores the second, and nothing is raised
+
+    --mend              use_reentrant=False; or one backward() of the sum of the losses
+    --static-graph      mends the checkpoint, and makes the two losses fail in silence
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+
+class Model(nn.Module):
+    """`shared` is applied twice, as in a transformer that ties its layers."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.reentrant = reentrant  # None: no checkpointing
+        self.first = nn.Linear(8, 8)
+        self.shared = nn.Linear(8, 8)
+        self.head_a = nn.Linear(8, 1)
+        self.head_b = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.tanh(self.first(x))
+        for _ in range(2):
+            if self.reentrant is None:
+                x = torch.tanh(self.shared(x))
+            else:
+                x = torch.tanh(checkpoint(self.shared, x, use_reentrant=self.reentrant))
+        return self.head_a(x), self.head_b(x)
+
+
+def losses(model: nn.Module, x: torch.Tensor, case: str) -> list[torch.Tensor]:
+    a, b = model(x)
+    if case == "checkpoint":
+        return [(a + b).square().mean()]
+    if case == "heads":
+        return [a.square().mean(), b.square().mean()]
+    return [(a + b).square().mean(), (a * b).mean()]
+
+
+def backward(parts: list[torch.Tensor], one_by_one: bool) -> None:
+    if one_by_one:
+        for part in parts:
+            part.backward(retain_graph=part is not parts[-1])
+    else:
+        sum(parts).backward()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    cases = ["checkpoint", "heads", "whole"]
+    parser.add_argument("--case", choices=cases, default="checkpoint")
+    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--static-graph", action="store_true")
+    args = parser.parse_args()
+
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 ready_twice.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(0)
+    batch = torch.randn(4 * n, 8, device=device)
+    model = Model(reentrant=not args.mend if args.case == "checkpoint" else None).to(device)
+
+    # the truth: one process, the whole batch, no checkpointing
+    single = Model(reentrant=None).to(device)
+    single.load_state_dict(model.state_dict())
+    backward(losses(single, batch, args.case), one_by_one=False)
+
+    failed = False
+    ddp = DistributedDataParallel(model, static_graph=args.static_graph)
+    try:
+        parts = losses(ddp, batch.chunk(n)[rank], args.case)
+        backward(parts, one_by_one=not args.mend)
+    except RuntimeError as error:
+        failed = True
+        if rank == 0:
+            print(f"{type(error).__name__}: {error}", flush=True)
+    else:
+        wrong = []
+        for (name, ours), truth in zip(
+            model.named_parameters(), single.parameters(), strict=True
+        ):
+            if not torch.allclose(ours.grad, truth.grad, rtol=1e-4, atol=1e-6):
+                wrong.append(name)
+        failed = bool(wrong)
+        if rank == 0:
+            if failed:
+                print(f"no error, and wrong gradients: {', '.join(wrong)}", flush=True)
+            else:
+                print("gradients equal to one process with the whole batch")
+
+    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    dist.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
