@@ -103,10 +103,11 @@ class _Drawer(Treeprocessor):
         for element in root.iter():
             if element.get("class") == "arithmatex":
                 tex = html.unescape(element.text or "")
+                display = tex.startswith("\\[")
                 element.set("class", "formula")
-                element.text = self.md.htmlStash.store(
-                    draw(tex[2:-2].strip(), display=tex.startswith("\\["))
-                )
+                if display:  # a search result would show it as a heap of letters
+                    element.set("data-search-exclude", "")
+                element.text = self.md.htmlStash.store(draw(tex[2:-2].strip(), display))
 
 
 class MathematicsExtension(ArithmatexExtension):

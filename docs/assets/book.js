@@ -1,13 +1,19 @@
 // What the style sheet cannot do. The theme adds its copy buttons and measures while it runs,
 // so its additions are watched.
 
-// The theme puts each copy button into a <nav> without a name; a code block is no landmark.
-// And what scrolls sideways must be reachable by keyboard.
 const mend = () => {
+  // The theme puts each copy button into a <nav> without a name, but a code block is no landmark.
   for (const nav of document.querySelectorAll(".md-code__nav:not([role])")) {
-    nav.setAttribute("role", "group")
-    nav.setAttribute("aria-label", "Code")
+    nav.setAttribute("role", "none")
   }
+  // What a reader copies from a console block is what they would type: the theme's copy button
+  // takes the text of data-copy where there is one.
+  for (const block of document.querySelectorAll(".language-console.highlight:not([data-copy])")) {
+    const typed = block.querySelector("code").cloneNode(true)
+    for (const said of typed.querySelectorAll(".gp, .go, .gt, .gr")) said.remove()
+    block.dataset.copy = typed.textContent.split("\n").filter(line => line.trim()).join("\n")
+  }
+  // What scrolls sideways must be reachable by keyboard.
   for (const box of document.querySelectorAll("div.formula, .md-typeset__scrollwrap")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0
     else box.removeAttribute("tabindex")
