@@ -1,0 +1,97 @@
+"""What one step of DDP communicates: every collective counted, every byte on the wire measured.
+
+DDP hands each gradient to all-reduce once: 4Ψ bytes in fp32, however they are cut into buckets.
+A ring all-reduce sends 2(N-1)/N times that from every rank: less than 8Ψ for any number of
+ranks. A dispatch mode counts the collectives which DDP issues; the operating system counts what
+the process wrote to its sockets.
+"""
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MIB = 2**20
+
+
+class CountCollectives(TorchDispatchMode):
+    """Count c10d operators, and the bytes of the tensors given to them."""
+
+    def __enter__(self) -> "CountCollectives":
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__.rstrip("_")
+            self.calls[name] += 1
+            self.bytes[name] += sum(tensor.nbytes for tensor in args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def bytes_written() -> int | None:
+    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
+    counters = Path("/proc/self/io")
+    if dist.get_backend() != "gloo" or not counters.exists():
+        return None  # NCCL does not write to its peers through the kernel
+    return int(counters.read_text().split("wchar:")[1].split()[0])
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 bytes_per_step.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(16))).to(device)
+    parameters = sum(p.numel() for p in model.parameters())
+    ddp = DistributedDataParallel(model, bucket_cap_mb=4)
+    inputs = torch.randn(8, 512, device=device)
+
+    for step in range(1, 4):
+        dist.barrier()
+        written = bytes_written()
+        with CountCollectives() as count:
+            ddp(inputs).square().mean().backward()
+        if written is not None:
+            written = bytes_written() - written
+        if rank == 0:
+            counted = ", ".join(
+                f"{calls} × {name}" for name, calls in sorted(count.calls.items())
+            )
+            print(
+                f"step {step}: {counted}; all-reduced {count.bytes['allreduce'] / MIB:.2f} MiB"
+            )
+        assert count.bytes["allreduce"] == 4 * parameters
+
+    if rank == 0:
+        ring = 2 * (n - 1) / n * 4 * parameters
+        print(f"4Ψ = 4 × {parameters:,} bytes = {4 * parameters / MIB:.2f} MiB")
+        print(f"a ring sends 2(N-1)/N · 4Ψ = {ring / MIB:.2f} MiB per rank, N = {n}")
+        if written is not None:
+            print(f"rank 0 sent ≈{written / MIB:.2f} MiB in step 3")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""`DistributedDataParallel`: the options that matter, and what it tells about itself.
+
+The loss of every step equals that of one process with the whole batch. Then DDP's own log shows
+its buckets: all gradients in one during the first backward, and after it new ones, cut in the
+order in which gradients arrived. The layers here are defined in the opposite order of their
+use, so that no guess from the definition could have been right.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide it
+
+
+class Upside(nn.Module):
+    """Four layers, defined last one first: a model is free to do so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(256, 8)
+        self.third = nn.Linear(256, 256)
+        self.second = nn.Linear(256, 256)
+        self.first = nn.Linear(64, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.second, self.third):
+            x = layer(x).relu()
+        return self.head(x)
+
+
+def wrap(model: nn.Module) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        model,
+        # MiB at which a bucket is closed. The default is 25, with a first bucket of 1.
+        bucket_cap_mb=0.25,
+        # .grad is a view into the bucket: saves 4Ψ bytes (fp32) and the copy back.
+        gradient_as_bucket_view=True,
+        # A promise: every step uses the same parameters in the same way. DDP then learns in the
+        # first step which ones are unused, and allows reentrant activation checkpointing.
+        static_graph=True,
+        # Left alone: rank 0's buffers go to all ranks before each forward, unless you say
+        # broadcast_buffers=False (deprecated by torch 2.13 for forward_sync_buffers=False).
+        # device_ids=[local_rank] moves inputs to the accelerator; we move them ourselves.
+    )
+
+
+def describe_buckets(ddp: DistributedDataParallel) -> None:
+    """Print DDP's buckets before and after the first backward, from its own log."""
+    log = ddp._get_ddp_logging_data()  # private, but what the documentation points to
+    names = [name for name, _ in ddp.module.named_parameters()]
+
+    def named(indices: str) -> str:
+        return ", ".join(names[int(i)] for i in indices.replace(",", " ").split())
+
+    print(f"first backward: a single bucket of {int(log['bucket_sizes']) / 1024:.1f} KiB")
+    print(f"gradients came: {named(log['prev_iteration_grad_ready_order_indices'])}")
+    sizes = log["rebuilt_bucket_sizes"].split(", ")
+    contents = log["rebuilt_per_bucket_param_indices"].split(", ")
+    for size, indices in zip(sizes, contents, strict=True):
+        print(f"since then:     {int(size) / 1024:.1f} KiB with {named(indices)}")
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 torch_ddp.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def train(model: nn.Module, shard: slice, device: torch.device) -> list[torch.Tensor]:
+    """Train on a shard of every batch; return the loss of every step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    generator = torch.Generator().manual_seed(1234)  # the same batches for everybody
+    losses = []
+    for _ in range(STEPS):
+        inputs = torch.randn(BATCH, 64, generator=generator)[shard].to(device)
+        loss = nn.functional.mse_loss(model(inputs), inputs[:, :8].tanh())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(0)
+    alone = Upside().to(device)
+    torch.manual_seed(rank)  # rank 0's weights win
+    ddp = wrap(Upside().to(device))
+
+    losses = torch.stack(train(ddp, slice(rank * BATCH // n, (rank + 1) * BATCH // n), device))
+    dist.all_reduce(losses)
+    losses_alone = torch.stack(train(alone, slice(0, BATCH), device))
+    torch.testing.assert_close(losses / n, losses_alone)
+
+    if rank == 0:
+        print("DDP:         " + " ".join(f"{loss:.4f}" for loss in (losses / n).tolist()))
+        print("one process: " + " ".join(f"{loss:.4f}" for loss in losses_alone.tolist()))
+        describe_buckets(ddp)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
