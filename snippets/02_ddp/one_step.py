@@ -11,7 +11,7 @@ INK, MUTED = "#1f2937", "#52525b"
 BLUE, GREEN, ORANGE, VIOLET = "#0b6e99", "#15803d", "#c2410c", "#7c3aed"
 
 BOXES = [  # text, left edge, width, colour
-    ("shard {r} of the batch", 62, 148, MUTED),
+    ("shard {r} of the batch", 56, 154, MUTED),
     ("forward", 226, 84, BLUE),
     ("backward", 320, 110, BLUE),
     ("optimizer", 596, 96, GREEN),
@@ -41,7 +41,7 @@ def draw() -> str:
     ]
     for rank in range(RANKS):
         y = TOP + rank * ROW
-        parts.append(text(0, y + 25, f"rank {rank}", INK, "start"))
+        parts.append(text(2, y + 25, f"rank {rank}", INK, "start"))
         for words, left, width, colour in BOXES:
             parts.append(box(left, y, width, 40, words.format(r=rank), colour))
         for left, right in ((210, 226), (310, 320), (430, 454), (572, 596)):
