@@ -41,10 +41,10 @@ def slug(term: str) -> str:
 
 class _Tooltips(Treeprocessor):
     def run(self, root: ET.Element) -> None:
-        glossary = next((e for e in root.iter("div") if e.get("class") == "glossary"), None)
-        if glossary is not None:
-            for name in glossary.iter("dt"):
-                name.set("id", slug("".join(name.itertext()).split(" / ")[0]))
+        lists = [e for e in root.iter("div") if e.get("class") == "glossary"]
+        for name in (name for each in lists for name in each.iter("dt")):
+            name.set("id", slug("".join(name.itertext()).split(" / ")[0]))
+        if lists:
             return
         self.terms = {name.lower(): (name, meaning) for name, meaning in terms().items()}
         longest_first = sorted(self.terms, key=len, reverse=True)

@@ -67,7 +67,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         raise ValueError(f"{page.file.src_uri}: the first cell must begin with '# Title'")
     paragraph = re.search(r"^[A-Z].*?(?=\n\n|\Z)", rest, re.MULTILINE | re.DOTALL)
     if paragraph and "description" not in page.meta:
-        page.meta["description"] = re.sub(r"[`*$\\]|\s+", " ", paragraph[0]).strip()
+        words = re.sub(r"[`*$\\]|\s+", " ", paragraph[0]).strip()
+        page.meta["description"] = re.match(r".{0,300}(?:[.:](?= |$)|$)|.{300}", words)[0]
     return f"{title}\n\n{BUTTONS.format(name=Path(page.file.src_uri).stem)}\n{rest}"
 
 

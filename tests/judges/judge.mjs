@@ -1,0 +1,160 @@
+// Judge a built site as its readers' browsers would: see README.md beside this file.
+import { spawn } from "node:child_process"
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync } from "node:fs"
+import { createServer } from "node:http"
+import { createRequire } from "node:module"
+import { tmpdir } from "node:os"
+import { extname, join, resolve } from "node:path"
+import { parseArgs } from "node:util"
+import { gzipSync } from "node:zlib"
+
+const { values: options, positionals } = parseArgs({
+  allowPositionals: true,
+  options: {
+    modules: { type: "string", default: process.env.NODE_PATH ?? "node_modules" },
+    chromium: { type: "string", default: "/usr/bin/chromium" },
+    only: { type: "string", default: "" },
+    shots: { type: "string" },
+    html: { type: "boolean", default: false },
+    lighthouse: { type: "boolean", default: false },
+    browser: { type: "boolean", default: true },
+  },
+  allowNegative: true,
+})
+const site = resolve(positionals[0] ?? "site")
+const modules = resolve(options.modules)
+const require = createRequire(join(modules, "judge.js"))
+
+const QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+  "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+const TYPES = { ".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript",
+  ".json": "application/json", ".svg": "image/svg+xml", ".png": "image/png",
+  ".xml": "application/xml", ".txt": "text/plain; charset=utf-8" }
+
+// ---- the site, served under the path that it is published under, compressed as a host would
+
+const sitemap = readFileSync(join(site, "sitemap.xml"), "utf8")
+const urls = [...sitemap.matchAll(/<loc>(.*?)<\/loc>/g)].map(match => new URL(match[1]))
+const root = urls.map(url => url.pathname).reduce((a, b) => (a.length <= b.length ? a : b))
+
+const server = createServer((request, response) => {
+  const path = decodeURIComponent(new URL(request.url, "http://x").pathname)
+  let file = join(site, path.startsWith(root) ? path.slice(root.length) : "-")
+  if (existsSync(file) && statSync(file).isDirectory()) file = join(file, "index.html")
+  const found = existsSync(file)
+  if (!found) file = join(site, "404.html")
+  response.writeHead(found ? 200 : 404, {
+    "content-type": TYPES[extname(file)] ?? "application/octet-stream",
+    "content-encoding": "gzip", "cache-control": "max-age=600",
+  })
+  response.end(gzipSync(readFileSync(file)))
+})
+await new Promise(done => server.listen(0, "127.0.0.1", done))
+const origin = `http://127.0.0.1:${server.address().port}`
+const paths = [...urls.map(url => url.pathname), `${root}404.html`]
+  .filter(path => new RegExp(options.only).test(path))
+
+let faults = 0
+const fault = (where, what) => { faults += 1; console.log(`${where}\n    ${what}`) }
+
+// ---- axe, console, other hosts, width: light and dark, desktop and phone
+
+if (options.browser) {
+  const { chromium } = require("playwright-core")
+  const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8")
+  const browser = await chromium.launch({ executablePath: options.chromium, args: QUIET })
+  for (const colorScheme of ["light", "dark"]) {
+    for (const width of [1440, 390]) {
+      const context = await browser.newContext({
+        colorScheme, viewport: { width, height: width > 500 ? 900 : 844 }, reducedMotion: "reduce",
+      })
+      for (const path of paths) {
+        const where = `${path} (${colorScheme}, ${width} px)`
+        const page = await context.newPage()
+        page.on("console", message => {
+          if (message.type() === "error") fault(where, `console: ${message.text()}`)
+        })
+        page.on("pageerror", error => fault(where, `script: ${error.message}`))
+        page.on("request", request => {
+          if (!/^(data|blob):/.test(request.url()) && !request.url().startsWith(origin)) {
+            fault(where, `asks another host: ${request.url()}`)
+          }
+        })
+        await page.goto(origin + path, { waitUntil: "load" })
+        await page.evaluate(() => {
+          for (const folded of document.querySelectorAll("details")) folded.open = true
+        })
+        await page.waitForTimeout(150)
+        const over = await page.evaluate(
+          () => document.documentElement.scrollWidth - document.documentElement.clientWidth)
+        if (over > 0) fault(where, `the page is ${over} px too wide`)
+        await page.evaluate(axe)
+        const { violations } = await page.evaluate(() => window.axe.run())
+        for (const { id, help, nodes } of violations) {
+          const seen = nodes.slice(0, 4).map(node => `\n        ${node.target.join(" ")} · ${
+            (node.any[0]?.message ?? node.html).slice(0, 220)}`)
+          fault(where, `axe ${id}: ${help} (${nodes.length})${seen.join("")}`)
+        }
+        if (options.shots) {
+          mkdirSync(options.shots, { recursive: true })
+          const name = (path.slice(root.length) || "index").replace(/\W+/g, "-")
+          await page.screenshot({
+            path: join(options.shots, `${name}-${colorScheme}-${width}.png`), fullPage: true,
+          })
+        }
+        await page.close()
+      }
+      await context.close()
+    }
+  }
+  await browser.close()
+  console.log(`${paths.length} pages looked at in a browser`)
+}
+
+// ---- valid HTML
+
+if (options.html) {
+  const { HtmlValidate, FileSystemConfigLoader } = require("html-validate")
+  const rules = JSON.parse(readFileSync(new URL("htmlvalidate.json", import.meta.url), "utf8"))
+  const loader = new FileSystemConfigLoader({ root: true, ...rules.config })
+  const validator = new HtmlValidate(loader)
+  for (const path of paths) {
+    const file = path.endsWith(".html") ? path : `${path}index.html`
+    const report = await validator.validateString(
+      readFileSync(join(site, file.slice(root.length)), "utf8"))
+    for (const result of report.results) {
+      for (const { line, column, ruleId, message } of result.messages) {
+        fault(`${file}:${line}:${column}`, `${ruleId}: ${message}`)
+      }
+    }
+  }
+  console.log(`${paths.length} pages validated`)
+}
+
+// ---- Lighthouse, desktop
+
+if (options.lighthouse) {
+  const scratch = mkdtempSync(join(tmpdir(), "judge-"))
+  const cli = join(modules, "lighthouse/cli/index.js")
+  for (const path of paths.filter(path => !path.endsWith("404.html"))) {
+    const report = join(scratch, "report.json")
+    const args = [cli, origin + path, "--quiet", "--preset=desktop", "--output=json",
+      `--output-path=${report}`, `--chrome-flags=--headless ${QUIET.join(" ")}`]
+    await new Promise(done => spawn(process.execPath, args, {
+      env: { ...process.env, CHROME_PATH: options.chromium }, stdio: "inherit",
+    }).on("exit", done))
+    const { categories, audits } = JSON.parse(readFileSync(report, "utf8"))
+    const scores = Object.values(categories).map(c => `${c.title} ${Math.round(c.score * 100)}`)
+    console.log(`${path}  ${scores.join(" · ")}`)
+    for (const category of Object.values(categories)) {
+      if (category.score >= 0.95) continue
+      const lost = category.auditRefs.filter(ref => ref.weight && (audits[ref.id].score ?? 1) < 0.9)
+      fault(path, `${category.title} ${category.score}: ${lost.map(ref => ref.id).join(", ")}`)
+    }
+  }
+  rmSync(scratch, { recursive: true })
+}
+
+server.close()
+console.log(faults ? `${faults} faults` : "no faults")
+process.exitCode = faults ? 1 : 0

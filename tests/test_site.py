@@ -1,0 +1,439 @@
+"""The site: it builds strictly, asks no other host, leads nowhere wrong, and is legible."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("material")
+pytest.importorskip("ziamath")
+
+from book import glossary, mathematics, notebooks
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/test_site.py"]
+HOST = "https://world-size.github.io/world-size/"
+
+if importlib.util.find_spec("xdist"):  # one build for all of these
+    pytestmark = pytest.mark.xdist_group("site")
+
+# What a browser fetches by itself: tag, attribute.
+FETCHED = {
+    ("script", "src"),
+    ("img", "src"),
+    ("img", "srcset"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("source", "srcset"),
+    ("video", "src"),
+    ("audio", "src"),
+    ("embed", "src"),
+    ("object", "data"),
+    ("link", "href"),
+}
+NOT_FETCHED_LINKS = {"canonical", "prev", "next", "alternate"}
+VOID = {
+    "area",
+    "base",
+    "br",
+    "col",
+    "embed",
+    "hr",
+    "img",
+    "input",
+    "link",
+    "meta",
+    "source",
+    "wbr",
+}
+
+
+class Reader(HTMLParser):
+    """Take from a page what the tests ask about."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: Counter[str] = Counter()
+        self.transcripts: list[str] = []
+        self.inline_styles: list[str] = []
+        self._open: list[tuple[str, set[str]]] = []
+        self.title = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, known))
+        if tag in VOID:
+            return
+        classes = set(known.get("class", "").split())
+        if "transcript" in classes:
+            self.transcripts.append("")
+        self._open.append((tag, classes))
+
+    def handle_endtag(self, tag: str) -> None:
+        for place in range(len(self._open) - 1, -1, -1):
+            if self._open[place][0] == tag:
+                del self._open[place:]
+                return
+
+    def handle_data(self, data: str) -> None:
+        around = [tag for tag, _ in self._open]
+        if around and around[-1] == "title" and "svg" not in around:
+            self.title += data
+        if around and around[-1] == "style":
+            self.inline_styles.append(data)
+        if "code" in around and any("transcript" in classes for _, classes in self._open):
+            self.transcripts[-1] += data
+
+
+@dataclass
+class Page:
+    """A built page."""
+
+    path: Path
+    url: str  # below the site's root, "" for the front page
+    read: Reader = field(repr=False)
+
+    @cached_property
+    def ids(self) -> Counter[str]:
+        return Counter(known["id"] for _, known in self.read.tags if known.get("id"))
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [known for name, known in self.read.tags if name == tag]
+
+
+@dataclass
+class Site:
+    folder: Path
+    seconds: float
+    pages: dict[str, Page]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("site")
+    start = time.perf_counter()
+    build = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    seconds = time.perf_counter() - start
+    assert build.returncode == 0, f"the site does not build:\n{build.stdout}{build.stderr}"
+    pages = {}
+    for path in sorted(folder.rglob("*.html")):
+        url = path.relative_to(folder).as_posix().removesuffix("index.html")
+        pages[url] = Page(path, url, Reader(path.read_text("utf-8")))
+    return Site(folder, seconds, pages)
+
+
+def each(site: Site, faults_of) -> None:
+    """Fail with every page's faults, not the first one's."""
+    faults = [
+        f"{url or 'index'}: {fault}" for url, p in site.pages.items() for fault in faults_of(p)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_build_is_quick(site: Site) -> None:
+    assert len(site.pages) > 5
+    assert site.seconds < 30
+
+
+def test_pages_ask_no_other_host(site: Site) -> None:
+    def faults(page: Page):
+        for tag, known in page.read.tags:
+            if tag == "link" and set(known.get("rel", "").split()) & NOT_FETCHED_LINKS:
+                continue
+            for name, value in known.items():
+                outside = value.startswith(("http:", "https:", "//"))
+                if (tag, name) in FETCHED and outside:
+                    yield f"<{tag} {name}={value!r}>"
+                if name == "style" and re.search(r"url\(\s*['\"]?(https?:)?//", value):
+                    yield f"<{tag} style={value!r}>"
+            if known.get("data-md-component") == "source":
+                yield "the theme's repository link asks its forge for stars"
+        for style in page.read.inline_styles:
+            if re.search(r"@import|url\(\s*['\"]?(https?:)?//", style):
+                yield "an inline style fetches"
+
+    each(site, faults)
+
+
+def test_style_sheets_ask_no_other_host(site: Site) -> None:
+    for sheet in site.folder.rglob("*.css"):
+        css = sheet.read_text("utf-8")
+        assert not re.search(r"url\(\s*['\"]?(https?:)?//", css), sheet
+        assert "@import" not in css, sheet
+
+
+def test_pages_say_what_they_are(site: Site) -> None:
+    def faults(page: Page):
+        headings = len(page.all("h1"))
+        if headings != 1:
+            yield f"{headings} h1"
+        if page.all("html")[0].get("lang") != "en":
+            yield "no language"
+        if not page.read.title.strip():
+            yield "no title"
+        named = {
+            m.get("name") or m.get("property"): m.get("content", "") for m in page.all("meta")
+        }
+        if not 20 <= len(named.get("description", "")) <= 350:
+            yield f"description of {len(named.get('description', ''))} characters"
+        for name in ("og:title", "og:description", "og:image", "twitter:card"):
+            if not named.get(name):
+                yield f"no {name}"
+        for image in page.all("img"):
+            if not image.get("alt", "").strip():
+                yield f"no alt text: {image.get('src')}"
+        twice = [name for name, count in page.ids.items() if count > 1]
+        if twice:
+            yield f"ids used twice: {twice}"
+
+    each(site, faults)
+
+
+def test_titles_and_descriptions_are_each_pages_own(site: Site) -> None:
+    pages = [p for url, p in site.pages.items() if url != "404.html" and "programs/" not in url]
+    for what in (
+        Counter(p.read.title for p in pages),
+        Counter(
+            m["content"] for p in pages for m in p.all("meta") if m.get("name") == "description"
+        ),
+    ):
+        assert not [text for text, count in what.items() if count > 1]
+
+
+def test_links_lead_somewhere(site: Site) -> None:
+    def faults(page: Page):
+        base = HOST + page.url
+        for tag, known in page.read.tags:
+            for name in ("href", "src"):
+                if name not in known or tag == "base":
+                    continue
+                to = urlsplit(urljoin(base, known[name]))
+                whole = to.geturl()
+                if to.scheme not in ("http", "https") or not whole.startswith(HOST):
+                    continue
+                path = unquote(whole.removeprefix(HOST).split("#")[0].split("?")[0])
+                file = site.folder / path
+                if not (file / "index.html" if file.is_dir() else file).exists():
+                    yield f"{known[name]} is not there"
+                elif to.fragment and unquote(to.fragment) not in site.pages[path].ids:
+                    yield f"{known[name]}: no such place on that page"
+
+    each(site, faults)
+
+
+def test_sitemap_lists_every_page(site: Site) -> None:
+    listed = re.findall(r"<loc>(.*?)</loc>", (site.folder / "sitemap.xml").read_text("utf-8"))
+    assert {url.removeprefix(HOST) for url in listed} == set(site.pages) - {"404.html"}
+
+
+def test_code_can_be_copied(site: Site) -> None:
+    def faults(page: Page):
+        sources = [script.get("src", "") for script in page.all("script")]
+        for script in ("assets/javascripts/bundle", "assets/book.js"):
+            if not any(script in source for source in sources):
+                yield f"no {script}"
+        if '"content.code.copy"' not in page.path.read_text("utf-8"):
+            yield "no copy buttons"
+
+    each(site, faults)
+    assert ".gp, .go" in (site.folder / "assets/book.js").read_text("utf-8")  # prompts, output
+
+
+def test_transcripts_say_something(site: Site) -> None:
+    each(
+        site,
+        lambda page: [
+            f"transcript {number} is empty"
+            for number, text in enumerate(page.read.transcripts, start=1)
+            if not text.strip()
+        ],
+    )
+    assert any(page.read.transcripts for page in site.pages.values())
+
+
+def test_search_knows_the_code(site: Site) -> None:
+    index = json.loads((site.folder / "search/search_index.json").read_text("utf-8"))
+    separator = re.compile(index["config"]["separator"])
+    assert "parameters" in separator.split("find_unused_parameters=True")
+    assert [w for w in separator.split("DistributedDataParallel") if w] == [
+        "Distributed",
+        "Data",
+        "Parallel",
+    ]
+    assert "<svg" not in json.dumps(index["docs"])
+
+
+# ---- labs
+
+
+def test_labs_are_slim_and_can_be_taken_away(site: Site) -> None:
+    labs = [page for url, page in site.pages.items() if url.startswith("labs/")]
+    assert labs
+    for page in labs:
+        name = page.path.parent.name
+        assert page.path.stat().st_size < 150_000, name
+        assert "jp-" not in page.path.read_text("utf-8"), "notebook styles"
+        script = page.path.with_name(f"{name}.py")
+        assert script.read_text("utf-8") == (ROOT / "labs" / f"{name}.py").read_text("utf-8")
+        notebook = json.loads(page.path.with_name(f"{name}.ipynb").read_text("utf-8"))
+        assert {cell["cell_type"] for cell in notebook["cells"]} == {"markdown", "code"}
+        offered = [a["href"] for a in page.all("a") if "download" in a]
+        assert offered == [f"{name}.py", f"{name}.ipynb"]
+
+
+LAB = '''\
+# %% [markdown]
+# # A lab
+#
+# Each rank sends $S$ bytes.
+
+# %%
+def fence() -> str:
+    return """```"""
+'''
+
+
+def test_a_lab_becomes_markdown_and_a_notebook() -> None:
+    text = notebooks.to_markdown(LAB)
+    assert text.startswith("# A lab\n\nEach rank")
+    assert '````python\ndef fence() -> str:\n    return """```"""\n````' in text
+    assert notebooks.to_notebook(LAB) == notebooks.to_notebook(LAB)
+
+
+# ---- formulas
+
+
+def test_a_formula_is_drawn_for_eye_and_ear() -> None:
+    html = mathematics.draw(r"\frac{2(n-1)}{n} S")
+    svg, math = html.split("</svg>")
+    assert 'aria-hidden="true"' in svg and "vertical-align:-" in svg and "em" in svg
+    assert "id=" not in svg and "color" not in svg
+    assert math.startswith("<math") and "<mfrac>" in math
+
+
+def test_formulas_stand_where_they_were_written() -> None:
+    markdown = pytest.importorskip("markdown")
+    html = markdown.markdown(
+        "A $x < y$ and `$code$`, $5 and $6.\n\n$$\na = b\n$$\n\n* item\n\n    $$c$$\n",
+        extensions=["book.mathematics"],
+    )
+    assert html.count('<span class="formula"') == 1
+    assert html.count('<div class="formula"') == 2
+    assert "<code>$code$</code>, $5 and $6." in html
+    assert "<p><div" not in html
+    Reader(html)
+
+
+@pytest.mark.parametrize(
+    ("tex", "why"),
+    [
+        (r"\foo{x}", r"\foo is not known"),
+        (r"\frac{a}{", "braces"),
+        (r"x^", "MissingSuperScript"),
+        (r"漢", "the font has no 漢"),
+    ],
+)
+def test_a_wrong_formula_stops_the_build(tex: str, why: str) -> None:
+    with pytest.raises(mathematics.FormulaError) as caught:
+        mathematics.draw(tex)
+    assert why in str(caught.value) and tex in str(caught.value)
+
+
+def test_a_wrong_formula_names_its_page(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("# A page\n\n$$\\foo$$\n", "utf-8")
+    (tmp_path / "mkdocs.yml").write_text(
+        "site_name: x\nmarkdown_extensions: [book.mathematics]\n", "utf-8"
+    )
+    build = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert build.returncode != 0
+    assert "index.md" in build.stderr and r"\foo is not known" in build.stderr
+    assert "Traceback" not in build.stderr
+
+
+# ---- glossary
+
+
+def test_a_term_is_explained_once_in_each_section() -> None:
+    markdown = pytest.importorskip("markdown")
+    html = markdown.markdown(
+        "## A rank\n\nEach rank, `rank`, [rank](x) and **ranks**; a rank-0 process; frank.\n\n"
+        "## B\n\nRanks. all-reduces.\n",
+        extensions=["book.glossary"],
+    )
+    assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["rank", "Ranks", "all-reduces"]
+
+
+def test_every_term_has_one_place_and_one_sentence(site: Site) -> None:
+    terms = glossary.terms()
+    assert len(terms) > 30
+    assert all(meaning.endswith(".") for meaning in terms.values())
+    names = [
+        m.group(1) for m in re.finditer(r"^(\S.*)\n:   ", glossary.GLOSSARY.read_text(), re.M)
+    ]
+    ids = site.pages["glossary/"].ids
+    assert all(ids[glossary.slug(name.split(" / ")[0])] == 1 for name in names)
+
+
+# ---- colours
+
+
+def _colours(scheme: str) -> dict[str, str]:
+    css = (ROOT / "docs/assets/book.css").read_text("utf-8")
+    block = re.search(rf'\[data-md-color-scheme="{scheme}"\] \{{(.*?)\n\}}', css, re.DOTALL)
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block[1]))
+
+
+def _contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_ink_is_legible_on_every_paper(scheme: str) -> None:
+    colours = _colours(scheme)
+    papers = [name for name in colours if name.startswith("paper")]
+    inks = [name for name in colours if name not in papers and name != "rule"]
+    assert len(papers) == 3 and len(inks) > 10
+    pale = {
+        f"{ink} on {paper}: {ratio:.2f}"
+        for ink in inks
+        for paper in papers
+        if (ratio := _contrast(colours[ink], colours[paper])) < 4.5
+    }
+    assert not pale
