@@ -550,8 +550,11 @@ class BucketDDP(nn.Module):
     def finish(self) -> None:
         """Called after backward: wait until every gradient is the mean over the ranks."""
         if self.launched < len(self.buckets):
+            unlaunched = len(self.buckets) - self.launched
             missing = sum(len(bucket.waiting) for bucket in self.buckets)
-            raise RuntimeError(f"{missing} parameters got no gradient in this backward")
+            raise RuntimeError(
+                f"{unlaunched} buckets not launched, {missing} gradients missing"
+            )
         # >>> solution 6: wait for each bucket's work, divide the bucket; then expect anew
         for bucket in self.buckets:
             bucket.work.wait()
@@ -561,9 +564,9 @@ class BucketDDP(nn.Module):
 
 
 # %% [markdown]
-# `finish` raises where a parameter got no gradient. torch's DDP does so too, on the next
-# forward, with `Expected to have finished reduction in the prior iteration`, unless you say
-# `find_unused_parameters=True`.
+# `finish` raises if a parameter got no gradient, which would keep its bucket back. torch's DDP
+# does so too, on the next forward, with `Expected to have finished reduction in the prior
+# iteration`, unless you say `find_unused_parameters=True`.
 
 # %%
 BUCKET_BYTES = 16 * 1024

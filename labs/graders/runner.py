@@ -1,0 +1,575 @@
+"""Runner: one step of a lab in fresh processes, and what each of its ranks did.
+
+A step has two halves. Its *probe* runs on every rank of a new group of processes, calls what
+the learner wrote, and reports facts (numbers, never opinions). Its *judge* runs afterwards in
+the checker, sees the facts of all ranks and every collective they called, and says what is
+right, what is wrong and which hint fits. So whatever the learner's code does to its process,
+the judge is out of reach.
+
+- Every group is new: nothing survives from an earlier step or world size. On Linux the
+  processes are forked from one that has imported torch and never runs the learner's code; a
+  group of three is ready in a fraction of a second.
+- Ranks are told who they are as torchrun tells them, and always run on the CPU.
+- `dist`'s collectives are recorded as they are called. An asynchronous all-reduce delivers its
+  result in `wait()` and not a moment earlier: the latest the contract allows. Who does not
+  wait sees that every time, not once in a thousand steps.
+- A group that uses no processor time for `PATIENCE` seconds, every rank of it asleep, hangs. A
+  machine under load does not look so. The time limit is for endless loops.
+- After a group, everything it left is killed, processes that detached themselves too (Linux:
+  the checker adopts orphans).
+"""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
+GRACE = 1.5  # seconds the other ranks get after one has failed
+KEPT_OUTPUT = 4000  # characters of each rank's output
+LINUX = sys.platform == "linux"
+
+HINTS = {
+    "missing": "Keep the names and arguments of the starter: the checker calls them. "
+    "`python labs/start.py` in another folder gives you a fresh copy to compare with.",
+    "import": "The checker imports your file. Code that must not run then belongs into a "
+    'function or under if __name__ == "__main__":.',
+    "crash": "Run the file itself under torchrun to see the whole traceback.",
+    "exit": "A step must return. To end one rank leaves all others waiting in their next "
+    "collective.",
+    "killed": "The process ended without a Python error: os._exit, a signal, lack of memory.",
+    "some_ranks": "A collective is called by all ranks or by none. Look for one that stands "
+    "under an `if` that depends on the rank, or for loops of different length.",
+    "order": "Collectives are matched by the order of calls, not by name. Let every rank "
+    "call them in one order, whatever order its data is ready in.",
+    "endless": "No rank waits for another: look for a loop that never ends, or a long sleep.",
+    "recursion": "The function calls itself without end. Did you mean the method of the base "
+    "class, or the function of torch, that has the same name?",
+}
+
+
+# --- what a judge sees --------------------------------------------------------------------
+
+
+@dataclass
+class Call:
+    """One collective, as a rank called it."""
+
+    name: str
+    numel: int
+    asynchronous: bool
+    phase: str
+    detail: str = ""
+    returned: bool = False  # the call came back (if asynchronous: it was waited for)
+    touched: bool = False  # the tensor was changed between the launch and the wait
+
+
+@dataclass
+class Rank:
+    """What one rank reported, and how it ended."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    end: str = "waiting"  # or "done", "error", "left"
+    error: dict[str, Any] = field(default_factory=dict)
+    status: int | None = None
+    output: str = ""
+
+
+@dataclass
+class Group:
+    """All ranks of one run of one step."""
+
+    world: int
+    ranks: list[Rank]
+    stopped: str = ""  # "asleep" or "limit" if the runner had to end it
+
+    def facts(self, name: str) -> list[Any]:
+        """What each rank reported under this name, in rank order."""
+        return [rank.facts.get(name) for rank in self.ranks]
+
+
+class Wrong(Exception):
+    """A judge's finding: what is wrong, and the hint for it."""
+
+    def __init__(self, what: str, hint: str):
+        super().__init__(what)
+        self.what, self.hint = what, hint
+
+
+class Blank(Exception):
+    """The learner has not written this yet."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a lab.
+
+    `probe(lesson)` runs on every rank. `judge(group, right)` raises `Wrong`, and calls
+    `right("...")` for what it found to be right. `uses` lists the names that the learner must
+    define; `needs` the steps which must pass before this one can be judged.
+    """
+
+    number: int
+    title: str
+    proves: str
+    probe: Callable[["Lesson"], None]
+    judge: Callable[[Group, Callable[[str], None]], None]
+    uses: tuple[str, ...]
+    worlds: tuple[int, ...] = (2, 3, 1)
+    needs: tuple[int, ...] = ()
+    joins: bool = True  # the group is initialised before the probe
+    symmetric: bool = True  # all ranks must call the same collectives
+    crashes: tuple[tuple[str, str], ...] = ()  # (what the error's text matches, hint)
+    order_hint: str = HINTS["order"]  # for ranks which call collectives in different orders
+
+
+# --- inside a rank ------------------------------------------------------------------------
+
+
+class Pending:
+    """The Work of an asynchronous all-reduce that delivers its result in `wait`."""
+
+    def __init__(self, work: dist.Work, target: torch.Tensor, result: torch.Tensor, tell):
+        self._work, self._target, self._result, self._tell = work, target, result, tell
+        self._sent = target.detach().clone()
+
+    def _deliver(self) -> None:
+        if self._tell is None:
+            return
+        tell, self._tell = self._tell, None
+        tell(touched=not torch.equal(self._target.detach(), self._sent))
+        self._target.detach().copy_(self._result)
+
+    def wait(self, *args: Any) -> bool:
+        done = self._work.wait(*args)
+        self._deliver()
+        return done
+
+    def is_completed(self) -> bool:
+        if self._work.is_completed():
+            self._deliver()
+        return self._tell is None
+
+    def get_future(self) -> torch.futures.Future:
+        def deliver(future: torch.futures.Future) -> list[torch.Tensor]:
+            future.wait()
+            self._deliver()
+            return [self._target]
+
+        return self._work.get_future().then(deliver)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+class Lesson:
+    """What a probe works with: the learner's module, who this rank is, and where facts go."""
+
+    def __init__(self, rank: int, world: int, send: Callable[[dict], None]):
+        self.rank, self.world, self._send = rank, world, send
+        self.module: ModuleType | None = None
+        self._phase, self._calls = "", 0
+
+    def fact(self, name: str, value: Any) -> None:
+        """Report a fact; a later one of the same name replaces it."""
+        self._send({"fact": name, "value": value})
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note with each collective called in this context that it was."""
+        before, self._phase = self._phase, name
+        try:
+            yield
+        finally:
+            self._phase = before
+
+    def record(self, name: str, tensor: Any, asynchronous: bool, detail: str = "") -> int:
+        """Tell the checker of a call before it is made; return its number."""
+        if isinstance(tensor, (list, tuple)):
+            tensor = tensor[0] if tensor else None
+        numel = tensor.numel() if isinstance(tensor, torch.Tensor) else 0
+        call = [name, numel, asynchronous, self._phase, detail]
+        self._send({"call": call})
+        self._calls += 1
+        return self._calls - 1
+
+    def watch_collectives(self) -> None:
+        """Record every collective that is called through torch.distributed."""
+        names = (
+            "all_reduce all_gather all_gather_object all_to_all barrier broadcast "
+            "broadcast_object_list gather irecv isend recv reduce reduce_scatter scatter send "
+            "all_gather_into_tensor reduce_scatter_tensor all_to_all_single all_gather_single "
+            "reduce_scatter_single"
+        )
+        for name in names.split():
+            if hasattr(dist, name):
+                setattr(dist, name, self._watched(name, getattr(dist, name)))
+
+    def _watched(self, name: str, real: Callable) -> Callable:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            tensor = args[0] if args else kwargs.get("tensor")
+            detail = ""
+            if name == "broadcast":
+                source = kwargs.get("src", args[1] if len(args) > 1 else None)
+                detail = f"from rank {source}"
+            operation = [*args[2:], kwargs.get("async_op")]
+            asynchronous = any(argument is True for argument in operation)
+            number = self.record(name, tensor, asynchronous, detail)
+
+            def tell(touched: bool = False) -> None:
+                self._send({"returned": number, "touched": touched})
+
+            if name == "all_reduce" and asynchronous:
+                result = tensor.detach().clone()
+                rest = {key: value for key, value in kwargs.items() if key != "tensor"}
+                return Pending(real(result, *args[1:], **rest), tensor, result, tell)
+            value = real(*args, **kwargs)
+            if not asynchronous:
+                tell()
+            return value
+
+        watched.__name__ = watched.__qualname__ = name
+        return watched
+
+
+def _load(path: str) -> ModuleType:
+    """Import the learner's file under a name that is not __main__."""
+    spec = importlib.util.spec_from_file_location("learner", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["learner"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _describe(error: BaseException, path: str) -> dict[str, Any]:
+    """An error: its kind, its first line, and the learner's line it came from."""
+    line = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == path:
+            line = frame.lineno
+    if isinstance(error, SyntaxError) and error.filename == path:
+        line = error.lineno
+    with contextlib.suppress(Exception):
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        return {"kind": type(error).__name__, "text": text, "line": line}
+    return {"kind": type(error).__name__, "text": "", "line": line}
+
+
+def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
+           folder: str, events: Any, output: Any) -> None:  # fmt: skip
+    """The whole life of a rank: import, probe, report; then sleep until it is killed."""
+    os.setsid()
+    if LINUX:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    os.chdir(folder)
+    sys.argv = [path]
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT="0", GROUP_RANK="0", OMP_NUM_THREADS="1",
+        CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="",
+    )  # fmt: skip
+
+    def send(event: dict) -> None:
+        events.send_bytes(json.dumps(event).encode())
+
+    step = find_step(lab, number)
+    lesson = Lesson(rank, world, send)
+    doing = "join"
+    try:
+        lesson.watch_collectives()
+        if step.joins:
+            dist.init_process_group("gloo")
+        doing = "import"
+        lesson.module = _load(path)
+        doing = "probe"
+        for name in step.uses:
+            if not callable(getattr(lesson.module, name, None)):
+                raise LookupError(name)
+        step.probe(lesson)
+        send({"end": "done"})
+    except BaseException as error:
+        described = _describe(error, path)
+        send({"end": "error", "doing": doing, **described})
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    while True:  # the checker ends this process: nothing more of it may run
+        time.sleep(3600)
+
+
+def find_step(lab: str, number: int) -> Step:
+    """The step of this number in the grader of this lab."""
+    steps = importlib.import_module(f"graders.{lab}").STEPS
+    return next(step for step in steps if step.number == number)
+
+
+# --- in the checker -----------------------------------------------------------------------
+
+
+def _children() -> dict[int, list[int]]:
+    """Processes by parent, from /proc."""
+    tree: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                text = Path("/proc", entry, "stat").read_text()
+                parent = int(text.rpartition(")")[2].split()[1])
+                tree.setdefault(parent, []).append(int(entry))
+    return tree
+
+
+def _descendants(pid: int) -> list[int]:
+    tree, found = _children(), [pid]
+    for process in found:
+        found += tree.get(process, [])
+    return found[1:]
+
+
+def _seconds_and_sleep(pid: int) -> tuple[int, bool]:
+    """Clock ticks a process has used, and whether all of its threads are asleep."""
+    ticks, asleep = 0, True
+    with contextlib.suppress(OSError, ValueError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2]
+            fields = fields.split()
+            ticks += int(fields[11]) + int(fields[12])
+            asleep = asleep and fields[0] in "SZ"
+    return ticks, asleep
+
+
+class Runner:
+    """Runs steps of one lab on one file. A context manager: on leaving, nothing is left."""
+
+    def __init__(self, lab: str, limit: float = 60.0):
+        self.lab, self.limit = lab, limit
+
+    def __enter__(self) -> "Runner":
+        if LINUX:
+            ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us
+        torch.set_num_threads(1)
+        self.context = multiprocessing.get_context("fork" if LINUX else "spawn")
+        self.folder = tempfile.TemporaryDirectory(prefix="check-")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_all([])
+        self.folder.cleanup()
+
+    def run(self, step: Step, path: Path, world: int) -> Group:
+        """Run one step at one world size; once more if the ranks could not even meet."""
+        for _ in range(3):
+            group = self._run(step, path, world)
+            if not any(rank.error.get("doing") == "join" for rank in group.ranks):
+                return group
+        sys.exit(f"the checker cannot start {world} ranks: {group.ranks[0].error}")
+
+    def _run(self, step: Step, path: Path, world: int) -> Group:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        group = Group(world, [Rank() for _ in range(world)])
+        processes, events, outputs = [], [], []
+        folder = tempfile.mkdtemp(dir=self.folder.name)
+        try:
+            for rank in range(world):
+                receive, send = self.context.Pipe(duplex=False)
+                read, write = self.context.Pipe(duplex=False)
+                arguments = (self.lab, step.number, str(path), rank, world, store.port)
+                arguments += (folder, send, write)
+                process = self.context.Process(target=_serve, args=arguments)
+                with warnings.catch_warnings():
+                    # Python 3.12 warns that the store's thread stays behind: it does, unused
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+                send.close()
+                write.close()
+                processes.append(process)
+                events.append(receive)
+                outputs.append(read)
+            self._listen(group, processes, events, outputs)
+        finally:
+            self._end_all(processes)
+            for connection in [*events, *outputs]:
+                connection.close()
+        return group
+
+    def _listen(self, group: Group, processes: list, events: list, outputs: list) -> None:
+        deadline = time.monotonic() + self.limit
+        failed_at, quiet_since, ticks = None, time.monotonic(), -1
+        open_outputs = dict(enumerate(outputs))
+        while any(rank.end == "waiting" for rank in group.ranks):
+            now = time.monotonic()
+            if now > (deadline if failed_at is None else min(deadline, failed_at + GRACE)):
+                group.stopped = "limit" if failed_at is None else "failure"
+                break
+            waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
+            sources = [events[r] for r in waiting] + [processes[r].sentinel for r in waiting]
+            ready = wait(sources + list(open_outputs.values()), timeout=0.1)
+            for r, output in list(open_outputs.items()):
+                if output in ready:
+                    try:
+                        text = os.read(output.fileno(), 65536)
+                    except OSError:
+                        text = b""
+                    if not text:
+                        del open_outputs[r]
+                    kept = group.ranks[r].output
+                    group.ranks[r].output = (kept + text.decode(errors="replace"))[:KEPT_OUTPUT]
+            for r in waiting:
+                rank = group.ranks[r]
+                self._receive(rank, events[r])
+                if rank.end == "waiting" and processes[r].sentinel in ready:
+                    self._receive(rank, events[r])
+                    if rank.end == "waiting":
+                        processes[r].join()
+                        rank.end, rank.status = "left", processes[r].exitcode
+                if rank.end in ("error", "left") and failed_at is None:
+                    failed_at = time.monotonic()
+            if LINUX:
+                used = [_seconds_and_sleep(processes[r].pid) for r in waiting]
+                total = sum(count for count, _ in used)
+                if total != ticks or ready or not all(asleep for _, asleep in used):
+                    quiet_since, ticks = time.monotonic(), total
+                elif time.monotonic() - quiet_since > PATIENCE:
+                    group.stopped = "asleep"
+                    break
+
+    @staticmethod
+    def _receive(rank: Rank, connection: Any) -> None:
+        with contextlib.suppress(
+            EOFError, OSError, ValueError, KeyError, IndexError, TypeError
+        ):
+            while rank.end == "waiting" and connection.poll():
+                event = json.loads(connection.recv_bytes(1 << 20))
+                if "fact" in event:
+                    rank.facts[event["fact"]] = event["value"]
+                elif "call" in event:
+                    rank.calls.append(Call(*event["call"]))
+                elif "returned" in event:
+                    call = rank.calls[event["returned"]]
+                    call.returned, call.touched = True, event["touched"]
+                elif "end" in event:
+                    rank.end, rank.error = event["end"], event
+
+    @staticmethod
+    def _end_all(processes: list) -> None:
+        """Kill the ranks and everything they left behind."""
+        for process in processes:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+        for process in processes:
+            process.join()
+            process.close()
+        while LINUX and (left := _descendants(os.getpid())):
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.01)
+
+
+# --- what is true of every lab ------------------------------------------------------------
+
+COLLATERAL = re.compile(r"gloo|Connection closed|peer|Broken pipe|Socket|timed out", re.I)
+
+
+def _first_error(group: Group) -> tuple[int, Rank] | None:
+    """The rank to blame: the first whose error is not the echo of another rank's."""
+    failed = [(r, rank) for r, rank in enumerate(group.ranks) if rank.end in ("error", "left")]
+    own = [
+        (r, rank)
+        for r, rank in failed
+        if rank.end == "left" or not COLLATERAL.search(rank.error.get("text", ""))
+    ]
+    return (own or failed or [None])[0]
+
+
+def compare_calls(group: Group, step: Step) -> None:
+    """Raise `Wrong` if the ranks did not call the same collectives in the same order."""
+    sequences = [[(call.name, call.numel) for call in rank.calls] for rank in group.ranks]
+    for place in range(max(map(len, sequences))):
+        here = [sequence[place] if place < len(sequence) else None for sequence in sequences]
+        if len(set(here)) == 1:
+            continue
+        if None in here:
+            callers = [r for r, call in enumerate(here) if call is not None]
+            call = here[callers[0]]
+            names = ", ".join(map(str, callers))
+            raise Wrong(
+                f"only rank {names} of {group.world} called {call[0]} of {call[1]} numbers",
+                HINTS["some_ranks"],
+            )
+        calls = [f"rank {r} {name} of {numel} numbers" for r, (name, numel) in enumerate(here)]
+        raise Wrong(f"call {place + 1} differs: {', '.join(calls)}", step.order_hint)
+
+
+def judge_ends(group: Group, step: Step) -> None:
+    """Raise `Blank` or `Wrong` unless every rank came to the end of its probe."""
+    blamed = _first_error(group)
+    if blamed is not None:
+        r, rank = blamed
+        kind, text = rank.error.get("kind"), rank.error.get("text", "")
+        where = f", line {rank.error['line']}" if rank.error.get("line") else ""
+        if rank.end == "error" and rank.error["doing"] == "import" and kind != "SystemExit":
+            what = f"the file cannot be imported: {kind}{where}: {text}"
+            raise Wrong(what, HINTS["import"])
+        if kind == "NotImplementedError":
+            raise Blank(re.sub(r"^step \d+: ", "", text) + where)
+        if kind == "LookupError" and not where:
+            raise Wrong(f"the file has no {text}", HINTS["missing"])
+        if kind == "SystemExit":
+            raise Wrong(f"rank {r} ended itself by sys.exit{where}", HINTS["exit"])
+        if rank.end == "left":
+            status = rank.status
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            raise Wrong(f"rank {r} ended in the middle of the step ({how})", HINTS["killed"])
+        if kind == "RecursionError":
+            raise Wrong(f"rank {r} failed: {kind}{where}", HINTS["recursion"])
+        what = f"rank {r} failed: {kind}{where}: {text}"
+        for pattern, hint in step.crashes:
+            if re.search(pattern, text):
+                raise Wrong(what, hint)
+        if COLLATERAL.search(text):
+            compare_calls(group, step)
+        hint = (
+            HINTS["missing"] if kind == "TypeError" and "argument" in text else HINTS["crash"]
+        )
+        raise Wrong(what, hint)
+    if group.stopped:
+        compare_calls(group, step)
+        waiting = [str(r) for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
+        blocked = [
+            rank.calls[-1] for rank in group.ranks if rank.calls and rank.end == "waiting"
+        ]
+        if blocked and not blocked[0].returned and not blocked[0].asynchronous:
+            what = f"did not come out of {blocked[0].name}"
+            raise Wrong(f"rank {', '.join(waiting)} {what}", HINTS["some_ranks"])
+        raise Wrong(f"rank {', '.join(waiting)} did not end", HINTS["endless"])

@@ -1,0 +1,344 @@
+"""The labs: they run, their starters fail kindly, and every hint answers to a wrong answer.
+
+A wrong answer is a file in `tests/labs/labNN/` with the functions and methods that replace those
+of the lab, the step it spoils and the hint it must get. Wrong answers are graded by `check.py`
+itself, all of one step in one call.
+"""
+
+import ast
+import functools
+import importlib
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+INPUTS = ["labs", "tests/labs", "tests/test_labs.py"]
+
+ROOT = Path(__file__).parent.parent
+LABS = ROOT / "labs"
+REFERENCE = LABS / "lab02_ddp.py"
+WRONG = sorted((ROOT / "tests/labs/lab02").glob("*.py"))
+TAG = "WORLD_SIZE_LAB_TEST"
+
+
+def constants(path: Path) -> tuple[int, str]:
+    """The step and the hint that a wrong answer names."""
+    step, hint = re.search(r'^STEP, HINT = (\d+), "(\w+)"$', path.read_text(), re.M).groups()
+    return int(step), hint
+
+
+def run(*command: str | Path, cwd: Path, limit: float = 300) -> subprocess.CompletedProcess:
+    """Run a program in a folder; fail if it leaves a process behind."""
+    tag = f"{TAG}={uuid.uuid4().hex}"
+    name, _, value = tag.partition("=")
+    environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    environment |= {"OMP_NUM_THREADS": "1", name: value}
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
+    left = survivors(tag)
+    deadline = time.monotonic() + 5
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = survivors(tag)
+    assert not left, f"left behind by {command}: {left}"
+    return done
+
+
+def survivors(tag: str) -> list[str]:
+    """Processes that carry the tag in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if tag.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            pass
+    return found
+
+
+def check(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess:
+    return run(sys.executable, LABS / "check.py", *arguments, cwd=cwd)
+
+
+def unwrapped(output: str) -> str:
+    """The output of check.py with its paragraphs in one line each."""
+    return re.sub(r"\n {15}", " ", output)
+
+
+@functools.lru_cache
+def all_hints() -> dict[str, str]:
+    """Hints by name, those of the runner too."""
+    sys.path.insert(0, str(LABS))
+    try:
+        ours = importlib.import_module("graders.lab02_ddp").HINTS
+        return importlib.import_module("graders.runner").HINTS | ours
+    finally:
+        sys.path.remove(str(LABS))
+
+
+def span(node: ast.AST) -> tuple[int, int]:
+    """First and last line of a definition, decorators included."""
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno
+
+
+def spoiled(reference: str, wrong: str) -> str:
+    """The reference with the functions and methods of `wrong` in place of its own."""
+    ours, theirs = ast.parse(reference), ast.parse(wrong)
+    lines, new = reference.splitlines(), wrong.splitlines()
+    edits = []
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    for node in [n for n in theirs.body if isinstance(n, kinds)]:
+        old = next(n for n in ours.body if isinstance(n, kinds) and n.name == node.name)
+        pairs = [(old, node)]
+        if isinstance(node, ast.ClassDef):
+            methods = {n.name: n for n in old.body if isinstance(n, ast.FunctionDef)}
+            pairs = [(methods[m.name], m) for m in node.body]
+        edits += [(span(before), span(after)) for before, after in pairs]
+    for (first, last), (start, end) in sorted(edits, reverse=True):
+        lines[first - 1 : last] = new[start - 1 : end]
+    return "\n".join(lines) + "\n"
+
+
+# --- wrong answers ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory):
+    """Grade the wrong answers of a step, all in one call; return the output for one of them."""
+
+    @functools.lru_cache
+    def of_step(step: int) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp(f"step{step}")
+        files = [path for path in WRONG if constants(path)[0] == step]
+        for path in files:
+            text = spoiled(REFERENCE.read_text(), path.read_text())
+            (folder / f"lab02_ddp-{path.name}").write_text(text)
+        names = [f"lab02_ddp-{path.name}" for path in files]
+        done = check(*names, "--step", str(step), cwd=folder)
+        assert done.returncode == 1, done.stderr
+        parts = re.split(r"^(lab02_ddp-\w+\.py), graded .*\n", done.stdout, flags=re.M)
+        return dict(zip(parts[1::2], map(unwrapped, parts[2::2]), strict=True))
+
+    return lambda path: of_step(constants(path)[0])[f"lab02_ddp-{path.name}"]
+
+
+@pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
+def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
+    step, hint = constants(path)
+    output = graded(path)
+    given = [name for name, text in all_hints().items() if f"hint:  {text}" in output]
+    assert given == [hint], output
+    assert f"step {step}  wrong" in output
+
+
+def test_every_hint_of_the_lab_is_provoked() -> None:
+    provoked = {constants(path)[1] for path in WRONG}
+    sys.path.insert(0, str(LABS))
+    ours = set(importlib.import_module("graders.lab02_ddp").HINTS)
+    sys.path.remove(str(LABS))
+    assert ours - provoked <= {"average", "other"}
+
+
+# --- the reference and the starter --------------------------------------------------------
+
+
+def test_reference_passes_every_step(tmp_path: Path) -> None:
+    done = check(REFERENCE, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 of 8 steps pass" in done.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_reference_runs_alone_in_an_empty_folder(ranks: int, tmp_path: Path) -> None:
+    (tmp_path / REFERENCE.name).write_text(REFERENCE.read_text())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    done = run(*torchrun, REFERENCE.name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "one process, naive, hooks, buckets, torch: one model" in done.stdout
+    assert [f"step {n}" in done.stdout for n in range(1, 9)] == [True] * 8
+
+
+def test_lab_without_torchrun_says_how_to_start_it(tmp_path: Path) -> None:
+    done = run(sys.executable, REFERENCE, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "start me with: torchrun --nproc-per-node=2 lab02_ddp.py\n"
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Path:
+    done = run(sys.executable, LABS / "start.py", "02", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "my_labs/lab02_ddp.py"
+
+
+def test_starter_runs_to_the_first_blank_and_names_it(starter: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    done = run(*torchrun, starter, cwd=tmp_path)
+    assert done.returncode != 0
+    truth, blank = done.stdout.splitlines()
+    assert truth.startswith("the truth: one process")
+    line = re.fullmatch(r"lab02_ddp\.py, line (\d+), a blank: step 1: init .*", blank)
+    assert line, blank
+    assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
+
+
+def test_starter_has_no_solution_and_all_hints(starter: Path) -> None:
+    text = starter.read_text()
+    assert text.count("raise NotImplementedError(") == REFERENCE.read_text().count("# >>> sol")
+    assert text.count("# hint: ") == REFERENCE.read_text().count("# hint: ")
+    assert "keep_in_bucket(parameter)\n        if self.sync" not in text
+    ast.parse(text)
+
+
+def test_starter_is_graded_as_blank(starter: Path, tmp_path: Path) -> None:
+    done = check(starter, cwd=tmp_path)
+    assert done.returncode == 1
+    assert len(re.findall(r"^step \d  blank", done.stdout, re.M)) == 7
+    assert "step 7  later" in done.stdout
+    assert "0 of 8 steps pass" in done.stdout
+
+
+def test_start_does_not_overwrite(starter: Path, tmp_path: Path) -> None:
+    starter.write_text("mine\n")
+    done = run(sys.executable, LABS / "start.py", "02", cwd=tmp_path)
+    assert (done.returncode, done.stdout, starter.read_text()) == (1, "", "mine\n")
+    assert done.stderr.startswith("my_labs/lab02_ddp.py exists already")
+
+
+def test_start_lists_the_labs_and_refuses_other_numbers(tmp_path: Path) -> None:
+    listed = run(sys.executable, LABS / "start.py", cwd=tmp_path)
+    assert "02  Lab 02: DDP from scratch, then torch's" in listed.stdout
+    for wrong in ("99", "two", "-1", ""):
+        done = run(sys.executable, LABS / "start.py", wrong, cwd=tmp_path)
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 1 and "there is no lab" in done.stderr
+    assert not (tmp_path / "my_labs").exists()
+
+
+# --- whatever the learner's code does -----------------------------------------------------
+
+MISCHIEF = {
+    "hangs alone": ("while True:\n        pass", "endless"),
+    "sleeps": ("import time\n    time.sleep(1000)", "endless"),
+    "exits": ("sys.exit(0)", "exit"),
+    "leaves": ("os._exit(0)", "killed"),
+    "kills itself": ("os.kill(os.getpid(), 9)", "killed"),
+    "crashes in one rank": ("dist.get_rank() and 1 / 0\n    dist.barrier()", "crash"),
+    "recurses": ("average_gradients(module)", "recursion"),
+    "interrupts": ("raise KeyboardInterrupt", "crash"),
+    "closes everything": ("os.closerange(0, 1000)\n    os._exit(3)", "killed"),
+    "overflows its stack": ("__import__('ctypes').string_at(0)", "killed"),
+    "waits for rank 0": ("dist.get_rank() or dist.barrier()", "some_ranks"),
+    "takes no argument": (None, "missing"),
+}
+
+
+@pytest.fixture(scope="module")
+def mischief(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Grade step 4 of files whose average_gradients does something else."""
+    folder = tmp_path_factory.mktemp("mischief")
+    names = []
+    for number, (what, (body, _)) in enumerate(MISCHIEF.items()):
+        head = "def average_gradients(module):" if body else "def average_gradients():"
+        names.append(f"lab02_ddp-{number}.py")
+        wrong = f"{head}\n    {body or 'pass'}\n"
+        (folder / names[-1]).write_text(spoiled(REFERENCE.read_text(), wrong))
+        assert what
+    done = check(*names, "--step", "4", "--limit", "8", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    parts = re.split(r"^lab02_ddp-\d+\.py, graded .*\n", done.stdout, flags=re.M)[1:]
+    return dict(zip(MISCHIEF, map(unwrapped, parts), strict=True))
+
+
+@pytest.mark.parametrize("what", MISCHIEF)
+def test_check_survives_a_function_that(what: str, mischief: dict[str, str]) -> None:
+    hints = [name for name, text in all_hints().items() if f"hint:  {text}" in mischief[what]]
+    assert hints == [MISCHIEF[what][1]], mischief[what]
+
+
+def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
+    text = REFERENCE.read_text()
+    good = re.search(r"(?s)def average_gradients.*?# <<< solution", text)[0]
+    flood = "    for _ in range(20_000):\n        print('x' * 200)\n"
+    orphan = (
+        "    import subprocess\n"
+        "    subprocess.Popen(['setsid', 'sleep', '1000'], start_new_session=True)\n"
+    )
+    head, body = good.split("gradients(module: nn.Module) -> None:\n", 1)
+    files = {
+        "flood": text.replace(good, f"{head}gradients(module):\n{flood}{body}"),
+        "orphan": text.replace(good, f"{head}gradients(module):\n{orphan}{body}"),
+        "syntax": text + "def broken(:\n",
+        "deleted": text.replace("def average_gradients", "def another_name"),
+        "top": text + "import sys\nsys.exit(5)\n",
+    }
+    for name, content in files.items():
+        (tmp_path / f"lab02_ddp-{name}.py").write_text(content)
+    names = [f"lab02_ddp-{name}.py" for name in files]
+    done = check(*names, "--step", "4", cwd=tmp_path)  # run() sees the orphan, if it is left
+    parts = re.split(r"^lab02_ddp-\w+\.py, graded .*\n", done.stdout, flags=re.M)[1:]
+    result = dict(zip(files, map(unwrapped, parts), strict=True))
+    hints = all_hints()
+    assert "step 4  passed" in result["flood"], result["flood"]
+    assert "step 4  passed" in result["orphan"], result["orphan"]
+    assert "cannot be imported: SyntaxError, line" in result["syntax"]
+    assert hints["import"] in result["syntax"]
+    assert "the file has no average_gradients" in result["deleted"]
+    assert hints["missing"] in result["deleted"]
+    assert hints["exit"] in result["top"]
+
+
+def test_a_hanging_step_does_not_take_the_others_along(tmp_path: Path) -> None:
+    wrong = "def average_gradients(module):\n    dist.get_rank() or dist.barrier()\n"
+    (tmp_path / "lab02_ddp.py").write_text(spoiled(REFERENCE.read_text(), wrong))
+    done = check("lab02_ddp.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "step 4  wrong" in done.stdout
+    assert "7 of 8 steps pass" in done.stdout
+
+
+def test_check_is_deterministic(tmp_path: Path) -> None:
+    wrong = (ROOT / "tests/labs/lab02/average_weights_only.py").read_text()
+    (tmp_path / "lab02_ddp.py").write_text(spoiled(REFERENCE.read_text(), wrong))
+    outputs = {check("lab02_ddp.py", "--step", "4", cwd=tmp_path).stdout for _ in range(3)}
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing.py"], "nothing.py: the name must begin with that of a lab: lab02_ddp"),
+        (["lab02_ddp.py"], "there is no file lab02_ddp.py: python labs/start.py writes one"),
+        ([str(REFERENCE), "--step", "9"], "lab02_ddp has steps 1 to 8, there is no step 9"),
+    ],
+)
+def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> None:
+    done = check(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, sentence + "\n")
+
+
+def test_folder_works_when_it_is_copied(tmp_path: Path) -> None:
+    copy = tmp_path / "labs"
+    for path in [*LABS.glob("*.py"), *LABS.glob("graders/*.py")]:
+        target = copy / path.relative_to(LABS)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    done = run(sys.executable, "labs/start.py", "2", cwd=tmp_path)
+    assert "grade it: python labs/check.py my_labs/lab02_ddp.py" in done.stdout
+    done = run(
+        sys.executable, "labs/check.py", "my_labs/lab02_ddp.py", "--step", "1", cwd=tmp_path
+    )
+    assert "step 1  blank" in done.stdout
