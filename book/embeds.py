@@ -1,8 +1,8 @@
 """Embeds: the ``--8<--`` lines of a chapter, and the program text they stand for.
 
-The syntax is that of pymdownx.snippets, whose own code cuts out line ranges and marked sections.
-One thing is added: a section of a Python file may also be named by a function or class, so
-that a program carries no marker comments only to be quoted::
+The syntax is that of pymdownx.snippets, whose own code cuts out line ranges and marked
+sections. One thing is added: a section of a Python file may also be named by a function or
+class, so that a program carries no marker comments only to be quoted::
 
     --8<-- "snippets/02_ddp/naive.py:train"
 """
@@ -92,7 +92,8 @@ def resolve(target: str, root: Path) -> tuple[list[str], int]:
         else:
             known = sorted({mark for _, mark in marks} | set(named))
             raise BookError(
-                f"{name} has no section, function or class {section!r}; it has: {', '.join(known)}"
+                f"{name} has no section, function or class {section!r}; "
+                f"it has: {', '.join(known)}"
             )
     elif ranges:
         start, _, end = ranges[1:].partition(":")
@@ -105,7 +106,7 @@ def resolve(target: str, root: Path) -> tuple[list[str], int]:
 
 
 def expand(text: str, root: Path, page: str) -> tuple[str, list[int]]:
-    """A chapter with its embeds resolved, and for each new line the chapter's line it came from.
+    """A chapter with its embeds resolved, and for each new line the chapter's line it is from.
 
     Raises BookError naming ``page`` and line.
     """

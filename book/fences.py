@@ -1,13 +1,14 @@
 """Fences: the code blocks of a chapter, and what checks each language.
 
-pytest-codeblocks finds the blocks. In front of it stand two things it does not do: the embeds are
-resolved, and the header of a fence (`python title="x.py" hl_lines="2"`) is taken apart. Its own
-markers work as its documentation says::
+pytest-codeblocks finds the blocks. In front of it stand two things it does not do: the embeds
+are resolved, and the header of a fence (`python title="x.py" hl_lines="2"`) is taken apart. Its
+own markers work as its documentation says::
 
     <!--pytest-codeblocks:cont-->              this block goes on where the one before it ended
-    <!--pytest-codeblocks:expected-output-->   the next fence is what the block before it printed
+    <!--pytest-codeblocks:expected-output-->   the next fence is what this block prints
 
-A block is left out only by a reason, which the page shows: ```` ```bash skip="needs two machines" ````.
+A block is left out only by a reason, which the page shows, in the fence's header:
+`bash skip="needs two machines"`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from book import BookError, runner
 from book.embeds import EMBED, expand, target_file
 from book.program import SUFFIXES, Program, copy_labs, is_program, replace
-from book.transcript import Step, Transcript, TranscriptError, difference, output_lines
+from book.transcript import Transcript, TranscriptError, difference, output_lines
 
 _HEADER = re.compile(r"^\{?\s*\.?(?P<language>[\w+#-]*)(?P<options>.*?)\}?\s*$")
 _OPTION = re.compile(r'([\w-]+)=(?:"([^"]*)"|(\S+))')
@@ -63,7 +64,7 @@ class Fence:
 
 
 def extract(page: Path, root: Path) -> list[Fence]:
-    """Every fence of a page; raises BookError where one cannot be read or its embed not found."""
+    """Every fence of a page; raises BookError where one cannot be read or embeds nothing."""
     from pytest_codeblocks import extract_from_buffer
 
     name = page.relative_to(root).as_posix()
@@ -157,7 +158,7 @@ def _embeds_only(written: list[str], start: int) -> list[str]:
     return targets
 
 
-# --- checking ----------------------------------------------------------------------------------
+# --- checking --------------------------------------------------------------------------------
 
 
 def check(fence: Fence, *, limit: float, record: bool = False, warm=None) -> float:
@@ -249,7 +250,7 @@ def _compare(fence: Fence, result: runner.Result, run: Run) -> None:
 
 
 def _write_expected(fence: Fence, actual: list[str]) -> None:
-    """Rewrite the output fence; one that moved since it was read (an earlier one grew) is found again."""
+    """Rewrite the output fence, found again where it moved because an earlier one grew."""
     lines = fence.page.read_text("utf-8").split("\n")
     opening = next(
         n
@@ -264,9 +265,10 @@ def _write_expected(fence: Fence, actual: list[str]) -> None:
     replace(fence.page, "\n".join(lines))
 
 
+# Runs the segments of a block, each at its own line of the chapter, in one namespace.
 _BOOTSTRAP = """\
-import json, os, sys
-page, segments = json.loads(os.environ.pop("BOOK_BLOCK"))
+import json, sys
+page, segments = json.loads(open(sys.argv.pop(), encoding="utf-8").read())
 scope = {"__name__": "__main__", "__builtins__": __builtins__}
 for line, code in segments:
     exec(compile("\\n" * (line - 1) + code, page, "exec"), scope)
@@ -285,15 +287,10 @@ def _python(fence: Fence, run: Run) -> float:
         return 0.0
     with runner.empty_folder() as folder:
         # the block is handed over beside the folder, which stays empty
-        block = folder.parent / "block.json"
-        block.write_text(json.dumps([str(fence.page), segments]))
-        bootstrap = folder.parent / "block.py"
-        bootstrap.write_text(
-            _BOOTSTRAP.replace(
-                'os.environ.pop("BOOK_BLOCK")', f"open({str(block)!r}, encoding='utf-8').read()"
-            )
-        )
-        result = _run(fence, f"python {bootstrap}", folder, run)
+        block, bootstrap = folder.parent / "block.json", folder.parent / "block.py"
+        block.write_text(json.dumps([str(fence.page), segments]), "utf-8")
+        bootstrap.write_text(_BOOTSTRAP, "utf-8")
+        result = _run(fence, f"python {bootstrap} {block}", folder, run)
     if result.timed_out or result.status:
         text = "\n".join(stack for _, stack in result.stacks) or result.stderr
         lines = re.findall(rf'File "{re.escape(str(fence.page))}", line (\d+)', text)
@@ -347,7 +344,7 @@ def _console(fence: Fence, run: Run) -> float:
 
 
 def _place_named(fence: Fence, text: str, folder: Path) -> None:
-    """Give a command the files of the book that it names: a program, or the labs as a folder."""
+    """Give a command the files of the book that it names: programs, the labs as a folder."""
     if re.search(r"(?<![\w/])labs/", text):
         copy_labs(fence.root, folder)
     for name in set(re.findall(r"(?<![\w/])snippets/[\w./-]+", text)):
@@ -429,7 +426,8 @@ def _check_deepspeed(fence: Fence, value: dict) -> None:
         import inspect
         value = json.load(sys.stdin)
         sources = inspect.getsource(config) + inspect.getsource(constants)
-        unknown = [key for key in value if f'"{key}"' not in sources and f"'{key}'" not in sources]
+        quoted = lambda key: f'"{key}"' in sources or f"'{key}'" in sources
+        unknown = [key for key in value if not quoted(key)]
         if unknown:
             sys.exit(f"DeepSpeed knows no key {', '.join(unknown)}")
         try:
@@ -464,7 +462,7 @@ def _not_a(fence: Fence, what: str, why: str, line: int) -> BookError:
 
 
 def _text(fence: Fence, run: Run) -> None:
-    """Plain text is a quotation: each of its lines stands in a transcript, or is a block's output."""
+    """Plain text is a quotation: each line stands in a transcript, or is a block's output."""
     known = set()
     for folder in ("snippets", "labs"):
         for path in (fence.root / folder).rglob("*.txt"):

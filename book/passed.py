@@ -43,7 +43,7 @@ def _digest_file(path: str, _mtime: int, _size: int) -> str:
 
 
 def digest(*parts: str | Path) -> str:
-    """A digest of strings, files and folders (everything in them but hidden files and caches)."""
+    """A digest of strings, files and folders (all in them but hidden files and caches)."""
     whole = hashlib.sha256(surroundings().encode())
     for part in parts:
         if isinstance(part, str):
@@ -86,7 +86,7 @@ class Passed:
         return self.known.get(name) == inputs
 
     def add(self, news: dict[str, str | None]) -> None:
-        """Note what passed (and, as None, what failed), beside what another run noted meanwhile."""
+        """Note what passed (and, as None, what failed), beside what other runs noted."""
         if not news:
             return
         self.known = Passed(self.path.parent.parent).known | news

@@ -126,7 +126,7 @@ class Session:
 SESSION = pytest.StashKey[Session]()
 
 
-# --- collecting --------------------------------------------------------------------------------
+# --- collecting ------------------------------------------------------------------------------
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -358,13 +358,13 @@ class Block(BookItem):
         return self.path, self.fence.line - 1, f"{self.fence.where} ({self.fence.language})"
 
 
-# --- what has passed already -------------------------------------------------------------------
+# --- what has passed already -----------------------------------------------------------------
 
 
 def _inputs(item: pytest.Item, session: Session) -> str:
     """The digest of an item's inputs; empty for one that is always run.
 
-    A test module of ``tests/`` may name the files and folders it depends on in a list ``INPUTS``.
+    A module of ``tests/`` may name the files and folders it depends on in a list ``INPUTS``.
     """
     if isinstance(item, BookItem):
         return item.inputs()
@@ -414,7 +414,7 @@ def pytest_report_teststatus(report, config: pytest.Config):
     return None
 
 
-# --- the summary -------------------------------------------------------------------------------
+# --- the summary -----------------------------------------------------------------------------
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config) -> None:

@@ -1,9 +1,9 @@
 """Programs: whole files under ``snippets/`` and ``labs/``, and what must be true of each.
 
 A program has a transcript beside it (``NAME.cpu.txt``, ``NAME.cuda.txt``), a chapter embeds it,
-its commands print what the transcript says, and if it draws ``NAME.svg`` that figure lies beside
-it. A program with no CPU transcript needs a GPU, and must say so in one sentence where there is
-none.
+its commands print what the transcript says, and if it draws ``NAME.svg`` that figure lies
+beside it. A program with no CPU transcript needs a GPU, and must say so in one sentence where
+there is none.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Program:
 
 
 def is_program(path: Path, root: Path) -> bool:
-    """Whether a file is a program of the book: under ``snippets/``, or directly in ``labs/``."""
+    """Whether a file is a program: anywhere under ``snippets/``, or directly in ``labs/``."""
     try:
         first, *rest = path.relative_to(root).parts
     except ValueError:
@@ -156,7 +156,7 @@ def _named_in_a_lab(program: Program) -> bool:
     )
 
 
-# --- running -----------------------------------------------------------------------------------
+# --- running ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -226,9 +226,9 @@ def check(
                     if result.timed_out
                     else f" left with status {result.status}, not {wanted}:"
                 )
+                place_of_error = _place_of_error(program, result) or f"{program.name}:1"
                 raise BookError(
-                    f"{_place_of_error(program, result) or program.name + ':1'}: {where}{came}\n"
-                    f"{runner.explain(result, renamed)}"
+                    f"{place_of_error}: {where}{came}\n{runner.explain(result, renamed)}"
                 )
             if result.leftovers:
                 raise BookError(
@@ -276,9 +276,9 @@ def check_refusal(program: Program, *, limit: float, warm=None) -> Outcome:
     sentence = [line for line in said if re.search(r"\b(GPU|CUDA|accelerator)s?\b", line)]
     if result.status == 0 or not sentence or any(line.startswith("Traceback") for line in said):
         raise BookError(
-            f"{program.name}:1: `{step.command}` needs a GPU; where there is none it must say so "
-            f"in one sentence on stderr, without a traceback, and leave with a non-zero status; "
-            f"it left with {result.status} and said:\n" + "\n".join(said[-8:])
+            f"{program.name}:1: `{step.command}` needs a GPU; where there is none it must say "
+            f"so in one sentence on stderr, without a traceback, and leave with a non-zero "
+            f"status; it left with {result.status} and said:\n" + "\n".join(said[-8:])
         )
     return Outcome(result.seconds)
 
@@ -358,7 +358,7 @@ def one_at_a_time(device: str) -> Iterator[None]:
         yield
 
 
-# --- figures -----------------------------------------------------------------------------------
+# --- figures ---------------------------------------------------------------------------------
 
 
 def figure_labels(text: str) -> list[str]:

@@ -1,9 +1,9 @@
-"""Runner: one command line, as a reader would type it, with a time limit, leaving nothing behind.
+"""Runner: one command, as a reader would type it, with a time limit, leaving nothing behind.
 
 The command runs under bash in a folder of its own with the variables a reader would have. When
 the time limit is exceeded, every rank is asked for its Python stack (``faulthandler`` answers
-SIGABRT, which needs no privileges and no other tool) and then the whole tree is killed. After any
-run, whatever it left running is found, killed and reported.
+SIGABRT, which needs no privileges and no other tool) and then the whole tree is killed. After
+any run, whatever it left running is found, killed and reported.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _python_folders() -> list[str]:
     return [str(shims)]
 
 
-# --- processes ---------------------------------------------------------------------------------
+# --- processes -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _readable_stack(dump: str) -> str:
     return "\n".join(lines[:30])
 
 
-# --- running -----------------------------------------------------------------------------------
+# --- running ---------------------------------------------------------------------------------
 
 
 def run(command: str, folder: Path, *, limit: float, device: str = "cpu", warm=None) -> Result:
@@ -320,7 +320,7 @@ def _read(path: Path) -> str:
     return text if size <= LONGEST_OUTPUT else f"{text}\n… cut: {size} bytes in all"
 
 
-# --- saying what happened ----------------------------------------------------------------------
+# --- saying what happened --------------------------------------------------------------------
 
 
 def explain(result: Result, renamed: dict[str, str] | None = None) -> str:
@@ -356,9 +356,7 @@ def explain(result: Result, renamed: dict[str, str] | None = None) -> str:
                 parts.append(
                     "its last lines:\n" + "\n".join(f"  {line}" for line in said[-12:])
                 )
-        elif said := _spoken(result.stderr):
-            parts.append("its last lines:\n" + "\n".join(f"  {line}" for line in said[-12:]))
-        elif said := result.stdout.splitlines():
+        elif (said := _spoken(result.stderr)) or (said := result.stdout.splitlines()):
             parts.append("its last lines:\n" + "\n".join(f"  {line}" for line in said[-12:]))
         else:
             parts.append("it said nothing")
@@ -407,7 +405,7 @@ def _cpu_name() -> str:
 
 
 def gpu_names() -> list[str]:
-    """The names of the CUDA devices that torch sees; empty without one. Imports no torch here."""
+    """The names of the CUDA devices that torch sees, asked in a process of its own."""
     global _GPUS
     if _GPUS is None:
         _GPUS = []
@@ -416,8 +414,8 @@ def gpu_names() -> list[str]:
                 [
                     sys.executable,
                     "-c",
-                    "import torch; "
-                    "[print(torch.cuda.get_device_name(i)) for i in range(torch.cuda.device_count())]",
+                    "import torch.cuda as c; "
+                    "[print(c.get_device_name(i)) for i in range(c.device_count())]",
                 ],
                 capture_output=True,
                 text=True,

@@ -1,7 +1,7 @@
 """Site: the pages and facts that MkDocs takes from the programs.
 
-Hooks, as thin as they can be: a page for each program, the page "What ran where", and under each
-chapter's title its reading time and the machines its programs were run on.
+Hooks, as thin as they can be: a page for each program, the page "What ran where", and under
+each chapter's title its reading time and the machines its programs were run on.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _first_cell(text: str) -> str:
 
 
 def _program_text(program: Program, places: list[str]) -> str:
-    """The page of a program: what it shows, the whole file, what it printed, where it stands."""
+    """The page of a program: what it shows, the whole file, what it printed."""
     what = summary(program)
     pages = list(dict.fromkeys(place.split(":")[0] for place in places))
     chapters = ", ".join(
@@ -136,8 +136,8 @@ def _what_ran_where(root: Path) -> str:
         "",
         "# What ran where",
         "",
-        f"Every output in this book was printed by one of the programs below. {count} outputs were "
-        f"recorded on {len(machines)} {'kind' if len(machines) == 1 else 'kinds'} of machine. "
+        "Every output in this book was printed by one of the programs below. "
+        f"{count} outputs were recorded, on: {'; '.join(sorted(machines))}. "
         "Seconds are those of all the commands of a program together, process start included.",
         "",
     ]

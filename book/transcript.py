@@ -11,7 +11,7 @@ A transcript is a text file beside its program::
     [exit status 1]
 
 The first line is the provenance. A ``$`` line is a command, at once what the reader types, what
-is run and what was recorded. ``[exit status N]`` under a command says that it must leave with N.
+is run and what was recorded. ``[exit status N]`` under a command says that it leaves with N.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Most of a short program's time is ``import torch``, once in the launcher and once in each rank.
 ``pytest --warm`` pays it once: a process that has torch waits for commands and forks for each.
 The child of a fork runs the very launcher that torchrun runs (torchrun's own parser makes its
-configuration), with ``start_method="fork"`` in place of fresh interpreters. Fast, for the edit loop;
-what the book proves is proved by the plain commands.
+configuration), with ``start_method="fork"`` in place of fresh interpreters. Fast, for the edit
+loop; what the book proves is proved by the plain commands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLAIN = set("|&;<>()$`\\\"'*?[]#~=%!{}\n")
 
 
 def _words(command: str) -> list[str] | None:
-    """The words of a command without shell syntax (``--key=value`` aside); None for any other."""
+    """The words of a command without shell syntax, ``--key=value`` aside; or None."""
     if set(command.replace("=", "")) & _PLAIN:
         return None
     words = shlex.split(command)
