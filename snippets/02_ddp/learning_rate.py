@@ -1,0 +1,122 @@
+"""The batch grows with N: what should the learning rate do, at equal numbers of samples?
+
+One process stands for N ranks of 16 rows each by taking batches of 16·N rows: DDP's gradient
+is the same. First the reason for a larger rate: the gradient's variance falls as 1/N. Then four
+rules for SGD, each run over the same samples. Linear scaling with warm-up is from Goyal et al.
+(2017).
+"""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+ROWS_PER_RANK, SAMPLES, EPOCHS, BASE_LR, WARMUP = 16, 4096, 6, 0.05, 0.2
+
+RULES: dict[str, Callable[[int, float], float]] = {
+    # factor on BASE_LR, of N and of the share of all samples that has been seen
+    "unchanged": lambda n, done: 1,
+    "square root": lambda n, done: math.sqrt(n),
+    "linear": lambda n, done: n,
+    "linear, warm-up": lambda n, done: 1 + (n - 1) * min(1, done / WARMUP),
+}
+
+
+def make_data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of 32 numbers in 10 classes; a random network says which: [4096, 32] and [4096]."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, 32, generator=generator)
+    hidden = torch.tanh(x @ torch.randn(32, 64, generator=generator) / 3)
+    return x, (hidden @ torch.randn(64, 10, generator=generator)).argmax(1)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(1)
+    widths = [32, 64, 64, 10]
+    layers = []
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        nn.init.normal_(layers[-2].weight, std=1.5 * math.sqrt(2 / fan_in))
+        nn.init.zeros_(layers[-2].bias)
+    return nn.Sequential(*layers[:-1])
+
+
+def train(n: int, rule: str, x: torch.Tensor, y: torch.Tensor) -> list[float]:
+    """Return the loss over all data before training and after each epoch."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=BASE_LR)
+    seen, losses = 0, [F.cross_entropy(model(x), y).item()]
+    for epoch in range(EPOCHS):
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))
+        for rows in order.split(ROWS_PER_RANK * n):
+            factor = RULES[rule](n, seen / (SAMPLES * EPOCHS))
+            optimizer.param_groups[0]["lr"] = BASE_LR * factor
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+            seen += len(rows)
+        with torch.no_grad():
+            losses.append(F.cross_entropy(model(x), y).item())
+    return losses
+
+
+def gradient_variance(n: int, x: torch.Tensor, y: torch.Tensor, batches: int = 300) -> float:
+    """The summed variance of the elements of the gradient of a batch of 16·N rows."""
+    model = make_model()
+    generator = torch.Generator().manual_seed(2)
+    gradients = []
+    for _ in range(batches):
+        rows = torch.randint(SAMPLES, (ROWS_PER_RANK * n,), generator=generator)
+        grads = torch.autograd.grad(
+            F.cross_entropy(model(x[rows]), y[rows]), list(model.parameters())
+        )
+        gradients.append(torch.cat([grad.flatten() for grad in grads]))
+    return torch.stack(gradients).var(0).sum().item()
+
+
+def draw(curves: dict[str, list[float]]) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "learning_rate", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 4))
+    colours = ["#52525b", "#0b6e99", "#7c3aed", "#c2410c", "#15803d"]
+    for (name, losses), colour in zip(curves.items(), colours, strict=True):
+        samples = [epoch * SAMPLES / 1000 for epoch in range(EPOCHS + 1)]
+        axes.plot(samples, losses, color=colour, linewidth=2, marker="o", markersize=4)
+        axes.annotate(
+            name, (samples[-1], losses[-1]), (8, -4), textcoords="offset points", color=colour
+        )
+    axes.set(xlabel="samples seen (thousands)", ylabel="loss over all data (nats)")
+    axes.set(ylim=(0.5, 3), xlim=(0, 32.5), xticks=range(0, 25, 4))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("learning_rate.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_default_dtype(torch.float64)  # so that every CPU prints the same digits
+    torch.set_num_threads(1)  # the matrices are small
+    x, y = make_data()
+
+    alone = gradient_variance(1, x, y)
+    print("variance of the gradient, against one rank's:")
+    for n in (1, 2, 4, 8, 16):
+        print(f"  N = {n:2}: {gradient_variance(n, x, y) / alone:.3f}  (1/N = {1 / n:.3f})")
+
+    reference = train(1, "unchanged", x, y)
+    print(f"loss after {EPOCHS} epochs, N = 1: {reference[-1]:.3f} ({EPOCHS * 256} steps)")
+    curves = {"N = 1": reference}
+    for n in (4, 16):
+        print(f"N = {n} ({EPOCHS * SAMPLES // (ROWS_PER_RANK * n)} steps)")
+        for rule in RULES:
+            losses = train(n, rule, x, y)
+            print(f"  {rule:15}  {losses[-1]:.3f}")
+            if n == 16:
+                curves[f"16, {rule}"] = losses
+    draw(curves)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Two nodes: one torchrun on each, the same command but for --node-rank.
+
+Under torchrun this is an ordinary DDP program. Started with plain python it plays both nodes on
+this machine, so that you can try it with one. Look for how rank, local rank and group rank fit
+together, and that DDP over both nodes equals one process.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+NODES, PER_NODE = 2, 2
+
+
+def setup() -> torch.device:
+    """Start the process group: one accelerator per local rank where possible, else CPU."""
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def play_both_nodes() -> int:
+    """Start an agent per node, as two shells on two machines would; return an exit status."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    agents = []
+    for node in range(NODES):
+        options = [f"--nnodes={NODES}", f"--node-rank={node}", f"--nproc-per-node={PER_NODE}"]
+        address = ["--master-addr=127.0.0.1", f"--master-port={port}"]
+        shown = " ".join(options) + " --master-addr=$NODE_0 --master-port=29500"
+        print(f"node {node}$ torchrun {shown} two_nodes.py", flush=True)
+        command = [sys.executable, "-m", "torch.distributed.run", *options, *address, __file__]
+        agents.append(subprocess.Popen(command))
+    try:
+        return int(any(agent.wait(timeout=100) for agent in agents))
+    finally:
+        for agent in agents:
+            agent.terminate()  # nothing to do where it has ended
+
+
+NAMES = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]  # group: node
+
+
+def make_model(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).to(device)
+
+
+def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return list(model.parameters())
+
+
+def main() -> None:
+    device = setup()
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    rows = [None] * n
+    dist.all_gather_object(rows, [os.environ[name] for name in NAMES])
+    if rank == 0:
+        for row in (NAMES, *rows):
+            print(
+                "  ".join(f"{cell:>{len(name)}}" for name, cell in zip(NAMES, row, strict=True))
+            )
+
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(8 * n, 8, generator=generator).to(device)
+    y = x.sum(1, keepdim=True)
+    ours = train(DDP(make_model(device)), x.chunk(n)[rank], y.chunk(n)[rank])
+    torch.testing.assert_close(ours, train(make_model(device), x, y))
+    if rank == 0:
+        print(f"{n} processes: parameters after 10 steps equal to one process")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        main()
+    else:
+        sys.exit(play_both_nodes())
