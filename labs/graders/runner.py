@@ -32,7 +32,6 @@ import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -61,6 +60,8 @@ HINTS = {
     "under an `if` that depends on the rank, or for loops of different length.",
     "order": "Collectives are matched by the order of calls, not by name. Let every rank "
     "call them in one order, whatever order its data is ready in.",
+    "own_source": "Every rank names itself as the source, so that everybody sends and nobody "
+    "receives. `src` must be the same number on all ranks.",
     "endless": "No rank waits for another: look for a loop that never ends, or a long sleep.",
     "recursion": "The function calls itself without end. Did you mean the method of the base "
     "class, or the function of torch, that has the same name?",
@@ -324,6 +325,21 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
         time.sleep(3600)
 
 
+def _keep_store(port: Any) -> None:
+    """Hold the store at which the ranks of one group meet, as torchrun's agent does.
+
+    It has a process of its own because it has a thread of its own: a process that forks must
+    have one thread only, or a child may wait for a lock whose owner was not copied.
+    """
+    os.setsid()
+    if LINUX:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.send(store.port)
+    while True:
+        time.sleep(3600)
+
+
 def find_step(lab: str, number: int) -> Step:
     """The step of this number in the grader of this lab."""
     steps = importlib.import_module(f"graders.{lab}").STEPS
@@ -391,27 +407,28 @@ class Runner:
         sys.exit(f"the checker cannot start {world} ranks: {group.ranks[0].error}")
 
     def _run(self, step: Step, path: Path, world: int) -> Group:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         group = Group(world, [Rank() for _ in range(world)])
         processes, events, outputs = [], [], []
         folder = tempfile.mkdtemp(dir=self.folder.name)
         try:
+            receive, send = self.context.Pipe(duplex=False)
+            keeper = self.context.Process(target=_keep_store, args=(send,))
+            keeper.start()
+            processes.append(keeper)
+            port = receive.recv()
             for rank in range(world):
                 receive, send = self.context.Pipe(duplex=False)
                 read, write = self.context.Pipe(duplex=False)
-                arguments = (self.lab, step.number, str(path), rank, world, store.port)
+                arguments = (self.lab, step.number, str(path), rank, world, port)
                 arguments += (folder, send, write)
                 process = self.context.Process(target=_serve, args=arguments)
-                with warnings.catch_warnings():
-                    # Python 3.12 warns that the store's thread stays behind: it does, unused
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    process.start()
+                process.start()
                 send.close()
                 write.close()
                 processes.append(process)
                 events.append(receive)
                 outputs.append(read)
-            self._listen(group, processes, events, outputs)
+            self._listen(group, processes[1:], events, outputs)
         finally:
             self._end_all(processes)
             for connection in [*events, *outputs]:
@@ -512,23 +529,27 @@ def _first_error(group: Group) -> tuple[int, Rank] | None:
     return (own or failed or [None])[0]
 
 
-def compare_calls(group: Group, step: Step) -> None:
-    """Raise `Wrong` if the ranks did not call the same collectives in the same order."""
-    sequences = [[(call.name, call.numel) for call in rank.calls] for rank in group.ranks]
+def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
+    """Raise `Wrong` if the ranks did not call the same collectives in the same order.
+
+    `absent`: a call that some ranks did not come to counts as a difference.
+    """
+    sequences = [[(c.name, c.numel, c.detail) for c in rank.calls] for rank in group.ranks]
     for place in range(max(map(len, sequences))):
         here = [sequence[place] if place < len(sequence) else None for sequence in sequences]
-        if len(set(here)) == 1:
+        if len(set(here)) == 1 or (None in here and not absent):
             continue
         if None in here:
             callers = [r for r, call in enumerate(here) if call is not None]
-            call = here[callers[0]]
+            name, numel, _ = here[callers[0]]
             names = ", ".join(map(str, callers))
-            raise Wrong(
-                f"only rank {names} of {group.world} called {call[0]} of {call[1]} numbers",
-                HINTS["some_ranks"],
-            )
-        calls = [f"rank {r} {name} of {numel} numbers" for r, (name, numel) in enumerate(here)]
-        raise Wrong(f"call {place + 1} differs: {', '.join(calls)}", step.order_hint)
+            what = f"only rank {names} of {group.world} called {name} of {numel} numbers"
+            raise Wrong(what, HINTS["some_ranks"])
+        calls = [f"rank {r} {c[0]} of {c[1]} numbers {c[2]}" for r, c in enumerate(here)]
+        what = f"call {place + 1} differs: {', '.join(map(str.strip, calls))}"
+        if len({call[:2] for call in here}) == 1:
+            raise Wrong(what, HINTS["own_source"])
+        raise Wrong(what, step.order_hint)
 
 
 def judge_ends(group: Group, step: Step) -> None:
@@ -550,6 +571,7 @@ def judge_ends(group: Group, step: Step) -> None:
         if rank.end == "left":
             status = rank.status
             how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            compare_calls(group, step, absent=False)  # gloo aborts if sizes do not match
             raise Wrong(f"rank {r} ended in the middle of the step ({how})", HINTS["killed"])
         if kind == "RecursionError":
             raise Wrong(f"rank {r} failed: {kind}{where}", HINTS["recursion"])
