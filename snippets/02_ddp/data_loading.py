@@ -1,0 +1,115 @@
+"""A loader that cannot keep up: the share of each step that is spent waiting for data.
+
+Reading a sample sleeps, as waiting for a disk or an object store does, and so does the step,
+as the host does while an accelerator computes. So two CPU cores are enough to see the overlap;
+decoding would need cores as well. Look for the share of the time spent waiting against the
+prediction, for what an epoch's first batch costs, and for what hides a stall.
+"""
+
+import math
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+BATCH, READ_S, STEP_S, STALL_S = 8, 0.005, 0.03, 0.25
+
+
+def setup() -> torch.device:
+    """Start the process group: one accelerator per local rank where possible, else CPU."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 data_loading.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+class SlowStorage(Dataset):
+    """Reading a sample takes READ_S, and STALL_S for the samples in `stalls`."""
+
+    def __init__(self, length: int, stalls: range) -> None:
+        self.length, self.stalls = length, stalls
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(STALL_S if index in self.stalls else READ_S)
+        return torch.full((32,), float(index))
+
+
+def measure(device: torch.device, epochs: int, steps: int, stall: bool, **options) -> str:
+    """Train, and tell where the waiting was. `options` are the DataLoader's."""
+    n = dist.get_world_size()
+    # the stall, if any: one sample on each rank, two thirds into the epoch
+    first_stalled = (2 * steps // 3) * BATCH * n
+    stalls = range(first_stalled, first_stalled + (n if stall else 0))
+    data = SlowStorage(steps * BATCH * n, stalls)
+    sampler = DistributedSampler(data, shuffle=False)  # a rank reads its own samples only
+    accelerated = device.type != "cpu"
+    loader = DataLoader(data, BATCH, sampler=sampler, pin_memory=accelerated, **options)
+    model = DDP(nn.Linear(32, 1).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        waits = []
+        begin = asked = time.perf_counter()
+        for batch in loader:
+            waits.append(time.perf_counter() - asked)
+            # out of pinned memory, the copy runs while the host goes on
+            x = batch.to(device, non_blocking=accelerated)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), x[:, :1]).backward()
+            optimizer.step()
+            time.sleep(STEP_S)
+            asked = time.perf_counter()
+    # the last epoch's: its first batch is paid for separately
+    share = sum(waits[1:]) / (asked - begin - waits[0])
+    first, longest = 1000 * waits[0], 1000 * max(waits[1:])
+    return (
+        f"waiting ≈{100 * share:.0f} %, first batch ≈{first:.0f} ms, longest ≈{longest:.0f} ms"
+    )
+
+
+def main() -> None:
+    device = setup()
+    report = print if dist.get_rank() == 0 else lambda *_: None
+
+    load = BATCH * READ_S
+    report(f"a batch takes {1000 * load:.0f} ms to read, a step {1000 * STEP_S:.0f} ms")
+    for workers in (0, 1, 2):
+        # without workers reading and computing alternate; with them they run side by side
+        wait = load if workers == 0 else max(0, load / workers - STEP_S)
+        report(f"predicted, {workers} workers: waiting {100 * wait / (wait + STEP_S):.0f} %")
+    report(f"needed per rank: {math.ceil(load / STEP_S)} workers")
+    cores = len(os.sched_getaffinity(0)) / int(os.environ["LOCAL_WORLD_SIZE"])
+    report(f"cores per rank for them to run on, here: ≈{cores:.1f}")
+
+    report("two epochs of 12 steps, the second measured")
+    for workers, persistent in ((0, False), (1, False), (2, False), (2, True)):
+        options = {"num_workers": workers, "persistent_workers": persistent}
+        report(f"  {workers} workers, persistent={persistent}:")
+        report(f"    {measure(device, 2, 12, stall=False, **options)}")
+
+    report(f"30 steps, 2 workers, one sample stalls for {1000 * STALL_S:.0f} ms")
+    for prefetch in (2, 8):  # batches per worker; 2 is the default
+        options = {"num_workers": 2, "prefetch_factor": prefetch}
+        report(f"  prefetch_factor={prefetch}:")
+        report(f"    {measure(device, 1, 30, stall=True, **options)}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
