@@ -1,8 +1,12 @@
 """MkDocs hooks that mend what is not valid, not accessible or not short in a page's HTML."""
 
 import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from urllib.parse import urljoin
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 MENDS = [
@@ -17,7 +21,7 @@ MENDS = [
     # HTML defines no such relation
     (r' rel="edit"', ""),
     # most tokens of code have no colour of their own: a third of a page of code
-    (r'<span class="[nwp]">([^<]*)</span>', r"\1"),
+    (r'<span class="[nwpo]">([^<]*)</span>', r"\1"),
 ]
 
 
@@ -28,6 +32,28 @@ def mend(output: str) -> str:
     parts = re.split(r"(<pre\b.*?</pre>)", output, flags=re.DOTALL)
     parts[::2] = [re.sub(r"\s*\n\s*\n", "\n", part) for part in parts[::2]]
     return "".join(parts)
+
+
+def size(drawing: str) -> str:
+    """Return the width and height attributes of an SVG, in whole CSS pixels."""
+    svg = ET.fromstring(drawing)
+    width, height = svg.get("viewBox", "").split()[2:]
+    scale = 4 / 3 if svg.get("width", "").endswith("pt") else 1
+    return f'width="{float(width) * scale:.0f}" height="{float(height) * scale:.0f}"'
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Tell the browser how large each figure will be, so that no text moves when it comes."""
+
+    def sized(match: re.Match[str]) -> str:
+        place = urljoin(f"/{page.url}", match[1]).lstrip("/")
+        figure = next((file for file in files if file.dest_uri == place), None)
+        if figure is None or "width=" in match[0]:
+            return match[0]
+        drawing = Path(figure.abs_src_path).read_text("utf-8")
+        return match[0].replace("<img ", f'<img loading="lazy" {size(drawing)} ', 1)
+
+    return re.sub(r'<img [^>]*?src="([^"]+\.svg)"[^>]*>', sized, html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

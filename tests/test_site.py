@@ -22,7 +22,7 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("ziamath")
 
-from book import glossary, mathematics, notebooks
+from book import glossary, mathematics, notebooks, theme
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/test_site.py"]
@@ -205,6 +205,8 @@ def test_pages_say_what_they_are(site: Site) -> None:
         for image in page.all("img"):
             if not image.get("alt", "").strip():
                 yield f"no alt text: {image.get('src')}"
+            if not (image.get("width") and image.get("height")):
+                yield f"no size, so the text moves when it comes: {image.get('src')}"
         twice = [name for name, count in page.ids.items() if count > 1]
         if twice:
             yield f"ids used twice: {twice}"
@@ -381,6 +383,20 @@ def test_a_wrong_formula_names_its_page(tmp_path: Path) -> None:
     assert "Traceback" not in build.stderr
 
 
+# ---- figures
+
+
+@pytest.mark.parametrize(
+    ("attributes", "size"),
+    [
+        ('viewBox="0 0 720 334"', 'width="720" height="334"'),
+        ('width="504pt" height="288pt" viewBox="0 0 504 288"', 'width="672" height="384"'),
+    ],
+)
+def test_a_figure_says_its_size(attributes: str, size: str) -> None:
+    assert theme.size(f'<svg xmlns="http://www.w3.org/2000/svg" {attributes}/>') == size
+
+
 # ---- glossary
 
 
@@ -410,7 +426,7 @@ def test_every_term_has_one_place_and_one_sentence(site: Site) -> None:
 
 def _colours(scheme: str) -> dict[str, str]:
     css = (ROOT / "docs/assets/book.css").read_text("utf-8")
-    block = re.search(rf'\[data-md-color-scheme="{scheme}"\] \{{(.*?)\n\}}', css, re.DOTALL)
+    block = re.search(rf'\[data-md-color-scheme="{scheme}"\] \{{(.*?)\n *\}}', css, re.DOTALL)
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block[1]))
 
 

@@ -14,16 +14,21 @@ const mend = () => {
     block.dataset.copy = typed.textContent.split("\n").filter(line => line.trim()).join("\n")
   }
   // What scrolls sideways must be reachable by keyboard.
-  for (const box of document.querySelectorAll("div.formula, .md-typeset__scrollwrap")) {
+  const wide = "div.formula, .md-typeset__scrollwrap, p:has(> img:only-child)"
+  for (const box of document.querySelectorAll(wide)) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0
     else box.removeAttribute("tabindex")
   }
 }
 
-let waiting = 0
+// Measuring makes the browser lay out the page: do it when there is nothing else to do.
+const idle = window.requestIdleCallback ?? (task => setTimeout(task, 200))
+let waiting = false
 const soon = () => {
-  if (!waiting) waiting = requestAnimationFrame(() => { waiting = 0; mend() })
+  if (waiting) return
+  waiting = true
+  idle(() => { waiting = false; mend() }, { timeout: 500 })
 }
 new MutationObserver(soon).observe(document.body, { childList: true, subtree: true })
 addEventListener("resize", soon)
-mend()
+soon()
