@@ -94,6 +94,7 @@ def main() -> int:
             print(f"rank 1: {type(error).__name__}: {error}", flush=True)
         if args.check or args.case == "count":
             dist.barrier()  # every rank raised: wait until rank 1 has printed
+        dist.destroy_process_group()
         return 1
 
     of_rank = outputs(model)

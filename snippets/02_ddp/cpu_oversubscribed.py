@@ -1,0 +1,65 @@
+"""Setting OMP_NUM_THREADS environment variable for each process to be 1: threads and ranks.
+
+Each rank has its own pool of threads for matrix products and the like. When all ranks together
+have more threads than the machine has cores, threads wait for each other while holding a core.
+torchrun therefore sets OMP_NUM_THREADS=1 where nobody has set it and a node has more than one
+rank, and says so. That is safe and, with more cores than ranks, slow. The fair share is
+
+    OMP_NUM_THREADS = cores of the node / ranks on the node     (at least 1)
+
+The program times a training step with the threads it was given, then with the fair share.
+"""
+
+import os
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def seconds_per_step(ddp: DistributedDataParallel, steps: int = 25) -> float:
+    """Median over the steps, then the mean over the ranks."""
+    x = torch.randn(128, 256)
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        ddp(x).square().mean().backward()
+        times.append(time.perf_counter() - start)
+    median = torch.tensor(statistics.median(times[5:]))
+    dist.all_reduce(median)
+    return median.item() / dist.get_world_size()
+
+
+def main() -> None:
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 cpu_oversubscribed.py")
+    dist.init_process_group("gloo")  # the subject is the CPU, also where there is a GPU
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    given, fair = torch.get_num_threads(), max(1, cores // ranks)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU())
+    ddp = DistributedDataParallel(model)
+
+    as_given = seconds_per_step(ddp)
+    torch.set_num_threads(fair)
+    as_mended = seconds_per_step(ddp)
+
+    if dist.get_rank() == 0:
+        print(f"≈{cores} cores, {ranks} ranks")
+        print(f"as started, {given} threads per rank: ≈{1e3 * as_given:.1f} ms per step")
+        print(
+            f"fair share, ≈{fair} threads per rank: ≈{1e3 * as_mended:.1f} ms per step,",
+            end=" ",
+        )
+        print(f"≈{as_given / as_mended:.2f} × as fast")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Connection closed by peer: what the others see when a rank dies, and how the run ends.
+
+Rank 1 ends by SIGKILL, as the kernel's out-of-memory killer would end it: no traceback, no
+last word. The system closes its sockets, so the rank that waits for it fails at once. torchrun
+looks at its children ten times a second: it ends those which are left and reports as root
+cause the one that failed first, with exit code -9.
+
+    (no flag)   rank 1 is killed at step 3
+    --stuck     rank 1 does not die but waits for ever: torchrun sees nothing wrong, and only
+                the timeout of the process group ends the run
+    --mend      with --max-restarts=1 all ranks are started again, and this time nobody dies
+                (a real program resumes from its checkpoint here)
+
+The restart needs a fresh store: in torch 2.13 the ranks share torchrun's, find the addresses of
+the dead there, and fail with "Gloo connectFullMesh failed" or hang. --standalone (or another
+c10d rendezvous) together with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives every attempt its own.
+"""
+
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+STEPS = 6
+
+
+def fall_over(stuck: bool) -> None:
+    time.sleep(0.5)  # the others are waiting in all_reduce by now
+    if stuck:
+        time.sleep(3600)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def first_sentence(error: RuntimeError) -> str:
+    """gloo's message without the line of its source, the address and the advice."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error))
+    return re.sub(r" \[[^]]*\](:\d+)?\..*", "", message, flags=re.DOTALL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stuck", action="store_true")
+    parser.add_argument("--mend", action="store_true")
+    args = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        sys.exit("dead_rank.py needs 2 ranks or more, started by torchrun")
+
+    # torchrun sends SIGTERM to the survivors. Here it is ignored, only so that rank 0 always
+    # has the time to print what it saw.
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN if os.environ["RANK"] == "0" else signal.SIG_DFL
+    )
+
+    # The messages are gloo's, so gloo it is, also where there are GPUs.
+    dist.init_process_group("gloo")
+    rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=3))
+
+    finished = time.perf_counter()
+    for step in range(STEPS):
+        if step == 3 and rank == 1 and not (args.mend and attempt > 0):
+            fall_over(args.stuck)
+        try:
+            dist.all_reduce(torch.ones(4), group=group)
+        except RuntimeError as error:
+            if rank == 0:
+                waited = time.perf_counter() - finished
+                print(
+                    f"attempt {attempt}, rank 0, step {step}: {type(error).__name__}:", end=" "
+                )
+                print(f"{first_sentence(error)}, after ≈{waited:.1f} s", flush=True)
+                time.sleep(2)  # until torchrun has noticed rank 1: the root cause is the first
+            dist.destroy_process_group()
+            return 1
+        finished = time.perf_counter()
+
+    if rank == 0:
+        print(f"attempt {attempt}: {STEPS} steps done")
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
