@@ -108,6 +108,8 @@ def _fence(header: str, body: list[str], indent: str, root: Path) -> list[str]:
     code: list[str] = []
     for line in body:
         if match := EMBED.match(line):
+            if code:  # two sections of a file stand apart
+                code += [""] * (2 if path.suffix == ".py" else 1)
             inner = match["indent"][len(indent) :]
             code += [inner + text if text else "" for text in resolve(match["target"], root)[0]]
         else:
