@@ -42,9 +42,11 @@ def draw(path: Path = CARD) -> None:
         )
     )
 
-    axes.text(80, 360, "World Size", color=INK, fontsize=66, weight="bold")
-    axes.text(84, 270, "A book you can run, on GPU computing", color=SOFT, fontsize=24)
-    axes.text(84, 222, "and distributed training", color=SOFT, fontsize=24)
+    axes.text(80, 372, "World Size", color=INK, fontsize=66, weight="bold")
+    for line, text in enumerate(
+        ("A book you can run,", "on GPU computing and", "distributed training")
+    ):
+        axes.text(84, 284 - 44 * line, text, color=SOFT, fontsize=23)
     figure.savefig(path, facecolor=PAPER, metadata={"Software": None})
 
 
