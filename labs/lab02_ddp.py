@@ -49,10 +49,12 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
         return sys.__excepthook__(kind, error, trace)
     while trace.tb_next and trace.tb_next.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
+    blank = issubclass(kind, NotImplementedError)
     if os.environ["RANK"] != "0":
-        time.sleep(2)  # rank 0 speaks first, and torchrun then ends the other ranks
-    what = "blank" if issubclass(kind, NotImplementedError) else "check that failed"
-    print(f"{Path(__file__).name}, line {trace.tb_lineno}, a {what}: {error}", flush=True)
+        # rank 0 speaks first, and torchrun then ends the others; every rank meets a blank
+        time.sleep(60 if blank else 5)
+    what = "a blank" if blank else "a check that failed"
+    print(f"{Path(__file__).name}, line {trace.tb_lineno}, {what}: {error}", flush=True)
 
 
 if __name__ == "__main__":
@@ -60,7 +62,7 @@ if __name__ == "__main__":
         sys.exit(f"start me with: torchrun --nproc-per-node=2 {Path(__file__).name}")
     if 24 % int(os.environ["WORLD_SIZE"]):
         if os.environ["RANK"] != "0":
-            time.sleep(2)  # one rank says it; torchrun then ends the others
+            time.sleep(60)  # one rank says it; torchrun then ends the others
         sys.exit("96 samples need 1, 2, 3, 4, 6 or 8 ranks to make 4 equal micro-batches each")
     sys.excepthook = stop_kindly
 
