@@ -21,17 +21,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def seconds_per_step(ddp: DistributedDataParallel, steps: int = 25) -> float:
-    """Median over the steps, then the mean over the ranks."""
+def seconds_per_step(ddp: DistributedDataParallel, threads: list[int]) -> list[float]:
+    """Median time of a step for each number of threads, measured in turns; mean over ranks."""
     x = torch.randn(128, 256)
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        ddp(x).square().mean().backward()
-        times.append(time.perf_counter() - start)
-    median = torch.tensor(statistics.median(times[5:]))
-    dist.all_reduce(median)
-    return median.item() / dist.get_world_size()
+    times = [[] for _ in threads]
+    for round_ in range(4):
+        for number, seen in zip(threads, times, strict=True):
+            torch.set_num_threads(number)
+            for step in range(6):
+                start = time.perf_counter()
+                ddp(x).square().mean().backward()
+                if round_ > 0 and step >= 2:  # the rest is warm-up
+                    seen.append(time.perf_counter() - start)
+    medians = torch.tensor([statistics.median(seen) for seen in times])
+    dist.all_reduce(medians)
+    return (medians / dist.get_world_size()).tolist()
 
 
 def main() -> None:
@@ -46,18 +50,15 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU())
     ddp = DistributedDataParallel(model)
 
-    as_given = seconds_per_step(ddp)
-    torch.set_num_threads(fair)
-    as_mended = seconds_per_step(ddp)
-
+    as_given, as_mended = seconds_per_step(ddp, [given, fair])
     if dist.get_rank() == 0:
-        print(f"≈{cores} cores, {ranks} ranks")
-        print(f"as started, {given} threads per rank: ≈{1e3 * as_given:.1f} ms per step")
+        print(f"{ranks} ranks on ≈{cores} cores")
+        print(f"as started, ≈{given} threads per rank: ≈{1e3 * as_given:.1f} ms per step")
         print(
             f"fair share, ≈{fair} threads per rank: ≈{1e3 * as_mended:.1f} ms per step,",
             end=" ",
         )
-        print(f"≈{as_given / as_mended:.2f} × as fast")
+        print(f"≈{as_given / as_mended:.2f} × as fast", flush=True)
     dist.destroy_process_group()
 
 
