@@ -49,7 +49,7 @@ record: $(TEST) ## run programs one after the other and rewrite the transcripts 
 	@$(RUN) -m pytest --record --device cpu $(ARGS) $(or $(WHAT),snippets labs docs)
 
 site: $(READ) ## build the book into site/, strictly
-	@$(RUN) -m mkdocs build --strict --quiet && echo 'The book is in site/index.html'
+	@$(RUN) -m mkdocs build --strict && echo 'The book is in site/index.html'
 
 gpu: $(TEST) ## run everything on this machine's GPUs and record *.cuda.txt
 	@$(RUN) -m pytest --record --device cuda $(ARGS) $(or $(WHAT),snippets labs)
