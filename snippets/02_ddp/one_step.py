@@ -11,7 +11,7 @@ INK, MUTED = "#1f2937", "#52525b"
 BLUE, GREEN, ORANGE, VIOLET = "#0b6e99", "#15803d", "#c2410c", "#7c3aed"
 
 BOXES = [  # text, left edge, width, colour
-    ("shard {r} of the batch", 56, 154, MUTED),
+    ("batch shard {r}", 62, 140, MUTED),
     ("forward", 226, 84, BLUE),
     ("backward", 320, 110, BLUE),
     ("optimizer", 596, 96, GREEN),
@@ -35,7 +35,7 @@ def draw() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="system-ui, sans-serif" font-size="14">',
-        text(136, 24, "different data", MUTED),
+        text(132, 24, "different data", MUTED),
         text(328, 24, "same parameters, own gradients", MUTED),
         text(644, 24, "same parameters", MUTED),
     ]
@@ -44,7 +44,7 @@ def draw() -> str:
         parts.append(text(2, y + 25, f"rank {rank}", INK, "start"))
         for words, left, width, colour in BOXES:
             parts.append(box(left, y, width, 40, words.format(r=rank), colour))
-        for left, right in ((210, 226), (310, 320), (430, 454), (572, 596)):
+        for left, right in ((202, 226), (310, 320), (430, 454), (572, 596)):
             parts.append(
                 f'<path d="M{left} {y + 20} H{right}" stroke="{MUTED}" stroke-width="1.5"/>'
             )
