@@ -3,7 +3,7 @@
 #
 # Data-parallel training keeps a whole copy of the model in every process, gives each process
 # a part of the batch, and makes the gradients equal before the optimizer steps. In this lab
-# you write that three times, each version faster than the one before it, and end with
+# you write that three times, each version without a cost of the one before it, and end with
 # `torch.nn.parallel.DistributedDataParallel`, which you will then have no need to believe:
 # all four must end at the parameters that one process reaches with the whole batch.
 #
@@ -25,6 +25,7 @@ import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,14 +48,14 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on a blank or on a failed check with one sentence from one rank."""
     if not issubclass(kind, (NotImplementedError, AssertionError)):
         return sys.__excepthook__(kind, error, trace)
-    while trace.tb_next and trace.tb_next.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
     blank = issubclass(kind, NotImplementedError)
+    lines = [n for f, n in traceback.walk_tb(trace) if f.f_code.co_filename == __file__]
+    line = lines[-1 if blank else 0]  # the blank itself, but the cell of a check
     if os.environ["RANK"] != "0":
         # rank 0 speaks first, and torchrun then ends the others; every rank meets a blank
         time.sleep(60 if blank else 5)
     what = "a blank" if blank else "a check that failed"
-    print(f"{Path(__file__).name}, line {trace.tb_lineno}, {what}: {error}", flush=True)
+    print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
 
 
 if __name__ == "__main__":
@@ -141,7 +142,7 @@ def assert_equal_to_truth(model: nn.Module) -> None:
             true.detach(),
             rtol=1e-4,
             atol=1e-5,
-            msg=lambda text: f"the parameters differ from those of one process. {text}",
+            msg="the parameters are not those of one process: check.py has a hint",
         )
 
 
@@ -263,9 +264,8 @@ if __name__ == "__main__":
 #
 # Equal gradients keep equal models equal; they do not make different models equal. So rank 0
 # broadcasts its state before the first step. All of it: frozen parameters take part in the
-# forward pass as much as trained ones, and so do buffers. A buffer left alone gives no error.
-# The loss merely is a little worse on every rank but the first, which is the kind of bug that
-# costs a month.
+# forward pass as much as trained ones, and so do buffers. A buffer left alone gives no error:
+# every rank goes on computing, each with a model that is slightly its own.
 #
 # A broadcast names its *source*, and the source must be the same number on all ranks.
 
@@ -301,8 +301,8 @@ if __name__ == "__main__":
 #
 # so the mean over the ranks of the gradients is the gradient of the whole batch. An all-reduce
 # gives every rank the sum; the $1 / N$ is yours. Leave it out and nothing fails: you train
-# with a learning rate $N$ times too large, and with Adam, which cancels a constant factor, you
-# may not even notice until you clip gradients or change $N$.
+# with gradients $N$ times too large. Plain SGD then takes steps $N$ times too long; Adam divides
+# a constant factor out again, so there the mistake waits until you clip gradients by norm.
 #
 # A frozen parameter has no gradient (`.grad` is `None`) on any rank. Skip it.
 

@@ -195,6 +195,32 @@ def test_starter_runs_to_the_first_blank_and_names_it(starter: Path, tmp_path: P
     assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
 
 
+def test_blank_in_a_hook_is_named_too(tmp_path: Path) -> None:
+    wrong = (
+        "class HookDDP:\n    def start(self, parameter):\n"
+        '        raise NotImplementedError("step 5: start it")\n'
+    )
+    text = spoiled(REFERENCE.read_text(), wrong)
+    (tmp_path / "lab02_ddp.py").write_text(text)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    done = run(*torchrun, "lab02_ddp.py", cwd=tmp_path)
+    line = text.splitlines().index('        raise NotImplementedError("step 5: start it")') + 1
+    last = done.stdout.splitlines()[-1]
+    assert last == f"lab02_ddp.py, line {line}, a blank: step 5: start it"
+
+
+def test_failed_check_is_one_sentence(tmp_path: Path) -> None:
+    wrong = (ROOT / "tests/labs/lab02/average_not_divided.py").read_text()
+    (tmp_path / "lab02_ddp.py").write_text(spoiled(REFERENCE.read_text(), wrong))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    done = run(*torchrun, "lab02_ddp.py", cwd=tmp_path)
+    assert done.returncode != 0
+    sentence = (
+        r"lab02_ddp\.py, line \d+, a check that failed: the parameters are not those of .*"
+    )
+    assert re.fullmatch(sentence, done.stdout.splitlines()[-1]), done.stdout
+
+
 def test_starter_has_no_solution_and_all_hints(starter: Path) -> None:
     text = starter.read_text()
     assert text.count("raise NotImplementedError(") == REFERENCE.read_text().count("# >>> sol")

@@ -464,7 +464,7 @@ def probe_average(lesson: Lesson) -> None:
 
 def backward_then_finish(lesson: Lesson) -> Callable[[nn.Module, Truth], None]:
     def backward(ddp: nn.Module, truth: Truth) -> None:
-        step = lesson._phase
+        step = lesson.current_phase
         with lesson.phase(f"{step} backward"):
             truth.loss(ddp, truth.mine).backward()
         with lesson.phase(f"{step} finish"):
@@ -558,7 +558,7 @@ def micro_batches(truth: Truth) -> list[list[int]]:
 
 def probe_accumulate(lesson: Lesson) -> None:
     def sent() -> int:
-        return lesson._calls
+        return lesson.calls
 
     counts: list[list[int]] = []
 

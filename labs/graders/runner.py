@@ -189,7 +189,7 @@ class Lesson:
     def __init__(self, rank: int, world: int, send: Callable[[dict], None]):
         self.rank, self.world, self._send = rank, world, send
         self.module: ModuleType | None = None
-        self._phase, self._calls = "", 0
+        self.current_phase, self.calls = "", 0
 
     def fact(self, name: str, value: Any) -> None:
         """Report a fact; a later one of the same name replaces it."""
@@ -198,21 +198,21 @@ class Lesson:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Note with each collective called in this context that it was."""
-        before, self._phase = self._phase, name
+        before, self.current_phase = self.current_phase, name
         try:
             yield
         finally:
-            self._phase = before
+            self.current_phase = before
 
     def record(self, name: str, tensor: Any, asynchronous: bool, detail: str = "") -> int:
         """Tell the checker of a call before it is made; return its number."""
         if isinstance(tensor, (list, tuple)):
             tensor = tensor[0] if tensor else None
         numel = tensor.numel() if isinstance(tensor, torch.Tensor) else 0
-        call = [name, numel, asynchronous, self._phase, detail]
+        call = [name, numel, asynchronous, self.current_phase, detail]
         self._send({"call": call})
-        self._calls += 1
-        return self._calls - 1
+        self.calls += 1
+        return self.calls - 1
 
     def watch_collectives(self) -> None:
         """Record every collective that is called through torch.distributed."""
@@ -368,7 +368,7 @@ def _descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def _seconds_and_sleep(pid: int) -> tuple[int, bool]:
+def _ticks_and_sleep(pid: int) -> tuple[int, bool]:
     """Clock ticks a process has used, and whether all of its threads are asleep."""
     ticks, asleep = 0, True
     with contextlib.suppress(OSError, ValueError):
@@ -428,14 +428,16 @@ class Runner:
                 processes.append(process)
                 events.append(receive)
                 outputs.append(read)
-            self._listen(group, processes[1:], events, outputs)
+            self._listen(group, keeper.pid, processes[1:], events, outputs)
         finally:
             self._end_all(processes)
             for connection in [*events, *outputs]:
                 connection.close()
         return group
 
-    def _listen(self, group: Group, processes: list, events: list, outputs: list) -> None:
+    def _listen(
+        self, group: Group, keeper: int, processes: list, events: list, outputs: list
+    ) -> None:
         deadline = time.monotonic() + self.limit
         failed_at, quiet_since, ticks = None, time.monotonic(), -1
         open_outputs = dict(enumerate(outputs))
@@ -468,7 +470,8 @@ class Runner:
                 if rank.end in ("error", "left") and failed_at is None:
                     failed_at = time.monotonic()
             if LINUX:
-                used = [_seconds_and_sleep(processes[r].pid) for r in waiting]
+                pids = [keeper, *(processes[r].pid for r in waiting)]
+                used = [_ticks_and_sleep(pid) for pid in pids]
                 total = sum(count for count, _ in used)
                 if total != ticks or ready or not all(asleep for _, asleep in used):
                     quiet_since, ticks = time.monotonic(), total
