@@ -301,8 +301,8 @@ if __name__ == "__main__":
 #
 # so the mean over the ranks of the gradients is the gradient of the whole batch. An all-reduce
 # gives every rank the sum; the $1 / N$ is yours. Leave it out and nothing fails: you train
-# with gradients $N$ times too large. Plain SGD then takes steps $N$ times too long; Adam divides
-# a constant factor out again, so there the mistake waits until you clip gradients by norm.
+# with gradients $N$ times too large. SGD then takes steps $N$ times too long; Adam divides a
+# constant factor out again, so there the mistake waits until you clip gradients by norm.
 #
 # A frozen parameter has no gradient (`.grad` is `None`) on any rank. Skip it.
 
@@ -682,7 +682,7 @@ if __name__ == "__main__":
 # | `device_ids=[i]` | the one GPU of this rank; `None` on the CPU |
 # | `bucket_cap_mb` | `bucket_bytes`, in MiB; 25 by default |
 # | `gradient_as_bucket_view=True` | `keep_in_bucket`; without it, DDP copies in and out |
-# | `forward_sync_buffers`; before 2.13 `broadcast_buffers` | step 3 for buffers, in forward |
+# | `forward_sync_buffers`, the older `broadcast_buffers` | step 3 for buffers, in forward |
 #
 # Three things differ from yours. There is no `finish`: DDP asks autograd to call it when
 # backward ends. Whether a backward communicates is decided *in forward*: the forward pass too
