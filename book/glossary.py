@@ -74,8 +74,8 @@ class _Tooltips(Treeprocessor):
         pieces, last = [], 0
         for match in self.pattern.finditer(text):
             name, meaning = self.terms[match[1].lower()]
-            if name in self.seen or (name.isupper() and match[1] != name):
-                continue
+            if name in self.seen or (name != name.lower() and match[1] != name):
+                continue  # explained already; or "zeros", which are not ZeRO
             self.seen.add(name)
             pieces.append((text[last : match.start()], match[0], meaning))
             last = match.end()

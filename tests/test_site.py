@@ -406,7 +406,7 @@ def test_a_figure_says_its_size(attributes: str, size: str) -> None:
 def test_a_term_is_explained_once_in_each_section() -> None:
     markdown = pytest.importorskip("markdown")
     html = markdown.markdown(
-        "## A rank\n\nEach rank, `rank`, [rank](x) and **ranks**; a rank-0 process; frank.\n\n"
+        "## A rank\n\nEach rank, `rank`, [rank](x) and **ranks**; a rank-0 process; frank; zeros.\n\n"
         "## B\n\nRanks. all-reduces.\n",
         extensions=["book.glossary"],
     )
