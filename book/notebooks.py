@@ -14,6 +14,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+from book.markdown import transcript_lines
+from book.program import Program
+
 BUTTONS = """\
 <p class="lab-files">
 <a class="md-button" href="{name}.py" download>Download the script</a>
@@ -27,7 +30,11 @@ def is_lab(page: Page) -> bool:
 
 
 def to_markdown(script: str) -> str:
-    """Return a percent script's cells as one Markdown text."""
+    """Return a percent script's cells as one Markdown text.
+
+    The marks around solutions and the hints for blanks, which `start.py` reads, are left out.
+    """
+    script = re.sub(r"^\s*# (>>>|<<<|hint:).*\n", "", script, flags=re.MULTILINE)
     parts = []
     for cell in jupytext.reads(script, fmt="py:percent").cells:
         if cell.cell_type == "markdown":
@@ -69,6 +76,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if paragraph and "description" not in page.meta:
         words = re.sub(r"[`*$\\]|\s+", " ", paragraph[0]).strip()
         page.meta["description"] = re.match(r".{0,300}(?:[.:](?= |$)|$)|.{300}", words)[0]
+    root = Path(config.config_file_path).resolve().parent
+    program = Program(root, root / page.file.src_uri)
+    if program.devices:
+        rest += "\n".join(["", "## What it prints", "", *transcript_lines(program)])
     return f"{title}\n\n{BUTTONS.format(name=Path(page.file.src_uri).stem)}\n{rest}"
 
 

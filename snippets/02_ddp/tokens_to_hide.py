@@ -5,9 +5,9 @@ parameter from each rank. Both grow with the parameters, which cancel:
 
     4ΨT / P  ≥  2gΨ / W    ⇔    T  ≥  g·P / (2W)
 
-T tokens per GPU and step, P the FLOP/s a GPU reaches, g bytes per gradient, W the bytes/s a rank
-can send. Peaks are from NVIDIA's datasheets (dense bf16; NVLink's figure is for both ways, so W is
-half of it); a network card of 400 Gb/s per GPU is what a DGX H100 has.
+T tokens per GPU and step, P the FLOP/s a GPU reaches, g bytes per gradient, W the bytes/s that
+a rank can send. Peaks are from NVIDIA's datasheets (dense bf16; NVLink's figure is for both
+ways, so W is half of it); a network card of 400 Gb/s per GPU is what a DGX H100 has.
 """
 
 REACHED = 0.4  # of the peak: a good training run; Llama 3 405B reports 0.41 to 0.43

@@ -1,0 +1,214 @@
+"""Step time against bucket size: small buckets pay latency, one large bucket cannot overlap.
+
+An all-reduce of s bytes takes α + β·s. P parameters of S bytes in K buckets cost the link
+K·α + β·S: α asks for few buckets. But a bucket starts only when its last gradient is ready, and
+the last bucket starts when backward has ended, so α + β·S/K stays exposed: β asks for many.
+Between them lies the minimum, and it is flat.
+
+The program fits α and β on all-reduces of a few sizes, times the gradients of one backward
+without communication, and predicts the step from these alone, bucket i being full at r_i:
+
+    T = max over i of (r_i + c_i + c_(i+1) + … ),  c_i = α + β·s_i
+
+Then it measures; the fastest of a few rounds counts, since whatever else the machine does only
+adds. As two cores have no network, the link is emulated: the thread which does the
+real all-reduce sleeps until latency + bytes / bandwidth of a 1 Gbit/s Ethernet have passed. CPU
+only, as it reads the host's clock. Draws bucket_sweep.svg.
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch import nn
+
+LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second
+LAYERS, WIDTH, BATCH = 32, 192, 512
+CAPS_MB = [1 / 2048, 1 / 128, 1 / 4, 1 / 2, 1, 2, 4, 8]
+ROUNDS = 6
+MIB = 2**20
+
+
+class Link(threading.Thread):
+    """All-reduces buckets one after the other, as slowly as the emulated link."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.jobs: queue.Queue = queue.Queue()
+        self.start()
+
+    def run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            flat, done = job
+            begin = time.perf_counter()
+            dist.all_reduce(flat)
+            n = dist.get_world_size()
+            sent = 2 * (n - 1) / n * flat.nbytes  # by each rank of a ring
+            time.sleep(max(0.0, begin + LATENCY + sent / BANDWIDTH - time.perf_counter()))
+            done.set()
+
+    def all_reduce(self, flat: torch.Tensor) -> threading.Event:
+        done = threading.Event()
+        self.jobs.put((flat, done))
+        return done
+
+    def fit(self) -> tuple[float, float]:
+        """Least squares for seconds = α + β·bytes, on all-reduces of five sizes."""
+        rows, seconds = [], []
+        for size in (2**12, 2**15, 2**17, 2**18, 2**19):
+            flat = torch.zeros(size)
+            times = []
+            for _ in range(7):
+                dist.barrier()
+                begin = time.perf_counter()
+                self.all_reduce(flat).wait()
+                times.append(time.perf_counter() - begin)
+            seconds.append(min(times))
+            rows.append([1.0, flat.nbytes])
+        solution = torch.linalg.lstsq(
+            torch.tensor(rows, dtype=torch.float64),
+            torch.tensor(seconds, dtype=torch.float64)[:, None],
+        ).solution
+        return solution[0].item(), solution[1].item()
+
+
+class Buckets:
+    """Gradients as views into flat buckets, which `link` reduces as soon as they are full."""
+
+    def __init__(self, model: nn.Module, link: Link) -> None:
+        self.parameters = list(reversed(list(model.parameters())))
+        self.link = link
+        self.ready: list[float] = []
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+
+    def cut(self, cap_mb: float) -> None:
+        """Give every parameter a gradient in new buckets of at least `cap_mb` MiB."""
+        groups: list[list[nn.Parameter]] = [[]]
+        for parameter in self.parameters:
+            if sum(p.nbytes for p in groups[-1]) >= cap_mb * MIB:
+                groups.append([])
+            groups[-1].append(parameter)
+        self.sizes = [len(group) for group in groups]
+        self.flats = [torch.zeros(sum(p.numel() for p in group)) for group in groups]
+        self.bucket_of = {}
+        for number, (group, flat) in enumerate(zip(groups, self.flats, strict=True)):
+            views = flat.split([p.numel() for p in group])
+            for parameter, view in zip(group, views, strict=True):
+                parameter.grad = view.view_as(parameter)
+                self.bucket_of[parameter] = number
+
+    def gradient_ready(self, parameter: nn.Parameter) -> None:
+        self.ready.append(time.perf_counter())
+        number = self.bucket_of[parameter]
+        self.missing[number] -= 1
+        if self.missing[number] == 0 and self.communicate:
+            self.handles.append(self.link.all_reduce(self.flats[number]))
+
+    def step(self, loss: torch.Tensor, communicate: bool = True) -> float:
+        """Seconds from the start of backward until every gradient is reduced."""
+        self.ready, self.handles, self.missing = [], [], self.sizes.copy()
+        self.communicate = communicate
+        for flat in self.flats:
+            flat.zero_()
+        dist.barrier()
+        begin = time.perf_counter()
+        loss.backward()
+        for handle in self.handles:
+            handle.wait()
+        took = time.perf_counter() - begin
+        self.ready = [t - begin for t in self.ready]
+        return took
+
+
+def predict(buckets: Buckets, ready: list[float], alpha: float, beta: float) -> float:
+    """Seconds by the docstring's formula; `ready` says when each gradient is."""
+    costs = [alpha + beta * flat.nbytes for flat in buckets.flats]
+    last = [
+        sum(buckets.sizes[: i + 1]) - 1 for i in range(len(costs))
+    ]  # gradient that fills it
+    return max(ready[g] + sum(costs[i:]) for i, g in enumerate(last))
+
+
+def draw(predicted: list[float], measured: list[float], compute: float, path: str) -> None:
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sweep", "font.size": 11})
+    figure, axis = plt.subplots(figsize=(7, 3.8))
+    axis.plot(CAPS_MB, [t * 1e3 for t in predicted], color="#c2410c", linewidth=2)
+    axis.plot(CAPS_MB, [t * 1e3 for t in measured], "o", color="#0b6e99", markersize=8)
+    axis.axhline(compute * 1e3, color="#52525b", linestyle=":", linewidth=1.2)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(CAPS_MB, ["1/2048", "1/128", "1/4", "1/2", "1", "2", "4", "8"])
+    axis.set_ylim(0, max(*predicted, *measured) * 1.15e3)
+    axis.text(CAPS_MB[0], compute * 1e3 - 3, "backward alone", va="top", color="#52525b")
+    axis.text(2**-7.2, predicted[0] * 1e3, "predicted from α and β", color="#c2410c")
+    axis.text(2**-1.2, measured[-1] * 1.02e3, "● measured", color="#0b6e99", ha="center")
+    axis.set_xlabel("bucket_cap_mb, MiB")
+    axis.set_ylabel("backward + all-reduce, ms")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    if "RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 bucket_sweep.py")
+    dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    inputs = torch.rand(BATCH, WIDTH)
+
+    def loss() -> torch.Tensor:
+        return model(inputs).square().mean()
+
+    link = Link()
+    alpha, beta = link.fit()
+    buckets = Buckets(model, link)
+    buckets.cut(CAPS_MB[-1])
+
+    profiles = []  # when each gradient is ready, without communication
+    for _ in range(2 * ROUNDS):
+        buckets.step(loss(), communicate=False)
+        profiles.append(buckets.ready)
+    ready = min(profiles, key=lambda profile: profile[-1])
+
+    measured: dict[float, list[float]] = {cap: [] for cap in CAPS_MB}
+    for _ in range(ROUNDS):  # the sizes take turns, so that a slow second hits all of them
+        for cap in CAPS_MB:
+            buckets.cut(cap)
+            measured[cap].append(buckets.step(loss()))
+    link.jobs.put(None)
+    link.join()
+
+    if rank == 0:
+        size = sum(p.nbytes for p in model.parameters()) / MIB
+        print(
+            f"{n} ranks, {size:.2f} MiB of gradients, backward alone ≈{ready[-1] * 1e3:.0f} ms"
+        )
+        print(f"fitted: α ≈{alpha * 1e3:.2f} ms, 1/β ≈{1 / beta / 1e6:.0f} MB/s")
+        print("bucket_cap_mb  buckets  predicted  measured")
+        predictions, fastest = [], []
+        for cap in CAPS_MB:
+            buckets.cut(cap)
+            predictions.append(predict(buckets, ready, alpha, beta))
+            fastest.append(min(measured[cap]))
+            print(
+                f"{cap:13.4f}  {len(buckets.flats):7}  "
+                f"≈{predictions[-1] * 1e3:.0f} ms  ≈{fastest[-1] * 1e3:.0f} ms"
+            )
+        draw(predictions, fastest, ready[-1], "bucket_sweep.svg")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

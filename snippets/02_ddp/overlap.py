@@ -1,0 +1,210 @@
+"""A timeline of one backward: communication after it, and communication beside it.
+
+Backward takes B seconds of computing and fills buckets; all-reducing bucket i takes c_i seconds
+of the link, C in all. After backward, the times add up: B + C. Beside it, bucket i can start
+when it is full, at time r_i, and when the link has finished with bucket i-1. So all ends at
+
+    T = max over i of (r_i + c_i + c_(i+1) + … )
+
+The last bucket is full when backward ends, hence T ≥ B + c_last; the first one gives
+T ≥ r_first + C. With small buckets that is about max(B, C): the shorter of the two is hidden,
+but for one bucket.
+
+Two cores have no network, and gloo's all-reduce computes on the cores that backward needs. So
+the first pair of cases runs on an emulated link: the real all-reduce, whose thread then sleeps
+until latency + bytes / bandwidth have passed, as on an Ethernet of 1 Gbit/s. The second pair is
+gloo as it is. CPU only, as it reads the host's clock. Draws overlap.svg.
+"""
+
+import itertools
+import os
+import queue
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch import nn
+
+LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second
+LAYERS, WIDTH, BATCH = 12, 512, 768
+STEPS = 5
+MIB = 2**20
+
+
+@dataclass
+class Timeline:
+    """Seconds since the start of backward."""
+
+    gradients: list[float] = field(default_factory=list)  # when each was ready
+    full: list[float] = field(default_factory=list)  # when each bucket was full
+    reduced: list[tuple[float, float]] = field(default_factory=list)  # begin, end of each
+    backward: float = 0.0
+    total: float = 0.0
+
+
+class Link(threading.Thread):
+    """All-reduces buckets one after the other, in the order in which they are handed over."""
+
+    def __init__(self, emulated: bool) -> None:
+        super().__init__(daemon=True)
+        self.emulated = emulated
+        self.jobs: queue.Queue = queue.Queue()
+
+    def run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            flat, spans, done = job
+            begin = time.perf_counter()
+            dist.all_reduce(flat)
+            if self.emulated:
+                n = dist.get_world_size()
+                sent = 2 * (n - 1) / n * flat.nbytes  # by each rank of a ring
+                wait = begin + LATENCY + sent / BANDWIDTH - time.perf_counter()
+                time.sleep(max(0.0, wait))
+            spans.append((begin, time.perf_counter()))
+            done.set()
+
+    def all_reduce(self, flat: torch.Tensor, spans: list) -> threading.Event:
+        done = threading.Event()
+        self.jobs.put((flat, spans, done))
+        return done
+
+
+class Buckets:
+    """One bucket for every two layers, last layers first; gradients are views into them."""
+
+    def __init__(self, model: nn.Sequential, link: Link, overlap: bool) -> None:
+        self.link, self.overlap = link, overlap
+        self.flats, self.bucket_of, self.sizes = [], {}, []
+        linears = [layer for layer in reversed(model) if isinstance(layer, nn.Linear)]
+        for pair in zip(linears[::2], linears[1::2], strict=True):
+            group = [p for layer in pair for p in (layer.bias, layer.weight)]
+            flat = torch.zeros(sum(p.numel() for p in group))
+            for p, view in zip(group, flat.split([p.numel() for p in group]), strict=True):
+                p.grad = view.view_as(p)
+                self.bucket_of[p] = len(self.flats)
+                p.register_post_accumulate_grad_hook(self.gradient_ready)
+            self.flats.append(flat)
+            self.sizes.append(len(group))
+
+    def gradient_ready(self, parameter: nn.Parameter) -> None:
+        now = time.perf_counter()
+        self.timeline.gradients.append(now)
+        bucket = self.bucket_of[parameter]
+        self.missing[bucket] -= 1
+        if self.missing[bucket] == 0:
+            self.timeline.full.append(now)
+            if self.overlap:
+                self.launch(bucket)
+
+    def launch(self, bucket: int) -> None:
+        self.handles.append(self.link.all_reduce(self.flats[bucket], self.timeline.reduced))
+
+    def step(self, loss: torch.Tensor) -> Timeline:
+        """Run backward and communication; return what happened when."""
+        self.timeline, self.handles, self.missing = Timeline(), [], self.sizes.copy()
+        for flat in self.flats:
+            flat.zero_()
+        dist.barrier()
+        start = time.perf_counter()
+        loss.backward()
+        self.timeline.backward = time.perf_counter() - start
+        if not self.overlap:
+            for bucket in range(len(self.flats)):
+                self.launch(bucket)
+        for handle in self.handles:
+            handle.wait()
+        self.timeline.total = time.perf_counter() - start
+        for times in (self.timeline.gradients, self.timeline.full):
+            times[:] = [t - start for t in times]
+        self.timeline.reduced = [(a - start, b - start) for a, b in self.timeline.reduced]
+        return self.timeline
+
+
+def predict(timeline: Timeline, overlap: bool) -> float:
+    """The docstring's formula, with this step's own B, r_i and c_i."""
+    c = [end - begin for begin, end in timeline.reduced]
+    if not overlap:
+        return timeline.backward + sum(c)
+    return max(ready + sum(c[i:]) for i, ready in enumerate(timeline.full))
+
+
+def measure(emulated: bool, overlap: bool) -> Timeline:
+    """The step of median length among a few."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    inputs = torch.rand(BATCH, WIDTH)
+    link = Link(emulated)
+    link.start()
+    buckets = Buckets(model, link, overlap)
+    timelines = [buckets.step(model(inputs).square().mean()) for _ in range(STEPS)][1:]
+    link.jobs.put(None)
+    link.join()
+    return sorted(timelines, key=lambda t: t.total)[len(timelines) // 2]
+
+
+def draw(cases: dict[str, Timeline], path: str) -> None:
+    """Two lanes for each case: what the processor does, and what the link does."""
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "overlap", "font.size": 11})
+    figure, axes = plt.subplots(len(cases), 1, figsize=(7, 4.2), sharex=True)
+    for axis, (title, t) in zip(axes, cases.items(), strict=True):
+        edges = [0.0, *t.full]
+        for i, (begin, end) in enumerate(itertools.pairwise(edges)):
+            where = {"height": 0.7, "edgecolor": "white", "linewidth": 0.8}
+            axis.barh(1, (end - begin) * 1e3, left=begin * 1e3, color="#0b6e99", **where)
+            axis.text((begin + end) * 500, 1, str(i), ha="center", va="center", color="white")
+        for i, (begin, end) in enumerate(t.reduced):
+            axis.barh(0, (end - begin) * 1e3, left=begin * 1e3, color="#c2410c", **where)
+            axis.text((begin + end) * 500, 0, str(i), ha="center", va="center", color="white")
+        axis.vlines([g * 1e3 for g in t.gradients], 1.35, 1.5, color="#52525b", linewidth=1)
+        axis.axvline(t.backward * 1e3, color="#52525b", linestyle=":", linewidth=1.2)
+        exposed = (t.total - t.backward) * 1e3
+        axis.text(t.backward * 1e3 + 3, 1, f"exposed ≈{exposed:.0f} ms", va="center")
+        axis.set_yticks([1, 0], ["backward", "all-reduce"])
+        axis.set_title(title, fontsize=11, loc="left")
+        axis.set_ylim(-0.5, 1.6)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        axis.tick_params(left=False)
+    axes[-1].set_xlabel("milliseconds since the start of backward")
+    figure.tight_layout()
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    if "RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 overlap.py")
+    dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(1)
+
+    titles = {False: "communicate after backward", True: "overlap with backward"}
+    drawn = {}
+    for emulated in (True, False):
+        if rank == 0:
+            name = "emulated 1 Gbit/s link" if emulated else "gloo as it is, on the same cores"
+            print(f"{name}, {n} ranks:")
+        for overlap, title in titles.items():
+            t = measure(emulated, overlap)
+            if emulated:
+                drawn[title] = t
+            if rank == 0:
+                exposed, predicted = t.total - t.backward, predict(t, overlap)
+                print(f"  {title}:")
+                print(
+                    f"    backward ≈{t.backward * 1e3:.0f} ms + exposed ≈{exposed * 1e3:.0f} ms"
+                )
+                print(f"    total ≈{t.total * 1e3:.0f} ms, predicted ≈{predicted * 1e3:.0f} ms")
+    if rank == 0:
+        draw(drawn, "overlap.svg")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

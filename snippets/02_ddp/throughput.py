@@ -1,0 +1,196 @@
+"""Samples per second of every DDP of this chapter beside torch's, measured in one run.
+
+The upper bound is each rank training alone, without communication. Then: one blocking
+all-reduce per parameter after backward; one asynchronous all-reduce per parameter during
+backward; `MiniDDP` with buckets; torch's. They take turns, a few steps each, round after round,
+so that a slow second of the machine hits all of them; each figure is the median of its rounds.
+"""
+
+import copy
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or destroy_process_group leaves its threads running
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH = 64  # per rank
+ROUNDS, STEPS = 9, 3
+BUCKET_MB = 4
+MIB = 2**20
+
+
+class Alone(nn.Module):
+    """No communication at all: the upper bound (and wrong, of course)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+    def after_backward(self) -> None:
+        pass
+
+
+class Naive(Alone):
+    """One blocking all-reduce per parameter, after backward (naive.py)."""
+
+    def after_backward(self) -> None:
+        for parameter in self.module.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+class Hooked(Alone):
+    """One asynchronous all-reduce per parameter, during backward (hooks.py)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.in_flight = []
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.launch)
+
+    def launch(self, parameter: nn.Parameter) -> None:
+        self.in_flight.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
+
+    def after_backward(self) -> None:
+        for parameter, work in self.in_flight:
+            work.wait()
+            parameter.grad /= dist.get_world_size()
+        self.in_flight.clear()
+
+
+class MiniDDP(Alone):
+    """Buckets, gradients as views, overlap: mini_ddp.py without its checks and `no_sync`."""
+
+    def __init__(self, module: nn.Module, bucket_cap_mb: float) -> None:
+        super().__init__(module)
+        groups: list[list[nn.Parameter]] = [[]]
+        for parameter in reversed(list(module.parameters())):
+            if sum(p.nbytes for p in groups[-1]) >= bucket_cap_mb * MIB:
+                groups.append([])
+            groups[-1].append(parameter)
+        self.flats, self.place = [], {}
+        for number, group in enumerate(groups):
+            lengths = [p.numel() for p in group]
+            self.flats.append(torch.zeros(sum(lengths), device=group[0].device))
+            for parameter, view in zip(group, self.flats[-1].split(lengths), strict=True):
+                self.place[parameter] = number, view.view_as(parameter)
+                parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+        self.sizes = [len(group) for group in groups]
+        self.waiting, self.works = self.sizes.copy(), []
+
+    def gradient_ready(self, parameter: nn.Parameter) -> None:
+        number, view = self.place[parameter]
+        torch.mul(parameter.grad, 1 / dist.get_world_size(), out=view)
+        parameter.grad = view
+        self.waiting[number] -= 1
+        while len(self.works) < len(self.flats) and self.waiting[len(self.works)] == 0:
+            work = dist.all_reduce(self.flats[len(self.works)], async_op=True)
+            self.works.append(work)
+
+    def after_backward(self) -> None:
+        for work in self.works:
+            work.wait()
+        self.waiting, self.works = self.sizes.copy(), []
+
+
+class TorchDDP(Alone):
+    """The production one; its `backward` returns when all gradients are averaged."""
+
+    def __init__(self, module: nn.Module, bucket_cap_mb: float) -> None:
+        super().__init__(
+            DistributedDataParallel(
+                module, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True
+            )
+        )
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 throughput.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def trainer(model: Alone, inputs: torch.Tensor) -> Callable[[], float]:
+    """A function which trains for a few steps and returns the seconds that one took."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def run() -> float:
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), inputs).backward()
+            model.after_backward()
+            optimizer.step()
+        dist.barrier()  # the step of the slowest rank is the step of the job
+        return (time.perf_counter() - begin) / STEPS
+
+    return run
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(1)
+
+    torch.manual_seed(0)
+    layers = [layer for _ in range(12) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    model = nn.Sequential(*layers).to(device)
+    torch.manual_seed(rank)
+    inputs = torch.rand(BATCH, 512, device=device)
+
+    def fresh() -> nn.Module:
+        return copy.deepcopy(model)
+
+    models = {
+        "no communication": Alone(fresh()),
+        "naive": Naive(fresh()),
+        "per-parameter hooks": Hooked(fresh()),
+        "MiniDDP": MiniDDP(fresh(), BUCKET_MB),
+        "torch DDP": TorchDDP(fresh(), BUCKET_MB),
+    }
+    runs = {name: trainer(model, inputs) for name, model in models.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(ROUNDS + 1):
+        for name, run in runs.items():
+            took = run()
+            if number > 0:  # the first round warms up, and lets torch rebuild its buckets
+                seconds[name].append(took)
+
+    truth = list(models["torch DDP"].parameters())
+    for name in ("naive", "per-parameter hooks", "MiniDDP"):
+        for ours, theirs in zip(models[name].parameters(), truth, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+    if rank == 0:
+        size = sum(p.nbytes for p in truth) / MIB
+        print(
+            f"{n} ranks, {size:.1f} MiB of gradients in {len(truth)} tensors; all results equal"
+        )
+        speed = {name: n * BATCH / statistics.median(times) for name, times in seconds.items()}
+        for name, samples in speed.items():
+            print(f"{name:>20}: ≈{samples:.0f} samples/s")
+        print(f"MiniDDP / torch DDP: ≈{speed['MiniDDP'] / speed['torch DDP']:.2f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
