@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or destroy_process_group leaves its threads running
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

@@ -17,7 +17,6 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or destroy_process_group leaves its threads running
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -19,7 +19,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or destroy_process_group leaves its threads running
+import torch.distributed.nn  # before the group exists: see group_survives.py
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -63,6 +63,12 @@ def backward(parts: list[torch.Tensor], one_by_one: bool) -> None:
         sum(parts).backward()
 
 
+def step(model: nn.Module, shard: torch.Tensor, args: argparse.Namespace) -> None:
+    """One forward and backward under DDP, which is gone when this returns."""
+    ddp = DistributedDataParallel(model, static_graph=args.static_graph)
+    backward(losses(ddp, shard, args.case), one_by_one=not args.mend)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     cases = ["checkpoint", "heads", "whole"]
@@ -93,10 +99,8 @@ def main() -> int:
     backward(losses(single, batch, args.case), one_by_one=False)
 
     failed = False
-    ddp = DistributedDataParallel(model, static_graph=args.static_graph)
     try:
-        parts = losses(ddp, batch.chunk(n)[rank], args.case)
-        backward(parts, one_by_one=not args.mend)
+        step(model, batch.chunk(n)[rank], args)
     except RuntimeError as error:
         failed = True
         if rank == 0:

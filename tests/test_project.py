@@ -1,0 +1,263 @@
+"""The project around the book: what README and CONTRIBUTING say works, and workflows run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from book.transcript import Transcript, same_line
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = [
+    ".ci", ".github", "CONTRIBUTING.md", "Makefile", "README.md", "book", "docs", "labs",
+    "pyproject.toml", "requirements", "snippets", "tests/test_project.py",
+]  # fmt: skip
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+PAGES = ["README.md", "CONTRIBUTING.md"]
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.M))
+VARIABLES = {"PYTHON", *re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.M)}
+OPTIONS = (ROOT / "book/plugin.py").read_text("utf-8")
+
+
+def workflow(name: str) -> dict:
+    parsed = yaml.safe_load((ROOT / ".github/workflows" / name).read_text("utf-8"))
+    parsed["on"] = parsed.pop(True)  # YAML 1.1 reads the key `on` as a truth
+    return parsed
+
+
+def make_calls(text: str) -> list[tuple[int, str]]:
+    """Every call of make in a text: its line, what stands behind `make`."""
+    calls = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith("# "):
+            continue
+        calls += [(number, m[1]) for m in re.finditer(r"(?:^|[`\s])make ([^`|&]+)", line)]
+    return calls
+
+
+def tracked() -> list[Path]:
+    """The repository's own files."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout, so its own files are not known")
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def test_documented_commands_are_the_makefiles() -> None:
+    files = [ROOT / page for page in PAGES] + [ROOT / ".ci/run", *WORKFLOWS]
+    seen, wrong = set(), []
+    for path in files:
+        for number, call in make_calls(path.read_text("utf-8")):
+            words = re.findall(r"[A-Z_]+(?==)|[a-z]+(?=\s|$)|\S+", re.sub(r'"[^"]*"', "", call))
+            target = call.split()[0]
+            if not re.fullmatch(r"[a-z]+", target):
+                continue
+            variables = {word for word in words if re.fullmatch(r"[A-Z_]+", word)}
+            seen.add(target)
+            if target not in TARGETS or variables - VARIABLES:
+                wrong.append(f"{path.relative_to(ROOT)}:{number}: make {call.strip()}")
+    assert not wrong, "\n".join(wrong)
+    assert seen >= {"serve", "test", "record", "site", "gpu", "help"}, seen
+
+
+def test_documented_options_are_pytests() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    table = text.split("## Options")[1].split("\n## ")[0]
+    options = re.findall(r"^\| `(--[a-z-]+)", table, re.M)
+    assert len(options) >= 4
+    unknown = [option for option in options if f'"{option}"' not in OPTIONS]
+    assert not unknown, f"CONTRIBUTING.md: book/plugin.py has no {unknown}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_the_page_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)|(?:src|srcset)=\"([^\":]+)\"", text)
+    missing = [a or b for a, b in links if not (ROOT / (a or b)).exists()]
+    assert not missing, f"{page}: {missing}"
+
+
+def test_commands_of_the_readme_are_recorded() -> None:
+    """Each torchrun or python line of the README starts a program whose transcript has it."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    lines = re.findall(r"^(?:torchrun|python) .+$", text, re.M)
+    assert len(lines) >= 3
+    for line in lines:
+        path = re.search(r"\S+\.py", line)[0]
+        program = "labs/lab02_ddp.py" if path.startswith(("labs/", "my_labs/")) else path
+        transcript = (ROOT / program).with_suffix(".cpu.txt")
+        commands = {step.command for step in Transcript.parse(transcript.read_text()).steps}
+        assert line.replace(path, Path(path).name) in commands or line in commands, line
+
+
+def test_pythons_are_the_same_everywhere() -> None:
+    matrix = workflow("test.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert matrix == ["3.11", "3.12", "3.13"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == f">={matrix[0]}"
+    assert f"(3, {matrix[0][2:]}) <= sys.version_info[:2] <= (3, {matrix[-1][2:]})" in MAKEFILE
+    assert f"Python {matrix[0]} to {matrix[-1]}" in (ROOT / "README.md").read_text()
+
+
+def test_requirements_are_pinned_and_reading_needs_no_torch() -> None:
+    for name in ("read", "test"):
+        lines = (ROOT / f"requirements/{name}.txt").read_text().splitlines()
+        wanted = [line for line in lines if line and not line.startswith(("#", "-r "))]
+        loose = [line for line in wanted if not re.fullmatch(r"[A-Za-z0-9_.-]+==[\w.]+", line)]
+        assert wanted and not loose, f"requirements/{name}.txt: {loose}"
+        if name == "read":
+            assert not [line for line in wanted if line.startswith(("torch", "deepspeed"))]
+        else:
+            assert "torch==2.13.0" in wanted
+
+
+def test_no_file_names_a_registry() -> None:
+    """Packages come from wherever the machine is set to take them."""
+    hosts = re.compile(
+        "|".join(["pypi" + r"\.org", "pytorch" + r"\.org/whl", "registry" + r"\.npmjs"])
+    )
+    found = []
+    for path in tracked():
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in hosts.finditer(text)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflow_is_held_tight(path: Path) -> None:
+    text, parsed = path.read_text("utf-8"), workflow(path.name)
+    for uses in re.findall(r"uses: (.+)", text):
+        assert re.match(r"\./\.github/|[\w./-]+@[0-9a-f]{40} # v\d", uses), uses
+    top = parsed.get("permissions")
+    assert top in ({}, {"contents": "read"}), "rights are given job by job"
+    assert "pull_request_target" not in text and "workflow_run:" not in text
+    assert "${{ secrets." not in text
+    for name, job in parsed["jobs"].items():
+        assert "concurrency" in job or "concurrency" in parsed or "uses" in job, name
+        if "uses" in job:
+            continue
+        assert job["timeout-minutes"] <= 90, name
+        assert "permissions" in job or top == {"contents": "read"}, name
+        for step in job["steps"]:
+            assert "${{ inputs." not in step.get("run", ""), f"{name}: a shell injection"
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False, name
+
+
+def test_workflows_run_what_a_reader_runs() -> None:
+    """CI runs .ci/run; that runs the commands of the README, and then the strict build."""
+    steps = workflow("test.yml")["jobs"]["test"]["steps"]
+    assert any(".ci/run" in step.get("run", "") for step in steps)
+    said = (ROOT / ".ci/run").read_text()
+    assert said.index("make test") < said.index("make site")
+    assert "mkdocs build --strict" in MAKEFILE
+    gpu = [step.get("run", "") for step in workflow("gpu.yml")["jobs"]["gpu"]["steps"]]
+    call = next(run for run in gpu if 'make test WHAT="snippets labs"' in run)
+    assert "--device cuda --all" in call
+    assert "--device cuda --all" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_publishing_waits_for_both_on_one_commit() -> None:
+    publish, gpu = workflow("publish.yml"), workflow("gpu.yml")
+    jobs = publish["jobs"]
+    assert publish["on"] == {"push": {"branches": ["main"]}}
+    assert jobs["test"]["uses"] == "./.github/workflows/test.yml"
+    assert jobs["gpu"]["uses"] == "./.github/workflows/gpu.yml"
+    assert set(jobs["site"]["needs"]) == {"test", "gpu"} and jobs["deploy"]["needs"] == "site"
+    assert "needs.gpu.outputs.commit == github.sha" in jobs["site"]["if"]
+    # a pull request reaches the GPUs only through somebody who may write, and an approval
+    assert set(gpu["on"]) == {"workflow_dispatch", "workflow_call"}
+    assert gpu["jobs"]["gpu"]["needs"] == "approval"
+    assert "github.ref == 'refs/heads/main'" in gpu["jobs"]["gpu"]["if"]
+    assert "gpu-review" in gpu["jobs"]["gpu"]["environment"]
+
+
+# --- the worked example of CONTRIBUTING ---------------------------------------------------------
+
+
+def blocks(text: str, language: str) -> list[tuple[str, str]]:
+    """The fences of a language, each with its title."""
+    found = re.findall(
+        rf'^(`{{3,}}){language}(?: title="([^"]*)")?\n(.*?)^\1$', text, re.M | re.S
+    )
+    return [(title, body) for _, title, body in found]
+
+
+def test_worked_example_of_contributing(tmp_path: Path) -> None:
+    """A newcomer who follows it step by step sees what it says."""
+    if shutil.which("make") is None:
+        pytest.skip("this machine has no make")
+    for name in ("book", "docs", "Makefile", "pyproject.toml"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, symlinks=True)
+        else:
+            shutil.copy2(source, tmp_path / name)
+    (tmp_path / "snippets/02_ddp").mkdir(parents=True)
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    text = text.split("## A program, from empty file to green")[1].split("\n## ")[0]
+    what = "snippets/02_ddp/broadcast.py"
+
+    def run(command: str) -> tuple[int, str]:
+        done = subprocess.run(
+            f"{command} PYTHON={sys.executable}",
+            shell=True,
+            executable="/bin/bash",
+            cwd=tmp_path,
+            env={k: v for k, v in os.environ.items() if k != "CI" and "PYTEST" not in k},
+            capture_output=True,
+            text=True,
+            timeout=170,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    (title, program), *_ = blocks(text, "python")
+    assert title == what
+    (tmp_path / what).write_text(program, "utf-8")
+    (_, steps), *_ = blocks(text, "bash")
+    status, said = run(steps.strip())
+    assert status == 0, said
+
+    (title, shown), *_ = blocks(text, "console")
+    recorded = Transcript.parse((tmp_path / title).read_text("utf-8"))
+    printed = Transcript.parse(shown)
+    assert recorded.steps[0].command == printed.steps[0].command
+    for ours, theirs in zip(printed.steps[0].output, recorded.steps[0].output, strict=True):
+        assert same_line(ours, theirs), f"CONTRIBUTING.md shows {ours!r}, it prints {theirs!r}"
+
+    messages = [body for _, body in blocks(text, "text")]
+    status, said = run(f"make test WHAT={what}")
+    assert status != 0 and messages[0].strip() in said, said
+
+    (title, addition), *_ = blocks(text, "markdown")
+    page = tmp_path / title
+    page.write_text(page.read_text("utf-8") + "\n" + addition, "utf-8")
+    status, said = run(f"make test WHAT={what}")
+    closing = re.search(r"\d+ passed, \d+ unchanged", messages[1])[0]
+    assert status == 0 and closing in said, said
+
+    assert program.count("    dist.broadcast(weight, src=0)\n") == 1
+    broken = program.replace("    dist.broadcast(weight, src=0)\n", "")
+    (tmp_path / what).write_text(broken, "utf-8")
+    status, said = run(f"make test WHAT={what}")
+    assert status != 0, said
+    for line in messages[2].strip().splitlines():
+        assert line in said, f"CONTRIBUTING.md shows {line!r}, which is not in:\n{said}"
