@@ -33,6 +33,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
@@ -756,6 +757,7 @@ if __name__ == "__main__":
     )
     loss = mean_loss(model, range(SAMPLES)).item()
     say(f"one process, naive, hooks, buckets, torch: one model, loss {loss:.3f}")
+    del model  # a DDP model holds the group
     dist.destroy_process_group()
 
 # %% [markdown]

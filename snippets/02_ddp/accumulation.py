@@ -11,6 +11,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -121,8 +122,8 @@ def main() -> None:
             verdict = f"off by {100 * error.item():.1f}%, {ratio.item():.2f} times as long"
         if rank == 0:
             print(f"{way.__name__:>18}: {len(buckets)} all-reduce(s), {verdict}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

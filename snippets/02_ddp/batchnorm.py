@@ -10,6 +10,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -144,8 +145,8 @@ def main() -> None:
     plain(mine[0][0])  # begins with a broadcast of rank 0's buffers, in eval mode too
     torch.testing.assert_close(plain.module[1].running_mean, means[0], rtol=0, atol=0)
     report("after one more forward: every rank has rank 0's, which saw only rank 0's shards")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

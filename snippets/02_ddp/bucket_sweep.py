@@ -28,6 +28,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 
 LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second
@@ -207,8 +208,8 @@ def main() -> None:
                 f"≈{predictions[-1] * 1e3:.0f} ms  ≈{fastest[-1] * 1e3:.0f} ms"
             )
         draw(predictions, fastest, ready[-1], "bucket_sweep.svg")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

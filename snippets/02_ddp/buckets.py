@@ -15,6 +15,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 
 BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide it
@@ -150,8 +151,8 @@ def main() -> None:
     if rank == 0:
         print(f"all-reduces per step: naive {launched_naive}, in buckets {launched}")
         print(f"world size {n}, parameters after {STEPS} steps: equal to the naive way")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

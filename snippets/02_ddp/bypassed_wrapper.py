@@ -13,6 +13,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -74,9 +75,10 @@ def main() -> int:
                 print(f"drifted: {', '.join(names) or 'nothing'}", flush=True)
 
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
-    dist.destroy_process_group()
     return 1 if names else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

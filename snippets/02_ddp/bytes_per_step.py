@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -90,8 +91,8 @@ def main() -> None:
         print(f"a ring sends 2(N-1)/N · 4Ψ = {ring / MIB:.2f} MiB per rank, N = {n}")
         if written is not None:
             print(f"rank 0 sent ≈{written / MIB:.2f} MiB in step 3")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -166,8 +167,8 @@ def main() -> None:
         model.register_comm_hook(world, hooks[name][0])
         model(torch.full((1, 1), 1e5, device=device)).sum().backward()
         report(f"  {name}: {model.module.weight.grad.item():.0f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -17,6 +17,7 @@ import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -60,8 +61,8 @@ def main() -> None:
         )
         print(f"≈{as_given / as_mended:.2f} × as fast", flush=True)
     dist.barrier()  # no rank leaves while another still works
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

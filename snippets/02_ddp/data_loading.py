@@ -13,6 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -108,8 +109,8 @@ def main() -> None:
         options = {"num_workers": 2, "prefetch_factor": prefetch}
         report(f"  prefetch_factor={prefetch}:")
         report(f"    {measure(device, 1, 30, stall=True, **options)}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

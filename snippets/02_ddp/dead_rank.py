@@ -26,6 +26,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 
 STEPS = 6
 
@@ -77,15 +78,15 @@ def main() -> int:
                 )
                 print(f"{first_sentence(error)}, after ≈{waited:.1f} s", flush=True)
                 time.sleep(2)  # until torchrun has noticed rank 1: the root cause is the first
-            dist.destroy_process_group()
             return 1
         finished = time.perf_counter()
 
     if rank == 0:
         print(f"attempt {attempt}: {STEPS} steps done")
-    dist.destroy_process_group()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

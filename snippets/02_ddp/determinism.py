@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -105,8 +106,8 @@ def main() -> None:
     torch.manual_seed(0 + rank)
     same = same_on_all_ranks(F.dropout(ones), device)
     report(f"dropout after manual_seed(0 + rank): same mask on all ranks: {same}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

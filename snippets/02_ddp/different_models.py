@@ -20,6 +20,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -94,7 +95,6 @@ def main() -> int:
             print(f"rank 1: {type(error).__name__}: {error}", flush=True)
         if args.check or args.case == "count":
             dist.barrier()  # every rank raised: wait until rank 1 has printed
-        dist.destroy_process_group()
         return 1
 
     of_rank = outputs(model)
@@ -104,9 +104,10 @@ def main() -> int:
             print(f"  rank {r}: {', '.join(f'{value:.4f}' for value in output.tolist())}")
         sys.stdout.flush()
     dist.barrier()
-    dist.destroy_process_group()
     return 0 if all(torch.equal(output, of_rank[0]) for output in of_rank) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -114,8 +115,8 @@ def main() -> None:
     if rank == 0:
         restarts = os.environ["TORCHELASTIC_MAX_RESTARTS"]
         print(f"{life} of {restarts} restarts used; parameters equal to one process")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

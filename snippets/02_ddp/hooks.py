@@ -14,6 +14,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 
 BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide it
@@ -111,8 +112,8 @@ def main() -> None:
         torch.testing.assert_close(ours, truth)
     if rank == 0:
         print(f"world size {n}, parameters after {STEPS} steps: equal to one process")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -10,6 +10,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -103,8 +104,8 @@ def main() -> None:
                 torch.testing.assert_close(average, true_loss.detach())
                 torch.testing.assert_close(gradients(ddp), truth)
                 print("gradient equal to one process")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -201,7 +202,7 @@ def train(model: nn.Module, rank: int, n: int, device: torch.device, accumulate:
         optimizer.step()
 
 
-def main() -> None:
+def main() -> int:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
@@ -218,8 +219,7 @@ def main() -> None:
         except RuntimeError as error:
             if rank == 0:
                 print(f"{type(error).__name__}: {error}")
-            dist.destroy_process_group()
-            sys.exit(1)
+            return 1
 
     sizes = [f"{bucket.flat.nbytes / 1024:.1f}" for bucket in ours.buckets]
     if rank == 0:
@@ -238,8 +238,10 @@ def main() -> None:
                 f"world size {n}, micro-batches per step {accumulate}: "
                 "MiniDDP = DistributedDataParallel = one process"
             )
-    dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -18,6 +18,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 
 
 def step(group: dist.ProcessGroup, args: argparse.Namespace) -> torch.Tensor:
@@ -81,9 +82,10 @@ def main() -> int:
             print(f"rank 0: mean of the good batches {value[0].item()}", flush=True)
 
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
-    dist.destroy_process_group()
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -30,6 +30,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 
 LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second
@@ -203,8 +204,8 @@ def main() -> None:
                 print(f"    total ≈{t.total * 1e3:.0f} ms, predicted ≈{predicted * 1e3:.0f} ms")
     if rank == 0:
         draw(drawn, "overlap.svg")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -21,6 +21,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,9 +108,10 @@ def main() -> int:
             print(f"rank {r}: {text}")
         sys.stdout.flush()
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
-    dist.destroy_process_group()
     return 1 if any("stuck" in text for text in reports) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -159,8 +160,8 @@ def main() -> None:
         else:
             same = torch.equal(parameters, torch.load(NEVER_KILLED, weights_only=True))
             print(f"bit-identical to the run that was never killed: {same}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -15,6 +15,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 SAMPLES, WORKERS, EPOCHS = 32, 2, 2
@@ -86,9 +87,10 @@ def main() -> int:
         sys.stdout.flush()
 
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
-    dist.destroy_process_group()
     return 0 if distinct == everything.numel() else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -188,8 +189,8 @@ def main() -> None:
         for name, samples in speed.items():
             print(f"{name:>20}: ≈{samples:.0f} samples/s")
         print(f"MiniDDP / torch DDP: ≈{speed['MiniDDP'] / speed['torch DDP']:.2f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

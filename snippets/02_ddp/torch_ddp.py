@@ -11,6 +11,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -116,8 +117,8 @@ def main() -> None:
         print("DDP:         " + " ".join(f"{loss:.4f}" for loss in (losses / n).tolist()))
         print("one process: " + " ".join(f"{loss:.4f}" for loss in losses_alone.tolist()))
         describe_buckets(ddp)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -12,6 +12,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -88,11 +89,11 @@ def main() -> None:
     torch.testing.assert_close(ours, train(make_model(device), x, y))
     if rank == 0:
         print(f"{n} processes: parameters after 10 steps equal to one process")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
         main()
+        dist.destroy_process_group()
     else:
         sys.exit(play_both_nodes())

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.join import Join
@@ -134,8 +135,8 @@ def main() -> None:
         without_join(device)
     else:
         with_join(device)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()
