@@ -76,7 +76,7 @@ class MiniDDP(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self.group = process_group if process_group is not None else dist.group.WORLD
+        self.group = process_group  # None stands for all ranks
         self.world_size = dist.get_world_size(self.group)
         self.synchronise = True
         self.broadcast([*module.parameters(), *module.buffers()])
