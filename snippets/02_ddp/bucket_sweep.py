@@ -1,6 +1,6 @@
 """Step time against bucket size: small buckets pay latency, one large bucket cannot overlap.
 
-An all-reduce of s bytes takes α + β·s. P parameters of S bytes in K buckets cost the link
+An all-reduce of s bytes takes α + β·s. Gradients of S bytes in K buckets cost the link
 K·α + β·S: α asks for few buckets. But a bucket starts only when its last gradient is ready, and
 the last bucket starts when backward has ended, so α + β·S/K stays exposed: β asks for many.
 Between them lies the minimum, and it is flat.

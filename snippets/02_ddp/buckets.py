@@ -1,4 +1,4 @@
-"""Gradients that live in flat buckets: one all-reduce for many parameters, and no copy.
+"""Gradients that live in flat buckets: one all-reduce for many parameters, and no packing.
 
 An all-reduce costs α + β·bytes, and α alone for each small bias. Allocate one flat tensor for
 many gradients, let each `parameter.grad` be a view into it, and the gradients are packed as

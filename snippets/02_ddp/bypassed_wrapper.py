@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 def drifted(model: nn.Module) -> list[str]:
     """Names of the parameters which are not bit for bit the same on every rank.
 
-    Two reductions per parameter; the largest value over the ranks is then equal to the
-    smallest everywhere. Call it on every rank, every few hundred steps.
+    The largest value over the ranks is then equal to the smallest everywhere. It costs two
+    all-reduces of the parameters. Call it on every rank, every thousand steps or so.
     """
     names = []
     for name, parameter in model.named_parameters():

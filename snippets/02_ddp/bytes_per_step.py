@@ -41,7 +41,7 @@ def bytes_written() -> int | None:
     """Bytes this process has given to write calls, sockets included; None if nobody counts."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return None  # NCCL does not write to its peers through the kernel
+        return None  # NCCL's traffic need not pass through write calls
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 

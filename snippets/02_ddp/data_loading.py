@@ -60,6 +60,9 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
     data = SlowStorage(steps * BATCH * n, stalls)
     sampler = DistributedSampler(data, shuffle=False)  # a rank reads its own samples only
     accelerated = device.type != "cpu"
+    if accelerated and options["num_workers"]:
+        # workers forked from a process that uses NCCL may hang
+        options["multiprocessing_context"] = "forkserver"
     loader = DataLoader(data, BATCH, sampler=sampler, pin_memory=accelerated, **options)
     model = DDP(nn.Linear(32, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

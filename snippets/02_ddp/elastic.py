@@ -24,8 +24,9 @@ def setup(life: int) -> torch.device:
     """Start the process group: one accelerator per local rank where possible, else CPU."""
     # The agent keeps one key-value store through all lives, and the addresses of the dead in
     # it: without a prefix, a rank that is early may call one of those ("Connection refused").
-    # With several nodes, whose agents count lives apart, set
-    # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun in place of this.
+    # With several nodes, whose agents count lives apart, use --rdzv-backend=c10d and set
+    # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun in place of this; the static
+    # rendezvous of --master-addr ignores that variable.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.PrefixStore(f"life {life}", dist.TCPStore(address, port, is_master=False))
     group = {

@@ -96,7 +96,9 @@ class MiniDDP(nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> object:
         if self.synchronise and torch.is_grad_enabled():
-            self.broadcast(list(self.module.buffers()))  # BatchNorm's statistics: rank 0's win
+            # BatchNorm's statistics: rank 0's win. (torch's DDP does this where the forward
+            # before was a synchronised one.)
+            self.broadcast(list(self.module.buffers()))
         return self.module(*args, **kwargs)
 
     def gradient_ready(self, parameter: nn.Parameter) -> None:

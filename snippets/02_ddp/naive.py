@@ -21,7 +21,7 @@ class NaiveDDP(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        for tensor in module.state_dict().values():  # parameters and buffers
+        for tensor in module.state_dict().values():  # parameters and saved buffers
             dist.broadcast(tensor, src=0)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ def draw() -> str:
     middle = TOP + span / 2
     parts.append(text(513, middle - 6, "all-reduce", ORANGE))
     parts.append(text(513, middle + 16, "mean gradient", ORANGE))
-    parts.append(text(WIDTH / 2, height - 12, "nothing else crosses from rank to rank", MUTED))
+    parts.append(text(WIDTH / 2, height - 12, "the parameters themselves never cross", MUTED))
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -1,14 +1,15 @@
 """A timeline of one backward: communication after it, and communication beside it.
 
-Backward takes B seconds of computing and fills buckets; all-reducing bucket i takes c_i seconds
-of the link, C in all. After backward, the times add up: B + C. Beside it, bucket i can start
-when it is full, at time r_i, and when the link has finished with bucket i-1. So all ends at
+Backward takes t_b seconds of computing and fills buckets; all-reducing bucket i takes c_i
+seconds of the link, t_c in all. After backward, the times add up: t_b + t_c. Beside it, bucket
+i can start when it is full, at time r_i, and when the link has finished with bucket i-1. So all
+ends at
 
     T = max over i of (r_i + c_i + c_(i+1) + … )
 
-The last bucket is full when backward ends, hence T ≥ B + c_last; the first one gives
-T ≥ r_first + C. With small buckets that is about max(B, C): the shorter of the two is hidden,
-but for one bucket.
+The last bucket is full when backward ends, hence T ≥ t_b + c_last; the first one gives
+T ≥ r_first + t_c. With small buckets that is about max(t_b, t_c): the shorter of the two is
+hidden, but for one bucket.
 
 Two cores have no network, and gloo's all-reduce computes on the cores that backward needs. So
 the first pair of cases runs on an emulated link: the real all-reduce, whose thread then sleeps
@@ -129,7 +130,7 @@ class Buckets:
 
 
 def predict(timeline: Timeline, overlap: bool) -> float:
-    """The docstring's formula, with this step's own B, r_i and c_i."""
+    """The docstring's formula, with this step's own t_b, r_i and c_i."""
     c = [end - begin for begin, end in timeline.reduced]
     if not overlap:
         return timeline.backward + sum(c)

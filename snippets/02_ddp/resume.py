@@ -1,9 +1,10 @@
 """Killed in the middle of writing a checkpoint, and resumed to bit-identical parameters.
 
-A checkpoint holds all that the next step depends on: model, optimizer, scheduler, every rank's
-random state, and the sampler's epoch and position. It is written beside the old one and then
-renamed, so there is a whole one at any time. Run it three times, as the transcript does:
-without a flag (trains to the end), with --kill (dies at step 12), with --resume.
+A checkpoint holds model, optimizer, scheduler, every rank's random state, and the sampler's
+epoch and position. One thing that the next step depends on is in no checkpoint: where DDP cuts
+its buckets. The file is written beside the old one and then renamed, so there is a whole one at
+any time. Run it three times, as the transcript does: without a flag (trains to the end), with
+--kill (dies at step 12), with --resume.
 """
 
 import io
@@ -29,7 +30,7 @@ CHECKPOINT, NEVER_KILLED = Path("checkpoint.pt"), Path("never_killed.pt")
 def setup() -> torch.device:
     """Start the process group: one accelerator per local rank where possible, else CPU."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start with torchrun: torchrun --nproc-per-node=2 resume.py")
+        sys.exit("start with torchrun: torchrun --nproc-per-node=3 resume.py")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
         device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
@@ -107,6 +108,10 @@ def main() -> None:
     step = 0
 
     if resume:
+        # DDP cuts its buckets anew after its first backward, and the order in which an
+        # all-reduce of three ranks or more adds depends on the place in the bucket. So spend
+        # that backward here: all that it changes is loaded or zeroed below.
+        model(torch.zeros(1, 16, device=device)).sum().backward()
         half_written = CHECKPOINT.with_suffix(".tmp")
         if half_written.exists():
             try:

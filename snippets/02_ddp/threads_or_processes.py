@@ -114,13 +114,16 @@ def main() -> None:
     print("DataParallel by hand: its gradients are those of the whole batch")
     for what, size in moved.items():
         print(f"  {size:>7,} bytes of {what}")
-    # DDP sends as much in all, but evenly, and while backward computes. (With NCCL,
-    # DataParallel spreads its broadcast and reduction too; the broadcast precedes forward.)
+    # DDP sends as much in all, but evenly, and while backward computes. (Between GPUs with
+    # NCCL, DataParallel passes copies and gradients on; its copies still precede forward.)
     assert moved["parameters"] + moved["gradients"] == 2 * (N - 1) * 4 * count(model)
-    print("parameters and gradients, in units of 4Ψ bytes:")
+    print("parameters and gradients in units of 4Ψ bytes, copied from one device, or by DDP:")
     for n in (2, 8):
-        through_one, from_each = 2 * (n - 1), 2 * (n - 1) / n
-        print(f"  N = {n}: {through_one} at device 0, or {from_each:.2f} from each rank of DDP")
+        through_one = 2 * (n - 1)  # out of device 0 and into it
+        through_each = 2 * through_one / n  # out of each rank and into it
+        print(
+            f"  N = {n}: {through_one} through device 0, {through_each:.1f} through each rank"
+        )
 
     replicas, shards = [model, copy.deepcopy(model)], list(inputs.chunk(N))
     context = mp.get_context("spawn")

@@ -44,8 +44,9 @@ def wrap(model: nn.Module) -> DistributedDataParallel:
         # A promise: every step uses the same parameters in the same way. DDP then learns in the
         # first step which ones are unused, and allows reentrant activation checkpointing.
         static_graph=True,
-        # Left alone: rank 0's buffers go to all ranks before each forward, unless you say
-        # broadcast_buffers=False (deprecated by torch 2.13 for forward_sync_buffers=False).
+        # Left alone: rank 0's buffers go to all ranks before a forward, unless you say
+        # forward_sync_buffers=False (torch 2.13; broadcast_buffers=False, now deprecated, also
+        # leaves them out of the constructor's broadcast).
         # device_ids=[local_rank] moves inputs to the accelerator; we move them ourselves.
     )
 

@@ -33,6 +33,15 @@ def setup() -> torch.device:
     return device
 
 
+def visible_gpus(node: int) -> dict[str, str]:
+    """The variables that give a node its own GPUs, or none: two ranks cannot share one."""
+    if torch.accelerator.device_count() < NODES * PER_NODE:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    every = ",".join(map(str, range(torch.accelerator.device_count())))
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(listed[node * PER_NODE : (node + 1) * PER_NODE])}
+
+
 def play_both_nodes() -> int:
     """Start an agent per node, as two shells on two machines would; return an exit status."""
     with socket.socket() as probe:
@@ -45,7 +54,7 @@ def play_both_nodes() -> int:
         shown = " ".join(options) + " --master-addr=$NODE_0 --master-port=29500"
         print(f"node {node}$ torchrun {shown} two_nodes.py", flush=True)
         command = [sys.executable, "-m", "torch.distributed.run", *options, *address, __file__]
-        agents.append(subprocess.Popen(command))
+        agents.append(subprocess.Popen(command, env=os.environ | visible_gpus(node)))
     try:
         return int(any(agent.wait(timeout=100) for agent in agents))
     finally:
