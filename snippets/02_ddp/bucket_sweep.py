@@ -150,7 +150,7 @@ def draw(predicted: list[float], measured: list[float], compute: float, path: st
     axis.set_ylim(0, max(*predicted, *measured) * 1.15e3)
     axis.text(CAPS_MB[0], compute * 1e3 - 3, "backward alone", va="top", color="#52525b")
     axis.text(2**-7.2, predicted[0] * 1e3, "predicted from α and β", color="#c2410c")
-    axis.text(2**-1.2, measured[-1] * 1.02e3, "● measured", color="#0b6e99", ha="center")
+    axis.text(2**-1.2, measured[-1] * 1.02e3, "measured", color="#0b6e99", ha="center")
     axis.set_xlabel("bucket_cap_mb, MiB")
     axis.set_ylabel("backward + all-reduce, ms")
     axis.spines[["top", "right"]].set_visible(False)
