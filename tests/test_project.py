@@ -41,7 +41,7 @@ def make_calls(text: str) -> list[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.lstrip().startswith("# "):
             continue
-        calls += [(number, m[1]) for m in re.finditer(r"(?:^|[`\s])make ([^`|&]+)", line)]
+        calls += [(number, m[1]) for m in re.finditer(r"(?:^\s*|`|run: )make ([^`|&]+)", line)]
     return calls
 
 
