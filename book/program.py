@@ -253,7 +253,7 @@ def check(
             changed.append(message)
         unrecorded = transcript.provenance is None
         if record and (changed or unrecorded):
-            if any("draws no" in message for message in changed):
+            if any("draws no such figure" in message for message in changed):
                 raise BookError("\n".join(changed))
             _write(program, device, results, seconds, drawn if drawn.exists() else None)
             return Outcome(seconds, recorded=True)
