@@ -15,10 +15,16 @@
 #     torchrun --nproc-per-node=2 my_labs/lab02_ddp.py
 #     python labs/check.py my_labs/lab02_ddp.py  # grades it at 1, 2, 3 and 4 ranks
 #
-# There are eight steps. Each has a text, a blank for you to fill, and a check which prints
-# what it proved. The first run of your copy goes as far as the first blank and tells you what
-# belongs there; `check.py` grades every step by itself and gives a hint that fits the mistake.
-# Allow two to three hours.
+# Work in a clone of the repository, with its Python: `make test WHAT=labs` sets it up once, and
+# `source .venv/bin/activate` puts torchrun on the path. The script and the notebook offered
+# above are the finished lab, as is this page; the notebook is for reading, since only torchrun
+# can start the lab.
+#
+# There are eight steps. Each has a text, one or more blanks for you to fill, and a check which
+# prints what it proved. Your copy runs as far as the first blank and says in one line what
+# belongs there; the report under that line is torchrun's. `check.py` grades every step by
+# itself and gives a hint that fits the mistake; `--step 2` grades one step and those it builds
+# on, `--output` shows what failing ranks printed. Allow two to three hours.
 
 # %%
 import math
@@ -61,7 +67,7 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
 
 if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ:
-        sys.exit(f"start me with: torchrun --nproc-per-node=2 {Path(__file__).name}")
+        sys.exit("start me with: torchrun --nproc-per-node=2 lab02_ddp.py")
     if 24 % int(os.environ["WORLD_SIZE"]):
         if os.environ["RANK"] != "0":
             time.sleep(60)  # one rank says it; torchrun then ends the others
@@ -220,7 +226,8 @@ if __name__ == "__main__":
 # Collectives are called by all ranks or by none. If one rank had a batch more than the others,
 # it would wait in its last all-reduce for ever. So every rank must get the same number,
 # $\lceil n / N \rceil$; where $N$ does not divide $n$, lengthen the list by its own beginning.
-# `DistributedSampler` does just this, and the check compares you with it.
+# `DistributedSampler` does just this. The lab prints whether your indices are the same as its;
+# `check.py` passes any other deal that keeps these rules.
 
 
 # %%

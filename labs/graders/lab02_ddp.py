@@ -22,6 +22,8 @@ HINTS = {
     "MASTER_ADDR and MASTER_PORT from the environment by itself.",
     "not_a_device": "start() must return a torch.device: the accelerator with this rank's "
     'index, or torch.device("cpu").',
+    "no_gpu": "NCCL needs an NVIDIA GPU for each rank. Where there are fewer accelerators than "
+    'processes on this machine, return torch.device("cpu") and use gloo.',
     "no_accelerator": "With as many accelerators as processes on this machine, use them: "
     "compare torch.accelerator.device_count() with LOCAL_WORLD_SIZE.",
     "device_index": "The index of the device is LOCAL_RANK. RANK counts over all machines, and "
@@ -30,6 +32,8 @@ HINTS = {
     "on one device: fall back to the CPU and gloo.",
     "same_shard": "Every rank takes the same samples, so N ranks do the work of one. Where "
     "does `rank` enter your slice?",
+    "not_a_list": "Return a list of int, which `.tolist()` makes of torch.randperm: two tensor "
+    "elements with the same number are not the same in a set.",
     "uneven": "The shards differ in length: a rank with a batch more would wait for ever in "
     "its last all-reduce. Pad the order to a multiple of `world` before you slice.",
     "dropped": "Some samples are read by nobody. Where `world` does not divide `length`, pad "
@@ -374,6 +378,8 @@ def judge_start(group: Group, right: Callable[[str], None]) -> None:
 
 def probe_shard(lesson: Lesson) -> None:
     shard, n = lesson.module.shard, lesson.world
+    first = shard(12 * n, lesson.rank, n, 0)
+    lesson.fact("kind", type(first).__name__)
     for length in (12 * n, 5 * n + 1):
         mine = [list(map(int, shard(length, lesson.rank, n, epoch))) for epoch in (0, 1)]
         all_here = [list(map(int, shard(length, rank, n, 0))) for rank in range(n)]
@@ -382,6 +388,9 @@ def probe_shard(lesson: Lesson) -> None:
 
 def judge_shard(group: Group, right: Callable[[str], None]) -> None:
     n = group.world
+    kind = group.facts("kind")[0]
+    if kind != "list":
+        raise Wrong(f"shard() returns a {kind}, not a list", HINTS["not_a_list"])
     for length in (12 * n, 5 * n + 1):
         facts = group.facts(f"length {length}")
         shards = [fact["mine"][0] for fact in facts]
@@ -668,6 +677,7 @@ STEPS = [
         judge_start,
         uses=("start",),
         joins=False,
+        crashes=(("NCCL|nccl", HINTS["no_gpu"]),),
     ),
     Step(
         2,

@@ -52,7 +52,8 @@ HINTS = {
     "`python labs/start.py` in another folder gives you a fresh copy to compare with.",
     "import": "The checker imports your file. Code that must not run then belongs into a "
     'function or under if __name__ == "__main__":.',
-    "crash": "Run the file itself under torchrun to see the whole traceback.",
+    "syntax": "Python cannot read the file: mend the line it names, or the one before it.",
+    "crash": "Add --output to see the whole traceback, or run the file under torchrun.",
     "exit": "A step must return. To end one rank leaves all others waiting in their next "
     "collective.",
     "killed": "The process ended without a Python error: os._exit, a signal, lack of memory.",
@@ -269,7 +270,7 @@ def _describe(error: BaseException, path: str) -> dict[str, Any]:
         if frame.filename == path:
             line = frame.lineno
     if isinstance(error, SyntaxError) and error.filename == path:
-        line = error.lineno
+        line, error = error.lineno, type(error)(error.msg)  # its text would repeat the line
     with contextlib.suppress(Exception):
         text = (str(error).strip().splitlines() or [""])[0][:300]
         return {"kind": type(error).__name__, "text": text, "line": line}
@@ -564,7 +565,7 @@ def judge_ends(group: Group, step: Step) -> None:
         where = f", line {rank.error['line']}" if rank.error.get("line") else ""
         if rank.end == "error" and rank.error["doing"] == "import" and kind != "SystemExit":
             what = f"the file cannot be imported: {kind}{where}: {text}"
-            raise Wrong(what, HINTS["import"])
+            raise Wrong(what, HINTS["syntax" if kind.endswith("SyntaxError") else "import"])
         if kind == "NotImplementedError":
             raise Blank(re.sub(r"^step \d+: ", "", text) + where)
         if kind == "LookupError" and not where:

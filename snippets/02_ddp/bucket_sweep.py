@@ -131,7 +131,7 @@ class Buckets:
 
 
 def predict(buckets: Buckets, ready: list[float], alpha: float, beta: float) -> float:
-    """Seconds by the docstring's formula; `ready` says when each gradient is."""
+    """max over i of (r_i + c_i + c_(i+1) + …): bucket i is full at r_i, c_i = α + β·bytes."""
     costs = [alpha + beta * flat.nbytes for flat in buckets.flats]
     last = [
         sum(buckets.sizes[: i + 1]) - 1 for i in range(len(costs))

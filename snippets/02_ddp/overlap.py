@@ -130,7 +130,7 @@ class Buckets:
 
 
 def predict(timeline: Timeline, overlap: bool) -> float:
-    """The docstring's formula, with this step's own t_b, r_i and c_i."""
+    """max over i of (r_i + c_i + c_(i+1) + …): bucket i, full at r_i, is reduced in c_i."""
     c = [end - begin for begin, end in timeline.reduced]
     if not overlap:
         return timeline.backward + sum(c)
