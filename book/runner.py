@@ -14,6 +14,7 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 
 KEPT_VARIABLES = re.compile(
@@ -82,7 +85,20 @@ def environment(folder: Path, device: str) -> dict[str, str]:
         env["CUDA_VISIBLE_DEVICES"] = ""
     elif "CUDA_VISIBLE_DEVICES" in os.environ:
         env["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+    if _torch_version() < (2, 13):
+        # until 2.13, every torchrun of one node took port 29500: two runs at once collided
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            env["PET_MASTER_PORT"] = str(probe.getsockname()[1])
     return env
+
+
+@lru_cache(maxsize=1)
+def _torch_version() -> tuple[int, ...]:
+    try:
+        return tuple(map(int, re.findall(r"\d+", metadata.version("torch"))[:2]))
+    except metadata.PackageNotFoundError:
+        return (99,)
 
 
 def _python_folders() -> list[str]:
