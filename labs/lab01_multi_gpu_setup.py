@@ -99,6 +99,11 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def count(number: int, thing: str) -> str:
+    """'1 rank' or '2 ranks'."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 def listed(items: Iterable[object], last: str = "and") -> str:
     """'1, 2 and 5'."""
     *most, end = map(str, items)
@@ -412,23 +417,20 @@ def no_answer(place: Place, error: Exception, seconds: float) -> Fault:
 
 def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
     """The store at which the ranks meet, and the address by which this machine reached it."""
-    known = addresses(place.address)
-    if not known:
-        raise Trouble(
-            Fault(
-                f'MASTER_ADDR is "{place.address}", a name that this machine cannot resolve.',
-                "set MASTER_ADDR to the address of rank 0's machine (hostname -I prints it "
-                "there), or put the name into DNS or /etc/hosts.",
-            )
+    if not addresses(place.address):
+        what = f'MASTER_ADDR is "{place.address}", a name that this machine cannot resolve.'
+        mend = (
+            "set MASTER_ADDR to the address of rank 0's machine (hostname -I prints it there), "
+            "or put the name into DNS or /etc/hosts."
         )
-    served, patience = None, seconds
+        raise Trouble(Fault(what, mend))
+    served, patience, timeout = None, seconds, timedelta(seconds=seconds)
     if place.rank == 0 and not place.agent:
         if fault := port_fault(place.port):
             raise Trouble(fault)
         served = dist.TCPStore(
-            "localhost", place.port, is_master=True, wait_for_workers=False,
-            timeout=timedelta(seconds=seconds),
-        )  # fmt: skip
+            "localhost", place.port, is_master=True, wait_for_workers=False, timeout=timeout
+        )
         SERVED.append(served)
         patience = min(seconds, 5)  # it is there: no need to wait for it
     ours = knock(place.address, place.port, patience)
@@ -438,16 +440,16 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
     )
     if isinstance(ours, Exception):
         raise Trouble(lost if served else no_answer(place, ours, seconds))
-    try:
-        store = dist.TCPStore(
-            place.address, place.port, is_master=False, timeout=timedelta(seconds=seconds)
-        )
-        if served:
-            mark = uuid.uuid4().hex
-            served.set(mark, "")
-            if not store.check([mark]):
-                raise Trouble(lost)
-    except RuntimeError as error:
+
+    def connect() -> dist.TCPStore | None:
+        try:
+            return dist.TCPStore(place.address, place.port, is_master=False, timeout=timeout)
+        except RuntimeError:
+            return None
+
+    # a program that listens and says nothing keeps TCPStore waiting beyond its timeout
+    store = within(patience, connect, None)
+    if store is None:
         raise Trouble(
             Fault(
                 f"something listens at {place.address}:{place.port}, but it is no store of "
@@ -455,7 +457,13 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
                 "set MASTER_PORT to a port that is free on rank 0's machine, the same for all "
                 "ranks.",
             )
-        ) from error
+        )
+    if served:
+        mark = uuid.uuid4().hex
+        served.set(mark, "")
+        served.get(mark)  # set() does not wait until it has happened
+        if not store.check([mark]):
+            raise Trouble(lost)
     return store, ours
 
 
@@ -596,7 +604,7 @@ def accelerator_faults(cards: Sequence[Mapping]) -> list[Fault]:
         if here < len(ranks):
             faults.append(
                 Fault(
-                    f"{host} has {here} accelerators for {len(ranks)} ranks.",
+                    f"{host} has {count(here, 'accelerator')} for {count(len(ranks), 'rank')}.",
                     "start one rank per GPU (--nproc-per-node=gpu), and look at nvidia-smi and "
                     "CUDA_VISIBLE_DEVICES if some GPUs do not show.",
                 )
@@ -770,9 +778,9 @@ if __name__ == "__main__":
     neighbours = hosts[cards[rank]["host"]]  # for ranks that were started by hand
     os.environ.setdefault("LOCAL_RANK", str(neighbours.index(rank)))
     os.environ.setdefault("LOCAL_WORLD_SIZE", str(len(neighbours)))
-    machines = f"{len(hosts)} machine{'s' * (len(hosts) > 1)}"
-    say(f"before the group: all {world} ranks on {machines} have met, and agree")
-    REPORT.right.append(f"the meeting: {world} of {world} ranks, one world size, one torch")
+    all_ranks, machines = count(world, "rank"), count(len(hosts), "machine")
+    say(f"before the group: all {all_ranks} on {machines} have met, and agree")
+    REPORT.right.append(f"the meeting: {world} of {all_ranks}, one world size, one torch")
 
 # %% [markdown]
 # ## Step 1: pick the device of a local rank
@@ -817,7 +825,7 @@ if __name__ == "__main__":
     if len(kinds) > 1:
         device = torch.device("cpu")
     say(f"step 1: each rank has a device of its own on {device.type}" if device.type != "cpu"
-        else f"step 1: all {world} ranks are on the CPU")  # fmt: skip
+        else f"step 1: all {all_ranks} are on the CPU")  # fmt: skip
     if device.type == "cpu" and options.device == "auto":
         few = accelerator_faults(cards)
         REPORT.found += [f"the CPU is used: {fault.what}" for fault in few]
@@ -861,7 +869,7 @@ if __name__ == "__main__":
     start_group(dist.PrefixStore("group", store), device, rank, world, wait)
     assert (dist.get_rank(), dist.get_world_size()) == (rank, world), "the group has all ranks"
     backend = dist.get_backend()
-    say(f"step 2: a group of {world} ranks with {backend}; no wait is longer than {wait}")
+    say(f"step 2: a group of {all_ranks} with {backend}; no wait is longer than {wait}")
     if options.plant == "death" and rank == world - 1 > 0:
         os._exit(9)
 
@@ -1018,8 +1026,8 @@ if __name__ == "__main__":
             )
             REPORT.wrong.append(Fault(what, mend))
     if good:
-        say(f"step 3: right on {world} ranks: {', '.join(good)}")
-        REPORT.right.append(f"the answers on {world} ranks of {', '.join(good)}")
+        say(f"step 3: right on {all_ranks}: {', '.join(good)}")
+        REPORT.right.append(f"the answers on {all_ranks} of {', '.join(good)}")
 
 # %% [markdown]
 # ## Step 4: gather the facts, print them in rank order
@@ -1123,7 +1131,7 @@ if __name__ == "__main__":
     facts = gather_facts(facts_of(rank, cards[rank]["host"], device), world)
     assert [fact["rank"] for fact in facts] == list(range(world)), "facts come in rank order"
     say(f"step 4: the facts of {named(fact['rank'] for fact in facts)}, in rank order")
-    with_what = f"{world} ranks on {machines} with {backend} on {device.type}"
+    with_what = f"{all_ranks} on {machines} with {backend} on {device.type}"
     REPORT.found = [with_what, *describe(facts, options.report == "brief"), *REPORT.found]
 
 # %% [markdown]
@@ -1226,7 +1234,7 @@ if __name__ == "__main__":
         REPORT.doing = f"measuring the link {a}-{b}"
         dist.barrier()
         if rank in (a, b):
-            delay = 0.02 if options.plant == "slow" and b == world - 1 and a == 0 else 0
+            delay = 0.1 if options.plant == "slow" and b == world - 1 and a == 0 else 0
             measured[a, b] = measure_link(a, b, rank, device, delay)
     REPORT.doing = "gathering the measurements"
     halves = gather_facts({"rank": rank, "links": measured}, world)
@@ -1239,7 +1247,7 @@ if __name__ == "__main__":
         for a, b in pairs_of(world)
     ]  # fmt: skip
     assert all(link.latency > 0 and link.bandwidth > 0 for link in links), "time passes"
-    say(f"step 5: {len(links)} link{'s' * (len(links) != 1)} timed there and back")
+    say(f"step 5: {count(len(links), 'link')} timed there and back")
 
 # %% [markdown]
 # ## Step 6: from a time to a bandwidth
@@ -1319,7 +1327,7 @@ if __name__ == "__main__":
         latency = statistics.median(link.latency for link in kin)
         bandwidth = statistics.median(link.bandwidth for link in kin)
         REPORT.measured.append(
-            f"{len(kin)} link{'s' * (len(kin) > 1)} ({kind}): median latency"
+            f"{count(len(kin), 'link')} ({kind}): median latency"
             f" ≈{latency * 1e6:.0f} µs, bandwidth ≈{bandwidth / 1e9:.2f} GB/s"
         )
     if options.report == "full" and 1 < len(links) <= 28:
