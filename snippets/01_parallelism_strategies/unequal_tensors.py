@@ -2,8 +2,8 @@
 
 A collective trusts that all ranks pass tensors of equal size and dtype. gloo sees messages: one
 that is longer than expected ends the process by SIGABRT, from a thread where no try can catch
-it; one of the right length goes through whatever it means, so that the bits of float32 and int32
-are added. TORCH_DISTRIBUTED_DEBUG=DETAIL compares both before anything is sent.
+it; one of the right length goes through whatever it means: the bits of float32 and int32 are
+added. TORCH_DISTRIBUTED_DEBUG=DETAIL compares both before anything is sent.
 
     --case size    rank 1 has five numbers, rank 0 four (the last batch, a longer sequence)
     --case dtype   rank 1 has int32 where rank 0 has float32
