@@ -652,8 +652,9 @@ def judge_exchange(group: Group, right: Callable[[str], None]) -> None:
 # --- all of them --------------------------------------------------------------------------
 
 STORE_CRASHES = (
-    ("[Pp]rocess group has not been init", HINTS["no_collective"]),
-    ((r"wait timeout|[Tt]imed? ?out|timeout", HINTS["endless_wait"]),)
+    ("[Pp]rocess group has not been initialized", HINTS["no_collective"]),
+    (r"wait timeout|[Tt]imed? ?out|timeout", HINTS["endless_wait"]),
+)
 
 STEPS = [
     Step(
