@@ -160,9 +160,15 @@ def main() -> None:
     if dist.get_rank() == 0:
         alpha, beta = fit(measured, n)
         print(f"{n} ranks, α ≈{1e6 * alpha:.0f} µs, 1/β ≈{1e-9 / beta:.2f} GB/s")
-        print("size      ring       recursive doubling")
+        print("size            ring  recursive doubling")
         for size, r, d in zip(SIZES, *measured.values(), strict=True):
-            print(f"{human(size):8}  ≈{1e3 * r:.2f} ms  ≈{1e3 * d:.2f} ms")
+            times = [f"≈{1e3 * t:.2f} ms" for t in (r, d)]
+            print(f"{human(size):8}  {times[0]:>10}  {times[1]:>18}")
+        for i in (0, -1):
+            ratio = measured["ring"][i] / measured["recursive doubling"][i]
+            (m1, b1), (m2, b2) = (steps_and_bytes(name, n, 1) for name in ALGORITHMS)
+            theory = f"messages {m1 / m2:.2f}" if i == 0 else f"bytes {b1 / b2:.2f}"
+            print(f"ring / recursive doubling at {human(SIZES[i])}: ≈{ratio:.2f} ({theory})")
         factor = (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
         print(f"crossing, predicted: {factor:g} α/β = ≈{factor * alpha / beta / 2**10:.0f} KiB")
         found = crossing(measured)

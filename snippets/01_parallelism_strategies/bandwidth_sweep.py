@@ -106,7 +106,7 @@ def main() -> None:
 
     if dist.get_rank() == 0:
         print(f"{n} ranks, {dist.get_backend()}, {device.type}, float32")
-        print("collective      factor   size      time           algbw          busbw")
+        print("collective      factor  size            time            algbw            busbw")
     for name in args.only:
         factor, size = FACTORS[name](n), args.min
         while size <= args.max:
@@ -114,9 +114,14 @@ def main() -> None:
             t = seconds_per_call(prepare(name, whole), device, args.budget)
             if dist.get_rank() == 0:
                 algbw = whole.nbytes / t / 1e9
+                columns = [f"≈{1e6 * t:.0f} µs"]
+                columns += [f"≈{rate:.2g} GB/s" for rate in (algbw, algbw * factor)]
                 print(
-                    f"{name:14}  {factor:6.3f}   {human(size):8}  ≈{1e6 * t:.0f} µs  "
-                    f"≈{algbw:.3f} GB/s  ≈{algbw * factor:.3f} GB/s",
+                    f"{name:14}  {factor:6.3f}  {human(size):8}",
+                    *(
+                        f"{column:>{width}}"
+                        for column, width in zip(columns, (11, 16, 16), strict=True)
+                    ),
                     flush=True,
                 )
             size *= args.step

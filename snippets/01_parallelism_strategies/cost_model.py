@@ -83,15 +83,14 @@ def main() -> None:
         n = dist.get_world_size()
         print(f"{n} ranks, fitted on {len(SIZES[::2])} sizes: ", end="")
         print(f"α ≈{1e6 * alpha:.0f} µs, 1/β ≈{1e-9 / beta:.2f} GB/s")
-        print("held out  predicted   measured   error")
+        print("held out   predicted    measured   error")
         errors = []
         for size, measured in zip(SIZES[1::2], seconds[1::2], strict=True):
             predicted = alpha + beta * size
             errors.append(predicted / measured - 1)
-            print(
-                f"{human(size):8}  ≈{1e3 * predicted:.2f} ms  ≈{1e3 * measured:.2f} ms  "
-                f"≈{100 * errors[-1]:.0f}%"
-            )
+            times = [f"≈{1e3 * t:.2f} ms" for t in (predicted, measured)]
+            error = f"≈{100 * errors[-1]:+.0f}%"
+            print(f"{human(size):8}  {times[0]:>10}  {times[1]:>10}  {error:>6}")
         typical = statistics.median(abs(error) for error in errors)
         print(f"typical error (median of the absolute values): ≈{100 * typical:.0f}%")
         print(f"half of the time is latency at α/β = ≈{alpha / beta / 2**10:.0f} KiB")
