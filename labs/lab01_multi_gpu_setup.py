@@ -32,10 +32,12 @@ import errno
 import json
 import os
 import platform
+import signal
 import socket
 import statistics
 import struct
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -83,11 +85,20 @@ class Report:
         lines = ["", "cluster report"]
         for name in ("found", "right", "measured", "slow"):
             if section := getattr(self, name):
-                lines += [name, *(f"  {line}" for line in section)]
+                lines += [name, *(wrapped("  ", line) for line in section)]
         lines.append("wrong")
         for number, fault in enumerate(self.wrong, start=1):
-            lines += [f"  {number}. {fault.what}", f"     mend: {fault.mend}"]
+            lines.append(wrapped(f"  {number}. ", fault.what))
+            lines.append(wrapped("     mend: ", fault.mend))
         return "\n".join(lines if self.wrong else [*lines, "  nothing"])
+
+
+def wrapped(start: str, text: str) -> str:
+    """A paragraph, whose first line begins with `start` and the others below it."""
+    return textwrap.fill(
+        text, 92, initial_indent=start, subsequent_indent=" " * max(len(start), 5),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 REPORT = Report()
@@ -129,6 +140,7 @@ def named(ranks: Iterable[int]) -> str:
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on trouble, a blank or a failed check with a sentence in place of a traceback."""
     rank = int(os.environ.get("RANK", 0))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if issubclass(kind, (NotImplementedError, AssertionError)):
         blank = issubclass(kind, NotImplementedError)
         lines = [n for f, n in traceback.walk_tb(trace) if f.f_code.co_filename == __file__]
@@ -138,12 +150,12 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
             time.sleep(60 if blank else 5)
         what = "a blank" if blank else "a check that failed"
         print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
-        return
-    if not issubclass(kind, (Trouble, RuntimeError)):
-        return sys.__excepthook__(kind, error, trace)
-    if isinstance(error, RuntimeError):
-        error = broken_off(error, rank)
-    stop(error, rank)
+    elif issubclass(kind, (Trouble, RuntimeError)):
+        # torchrun asks all ranks to end when one has: they end by themselves, with a report
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop(error if isinstance(error, Trouble) else broken_off(error, rank), rank)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def stop(trouble: Trouble, rank: int) -> None:
@@ -160,6 +172,11 @@ def stop(trouble: Trouble, rank: int) -> None:
         if REPORT.store is not None and rank == 0:
             time.sleep(2)  # the others still ask the store who is alive
     os._exit(1)  # no destructor of a broken group may wait for a rank that is gone
+
+
+def asked_to_end(*_: object) -> None:
+    """Somebody wants this process to end, torchrun for instance because another rank has."""
+    raise RuntimeError("the launcher ended this rank")
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -759,6 +776,7 @@ if __name__ == "__main__":
     card = make_card(place, address, faults, door.getsockname()[1])
     cards = roll_call(store, card, options)
     REPORT.store, REPORT.world = store, world
+    signal.signal(signal.SIGTERM, asked_to_end)
 
     REPORT.doing = "knocking at the other machines"
     hosts = by_host(cards)
@@ -870,7 +888,7 @@ if __name__ == "__main__":
     start_group(dist.PrefixStore("group", store), device, rank, world, wait)
     assert (dist.get_rank(), dist.get_world_size()) == (rank, world), "the group has all ranks"
     backend = dist.get_backend()
-    say(f"step 2: a group of {all_ranks} with {backend}; no wait is longer than {wait}")
+    say(f"step 2: a group of {all_ranks} with {backend} which waits {options.wait:g} s at most")
     if options.plant == "death" and rank == world - 1 > 0:
         os._exit(9)
 
@@ -1034,7 +1052,7 @@ if __name__ == "__main__":
             )
             REPORT.wrong.append(Fault(what, mend))
     if good:
-        say(f"step 3: right on {all_ranks}: {', '.join(good)}")
+        say(wrapped("step 3: ", f"right on {all_ranks}: {', '.join(good)}"))
         REPORT.right.append(f"the answers on {all_ranks} of {', '.join(good)}")
 
 # %% [markdown]
@@ -1106,10 +1124,9 @@ def facts_of(rank: int, host: str, device: torch.device) -> dict:
         shared = os.statvfs(options.shm)
         free = shared.f_bavail * shared.f_frsize / 2**30
         facts["shared"] = f"{options.shm} {free:.1f} GiB free"
-    if device.type != "cpu":
-        with contextlib.suppress(RuntimeError, AttributeError):
-            properties = torch.cuda.get_device_properties(device)
-            facts["device"] += f" {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts["device"] += f" {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
         if int(os.environ["LOCAL_RANK"]) == 0:
             facts["nvml"] = nvml_facts()
     return facts
@@ -1352,15 +1369,16 @@ if __name__ == "__main__":
         look = f"look at the cables, slots and switch ports of {listed(ends)}"
         REPORT.slow.append(f"{link}: {look}")
     if not REPORT.slow:
-        REPORT.slow.append(f"no link is {options.factor:g} times as slow as its kind")
+        REPORT.slow.append(f"no link is {options.factor:g} times slower than its kind")
 
 # %% [markdown]
 # ## Step 8: compare before the collective
 #
-# Collectives are matched by the order of calls, and nobody looks whether the tensors match. If
-# rank 1 brings a number more than the others, gloo aborts with a message about bytes, and NCCL
-# reads what is not there, or waits. If the same number of bytes means other numbers, say
-# float32 here and int32 there, nothing fails at all: the sum is wrong, in silence.
+# Collectives are matched by the order of calls, and nobody looks whether the tensors match.
+# Bring a number more on rank 1, and gloo kills the process: `op.preamble.length <= op.nbytes.
+# 1004 vs 1000. Received data size doesn't match expected size.` Bring int32 there and float32
+# on rank 0, and nothing fails: the bytes are as many, and both get a wrong sum, in silence.
+# NCCL's guide calls the outcome undefined: hangs, crashes or corrupted data.
 #
 # The cure costs a few messages, so it is for debugging, not for every step
 # (`TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch do the like). Before the collective, each rank
@@ -1394,12 +1412,12 @@ def mismatch(name: str, texts: Sequence[str | None]) -> Fault | None:
     """The fault in what the ranks are about to call, if they do not agree."""
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
-        groups.setdefault(text or "does not come", []).append(rank)
+        groups.setdefault(text or "nothing, in time", []).append(rank)
     if len(groups) == 1:
         return None
-    said = [f"{named(ranks)}: {text}" for text, ranks in groups.items()]
+    said = [f"{named(ranks)} {text}" for text, ranks in groups.items()]
     return Fault(
-        f"{name} would not match: {'; '.join(said)}.",
+        f"{name} would not match: {', '.join(said)}.",
         "find out where that rank's data differs: an uneven last batch, a branch that depends "
         "on the rank, a model or autocast region that is not the same everywhere.",
     )
@@ -1443,7 +1461,8 @@ if __name__ == "__main__":
     dist.barrier()
     dist.destroy_process_group()
     store.add("left", 1)
-    while rank == 0 and SERVED and store.add("left", 0) < world:
+    deadline = time.monotonic() + 10
+    while rank == 0 and SERVED and store.add("left", 0) < world and time.monotonic() < deadline:
         time.sleep(0.02)  # who holds the store leaves last
     sys.exit(1 if any(answers.values()) else 0)
 

@@ -40,7 +40,7 @@ class Ended:
 
     def wrong(self) -> list[str]:
         """The faults of its report, without their numbers."""
-        section = self.stdout.rpartition("\nwrong\n")[2]
+        section = re.sub(r"\n {5,}(?!mend: )", " ", self.stdout.rpartition("\nwrong\n")[2])
         return re.findall(r"^  \d+\. (.*)$", section, re.M)
 
 
@@ -60,14 +60,14 @@ def tagged(tag: str) -> list[int]:
 
 
 def start(*environments: Mapping[str, object], options: str = "", limit: float = LONGEST,
-          command: list[str] | None = None) -> list[Ended]:  # fmt: skip
+          command: list[str] | None = None, lab: Path = LAB) -> list[Ended]:  # fmt: skip
     """Run one process for each environment; all must end in time and leave nothing behind."""
     tag = uuid.uuid4().hex
     common = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     common |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", TAG: tag}
     processes = [
         subprocess.Popen(
-            [*(command or [sys.executable]), str(LAB), *options.split()],
+            [*(command or [sys.executable]), str(lab), *options.split()],
             env=common | {key: str(value) for key, value in environment.items()},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
@@ -272,8 +272,8 @@ def test_faults_of_several_machines_are_told_once() -> None:
 @pytest.mark.parametrize(
     ("plant", "world", "said"),
     [
-        ("size", 2, "rank 0: float32 [1000]; rank 1: float32 [1001]"),
-        ("dtype", 3, "ranks 0 and 1: float32 [1000]; rank 2: int32 [1000]"),
+        ("size", 2, "rank 0 float32 [1000], rank 1 float32 [1001]"),
+        ("dtype", 3, "ranks 0 and 1 float32 [1000], rank 2 int32 [1000]"),
     ],
 )
 def test_tensors_that_do_not_match(plant: str, world: int, said: str) -> None:
@@ -318,7 +318,18 @@ def test_ranks_started_by_hand_on_what_look_like_two_machines() -> None:
         "reduce-scatter",
         "barrier",
     ]:
-        assert re.search(rf"the answers on 3 ranks of .*\b{name}\b", report)
+        assert re.search(rf"(?s)the answers on 3 ranks of .*\b{name}\b.*\nmeasured\n", report)
+
+
+def test_starter_runs_to_its_first_blank(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, LAB.with_name("start.py"), "1"], cwd=tmp_path, check=True)
+    starter = tmp_path / "my_labs" / LAB.name
+    (ended,) = start(*ranks(1), lab=starter)
+    assert ended.status == 1 and "Traceback" not in ended.stderr
+    meeting, blank = ended.stdout.splitlines()
+    assert meeting == "before the group: all 1 rank on 1 machine have met, and agree"
+    line = re.fullmatch(rf"{LAB.name}, line (\d+), a blank: step 1: return the .*", blank)
+    assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
 
 
 def test_slow_link_is_found() -> None:
@@ -328,14 +339,13 @@ def test_slow_link_is_found() -> None:
     assert "link 0-2 (same machine): ≈" in slow, ended[0].stdout
 
 
-def test_torchrun_gets_the_status() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    (ended,) = start({}, options="--plant dtype", command=command)
+def test_report_is_printed_under_torchrun_which_ends_all_ranks_when_one_has_died() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3"]
+    (ended,) = start({}, options="--plant death", command=command)
     assert ended.status == 1
     assert ended.stdout.count("cluster report") == 1, ended.stdout
-    assert ended.wrong() == [
-        "the all-reduce would not match: rank 0: float32 [1000]; rank 1: int32 [1000]."
-    ]
+    (fault,) = ended.wrong()
+    assert fault.startswith("rank 2 died or hung while the others were checking ")
 
 
 # --- what one machine cannot show ---------------------------------------------------------
