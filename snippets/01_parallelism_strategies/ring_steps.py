@@ -2,8 +2,8 @@
 
 The program plays ring_all_reduce with sets in place of numbers: a set holds the ranks whose
 contributions are in a chunk. So it can check that nothing is added twice, that after n-1 steps
-each rank holds one finished chunk, and after 2(n-1) steps all of them. A column is a rank, a row
-a chunk, each stripe a summand; the framed square is sent to the right-hand neighbour next.
+each rank holds one finished chunk, and after 2(n-1) steps all of them. A column is a rank, a
+row a chunk, each stripe a summand; the framed square is sent to the right-hand neighbour next.
 """
 
 N = 4
