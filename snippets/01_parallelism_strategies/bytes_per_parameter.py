@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-LAYERS, WIDTH = 16, 1024
+LAYERS, WIDTH = 8, 1024
 LR, BETA1, BETA2, EPS = 1e-3, 0.9, 0.999, 1e-8
 
 

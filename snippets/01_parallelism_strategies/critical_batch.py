@@ -102,10 +102,9 @@ def draw(steps: list[int], s_min: float, critical: float, noise: dict[str, float
     axis.text(1.1, 12, "● steps", color=blue)
     axis.text(1000, 12, "■ samples", color=orange, ha="right")
     axis.axvline(noise["half-way"], color="#52525b", linestyle=":", linewidth=1.5)
-    axis.text(noise["half-way"] * 0.9, 0.9, "half-way", color="#52525b", ha="right")
     axis.set_xlim(0.8, 2048)
-    middle = (noise["start"] * noise["end"]) ** 0.5
-    axis.text(middle, 60, "tr(Σ)/|G|²\nstart to end", color="#52525b", ha="center", va="center")
+    words = "noise scale tr(Σ)/|G|²\ngrey: start to end\ndotted: half-way"
+    axis.text(noise["half-way"] * 1.15, 125, words, color="#52525b", va="top")
     axis.set_xlabel("batch, samples")
     axis.set_ylabel("times the least possible")
     axis.spines[["top", "right"]].set_visible(False)
