@@ -1,10 +1,10 @@
 """FLOPs of a training step, counted operator by operator beside 6ΨT.
 
-A weight multiplies and adds once for each token: 2 FLOPs forward. Backward does that twice,
-for the gradient of the input and of the weight: 4. So 6ΨT for T tokens, plus attention, which
-has no weights. FlopCounterMode watches every operator. On the meta device tensors have shapes
-and no memory, so that GPT-3 itself is counted on a laptop. The last column is equation (3) of
-Narayanan et al. (2021): 96Bslh²(1 + s/6h + V/16lh) with recomputation of each layer.
+A weight multiplies and adds once for each token: 2 FLOPs forward. Backward does that twice, for
+the gradient of the input and of the weight: 4. So 6ΨT for T tokens, plus attention, which has
+no weights. FlopCounterMode watches every operator. On the meta device tensors have shapes and
+no memory, so that GPT-3 itself is counted on a laptop. With recomputation the count is that of
+equation (3) in Narayanan et al. (2021): 96Bslh²(1 + s/6h + V/16lh).
 """
 
 import torch
