@@ -14,6 +14,7 @@ measured one. Draws all_reduce_crossing.svg.
 
 import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -100,13 +101,15 @@ def fit(measured: dict[str, list[float]], n: int) -> tuple[float, float]:
     return alpha, beta
 
 
-def crossing(measured: dict[str, list[float]]) -> float | None:
-    """The size above which the ring stays faster, between two measured ones (geometric)."""
-    ahead = [r < d for r, d in zip(*measured.values(), strict=True)]
-    if not ahead[-1] or all(ahead):
-        return None
-    last_behind = max(i for i, won in enumerate(ahead) if not won)
-    return math.sqrt(SIZES[last_behind] * SIZES[last_behind + 1])
+def crossing(measured: dict[str, list[float]]) -> float:
+    """The size at which the ring overtakes, interpolated; medians of three smooth the ratio."""
+    ratio = [math.log(r / d) for r, d in zip(*measured.values(), strict=True)]
+    smooth = [statistics.median(ratio[max(i - 1, 0) : i + 2]) for i in range(len(ratio))]
+    for i in range(len(smooth) - 1, 0, -1):
+        if smooth[i] <= 0 < smooth[i - 1]:
+            share = smooth[i - 1] / (smooth[i - 1] - smooth[i])
+            return SIZES[i - 1] * (SIZES[i] / SIZES[i - 1]) ** share
+    return math.nan
 
 
 def human(size: float) -> str:
@@ -170,9 +173,8 @@ def main() -> None:
             theory = f"messages {m1 / m2:.2f}" if i == 0 else f"bytes {b1 / b2:.2f}"
             print(f"ring / recursive doubling at {human(SIZES[i])}: ≈{ratio:.2f} ({theory})")
         factor = (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
-        print(f"crossing, predicted: {factor:g} α/β = ≈{factor * alpha / beta / 2**10:.0f} KiB")
-        found = crossing(measured)
-        print(f"crossing, measured: ≈{(found or math.nan) / 2**10:.0f} KiB")
+        print(f"crossing, predicted: {factor:g} α/β, ≈{factor * alpha / beta / 2**10:.0f} KiB")
+        print(f"crossing, measured: ≈{crossing(measured) / 2**10:.0f} KiB")
         draw(measured, alpha, beta, n)
     dist.destroy_process_group()
 

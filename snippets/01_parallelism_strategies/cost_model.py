@@ -93,7 +93,7 @@ def main() -> None:
             print(f"{human(size):8}  {times[0]:>10}  {times[1]:>10}  {error:>6}")
         typical = statistics.median(abs(error) for error in errors)
         print(f"typical error (median of the absolute values): ≈{100 * typical:.0f}%")
-        print(f"half of the time is latency at α/β = ≈{alpha / beta / 2**10:.0f} KiB")
+        print(f"half of the time is latency at α/β, ≈{alpha / beta / 2**10:.0f} KiB")
         draw(seconds, alpha, beta)
     dist.destroy_process_group()
 

@@ -68,7 +68,7 @@ def draw(history: list[tuple[State, list[int | None]]]) -> str:
     titles[-1] += ": end"
     height = -(-len(history) // across) * panel_height
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 484 {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 500 {height}" '
         'font-family="system-ui, sans-serif">'
     ]
     for i, ((state, outgoing), title) in enumerate(zip(history, titles, strict=True)):

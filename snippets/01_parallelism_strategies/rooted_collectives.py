@@ -68,10 +68,10 @@ def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
     states: list = [None] * N
     dist.all_gather_object(states, (before.tolist(), after.tolist()))
     if dist.get_rank() == 0:
-        print(name)
+        print(f"{name:16}", *(f"{f'rank {r}':12}" for r in range(N - 1)), f"rank {N - 1}")
         for word, column in (("before", 0), ("after", 1)):
             cells = [" ".join(map(str, state[column])) or "–" for state in states]
-            print(f"  {word:6}", *(f"{cell:14}" for cell in cells[:-1]), cells[-1])
+            print(f"  {word:14}", *(f"{cell:12}" for cell in cells[:-1]), cells[-1])
 
 
 def start() -> torch.device:
