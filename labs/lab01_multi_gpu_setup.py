@@ -196,24 +196,30 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     for name, choices, text in (
         ("--device", ("auto", "cpu", "gpu"), "gpu: refuse to run with fewer GPUs than ranks"),
         ("--report", ("full", "brief"), "brief: without what differs between machines"),
-        ("--plant", ("size", "dtype", "slow", "death"), "make the last rank faulty"),
+        ("--plant", ("size", "dtype", "slow", "death", "hang"), "make the last rank faulty"),
     ):
         default = None if name == "--plant" else choices[0]
         add(name, choices=choices, default=default, help=text)
     return parser.parse_args(arguments)
 
 
-def watch(seconds: float, rank: int) -> None:
-    """End this process after so many seconds, saying what it was doing, whatever hangs."""
+def watch(limit: float, patience: float, rank: int) -> None:
+    """End this process when its time is up, or when it is stuck: whatever hangs, it reports."""
 
-    def bark() -> None:
-        what = f"the run did not end within {seconds:g} s: rank {rank} was {REPORT.doing}."
-        mend = "run again with NCCL_DEBUG=INFO, or with a larger --limit."
-        stop(Trouble(Fault(what, mend)), rank)
+    def look() -> None:
+        doing, since, began = REPORT.doing, time.monotonic(), time.monotonic()
+        while True:
+            time.sleep(0.25)
+            now = time.monotonic()
+            if REPORT.doing != doing:
+                doing, since = REPORT.doing, now
+            if now - began > limit + (2 if rank else 0):
+                what = f"the run did not end within {limit:g} s: rank {rank} was {doing}."
+                stop(Trouble(Fault(what, "start it again with a larger --limit.")), rank)
+            if now - since > patience and REPORT.store is not None:
+                stop(broken_off(RuntimeError(f"it took more than {patience:g} s"), rank), rank)
 
-    dog = threading.Timer(seconds + (2 if rank else 0), bark)
-    dog.daemon = True
-    dog.start()
+    threading.Thread(target=look, daemon=True).start()
 
 
 if __name__ == "__main__":
@@ -237,7 +243,8 @@ if __name__ == "__main__":
 # named in `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` must exist: gloo takes whole names, NCCL
 # takes prefixes, `=name` for a whole one and `^` for all but these. And `/dev/shm` must have
 # room: NCCL passes data between the processes of one machine through it, and so do the workers
-# of a `DataLoader`. Docker gives a container 64 MiB of it unless told otherwise.
+# of a `DataLoader`. Docker gives a container 64 MiB of it unless told otherwise; NCCL's guide
+# (Runtime and MPI issues) asks for `--shm-size=1g`.
 
 
 # %%
@@ -756,7 +763,7 @@ def broken_off(error: RuntimeError, rank: int) -> Trouble:
 if __name__ == "__main__":
     place = read_place(os.environ)
     rank, world, wait = place.rank, place.world, timedelta(seconds=options.wait)
-    watch(options.limit, rank)
+    watch(options.limit, options.wait + 5, rank)
 
     REPORT.doing = "looking for the store"
     accelerated = options.device != "cpu" and torch.accelerator.is_available()
@@ -885,12 +892,14 @@ def start_group(
 # %%
 if __name__ == "__main__":
     REPORT.doing = "starting the process group"
+    if device.type != "cpu":
+        wait += timedelta(seconds=30)  # NCCL's own watchdog would kill without a word of ours
     start_group(dist.PrefixStore("group", store), device, rank, world, wait)
     assert (dist.get_rank(), dist.get_world_size()) == (rank, world), "the group has all ranks"
     backend = dist.get_backend()
     say(f"step 2: a group of {all_ranks} with {backend} which waits {options.wait:g} s at most")
-    if options.plant == "death" and rank == world - 1 > 0:
-        os._exit(9)
+    if options.plant in ("death", "hang") and rank == world - 1 > 0:
+        os._exit(9) if options.plant == "death" else time.sleep(1e6)
 
 # %% [markdown]
 # ## Step 3: what each collective must give
@@ -910,10 +919,9 @@ if __name__ == "__main__":
 # | all-to-all | column $k$ |
 # | send/recv around a ring | the row of rank $k - 1$; rank 0 that of the last |
 #
-# Three of the book's main facts can be read off. An all-reduce is a reduce-scatter and then an
-# all-gather: that is ZeRO. An all-to-all is a transposition: that is how experts and sequence
-# parallelism move tokens. And everything that ends with a sum costs arithmetic as well as
-# bytes.
+# Two facts the book lives on can be read off. An all-reduce is a reduce-scatter and then an
+# all-gather, and ZeRO comes from doing the two at different times. An all-to-all transposes the
+# table, and that is how tokens travel to their experts and back.
 #
 # A check that compares with another collective would trust what it examines. Yours uses none:
 # every rank can compute the whole table by itself, because the numbers follow from $r$ and $k$.
@@ -1378,7 +1386,7 @@ if __name__ == "__main__":
 # Bring a number more on rank 1, and gloo kills the process: `op.preamble.length <= op.nbytes.
 # 1004 vs 1000. Received data size doesn't match expected size.` Bring int32 there and float32
 # on rank 0, and nothing fails: the bytes are as many, and both get a wrong sum, in silence.
-# NCCL's guide calls the outcome undefined: hangs, crashes or corrupted data.
+# NCCL's guide (Collective Operations) calls the outcome undefined: hangs, crashes, corruption.
 #
 # The cure costs a few messages, so it is for debugging, not for every step
 # (`TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch do the like). Before the collective, each rank
@@ -1473,7 +1481,7 @@ if __name__ == "__main__":
 #   `MASTER_PORT` set. Then break it: another `WORLD_SIZE` in one of them, a misspelt address,
 #   only one of the two. Read what the doctor says, then remove its first half and see what
 #   torch says.
-# - `--plant slow` with four ranks delays one link, `--plant death` kills the last rank in the
-#   middle, `--plant size` and `--plant dtype` make its tensor odd.
+# - `--plant slow` with three ranks delays one link; `--plant death` kills the last rank in the
+#   middle, and `--plant hang` lets it sleep; `size` and `dtype` make its tensor odd.
 # - `DOCTOR_HOST=a` for some ranks and `DOCTOR_HOST=b` for the others make one machine look like
 #   two. What does the report say of the links between them?

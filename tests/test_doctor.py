@@ -282,11 +282,13 @@ def test_tensors_that_do_not_match(plant: str, world: int, said: str) -> None:
     assert all(silent(other) for other in ended[1:]), ended[1:]
 
 
-def test_rank_that_dies_on_the_way() -> None:
-    zero, one, two = start(*ranks(3), options="--plant death")
+@pytest.mark.parametrize(("plant", "status"), [("death", 9), ("hang", 1)])
+def test_rank_that_dies_or_hangs_on_the_way(plant: str, status: int) -> None:
+    zero, one, two = start(*ranks(3), options=f"--plant {plant} --wait 8")
     fault = only_fault(zero)
     assert re.fullmatch(r"rank 2 died or hung while the others were checking \S+\.", fault)
-    assert one.status == 1 and two.status == 9
+    assert (one.status, two.status) == (1, status)
+    assert "Traceback" not in one.stderr + two.stderr
 
 
 def test_time_limit_ends_the_run_and_says_where() -> None:
