@@ -32,6 +32,7 @@ import errno
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import statistics
@@ -137,9 +138,14 @@ def named(ranks: Iterable[int]) -> str:
     return f"rank{'s' if sum(map(len, runs)) > 1 else ''} {listed(parts)}"
 
 
+# what torch.distributed says when another rank is gone, or the network
+OF_GROUP = re.compile(r"gloo|nccl|c10d|store|socket|connection|timed? ?out|launcher", re.I)
+
+
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on trouble, a blank or a failed check with a sentence in place of a traceback."""
-    rank = int(os.environ.get("RANK", 0))
+    text = os.environ.get("RANK", "")
+    rank = int(text) if text.isdecimal() else 0
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if issubclass(kind, (NotImplementedError, AssertionError)):
         blank = issubclass(kind, NotImplementedError)
@@ -150,7 +156,7 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
             time.sleep(60 if blank else 5)
         what = "a blank" if blank else "a check that failed"
         print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
-    elif issubclass(kind, (Trouble, RuntimeError)):
+    elif kind is Trouble or (issubclass(kind, RuntimeError) and OF_GROUP.search(str(error))):
         # torchrun asks all ranks to end when one has: they end by themselves, with a report
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop(error if isinstance(error, Trouble) else broken_off(error, rank), rank)
@@ -538,7 +544,7 @@ def make_card(place: Place, address: str, faults: Sequence[Fault], listens: int)
         "accelerators": torch.accelerator.device_count(),
         "address": nets.get(chosen) or address,
         "listens": listens,
-        "name leads to": addresses(socket.gethostname(), 5) if not chosen else [],
+        "name leads to": None if chosen else addresses(socket.gethostname(), 5),
         "faults": [[fault.what, fault.mend] for fault in faults],
     }
 
@@ -598,19 +604,6 @@ def judge_cards(cards: Sequence[Mapping], world: int, seconds: float) -> list[Fa
                 "install the same version everywhere, or start all ranks from one image.",
             )
         )
-    hosts = by_host(cards)
-    real = not any(card["address"].startswith("127.") for card in cards)
-    for card in cards:
-        own = card["name leads to"]
-        if len(hosts) > 1 and real and own and all(a.startswith("127.") for a in own):
-            faults.append(
-                Fault(
-                    f"on {card['host']} the machine's own name leads to {own[0]}: gloo gives "
-                    "that address to the other machines.",
-                    "export GLOO_SOCKET_IFNAME with the interface that leads to the others, or "
-                    "mend /etc/hosts.",
-                )
-            )
     own: dict[tuple[str, str], list[Mapping]] = {}
     for card in cards:
         for fault in card["faults"]:
@@ -635,6 +628,25 @@ def accelerator_faults(cards: Sequence[Mapping]) -> list[Fault]:
                 )
             )
     return faults
+
+
+def loopback_faults(cards: Sequence[Mapping]) -> list[Fault]:
+    """Machines whose gloo would give the others an address that leads nowhere for them."""
+    faults = []
+    for host, ranks in by_host(cards).items():
+        own = next(card["name leads to"] for card in cards if card["rank"] == ranks[0])
+        if own is not None and all(address.startswith("127.") for address in own):
+            leads = f"leads to {own[0]}" if own else "does not resolve"
+            faults.append(
+                Fault(
+                    f"on {host} the machine's own name {leads}, so gloo tells the other "
+                    "machines to connect to a loopback address.",
+                    "export GLOO_SOCKET_IFNAME with the interface that leads to the others, or "
+                    "mend /etc/hosts.",
+                )
+            )
+    met_by_loopback = any(card["address"].startswith("127.") for card in cards)
+    return [] if met_by_loopback or len(by_host(cards)) == 1 else faults
 
 
 def read_cards(store: dist.Store, cards: list[dict]) -> None:
@@ -700,8 +712,11 @@ def roll_call(store: dist.Store, card: Mapping, options: argparse.Namespace) -> 
         cards = [other | {"host": aliases[other["host"]]} for other in cards]
     if rank == 0:
         faults = judge_cards(cards, world, seconds)
+        few = accelerator_faults(cards)
         if options.device == "gpu":
-            faults += accelerator_faults(cards)
+            faults += few
+        elif few or options.device == "cpu":
+            faults += loopback_faults(cards)
         pronounce(store, "cards", faults, len(cards) - 1)
     elif [other["rank"] for other in cards] != list(range(world)):
         what = f"rank {rank} expects {world} ranks, and the others have started without it."
@@ -767,7 +782,9 @@ if __name__ == "__main__":
 
     REPORT.doing = "looking for the store"
     accelerated = options.device != "cpu" and torch.accelerator.is_available()
-    least = options.min_shm or (512 if accelerated else 32)
+    least = options.min_shm
+    if least is None:
+        least = 512 if accelerated else 32
     faults = interface_faults(os.environ, list(interfaces()))
     if sys.platform == "linux":
         faults += shared_memory_faults(options.shm, least)
@@ -805,7 +822,7 @@ if __name__ == "__main__":
     os.environ.setdefault("LOCAL_RANK", str(neighbours.index(rank)))
     os.environ.setdefault("LOCAL_WORLD_SIZE", str(len(neighbours)))
     all_ranks, machines = count(world, "rank"), count(len(hosts), "machine")
-    say(f"before the group: all {all_ranks} on {machines} have met, and agree")
+    say(f"before the group: {all_ranks} on {machines} met, and agree")
     REPORT.right.append(f"the meeting: {world} of {all_ranks}, one world size, one torch")
 
 # %% [markdown]
@@ -850,8 +867,8 @@ if __name__ == "__main__":
     kinds = {json.loads(store.get(f"devices {n + 1}")) for n in range(world)}
     if len(kinds) > 1:
         device = torch.device("cpu")
-    say(f"step 1: each rank has a device of its own on {device.type}" if device.type != "cpu"
-        else f"step 1: all {all_ranks} are on the CPU")  # fmt: skip
+    where = "on the CPU" if device.type == "cpu" else f"each on a {device.type} of its own"
+    say(f"step 1: {all_ranks} {where}")
     if device.type == "cpu" and options.device == "auto":
         few = accelerator_faults(cards)
         REPORT.found += [f"the CPU is used: {fault.what}" for fault in few]
@@ -1446,7 +1463,8 @@ if __name__ == "__main__":
         assert texts[rank] == tell(tensor), "what a rank says reaches the others"
         fault = mismatch("the all-reduce", texts)
         assert (fault is not None) == (number == 1 and world > 1), "check.py has a hint"
-    say("step 8: equal tensors pass, and a number too many is seen before the collective")
+    seen = "a number too many is seen before the collective" if world > 1 else "no other rank"
+    say(f"step 8: equal tensors pass, and {seen}")
 
     if rank == world - 1 > 0 and options.plant == "size":
         gradient = torch.zeros(1001, device=device)

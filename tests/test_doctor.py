@@ -306,7 +306,7 @@ def test_ranks_started_by_hand_on_what_look_like_two_machines() -> None:
     assert [rank.status for rank in ended] == [0, 0, 0], ended
     assert [rank.stdout for rank in ended[1:]] == ["", ""]
     report = ended[0].stdout
-    assert "all 3 ranks on 2 machines have met" in report
+    assert "3 ranks on 2 machines met, and agree" in report
     assert "the CPU is used: a has 0 accelerators for 2 ranks." in report
     assert "1 link (same machine): median" in report
     assert "2 links (between machines): median" in report
@@ -329,7 +329,7 @@ def test_starter_runs_to_its_first_blank(tmp_path: Path) -> None:
     (ended,) = start(*ranks(1), lab=starter)
     assert ended.status == 1 and "Traceback" not in ended.stderr
     meeting, blank = ended.stdout.splitlines()
-    assert meeting == "before the group: all 1 rank on 1 machine have met, and agree"
+    assert meeting == "before the group: 1 rank on 1 machine met, and agree"
     line = re.fullmatch(rf"{LAB.name}, line (\d+), a blank: step 1: return the .*", blank)
     assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
 
@@ -391,8 +391,15 @@ def test_different_versions_of_torch(doctor: ModuleType) -> None:
 def test_name_that_leads_to_loopback(doctor: ModuleType) -> None:
     given = cards("a", "b")
     given[1]["name leads to"] = ["127.0.1.1"]
-    (fault,) = doctor.judge_cards(given, 2, 60)
-    assert fault.what.startswith("on b the machine's own name leads to 127.0.1.1")
+    (fault,) = doctor.loopback_faults(given)
+    assert fault.what.startswith(
+        "on b the machine's own name leads to 127.0.1.1, so gloo tells"
+    )
+    given[1]["name leads to"] = []
+    (fault,) = doctor.loopback_faults(given)
+    assert fault.what.startswith("on b the machine's own name does not resolve")
+    given[1]["name leads to"] = None  # GLOO_SOCKET_IFNAME is set
+    assert doctor.loopback_faults(given) == []
 
 
 def test_machine_with_too_few_gpus(doctor: ModuleType) -> None:
