@@ -31,7 +31,7 @@ FACTORS: dict[str, Callable[[int], float]] = {
 
 
 def prepare(name: str, whole: torch.Tensor) -> Callable[[], object]:
-    """Return the call to time. `whole` is the array of S bytes, a multiple of n elements."""
+    """Return the call to time. `whole`, of S bytes, is a multiple of n elements long."""
     n, rank = dist.get_world_size(), dist.get_rank()
     chunks = list(whole.chunk(n))
     mine = chunks[rank].clone()
@@ -47,7 +47,7 @@ def prepare(name: str, whole: torch.Tensor) -> Callable[[], object]:
     }[name]
 
 
-def seconds_per_call(call: Callable[[], object], device: torch.device, budget: float) -> float:
+def seconds_per_call(call: Callable, device: torch.device, budget: float) -> float:
     """Mean time of one call, as the slowest rank saw it, over about `budget` seconds."""
 
     def run(times: int) -> float:
@@ -62,7 +62,8 @@ def seconds_per_call(call: Callable[[], object], device: torch.device, budget: f
         return slowest.item()
 
     run(2)  # connections are opened and buffers allocated on first use
-    return run(max(2, min(100, int(budget / run(2)))))
+    once = run(2)  # a maximum, so all ranks repeat equally often
+    return run(max(2, min(100, int(budget / once))))
 
 
 def parse_size(text: str) -> int:

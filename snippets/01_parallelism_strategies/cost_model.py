@@ -38,9 +38,9 @@ def measure(size: int) -> float:
 
 def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
     """Least squares for t = α + β·size with equal weight for equal relative error."""
-    rows = torch.tensor([[1 / t, s / t] for s, t in zip(sizes, seconds, strict=True)]).double()
-    ones = torch.ones(len(sizes), 1, dtype=torch.float64)
-    alpha, beta = torch.linalg.lstsq(rows, ones).solution.flatten().tolist()
+    s, t = torch.tensor(sizes).double(), torch.tensor(seconds).double()
+    rows = torch.stack([1 / t, s / t], dim=1)  # (α + β·s) / t, which should be one
+    alpha, beta = torch.linalg.lstsq(rows, torch.ones_like(t)[:, None]).solution[:, 0].tolist()
     return alpha, beta
 
 
