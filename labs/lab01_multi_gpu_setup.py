@@ -1024,7 +1024,7 @@ def run_collective(
 
 
 def make_table(world: int, width: int = 1000) -> torch.Tensor:
-    """A table of small whole numbers, all cells different, whose sums are exact in float32."""
+    """A table of small whole numbers, so that sums are exact in float32 in any order."""
     rows, cells = torch.arange(world), torch.arange(world)
     numbers = rows[:, None, None] * 31 + cells[None, :, None] * 7 + torch.arange(width)
     return (numbers % 251).float()
@@ -1133,13 +1133,15 @@ def nvml_facts() -> list[str]:
 def facts_of(rank: int, host: str, device: torch.device) -> dict:
     """What one rank knows of its machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = "memory unknown"
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        pages = os.sysconf("SC_PHYS_PAGES")
+        memory = f"{pages * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB of memory"
     facts = {
         "rank": rank,
         "host": host,
         "cores": cores,
-        "memory": f"{memory:.1f} GiB of memory",
+        "memory": memory,
         "software": f"torch {torch.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.release()}",
         "interfaces": ", ".join(f"{n} {a}".strip() for n, a in sorted(interfaces().items())),
