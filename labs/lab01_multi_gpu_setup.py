@@ -1478,7 +1478,6 @@ if __name__ == "__main__":
 # %%
 if __name__ == "__main__":
     say(REPORT.text())
-    bad = len(REPORT.wrong)
     dist.barrier()
     dist.destroy_process_group()
     store.add("left", 1)

@@ -291,6 +291,16 @@ def test_rank_that_dies_or_hangs_on_the_way(plant: str, status: int) -> None:
     assert "Traceback" not in one.stderr + two.stderr
 
 
+def test_wrong_answer_of_a_collective_is_reported_and_the_rest_measured(tmp_path: Path) -> None:
+    wrong = tmp_path / LAB.name
+    call = "dist.all_reduce(result)\n"
+    assert LAB.read_text().count(call) == 1
+    wrong.write_text(LAB.read_text().replace(call, call + " " * 12 + "result[0] += rank\n"))
+    ended = start(*ranks(2), lab=wrong)
+    assert only_fault(ended[0]) == "all-reduce gives wrong answers on rank 1."
+    assert "bus bandwidth" in ended[0].stdout and ended[1].status == 1
+
+
 def test_time_limit_ends_the_run_and_says_where() -> None:
     (ended,) = start(ranks(2)[0], options="--limit 2")
     wanted = "the run did not end within 2 s: rank 0 was waiting for all ranks."
