@@ -22,8 +22,9 @@ INPUTS = ["labs", "tests/labs", "tests/test_labs.py"]
 
 ROOT = Path(__file__).parent.parent
 LABS = ROOT / "labs"
-REFERENCE = LABS / "lab02_ddp.py"
-WRONG = sorted((ROOT / "tests/labs/lab02").glob("*.py"))
+REFERENCES = {path.name[:5]: path for path in sorted(LABS.glob("lab??_*.py"))}
+REFERENCE = REFERENCES["lab02"]
+WRONG = sorted((ROOT / "tests/labs").glob("lab??/*.py"))
 TAG = "WORLD_SIZE_LAB_TEST"
 
 
@@ -79,12 +80,12 @@ def unwrapped(output: str) -> str:
 
 
 @functools.lru_cache
-def all_hints() -> dict[str, str]:
-    """Hints by name, those of the runner too."""
+def all_hints(reference: Path = REFERENCE, runners: bool = True) -> dict[str, str]:
+    """The hints of a lab by name, and those of the runner."""
     sys.path.insert(0, str(LABS))
     try:
-        ours = importlib.import_module("graders.lab02_ddp").HINTS
-        return importlib.import_module("graders.runner").HINTS | ours
+        ours = importlib.import_module(f"graders.{reference.stem}").HINTS
+        return importlib.import_module("graders.runner").HINTS | ours if runners else ours
     finally:
         sys.path.remove(str(LABS))
 
@@ -120,54 +121,63 @@ def graded(tmp_path_factory: pytest.TempPathFactory):
     """Grade the wrong answers of a step, all in one call; return the output for one of them."""
 
     @functools.lru_cache
-    def of_step(step: int) -> dict[str, str]:
-        folder = tmp_path_factory.mktemp(f"step{step}")
-        files = [path for path in WRONG if constants(path)[0] == step]
+    def of_step(lab: str, step: int) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp(f"{lab}-step{step}")
+        files = [p for p in WRONG if p.parent.name == lab and constants(p)[0] == step]
+        reference = REFERENCES[lab]
         for path in files:
-            text = spoiled(REFERENCE.read_text(), path.read_text())
-            (folder / f"lab02_ddp-{path.name}").write_text(text)
-        names = [f"lab02_ddp-{path.name}" for path in files]
+            text = spoiled(reference.read_text(), path.read_text())
+            (folder / f"{reference.stem}-{path.name}").write_text(text)
+        names = [f"{reference.stem}-{path.name}" for path in files]
         done = check(*names, "--step", str(step), cwd=folder)
         assert done.returncode == 1, done.stderr
-        parts = re.split(r"^(lab02_ddp-\w+\.py), graded .*\n", done.stdout, flags=re.M)
+        parts = re.split(r"^lab\w+-(\w+\.py), graded .*\n", done.stdout, flags=re.M)
         return dict(zip(parts[1::2], map(unwrapped, parts[2::2]), strict=True))
 
-    return lambda path: of_step(constants(path)[0])[f"lab02_ddp-{path.name}"]
+    return lambda path: of_step(path.parent.name, constants(path)[0])[path.name]
 
 
-@pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WRONG, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
     step, hint = constants(path)
-    output = graded(path)
-    given = [name for name, text in all_hints().items() if f"hint:  {text}" in output]
+    output, hints = graded(path), all_hints(REFERENCES[path.parent.name])
+    given = [name for name, text in hints.items() if f"hint:  {text}" in output]
     assert given == [hint], output
     assert f"step {step}  wrong" in output
 
 
-def test_every_hint_of_the_lab_is_provoked() -> None:
-    provoked = {constants(path)[1] for path in WRONG}
-    sys.path.insert(0, str(LABS))
-    ours = set(importlib.import_module("graders.lab02_ddp").HINTS)
-    sys.path.remove(str(LABS))
+@pytest.mark.parametrize("lab", REFERENCES)
+def test_every_hint_of_the_lab_is_provoked(lab: str) -> None:
+    provoked = {constants(path)[1] for path in WRONG if path.parent.name == lab}
+    ours = set(all_hints(REFERENCES[lab], runners=False))
     assert ours - provoked <= {"average", "other"}
 
 
 # --- the reference and the starter --------------------------------------------------------
 
 
-def test_reference_passes_every_step(tmp_path: Path) -> None:
-    done = check(REFERENCE, cwd=tmp_path)
+@pytest.mark.parametrize("lab", REFERENCES)
+def test_reference_passes_every_step(lab: str, tmp_path: Path) -> None:
+    done = check(REFERENCES[lab], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 of 8 steps pass" in done.stdout
 
 
+ENDS = {
+    "lab01": "wrong\n  nothing",
+    "lab02": "one process, naive, hooks, buckets, torch: one model",
+}
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_reference_runs_alone_in_an_empty_folder(ranks: int, tmp_path: Path) -> None:
-    (tmp_path / REFERENCE.name).write_text(REFERENCE.read_text())
+@pytest.mark.parametrize("lab", REFERENCES)
+def test_reference_runs_alone_in_an_empty_folder(lab: str, ranks: int, tmp_path: Path) -> None:
+    reference = REFERENCES[lab]
+    (tmp_path / reference.name).write_text(reference.read_text())
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    done = run(*torchrun, REFERENCE.name, cwd=tmp_path)
+    done = run(*torchrun, reference.name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "one process, naive, hooks, buckets, torch: one model" in done.stdout
+    assert ENDS[lab] in done.stdout
     assert [f"step {n}" in done.stdout for n in range(1, 9)] == [True] * 8
 
 
@@ -346,7 +356,11 @@ def test_check_is_deterministic(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nothing.py"], "nothing.py: the name must begin with that of a lab: lab02_ddp"),
+        (
+            ["nothing.py"],
+            "nothing.py: the name must begin with that of a lab: "
+            + ", ".join(path.stem for path in REFERENCES.values()),
+        ),
         (["lab02_ddp.py"], "there is no file lab02_ddp.py: python labs/start.py writes one"),
         ([str(REFERENCE), "--step", "9"], "lab02_ddp has steps 1 to 8, there is no step 9"),
     ],

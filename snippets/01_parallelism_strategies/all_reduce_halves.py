@@ -1,0 +1,74 @@
+"""All-reduce = reduce-scatter + all-gather: the same sums, cut in the middle.
+
+After the reduce-scatter each rank owns one finished chunk and nothing else of use. Whoever
+needs no more than that chunk can stop there and save half of the traffic: ZeRO gives the
+optimizer step of chunk r to rank r, and gathers parameters where DDP would have gathered
+gradients.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+
+def all_reduce_in_two(x: torch.Tensor) -> torch.Tensor:
+    """Return the sum of `x` over all ranks; its length is a multiple of the world size."""
+    n = dist.get_world_size()
+    chunk = torch.empty_like(x.chunk(n)[0])
+    dist.reduce_scatter(chunk, list(x.chunk(n)))  # rank r: the sum of everybody's chunk r
+    total = torch.empty_like(x)
+    dist.all_gather(list(total.chunk(n)), chunk)  # the chunks are views: filled in place
+    return total
+
+
+def adam_like(x: torch.Tensor) -> torch.Tensor:
+    """Any element-wise update: it gives the same on a chunk as on the whole."""
+    return x / (x.square().sqrt() + 1e-8)
+
+
+def sharded_update(gradient: torch.Tensor) -> torch.Tensor:
+    """Reduce-scatter, update one's own chunk, all-gather the updates."""
+    n = dist.get_world_size()
+    chunk = torch.empty_like(gradient.chunk(n)[0])
+    dist.reduce_scatter(chunk, list(gradient.chunk(n)))
+    update = torch.empty_like(gradient)
+    dist.all_gather(list(update.chunk(n)), adam_like(chunk))
+    return update
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 all_reduce_halves.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(1000 * n, generator=generator).to(device)
+    reference = x.clone()
+    dist.all_reduce(reference)
+
+    torch.testing.assert_close(all_reduce_in_two(x), reference)
+    torch.testing.assert_close(sharded_update(x), adam_like(reference))
+    if rank == 0:
+        print(f"{n} ranks: reduce-scatter, then all-gather: equal to all-reduce")
+        print("reduce-scatter, update a chunk, all-gather: equal to all-reduce, update all")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

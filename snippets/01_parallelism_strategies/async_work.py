@@ -1,0 +1,50 @@
+"""An asynchronous collective: the call returns at once, the result is there after wait.
+
+Rank 0 launches an all-reduce and looks at its tensor before the other ranks have launched
+theirs: they hold back until rank 0 writes a key to the store. So what it sees is no matter of
+luck. The handle says that the work is not complete, the tensor still holds rank 0's own
+numbers, and rank 0 is free to compute. After wait() the sum is there.
+
+On a CPU wait() blocks the caller until the data has arrived. With NCCL it makes the current
+stream wait, and the host goes on: the tensor is then safe to use in work queued on that
+stream.
+"""
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "0")) < 2:
+        sys.exit("async_work.py needs 2 ranks or more, started by torchrun")
+    dist.init_process_group("gloo")  # the host looks at the data, so it lies in host memory
+    rank, n = dist.get_rank(), dist.get_world_size()
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+
+    x = torch.full((3,), 10.0**rank)
+    if rank > 0:
+        store.wait(["rank 0 has looked"], timedelta(seconds=30))
+    work = dist.all_reduce(x, async_op=True)
+
+    if rank == 0:
+        print(f"launched: complete {work.is_completed()}, x = {x.tolist()}")
+        useful = torch.ones(64, 64) @ torch.ones(64, 64)  # whatever does not need x
+        print(f"computed meanwhile: {useful.sum().item():.0f}")
+        store.set("rank 0 has looked", "")
+
+    work.wait()
+    assert work.is_completed() and x.tolist() == [sum(10.0**r for r in range(n))] * 3
+    if rank == 0:
+        print(f"waited:   complete {work.is_completed()}, x = {x.tolist()}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

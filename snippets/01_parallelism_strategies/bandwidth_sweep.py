@@ -1,0 +1,133 @@
+"""A bandwidth sweep over sizes and collectives that runs on any cluster, with NCCL or gloo.
+
+For each collective and size it prints the time, the algorithm bandwidth S/t and the bus
+bandwidth, both as nccl-tests defines them (its doc/PERFORMANCE.md): S is the size of the whole
+array, for all-gather the output and for reduce-scatter the input; bus bandwidth is S/t times
+a factor that counts how much of S has to leave each rank. Hold the bus bandwidth of the largest
+size against the data sheet of the slowest link.
+
+    torchrun --nproc-per-node=8 bandwidth_sweep.py --max 4G --only all_reduce all_to_all
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+}
+
+
+def prepare(name: str, whole: torch.Tensor) -> Callable[[], object]:
+    """Return the call to time. `whole`, of S bytes, is a multiple of n elements long."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    chunks = list(whole.chunk(n))
+    mine = chunks[rank].clone()
+    if name == "all_to_all":
+        received = torch.empty_like(whole)
+        return lambda: dist.all_to_all_single(received, whole)
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "reduce_scatter": lambda: dist.reduce_scatter(mine, chunks),
+        "all_gather": lambda: dist.all_gather(chunks, mine),
+        "broadcast": lambda: dist.broadcast(whole, src=0),
+        "reduce": lambda: dist.reduce(whole, dst=0),
+    }[name]
+
+
+def seconds_per_call(call: Callable, device: torch.device, budget: float) -> float:
+    """Mean time of one call, as the slowest rank saw it, over about `budget` seconds."""
+
+    def run(times: int) -> float:
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(times):
+            call()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()  # the host only queued the work
+        slowest = torch.tensor((time.perf_counter() - begin) / times, device=device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return slowest.item()
+
+    run(2)  # connections are opened and buffers allocated on first use
+    once = run(2)  # a maximum, so all ranks repeat equally often
+    return run(max(2, min(100, int(budget / once))))
+
+
+def parse_size(text: str) -> int:
+    if text[-1:].upper() in UNITS:
+        return int(float(text[:-1]) * UNITS[text[-1].upper()])
+    return int(text)
+
+
+def human(size: int) -> str:
+    for unit, value in reversed(UNITS.items()):
+        if size >= value:
+            return f"{size / value:g} {unit}iB"
+    return f"{size} B"
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 bandwidth_sweep.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--min", type=parse_size, default="4K", help="smallest size S")
+    parser.add_argument("--max", type=parse_size, default="16M", help="largest size S")
+    parser.add_argument("--step", type=int, default=16, help="factor between two sizes")
+    parser.add_argument("--budget", type=float, default=0.2, help="seconds for each line")
+    parser.add_argument("--only", nargs="+", choices=FACTORS, default=list(FACTORS))
+    args = parser.parse_args()
+    device = start()
+    n = dist.get_world_size()
+
+    if dist.get_rank() == 0:
+        print(f"{n} ranks, {dist.get_backend()}, {device.type}, float32")
+        print("collective      factor  size            time            algbw            busbw")
+    for name in args.only:
+        factor, size = FACTORS[name](n), args.min
+        while size <= args.max:
+            whole = torch.zeros(max(1, size // 4 // n) * n, device=device)
+            t = seconds_per_call(prepare(name, whole), device, args.budget)
+            if dist.get_rank() == 0:
+                algbw = whole.nbytes / t / 1e9
+                columns = [f"≈{1e6 * t:.0f} µs"]
+                columns += [f"≈{rate:.2g} GB/s" for rate in (algbw, algbw * factor)]
+                print(
+                    f"{name:14}  {factor:6.3f}  {human(size):8}",
+                    *(
+                        f"{column:>{width}}"
+                        for column, width in zip(columns, (11, 16, 16), strict=True)
+                    ),
+                    flush=True,
+                )
+            size *= args.step
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Sixteen bytes for every parameter: what training with Adam keeps, counted on real tensors.
+
+Three ways to keep the state. Plain fp32: parameters, gradients and two moments of 4 bytes each.
+Mixed precision as the ZeRO paper counts it (Rajbhandari et al., 2020, Section 3.1): parameters
+and gradients in 16 bits, and for the optimizer an fp32 master copy and two fp32 moments. And
+the same with gradients accumulated in fp32, as large runs do. The update is checked against
+torch.optim.Adam, and the sum against what the operating system says the process holds.
+"""
+
+import ctypes
+import gc
+import math
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+
+LAYERS, WIDTH = 8, 1024
+LR, BETA1, BETA2, EPS = 1e-3, 0.9, 0.999, 1e-8
+
+
+class MixedPrecisionAdam:
+    """Adam for 16-bit parameters: master weights and both moments in fp32."""
+
+    def __init__(self, model: nn.Module, fp32_gradients: bool) -> None:
+        self.parameters = list(model.parameters())
+        self.master = [p.detach().float() for p in self.parameters]
+        self.first = [torch.zeros_like(w) for w in self.master]
+        self.second = [torch.zeros_like(w) for w in self.master]
+        self.accumulated: list[torch.Tensor] = []
+        self.steps = 0
+        if fp32_gradients:
+            self.accumulated = [torch.zeros_like(w) for w in self.master]
+            for parameter, total in zip(self.parameters, self.accumulated, strict=True):
+                parameter.register_post_accumulate_grad_hook(self.accumulate_into(total))
+
+    @staticmethod
+    def accumulate_into(total: torch.Tensor):
+        def hook(parameter: nn.Parameter) -> None:
+            total.add_(parameter.grad)
+            parameter.grad = None  # the 16-bit gradient lives for one layer only
+
+        return hook
+
+    def gradients(self) -> list[torch.Tensor]:
+        return self.accumulated or [p.grad for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        correction1, correction2 = 1 - BETA1**self.steps, 1 - BETA2**self.steps
+        for parameter, gradient, master, first, second in zip(
+            self.parameters, self.gradients(), self.master, self.first, self.second, strict=True
+        ):
+            gradient = gradient.float()  # one tensor at a time, gone at the end of the turn
+            first.lerp_(gradient, 1 - BETA1)
+            second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+            root = second.sqrt().div_(math.sqrt(correction2)).add_(EPS)
+            master.addcdiv_(first, root, value=-LR / correction1)
+            parameter.copy_(master)  # rounded to 16 bits for the next forward
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the storages behind `tensors`, each storage once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def resident() -> int:
+    """Bytes of memory this process holds, 0 where the system has no /proc."""
+    gc.collect()
+    with suppress(OSError, AttributeError, TypeError):  # glibc only
+        ctypes.CDLL(None).malloc_trim(0)  # give back what was freed, so that it is not counted
+    statm = Path("/proc/self/statm")
+    pages = int(statm.read_text().split()[1]) if statm.exists() else 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def build(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(dtype)
+
+
+def mixed(fp32_gradients: bool) -> tuple[dict[str, int], int, list]:
+    model = build(torch.bfloat16)
+    optimizer = MixedPrecisionAdam(model, fp32_gradients)
+    model(torch.ones(8, WIDTH, dtype=torch.bfloat16)).square().sum().backward()
+
+    weight = optimizer.master[0].clone().requires_grad_()  # the reference, for one tensor
+    weight.grad = optimizer.gradients()[0].float()
+    torch.optim.Adam([weight], lr=LR, betas=(BETA1, BETA2), eps=EPS).step()
+    optimizer.step()
+    torch.testing.assert_close(optimizer.master[0], weight.detach())
+
+    parts = {
+        "parameters": bytes_of(model.parameters()),
+        "gradients": bytes_of(optimizer.gradients()),
+        "master weights": bytes_of(optimizer.master),
+        "first moment": bytes_of(optimizer.first),
+        "second moment": bytes_of(optimizer.second),
+    }
+    return parts, sum(p.numel() for p in model.parameters()), [model, optimizer]
+
+
+def plain() -> tuple[dict[str, int], int, list]:
+    model = build(torch.float32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    model(torch.ones(8, WIDTH)).square().sum().backward()
+    optimizer.step()
+    state = optimizer.state.values()
+    parts = {
+        "parameters": bytes_of(model.parameters()),
+        "gradients": bytes_of(p.grad for p in model.parameters()),
+        "master weights": 0,
+        "first moment": bytes_of(s["exp_avg"] for s in state),
+        "second moment": bytes_of(s["exp_avg_sq"] for s in state),
+    }
+    return parts, sum(p.numel() for p in model.parameters()), [model, optimizer]
+
+
+def main() -> None:
+    columns = {
+        "fp32": plain,
+        "bf16": lambda: mixed(fp32_gradients=False),
+        "bf16, fp32 grads": lambda: mixed(fp32_gradients=True),
+    }
+    for make in columns.values():  # load every kernel before memory is watched
+        make()
+    counted, watched = {}, {}
+    for name, make in columns.items():
+        before = resident()
+        parts, psi, alive = make()
+        watched[name] = (resident() - before) / psi
+        counted[name] = {part: size / psi for part, size in parts.items()}
+        alive.clear()
+
+    print(f"Ψ = {psi:,} parameters; bytes for each of them")
+    print(f"{'':16}" + "".join(f"{name:>18}" for name in columns))
+    for part in counted["fp32"]:
+        print(f"{part:16}" + "".join(f"{counted[name][part]:18.0f}" for name in columns))
+    print(f"{'sum':16}" + "".join(f"{sum(counted[n].values()):18.0f}" for n in columns))
+    print(f"{'process grew by':16}" + "".join(f"{f'≈{watched[n]:.1f}':>18}" for n in columns))
+    print("our mixed-precision step equals torch.optim.Adam on the same gradients")
+
+
+if __name__ == "__main__":
+    main()

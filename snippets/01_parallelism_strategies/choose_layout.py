@@ -1,0 +1,215 @@
+"""Choose a layout by explicit rules: enumerate, keep what fits, take the least overhead.
+
+A layout is TP × PP × DP, what DP shards, and whether layers are recomputed. Its memory follows
+from the formulas of this chapter; its overhead is the time beyond the FLOPs of the model, as a
+share of it: recomputation, the pipeline's bubble, and communication that nothing hides. The
+same memory formula is held against layouts that were really used: every row of Table 1 in
+Narayanan et al. (2021), and the first of Table 4 in the Llama 3 paper.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+GPUS_PER_NODE = 8
+REACHED = 0.5  # of the peak, while a GPU computes
+LINK = 0.8  # of the datasheet's rate, in a collective
+CHUNKS = 4  # of layers on each pipeline stage, interleaved
+ROOM = 0.9  # of the memory: the rest is for logits, buffers, fragments
+
+
+@dataclass
+class Gpu:
+    memory: float  # bytes
+    peak: float  # dense 16-bit FLOP/s
+    nvlink: float  # bytes/s one way
+    network: float  # bytes/s one way
+
+
+H100 = Gpu(80e9, 989e12, 450e9, 50e9)
+A100 = Gpu(80e9, 312e12, 300e9, 25e9)
+
+
+@dataclass
+class Model:
+    name: str
+    parameters: float
+    layers: int
+    hidden: int
+    sequence: int
+    batch: int  # sequences per step
+
+
+@dataclass
+class Layout:
+    tp: int
+    pp: int
+    dp: int
+    shards: str  # what DP shards: "nothing", "optimizer" (ZeRO-1), "everything" (ZeRO-3, FSDP)
+    recompute: bool
+
+    def __str__(self) -> str:
+        sharding = {"nothing": "", "optimizer": ", ZeRO-1", "everything": ", FSDP"}[self.shards]
+        again = ", recompute" if self.recompute else ""
+        return f"TP {self.tp} PP {self.pp} DP {self.dp}{sharding}{again}"
+
+
+def chunks(model: Model, layout: Layout) -> int:
+    """Runs of layers on one stage: more of them make the bubble smaller."""
+    return max(1, min(CHUNKS, model.layers // layout.pp)) if layout.pp > 1 else 1
+
+
+def state_bytes(model: Model, layout: Layout) -> float:
+    """2 + 2 + 12 bytes for each parameter that a rank holds, less what DP shards."""
+    held = model.parameters / (layout.tp * layout.pp)
+    if layout.shards == "everything":
+        two_layers = 2 * 2 * model.parameters / model.layers / layout.tp  # gathered at a time
+        return 16 * held / layout.dp + two_layers
+    optimizer = 12 * held / (layout.dp if layout.shards == "optimizer" else 1)
+    return 4 * held + optimizer
+
+
+def activation_bytes(model: Model, layout: Layout) -> float:
+    """Of the first stage, which keeps the most: one sequence per micro-batch, TP with SP."""
+    layer = 34 * model.sequence * model.hidden / layout.tp
+    layer_input = 2 * model.sequence * model.hidden / layout.tp
+    in_flight = min(layout.pp, model.batch // layout.dp)  # 1F1B
+    kept = model.layers / layout.pp * in_flight
+    kept *= 1 + (layout.pp - 1) / (layout.pp * chunks(model, layout))  # interleaved: a few more
+    return kept * layer_input + layer if layout.recompute else kept * layer
+
+
+def fits(model: Model, layout: Layout, gpu: Gpu) -> bool:
+    return state_bytes(model, layout) + activation_bytes(model, layout) <= ROOM * gpu.memory
+
+
+def overhead(model: Model, layout: Layout, gpu: Gpu) -> float:
+    """Time beyond 6ΨT, as a share of it."""
+    gpus = layout.tp * layout.pp * layout.dp
+    micro_batches = model.batch // layout.dp
+    tokens = model.batch * model.sequence
+    compute = 6 * model.parameters * tokens / gpus / (REACHED * gpu.peak)  # seconds
+    activation = 2 * model.sequence * model.hidden  # bytes of [1, s, h] in 16 bits
+    held = model.parameters / (layout.tp * layout.pp)
+    nvlink, network = LINK * gpu.nvlink, LINK * gpu.network
+    between = nvlink if gpus <= GPUS_PER_NODE else network
+
+    recompute = 1 / 3 if layout.recompute else 0.0
+    bubble = (layout.pp - 1) / (micro_batches * chunks(model, layout))
+    tp_bytes = 4 * 2 * (layout.tp - 1) / layout.tp * activation
+    tp = tp_bytes * model.layers / layout.pp * micro_batches / nvlink
+    pp = 2 * activation / layout.tp * micro_batches / between if layout.pp > 1 else 0.0
+    if layout.shards == "everything":  # gather, gather, scatter in every micro-batch
+        dp = max(0.0, 6 * held * micro_batches / between - compute)
+    else:  # hidden by the backward of the last micro-batch
+        dp = 4 * held * (layout.dp - 1) / layout.dp / between
+        dp = max(0.0, dp - 2 / 3 * compute / micro_batches)
+    return (1 + recompute) * (1 + bubble) - 1 + (tp + pp + dp) / compute
+
+
+def layouts(model: Model, gpus: int) -> Iterator[Layout]:
+    """All layouts the rules allow."""
+    for tp in (1, 2, 4, GPUS_PER_NODE):  # rule 1: TP stays inside a node
+        for pp in (1, 2, 4, 8, 16, 32, 64):
+            dp = gpus // (tp * pp)
+            if dp == 0 or gpus % (tp * pp) or pp > model.layers:
+                continue
+            if model.batch % dp:  # rule 2: no more replicas than sequences in the batch
+                continue
+            for shards in ("nothing", "optimizer", "everything"):
+                if shards == "everything" and pp > 1:  # rule 3: PP with ZeRO-1, not FSDP,
+                    continue  # which would gather every stage again for each micro-batch
+                for recompute in (False, True):
+                    yield Layout(tp, pp, dp, shards, recompute)
+
+
+def choose(model: Model, gpus: int, gpu: Gpu) -> Layout | None:
+    """The simplest layout within five points of the least overhead; None if nothing fits."""
+    cost = {
+        str(layout): (overhead(model, layout, gpu), layout)
+        for layout in layouts(model, gpus)
+        if fits(model, layout, gpu)
+    }
+    if not cost:
+        return None
+    least = min(extra for extra, _ in cost.values())
+    near = [(extra, layout) for extra, layout in cost.values() if extra <= least + 0.05]
+    simple = ("nothing", "optimizer", "everything")
+
+    def complexity(entry: tuple[float, Layout]) -> tuple:
+        extra, layout = entry
+        return layout.tp * layout.pp, layout.recompute, simple.index(layout.shards), extra
+
+    return min(near, key=complexity)[1]
+
+
+def table() -> None:
+    models = [
+        Model("8B", 8e9, 32, 4096, 8192, 512),
+        Model("70B", 70e9, 80, 8192, 8192, 512),
+        Model("405B", 405e9, 126, 16384, 8192, 2048),
+    ]
+    print("H100 80 GB, s = 8,192, 4M tokens a step (16M for 405B); GB per GPU")
+    print("model   GPUs  layout                             state  activ.  overhead")
+    for model in models:
+        for gpus in (8, 64, 512, 8192):
+            layout = choose(model, gpus, H100)
+            print(f"{model.name:5} {gpus:6}  ", end="")
+            if layout is None:
+                least = 16 * model.parameters / gpus / 1e9
+                print(f"none: {least:.0f} GB of state per GPU even if all is sharded")
+                continue
+            state, activations = state_bytes(model, layout), activation_bytes(model, layout)
+            extra = 100 * overhead(model, layout, H100)
+            print(f"{layout!s:34} {state / 1e9:5.1f}  {activations / 1e9:6.1f}  {extra:7.0f}%")
+
+
+def published() -> None:
+    print("published layouts, GB per GPU (A100 80 GB, every layer recomputed)")
+    rows = [  # parameters, hidden, layers, TP, PP, GPUs, batch
+        (1.7e9, 2304, 24, 1, 1, 32, 512),
+        (3.6e9, 3072, 30, 2, 1, 64, 512),
+        (7.5e9, 4096, 36, 4, 1, 128, 512),
+        (18.4e9, 6144, 40, 8, 1, 256, 1024),
+        (76.1e9, 10240, 60, 8, 4, 1024, 1792),
+        (310.1e9, 16384, 96, 8, 16, 1920, 2160),
+        (1008e9, 25600, 128, 8, 64, 3072, 3072),
+    ]
+    for parameters, hidden, layers, tp, pp, gpus, batch in rows:
+        name = f"{parameters / 1e9:.1f}B"
+        model = Model(name, parameters, layers, hidden, 2048, batch)
+        layout = Layout(tp, pp, gpus // (tp * pp), "nothing", recompute=True)
+        state, activations = state_bytes(model, layout), activation_bytes(model, layout)
+        assert fits(model, layout, A100)
+        print(
+            f"  {name:>7} on {gpus:4}: {layout!s:30} state {state / 1e9:4.1f}, "
+            f"activations {activations / 1e9:4.1f}: fits"
+        )
+
+    print("Llama 3 405B, TP 8 PP 16 DP 64 with ZeRO-1, H100 80 GB")
+    llama = Model("405B", 405e9, 126, 16384, 8192, 2048)
+    for recompute in (True, False):
+        layout = Layout(8, 16, 64, "optimizer", recompute)
+        state, activations = state_bytes(llama, layout), activation_bytes(llama, layout)
+        verdict = "fits" if fits(llama, layout, H100) else "does not fit by this formula"
+        print(
+            f"  recomputed: {recompute!s:5} state {state / 1e9:.1f}, "
+            f"activations {activations / 1e9:.1f}: {verdict}"
+        )
+    chosen = choose(llama, 8192, H100)
+    assert chosen is not None
+    for name, layout in {
+        "published, kept": Layout(8, 16, 64, "optimizer", recompute=False),
+        "published, recomputed": Layout(8, 16, 64, "optimizer", recompute=True),
+        "chosen by the rules": chosen,
+    }.items():
+        print(f"  overhead {name}: {100 * overhead(llama, layout, H100):.0f}%")
+
+
+def main() -> None:
+    table()
+    print()
+    published()
+
+
+if __name__ == "__main__":
+    main()

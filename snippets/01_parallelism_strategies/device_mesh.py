@@ -1,0 +1,62 @@
+"""DeviceMesh: the groups of a 2×2 layout from a shape and two names.
+
+init_device_mesh makes the groups of all rows and columns, on every rank and in the same order,
+and hands each rank its own. Slicing by a name gives the group along that dimension. The last
+dimension varies fastest: put the one that talks most there, so that its ranks share a node.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def describe(mesh: dist.DeviceMesh) -> str:
+    """This rank's place in the mesh and the groups it belongs to."""
+    dp, tp = mesh["dp"], mesh["tp"]
+    assert dp.get_group().size() == dp.size() and tp.get_group().rank() == tp.get_local_rank()
+    return (
+        f"rank {mesh.get_rank()} at {tuple(mesh.get_coordinate())}: "
+        f"dp group {dist.get_process_group_ranks(dp.get_group())}, "
+        f"tp group {dist.get_process_group_ranks(tp.get_group())}"
+    )
+
+
+def start() -> str:
+    """Join the process group; return the type of device that the mesh is made of."""
+    if int(os.environ.get("WORLD_SIZE", "0")) != 4:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 device_mesh.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+        return device.type
+    dist.init_process_group("gloo")
+    return "cpu"
+
+
+def main() -> None:
+    device_type = start()
+    mesh = init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp", "tp"))
+
+    lines: list = [None] * dist.get_world_size()
+    dist.all_gather_object(lines, describe(mesh))
+    if mesh.get_rank() == 0:
+        print(*lines, sep="\n")
+
+    # A tensor-parallel sum and a data-parallel mean, each in its own group.
+    value = torch.tensor([float(mesh.get_rank())], device=device_type)
+    dist.all_reduce(value, group=mesh.get_group("tp"))
+    dist.all_reduce(value, op=dist.ReduceOp.SUM, group=mesh.get_group("dp"))
+    value /= mesh["dp"].size()
+    assert value.item() == (0 + 1 + 2 + 3) / 2
+    if mesh.get_rank() == 0:
+        print("sum along tp, then mean along dp: equal to 3.0 on every rank")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""A picture of every collective, drawn from what the library did with marked chunks.
+
+Each chunk is a one-hot tensor: it says from which rank it comes and which of that rank's four
+chunks it is. A sum of chunks is then a list of its summands. The program runs every operation
+on four ranks, reads off who holds what, checks it against the definition, and draws it. A
+column is a rank, a colour the rank that the data came from, four stripes the sum over all
+four.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+N = 4
+ROOT = 0
+COLOURS = ["#0b6e99", "#c2410c", "#15803d", "#7c3aed"]
+INK, MUTED = "#1f2937", "#52525b"
+
+State = list[list[list[tuple[int, int]]]]  # [rank][slot]: the (rank, chunk) pairs it is made of
+
+
+def marked(rank: int) -> torch.Tensor:
+    """This rank's chunks, [slot, source rank, source chunk]."""
+    x = torch.zeros(N, N, N)
+    for chunk in range(N):
+        x[chunk, rank, chunk] = 1
+    return x
+
+
+def run(name: str, x: torch.Tensor) -> torch.Tensor:
+    """Call one operation; return what this rank holds after it, zeros for nothing."""
+    rank, out = dist.get_rank(), torch.zeros(N, N, N)
+    at_root = rank == ROOT
+    if name == "send / recv":
+        if rank == 0:
+            dist.send(x, dst=2)
+        elif rank == 2:
+            dist.recv(x, src=0)
+        return x
+    if name == "broadcast":
+        dist.broadcast(x, src=ROOT)
+        return x
+    if name == "scatter":
+        dist.scatter(out[rank], list(x) if at_root else None, src=ROOT)
+    elif name == "gather":
+        dist.gather(x[rank], list(out) if at_root else None, dst=ROOT)
+    elif name == "reduce":
+        dist.reduce(x, dst=ROOT)
+        return x if at_root else out
+    elif name == "all-gather":
+        dist.all_gather(list(out), x[rank].clone())
+    elif name == "reduce-scatter":
+        dist.reduce_scatter(out[rank], list(x))
+    elif name == "all-reduce":
+        dist.all_reduce(x)
+        return x
+    elif name == "all-to-all":
+        dist.all_to_all_single(out, x)
+    return out
+
+
+def shown_before(name: str, rank: int) -> torch.Tensor:
+    """The chunks that take part, zeros for the others."""
+    x = marked(rank)
+    if rank != ROOT and name in ("broadcast", "scatter", "send / recv"):
+        return torch.zeros_like(x)
+    if name in ("gather", "all-gather"):
+        keep = torch.zeros(N, 1, 1)
+        keep[rank] = 1
+        return x * keep
+    return x
+
+
+def expected(name: str) -> State:
+    """What the definition of the operation says each rank holds."""
+    mine = [[[(r, c)] for c in range(N)] for r in range(N)]
+    sums = [[(r, c) for r in range(N)] for c in range(N)]
+    gathered = [[(c, c)] for c in range(N)]
+    return {
+        "send / recv": [mine[0] if r in (0, 2) else mine[r] for r in range(N)],
+        "broadcast": [mine[ROOT]] * N,
+        "scatter": [[mine[ROOT][c] if c == r else [] for c in range(N)] for r in range(N)],
+        "gather": [gathered if r == ROOT else [[]] * N for r in range(N)],
+        "reduce": [sums if r == ROOT else [[]] * N for r in range(N)],
+        "all-gather": [gathered] * N,
+        "reduce-scatter": [[sums[c] if c == r else [] for c in range(N)] for r in range(N)],
+        "all-reduce": [sums] * N,
+        "all-to-all": [[[(c, r)] for c in range(N)] for r in range(N)],
+    }[name]
+
+
+def collect(x: torch.Tensor) -> State:
+    """Every rank's tensor, decoded, on every rank."""
+    tensors = [torch.empty_like(x) for _ in range(N)]
+    dist.all_gather(tensors, x)
+    return [[[tuple(i) for i in chunk.nonzero().tolist()] for chunk in t] for t in tensors]
+
+
+def text(x: float, y: float, words: str, colour: str, size: int, anchor: str = "middle") -> str:
+    style = f'fill="{colour}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text x="{x:g}" y="{y:g}" {style}>{words}</text>'
+
+
+def grid(left: float, top: float, state: State, cell: float = 23, pitch: float = 25) -> str:
+    """Four columns of four squares; the rank's number above each column."""
+    parts = []
+    for rank, slots in enumerate(state):
+        x = left + rank * pitch
+        parts.append(text(x + cell / 2, top - 5, str(rank), MUTED, 12))
+        for slot, summands in enumerate(slots):
+            y = top + slot * pitch
+            for i, (source, _) in enumerate(summands):
+                width = cell / len(summands)
+                parts.append(
+                    f'<rect x="{x + i * width:g}" y="{y:g}" width="{width:g}" '
+                    f'height="{cell}" fill="{COLOURS[source]}" fill-opacity="0.75"/>'
+                )
+            if summands:
+                label = f"{'Σ' if len(summands) > 1 else ''}{summands[0][1]}"
+                parts.append(text(x + cell / 2, y + 16, label, "#ffffff", 13))
+            else:
+                parts.append(
+                    f'<rect x="{x:g}" y="{y:g}" width="{cell}" height="{cell}" fill="none" '
+                    f'stroke="{MUTED}" stroke-opacity="0.45" stroke-dasharray="2 3"/>'
+                )
+    return "\n".join(parts)
+
+
+def draw(panels: dict[str, tuple[State, State]]) -> str:
+    width, across, panel_width, panel_height = 484, 2, 260, 154
+    rows = -(-(len(panels) + 1) // across)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {rows * panel_height}" '
+        'font-family="system-ui, sans-serif">'
+    ]
+    for index, (name, (before, after)) in enumerate(panels.items()):
+        left, top = index % across * panel_width, index // across * panel_height
+        parts.append(text(left + 1, top + 16, name, INK, 16, "start"))
+        parts.append(grid(left + 1, top + 42, before))
+        parts.append(text(left + 112, top + 96, "→", MUTED, 18))
+        parts.append(grid(left + 124, top + 42, after))
+    left, top = len(panels) % across * panel_width, len(panels) // across * panel_height
+    parts.append(text(left + 1, top + 16, "barrier", INK, 16, "start"))
+    for line, words in enumerate(("moves no data: nobody", "leaves before all", "have come")):
+        parts.append(text(left + 1, top + 50 + 20 * line, words, MUTED, 14, "start"))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "0")) != N:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 every_collective.py")
+    dist.init_process_group("gloo")  # the picture is the same on every backend
+    rank = dist.get_rank()
+
+    names = ["send / recv", "broadcast", "scatter", "gather", "reduce", "all-gather"]
+    names += ["reduce-scatter", "all-reduce", "all-to-all"]
+    panels = {}
+    for name in names:
+        before = collect(shown_before(name, rank))
+        after = collect(run(name, marked(rank)))
+        assert after == expected(name), name
+        if name == "send / recv":  # the bystanders' own chunks are no part of it
+            after = [slots if r in (0, 2) else [[]] * N for r, slots in enumerate(after)]
+        panels[name] = (before, after)
+
+    if rank == 0:
+        with open("every_collective.svg", "w", encoding="utf-8") as file:
+            file.write(draw(panels))
+        print(f"{len(panels)} operations on {N} ranks: each as its definition says")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""new_group called by its members only: it works, and the next group never comes together.
+
+Groups are named by a counter in each process, and their members find each other under that name
+in the store. When only ranks 0 and 1 create their pair, they have counted one group more than
+ranks 2 and 3. The pair works. The group that all four create next has two names, each half
+waits for the other under its own, and the error is about a line that is right.
+
+    (no flag)      the pair is created by its members
+    --mend all     every rank creates the pair, member or not
+    --mend local   use_local_synchronization=True: named by its members, created by them alone
+"""
+
+import argparse
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+PAIR = [0, 1]
+
+
+def make_groups(mend: str | None, limit: timedelta) -> dist.ProcessGroup:
+    """Create the pair, use it, and return a group of all ranks."""
+    member = dist.get_rank() in PAIR
+    if member or mend == "all":
+        pair = dist.new_group(PAIR, limit, use_local_synchronization=mend == "local")
+    if member:
+        total = torch.ones(1)
+        dist.all_reduce(total, group=pair)
+        if dist.get_rank() == 0:
+            print(f"rank 0: the sum over the pair is {total.item():.0f}", flush=True)
+    return dist.new_group(timeout=limit)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mend", choices=["all", "local"])
+    args = parser.parse_args()
+    if os.environ.get("WORLD_SIZE") != "4":
+        sys.exit("start this program with: torchrun --nproc-per-node=4 members_only_group.py")
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dist.barrier()
+
+    failed = False
+    try:
+        group = make_groups(args.mend, timedelta(seconds=4))
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group)
+        report = f"the sum over all is {total.item():.0f}"
+    except RuntimeError as error:
+        failed = True
+        report = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    if rank == 0:
+        print(f"rank 0: {report}", flush=True)
+
+    dist.barrier()  # of the default group, which all have counted alike
+    dist.destroy_process_group()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

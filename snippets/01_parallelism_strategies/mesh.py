@@ -1,0 +1,74 @@
+"""Eight ranks as a 2 × 2 × 2 layout: which ranks form the groups of each dimension, and why.
+
+init_device_mesh lays the ranks out in row-major order: the last dimension is innermost, its
+groups are neighbours. With four GPUs to a node, ranks 0 to 3 share one machine. So the
+dimension that sends most (TP) comes last, and only the one that sends least often (DP) leaves
+the node.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+GPUS_PER_NODE = 4
+
+
+def groups_of(mesh, dimension: str) -> list[list[int]]:
+    """All groups of this dimension, found by asking every rank for its own."""
+    mine = dist.get_process_group_ranks(mesh.get_group(dimension))
+    everybody: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, mine)
+    return sorted({tuple(group) for group in everybody})
+
+
+def crosses_nodes(group: tuple[int, ...]) -> bool:
+    return len({rank // GPUS_PER_NODE for rank in group}) > 1
+
+
+def report(order: tuple[str, ...], device: str) -> None:
+    rank = dist.get_rank()
+    mesh = init_device_mesh(device, (2, 2, 2), mesh_dim_names=order)
+    if rank == 0:
+        print(f"mesh_dim_names={order}")
+    for dimension in order:
+        groups = groups_of(mesh, dimension)
+        outside = sum(crosses_nodes(group) for group in groups)
+        if rank == 0:
+            listed = " ".join(str(list(group)) for group in groups)
+            print(f"  {dimension}: {listed}   {outside} of {len(groups)} groups cross nodes")
+
+    value = torch.tensor([float(rank)], device=device)  # each group sums its own ranks
+    dist.all_reduce(value, group=mesh.get_group("tp"))
+    assert value.item() == sum(dist.get_process_group_ranks(mesh.get_group("tp")))
+    coordinates: list = [None] * dist.get_world_size()
+    dist.all_gather_object(coordinates, mesh.get_coordinate())
+    if rank == 0:
+        print(f"  rank 6 is at {dict(zip(order, coordinates[6], strict=True))}")
+
+
+def start() -> str:
+    """Join the process group; return the type of device."""
+    if os.environ.get("WORLD_SIZE") != "8":
+        sys.exit("start this program with: torchrun --nproc-per-node=8 mesh.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+        return device.type
+    dist.init_process_group("gloo")
+    return "cpu"
+
+
+def main() -> None:
+    device = start()
+    report(("dp", "pp", "tp"), device)
+    report(("tp", "pp", "dp"), device)  # the wrong way round
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Timed out waiting for clients: a rank that never arrives, and how to learn which one.
+
+The launcher says world size 3, and two processes come: a node is down, a firewall drops its
+packets, or WORLD_SIZE counts nodes in place of processes. By default the store waits 30 minutes
+with gloo and 10 with NCCL, and then says how many came, but not who.
+
+    (no flag)   two of three come; the time limit is 8 seconds
+    --ask       each rank leaves its name in the store before init_process_group, and rank 0
+                reads the list: now it knows who is missing
+    --mend      all three come
+"""
+
+import argparse
+import os
+import re
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
+import torch.distributed as dist
+
+WORLD_SIZE = 3
+LIMIT = timedelta(seconds=8)
+
+
+def roll_call(rank: int) -> None:
+    """Rank 0 prints who has come; `PORT_2` is a second port, for this alone."""
+    port = int(os.environ["PORT_2"])
+    store = dist.TCPStore(
+        "127.0.0.1", port, is_master=rank == 0, wait_for_workers=False, timeout=LIMIT
+    )
+    store.set(f"here/{rank}", socket.gethostname())
+    if rank == 0:
+        missing = []
+        for other in range(WORLD_SIZE):
+            try:
+                store.wait([f"here/{other}"], LIMIT)
+            except dist.DistStoreError:
+                missing.append(other)
+        print(f"rank 0: missing ranks {missing}", flush=True)
+        store.set("read", "")
+    else:
+        store.wait(["read"], timedelta(seconds=30))
+
+
+def worker(ask: bool) -> int:
+    rank = int(os.environ["RANK"])
+    if ask:
+        roll_call(rank)
+    try:
+        dist.init_process_group("gloo", timeout=LIMIT)
+    except dist.DistError as error:
+        if rank == 0:
+            message = re.sub(r"after (\d+)", r"after ≈\1", str(error).splitlines()[0])
+            print(f"rank 0: {type(error).__name__}: {message}", flush=True)
+        return 1
+    if rank == 0:
+        print(f"rank 0: all {dist.get_world_size()} ranks are here")
+    dist.destroy_process_group()
+    return 0
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ask", action="store_true")
+    parser.add_argument("--mend", action="store_true")
+    args = parser.parse_args()
+    if "RANK" in os.environ:
+        return worker(args.ask)
+
+    environment = dict(os.environ, WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1")
+    environment |= {"MASTER_PORT": free_port(), "PORT_2": free_port()}
+    ranks = range(WORLD_SIZE if args.mend else WORLD_SIZE - 1)
+    command = [sys.executable, *sys.argv]
+    processes = [subprocess.Popen(command, env=environment | {"RANK": str(r)}) for r in ranks]
+    statuses = [process.wait(timeout=60) for process in processes]
+    return int(any(statuses))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Rendezvous by hand: processes that know one address become ranks of one process group.
+
+Four processes start with the host and port of a key-value store, and nothing else. A counter
+in the store gives each its rank, in order of arrival; a key that only one of them writes tells
+the others something; and gloo exchanges the addresses of its sockets through the same store.
+That is what torchrun's c10d rendezvous does, with restarts and time limits around it. The
+static rendezvous is the second half alone: there the launcher has given out the ranks.
+"""
+
+import multiprocessing
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+WORLD_SIZE = 4
+
+
+def meet(host: str, port: int) -> tuple[dist.Store, int]:
+    """Join the others at `host`:`port`; return the store and the rank one was given."""
+    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
+    rank = store.add("arrived", 1) - 1  # atomic: no two processes get the same number
+    if rank == WORLD_SIZE - 1:
+        store.set("complete", "all here")  # the last to come opens the door
+    store.wait(["complete"])  # blocks until the key exists, or until the timeout
+    return store, rank
+
+
+def work(host: str, port: int, results: multiprocessing.Queue) -> None:
+    store, rank = meet(host, port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
+    total = torch.tensor([rank + 1])
+    dist.all_reduce(total)
+    if rank == 0:
+        store.set("greeting", "written by rank 0")
+    results.put((rank, total.item(), store.get("greeting").decode()))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # free port
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    arguments = ("127.0.0.1", server.port, results)
+    processes = [context.Process(target=work, args=arguments) for _ in range(WORLD_SIZE)]
+    for process in processes:
+        process.start()
+    rows = sorted(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+
+    for rank, total, greeting in rows:
+        print(f"rank {rank}: all_reduce gives {total}, store.get gives {greeting!r}")
+    assert [row[0] for row in rows] == list(range(WORLD_SIZE))
+    print(f"processes that asked the counter: {server.add('arrived', 0)}")
+    sys.exit(any(process.exitcode for process in processes))
+
+
+if __name__ == "__main__":
+    main()

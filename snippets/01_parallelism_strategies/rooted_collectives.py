@@ -1,0 +1,103 @@
+"""Collectives with a root: send and recv, broadcast, scatter, gather, reduce, before and after.
+
+Rank r starts with the numbers 10r, 10r+1, 10r+2, 10r+3, so that each number says where it came
+from. Every function calls one operation on all ranks and asserts this rank's result; the table
+shows all four ranks, one column each, before and after.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+N = 4
+ROOT = 1
+
+
+def numbers(rank: int, device: torch.device) -> torch.Tensor:
+    return 10 * rank + torch.arange(N, device=device)
+
+
+def send_and_recv(x: torch.Tensor) -> torch.Tensor:
+    """Point to point: two ranks talk, the others need not know."""
+    if dist.get_rank() == 0:
+        dist.send(x, dst=3)
+    elif dist.get_rank() == 3:
+        dist.recv(x, src=0)
+        assert x.tolist() == [0, 1, 2, 3]
+    return x
+
+
+def broadcast(x: torch.Tensor) -> torch.Tensor:
+    """The root's tensor overwrites everybody's."""
+    dist.broadcast(x, src=ROOT)
+    assert x.tolist() == [10, 11, 12, 13]
+    return x
+
+
+def scatter(x: torch.Tensor) -> torch.Tensor:
+    """The root's chunk r goes to rank r. Only the root passes a list."""
+    chunk = torch.empty_like(x[:1])
+    dist.scatter(chunk, list(x.split(1)) if dist.get_rank() == ROOT else None, src=ROOT)
+    assert chunk.item() == 10 * ROOT + dist.get_rank()
+    return chunk
+
+
+def gather(x: torch.Tensor) -> torch.Tensor:
+    """The root gets one chunk from each rank. Only the root passes a list to fill."""
+    chunks = [torch.empty_like(x) for _ in range(N)]
+    dist.gather(x, chunks if dist.get_rank() == ROOT else None, dst=ROOT)
+    if dist.get_rank() != ROOT:
+        return x
+    assert torch.cat(chunks).tolist() == [0, 10, 20, 30]
+    return torch.cat(chunks)
+
+
+def reduce(x: torch.Tensor) -> torch.Tensor:
+    """The root gets the sum. What the others hold afterwards is not defined."""
+    dist.reduce(x, dst=ROOT, op=dist.ReduceOp.SUM)
+    if dist.get_rank() != ROOT:
+        return x[:0]
+    assert x.tolist() == [60, 64, 68, 72]
+    return x
+
+
+def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
+    """Print from rank 0 what all ranks held; an empty tensor prints as a dash."""
+    states: list = [None] * N
+    dist.all_gather_object(states, (before.tolist(), after.tolist()))
+    if dist.get_rank() == 0:
+        print(f"{name:16}", *(f"{f'rank {r}':12}" for r in range(N - 1)), f"rank {N - 1}")
+        for word, column in (("before", 0), ("after", 1)):
+            cells = [" ".join(map(str, state[column])) or "–" for state in states]
+            print(f"  {word:14}", *(f"{cell:12}" for cell in cells[:-1]), cells[-1])
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if int(os.environ.get("WORLD_SIZE", "0")) != N:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 rooted_collectives.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    for operation in (send_and_recv, broadcast, scatter, gather, reduce):
+        before = numbers(dist.get_rank(), device)
+        if operation is gather:  # one chunk is enough
+            before = before[:1]
+        show(operation.__name__, before, operation(before.clone()))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

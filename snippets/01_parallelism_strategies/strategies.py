@@ -1,0 +1,115 @@
+"""One transformer and one batch, and how each strategy cuts them over four ranks: a picture.
+
+Two functions say who owns what: a cell of the batch (a sequence and a stretch of its tokens),
+and a cell of the model (a layer and a quarter of it). The picture draws them, and the table
+counts them, so that the two cannot disagree. Plain Python writes the SVG.
+"""
+
+RANKS, LAYERS = 4, 4
+COLOURS = ["#0b6e99", "#c2410c", "#15803d", "#7c3aed"]
+INK, MUTED = "#1f2937", "#52525b"
+ALL = None  # every rank has it
+
+CAPTIONS = {  # name: (what is cut, what is sent)
+    "DP": ("batch by sequence", "gradients, once a step"),
+    "FSDP": ("batch; what is stored", "parameters, gradients"),
+    "TP": ("every matrix", "activations, 4 × a layer"),
+    "TP + SP": ("matrices and tokens", "activations, in halves"),
+    "PP": ("model by layers", "activations at borders"),
+    "CP": ("every sequence", "keys and values"),
+    "EP": ("batch; experts by rank", "tokens to their experts"),
+}
+
+
+def owner_of_tokens(strategy: str, sequence: int, stretch: int) -> int | None:
+    """Which rank computes on these tokens; ALL if every rank does."""
+    if strategy in ("DP", "FSDP", "EP"):
+        return sequence
+    if strategy in ("TP + SP", "CP"):
+        return stretch
+    return ALL  # TP: all ranks see all tokens; PP: all tokens pass through all ranks
+
+
+def owner_of_weights(strategy: str, layer: int, quarter: int) -> int | None:
+    """Which rank stores this quarter of this layer; ALL if every rank does."""
+    if strategy in ("FSDP", "TP", "TP + SP"):
+        return quarter
+    if strategy == "PP":
+        return layer
+    if strategy == "EP" and layer % 2:  # every other layer is a layer of experts
+        return quarter
+    return ALL
+
+
+def share(owner, strategy: str, rows: int, columns: int) -> float:
+    """The part of all cells that rank 0 has."""
+    cells = [owner(strategy, row, column) for row in range(rows) for column in range(columns)]
+    return sum(cell in (0, ALL) for cell in cells) / len(cells)
+
+
+def text(x: float, y: float, words: str, colour: str, size: int, weight: str = "400") -> str:
+    return (
+        f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" font-weight="{weight}">'
+        f"{words}</text>"
+    )
+
+
+def grid(x: float, y: float, cell: tuple[float, float], owner, strategy: str) -> list[str]:
+    """A 4 × 4 grid of cells in their owners' colours, grey where every rank has a copy."""
+    parts = []
+    for row in range(4):
+        for column in range(4):
+            rank = owner(strategy, row, column)
+            colour, opacity = (MUTED, 0.16) if rank is ALL else (COLOURS[rank], 0.85)
+            outline = ""
+            if strategy == "FSDP" and owner is owner_of_weights:
+                opacity, outline = 0.12, f' stroke="{colour}" stroke-width="1.5"'
+            parts.append(
+                f'<rect x="{x + column * cell[0]:.1f}" y="{y + row * (cell[1] + 5):.1f}" '
+                f'width="{cell[0] - 2}" height="{cell[1]}" fill="{colour}" '
+                f'fill-opacity="{opacity}"{outline}/>'
+            )
+    return parts
+
+
+def draw() -> str:
+    width, panel, height = 720, 180, 204
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {2 * height + 6}" '
+        'font-family="system-ui, sans-serif">'
+    ]
+    for index, (strategy, (cut, sent)) in enumerate(CAPTIONS.items()):
+        x, y = index % 4 * panel + 6, index // 4 * height + 4
+        parts.append(text(x, y + 18, strategy, INK, 17, "600"))
+        parts.append(text(x, y + 38, "batch", MUTED, 13))
+        parts.append(text(x + 76, y + 38, "model", MUTED, 13))
+        parts += grid(x, y + 46, (15, 17), owner_of_tokens, strategy)
+        parts += grid(x + 76, y + 46, (22, 17), owner_of_weights, strategy)
+        parts.append(text(x, y + 154, cut, INK, 14))
+        parts.append(text(x, y + 174, sent, "#c2410c", 14))
+    x, y = 3 * panel + 6, height + 4  # the last panel is the key
+    parts.append(text(x, y + 18, "key", INK, 17, "600"))
+    for row, words in enumerate([f"rank {r}" for r in range(RANKS)] + ["all ranks"]):
+        colour, opacity = (COLOURS[row], 0.85) if row < RANKS else (MUTED, 0.16)
+        parts.append(
+            f'<rect x="{x}" y="{y + 30 + row * 22}" width="15" height="15" fill="{colour}" '
+            f'fill-opacity="{opacity}"/>'
+        )
+        parts.append(text(x + 24, y + 43 + row * 22, words, MUTED, 14))
+    parts.append(text(x, y + 154, "hollow: gathered first", MUTED, 14))
+    parts.append(text(x, y + 174, "orange: what is sent", "#c2410c", 14))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    with open("strategies.svg", "w", encoding="utf-8") as file:
+        file.write(draw())
+    print("share of one rank in four   tokens  weights")
+    for strategy in CAPTIONS:
+        tokens = share(owner_of_tokens, strategy, RANKS, 4)
+        weights = share(owner_of_weights, strategy, LAYERS, 4)
+        print(f"{strategy:25} {tokens:8.3f} {weights:8.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Sub-groups of a 2×2 layout: rows and columns by new_group, which every rank must call.
+
+Ranks 0 1 / 2 3 form a square. Each rank belongs to one row and one column, and has a rank in
+each of them. Look at the loops: every rank makes all four groups, its own and the others', in
+the same order. A rank that is not in a group gets a placeholder for it, never a group to use.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+SIDE = 2
+ROWS = [[0, 1], [2, 3]]
+COLUMNS = [[0, 2], [1, 3]]
+
+
+def make_groups(layout: list[list[int]]) -> dist.ProcessGroup:
+    """Create a group for each list of ranks; return the one that this rank belongs to."""
+    mine = None
+    for ranks in layout:
+        group = dist.new_group(ranks)  # members or not: every rank calls it
+        if dist.get_rank() in ranks:
+            mine = group
+        else:
+            assert group is dist.GroupMember.NON_GROUP_MEMBER
+    return mine
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if int(os.environ.get("WORLD_SIZE", "0")) != SIDE**2:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 subgroups.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank = dist.get_rank()
+    row, column = make_groups(ROWS), make_groups(COLUMNS)
+
+    results = []
+    for group in (row, column, None):  # None: the default group, all ranks
+        total = torch.tensor([10**rank], device=device)  # each digit is one rank
+        dist.all_reduce(total, group=group)
+        results.append(f"{total.item():04}")
+
+    lines: list = [None] * dist.get_world_size()
+    mine = (
+        f"rank {rank}: rank {row.rank()} of row {dist.get_process_group_ranks(row)}, "
+        f"rank {column.rank()} of column {dist.get_process_group_ranks(column)}; "
+        f"sums {' '.join(results)}"
+    )
+    dist.all_gather_object(lines, mine)
+    if rank == 0:
+        print(*lines, sep="\n")
+
+    # Roots and peers are named by global rank: the first of row 1 is rank 2, and not rank 0.
+    root = dist.get_global_rank(row, 0)
+    value = torch.tensor([rank], device=device)
+    dist.broadcast(value, src=root, group=row)
+    assert value.item() == rank // SIDE * SIDE
+    if rank == 0:
+        print("broadcast in each row from its first rank: equal to 0 0 2 2")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

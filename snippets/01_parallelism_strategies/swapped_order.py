@@ -1,0 +1,74 @@
+"""Two collectives in another order: a wrong number that nobody reports.
+
+Collectives are matched by their order alone. One rank reduces the count before the loss, the
+others the loss before the count: with equal shapes and dtypes the backend adds what meets.
+TORCH_DISTRIBUTED_DEBUG=DETAIL compares operation, shape and dtype, finds all three equal, and
+is silent too. It speaks when the two collectives differ in any of them.
+
+    (no flag)    equal shapes: silent, wrong
+    --shapes     the count is a tensor of another shape
+    --mend       one all-reduce of both, packed: there is no order left to get wrong
+"""
+
+import argparse
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def reduce_both(loss: torch.Tensor, count: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Sum both over the ranks; rank 1 takes the other branch of some condition."""
+    if dist.get_rank() == 1:
+        dist.all_reduce(count, group=group)
+        dist.all_reduce(loss, group=group)
+    else:
+        dist.all_reduce(loss, group=group)
+        dist.all_reduce(count, group=group)
+
+
+def reduce_packed(loss: torch.Tensor, count: torch.Tensor, group: dist.ProcessGroup) -> None:
+    both = torch.cat([loss, count])
+    dist.all_reduce(both, group=group)
+    loss.copy_(both[:1])
+    count.copy_(both[1:])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shapes", action="store_true")
+    parser.add_argument("--mend", action="store_true")
+    args = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", "0")) < 2:
+        sys.exit("swapped_order.py needs 2 ranks or more, started by torchrun")
+
+    # The default group serves to end in order; what may fail runs in a second one.
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
+
+    loss = torch.tensor([4.0])  # the sum over 8 samples: a mean of 0.5
+    count = torch.tensor([8.0, 8.0] if args.shapes else [8.0])
+    failed = False
+    try:
+        (reduce_packed if args.mend else reduce_both)(loss, count, group)
+    except RuntimeError as error:
+        failed = True
+        if rank == 0:
+            parts = str(error).splitlines()[0].split(".Collectives differ")
+            print(f"RuntimeError: {parts[0].split('. Rank')[0]}")
+            print(f"Collectives differ{parts[-1]}", flush=True)
+    else:
+        if rank == 0:
+            mean = (loss / count).item()
+            print(f"loss {loss.item()} / count {count.item()} = mean {mean}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Collectives without a root: all-gather, reduce-scatter, all-reduce, all-to-all, barrier.
+
+Rank r starts with the numbers 10r, 10r+1, 10r+2, 10r+3, so that each number says where it came
+from. Nobody is special here: every rank passes the same kind of arguments and gets the same
+kind of result. The sums over four ranks are 60, 64, 68 and 72.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+N = 4
+
+
+def numbers(rank: int, device: torch.device) -> torch.Tensor:
+    return 10 * rank + torch.arange(N, device=device)
+
+
+def all_gather(x: torch.Tensor) -> torch.Tensor:
+    """Everybody gets one chunk from each rank, in rank order."""
+    chunks = [torch.empty_like(x) for _ in range(N)]
+    dist.all_gather(chunks, x)
+    assert torch.cat(chunks).tolist() == [0, 10, 20, 30]
+    return torch.cat(chunks)
+
+
+def reduce_scatter(x: torch.Tensor) -> torch.Tensor:
+    """Rank r gets the sum of everybody's chunk r."""
+    chunk = torch.empty_like(x[:1])
+    dist.reduce_scatter(chunk, list(x.split(1)), op=dist.ReduceOp.SUM)
+    assert chunk.item() == 60 + 4 * dist.get_rank()
+    return chunk
+
+
+def all_reduce(x: torch.Tensor) -> torch.Tensor:
+    """Everybody gets the sum, in place."""
+    dist.all_reduce(x, op=dist.ReduceOp.SUM)
+    assert x.tolist() == [60, 64, 68, 72]
+    return x
+
+
+def all_to_all(x: torch.Tensor) -> torch.Tensor:
+    """Chunk c of rank r becomes chunk r of rank c: the matrix of chunks is transposed."""
+    received = torch.empty_like(x)
+    dist.all_to_all_single(received, x)
+    assert received.tolist() == [10 * r + dist.get_rank() for r in range(N)]
+    return received
+
+
+def barrier(x: torch.Tensor) -> torch.Tensor:
+    """Nobody goes on before everybody has come. Moves no data."""
+    dist.barrier()
+    return x
+
+
+def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
+    """Print from rank 0 what all ranks held."""
+    states: list = [None] * N
+    dist.all_gather_object(states, (before.tolist(), after.tolist()))
+    if dist.get_rank() == 0:
+        print(f"{name:16}", *(f"{f'rank {r}':12}" for r in range(N - 1)), f"rank {N - 1}")
+        for word, column in (("before", 0), ("after", 1)):
+            cells = [" ".join(map(str, state[column])) for state in states]
+            print(f"  {word:14}", *(f"{cell:12}" for cell in cells[:-1]), cells[-1])
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if int(os.environ.get("WORLD_SIZE", "0")) != N:
+        sys.exit("this program needs: torchrun --nproc-per-node=4 symmetric_collectives.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    for operation in (all_gather, reduce_scatter, all_reduce, all_to_all, barrier):
+        before = numbers(dist.get_rank(), device)
+        if operation is all_gather:  # one chunk is enough
+            before = before[:1]
+        show(operation.__name__, before, operation(before.clone()))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What this machine has: cores, memory, GPUs, the links between them, the way to others.
+
+Everything a launch depends on, in one report: how many ranks fit, whether two GPUs reach each
+other's memory, over NVLink or through the host, and how fast the network claims to be. Without
+a GPU it says so in one sentence. `--details` names the network interfaces.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+COMMON_ANCESTOR = {  # nvmlGpuTopologyLevel_t: where the PCIe paths of two GPUs meet
+    0: "same board",
+    10: "one PCIe switch (PIX)",
+    20: "several PCIe switches (PXB)",
+    30: "a PCIe host bridge (PHB)",
+    40: "one NUMA node (NODE)",
+    50: "the link between sockets (SYS)",
+}
+
+
+def host() -> tuple[int, float]:
+    """Cores this process may use, and GiB of memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return cores or 1, pages / 2**30
+
+
+def interfaces() -> dict[str, int]:
+    """Network interfaces that are up, with the Mb/s their drivers state; 0 if they do not."""
+    found = {}
+    for path in sorted(Path("/sys/class/net").glob("*")):  # empty where this is not Linux
+        try:
+            up = int((path / "flags").read_text(), 16) & 1  # IFF_UP
+        except (OSError, ValueError):
+            continue
+        if not up or path.name == "lo":
+            continue
+        try:
+            speed = int((path / "speed").read_text())
+        except (OSError, ValueError):
+            speed = 0
+        found[path.name] = max(speed, 0)  # virtual interfaces answer -1
+    return found
+
+
+def infiniband() -> list[str]:
+    """Ports of RDMA devices, with the rate that the kernel reports."""
+    return [
+        f"{port.parts[-3]} port {port.name}: {(port / 'rate').read_text().strip()}"
+        for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
+    ]
+
+
+def nvlinks(pynvml, handle) -> int:
+    """How many NVLink connections of this GPU are up."""
+    up = 0
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            up += pynvml.nvmlDeviceGetNvLinkState(handle, link)
+        except pynvml.NVMLError:  # no such link on this GPU
+            break
+    return up
+
+
+def report_nvidia(count: int) -> None:
+    try:
+        import pynvml
+    except ImportError:
+        print("  for NVLink and PCIe: pip install nvidia-ml-py")
+        return
+    pynvml.nvmlInit()
+    # NVML counts all GPUs of the machine, CUDA only those it is shown: match them by UUID
+    handles = [
+        pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(i).uuid}")
+        for i in range(count)
+    ]
+    for index, handle in enumerate(handles):
+        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+        lanes = pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+        print(
+            f"  GPU {index}: {nvlinks(pynvml, handle)} NVLinks up, "
+            f"PCIe generation {generation} × {lanes} lanes"
+        )
+    for i in range(count):
+        for j in range(i + 1, count):
+            level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handles[i], handles[j])
+            print(f"  GPU {i} and {j} meet at {COMMON_ANCESTOR.get(level, level)}")
+    pynvml.nvmlShutdown()
+
+
+def report_gpus() -> None:
+    if not torch.accelerator.is_available():
+        print("accelerators: none, so every rank runs on the CPU and talks over gloo")
+        return
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type
+    print(f"accelerators: {count} × {kind}; at most {count} ranks on this node with one each")
+    if kind != "cuda":
+        return
+    for index in range(count):
+        properties = torch.cuda.get_device_properties(index)
+        memory = properties.total_memory / 2**30
+        print(f"  GPU {index}: {properties.name}, {memory:.0f} GiB")
+    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+    reach = sum(torch.cuda.can_device_access_peer(i, j) for i, j in pairs)
+    if pairs:
+        print(f"  peer access: {reach} of {len(pairs)} ordered pairs")
+    if torch.version.cuda:
+        report_nvidia(count)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--details", action="store_true", help="name each network interface")
+    details = parser.parse_args().details
+
+    cores, memory = host()
+    print(f"host: ≈{cores} cores, ≈{memory:.0f} GiB of memory")
+    report_gpus()
+    network = interfaces()
+    fastest = max(network.values(), default=0) / 1000
+    print(f"network: ≈{len(network)} interfaces up, fastest ≈{fastest:g} Gb/s (0: not stated)")
+    print(f"RDMA ports: ≈{len(infiniband())}")
+    if details:
+        for name, speed in network.items():
+            print(f"  {name}: {f'{speed} Mb/s' if speed else 'speed not stated'}")
+        for port in infiniband():
+            print(f"  {port}")
+    backends = {"gloo": dist.is_gloo_available(), "MPI": dist.is_mpi_available()}
+    print("; ".join(f"{name}: {'yes' if there else 'no'}" for name, there in backends.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Ranks that bring tensors of unequal size or dtype: a crash, or garbage.
+
+A collective trusts that all ranks pass tensors of equal size and dtype. gloo sees messages: one
+that is longer than expected ends the process by SIGABRT, from a thread where no try can catch
+it; one of the right length goes through whatever it means: the bits of float32 and int32 are
+added. TORCH_DISTRIBUTED_DEBUG=DETAIL compares both before anything is sent.
+
+    --case size    rank 1 has five numbers, rank 0 four (the last batch, a longer sequence)
+    --case dtype   rank 1 has int32 where rank 0 has float32
+    --mend         the sizes are exchanged first, and all pad to the largest; dtypes agreed upon
+"""
+
+import argparse
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def gather_uneven(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """All-gather tensors of one dimension and any length, cast to float32."""
+    n = dist.get_world_size(group)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(n)]
+    dist.all_gather(lengths, torch.tensor([len(x)]), group=group)
+    longest = max(length.item() for length in lengths)
+    padded = torch.zeros(longest)
+    padded[: len(x)] = x
+    rows = [torch.empty(longest) for _ in range(n)]
+    dist.all_gather(rows, padded, group=group)
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def difference(error: RuntimeError) -> str:
+    """What DETAIL found to differ, without the fingerprints of both collectives before it."""
+    return "Collectives differ" + str(error).splitlines()[0].partition("Collectives differ")[2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", choices=["size", "dtype"], default="size")
+    parser.add_argument("--mend", action="store_true")
+    args = parser.parse_args()
+    if os.environ.get("WORLD_SIZE") != "2":
+        sys.exit("start this program with: torchrun --nproc-per-node=2 unequal_tensors.py")
+
+    # The default group serves to end in order; what may fail runs in a second one.
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=3))
+
+    x = torch.full((5 if args.case == "size" and rank == 1 else 4,), 1.0 + rank)
+    if args.case == "dtype" and rank == 1:
+        x = x.int()
+    failed, report = False, ""
+    try:
+        if args.mend:
+            rows = gather_uneven(x, group)
+            report = f"gathered {[row.tolist() for row in rows]}"
+        else:
+            dist.all_reduce(x, group=group)
+            report = f"1.0 + 2 = {x[0].item():.8g}"
+    except RuntimeError as error:
+        failed = True
+        report = f"{type(error).__name__}: {difference(error)}"
+
+    reports: list = [None] * dist.get_world_size()
+    dist.all_gather_object(reports, report)
+    if rank == 0:
+        for r, line in enumerate(reports):
+            print(f"rank {r}: {line}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""What four strategies send, counted: data, sharded, tensor and pipeline parallelism.
+
+Each strategy does one forward and backward of x + W₂·gelu(W₁x) by hand, on its own cut of the
+work. Its result is compared with one process that has everything, and the bytes that a rank
+writes to its sockets with the formula. S = 4Ψ bytes of parameters, A = 4bsh bytes of
+activations:
+
+    data      one all-reduce of the gradients               2(n-1)/n · S
+    sharded   parameters gathered twice, gradients reduced  3(n-1)/n · S
+    tensor    an all-reduce forward, one backward           2 · 2(n-1)/n · A
+    pipeline  the activation forward, its gradient back     A to each neighbour
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+B, SEQUENCE, H = 2, 96, 192  # 1, 2, 3 and 4 ranks divide 4H
+KIB = 1024
+
+
+class CopyToRanks(torch.autograd.Function):
+    """Forward: nothing, every rank has x. Backward: sum the ranks' gradients of x."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class SumOverRanks(torch.autograd.Function):
+    """Forward: sum the ranks' partial products. Backward: nothing, all have the gradient."""
+
+    @staticmethod
+    def forward(ctx, partial):
+        total = partial.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def block(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    return x + F.gelu(x @ w1) @ w2
+
+
+def data_parallel(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    ours = [w.clone().requires_grad_() for w in (w1, w2)]
+    block(batches[rank], *ours).square().mean().backward()
+    flat = torch.cat([w.grad.flatten() for w in ours]) / n
+    dist.all_reduce(flat)
+    torch.testing.assert_close(flat, whole_gradient(w1, w2, batches))
+
+
+def sharded(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shards = torch.cat([w1.flatten(), w2.flatten()]).chunk(n)
+    mine = shards[rank].clone()  # all that this rank keeps
+
+    def gather() -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [torch.empty_like(mine) for _ in range(n)]
+        dist.all_gather(parts, mine)
+        first, second = torch.cat(parts).split([w1.numel(), w2.numel()])
+        return first.view_as(w1), second.view_as(w2)
+
+    x = batches[rank]
+    with torch.no_grad():
+        hidden = x @ gather()[0]  # forward; the gathered parameters are freed
+    full = [w.clone().requires_grad_() for w in gather()]  # gathered again for backward
+    torch.testing.assert_close(x @ full[0], hidden)
+    block(x, *full).square().mean().backward()
+    outgoing = torch.cat([w.grad.flatten() for w in full]) / n
+    incoming = torch.empty_like(outgoing)
+    dist.all_to_all_single(incoming, outgoing)  # a reduce-scatter: exchange the chunks, add
+    reduced = incoming.view(n, -1).sum(dim=0)
+    torch.testing.assert_close(reduced, whole_gradient(w1, w2, batches).chunk(n)[rank])
+
+
+def tensor_parallel(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    columns = w1.chunk(n, dim=1)[rank].clone().requires_grad_()  # [h, 4h] -> [h, 4h/n]
+    rows = w2.chunk(n, dim=0)[rank].clone().requires_grad_()  # [4h, h] -> [4h/n, h]
+    x = batches[0].clone().requires_grad_()
+    partial = F.gelu(CopyToRanks.apply(x) @ columns) @ rows
+    output = x + SumOverRanks.apply(partial)
+    output.square().mean().backward()
+
+    whole = [w.clone().requires_grad_() for w in (w1, w2, batches[0])]
+    expected = block(whole[2], whole[0], whole[1])
+    expected.square().mean().backward()
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(x.grad, whole[2].grad)
+    torch.testing.assert_close(columns.grad, whole[0].grad.chunk(n, dim=1)[rank])
+    torch.testing.assert_close(rows.grad, whole[1].grad.chunk(n, dim=0)[rank])
+
+
+def pipeline_parallel(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> None:
+    """Every rank is a stage of one block, with the same weights in each for brevity."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x = batches[0].clone()
+    if rank > 0:
+        dist.recv(x, rank - 1)
+    x.requires_grad_()
+    output = block(x, w1, w2)
+    if rank < n - 1:
+        dist.send(output.detach(), rank + 1)
+        gradient = torch.empty_like(output)
+        dist.recv(gradient, rank + 1)
+        output.backward(gradient)
+    else:
+        output.square().mean().backward()
+    if rank > 0:
+        dist.send(x.grad, rank - 1)
+
+    first = batches[0].clone().requires_grad_()
+    y = first
+    for _ in range(n):
+        y = block(y, w1, w2)
+    y.square().mean().backward()
+    if rank == 0:
+        torch.testing.assert_close(x.grad, first.grad)
+
+
+def whole_gradient(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> torch.Tensor:
+    """The gradient that one process with the batches of all ranks computes, flattened."""
+    alone = [w.clone().requires_grad_() for w in (w1, w2)]
+    block(batches, *alone).square().mean().backward()
+    return torch.cat([w.grad.flatten() for w in alone])
+
+
+def bytes_written() -> int | None:
+    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
+    counters = Path("/proc/self/io")
+    if dist.get_backend() != "gloo" or not counters.exists():
+        return None  # NCCL does not write to its peers through the kernel
+    return int(counters.read_text().split("wchar:")[1].split()[0])
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 what_is_sent.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if 4 * H % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {4 * H}, the hidden size of the MLP")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    w1, w2 = torch.randn(H, 4 * H) / H**0.5, torch.randn(4 * H, H) / (4 * H) ** 0.5
+    batches = torch.randn(n, B, SEQUENCE, H).to(device)
+    w1, w2 = w1.to(device), w2.to(device)
+    parameters, activations = w1.nbytes + w2.nbytes, batches[0].nbytes
+    neighbours = (rank > 0) + (rank < n - 1)
+    strategies = {
+        data_parallel: 2 * (n - 1) / n * parameters,
+        sharded: 3 * (n - 1) / n * parameters,
+        tensor_parallel: 2 * 2 * (n - 1) / n * activations,
+        pipeline_parallel: neighbours * activations,
+    }
+    reporter = n // 2  # a rank in the middle of the pipeline
+    if rank == reporter:
+        print(f"{n} ranks, S = {parameters / KIB:.0f} KiB, A = {activations / KIB:.0f} KiB")
+        print(f"sent by rank {rank} in one step, KiB    formula  counted")
+    for strategy, predicted in strategies.items():
+        dist.all_reduce(torch.zeros(1, device=device))  # all ranks begin together
+        before = bytes_written()
+        strategy(w1, w2, batches)
+        after = bytes_written()
+        if rank == reporter:
+            counted = "not here" if before is None else f"≈{(after - before) / KIB:.0f}"
+            name = strategy.__name__
+            print(f"{name:33}  {predicted / KIB:9.0f}  {counted:>7}, equal to one process")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

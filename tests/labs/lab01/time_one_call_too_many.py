@@ -1,0 +1,25 @@
+"""Step 5: one call more than asked for"""
+
+import statistics
+import time
+
+import torch
+
+STEP, HINT = 5, "calls"
+
+
+def median_seconds(work, device, repeats=9, warm_up=3):
+    def settle():
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+    for _ in range(warm_up):
+        work()
+    times = []
+    for _ in range(repeats + 1):
+        settle()
+        start = time.perf_counter()
+        work()
+        settle()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -1,0 +1,439 @@
+"""The cluster doctor of lab 01: every fault is planted for real, and must be named in seconds.
+
+The ranks are processes started by hand, as a scheduler would: with RANK, WORLD_SIZE, MASTER_ADDR
+and MASTER_PORT in their environment, some of them wrong. No test chooses a port: it asks for a
+free one.
+"""
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch.distributed as dist
+
+INPUTS = ["labs/lab01_multi_gpu_setup.py", "tests/test_doctor.py"]
+
+LAB = Path(__file__).parent.parent / "labs/lab01_multi_gpu_setup.py"
+TAG = "WORLD_SIZE_DOCTOR_TEST"
+LONGEST = 60.0  # seconds; a fault is named within --wait, and importing torch takes its time
+
+
+@dataclass
+class Ended:
+    """How one process ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    def wrong(self) -> list[str]:
+        """The faults of its report, without their numbers."""
+        section = re.sub(r"\n {5,}(?!mend: )", " ", self.stdout.rpartition("\nwrong\n")[2])
+        return re.findall(r"^  \d+\. (.*)$", section, re.M)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def tagged(tag: str) -> list[int]:
+    """The processes that carry a tag in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{TAG}={tag}\0".encode() in (process / "environ").read_bytes() + b"\0":
+                found.append(int(process.name))
+    return found
+
+
+def start(*environments: Mapping[str, object], options: str = "", limit: float = LONGEST,
+          command: list[str] | None = None, lab: Path = LAB) -> list[Ended]:  # fmt: skip
+    """Run one process for each environment; all must end in time and leave nothing behind."""
+    tag = uuid.uuid4().hex
+    common = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    common |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", TAG: tag}
+    processes = [
+        subprocess.Popen(
+            [*(command or [sys.executable]), str(lab), *options.split()],
+            env=common | {key: str(value) for key, value in environment.items()},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for environment in environments
+    ]  # fmt: skip
+    ended, deadline = [], time.monotonic() + limit
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
+            ended.append(Ended(process.returncode, out, err))
+        patience = time.monotonic() + 3
+        while (left := tagged(tag)) and time.monotonic() < patience:
+            time.sleep(0.05)
+        assert not left, "processes were left behind"
+    finally:
+        for pid in tagged(tag):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for process in processes:
+            process.wait()
+    return ended
+
+
+def ranks(world: int, port: int | None = None, **more: object) -> list[dict[str, object]]:
+    """The environments of all ranks of a job on this machine."""
+    port = port or free_port()
+    return [
+        {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        | more
+        for rank in range(world)
+    ]
+
+
+def only_fault(ended: Ended) -> str:
+    """The one fault that a process reported, kindly."""
+    assert ended.status == 1, (ended.status, ended.stdout, ended.stderr)
+    assert "Traceback" not in ended.stdout + ended.stderr, ended.stderr
+    faults = ended.wrong()
+    assert len(faults) == 1, ended.stdout + ended.stderr
+    assert ended.stdout.count("     mend: ") == 1
+    return faults[0]
+
+
+def silent(ended: Ended) -> bool:
+    """Left with status 1, and left the talking to rank 0."""
+    talked = ended.stdout or "Traceback" in ended.stderr
+    return ended.status == 1 and not talked and "rank 0 prints the report" in ended.stderr
+
+
+@contextlib.contextmanager
+def taken_port() -> Iterator[int]:
+    """A port on which something listens that never answers."""
+    with socket.create_server(("", 0)) as server:
+        yield server.getsockname()[1]
+
+
+# --- the environment of one process -------------------------------------------------------
+
+
+def test_without_a_launcher_it_says_how_to_start_it() -> None:
+    (ended,) = start({})
+    assert (ended.status, ended.stdout) == (1, "")
+    assert ended.stderr == f"start me with: torchrun --nproc-per-node=2 {LAB.name}\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE is not set."),
+        ({"WORLD_SIZE": "two"}, 'WORLD_SIZE is "two", and must be a whole number from 1 to'),
+        ({"RANK": 2}, "RANK is 2 and WORLD_SIZE is 1: ranks count from 0 to 0."),
+        (
+            {"MASTER_PORT": 70000},
+            'MASTER_PORT is "70000", and must be a whole number from 1 to',
+        ),
+    ],
+)
+def test_senseless_variables(variables: dict, sentence: str, doctor: ModuleType) -> None:
+    (environment,) = ranks(1)
+    with pytest.raises(doctor.Trouble, match=re.escape(sentence)):
+        doctor.read_place({key: str(v) for key, v in (environment | variables).items()})
+
+
+def test_variable_that_is_missing() -> None:
+    (environment,) = ranks(1)
+    (ended,) = start(environment | {"MASTER_ADDR": ""})
+    assert only_fault(ended) == "MASTER_ADDR is not set."
+
+
+def test_master_address_that_does_not_resolve() -> None:
+    (ended,) = start(ranks(2, MASTER_ADDR="no-such-host.invalid")[1], options="--wait 3")
+    wanted = 'MASTER_ADDR is "no-such-host.invalid", a name that this machine cannot resolve.'
+    assert only_fault(ended) == wanted
+
+
+def test_master_address_at_which_nobody_listens() -> None:
+    port = free_port()
+    (ended,) = start(ranks(2, port)[1], options="--wait 1")
+    wanted = (
+        f"nobody listens at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port}: for 1 s connections"
+    )
+    assert only_fault(ended).startswith(wanted)
+
+
+def test_master_address_of_another_machine() -> None:
+    (ended,) = start(ranks(2, MASTER_ADDR="203.0.113.9")[0], options="--wait 2")
+    wanted = "MASTER_ADDR is 203.0.113.9, and does not lead to this machine, where rank 0 is."
+    assert only_fault(ended) == wanted
+
+
+def test_port_that_is_taken() -> None:
+    with taken_port() as port:
+        first, second = start(*ranks(2, port), options="--wait 2")
+    fault = only_fault(first)
+    assert fault.startswith(f"port {port} is taken by "), fault
+    assert f"(process {os.getpid()}): rank 0 cannot open its store there." in fault
+    assert only_fault(second) == (
+        f"something listens at 127.0.0.1:{port}, but it is no store of torch: "
+        "another program has the port."
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "sentence"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "eth77"}, "",
+         r"GLOO_SOCKET_IFNAME=eth77, and there is no interface eth77; there are .*\blo\b.*\."),
+        ({"NCCL_SOCKET_IFNAME": "=ib"}, "",
+         r"NCCL_SOCKET_IFNAME==ib, and there is no interface ib; there are .*\blo\b.*\."),
+        ({}, "--shm /no/shared/memory",
+         r"there is no shared memory: /no/shared/memory does not exist\."),
+        ({}, "--min-shm 1e12",
+         r"/dev/shm has \d+ MiB free, and 1e\+12 MiB are needed\."),
+        ({}, "--device gpu", r"\S+ has 0 accelerators for 1 ranks?\."),
+    ],
+)  # fmt: skip
+def test_machine_that_lacks_something(variables: dict, options: str, sentence: str) -> None:
+    (environment,) = ranks(1)
+    (ended,) = start(environment | variables, options=options)
+    fault = only_fault(ended)
+    assert re.fullmatch(rf"(rank 0 \(\S+\): )?{sentence}", fault), fault
+
+
+def test_interfaces_are_matched_as_the_libraries_do(doctor: ModuleType) -> None:
+    def absent(**variables: str) -> bool:
+        return bool(doctor.interface_faults(variables, ["lo", "eth0", "eth1"]))
+
+    assert not absent(GLOO_SOCKET_IFNAME="eth0,lo")
+    assert absent(GLOO_SOCKET_IFNAME="eth")
+    assert absent(GLOO_SOCKET_IFNAME="eth0,eth2")
+    assert not absent(NCCL_SOCKET_IFNAME="eth")
+    assert not absent(NCCL_SOCKET_IFNAME="ib,eth")
+    assert not absent(NCCL_SOCKET_IFNAME="^docker")
+    assert absent(NCCL_SOCKET_IFNAME="=eth")
+    assert absent(NCCL_SOCKET_IFNAME="ib")
+
+
+# --- several processes that do not fit together -------------------------------------------
+
+
+def test_ranks_that_disagree_on_the_world_size() -> None:
+    first, second = ranks(2)
+    ended = start(first, second | {"WORLD_SIZE": 3}, options="--wait 30")
+    wanted = "the ranks disagree on the world size: rank 0 expects 2, rank 1 expects 3."
+    assert only_fault(ended[0]) == wanted
+    assert silent(ended[1]), ended[1]
+
+
+def test_rank_that_never_arrives() -> None:
+    first, _, third = ranks(3)
+    zero, two = start(first, third, options="--wait 8")
+    fault = only_fault(zero)
+    wanted = r"rank 1 of 3 never arrived: in 8 s only ranks 0 and 2 \(\S+\) did\."
+    assert re.fullmatch(wanted, fault), fault
+    assert silent(two), two
+
+
+def test_rank_0_that_never_arrives_at_a_store_which_torchrun_holds() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environments = ranks(2, store.port, TORCHELASTIC_USE_AGENT_STORE="True")
+    (ended,) = start(environments[1], options="--wait 1")
+    assert only_fault(ended) == "rank 0 of 2 never arrived: in 1 s only rank 1 did."
+
+
+def test_two_processes_with_one_rank() -> None:
+    zero, one, _ = ranks(3)
+    ended = start(zero, one, one, options="--wait 30")
+    faults = ended[0].wrong()
+    assert len(faults) == 2 and faults[0].startswith("rank 2 of 3 never arrived"), faults
+    assert faults[1].startswith("2 processes claim to be rank 1, on "), faults
+    assert silent(ended[1]) and silent(ended[2])
+
+
+def test_faults_of_several_machines_are_told_once() -> None:
+    zero, one = ranks(2, GLOO_SOCKET_IFNAME="eth77")
+    ended = start(zero | {"DOCTOR_HOST": "a"}, one | {"DOCTOR_HOST": "b"})
+    fault = only_fault(ended[0])
+    assert fault.startswith("rank 0 (a) and rank 1 (b): GLOO_SOCKET_IFNAME=eth77"), fault
+    assert silent(ended[1])
+
+
+@pytest.mark.parametrize(
+    ("plant", "world", "said"),
+    [
+        ("size", 2, "rank 0 float32 [1000], rank 1 float32 [1001]"),
+        ("dtype", 3, "ranks 0 and 1 float32 [1000], rank 2 int32 [1000]"),
+    ],
+)
+def test_tensors_that_do_not_match(plant: str, world: int, said: str) -> None:
+    ended = start(*ranks(world), options=f"--plant {plant} --report brief")
+    assert only_fault(ended[0]) == f"the all-reduce would not match: {said}."
+    assert all(silent(other) for other in ended[1:]), ended[1:]
+
+
+@pytest.mark.parametrize(("plant", "status"), [("death", 9), ("hang", 1)])
+def test_rank_that_dies_or_hangs_on_the_way(plant: str, status: int) -> None:
+    zero, one, two = start(*ranks(3), options=f"--plant {plant} --wait 8")
+    fault = only_fault(zero)
+    assert re.fullmatch(r"rank 2 died or hung while the others were checking \S+\.", fault)
+    assert (one.status, two.status) == (1, status)
+    assert "Traceback" not in one.stderr + two.stderr
+
+
+def test_wrong_answer_of_a_collective_is_reported_and_the_rest_measured(tmp_path: Path) -> None:
+    wrong = tmp_path / LAB.name
+    call = "dist.all_reduce(result)\n"
+    assert LAB.read_text().count(call) == 1
+    wrong.write_text(LAB.read_text().replace(call, call + " " * 12 + "result[0] += rank\n"))
+    ended = start(*ranks(2), lab=wrong)
+    assert only_fault(ended[0]) == "all-reduce gives wrong answers on rank 1."
+    assert "bus bandwidth" in ended[0].stdout and ended[1].status == 1
+
+
+def test_time_limit_ends_the_run_and_says_where() -> None:
+    (ended,) = start(ranks(2)[0], options="--limit 2")
+    wanted = "the run did not end within 2 s: rank 0 was waiting for all ranks."
+    assert only_fault(ended) == wanted
+
+
+# --- machines that are well ---------------------------------------------------------------
+
+
+def test_ranks_started_by_hand_on_what_look_like_two_machines() -> None:
+    hosts = ["a", "a", "b"]
+    ended = start(*({**e, "DOCTOR_HOST": h} for e, h in zip(ranks(3), hosts, strict=True)))
+    assert [rank.status for rank in ended] == [0, 0, 0], ended
+    assert [rank.stdout for rank in ended[1:]] == ["", ""]
+    report = ended[0].stdout
+    assert "3 ranks on 2 machines met, and agree" in report
+    assert "the CPU is used: a has 0 accelerators for 2 ranks." in report
+    assert "1 link (same machine): median" in report
+    assert "2 links (between machines): median" in report
+    assert report.endswith("\nwrong\n  nothing\n")
+    for name in [
+        "broadcast",
+        "scatter",
+        "gather",
+        "all-gather",
+        "reduce",
+        "reduce-scatter",
+        "barrier",
+    ]:
+        assert re.search(rf"(?s)the answers on 3 ranks of .*\b{name}\b.*\nmeasured\n", report)
+
+
+def test_starter_runs_to_its_first_blank(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, LAB.with_name("start.py"), "1"], cwd=tmp_path, check=True)
+    starter = tmp_path / "my_labs" / LAB.name
+    (ended,) = start(*ranks(1), lab=starter)
+    assert ended.status == 1 and "Traceback" not in ended.stderr
+    meeting, blank = ended.stdout.splitlines()
+    assert meeting == "before the group: 1 rank on 1 machine met, and agree"
+    line = re.fullmatch(rf"{LAB.name}, line (\d+), a blank: step 1: return the .*", blank)
+    assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
+
+
+def test_slow_link_is_found() -> None:
+    ended = start(*ranks(3), options="--plant slow")
+    assert [rank.status for rank in ended] == [0] * 3, ended
+    slow = ended[0].stdout.partition("\nslow\n")[2].partition("\nwrong\n")[0]
+    assert "link 0-2 (same machine): ≈" in slow, ended[0].stdout
+
+
+def test_report_is_printed_under_torchrun_which_ends_all_ranks_when_one_has_died() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3"]
+    (ended,) = start({}, options="--plant death", command=command)
+    assert ended.status == 1
+    assert ended.stdout.count("cluster report") == 1, ended.stdout
+    (fault,) = ended.wrong()
+    assert fault.startswith("rank 2 died or hung while the others were checking ")
+
+
+# --- what one machine cannot show ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def doctor() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("lab01", LAB)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["lab01"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def cards(*hosts: str, **more: object) -> list[dict]:
+    """The cards of ranks on these machines."""
+    card = {"world": len(hosts), "torch": "2.13.0", "accelerators": 8, "faults": []}
+    card |= {"address": "10.0.0.1", "listens": 1, "name leads to": ["10.0.0.1"]}
+    return [card | {"rank": rank, "host": host} | more for rank, host in enumerate(hosts)]
+
+
+def test_cards_of_a_healthy_cluster(doctor: ModuleType) -> None:
+    assert doctor.judge_cards(cards("a", "a", "b", "b"), 4, 60) == []
+    assert doctor.accelerator_faults(cards("a", "a", "b", "b")) == []
+
+
+def test_whole_machine_that_is_missing(doctor: ModuleType) -> None:
+    (fault,) = doctor.judge_cards(cards(*"aaaabbbb")[:4], 8, 60)
+    assert fault.what.startswith(
+        "ranks 4 to 7 of 8 never arrived: in 60 s only ranks 0 to 3 (a)"
+    )
+
+
+def test_different_versions_of_torch(doctor: ModuleType) -> None:
+    given = cards("a", "b", "c")
+    given[1]["torch"] = "2.11.0"
+    (fault,) = doctor.judge_cards(given, 3, 60)
+    assert "ranks 0 and 2 2.13.0 and rank 1 2.11.0" in fault.what
+
+
+def test_name_that_leads_to_loopback(doctor: ModuleType) -> None:
+    given = cards("a", "b")
+    given[1]["name leads to"] = ["127.0.1.1"]
+    (fault,) = doctor.loopback_faults(given)
+    assert fault.what.startswith(
+        "on b the machine's own name leads to 127.0.1.1, so gloo tells"
+    )
+    given[1]["name leads to"] = []
+    (fault,) = doctor.loopback_faults(given)
+    assert fault.what.startswith("on b the machine's own name does not resolve")
+    given[1]["name leads to"] = None  # GLOO_SOCKET_IFNAME is set
+    assert doctor.loopback_faults(given) == []
+
+
+def test_machine_with_too_few_gpus(doctor: ModuleType) -> None:
+    (fault,) = doctor.accelerator_faults(cards("a", "b", "b", accelerators=1))
+    assert fault.what == "b has 1 accelerator for 2 ranks."
+
+
+def test_door_that_does_not_open(doctor: ModuleType) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given = cards("a", "b", "c", address="127.0.0.1", listens=server.getsockname()[1])
+        assert doctor.unreachable(given, 0, seconds=2) == []
+        given[2]["listens"] = free_port()
+        (line,) = doctor.unreachable(given, 0, seconds=2)
+    wanted = "rank 0 (a) cannot connect to rank 2 (c) at 127.0.0.1: ConnectionRefusedError."
+    assert line == wanted
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([3], "rank 3"),
+        ([1, 0], "ranks 0 and 1"),
+        ([0, 1, 2, 5, 7, 8], "ranks 0 to 2, 5, 7 and 8"),
+    ],
+)
+def test_ranks_are_named_shortly(numbers: list[int], text: str, doctor: ModuleType) -> None:
+    assert doctor.named(numbers) == text
