@@ -152,14 +152,6 @@ def main() -> None:
     assert torch.equal(results["bf16"][2], results["bf16, ours"][2])
     report("our bf16 hook = torch's, bit for bit; PowerSGD's bytes = theory")
 
-    # DDP looks at the name of the hook, and wants NCCL or XCCL behind this one
-    try:
-        model = DDP(make_model(device))
-        model.register_comm_hook(world, default_hooks.bf16_compress_hook)
-        report("bf16_compress_hook registered")
-    except TypeError as error:
-        report(f"bf16_compress_hook refused here, by name: TypeError: {error}")
-
     # range: fp16 ends at 65504 and the hooks cast before they divide by N
     report("an element of the gradient is 100000 on every rank; the hooks make of it:")
     for name in ("fp16", "bf16"):

@@ -41,7 +41,7 @@ def fall_over(stuck: bool) -> None:
 def first_sentence(error: RuntimeError) -> str:
     """gloo's message without the line of its source, the address and the advice."""
     message = re.sub(r"^\[[^]]*\] ", "", str(error))
-    return re.sub(r" \[[^]]*\](:\d+)?\..*", "", message, flags=re.DOTALL)
+    return re.sub(r" \[[^]]*\](:\d+)?(\..*)?$", "", message, flags=re.DOTALL)
 
 
 def main() -> int:
