@@ -66,9 +66,10 @@ def summary(program: Program) -> str:
 
 
 def _first_cell(text: str) -> str:
-    """The first sentence of a lab: the paragraph under its heading."""
-    lines = [line.lstrip("# ").strip() for line in text.splitlines() if line.startswith("#")]
-    return next((line for line in lines if line.endswith((".", ":")) and len(line) > 40), "")
+    """The paragraph under a lab's heading."""
+    cell = text.partition("# %% [markdown]")[2].partition("# %%")[0]
+    paragraphs = re.sub(r"^# ?", "", cell, flags=re.MULTILINE).strip().split("\n\n")
+    return next((p for p in paragraphs if not p.startswith("#")), "")
 
 
 def _program_text(program: Program, places: list[str]) -> str:
