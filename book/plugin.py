@@ -68,6 +68,14 @@ def pytest_configure(config: pytest.Config) -> None:
         "multi_gpu: needs more than one CUDA device",
     ):
         config.addinivalue_line("markers", marker)
+    if (
+        config.getoption("--record")
+        and config.getoption("--device") == "cuda"
+        and not runner.gpu_names()
+    ):
+        raise pytest.UsageError(
+            "there is no NVIDIA GPU here (nvidia-smi lists none), and so nothing to record on"
+        )
     config.stash[SESSION] = Session(config)
 
 

@@ -676,3 +676,13 @@ def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
             for module in names:
                 top = module.split(".")[0]
                 assert top in allowed or top in sys.stdlib_module_names, (name, module)
+
+
+def test_recording_on_gpus_where_there_is_none_is_refused(book: Book) -> None:
+    if runner.gpu_names():
+        pytest.skip("this machine has a GPU")
+    path = book.program("one", "print(1)\n", "$ python one.py\n1\n")
+    report = book.pytest("--record", "--device", "cuda", path)
+    assert report.status == 4
+    assert "there is no NVIDIA GPU here" in report.text
+    assert book.read("snippets/t/one.cpu.txt").endswith("$ python one.py\n1\n")
