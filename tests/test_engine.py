@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import RECORDED, Book, Report, marked_processes
 
+from book import runner
+
 INPUTS = ["book", "tests/conftest.py"]
 
 DISTRIBUTED = """
