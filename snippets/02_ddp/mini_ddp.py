@@ -220,7 +220,8 @@ def main() -> int:
             train(ours, rank, n, device, accumulate=1)
         except RuntimeError as error:
             if rank == 0:
-                print(f"{type(error).__name__}: {error}")
+                print(f"{type(error).__name__}: {error}", flush=True)
+            dist.barrier()  # rank 0 has printed before any rank leaves with an error
             return 1
 
     sizes = [f"{bucket.flat.nbytes / 1024:.1f}" for bucket in ours.buckets]
