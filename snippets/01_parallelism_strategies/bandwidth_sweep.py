@@ -33,15 +33,17 @@ FACTORS: dict[str, Callable[[int], float]] = {
 def prepare(name: str, whole: torch.Tensor) -> Callable[[], object]:
     """Return the call to time. `whole`, of S bytes, is a multiple of n elements long."""
     n, rank = dist.get_world_size(), dist.get_rank()
-    chunks = list(whole.chunk(n))
-    mine = chunks[rank].clone()
+    mine = whole.chunk(n)[rank].clone()
+    # the forms for one flat tensor: with NCCL, lists of chunks cost a copy. (Renamed in 2.13.)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     if name == "all_to_all":
         received = torch.empty_like(whole)
         return lambda: dist.all_to_all_single(received, whole)
     return {
         "all_reduce": lambda: dist.all_reduce(whole),
-        "reduce_scatter": lambda: dist.reduce_scatter(mine, chunks),
-        "all_gather": lambda: dist.all_gather(chunks, mine),
+        "reduce_scatter": lambda: scatter(mine, whole),
+        "all_gather": lambda: gather(whole, mine),
         "broadcast": lambda: dist.broadcast(whole, src=0),
         "reduce": lambda: dist.reduce(whole, dst=0),
     }[name]

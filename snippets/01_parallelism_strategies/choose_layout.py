@@ -3,7 +3,7 @@
 A layout is TP × PP × DP, what DP shards, and whether layers are recomputed. Its memory follows
 from the formulas of this chapter; its overhead is the time beyond the FLOPs of the model, as a
 share of it: recomputation, the pipeline's bubble, and communication that nothing hides. The
-same memory formula is held against layouts that were really used: every row of Table 1 in
+same memory formula is held against layouts that were really used: seven rows of Table 1 in
 Narayanan et al. (2021), and the first of Table 4 in the Llama 3 paper.
 """
 

@@ -11,12 +11,14 @@ PARAMETERS, LAYERS, HIDDEN, SEQUENCE = 405e9, 126, 16384, 8192
 TP, PP, DP, MICRO_BATCHES = 8, 16, 64, 32  # micro-batches of one sequence
 ACHIEVED = 430e12  # FLOP/s per GPU, as the table reports
 NVLINK, NETWORK = 450e9, 50e9  # bytes/s one way
+NODE = 8  # GPUs, and network cards
 
 
 def tensor_parallel() -> float:
     """Four all-reduces of [1, s, h] in 16 bits per layer: two forward, two backward.
 
-    With sequence parallelism each becomes a reduce-scatter and an all-gather: the same bytes.
+    With sequence parallelism each becomes a reduce-scatter and an all-gather, the same bytes;
+    and backward repeats one of the gathers of each pair, a quarter more.
     """
     all_reduce = 2 * (TP - 1) / TP * (2 * SEQUENCE * HIDDEN)
     return 4 * all_reduce * LAYERS / PP * MICRO_BATCHES
@@ -61,7 +63,7 @@ def main() -> None:
     )
     print("per rank and step         GB sent  over NVLink  over the network")
     for name, sent in {
-        "TP 8, with or without SP": tensor_parallel(),
+        "TP 8": tensor_parallel(),
         "PP 16": pipeline_parallel(),
         "DP 64, sharded states": data_parallel(),
         "CP 16 in the third row": context_parallel(),
@@ -71,9 +73,9 @@ def main() -> None:
     ratio = tensor_parallel() / pipeline_parallel()
     print(f"TP sends {ratio:.0f} times as much as PP for the same micro-batches")
     alone = fully_sharded_alone()
-    print(
-        f"FSDP over all 8,192: {alone / 1e9:,.0f} GB, {alone / NETWORK:.0f} s on the network,"
-    )
+    print(f"FSDP over all 8,192: {alone / 1e9:,.0f} GB,", end=" ")
+    print(f"{alone / NETWORK:.0f} s on the network if each GPU fetches by its own card alone,")
+    print(f"{alone / (NODE * NETWORK):.0f} s if a node's {NODE} cards share the work,")
     share = tokens / (TP * PP * DP)
     print(f"for {share:,.0f} tokens per GPU, a quarter of one sequence of {SEQUENCE:,}")
     assert share == SEQUENCE / 4

@@ -79,11 +79,12 @@ def report_nvidia(count: int) -> None:
         for i in range(count)
     ]
     for index, handle in enumerate(handles):
-        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
-        lanes = pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)  # an idle link is slower
+        lanes = pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
+        possible = pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
         print(
             f"  GPU {index}: {nvlinks(pynvml, handle)} NVLinks up, "
-            f"PCIe generation {generation} × {lanes} lanes"
+            f"PCIe generation {generation}, {lanes} of {possible} lanes"
         )
     for i in range(count):
         for j in range(i + 1, count):
