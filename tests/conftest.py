@@ -84,6 +84,8 @@ class Book:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # a shell that runs the tests in the background has them ignore SIGINT
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
     def pytest(self, *arguments: str, timeout: float = 150) -> Report:

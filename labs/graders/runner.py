@@ -400,11 +400,18 @@ class Runner:
         self.folder.cleanup()
 
     def run(self, step: Step, path: Path, world: int) -> Group:
-        """Run one step at one world size; once more if the ranks could not even meet."""
-        for _ in range(3):
+        """Run one step at one world size; once more if the ranks could not even meet.
+
+        Once more, too, if all ranks fell asleep and no call of theirs says why: a machine that
+        stalls looks the same, and what truly hangs does so again.
+        """
+        for attempt in range(3):
             group = self._run(step, path, world)
-            if not any(rank.error.get("doing") == "join" for rank in group.ranks):
-                return group
+            if any(rank.error.get("doing") == "join" for rank in group.ranks):
+                continue
+            if attempt == 0 and group.stopped == "asleep" and _sleeps_without_reason(group):
+                continue
+            return group
         sys.exit(f"the checker cannot start {world} ranks: {group.ranks[0].error}")
 
     def _run(self, step: Step, path: Path, world: int) -> Group:
@@ -531,6 +538,14 @@ def _first_error(group: Group) -> tuple[int, Rank] | None:
         if rank.end == "left" or not COLLATERAL.search(rank.error.get("text", ""))
     ]
     return (own or failed or [None])[0]
+
+
+def _sleeps_without_reason(group: Group) -> bool:
+    """Whether all ranks made the same calls, and none of them is inside of one."""
+    sequences = [[(c.name, c.numel, c.detail) for c in rank.calls] for rank in group.ranks]
+    last = [rank.calls[-1] for rank in group.ranks if rank.calls]
+    inside = any(not call.returned and not call.asynchronous for call in last)
+    return not inside and all(sequence == sequences[0] for sequence in sequences)
 
 
 def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
