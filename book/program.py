@@ -20,8 +20,6 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 
 from book import BookError, runner
@@ -320,7 +318,7 @@ def _write(
         Provenance(
             datetime.date.today().isoformat(),
             runner.describe_device(device),
-            torch_version(),
+            runner.torch_version(),
             ".".join(map(str, sys.version_info[:3])),
             seconds,
         ),
@@ -336,15 +334,6 @@ def replace(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     partial.write_text(text, "utf-8")
     partial.replace(path)
-
-
-@lru_cache(maxsize=1)
-def torch_version() -> str:
-    """The version of torch without its build suffix, read without importing it."""
-    try:
-        return metadata.version("torch").split("+")[0]
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 @contextmanager

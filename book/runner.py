@@ -85,7 +85,8 @@ def environment(folder: Path, device: str) -> dict[str, str]:
         env["CUDA_VISIBLE_DEVICES"] = ""
     elif "CUDA_VISIBLE_DEVICES" in os.environ:
         env["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
-    if _torch_version() < (2, 13):
+    version = tuple(map(int, re.findall(r"\d+", torch_version())[:2]))
+    if version and version < (2, 13):
         # until 2.13, every torchrun of one node took port 29500: two runs at once collided
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -94,11 +95,12 @@ def environment(folder: Path, device: str) -> dict[str, str]:
 
 
 @lru_cache(maxsize=1)
-def _torch_version() -> tuple[int, ...]:
+def torch_version() -> str:
+    """The version of torch without its build suffix, read without importing it."""
     try:
-        return tuple(map(int, re.findall(r"\d+", metadata.version("torch"))[:2]))
+        return metadata.version("torch").split("+")[0]
     except metadata.PackageNotFoundError:
-        return (99,)
+        return "none"
 
 
 def _python_folders() -> list[str]:

@@ -540,9 +540,14 @@ def _first_error(group: Group) -> tuple[int, Rank] | None:
     return (own or failed or [None])[0]
 
 
+def _sequences(group: Group) -> list[list[tuple]]:
+    """What each rank called, in order."""
+    return [[(c.name, c.numel, c.detail) for c in rank.calls] for rank in group.ranks]
+
+
 def _sleeps_without_reason(group: Group) -> bool:
     """Whether all ranks made the same calls, and none of them is inside of one."""
-    sequences = [[(c.name, c.numel, c.detail) for c in rank.calls] for rank in group.ranks]
+    sequences = _sequences(group)
     last = [rank.calls[-1] for rank in group.ranks if rank.calls]
     inside = any(not call.returned and not call.asynchronous for call in last)
     return not inside and all(sequence == sequences[0] for sequence in sequences)
@@ -553,7 +558,7 @@ def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
 
     `absent`: a call that some ranks did not come to counts as a difference.
     """
-    sequences = [[(c.name, c.numel, c.detail) for c in rank.calls] for rank in group.ranks]
+    sequences = _sequences(group)
     for place in range(max(map(len, sequences))):
         here = [sequence[place] if place < len(sequence) else None for sequence in sequences]
         if len(set(here)) == 1 or (None in here and not absent):
