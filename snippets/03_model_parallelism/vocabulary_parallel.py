@@ -1,8 +1,9 @@
-"""Embedding, logits and cross-entropy with the vocabulary cut over ranks: no logits are gathered.
+"""Embedding and cross-entropy with the vocabulary cut over ranks: no logits are gathered.
 
-Each rank has V/t rows of the (tied) embedding. A token's vector comes from the one rank that has
-it; the others add zeros. The loss needs three numbers for each token from all ranks: the largest
-logit, the sum of exponentials, and the target's logit. Loss and gradients equal F.cross_entropy.
+Each rank has V/t rows of the (tied) embedding. A token's vector comes from the one rank that
+has it; the others add zeros. The loss needs three numbers for each token from all ranks: the
+largest logit, the sum of exponentials, the target's logit. Loss and gradients equal those of
+F.cross_entropy on one process.
 """
 
 import os
