@@ -156,9 +156,9 @@ def draw(schedules: dict[str, Schedule], path: str) -> None:
         title = f"{name}: bubble {float(bubble(schedule)):.1%}, at most {float(live):g} live"
         axis.set_title(title, loc="left", fontsize=11)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].text(8.3, 0, "forward F", color=COLOURS["F"], va="center")
-    axes[0].text(16.7, 0, "backward B", color=COLOURS["B"], va="center", ha="right")
-    axes[3].text(27.3, 0, "weights W", color=COLOURS["W"], va="center")
+    axes[0].text(8.4, 0, "F, forward", color=COLOURS["F"], va="center")
+    axes[0].text(14.8, 1, "B, backward", color=COLOURS["B"], va="center", ha="right")
+    axes[3].text(27.3, 0, "W, weights", color=COLOURS["W"], va="center")
     axes[-1].set_xlabel("time, in units of one stage's forward")
     figure.tight_layout()
     figure.savefig(path, transparent=True, metadata={"Date": None})
