@@ -124,6 +124,14 @@ def sequence_parallel(model: Transformer, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, ends)
 
 
+def sum_partial_gradients(model: Transformer) -> None:
+    """Norms under SequenceParallel have gradients that are Partial: sum each of them once."""
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and gradient.placements[0].is_partial():
+            parameter.grad = gradient.redistribute(placements=[Replicate()])
+
+
 def count(mode: CommDebugMode) -> str:
     counts = {str(op).split(".")[-1]: n for op, n in mode.get_comm_counts().items()}
     return ", ".join(f"{n} {op}" for op, n in sorted(counts.items())) or "none"
@@ -180,8 +188,20 @@ def main() -> None:
         lines.append(f"{cut.__name__}: loss {value.item():.4f}, all gradients equal")
         for phase, mode in (("forward", forward), ("loss", in_loss), ("backward", backward)):
             lines.append(f"  {phase:8}  {count(mode)}")
-    placement = models[sequence_parallel].blocks[0].norm1.weight.grad.placements[0]
-    lines.append(f"placement of a norm's gradient: {type(placement).__name__.lstrip('_')}")
+    try:
+        F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    except RuntimeError as error:
+        lines.append(f"the loss outside of loss_parallel:\n  RuntimeError: {error}")
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with CommDebugMode() as unprepared:
+        optimizer.step()
+    with CommDebugMode() as summing:
+        sum_partial_gradients(model)
+    with CommDebugMode() as prepared:
+        optimizer.step()
+    lines.append(f"AdamW's step: {count(unprepared)}")
+    lines.append(f"norms' gradients summed first: {count(summing)}; step: {count(prepared)}")
     if mesh.get_rank() == 0:
         print("\n".join(lines))
 
