@@ -82,7 +82,7 @@ def work(tiles: list[Tile]) -> float:
 
 def draw(by_order: dict[str, list[list[Tile]]], n: int) -> None:
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "causal", "font.size": 11})
-    figure, axes = plt.subplots(1, 2, figsize=(7, 3.7), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(7, 4), sharey=True)
     for axis, (name, by_rank) in zip(axes, by_order.items(), strict=True):
         for rank, tiles in enumerate(by_rank):
             for query, key in tiles:

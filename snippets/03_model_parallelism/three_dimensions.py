@@ -70,6 +70,7 @@ def main() -> None:
     whole = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     batches = [torch.randn(BATCH, H).to(device) for _ in range(STEPS)]
 
+    # --8<-- [start:compose]
     per_stage = LAYERS // PP
     stage_model = copy.deepcopy(whole[pp * per_stage : (pp + 1) * per_stage])
     for block in stage_model:
@@ -79,11 +80,13 @@ def main() -> None:
     stage = PipelineStage(stage_model, pp, PP, device, group=mesh["pp"].get_group())
     loss_of = nn.functional.mse_loss
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=loss_of)
+    # --8<-- [end:compose]
     optimizer = torch.optim.SGD(stage_model.parameters(), lr=0.2, momentum=0.9)
     optimizer_alone = torch.optim.SGD(whole.parameters(), lr=0.2, momentum=0.9)
 
     losses, losses_alone = [], []
     for x in batches:
+        # --8<-- [start:step]
         mine = x.chunk(DP)[dp]  # by the dp coordinate: both ranks of a tp group see the same
         optimizer.zero_grad()
         if pp == 0:
@@ -96,6 +99,7 @@ def main() -> None:
             losses.append(loss / DP)
         average_gradients(stage_model, mesh["dp"].get_group())
         optimizer.step()
+        # --8<-- [end:step]
 
         loss = loss_of(whole(x), x.flip(-1))
         optimizer_alone.zero_grad()
