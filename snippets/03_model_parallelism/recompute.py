@@ -62,7 +62,7 @@ def main() -> None:
     bsh = TOKENS * HIDDEN * 4  # bytes of a micro-batch at the border of two blocks
     forward = 2 * 8 * HIDDEN * HIDDEN * TOKENS * BLOCKS * M  # FLOPs: two products of h x 4h
 
-    print("recomputed               live per micro-batch  FLOPs, in forwards  ratio")
+    print("recomputed                 kept a micro-batch  FLOPs, in forwards  ratio")
     truth, base = None, 0
     for name, unit, early_stop in [
         ("nothing", 0, True),
@@ -78,7 +78,7 @@ def main() -> None:
         truth, base = truth or gradients, base or flops
         for ours, theirs in zip(gradients, truth, strict=True):
             torch.testing.assert_close(ours, theirs)
-        print(f"{name:25}  {live / M / bsh:10.0f} · 4bsh B  ", end="")
+        print(f"{name:25}  {live / M / bsh:14.0f} bsh  ", end="")
         print(f"{flops / forward:18.3f}  {flops / base:5.3f}")
     print("gradients equal; a whole second forward makes 4/3 = 1.333")
 
