@@ -1,8 +1,8 @@
 """A batch that m does not divide: the buffers of a pipeline stage have one shape.
 
 A PipelineStage learns the shape of a micro-batch from the first one and receives all of them
-into buffers of that shape. 30 samples make micro-batches of 8, 8, 7 and 7: the third arrives in a
-buffer of 8 rows, whose last row is not its own, and meets a target of 7.
+into buffers of that shape. 30 samples make micro-batches of 8, 8, 7 and 7: the third arrives in
+a buffer of 8 rows, whose last row is not its own, and meets a target of 7.
 
     (no flag)   30 samples, m = 4
     --mend      what is left over is dropped, as by a DataLoader with drop_last=True
