@@ -138,7 +138,8 @@ def main() -> None:
         for r, (first, second) in enumerate(everyone):
             print(f"  rank {r}: forward {first / KIB:.1f} KiB, backward {second / KIB:.1f} KiB")
         mean = sum(first for first, _ in everyone) / n
-        print(f"  mean {mean / KIB:.1f} KiB, {mean / theory - 1:+.1%} from even")
+        if n > 1:
+            print(f"  mean {mean / KIB:.1f} KiB, {mean / theory - 1:+.1%} from even")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ class MixtureOfExperts(nn.Module):
 
 def main() -> None:
     torch.manual_seed(0)
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    gpu = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if gpu else torch.device("cpu")
     moe = MixtureOfExperts(H, EXPERTS, K).to(device)
     x = torch.randn(TOKENS, H, device=device)
 
