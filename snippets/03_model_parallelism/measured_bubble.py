@@ -123,6 +123,8 @@ def draw(results: list[tuple[str, list, list]], path: str) -> None:
         axis.invert_yaxis()
         axis.set_title(title, loc="left", fontsize=11)
         axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlim(0, 1450)
+    axes[-1].set_xticks(range(0, 1401, 200))
     axes[-1].set_xlabel("milliseconds, measured")
     figure.tight_layout()
     figure.savefig(path, transparent=True, metadata={"Date": None})
@@ -153,7 +155,7 @@ def main() -> None:
             every = [build(p, r) for r in range(p)]
             live = " ".join(f"{peak_live(ops, v):g}" for ops in every)
             print(f"{build.__name__:12}  {predicted:9.1%}    ≈{measured:.1%}  {live}")
-            title = f"{build.__name__}: predicted {predicted:.1%}, measured {measured:.1%}"
+            title = f"{build.__name__}: {predicted:.1%} idle by the formula"
             results.append((title, every, spans))
     if rank == 0:
         draw(results, "measured_bubble.svg")
