@@ -1,10 +1,14 @@
 """Warm: start commands from a process that has imported torch already.
 
 Most of a short program's time is ``import torch``, once in the launcher and once in each rank.
-``pytest --warm`` pays it once: a process that has torch waits for commands and forks for each.
-The child of a fork runs the very launcher that torchrun runs (torchrun's own parser makes its
-configuration), with ``start_method="fork"`` in place of fresh interpreters. Fast, for the edit
-loop; what the book proves is proved by the plain commands.
+A process that has torch waits for commands and forks for each. The child of a fork runs the
+very launcher that torchrun runs (torchrun's own parser makes its configuration), with
+``start_method="fork"`` in place of fresh interpreters.
+
+The first command of a transcript always runs as typed, in fresh interpreters. Further torchrun
+commands of the same transcript, with other numbers of ranks or other options, start warm.
+``--plain`` runs every command as typed (recording does too), ``--warm`` starts all that can be
+warm, for the edit loop.
 """
 
 from __future__ import annotations
@@ -32,18 +36,24 @@ def _words(command: str) -> list[str] | None:
 class Launcher:
     """The side of pytest: asks the warm process to start commands."""
 
-    def __init__(self) -> None:
+    def __init__(self, eager: bool = False) -> None:
+        """``eager``: take first commands too, and those of one process."""
+        self.eager = eager
         self._process: subprocess.Popen | None = None
         self._ended: dict[int, int] = {}
 
-    def takes(self, command: str) -> bool:
-        """Whether a command can be started warm: `torchrun …` or `python FILE …`, no more."""
+    def takes(self, command: str, number: int = 0) -> bool:
+        """Whether to start a command warm, the ``number``-th (from 0) of its transcript.
+
+        It can be done for `torchrun …` and `python FILE …` without shell syntax.
+        """
         words = _words(command)
         if words is None:
             return False
         if words[0] == "torchrun":
-            return True
-        return words[0] == "python" and len(words) > 1 and words[1].endswith(".py")
+            return self.eager or number > 0
+        single = words[0] == "python" and len(words) > 1 and words[1].endswith(".py")
+        return self.eager and single
 
     def start(
         self, command: str, folder: Path, env: dict[str, str], out: Path, err: Path
