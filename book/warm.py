@@ -25,12 +25,17 @@ from pathlib import Path
 _PLAIN = set("|&;<>()$`\\\"'*?[]#~=%!{}\n")
 
 
-def _words(command: str) -> list[str] | None:
-    """The words of a command without shell syntax, ``--key=value`` aside; or None."""
+def _words(command: str) -> tuple[dict[str, str], list[str]] | None:
+    """A command's own variables, and its words; None where it takes a shell to run it.
+
+    Only a variable that can still be set when torch has been imported is allowed.
+    """
     if set(command.replace("=", "")) & _PLAIN:
         return None
-    words = shlex.split(command)
-    return None if not words or "=" in words[0] else words
+    words, own = shlex.split(command), {}
+    if words and words[0].startswith("TORCH_DISTRIBUTED_DEBUG="):
+        name, _, own[name] = words.pop(0).partition("=")
+    return None if not words or "=" in words[0] else (own, words)
 
 
 class Launcher:
@@ -47,9 +52,9 @@ class Launcher:
 
         It can be done for `torchrun …` and `python FILE …` without shell syntax.
         """
-        words = _words(command)
-        if words is None:
+        if (parsed := _words(command)) is None:
             return False
+        _, words = parsed
         if words[0] == "torchrun":
             return self.eager or number > 0
         single = words[0] == "python" and len(words) > 1 and words[1].endswith(".py")
@@ -73,10 +78,11 @@ class Launcher:
             )
         out.touch()
         err.touch()
+        own, words = _words(command)
         request = {
-            "words": _words(command),
+            "words": words,
             "folder": str(folder),
-            "env": env,
+            "env": env | own,
             "out": str(out),
             "err": str(err),
         }
@@ -153,6 +159,8 @@ def _child(request: dict) -> None:
     import runpy
     import traceback
 
+    import torch.distributed
+
     os.setsid()
     os.chdir(request["folder"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -163,13 +171,12 @@ def _child(request: dict) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     faulthandler.enable()
+    torch.distributed.set_debug_level_from_env()
     status = 1
     try:
         if request["words"][0] == "torchrun":
             _torchrun(request["words"][1:])
         else:
-            import torch
-
             torch.set_num_threads(os.cpu_count() or 1)
             sys.argv = request["words"][1:]
             sys.path[0] = request["folder"]
