@@ -217,7 +217,8 @@ def _check_embed(fence: Fence, target: str) -> None:
 
 def _run(fence: Fence, command: str, folder: Path, run: Run) -> runner.Result:
     """Run a command for a fence; raise BookError where it hangs, fails or leaves something."""
-    result = runner.run(command, folder, limit=run.limit, warm=run.warm)
+    warm = run.warm if run.warm is not None and run.warm.takes(command) else None
+    result = runner.run(command, folder, limit=run.limit, warm=warm)
     if result.leftovers:
         raise BookError(
             f"{fence.where}: left processes running (killed now):\n"

@@ -50,7 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--warm",
         action="store_true",
-        help="start programs from a process that has imported torch already",
+        help="start all programs from a process that has imported torch already",
+    )
+    group.addoption(
+        "--plain",
+        action="store_true",
+        help="start every command as typed (by default the first of each transcript, while "
+        "further torchrun commands start from a process that has torch)",
     )
     group.addoption(
         "--time-limit",
@@ -104,11 +110,14 @@ class Session:
 
     @property
     def warm(self):
-        """The warm launcher, started when it is first used; None without ``--warm``."""
-        if self._warm is None and self.config.getoption("--warm"):
+        """What starts commands warm (see `book.warm`), or None where all run as typed."""
+        eager = self.config.getoption("--warm")
+        if self.config.getoption("--plain") or (self.record and not eager):
+            return None
+        if self._warm is None:
             from book.warm import Launcher
 
-            self._warm = Launcher()
+            self._warm = Launcher(eager)
         return self._warm
 
     @property
@@ -280,9 +289,7 @@ class Run(BookItem):
         if self.device == "cpu" and "cpu" not in self.program.devices:
             if runner.gpu_names():
                 pytest.skip("needs a GPU, and is held to its GPU transcript on this machine")
-            outcome = program.check_refusal(
-                self.program, limit=session.limit, warm=session.warm
-            )
+            outcome = program.check_refusal(self.program, limit=session.limit)
         else:
             outcome = program.check(
                 self.program,

@@ -195,9 +195,24 @@ def check(
 ) -> Outcome:
     """Run the program's commands for ``device`` and hold them to its transcript.
 
-    With ``record``, write the transcript (and the figure) where it does not hold. Raises
-    BookError with file, line, command and a diff.
+    ``warm`` is a `book.warm.Launcher`, or None. What does not hold when it was started warm is
+    run once more, all of it as typed, and that counts. With ``record``, write the transcript
+    (and the figure) where it does not hold. Raises BookError with file, line, command and a
+    diff.
     """
+    if warm is not None and device == "cpu":
+        try:
+            return _check(program, device, min(limit, 60.0), record, warm)
+        except _Doubt:
+            pass
+    return _check(program, device, limit, record, None)
+
+
+class _Doubt(Exception):
+    """A command that was started warm did not do as recorded."""
+
+
+def _check(program: Program, device: str, limit: float, record: bool, warm) -> Outcome:
     path = program.transcript_path(device)
     if not path.exists():
         transcript = _first_gpu_transcript(program)
@@ -208,46 +223,28 @@ def check(
     results: list[tuple[Step, list[str]]] = []
     with runner.empty_folder() as folder, one_at_a_time(device):
         place(program, folder)
-        renamed = {
-            f"{folder}/labs/": "labs/",
-            f"{folder}/": f"{program.path.parent.relative_to(program.root)}/",
-        }
         seconds = 0.0
-        for step in transcript.steps:
-            result = runner.run(step.command, folder, limit=limit, device=device, warm=warm)
-            seconds += result.seconds
+        warmed = False
+        for number, step in enumerate(transcript.steps):
             where = f"{name}:{step.line}: `{step.command}`"
-            if result.timed_out or result.status != step.status:
-                wanted = f"status {step.status}" if step.status else "success"
-                came = (
-                    ""
-                    if result.timed_out
-                    else f" left with status {result.status}, not {wanted}:"
-                )
-                place_of_error = _place_of_error(program, result) or f"{program.name}:1"
-                raise BookError(
-                    f"{place_of_error}: {where}{came}\n{runner.explain(result, renamed)}"
-                )
-            if result.leftovers:
-                raise BookError(
-                    f"{program.name}:1: {where} left processes running (killed now):\n"
-                    + "\n".join(f"  {left}" for left in result.leftovers)
-                )
+            by = warm if warm is not None and warm.takes(step.command, number) else None
+            warmed = warmed or by is not None
+            result = runner.run(step.command, folder, limit=limit, device=device, warm=by)
+            seconds += result.seconds
             try:
-                output = output_lines(result.stdout)
-            except ValueError as error:
-                raise BookError(f"{program.name}:1: {where}: {error}") from None
-            if any(str(folder.parent) in line for line in output):
-                raise BookError(
-                    f"{program.name}:1: {where} printed the path of the folder it ran in, "
-                    f"which no reader has: print names, not paths"
-                )
+                output = _output(program, step, result, folder, where)
+            except BookError as error:
+                raise error if by is None else _Doubt from None
             results.append((step, output))
             diff = difference(step.output, output)
+            if diff and by is not None:
+                raise _Doubt
             if diff:
                 changed.append(f"{where} printed something else:\n" + "\n".join(diff))
         drawn = folder / program.figure.name
         if message := _compare_figure(program, drawn if drawn.exists() else None):
+            if warmed:
+                raise _Doubt
             changed.append(message)
         unrecorded = transcript.provenance is None
         if record and (changed or unrecorded):
@@ -261,7 +258,37 @@ def check(
     return Outcome(seconds)
 
 
-def check_refusal(program: Program, *, limit: float, warm=None) -> Outcome:
+def _output(
+    program: Program, step: Step, result: runner.Result, folder: Path, where: str
+) -> list[str]:
+    """What a command printed. Raises BookError where it failed, or broke a rule."""
+    if result.timed_out or result.status != step.status:
+        wanted = f"status {step.status}" if step.status else "success"
+        came = "" if result.timed_out else f" left with status {result.status}, not {wanted}:"
+        place_of_error = _place_of_error(program, result) or f"{program.name}:1"
+        renamed = {
+            f"{folder}/labs/": "labs/",
+            f"{folder}/": f"{program.path.parent.relative_to(program.root)}/",
+        }
+        raise BookError(f"{place_of_error}: {where}{came}\n{runner.explain(result, renamed)}")
+    if result.leftovers:
+        raise BookError(
+            f"{program.name}:1: {where} left processes running (killed now):\n"
+            + "\n".join(f"  {left}" for left in result.leftovers)
+        )
+    try:
+        output = output_lines(result.stdout)
+    except ValueError as error:
+        raise BookError(f"{program.name}:1: {where}: {error}") from None
+    if any(str(folder.parent) in line for line in output):
+        raise BookError(
+            f"{program.name}:1: {where} printed the path of the folder it ran in, "
+            f"which no reader has: print names, not paths"
+        )
+    return output
+
+
+def check_refusal(program: Program, *, limit: float) -> Outcome:
     """A program that needs a GPU says so in one sentence where there is none.
 
     Raises BookError where it does anything else.
@@ -269,7 +296,7 @@ def check_refusal(program: Program, *, limit: float, warm=None) -> Outcome:
     step = program.transcript("cuda").steps[0]
     with runner.empty_folder() as folder:
         place(program, folder)
-        result = runner.run(step.command, folder, limit=limit, device="cpu", warm=warm)
+        result = runner.run(step.command, folder, limit=limit, device="cpu")
     said = [line for line in result.stderr.splitlines() if line.strip()]
     sentence = [line for line in said if re.search(r"\b(GPU|CUDA|accelerator)s?\b", line)]
     if result.status == 0 or not sentence or any(line.startswith("Traceback") for line in said):

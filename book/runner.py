@@ -267,15 +267,14 @@ def _readable_stack(dump: str) -> str:
 def run(command: str, folder: Path, *, limit: float, device: str = "cpu", warm=None) -> Result:
     """Run ``command`` in ``folder`` and wait for it, ``limit`` seconds at most.
 
-    ``warm`` is a `book.warm.Launcher`; it takes the commands that it can start, and the others
-    are started plainly.
+    ``warm`` is a `book.warm.Launcher` to start it (one that takes it), or None: as typed.
     """
     tag = uuid.uuid4().hex
     env = environment(folder, device) | {TAG: tag}
     with tempfile.TemporaryDirectory(prefix="ws-out-") as outputs:
         out, err = Path(outputs, "stdout"), Path(outputs, "stderr")
         root, poll = None, None
-        if warm is not None and warm.takes(command):
+        if warm is not None:
             root, poll = warm.start(command, folder, env, out, err)
         else:
             with out.open("wb") as out_file, err.open("wb") as err_file:

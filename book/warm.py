@@ -1,10 +1,14 @@
 """Warm: start commands from a process that has imported torch already.
 
 Most of a short program's time is ``import torch``, once in the launcher and once in each rank.
-``pytest --warm`` pays it once: a process that has torch waits for commands and forks for each.
-The child of a fork runs the very launcher that torchrun runs (torchrun's own parser makes its
-configuration), with ``start_method="fork"`` in place of fresh interpreters. Fast, for the edit
-loop; what the book proves is proved by the plain commands.
+A process that has torch waits for commands and forks for each. The child of a fork runs the
+very launcher that torchrun runs (torchrun's own parser makes its configuration), with
+``start_method="fork"`` in place of fresh interpreters.
+
+The first command of a transcript always runs as typed, in fresh interpreters. Further torchrun
+commands of the same transcript, with other numbers of ranks or other options, start warm.
+``--plain`` runs every command as typed (recording does too), ``--warm`` starts all that can be
+warm, for the edit loop.
 """
 
 from __future__ import annotations
@@ -21,29 +25,40 @@ from pathlib import Path
 _PLAIN = set("|&;<>()$`\\\"'*?[]#~=%!{}\n")
 
 
-def _words(command: str) -> list[str] | None:
-    """The words of a command without shell syntax, ``--key=value`` aside; or None."""
+def _words(command: str) -> tuple[dict[str, str], list[str]] | None:
+    """A command's own variables, and its words; None where it takes a shell to run it.
+
+    Only a variable that can still be set when torch has been imported is allowed.
+    """
     if set(command.replace("=", "")) & _PLAIN:
         return None
-    words = shlex.split(command)
-    return None if not words or "=" in words[0] else words
+    words, own = shlex.split(command), {}
+    if words and words[0].startswith("TORCH_DISTRIBUTED_DEBUG="):
+        name, _, own[name] = words.pop(0).partition("=")
+    return None if not words or "=" in words[0] else (own, words)
 
 
 class Launcher:
     """The side of pytest: asks the warm process to start commands."""
 
-    def __init__(self) -> None:
+    def __init__(self, eager: bool = False) -> None:
+        """``eager``: take first commands too, and those of one process."""
+        self.eager = eager
         self._process: subprocess.Popen | None = None
         self._ended: dict[int, int] = {}
 
-    def takes(self, command: str) -> bool:
-        """Whether a command can be started warm: `torchrun …` or `python FILE …`, no more."""
-        words = _words(command)
-        if words is None:
+    def takes(self, command: str, number: int = 0) -> bool:
+        """Whether to start a command warm, the ``number``-th (from 0) of its transcript.
+
+        It can be done for `torchrun …` and `python FILE …` without shell syntax.
+        """
+        if (parsed := _words(command)) is None:
             return False
+        _, words = parsed
         if words[0] == "torchrun":
-            return True
-        return words[0] == "python" and len(words) > 1 and words[1].endswith(".py")
+            return self.eager or number > 0
+        single = words[0] == "python" and len(words) > 1 and words[1].endswith(".py")
+        return self.eager and single
 
     def start(
         self, command: str, folder: Path, env: dict[str, str], out: Path, err: Path
@@ -63,10 +78,11 @@ class Launcher:
             )
         out.touch()
         err.touch()
+        own, words = _words(command)
         request = {
-            "words": _words(command),
+            "words": words,
             "folder": str(folder),
-            "env": env,
+            "env": env | own,
             "out": str(out),
             "err": str(err),
         }
@@ -143,6 +159,8 @@ def _child(request: dict) -> None:
     import runpy
     import traceback
 
+    import torch.distributed
+
     os.setsid()
     os.chdir(request["folder"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -153,13 +171,12 @@ def _child(request: dict) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     faulthandler.enable()
+    torch.distributed.set_debug_level_from_env()
     status = 1
     try:
         if request["words"][0] == "torchrun":
             _torchrun(request["words"][1:])
         else:
-            import torch
-
             torch.set_num_threads(os.cpu_count() or 1)
             sys.argv = request["words"][1:]
             sys.path[0] = request["folder"]

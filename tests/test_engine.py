@@ -597,12 +597,43 @@ dist.destroy_process_group()
         "import sys, torch\nprint(sys.argv, torch.ones(3).sum())\nsys.exit(2)\n",
         "$ python single.py a\n['single.py', 'a'] tensor(3.)\n[exit status 2]\n",
     )
-    plain = book.pytest("snippets", "-k", "cpu", "--all")
+    plain = book.pytest("snippets", "-k", "cpu", "--all", "--plain")
     warm = book.pytest("snippets", "-k", "cpu", "--all", "--warm")
     assert plain.status == 0, plain.text
     assert warm.status == 0, warm.text
     seconds = [float(re.search(r"([\d.]+) s in commands", r.text)[1]) for r in (plain, warm)]
     assert seconds[1] < seconds[0], seconds
+
+
+def test_further_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None:
+    """The first command runs in fresh interpreters; what differs warm counts for nothing."""
+    code = (
+        DISTRIBUTED
+        + """
+import os, sys
+parent = open(f"/proc/{os.getppid()}/cmdline").read()
+dist.barrier()
+if rank == 0:
+    print("as typed" if "torchrun" in parent else "warm" if len(sys.argv) > 1 else "never")
+dist.destroy_process_group()
+"""
+    )
+    book.program(
+        "kept",
+        code,
+        "$ torchrun --nproc-per-node=2 kept.py\nas typed\n"
+        "$ torchrun --nproc-per-node=2 kept.py a\nwarm\n",
+    )
+    book.program(
+        "doubted",
+        code,
+        "$ torchrun --nproc-per-node=2 doubted.py\nas typed\n"
+        "$ torchrun --nproc-per-node=2 doubted.py a\nas typed\n",
+    )
+    report = book.pytest("snippets", "-k", "cpu", "--all")
+    assert report.status == 0, report.text
+    report = book.pytest("snippets", "-k", "kept and cpu", "--all", "--plain")
+    assert report.status == 1, report.text
 
 
 def test_options_do_what_one_expects(book: Book) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 LAYERS, WIDTH = 8, 1024
+STEPS = 5  # of the check against torch.optim.Adam
 LR, BETA1, BETA2, EPS = 1e-3, 0.9, 0.999, 1e-8
 
 
@@ -88,12 +89,7 @@ def mixed(fp32_gradients: bool) -> tuple[dict[str, int], int, list]:
     model = build(torch.bfloat16)
     optimizer = MixedPrecisionAdam(model, fp32_gradients)
     model(torch.ones(8, WIDTH, dtype=torch.bfloat16)).square().sum().backward()
-
-    weight = optimizer.master[0].clone().requires_grad_()  # the reference, for one tensor
-    weight.grad = optimizer.gradients()[0].float()
-    torch.optim.Adam([weight], lr=LR, betas=(BETA1, BETA2), eps=EPS).step()
     optimizer.step()
-    torch.testing.assert_close(optimizer.master[0], weight.detach())
 
     parts = {
         "parameters": bytes_of(model.parameters()),
@@ -103,6 +99,25 @@ def mixed(fp32_gradients: bool) -> tuple[dict[str, int], int, list]:
         "second moment": bytes_of(optimizer.second),
     }
     return parts, sum(p.numel() for p in model.parameters()), [model, optimizer]
+
+
+def check_against_torch(fp32_gradients: bool, steps: int) -> None:
+    """Give torch.optim.Adam the same gradients; every master weight must follow its weights."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).to(torch.bfloat16)
+    ours = MixedPrecisionAdam(model, fp32_gradients)
+    reference = [w.clone().requires_grad_() for w in ours.master]
+    adam = torch.optim.Adam(reference, lr=LR, betas=(BETA1, BETA2), eps=EPS)
+    for _ in range(steps):
+        model(torch.randn(16, 32, dtype=torch.bfloat16)).square().mean().backward()
+        for weight, gradient in zip(reference, ours.gradients(), strict=True):
+            weight.grad = gradient.float().clone()
+        ours.step()
+        adam.step()
+        for gradient in ours.gradients():
+            gradient.zero_()
+        for master, weight in zip(ours.master, reference, strict=True):
+            torch.testing.assert_close(master, weight.detach())
 
 
 def plain() -> tuple[dict[str, int], int, list]:
@@ -143,7 +158,9 @@ def main() -> None:
         print(f"{part:16}" + "".join(f"{counted[name][part]:18.0f}" for name in columns))
     print(f"{'sum':16}" + "".join(f"{sum(counted[n].values()):18.0f}" for n in columns))
     print(f"{'process grew by':16}" + "".join(f"{f'≈{watched[n]:.1f}':>18}" for n in columns))
-    print("our mixed-precision step equals torch.optim.Adam on the same gradients")
+    for fp32_gradients in (False, True):
+        check_against_torch(fp32_gradients, steps=STEPS)
+    print(f"{STEPS} steps of ours equal torch.optim.Adam's on the same gradients")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 GPUS_PER_NODE = 8
 REACHED = 0.5  # of the peak, while a GPU computes
 LINK = 0.8  # of the datasheet's rate, in a collective
+STEP, STEP_BETWEEN = 3.4e-6, 14e-6  # seconds of a ring's step in a node, between nodes (NCCL)
 CHUNKS = 4  # of layers on each pipeline stage, interleaved
 ROOM = 0.9  # of the memory: the rest is for logits, buffers, fragments
 
@@ -92,6 +93,12 @@ def overhead(model: Model, layout: Layout, gpu: Gpu) -> float:
     held = model.parameters / (layout.tp * layout.pp)
     nvlink, network = LINK * gpu.nvlink, LINK * gpu.network
     between = nvlink if gpus <= GPUS_PER_NODE else network
+    # TP is innermost, DP next: the DP ranks of a node want the same bytes and share its cards
+    sharing = min(layout.dp, GPUS_PER_NODE // layout.tp)
+    replicas = min(nvlink, sharing * between)
+    nodes = layout.dp // sharing if gpus > GPUS_PER_NODE else 1
+    ring = (layout.dp - nodes) * STEP + (nodes - 1) * STEP_BETWEEN  # α of one gather or scatter
+    ring *= model.layers / layout.pp  # one for each layer
 
     recompute = 1 / 3 if layout.recompute else 0.0
     bubble = (layout.pp - 1) / (micro_batches * chunks(model, layout))
@@ -99,9 +106,10 @@ def overhead(model: Model, layout: Layout, gpu: Gpu) -> float:
     tp = tp_bytes * model.layers / layout.pp * micro_batches / nvlink
     pp = 2 * activation / layout.tp * micro_batches / between if layout.pp > 1 else 0.0
     if layout.shards == "everything":  # gather, gather, scatter in every micro-batch
-        dp = max(0.0, 6 * held * micro_batches / between - compute)
+        dp = micro_batches * (6 * held / replicas + 3 * ring)
+        dp = max(0.0, dp - compute)
     else:  # hidden by the backward of the last micro-batch
-        dp = 4 * held * (layout.dp - 1) / layout.dp / between
+        dp = 4 * held * (layout.dp - 1) / layout.dp / replicas + 2 * ring
         dp = max(0.0, dp - 2 / 3 * compute / micro_batches)
     return (1 + recompute) * (1 + bubble) - 1 + (tp + pp + dp) / compute
 
