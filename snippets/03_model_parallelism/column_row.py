@@ -1,15 +1,17 @@
 """Matrices cut by columns or by rows: an MLP cuts the first by columns, the second by rows.
 
 One process plays all t ranks: what a rank would hold is one entry of a list. Every pairing of
-cuts gives the MLP of the whole matrices; they differ in what has to be sent. Elements are
-counted per rank, for ring collectives, in units of b·s·h, the size of the input.
+cuts gives the MLP of the whole matrices; they differ in what has to be sent. Each collective
+notes the elements that a rank would send around a ring, in units of b·s·h, the input's size.
 """
 
 import torch
 from torch.nn import functional as F
 
 T, TOKENS, H = 4, 32, 64  # ranks, b·s, hidden size
+SHARE = (T - 1) / T  # of a tensor, for an all-gather or a reduce-scatter
 Shards = list[torch.Tensor]
+sent: list[float] = []  # by a rank, in b·s·h: one entry for each collective
 
 
 def by_columns(x: torch.Tensor, w: torch.Tensor) -> Shards:
@@ -24,12 +26,23 @@ def by_rows(x: Shards, w: torch.Tensor) -> Shards:
 
 def gather(shards: Shards) -> torch.Tensor:
     """An all-gather along the columns; a rank sends (t-1)/t of the result."""
-    return torch.cat(shards, dim=1)
+    whole = torch.cat(shards, dim=1)
+    sent.append(SHARE * whole.numel() / (TOKENS * H))
+    return whole
+
+
+def reduce_scatter(terms: Shards) -> Shards:
+    """The sum, of which each rank gets some columns; a rank sends (t-1)/t of it."""
+    total = torch.stack(terms).sum(dim=0)
+    sent.append(SHARE * total.numel() / (TOKENS * H))
+    return list(total.chunk(T, dim=1))
 
 
 def all_reduce(terms: Shards) -> torch.Tensor:
     """The sum of all ranks' terms; a rank sends 2(t-1)/t of the result."""
-    return torch.stack(terms).sum(dim=0)
+    total = torch.stack(terms).sum(dim=0)
+    sent.append(2 * SHARE * total.numel() / (TOKENS * H))
+    return total
 
 
 def column_row(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
@@ -43,9 +56,9 @@ def column_column(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.
 
 
 def row_row(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    total = all_reduce(by_rows(list(x.chunk(T, dim=1)), w1))  # GeLU has to wait for the sum,
-    hidden = F.gelu(total).chunk(T, dim=1)  # of which each rank needs its own columns alone
-    return all_reduce(by_rows(list(hidden), w2))
+    # GeLU has to wait for the sum, of which each rank needs its own columns alone
+    columns = reduce_scatter(by_rows(list(x.chunk(T, dim=1)), w1))
+    return all_reduce(by_rows([F.gelu(part) for part in columns], w2))
 
 
 def row_column(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
@@ -76,19 +89,14 @@ def main() -> None:
     whole = F.gelu(x @ w1) @ w2
     whole.sum().backward()
 
-    share = (T - 1) / T  # of a tensor, per all-gather or reduce-scatter
-    sent = {  # between the products, after them
-        column_row: (0, 2 * share),
-        column_column: (4 * share, share),
-        row_row: (4 * share, 2 * share),  # a reduce-scatter is enough in the middle
-        row_column: (8 * share, share),
-    }
     with torch.no_grad():
         print(f"t = {T}: elements that a rank sends in forward, in b·s·h")
-        for pairing, (between, after) in sent.items():
+        for pairing in (column_row, column_column, row_row, row_column):
+            sent.clear()
             torch.testing.assert_close(pairing(x, w1, w2), whole)
+            *between, after = sent  # the last collective comes after the second product
             name = pairing.__name__.replace("_", ", then ")
-            print(f"  {name:19} {between:.2f} + {after:.2f}  equal to the whole MLP")
+            print(f"  {name:19} {sum(between):.2f} + {after:.2f}  equal to the whole MLP")
         wrong = (gelu_of_terms(x, w1, w2) - whole).norm() / whole.norm()
         print(f"GeLU of each term, then the sum: wrong by {100 * wrong:.0f}%")
 

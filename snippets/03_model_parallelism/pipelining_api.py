@@ -41,9 +41,7 @@ def train_step(
         stage.submod.zero_grad()
 
     losses: list[torch.Tensor] = []  # filled on the rank of the last stage
-    inputs = (
-        (batch,) if rank == 0 else ()
-    )  # the first stage takes the batch, the last the target
+    inputs = (batch,) if rank == 0 else ()  # the first stage's; the target is the last one's
     schedule.step(*inputs, target=target if rank == p - 1 else None, losses=losses)
     loss = torch.stack(losses).mean().detach() if losses else batch.new_zeros(())
     dist.broadcast(loss, p - 1)

@@ -1,8 +1,9 @@
 """One slow stage sets the pace of all: predicted m·max + the rest once, and measured.
 
 Four stages share 16 layers and a head that costs as much as 4 layers. Split by count, the last
-stage does twice the work of the others; split by cost, all do the same. Each rank sleeps for
-its stage's time (5 ms for a layer) through 1F1B; a rank's backward takes twice its forward.
+stage does twice the work of the others; split by cost, all do the same. With the slow stage in
+front 1F1B ends before the formula says. Each rank sleeps for its stage's time (5 ms for a
+layer) through 1F1B; a rank's backward takes twice its forward.
 """
 
 import itertools
@@ -14,7 +15,11 @@ import torch
 import torch.distributed as dist
 
 LAYER, HEAD, M = 0.005, 4, 8  # seconds of a layer's forward; the head in layers; micro-batches
-SPLITS = {"by count": [4, 4, 4, 4], "by cost": [5, 5, 5, 1]}  # layers on each rank
+SPLITS = {  # layers on each rank; the last has the head too
+    "by count": [4, 4, 4, 4],
+    "slow first": [8, 4, 4, 0],
+    "by cost": [5, 5, 5, 1],
+}
 
 
 def balance(costs: list[float], p: int) -> list[int]:
@@ -29,7 +34,10 @@ def balance(costs: list[float], p: int) -> list[int]:
 
 
 def predict(costs: list[float]) -> float:
-    """Time of 1F1B in forwards of a layer: the slowest stage m times, the others once."""
+    """Time of GPipe in forwards of a layer: the slowest stage m times, the others once.
+
+    1F1B takes as long where the slowest stage is the last, and less where it is not.
+    """
     return 3 * (M * max(costs) + sum(costs) - max(costs))
 
 
@@ -64,24 +72,23 @@ def main() -> None:
     assert balance([1.0] * 16 + [float(HEAD)], 4) == [5, 5, 5, 2]  # 1 layer and the head
     run(0.001)  # connects the ranks, not counted
 
-    lengths = []
+    lengths = {}
     for name, layers in SPLITS.items():
         costs = [float(n) for n in layers[:-1]] + [float(layers[-1] + HEAD)]
         dist.barrier()
         spans: list = [None] * 4
         dist.all_gather_object(spans, run(LAYER * costs[rank]))
-        lengths.append(max(end for _, end in spans) - min(begin for begin, _ in spans))
+        length = max(end for _, end in spans) - min(begin for begin, _ in spans)
+        assert length > 3 * M * max(costs) * LAYER  # nothing is faster than the slowest stage
+        lengths[name] = length
         if rank == 0:
-            predicted = LAYER * predict(costs)
-            busy = 3 * M * sum(costs) / (4 * predict(costs))
+            predicted, busy = LAYER * predict(costs), 3 * M * sum(costs) * LAYER / (4 * length)
             shown = " ".join(f"{cost:g}" for cost in costs)
-            print(
-                f"{name:8}  cost of the stages {shown}: predicted {1e3 * predicted:.0f} ms, ",
-                end="",
-            )
-            print(f"measured ≈{1e3 * lengths[-1]:.0f} ms, busy {busy:.0%}")
+            print(f"{name:10}  cost of the stages {shown}: ", end="")
+            print(f"formula {1e3 * predicted:.0f} ms, ", end="")
+            print(f"measured ≈{1e3 * length:.0f} ms, busy ≈{100 * busy:.0f}%")
     if rank == 0:
-        print(f"by count / by cost: ≈{lengths[0] / lengths[1]:.2f}", end="")
+        print(f"by count / by cost: ≈{lengths['by count'] / lengths['by cost']:.2f}", end="")
         print(f", predicted {predict([4, 4, 4, 8]) / predict([5, 5, 5, 5]):.2f}")
 
 
