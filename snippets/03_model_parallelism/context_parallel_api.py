@@ -1,8 +1,10 @@
-"""torch's context_parallel: it shards the sequence in zigzag order and replaces SDPA by a ring.
+"""torch's context_parallel: it shards the sequence in zigzag order and replaces SDPA.
 
 Inside the context manager every buffer holds this rank's tokens, and after it the whole
-sequence again. The attention part has kernels for CUDA alone: on a CPU the sharding works and
-F.scaled_dot_product_attention raises NotImplementedError.
+sequence again. Attention is computed block by block; the blocks of keys and values come by one
+all-gather, or round a ring after set_rotate_method("alltoall"). That part has kernels for CUDA
+alone: on a CPU the sharding works and F.scaled_dot_product_attention raises
+NotImplementedError.
 
     (no flag)   attention as the API intends it: runs on GPUs, fails on a CPU
     --gather    attention by an all-gather of keys and values, as Llama 3 was trained; anywhere
@@ -91,7 +93,8 @@ def main() -> int:
             out.backward(d_out)
             parts = [out.detach(), *(x.grad for x in ours)]
             parts = context_parallel_unshard(mesh, parts, [2] * 4)
-        torch.testing.assert_close(parts, [truth.detach(), *(x.grad for x in whole)])
+        room = {} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
+        torch.testing.assert_close(parts, [truth.detach(), *(x.grad for x in whole)], **room)
         result = "output, dQ, dK and dV, put together again, equal attention in one process"
     except NotImplementedError as error:
         result, status = f"{type(error).__name__}: {error}", 1

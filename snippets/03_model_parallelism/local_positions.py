@@ -2,7 +2,7 @@
 
 After cutting the sequence a rank's tokens are 0, 1, 2 … in memory, and not in the text. Two
 places need the true positions: rotary embeddings, and the causal mask. With local ones nothing
-fails, no shape changes and the loss falls; later ranks compute something else.
+fails and no shape changes, but every rank after the first computes something else.
 
     (no flag)   the mask and the rotation use arange(s/n)
     --mend      both use rank · s/n + arange(s/n)

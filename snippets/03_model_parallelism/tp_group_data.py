@@ -63,7 +63,7 @@ def main() -> int:
     batch = torch.randn(BATCH, H).to(device)
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
-    x = batch.chunk(n)[rank]  # as DistributedSampler does by default
+    x = batch.chunk(n)[rank]  # by global rank, as DistributedSampler would
     if args.mend:
         x = batch.chunk(2)[mesh["dp"].get_local_rank()]
     out = model(x)
