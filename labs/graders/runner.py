@@ -143,6 +143,7 @@ class Step:
     symmetric: bool = True  # all ranks must call the same collectives
     crashes: tuple[tuple[str, str], ...] = ()  # (what the error's text matches, hint)
     order_hint: str = HINTS["order"]  # for ranks which call collectives in different orders
+    stuck: Callable[[Group], None] | None = None  # says why ranks wait that are not symmetric
 
 
 # --- inside a rank ------------------------------------------------------------------------
@@ -571,7 +572,7 @@ def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
             raise Wrong(what, HINTS["some_ranks"])
         calls = [f"rank {r} {c[0]} of {c[1]} numbers {c[2]}" for r, c in enumerate(here)]
         what = f"call {place + 1} differs: {', '.join(map(str.strip, calls))}"
-        if len({call[:2] for call in here}) == 1:
+        if len({call[:2] for call in here}) == 1 and here[0][0] == "broadcast":
             raise Wrong(what, HINTS["own_source"])
         raise Wrong(what, step.order_hint)
 
@@ -610,6 +611,8 @@ def judge_ends(group: Group, step: Step) -> None:
         )
         raise Wrong(what, hint)
     if group.stopped:
+        if step.stuck is not None:
+            step.stuck(group)
         compare_calls(group, step)
         waiting = [str(r) for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
         blocked = [
