@@ -352,8 +352,8 @@ if __name__ == "__main__":
 # these two places?
 #
 # - Where $x$ enters, every rank $i$ computes a part $y_i$ of its own from it, and so
-#   $\partial \ell / \partial x$ is a sum with one term from each $y_i$. Rank $i$ can compute that
-#   term alone. Nothing happens in forward; in backward the terms are **all-reduced**.
+#   $\partial \ell / \partial x$ is a sum with one term from each $y_i$. Rank $i$ can compute
+#   that term alone. Nothing happens in forward; in backward the terms are **all-reduced**.
 # - Where the parts meet: $z = \sum_i y_i$ is an **all-reduce** in forward. In backward,
 #   $\partial \ell / \partial y_i = \partial \ell / \partial z$: every rank has it already.
 #   Nothing happens.
@@ -682,8 +682,8 @@ if __name__ == "__main__":
         held = sum(p.numel() for p in ParallelBlock(full, grid).parameters())
         total = sum(p.numel() for p in full.parameters())
         say(
-            f"step 4: block over {TP} ranks, {HEADS // TP} heads each: output and gradients of"
-            f" the whole; all-reduces: {counts[0]} forward, {counts[1]} backward;"
+            f"step 4: block over {TP} ranks: output and gradients of the whole;"
+            f" all-reduces: {counts[0]} forward, {counts[1]} backward;"
             f" {held:,} of {total:,} parameters on a rank"
         )
 
