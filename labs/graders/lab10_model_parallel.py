@@ -815,10 +815,12 @@ def judge_order(group: Group, name: str) -> None:
 
 def stuck_in_pipeline(group: Group) -> None:
     """Why stages wait for each other."""
-    last = [rank.calls[-1] for rank in group.ranks if rank.calls and rank.end == "waiting"]
-    if any(call.name == "send" and not call.returned for call in last):
-        sending = [str(r) for r, rank in enumerate(group.ranks)
-                   if rank.calls and rank.calls[-1].name == "send"]  # fmt: skip
+    sending = [
+        str(r)
+        for r, rank in enumerate(group.ranks)
+        if any(call.name == "send" and not call.returned for call in rank.calls)
+    ]
+    if sending:
         what = f"rank {', '.join(sending)} did not come out of send"
         raise Wrong(what, HINTS["blocking_send"])
     for m in (8, 2):
@@ -868,7 +870,7 @@ def probe_composition(lesson: Lesson) -> None:
     named = list(stage.named_parameters())
 
     def value(i: int, parameter: nn.Parameter, replica: int, shard: int) -> float:
-        return i + 1 + 10 * replica + (100 * shard if is_cut(parameter) else 0)
+        return i + 1 + 7.3 * replica + (100 * shard if is_cut(parameter) else 0)
 
     replicas, shards, seen = range(grid.dp), range(grid.tp), {}
     for i, (_, parameter) in enumerate(named):

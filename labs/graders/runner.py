@@ -371,12 +371,18 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _ticks_and_sleep(pid: int) -> tuple[int, bool]:
-    """Clock ticks a process has used, and whether all of its threads are asleep."""
+    """Clock ticks a process has used, and whether all of its threads are asleep.
+
+    gloo has a thread for each group which looks at its sockets a hundred times a second, also
+    where nothing will ever come: it does not count.
+    """
     ticks, asleep = 0, True
     with contextlib.suppress(OSError, ValueError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2]
-            fields = fields.split()
+            name, _, text = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")
+            if name.endswith("(gloo_tcp_loop"):
+                continue
+            fields = text.split()
             ticks += int(fields[11]) + int(fields[12])
             asleep = asleep and fields[0] in "SZ"
     return ticks, asleep
