@@ -195,17 +195,31 @@ def mean_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+class SGD:
+    """SGD with momentum. It looks at each number by itself, so it works on pieces as it is.
+
+    torch.optim.SGD does the same; here it would cost each of the processes a second of imports.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.parameters = list(model.parameters())
+        self.velocities = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters, and forget the gradients."""
+        for parameter, velocity in zip(self.parameters, self.velocities, strict=True):
+            velocity.mul_(MOMENTUM).add_(parameter.grad)
+            parameter -= LEARNING_RATE * velocity
+            parameter.grad = None
 
 
 def train_alone() -> tuple[list[float], list[float]]:
     """Train the whole model in one process; return losses and gradient norms, step by step."""
     model = build_model()
-    optimizer, losses, norms = sgd(model), [], []
+    optimizer, losses, norms = SGD(model), [], []
     for tokens in make_batches():
         loss = mean_loss(model(tokens[:, :-1]), tokens[:, 1:])
-        optimizer.zero_grad()
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
         optimizer.step()
@@ -1076,12 +1090,11 @@ def clip_gradients(stage: nn.Module, grid: Grid, limit: float) -> float:
 def train(grid: Grid, device: torch.device) -> tuple[list[float], list[float], int]:
     """Train on the five batches; return losses, gradient norms and the parameters held here."""
     stage = Stage(build_model(device), grid)
-    optimizer, losses, norms = sgd(stage), [], []
+    optimizer, losses, norms = SGD(stage), [], []
     for batch in make_batches():
         rows = my_share(batch.to(device), grid)
         micro = rows[:, :-1].chunk(MICRO_BATCHES), rows[:, 1:].chunk(MICRO_BATCHES)
         pipe = Pipeline(stage, *micro)
-        optimizer.zero_grad()
         one_f_one_b(pipe)
         pipe.finish()
         average_gradients(stage, grid)

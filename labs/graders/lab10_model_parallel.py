@@ -166,25 +166,6 @@ DTYPE = torch.float64
 # --- the finished lab, and how numbers are explained --------------------------------------
 
 
-class PlainSGD:
-    """SGD with momentum; torch.optim would cost every new process a second of imports."""
-
-    def __init__(self, model: nn.Module):
-        self.parameters = list(model.parameters())
-        self.velocity = [torch.zeros_like(p) for p in self.parameters]
-
-    def zero_grad(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    @torch.no_grad()
-    def step(self) -> None:
-        lab = finished()
-        for parameter, velocity in zip(self.parameters, self.velocity, strict=True):
-            velocity.mul_(lab.MOMENTUM).add_(parameter.grad)
-            parameter -= lab.LEARNING_RATE * velocity
-
-
 @functools.lru_cache
 def finished() -> ModuleType:
     """The lab with its solutions."""
@@ -192,7 +173,6 @@ def finished() -> ModuleType:
     spec = importlib.util.spec_from_file_location("finished_lab10", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.sgd = PlainSGD
     batches = module.make_batches()[:3]
     module.make_batches = lambda: batches
     return module
@@ -203,7 +183,7 @@ def keep_only(lesson: Lesson, *own: str) -> tuple[ModuleType, ModuleType]:
     lab = finished()
     for name, value in vars(lab).items():
         ours = getattr(value, "__module__", None) == lab.__name__ or name.isupper()
-        if (ours or name in ("sgd", "make_batches")) and name not in own:
+        if (ours or name == "make_batches") and name not in own:
             setattr(lesson.module, name, value)
     return lesson.module, lab
 
