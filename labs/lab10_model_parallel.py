@@ -352,7 +352,7 @@ if __name__ == "__main__":
             dist.all_reduce(total, group=group)
             assert total.item() == sum(mine), f"the {kind} group of rank {mine[0]} is mixed up"
         say(
-            f"step 1: {world} ranks on {device.type} are pp × dp × tp ="
+            f"step 1: world size {world} on {device.type}, pp × dp × tp ="
             f" {grid.pp} × {grid.dp} × {grid.tp}; tp groups {groups['tp']}"
         )
 
@@ -376,7 +376,7 @@ if __name__ == "__main__":
 # find this out by itself, as it sees one process only. So you tell it, by an
 # `autograd.Function` each. If $f$ did not sum, every rank would go on with its own term of the
 # gradient: no error, and wrong gradients in all layers before. If $g$ summed in backward too,
-# the gradients would be $t$ times too large, and $t^2$ times one layer before.
+# what comes out of it would be $t$ times too large, and $t^2$ times behind a second one.
 
 
 # %%
@@ -609,7 +609,7 @@ if __name__ == "__main__":
         x = torch.randn(2, SEQUENCE, HIDDEN, dtype=torch.float64).to(device)
         counts = compare_with_whole(full, lambda mlp: ParallelMLP(mlp, grid), x)
         say(
-            f"step 3: MLP over {TP} ranks: output and gradients of the whole;"
+            f"step 3: MLP, t = {TP}: output and gradients of the whole;"
             f" all-reduces: {counts[0]} forward, {counts[1]} backward"
         )
 
@@ -696,7 +696,7 @@ if __name__ == "__main__":
         held = sum(p.numel() for p in ParallelBlock(full, grid).parameters())
         total = sum(p.numel() for p in full.parameters())
         say(
-            f"step 4: block over {TP} ranks: output and gradients of the whole;"
+            f"step 4: block, t = {TP}: output and gradients of the whole;"
             f" all-reduces: {counts[0]} forward, {counts[1]} backward;"
             f" {held:,} of {total:,} parameters on a rank"
         )
@@ -706,9 +706,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 5: the loss without the logits
 #
-# The head is the largest matrix of many models, and cut by columns it leaves each rank with the
-# logits of its own part of the vocabulary, `[b, s, V/t]`. To gather them would cost $b s V$
-# numbers, the largest tensor of all. The loss of one position needs three numbers instead:
+# With a vocabulary of 100,000 and more, the head is the largest matrix of a model, and the
+# logits are its largest activation. Cut by columns, the head leaves each rank with the logits
+# of its own part of the vocabulary, `[b, s, V/t]`. To gather them would cost $b s V$ numbers.
+# But the loss of one position needs only three:
 #
 # $$\ell = \log \sum_j e^{z_j - M} - (z_y - M), \qquad M = \max_j z_j$$
 #
@@ -767,8 +768,8 @@ if __name__ == "__main__":
         assert_same(loss, true, "the loss is")
         assert_same(mine.grad, cut(z.grad, -1, grid), "the gradient of the logits is")
         say(
-            f"step 5: loss and gradient of the whole vocabulary; {sum(sizes)} numbers reduced"
-            f" in {len(sizes)} all-reduces, for {z.numel()} logits"
+            f"step 5: loss, t = {TP}: loss and gradient of the whole;"
+            f" {len(sizes)} all-reduces of {sum(sizes)} numbers in all, for {z.numel()} logits"
         )
 
     check_loss()
@@ -795,11 +796,12 @@ if __name__ == "__main__":
 # stage that waits for its neighbour while this one waits for it will do so for ever. GPipe
 # happens to be safe; step 7 is not. So start the send with `dist.isend`, keep the `Work` and
 # the tensor (its memory must not be given away), and wait for all of them at the end. There is
-# a second trap on a GPU: NCCL carries the messages of one group in the order of the calls, and
-# so a send that nobody has received yet would hold up the receive behind it. Activations and
-# gradients therefore have a group each, `grid.pp_group` and `grid.back_group`: in neither of
-# them does a message ever wait for one that travels the other way. (The other way out is
-# `dist.batch_isend_irecv`, which starts a send and a receive together.)
+# a second trap on a GPU: with NCCL the messages of one group go out one after the other, in the
+# order of the calls, and so a send that nobody has received yet holds up the receive behind it.
+# Activations and gradients therefore have a group each, `grid.pp_group` and `grid.back_group`:
+# in neither of them does a message ever wait for one that travels the other way. (The other way
+# out is `dist.batch_isend_irecv`, which starts a send and a receive together; chapter 03 takes
+# it.)
 
 
 # %%
@@ -961,7 +963,7 @@ if __name__ == "__main__":
     def check_gpipe() -> None:
         pipe = step_of_pipeline(Grid(pp=PP), gpipe, 8, device)
         say(
-            f"step 6: GPipe, {PP} stages, 8 micro-batches: loss and gradients of the whole;"
+            f"step 6: GPipe, p = {PP}, m = 8: loss and gradients of the whole;"
             f" peak live by stage {peaks(pipe)}"
         )
 
@@ -1012,7 +1014,7 @@ if __name__ == "__main__":
             found, bound = peaks(pipe), [min(PP - i, m) for i in range(PP)]
             assert found == bound, f"{found} micro-batches are live, and {bound} are enough"
         say(
-            f"step 7: 1F1B, {PP} stages, 8 micro-batches: loss and gradients of the whole;"
+            f"step 7: 1F1B, p = {PP}, m = 8: loss and gradients of the whole;"
             f" peak live by stage {found}"
         )
 
