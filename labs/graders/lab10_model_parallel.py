@@ -622,6 +622,8 @@ def judge_loss(group: Group, right: Callable[[str], None]) -> None:
 
 # --- steps 6 and 7 ------------------------------------------------------------------------
 
+SENT: list[Any] = []
+
 
 def run_pipeline(lesson: Lesson, name: str, schedule: Callable, pp: int, m: int) -> None:
     """One step of a pipeline: report the calls as they begin, and the results."""
@@ -668,18 +670,19 @@ def run_pipeline(lesson: Lesson, name: str, schedule: Callable, pp: int, m: int)
     lesson.fact(f"{name} gradients", seen.pop() if len(seen) == 1 else "other")
 
 
-def watch_sends() -> list[Any]:
-    """Let batch_isend_irecv know the watched calls; keep alive whatever is being sent."""
+def watch_sends() -> None:
+    """Let batch_isend_irecv know the watched calls; keep alive whatever is being sent.
+
+    Until the process ends: a send that is forgotten would else arrive on some days only.
+    """
     distributed_c10d.isend, distributed_c10d.irecv = dist.isend, dist.irecv
-    alive: list[Any] = []
     real = dist.isend
 
     def isend(*args: Any, **kwargs: Any) -> Any:
-        alive.append((args, kwargs, work := real(*args, **kwargs)))
+        SENT.append((args, kwargs, work := real(*args, **kwargs)))
         return work
 
     dist.isend = distributed_c10d.isend = isend
-    return alive
 
 
 def probe_gpipe(lesson: Lesson) -> None:
@@ -688,11 +691,10 @@ def probe_gpipe(lesson: Lesson) -> None:
     lesson.fact("layers", [layers[pp] for pp in (1, 2, 4)])
     if any(layers[pp] != [list(lab.layers_of(i, pp)) for i in range(pp)] for pp in (1, 2, 4)):
         return
-    alive = watch_sends()
+    watch_sends()
     run_pipeline(lesson, "whole", module.gpipe, lesson.world, 4)
     if lesson.world == 4:
         run_pipeline(lesson, "pairs", module.gpipe, 2, 4)  # groups 0 2 and 1 3
-    alive.clear()
 
 
 def judge_gpipe(group: Group, right: Callable[[str], None]) -> None:
@@ -754,10 +756,9 @@ def judge_numbers(group: Group, name: str, right: Callable[[str], None]) -> None
 def probe_1f1b(lesson: Lesson) -> None:
     names = "layers_of", "Pipeline", "gpipe", "one_f_one_b"
     module, _ = keep_only(lesson, *names)
-    alive = watch_sends()
+    watch_sends()
     for m in (8, 2):
         run_pipeline(lesson, f"m={m}", module.one_f_one_b, lesson.world, m)
-    alive.clear()
 
 
 def lead(events: Sequence[str]) -> int:
