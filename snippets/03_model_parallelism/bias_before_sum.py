@@ -48,6 +48,7 @@ def main() -> None:
     device = start("bias_before_sum.py")
     rank, t = dist.get_rank(), dist.get_world_size()
     if H % t:
+        dist.destroy_process_group()
         sys.exit(f"the number of ranks must divide {H}")
     torch.manual_seed(0)
     whole, x = nn.Linear(H, H).to(device), torch.randn(TOKENS, H).to(device)

@@ -52,6 +52,7 @@ def main() -> None:
     device = start("fused_qkv.py")
     rank, t = dist.get_rank(), dist.get_world_size()
     if HEADS % t:
+        dist.destroy_process_group()
         sys.exit(f"the number of ranks must divide the {HEADS} heads")
     torch.manual_seed(0)
     x = torch.randn(B, S, H).to(device)

@@ -99,6 +99,7 @@ def start(name: str) -> torch.device:
 def main() -> None:
     device = start("missing_f.py")
     if 4 * H % dist.get_world_size():
+        dist.destroy_process_group()
         sys.exit(f"the number of ranks must divide {4 * H}")
     for with_f in (False, True):
         losses, error, apart = train(device, with_f)

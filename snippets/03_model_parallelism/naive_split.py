@@ -111,6 +111,8 @@ def main() -> None:
             print(
                 f"  rank {r}: forward from ≈{start_f:.0f} ms, backward from ≈{start_b:.0f} ms"
             )
+        # a sleep is never shorter than asked for, so the ranks did take turns
+        assert length > 0.999 * p * (FORWARD + BACKWARD), length
         busy = sum(end - begin for spans in every for begin, end in spans)
         idle = 1 - busy / (p * length)
         print(f"idle: (p-1)/p = {(p - 1) / p:.1%}, measured ≈{idle:.1%}")

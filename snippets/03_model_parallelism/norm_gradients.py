@@ -77,6 +77,7 @@ def start(name: str) -> torch.device:
 def main() -> None:
     device = start("norm_gradients.py")
     if TOKENS % dist.get_world_size():
+        dist.destroy_process_group()
         sys.exit(f"the number of ranks must divide the {TOKENS} tokens")
     for summed in (False, True):
         first, last, apart = train(device, summed)
