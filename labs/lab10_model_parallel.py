@@ -22,11 +22,16 @@
 # printed. Work in a clone of the repository, with its Python: `make test WHAT=labs` sets it up
 # once, and `source .venv/bin/activate` puts torchrun on the path.
 #
-# There are eight steps. Each has a text, one or more blanks for you to fill, and a check which
-# prints what it proved. Your copy runs as far as the first blank and says in one line what
-# belongs there. In `check.py` every step stands on finished versions of the steps before it,
-# so you can take them in any order (but for step 7, which needs your step 6). Allow four to
-# five hours. Lab 02 comes first: you should know what an all-reduce does to gradients.
+# There are eight steps. Each has a text, one or more blanks for you to fill, and a check
+# which prints what it proved. Your copy runs as far as the first blank and says in one line
+# what belongs there; the long report below that line is torchrun's. If your copy stops
+# without a word, press Ctrl-C and run `check.py`: ranks that wait for each other print
+# nothing. In `check.py` every step stands on finished versions of the steps before it, so you
+# can take them in any order (but for step 7, which needs your step 6). Allow four to five
+# hours. Lab 02 comes first: you should know what an all-reduce does to gradients. Chapter 03
+# derives what you write here: read it to "The two ends: vocabulary" before step 1, and "What
+# goes wrong in a pipeline" before step 6. (The lab writes $d$ for the chapter's $N_d$
+# replicas, and stage $i$ for its rank $r$ of a pipeline.)
 
 # %%
 import copy
@@ -327,6 +332,7 @@ def start() -> torch.device:
 # %% [markdown]
 # The check compares your groups with those of a `DeviceMesh`, torch's own name for the box,
 # and adds up the ranks of each group: a group that is mixed up does not have the right sum.
+# Four ranks are 2 × 1 × 2 here, so run this step with 8 as well, where every axis has two.
 
 # %%
 if __name__ == "__main__":
@@ -740,7 +746,7 @@ def vocabulary_parallel_loss(
     # >>> solution 5: total, the sum of exp(shifted) over the whole vocabulary, [b, s]
     total = sum_over_shards(shifted.exp().sum(dim=-1), grid)
     # <<< solution
-    # >>> solution 5: target, the shifted logit of the target, [b, s], from the rank that has it
+    # >>> solution 5: target, z_y - M of the formula, [b, s], from the rank that has the target
     # hint: this rank has the tokens from grid.shard * width on; a place that it does not have
     # hint: must still be a valid index for gather: clamp it, and multiply what you find by 0
     place = targets - grid.shard * width
@@ -861,6 +867,7 @@ class Pipeline:
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Start to send an activation or a gradient to stage `to`; do not wait."""
         # >>> solution 6: isend in the right group, and keep (work, tensor) in self.sends
+        # hint: send tensor.detach().contiguous(), and keep exactly what you sent
         # hint: group_dst counts within the group, as stages do; dst counts over all ranks
         tensor = tensor.detach().contiguous()
         work = dist.isend(tensor, group=self.group_to(to), group_dst=to)

@@ -126,7 +126,7 @@ def main() -> None:
             print(
                 f"{weight:6}  ≈{counts.max().item() / TOKENS:.0%} of tokens   {drops}"
                 f"   computes ≈{own * 1e3:.0f} ms, predicted ≈{slowest * 1e3:.0f} ms,"
-                f" measured ≈{times[-1] * 1e3:.0f} ms; error ≈{error:.2f}"
+                f" measured ≈{times[-1] * 1e3:.0f} ms; loss ≈{error:.2f}"
             )
             assert times[-1] > 0.8 * slowest  # nothing came before the busiest was done
     if rank == 0:

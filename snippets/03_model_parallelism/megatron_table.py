@@ -3,7 +3,7 @@
 Narayanan et al. (2021), Table 1: seven models on 32 to 3,072 A100. From the shape of each model
 follow its parameters, 12Lh²(1 + 13/12h + (V+s)/12Lh), and the FLOPs of an iteration with
 recomputation, 96BsLh²(1 + s/6h + V/16Lh). With the TFLOP/s that the paper reports these give
-the seconds of an iteration and the days of a run, 8TP/(nX). The bubble (p-1)/m is for micro-
+the seconds of an iteration and the days of a run, 8ΨD/(nX). The bubble (p-1)/m is for micro-
 batches of one sequence and a schedule that is not interleaved; the last column is the speed of
 a stage while it is busy, if that is the bubble that was paid.
 """
@@ -58,7 +58,7 @@ def main() -> None:
     ):
         days = training_days(tokens, size, gpus, speed)
         assert abs(days - published) < 0.5
-        print(f"{name} on {gpus:,} GPUs: 8TP/(nX) = {days:.1f} days, published {published}")
+        print(f"{name} on {gpus:,} GPUs: 8ΨD/(nX) = {days:.1f} days, published {published}")
     for v in (1, 2, 4):
         print(f"1T, PP 64, interleaved with v = {v}: bubble (p-1)/(vm) = {63 / (v * 512):.1%}")
 

@@ -170,7 +170,7 @@ def v_of(schedule: Schedule) -> int:
 
 
 def main() -> None:
-    print(" p   m  schedule     bubble  formula        of ideal  most live, rank 0…")
+    print(" p   m  schedule     bubble  formula         of work  most live, rank 0…")
     for p, m in [(4, 8), (8, 8), (8, 64)]:
         for build in (gpipe, one_f_one_b, interleaved, zb_h1):
             schedule = build(p, m)

@@ -43,7 +43,7 @@ def main() -> int:
     send = [[3, 5], [2, 6]][rank]  # what the router decided, so [3, 2] and [5, 6] will come
     receive = {
         "own": [[4, 4], [4, 4]],  # what an even router would send
-        "long": [[3, 1], [4, 6]],
+        "long": [[3, 1], [5, 6]],  # rank 0 expects too little
         "short": [[3, 4], [7, 6]],
     }[args.case][rank]
     if args.mend:
