@@ -14,6 +14,7 @@ starts single processes warm, for the edit loop.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -59,6 +60,9 @@ class Launcher:
             return False
         _, words = parsed
         if words[0] == "torchrun":
+            options = itertools.takewhile(lambda word: word.startswith("-"), words[1:])
+            if not all(option.startswith("--nproc-per-node=") for option in options):
+                return False  # addresses, ports, rendezvous: what they do is torchrun's to show
             as_typed = zlib.crc32(program.encode()) % 4 == 0 if program else True
             return self.eager or number > 0 or not as_typed
         single = words[0] == "python" and len(words) > 1 and words[1].endswith(".py")
