@@ -114,9 +114,8 @@ def main() -> None:
     psi = LAYERS * H * H
     if rank == 0:
         print(f"N = {n}, Ψ = {psi:,}; bytes per rank, in units of Ψ, and the formula")
-        print(
-            "stage  parameters  gradients  optimizer  sum    formula  activations  sent   formula"
-        )
+        print("stage  parameters  gradients  optimizer    sum  formula", end="")
+        print("  activations   sent  formula")
     reference = None
     for stage in range(4):
         torch.manual_seed(0)
@@ -140,7 +139,7 @@ def main() -> None:
             print(
                 f"{stage:5}  {p:10.2f}  {g:9.2f}  {o:9.2f}  {p + g + o:5.2f}  "
                 f"{sum(expected) / psi:7.2f}  {held['activations'] / psi:11.2f}  "
-                f"≈{sent:.2f}  {traffic:7.2f}"
+                f" ≈{sent:.2f}  {traffic:7.2f}"
             )
     if rank == 0:
         print(f"after {STEPS} steps all four hold the same parameters, bit for bit")
