@@ -1,7 +1,8 @@
 """fully_shard does not broadcast: ranks with different seeds make a patchwork of their models.
 
-Each rank keeps its rows of the model that it built. DDP would have copied rank 0's values to all;
-so would FSDP1 with sync_module_states. Seed all ranks alike before they build, or broadcast.
+Each rank keeps its rows of the model that it built. DDP would have copied rank 0's values to
+all; so would FSDP1 with sync_module_states. Seed all ranks alike before they build, or
+broadcast.
 """
 
 import copy
