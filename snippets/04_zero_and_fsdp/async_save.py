@@ -2,7 +2,7 @@
 
 dcp.async_save copies the state to host memory before it returns (staging); a thread writes
 the copy. Steps taken meanwhile change the parameters, not the copy. The disk here is made slow:
-each rank's write takes a second longer, so that the overlap shows on any machine.
+each rank's write takes two seconds longer, so that the overlap shows on any machine.
 
 The writing ranks talk to one another, to plan and to agree on the end. They do so in a thread,
 so give them a process group of their own: collectives are matched by their order, and nobody
@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-SLOW = 1.0  # seconds that the disk takes, at least
+SLOW, STEPS = 2.0, 5  # seconds that the disk takes, at least; steps meanwhile
 
 
 class SlowDisk(dcp.FileSystemWriter):
@@ -88,10 +88,8 @@ def main() -> None:
         process_group=writers,
     )
     returned = time.perf_counter() - begin  # the copy is made, nothing is written yet
-    trained = 0
-    while time.perf_counter() - begin < SLOW / 2 or trained < 3:
+    for _ in range(STEPS):
         step(model, optimizer)  # changes the parameters, not the copy
-        trained += 1
     still_writing = not future.done()
     future.result()  # before the next save, and before the end: raises what the writer raised
     written = time.perf_counter() - begin
@@ -111,7 +109,7 @@ def main() -> None:
         print(
             f"async_save returned after ≈{returned:.2f} s, all written after ≈{written:.2f} s"
         )
-        print(f"steps taken meanwhile ≈{trained}; still writing after them: {still_writing}")
+        print(f"{STEPS} steps taken meanwhile; still writing after them: {still_writing}")
         print("loaded parameters and moments: equal bit for bit to those of the call")
         print("parameters when the writing ended: others")
     dist.barrier()

@@ -194,8 +194,9 @@ def main() -> None:
         print(f"Ψ = {PSI:,} parameters, {n} ranks; bytes per parameter on each rank")
         print(f"{'':24}{'losses of three steps':26}formula  measured  rest in layers")
         for name, losses, kept, formula, buffers in rows:
-            digits = 4 if "fp32" in name else 2
-            told = " ".join(f"{loss:.{digits}f}" for loss in losses)
+            told = " ".join(
+                f"{loss:.4f}" if "fp32" in name else f"≈{loss:.2f}" for loss in losses
+            )
             print(f"{name:24}{told:26}{formula:7.2f}  {kept:8.2f}  {buffers:14}")
 
 
