@@ -14,10 +14,15 @@ tokens on each GPU, with recomputation, in 16-bit:
     optimizer states         16Ψ bytes, read and written: 2 · 16Ψ
     activation checkpoints   2 · b · s · h bytes a layer, stored and loaded: 4 · b · s · h · L
 
-One process, no GPU.
+One process, no GPU. Draws infinity.svg.
 """
 
 import sys
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
 
 PEAK = 70e12  # FLOP/s that the paper takes a V100 to reach
 H200 = 400e12  # 40% of the dense bf16 peak of an H200
@@ -50,6 +55,35 @@ def bandwidth(intensity: float, efficiency: float, peak: float) -> float:
 # --8<-- [end:intensity]
 
 
+def draw(intensity: dict[str, float], path: str) -> None:
+    """Efficiency against bandwidth for each thing that may be offloaded."""
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "infinity", "font.size": 11})
+    figure, axis = plt.subplots(figsize=(7, 3.8))
+    rates = [10 ** (k / 20) for k in range(-20, 81)]  # GB/s
+    colours = dict(zip(intensity, ("#0b6e99", "#c2410c", "#15803d"), strict=True))
+    places = ((25, 66, "right"), (420, 55, "left"), (0.46, 50, "left"))  # of the labels
+    spots = dict(zip(intensity, places, strict=True))
+    for what, value in intensity.items():
+        shares = [100 * value * w * 1e9 / (value * w * 1e9 + PEAK) for w in rates]
+        axis.plot(rates, shares, color=colours[what], linewidth=2)
+        x, y, side = spots[what]
+        axis.text(x, y, what.replace(" ", "\n"), color=colours[what], ha=side, va="center")
+    for rate, name, x, side in (
+        (3, "one link", 2.7, "right"),
+        (3 * GPUS, f"{GPUS} links", 210, "left"),
+    ):
+        axis.axvline(rate, color="#52525b", linestyle=":", linewidth=1.2)
+        axis.text(x, 8, f"{name},\n{rate} GB/s", color="#52525b", ha=side, va="bottom")
+    axis.set_xscale("log")
+    axis.set_ylim(0, 104)
+    axis.set_xlim(rates[0], rates[-1])
+    axis.set_xlabel("bandwidth that a GPU's bytes get, GB/s")
+    axis.set_ylabel("efficiency, %")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         sys.exit("start this with: python infinity.py")
@@ -64,6 +98,7 @@ def main() -> None:
         link = most if "activation" in what else most / GPUS  # each GPU has its own of these
         print(f"{what:24}{value:10.0f} {half:14.1f} {most:14.1f} {link:14.1f}")
 
+    draw(large, "infinity.svg")
     print("tokens on each GPU at which loading the parameters leaves 90% of the speed")
     machines = (
         ("16 V100, 3 GB/s each", 16, 3e9, PEAK),
