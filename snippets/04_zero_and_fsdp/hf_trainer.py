@@ -93,3 +93,5 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DeepSpeed keeps its groups in globals of its modules, to the very end
