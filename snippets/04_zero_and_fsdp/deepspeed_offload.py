@@ -115,7 +115,7 @@ def main() -> None:
     else:
         AsyncIOBuilder.has_function = lambda *_, **__: False  # a machine without libaio-dev
         try:
-            AsyncIOBuilder().load()  # as initialize does for "device": "nvme"
+            AsyncIOBuilder().jit_load(verbose=False)  # as initialize does for NVMe
         except RuntimeError as error:
             text = str(error).split(" None")[0].replace("compatible due", "compatible\n  due")
             show(f"NVMe without libaio's headers:\n  {type(error).__name__}: {text}")
