@@ -196,6 +196,10 @@ def _child(request: dict) -> None:
         os._exit(status)
 
 
+class _Left(BaseException):
+    """A rank has called ``os._exit(0)``."""
+
+
 def _rank(script: str, arguments: list[str]) -> None:
     """What torchrun's fresh interpreter would do in each rank."""
     import runpy
@@ -205,7 +209,22 @@ def _rank(script: str, arguments: list[str]) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    runpy.run_path(script, run_name="__main__")
+    leave = os._exit
+
+    def hand_in_and_leave(status: int) -> None:
+        # the launcher waits for what a forked rank returns, so one that is well must return
+        if status:
+            leave(status)
+        raise _Left
+
+    os._exit = hand_in_and_leave
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except _Left:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit = leave
 
 
 def _torchrun(arguments: list[str]) -> None:

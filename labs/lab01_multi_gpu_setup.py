@@ -10,9 +10,17 @@
 #     torchrun --nproc-per-node=2 labs/lab01_multi_gpu_setup.py
 #
 # runs the finished doctor on this machine. On a cluster, start it exactly as you start your
-# training, for it examines that start as well: by torchrun on every machine, by `srun`, or by
-# hand with `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` set. It ends with status 0 if
-# all is well. Its report is made to be pasted into a ticket; `--help` lists what it takes.
+# training, for it examines the environment which that start gives to each rank: by torchrun on
+# every machine, by `srun`, or by hand with `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and
+# `MASTER_PORT` set. It ends with status 0 if all is well. Its report is made to be pasted into
+# a ticket; `--help` lists what it takes.
+#
+# Under torchrun the launchers of all machines meet first, and only then does the doctor start.
+# If it has printed nothing after a minute, the fault lies in `--master-addr` or
+# `--rdzv-endpoint`, or in a machine that did not come. Then start one process on each machine
+# without torchrun, and the doctor names it:
+#
+#     RANK=0 WORLD_SIZE=2 MASTER_ADDR=… MASTER_PORT=29611 python labs/lab01_multi_gpu_setup.py
 #
 # To write it yourself:
 #
@@ -20,9 +28,11 @@
 #     torchrun --nproc-per-node=2 my_labs/lab01_multi_gpu_setup.py
 #     python labs/check.py my_labs/lab01_multi_gpu_setup.py
 #
-# There are eight steps, each with a text, a blank and a check. What is left to you is what the
-# rest of the book stands on: devices, groups, what each collective means, how to time, how to
-# turn a time into a bandwidth. The searching for broken wires is written out, for you to read.
+# There are eight steps, each with a text, a blank and a check (`check.py --step 2` grades one).
+# At a blank your copy prints one sentence; the long report below it is torchrun's. What is left
+# to you is what the rest of the book stands on: devices, groups, what each collective means,
+# how to time, how to turn a time into a bandwidth. The searching for broken wires is written
+# out, for you to read.
 # Allow two hours.
 
 # %%
@@ -172,7 +182,7 @@ def stop(trouble: Trouble, rank: int) -> None:
         print(f"rank {rank} stops: rank 0 prints the report", file=sys.__stderr__, flush=True)
     else:
         REPORT.wrong += trouble.faults
-        who = f"rank {rank} " if rank else ""
+        who = f"rank {rank} on {socket.gethostname()} " if rank else ""
         REPORT.found.append(f"{who}had to stop while {REPORT.doing}")
         print(REPORT.text(), flush=True)
         if REPORT.store is not None and rank == 0:
@@ -442,7 +452,8 @@ def no_answer(place: Place, error: Exception, seconds: float) -> Fault:
         )
     return Fault(
         f"MASTER_ADDR:MASTER_PORT = {where} does not answer: {type(error).__name__}.",
-        "see with ping whether the machine can be reached; let no firewall drop this port.",
+        "compare MASTER_ADDR with `hostname -I` on rank 0's machine; if it is right, see with "
+        "ping whether the machine can be reached, and let no firewall drop this port.",
     )
 
 

@@ -54,7 +54,9 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"cannot write {copy}: {error.strerror}")
     print(f"wrote {copy}")
-    print(f"run it:   torchrun --nproc-per-node=2 {copy}")
+    # as many ranks as the lab itself says
+    ranks = re.search(r"--nproc-per-node=(\d+)", labs[wanted].read_text(encoding="utf-8"))[1]
+    print(f"run it:   torchrun --nproc-per-node={ranks} {copy}")
     print(f"grade it: python {Path(sys.argv[0])} {copy}".replace("start.py", "check.py"))
 
 

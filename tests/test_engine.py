@@ -616,6 +616,8 @@ dist.barrier()
 if rank == 0:
     print("as typed" if "torchrun" in parent else "warm" if len(sys.argv) > 1 else "never")
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
 """
     )
     book.program(
@@ -632,6 +634,7 @@ dist.destroy_process_group()
     )
     report = book.pytest("snippets", "-k", "cpu", "--all")
     assert report.status == 0, report.text
+    assert float(re.search(r"([\d.]+) s in commands", report.text)[1]) < 60, "os._exit waits"
     report = book.pytest("snippets", "-k", "kept and cpu", "--all", "--plain")
     assert report.status == 1, report.text
 

@@ -166,11 +166,12 @@ def test_reference_passes_every_step(lab: str, tmp_path: Path) -> None:
 ENDS = {
     "lab01": "wrong\n  nothing",
     "lab02": "one process, naive, hooks, buckets, torch: one model",
+    "lab10": "every split is the model of one process",
 }
+RUNS = [(lab, n) for lab in REFERENCES for n in ([1, 2] if lab == "lab10" else [1, 2, 3, 4])]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("lab", REFERENCES)
+@pytest.mark.parametrize(("lab", "ranks"), RUNS, ids=lambda value: str(value))
 def test_reference_runs_alone_in_an_empty_folder(lab: str, ranks: int, tmp_path: Path) -> None:
     reference = REFERENCES[lab]
     (tmp_path / reference.name).write_text(reference.read_text())
@@ -179,6 +180,15 @@ def test_reference_runs_alone_in_an_empty_folder(lab: str, ranks: int, tmp_path:
     assert done.returncode == 0, done.stderr
     assert ENDS[lab] in done.stdout
     assert [f"step {n}" in done.stdout for n in range(1, 9)] == [True] * 8
+
+
+def test_lab10_refuses_a_number_of_ranks_that_does_not_divide(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3"]
+    done = run(*torchrun, REFERENCES["lab10"], cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    sentence = "4 heads and 4 layers are cut into equal parts: start 1, 2, 4 or 8 ranks\n"
+    assert done.stderr.count(sentence) == 1
 
 
 def test_lab_without_torchrun_says_how_to_start_it(tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ HINTS = {
     'index, or torch.device("cpu").',
     "no_accelerator": "With as many accelerators as ranks on this machine, use them: compare "
     "torch.accelerator.device_count() with local_world.",
-    "device_index": "The index of the device is the local rank. Without an index every process "
-    "of a machine would take device 0.",
+    "no_index": "torch.accelerator.current_accelerator() has a type and no index: every "
+    "process of a machine would take device 0. Return torch.device(its type, local_rank).",
+    "device_index": "A machine counts its devices from 0, so the index is the local rank: RANK "
+    "counts over all machines.",
     "shared_device": "There are fewer accelerators here than ranks. NCCL refuses two ranks on "
     "one device: fall back to the CPU for all of them.",
     "not_current": "Tensors that are made without a device, and NCCL's own, go to the current "
@@ -33,6 +35,8 @@ HINTS = {
     "world_size.",
     "own_store": "Without store=store, init_process_group looks for a store by itself, at "
     "MASTER_ADDR: not the one that has just been tested, and perhaps none at all.",
+    "bound_on_cpu": "device_id is for accelerators only. On the CPU leave it out and name the "
+    'backend, "gloo".',
     "no_timeout": "Pass timeout=timeout. The default is half an hour on gloo: so long would a "
     "rank wait for one that has died.",
     "gloo_on_gpu": "gloo is for the CPU. On an accelerator pass device_id=device and no "
@@ -156,7 +160,9 @@ def judge_device(group: Group, right: Callable[[str], None]) -> None:
         raise Wrong(what, HINTS["no_accelerator"])
     if enough != [f"cuda:{r}" for r in range(n)]:
         what = f"on the second machine of two, the devices are {', '.join(enough)}"
-        raise Wrong(what, HINTS["device_index"])
+        raise Wrong(
+            what, HINTS["device_index" if any(":" in d for d in enough) else "no_index"]
+        )
     right("on a GPU machine every rank would take its own GPU")
     for name, number in (("too few", n - 1), ("none", 0)):
         if group.facts(name) != ["cpu"] * n:
@@ -202,6 +208,8 @@ def probe_start(lesson: Lesson) -> None:
                     "device": None if bound is None else str(bound),
                 }
             )
+            if bound is not None and torch.device(bound).type == "cpu":
+                kwargs.pop("device_id")  # torch would refuse it; the judge has a hint for it
             init(*args, **kwargs)
 
         with (
@@ -231,6 +239,8 @@ def judge_start(group: Group, right: Callable[[str], None]) -> None:
     cpu, gpu = group.facts("cpu")[0][-1:], group.facts("gpu")[0][-1:]
     if not cpu or not gpu:
         raise Wrong("on an accelerator no group is started", HINTS["not_joined"])
+    if cpu[0]["device"] is not None:
+        raise Wrong("on the CPU the group is given a device_id", HINTS["bound_on_cpu"])
     for where, call in (("the CPU", cpu[0]), ("an accelerator", gpu[0])):
         if not call["store"]:
             raise Wrong(f"on {where} the group does not meet at `store`", HINTS["own_store"])

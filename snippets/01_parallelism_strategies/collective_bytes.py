@@ -48,7 +48,7 @@ def main() -> None:
     if not Path("/proc/self/io").exists():
         sys.exit("collective_bytes.py reads /proc/self/io, which this system does not have")
     if os.environ.get("WORLD_SIZE") not in ("2", "3", "4"):
-        sys.exit("start this program with: torchrun --nproc-per-node=4 collective_bytes.py")
+        sys.exit("start 2, 3 or 4 ranks: torchrun --nproc-per-node=4 collective_bytes.py")
     dist.init_process_group("gloo")
     whole = torch.zeros(ELEMENTS)
     size, n = whole.nbytes, dist.get_world_size()

@@ -1,7 +1,7 @@
 """The critical batch size: why twice the data-parallel ranks stop halving the steps.
 
 McCandlish et al. (2018) model the steps S and the samples E = S·B that reach a given loss with
-a batch of B as S = S_min(1 + B_crit/B), E = E_min(1 + B/B_crit), and predict B_crit from the
+a batch of B as K = K_min(1 + B_crit/B), E = E_min(1 + B/B_crit), and predict B_crit from the
 noise of the gradient, tr(Σ)/|G|². Data parallelism measures that noise for nothing: the norm
 of a rank's gradient before the all-reduce, and of the mean after it (their Appendix A.1).
 
@@ -72,24 +72,24 @@ def descend(truth: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def fit(steps: list[int]) -> tuple[float, float]:
-    """S_min and B_crit of S = S_min(1 + B_crit/B), least squares of the relative error."""
+    """K_min and B_crit of K = K_min(1 + B_crit/B), least squares of the relative error."""
     counted = torch.tensor(steps, dtype=torch.float64)
     inverse = 1 / torch.tensor(BATCHES, dtype=torch.float64)
     rows = torch.stack([1 / counted, inverse / counted], dim=1)
     ones = torch.ones(len(steps), 1, dtype=torch.float64)
-    s_min, product = torch.linalg.lstsq(rows, ones).solution.flatten().tolist()
-    return s_min, product / s_min
+    k_min, product = torch.linalg.lstsq(rows, ones).solution.flatten().tolist()
+    return k_min, product / k_min
 
 
-def draw(steps: list[int], s_min: float, critical: float, noise: dict[str, float]) -> None:
+def draw(steps: list[int], k_min: float, critical: float, noise: dict[str, float]) -> None:
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "critical", "font.size": 12})
     figure, axis = plt.subplots(figsize=(7, 3.8))
     smooth = torch.logspace(0, 10, 100, base=2)
     blue, orange = "#0b6e99", "#c2410c"
     axis.plot(smooth, 1 + critical / smooth, color=blue, linewidth=2)
     axis.plot(smooth, 1 + smooth / critical, color=orange, linewidth=2)
-    axis.plot(BATCHES, [s / s_min for s in steps], "o", color=blue)
-    e_min = s_min * critical
+    axis.plot(BATCHES, [s / k_min for s in steps], "o", color=blue)
+    e_min = k_min * critical
     axis.plot(
         BATCHES, [s * b / e_min for s, b in zip(steps, BATCHES, strict=True)], "s", color=orange
     )
@@ -117,7 +117,7 @@ def main() -> None:
     torch.manual_seed(0)
     truth = torch.full((FEATURES,), 2 / FEATURES**0.5)
     steps = [steps_to_target(batch, truth) for batch in BATCHES]
-    s_min, critical = fit(steps)
+    k_min, critical = fit(steps)
     noise = {
         name: noise_scale(descend(truth, share), truth)
         for name, share in {"start": 1.0, "half-way": TARGET**0.5, "end": TARGET}.items()
@@ -126,13 +126,13 @@ def main() -> None:
     print("batch  steps  fitted  samples  a doubling saves")
     for batch, count, before in zip(BATCHES, steps, [None, *steps], strict=False):
         saved = "" if before is None else f"≈{100 * (1 - count / before):.0f}% of the steps"
-        fitted = s_min * (1 + critical / batch)
+        fitted = k_min * (1 + critical / batch)
         print(f"{batch:5}  ≈{count:<5} ≈{fitted:<6.0f} ≈{count * batch:<7} {saved}".rstrip())
-    print(f"fitted B_crit ≈{critical:.0f} samples, S_min ≈{s_min:.0f} steps")
+    print(f"fitted B_crit ≈{critical:.0f} samples, K_min ≈{k_min:.0f} steps")
     listed = ", ".join(f"{name} ≈{value:.0f}" for name, value in noise.items())
     print(f"noise scale measured from four ranks' gradients: {listed}")
     assert noise["start"] < critical < noise["end"], "the noise scale should enclose B_crit"
-    draw(steps, s_min, critical, noise)
+    draw(steps, k_min, critical, noise)
 
 
 if __name__ == "__main__":

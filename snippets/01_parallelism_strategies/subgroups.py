@@ -31,7 +31,7 @@ def make_groups(layout: list[list[int]]) -> dist.ProcessGroup:
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if int(os.environ.get("WORLD_SIZE", "0")) != SIDE**2:
-        sys.exit("start this program with: torchrun --nproc-per-node=4 subgroups.py")
+        sys.exit("4 ranks make the 2 × 2 grid: torchrun --nproc-per-node=4 subgroups.py")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
         device = torch.device(torch.accelerator.current_accelerator().type, local_rank)

@@ -2,7 +2,7 @@
 
 import torch
 
-STEP, HINT = 1, "device_index"
+STEP, HINT = 1, "no_index"
 
 
 def pick_device(local_rank, local_world):

@@ -1,0 +1,43 @@
+"""BatchNorm sees micro-batches: other statistics, other gradients, and no error.
+
+The gradient of a mean loss does not care how the batch is cut, as long as each sample's output
+depends on that sample alone. BatchNorm's depends on its whole micro-batch, a layer norm's
+does not.
+"""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+BATCH, HIDDEN = 32, 16
+
+
+def gradient(model: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int):
+    """The gradient accumulated over m micro-batches, as any pipeline does, and the model."""
+    model = copy.deepcopy(model)
+    for x, y in zip(batch.chunk(m), target.chunk(m), strict=True):
+        (mse_loss(model(x), y) / m).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()]), model
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    batch, target = torch.randn(2, BATCH, HIDDEN)
+    for norm in (nn.BatchNorm1d, nn.LayerNorm):
+        layers = nn.Linear(HIDDEN, HIDDEN), norm(HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN)
+        model = nn.Sequential(*layers)
+        true, _ = gradient(model, batch, target, 1)
+        print(norm.__name__)
+        for m in (2, 8, 16):
+            ours, trained = gradient(model, batch, target, m)
+            error = ((ours - true).norm() / true.norm()).item()
+            shown = f"{error:.1%} off" if error > 1e-5 else "equal"
+            moved = getattr(trained[1], "num_batches_tracked", None)
+            updates = f", running statistics moved {moved} times" if moved is not None else ""
+            print(f"  m = {m:2}, {BATCH // m:2} samples each: gradient {shown}{updates}")
+
+
+if __name__ == "__main__":
+    main()

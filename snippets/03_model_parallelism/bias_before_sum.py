@@ -1,0 +1,72 @@
+"""A row-parallel layer that adds its bias before the all-reduce adds it t times.
+
+nn.Linear with a bias is the obvious thing to keep for a row-parallel layer. Each rank's term
+then has the bias in it, and the sum has t of them. At initialisation, with biases of zero or
+near it, no comparison notices; a checkpoint trained on one device does.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+TOKENS, H = 64, 48  # 1, 2, 3 and 4 ranks divide H
+
+
+def bias_in_each_term(x: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    term = F.linear(x, rows, bias)
+    dist.all_reduce(term)
+    return term
+
+
+def bias_after_the_sum(x: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    term = F.linear(x, rows)
+    dist.all_reduce(term)
+    return term + bias
+
+
+def start(name: str) -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this with: torchrun --nproc-per-node=4 {name}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+@torch.no_grad()
+def main() -> None:
+    device = start("bias_before_sum.py")
+    rank, t = dist.get_rank(), dist.get_world_size()
+    if H % t:
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {H}")
+    torch.manual_seed(0)
+    whole, x = nn.Linear(H, H).to(device), torch.randn(TOKENS, H).to(device)
+    rows = whole.weight.chunk(t, dim=1)[rank]  # [out, in/t]
+    mine = x.chunk(t, dim=1)[rank]
+    for layer in (bias_in_each_term, bias_after_the_sum):
+        for state, bias in (("bias of zeros", 0 * whole.bias), ("trained bias", whole.bias)):
+            expected = F.linear(x, whole.weight, bias)
+            excess = (layer(mine, rows, bias) - expected).mean(dim=0)  # [h]
+            times = (
+                (excess @ whole.bias / whole.bias.square().sum()).item() if bias.any() else 0.0
+            )
+            right = torch.allclose(excess, torch.zeros_like(excess), atol=1e-5)
+            if rank == 0:
+                result = "equal" if right else f"{1 + times:.2f} times the bias"
+                print(f"{layer.__name__:18}  {state:13}  {result}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

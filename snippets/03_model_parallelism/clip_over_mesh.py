@@ -1,0 +1,112 @@
+"""Clipping by the norm of a shard: every rank scales its part of the gradient differently.
+
+With tensor parallelism a rank's .grad is a part of the gradient. Its norm is smaller than the
+whole one, and another on each rank, so clipping by it bends the gradient; even parameters that
+every rank holds a copy of drift apart. The norm of the whole is the root of the sum of squares
+over the ranks, and a replicated parameter counts once in it.
+
+    (no flag)   each rank clips by the norm of what it holds
+    --mend      squares are summed over the tp group; replicated parameters are counted once
+"""
+
+import argparse
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+H, BATCH, MAX_NORM = 16, 32, 0.1
+
+
+def local(x: torch.Tensor) -> torch.Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def norm_of_shard(model: nn.Module) -> torch.Tensor:
+    return torch.stack([local(p.grad).square().sum() for p in model.parameters()]).sum().sqrt()
+
+
+def norm_over_mesh(model: nn.Module, group: dist.ProcessGroup) -> torch.Tensor:
+    """The norm of the whole gradient, the same number on every rank of `group`."""
+    cut, copied = torch.zeros(()), torch.zeros(())
+    for p in model.parameters():
+        squares = local(p.grad).square().sum().cpu()
+        if isinstance(p, DTensor) and any(x.is_shard() for x in p.placements):
+            cut += squares
+        else:
+            copied += squares  # every rank has it: adding it up would count it n times
+    total = cut.to(local(p.grad).device)
+    dist.all_reduce(total, group=group)
+    return (total + copied.to(total.device)).sqrt()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mend", action="store_true")
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=2 clip_over_mesh.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if (4 * H) % n:
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {4 * H}")
+    mesh = init_device_mesh(device.type, (n,), mesh_dim_names=("tp",))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.LayerNorm(H), nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H)
+    ).to(device)
+    alone = copy.deepcopy(model)
+    parallelize_module(model, mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
+    x = torch.randn(BATCH, H).to(device)
+    for module in (model, alone):
+        (module(x) - 3 * x).square().mean().backward()
+    truth = torch.nn.utils.clip_grad_norm_(alone.parameters(), MAX_NORM).item()
+
+    norm = norm_over_mesh(model, mesh.get_group()) if args.mend else norm_of_shard(model)
+    for p in model.parameters():
+        local(p.grad).mul_(min(1.0, MAX_NORM / norm.item()))
+
+    replicated = local(model[0].weight.grad)
+    first = replicated.clone()
+    dist.broadcast(first, src=0)
+    drift = ((replicated - first).norm() / first.norm()).item()
+    down = model[3].weight.grad.full_tensor()  # every rank takes part in the gather
+    error = ((down - alone[3].weight.grad).norm() / alone[3].weight.grad.norm()).item()
+    report: list = [None] * n
+    dist.all_gather_object(report, (norm.item(), drift))
+    drifted = max(d for _, d in report) > 1e-5
+    if rank == 0:
+        seen = ", ".join(f"{value:.3f}" for value, _ in report)
+        print(f"norm in one process {truth:.3f}, on the ranks {seen}")
+        off = "equal to one process" if error < 1e-5 else f"off by {error:.1%}"
+        print(f"clipped gradient of the last matrix: {off}")
+        same = "differ by up to " + f"{max(d for _, d in report):.1%}" if drifted else "agree"
+        print(f"the ranks' copies of the layer norm's gradient {same}", flush=True)
+    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    return int(drifted or error > 1e-5)
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -1,0 +1,82 @@
+"""Dropout under tensor parallelism: one stream of random numbers for each kind of region.
+
+Where every rank has the same activations, they must drop the same elements, or their copies
+become different tensors. Where each rank has heads of its own, they must drop different ones,
+or heads on different ranks share a mask. One seed for all, or one each, gets one region wrong.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+TOKENS, HEADS_HERE, P = 64, 2, 0.1
+Generators = dict[str, torch.Generator]
+
+
+def seeded(seeds: dict[str, int], device: torch.device) -> Generators:
+    return {region: torch.Generator(device).manual_seed(seed) for region, seed in seeds.items()}
+
+
+def regions(rank: int, device: torch.device) -> Generators:
+    """The mend, and Megatron's way: the ranks agree on one stream and differ in the other."""
+    return seeded({"replicated": 1234, "sharded": 1234 + 2718 + rank}, device)
+
+
+def same_seed(rank: int, device: torch.device) -> Generators:
+    return seeded({"replicated": 1234, "sharded": 1234}, device)
+
+
+def seed_per_rank(rank: int, device: torch.device) -> Generators:
+    return seeded({"replicated": 1234 + rank, "sharded": 1234 + rank}, device)
+
+
+def dropout(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    keep = torch.rand(x.shape, generator=generator, device=x.device) >= P
+    return x * keep / (1 - P)
+
+
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor)
+    return torch.stack(parts)  # [t, ...]
+
+
+def start(name: str) -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this with: torchrun --nproc-per-node=4 {name}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start("dropout_regions.py")
+    rank, t = dist.get_rank(), dist.get_world_size()
+    for choose in (same_seed, seed_per_rank, regions):
+        generators = choose(rank, device)
+        # attention probabilities of this rank's heads, then the output after g
+        scores = dropout(
+            torch.ones(HEADS_HERE, TOKENS, TOKENS, device=device), generators["sharded"]
+        )
+        output = dropout(torch.ones(TOKENS, TOKENS, device=device), generators["replicated"])
+        masks, copies = gather(scores), gather(output)
+        differ = (copies != copies[0]).any(dim=0).float().mean().item()
+        distinct = len(masks.flatten(0, 1).flatten(1).unique(dim=0))
+        if rank == 0:
+            print(f"{choose.__name__}")
+            print(f"  after g: {100 * differ:.0f}% of the elements differ between ranks")
+            print(f"  attention: {distinct} different masks for {t * HEADS_HERE} heads")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

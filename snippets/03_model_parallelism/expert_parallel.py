@@ -1,0 +1,147 @@
+"""Expert parallelism: all-to-alls carry tokens to the ranks of their experts and back again.
+
+Each rank holds e/n experts and its own tokens. Step by step: route; sort the choices by expert;
+tell every rank how many tokens it will get for each of its experts; send them (an all-to-all
+with uneven splits); compute; send the results back by the same splits, exchanged; add them up,
+weighted. Autograd runs both exchanges backwards. Compared with one process that holds all
+experts and all tokens: output, and the gradients of tokens, router and experts.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.nn import functional as F
+
+TOKENS, H, EXPERTS, K = 120, 32, 12, 2  # tokens of one rank; 1, 2, 3 and 4 ranks divide EXPERTS
+KIB = 1024
+sent = 0  # bytes of tokens that left this rank
+
+
+class AllToAll(torch.autograd.Function):
+    """Send rows to each rank by `send` counts and receive by `receive` counts."""
+
+    @staticmethod
+    def forward(ctx, rows, send, receive):
+        global sent
+        ctx.send, ctx.receive = send, receive
+        out = rows.new_empty(sum(receive), rows.shape[1])
+        dist.all_to_all_single(out, rows.contiguous(), receive, send)
+        elsewhere = sum(send) - send[dist.get_rank()]
+        sent += elsewhere * rows.shape[1] * rows.element_size()
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return AllToAll.apply(gradient, ctx.receive, ctx.send), None, None
+
+
+def make_expert() -> nn.Module:
+    return nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H))
+
+
+def route(router: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and experts, both [tokens, k]."""
+    weights, chosen = F.softmax(router(x), dim=-1).topk(K, dim=-1)
+    return weights / weights.sum(-1, keepdim=True), chosen
+
+
+def one_process(router, experts, x: torch.Tensor) -> torch.Tensor:
+    """Every expert computes every token; those not chosen count zero."""
+    weights, chosen = route(router, x)
+    gate = torch.zeros(len(x), EXPERTS, device=x.device).scatter(1, chosen, weights)
+    return sum(gate[:, i, None] * expert(x) for i, expert in enumerate(experts))
+
+
+def expert_parallel(router, local_experts, x: torch.Tensor) -> torch.Tensor:
+    """x and the result: [tokens of this rank, h]; `local_experts` are e/n of them."""
+    n = dist.get_world_size()
+    weights, chosen = route(router, x)
+    expert_of = chosen.flatten()  # [tokens · k]
+    order = expert_of.argsort(stable=True)  # by expert, and so by rank
+    outgoing = x[order // K]  # [tokens · k, h]
+
+    # counts first: row j says how many tokens rank j's experts get from us, then from all of us
+    to_experts = expert_of.bincount(minlength=EXPERTS).view(n, -1)  # [n, e/n]
+    from_ranks = torch.empty_like(to_experts)
+    dist.all_to_all_single(from_ranks, to_experts)
+    send, receive = to_experts.sum(1).tolist(), from_ranks.sum(1).tolist()
+
+    dispatched = AllToAll.apply(outgoing, send, receive)
+    # rows arrive by source rank, then by expert; every expert wants its rows together
+    expert_of_row = torch.arange(len(local_experts), device=x.device).repeat(n)
+    expert_of_row = expert_of_row.repeat_interleave(from_ranks.flatten())
+    by_expert = expert_of_row.argsort(stable=True)
+    batches = dispatched[by_expert].split(from_ranks.sum(0).tolist())
+    results = [expert(rows) for expert, rows in zip(local_experts, batches, strict=True)]
+    results = torch.cat(results)[by_expert.argsort()]  # in the order of arrival again
+
+    combined = AllToAll.apply(results, receive, send)
+    weighted = combined * weights.flatten()[order, None]
+    return torch.zeros_like(x).index_add(0, order // K, weighted)
+
+
+def main() -> None:
+    global sent
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 expert_parallel.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if EXPERTS % n:
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {EXPERTS} experts")
+
+    torch.manual_seed(0)  # the same on every rank; the truth needs all of it, the rank a part
+    router = nn.Linear(H, EXPERTS, bias=False).to(device)
+    experts = nn.ModuleList(make_expert() for _ in range(EXPERTS)).to(device)
+    tokens = torch.randn(n * TOKENS, H).to(device).requires_grad_()
+    truth = one_process(router, experts, tokens)
+    truth.square().sum().backward()
+    want_router = router.weight.grad.clone()
+    want_experts = [p.grad.clone() for p in experts.parameters()]
+    router.zero_grad(), experts.zero_grad()
+
+    here = slice(rank * EXPERTS // n, (rank + 1) * EXPERTS // n)
+    x = tokens.detach().chunk(n)[rank].clone().requires_grad_()
+    out = expert_parallel(router, experts[here], x)
+    forward, sent = sent, 0
+    out.square().sum().backward()
+    dist.all_reduce(router.weight.grad)  # the router is data parallel, the experts are not
+
+    torch.testing.assert_close(out, truth.chunk(n)[rank], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(x.grad, tokens.grad.chunk(n)[rank], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(router.weight.grad, want_router, rtol=1e-4, atol=1e-4)
+    per_expert = len(list(experts[0].parameters()))
+    for i, parameter in enumerate(experts.parameters()):
+        if here.start <= i // per_expert < here.stop:
+            torch.testing.assert_close(parameter.grad, want_experts[i], rtol=1e-4, atol=1e-4)
+        else:
+            assert parameter.grad is None  # another rank's expert: nothing came near it
+
+    everyone: list = [None] * n
+    dist.all_gather_object(everyone, (forward, sent))
+    if rank == 0:
+        theory = 2 * (n - 1) / n * K * TOKENS * H * 4
+        print(f"{n} ranks, {EXPERTS // n} of {EXPERTS} experts on each: output and gradients")
+        print("of tokens, router and experts equal one process")
+        print(f"bytes if routing were even: 2(n-1)/n · k·b·s·h · 4 = {theory / KIB:.1f} KiB")
+        for r, (first, second) in enumerate(everyone):
+            print(f"  rank {r}: forward {first / KIB:.1f} KiB, backward {second / KIB:.1f} KiB")
+        mean = sum(first for first, _ in everyone) / n
+        if n > 1:
+            print(f"  mean {mean / KIB:.1f} KiB, {mean / theory - 1:+.1%} from even")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

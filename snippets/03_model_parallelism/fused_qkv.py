@@ -1,0 +1,73 @@
+"""One matrix for q, k and v, cut as if it were one: rank 0 gets queries, the last one values.
+
+A fused projection has the rows of q, then of k, then of v. Its first quarter is queries alone.
+The shapes are right on every rank, so attention runs, and the output is wrong. The mend cuts
+each of the three by heads.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+B, S, H, HEADS = 2, 16, 96, 12  # 1, 2, 3 and 4 ranks divide the heads
+
+
+def cut_as_one(qkv: torch.Tensor, rank: int, t: int) -> torch.Tensor:
+    return qkv.chunk(t, dim=0)[rank]  # [3h, h] -> [3h/t, h]
+
+
+def cut_each(qkv: torch.Tensor, rank: int, t: int) -> torch.Tensor:
+    return torch.cat([part.chunk(t, dim=0)[rank] for part in qkv.chunk(3, dim=0)])
+
+
+def attend(x: torch.Tensor, qkv: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """[b, s, h] -> [b, s, h]; the whole sum, or a rank's term of it."""
+    q, k, v = (
+        part.unflatten(2, (-1, H // HEADS)).transpose(1, 2)
+        for part in F.linear(x, qkv).chunk(3, dim=2)
+    )
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return F.linear(mixed.transpose(1, 2).flatten(2), out)
+
+
+def start(name: str) -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this with: torchrun --nproc-per-node=4 {name}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start("fused_qkv.py")
+    rank, t = dist.get_rank(), dist.get_world_size()
+    if HEADS % t:
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the {HEADS} heads")
+    torch.manual_seed(0)
+    x = torch.randn(B, S, H).to(device)
+    qkv, out = (torch.randn(rows, H).to(device) / H**0.5 for rows in (3 * H, H))
+    expected = attend(x, qkv, out)
+    for cut in (cut_as_one, cut_each):
+        mine = cut(qkv, rank, t)
+        term = attend(x, mine, out.chunk(t, dim=1)[rank])
+        dist.all_reduce(term)
+        error = ((term - expected).norm() / expected.norm()).item()
+        if rank == 0:
+            result = "equal to one device" if error < 1e-5 else f"wrong by {100 * error:.0f}%"
+            print(f"{cut.__name__:10}  shard {tuple(mine.shape)}, output {result}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

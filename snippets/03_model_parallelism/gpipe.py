@@ -1,0 +1,109 @@
+"""GPipe from send and recv: all forwards, then all backwards, and m micro-batches held at once.
+
+The batch is cut into m micro-batches. Each rank keeps the input and output of every micro-batch
+from its forward to its backward, so the peak is m on every rank. Loss and gradients equal those
+of the unsplit model on the whole batch (Huang et al., 2019).
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.nn.functional import mse_loss
+
+LAYERS, BATCH, HIDDEN, M = 12, 24, 32, 8  # 1, 2, 3 and 4 ranks divide the layers
+
+
+def gpipe_step(
+    stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int
+) -> tuple[torch.Tensor, int]:
+    """One step over m micro-batches; gradients are left in the stage's parameters.
+
+    `batch` and `target` [b, h] are used on the first and the last rank. Returns the loss, which
+    is zero on all ranks but the last, and the most micro-batches that were live at once.
+    """
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    live: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    total, peak = torch.zeros((), device=batch.device), 0
+
+    for i, (x, y_true) in enumerate(zip(batch.chunk(m), target.chunk(m), strict=True)):
+        if rank > 0:
+            x = torch.empty_like(x)  # [b/m, h], from the stage before
+            dist.recv(x, rank - 1)
+            x.requires_grad_()
+        y = stage(x)
+        if rank < last:
+            dist.send(y.detach(), rank + 1)
+        else:
+            y = mse_loss(y, y_true) / m  # a mean of means is the mean: equal micro-batches
+            total += y.detach()
+        live[i] = x, y
+        peak = max(peak, len(live))
+
+    for i in range(m):
+        x, y = live.pop(i)
+        grad = None
+        if rank < last:
+            grad = torch.empty_like(y)  # [b/m, h], from the stage behind
+            dist.recv(grad, rank + 1)
+        torch.autograd.backward(y, grad)  # adds to .grad: accumulation over micro-batches
+        if rank > 0:
+            dist.send(x.grad, rank - 1)
+    return total, peak
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 gpipe.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if LAYERS % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {LAYERS} layers")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, p = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)  # the same model and batch on every rank
+    layers = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(LAYERS)]
+    whole = nn.Sequential(*layers).to(device)
+    batch, target = torch.randn(2, BATCH, HIDDEN, device=device)
+
+    true_loss = mse_loss(whole(batch), target)  # the unsplit model, the whole batch
+    true_loss.backward()
+    share = LAYERS // p
+    stage = whole[rank * share : (rank + 1) * share]
+    truth = [parameter.grad.clone() for parameter in stage.parameters()]
+    stage.zero_grad()
+
+    loss, peak = gpipe_step(stage, batch, target, M)
+    dist.broadcast(loss, p - 1)
+    torch.testing.assert_close(loss, true_loss.detach())
+    for ours, theirs in zip(stage.parameters(), truth, strict=True):
+        torch.testing.assert_close(ours.grad, theirs)
+
+    assert peak == M
+    peaks: list = [None] * p
+    dist.all_gather_object(peaks, peak)
+    if rank == 0:
+        print(f"p = {p}, m = {M}: loss and gradients equal to the unsplit model")
+        print(f"most live micro-batches, rank 0 to {p - 1}: {' '.join(map(str, peaks))}")
+        sent = BATCH // M * HIDDEN * 4
+        print(f"sent at each cut: {2 * M} messages of {sent} bytes, half of them gradients")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,70 @@
+"""Six heads on four ranks: the error that it gives, and a check that says it first.
+
+The columns of q, k and v divide evenly (6 heads of 16 are 96 columns, 24 for each of four
+ranks), so cutting the weights raises nothing. The view into heads does, in the forward pass.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+B, S, HEAD = 2, 16, 16
+
+
+def split_by_the_whole_model(q: torch.Tensor, heads: int) -> torch.Tensor:
+    """The code for one device, unchanged: it asks for all heads."""
+    return q.view(B, S, heads, HEAD)
+
+
+def split_by_what_is_here(q: torch.Tensor, heads: int) -> torch.Tensor:
+    """-1 in place of the number of heads: right if whole heads are here."""
+    return q.view(B, S, -1, HEAD)
+
+
+def split_after_a_check(q: torch.Tensor, heads: int) -> torch.Tensor:
+    t = dist.get_world_size()
+    if heads % t:
+        possible = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ValueError(f"{heads} heads cannot be cut over t = {t}: choose t from {possible}")
+    return q.view(B, S, heads // t, HEAD)
+
+
+def start(name: str) -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this with: torchrun --nproc-per-node=4 {name}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> int:
+    device = start("heads_not_divisible.py")
+    rank, t = dist.get_rank(), dist.get_world_size()
+    status = 0
+    for heads in (8, 6):
+        columns = torch.zeros(B, S, heads * HEAD, device=device).tensor_split(t, dim=2)[rank]
+        q = columns.contiguous()  # [b, s, h/t]
+        for split in (split_by_the_whole_model, split_by_what_is_here, split_after_a_check):
+            try:
+                result = f"{split(q, heads).shape[2]} heads on a rank"
+            except (RuntimeError, ValueError) as error:
+                result, status = f"{type(error).__name__}: {error}", 1
+            if rank == 0:
+                print(f"{heads} heads, t = {t}, {split.__name__}\n  {result}", flush=True)
+    dist.barrier()
+    return status
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -1,0 +1,96 @@
+"""Positions counted from the start of the shard: context parallelism that is silently wrong.
+
+After cutting the sequence a rank's tokens are 0, 1, 2 … in memory, and not in the text. Two
+places need the true positions: rotary embeddings, and the causal mask. With local ones nothing
+fails and no shape changes, but every rank after the first computes something else.
+
+    (no flag)   the mask and the rotation use arange(s/n)
+    --mend      both use rank · s/n + arange(s/n)
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+B, HEADS, S, D = 1, 4, 64, 16
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of [b, heads, tokens, d]."""
+    speed = 10000.0 ** (-torch.arange(0, D, 2, device=x.device) / D)
+    angle = positions[:, None] * speed  # [tokens, d/2]
+    even, odd = x[..., ::2], x[..., 1::2]
+    pairs = even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()
+    return torch.stack(pairs, dim=-1).flatten(-2)
+
+
+def gather(x: torch.Tensor) -> torch.Tensor:
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x.contiguous())
+    return torch.cat(parts, dim=-2)
+
+
+def attend(q, k, v, of_rotation: torch.Tensor, of_mask: torch.Tensor) -> torch.Tensor:
+    """Causal attention of this rank's queries to all keys, by the positions of its tokens."""
+    q, k = rotate(q, of_rotation), rotate(k, of_rotation)
+    k, v = gather(k), gather(v)
+    allowed = torch.arange(S, device=q.device) <= of_mask[:, None]  # [s/n, s]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mend", action="store_true")
+    args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=4 local_positions.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if S % n:
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {S} tokens")
+
+    torch.manual_seed(0)
+    whole = [torch.randn(B, HEADS, S, D).to(device) for _ in range(3)]
+    everywhere = torch.arange(S, device=device)
+    q, k = (rotate(x, everywhere) for x in whole[:2])
+    truth = F.scaled_dot_product_attention(q, k, whole[2], is_causal=True).chunk(n, 2)[rank]
+
+    mine = [x.chunk(n, dim=2)[rank] for x in whole]
+    here = torch.arange(S // n, device=device)
+    true = rank * (S // n) + here
+    cases = {
+        "rotation local, mask local": (here, here),
+        "rotation local, mask true": (here, true),
+        "rotation true, mask local": (true, here),
+    }
+    if args.mend:
+        cases = {"rotation true, mask true": (true, true)}
+    wrong = False
+    for name, positions in cases.items():
+        error = (attend(*mine, *positions) - truth).norm() / truth.norm()
+        errors = [torch.empty_like(error) for _ in range(n)]
+        dist.all_gather(errors, error)
+        wrong |= max(errors).item() > 1e-5
+        if rank == 0:
+            shown = ", ".join("equal" if e < 1e-5 else f"off by ≈{e:.0%}" for e in errors)
+            print(f"{name}: ranks 0 to {n - 1}: {shown}", flush=True)
+    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

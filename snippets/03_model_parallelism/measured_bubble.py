@@ -1,0 +1,174 @@
+"""Four pipeline schedules run by four processes: the measured bubble beside the predicted one.
+
+Each rank goes through its own list of operations and knows nothing of the others' clocks: it
+waits for what it needs, sleeps for as long as the operation takes, and sends what it made. A
+sleep needs no core, so two cores play four GPUs. The lists are those of schedules.py; a forward
+of a rank's layers takes 40 ms here, B and W the same. Draws measured_bubble.svg.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+M, V, UNIT = 8, 2, 0.040  # micro-batches, chunks of the interleaved schedule, seconds
+COLOURS = {"F": "#0b6e99", "B": "#c2410c", "W": "#15803d"}
+
+
+class Op(NamedTuple):
+    kind: str  # F, B or W
+    micro: int
+    stage: int
+
+
+def warm_up_then_alternate(n: int, warm_up: int, place: Callable) -> list[Op]:
+    """`warm_up` forwards, then F and B in turn, until n of each are done."""
+    ops = [Op("F", *place("F", i)) for i in range(warm_up)]
+    for i in range(n):
+        if warm_up + i < n:
+            ops.append(Op("F", *place("F", warm_up + i)))
+        ops.append(Op("B", *place("B", i)))
+    return ops
+
+
+def gpipe(p: int, r: int) -> list[Op]:
+    return [Op(kind, i, r) for kind in "FB" for i in range(M)]
+
+
+def one_f_one_b(p: int, r: int) -> list[Op]:
+    return warm_up_then_alternate(M, min(p - 1 - r, M), lambda kind, i: (i, r))
+
+
+def interleaved(p: int, r: int) -> list[Op]:
+    def place(kind: str, i: int) -> tuple[int, int]:
+        chunk = i // p % V if kind == "F" else V - 1 - i // p % V
+        return i // (p * V) * p + i % p, chunk * p + r
+
+    return warm_up_then_alternate(M * V, min(2 * (p - 1 - r) + (V - 1) * p, M * V), place)
+
+
+def zb_h1(p: int, r: int) -> list[Op]:
+    ops = []
+    for op in one_f_one_b(p, r):
+        ops.append(op)
+        if op.kind == "B" and op.micro >= r:
+            ops.append(Op("W", op.micro - r, r))
+    return ops + [Op("W", i, r) for i in range(max(M - r, 0), M)]
+
+
+# --8<-- [start:run]
+def run(ops: list[Op], stages: int) -> list[tuple[float, float]]:
+    """Go through `ops` in order; return begin and end of each, by the machine's clock."""
+    p = dist.get_world_size()
+    seconds = UNIT * p / stages  # a chunk is 1/v of a rank's layers
+    split = any(op.kind == "W" for op in ops)
+    spans, sending = [], []
+    for op in ops:
+        step = {"F": 1, "B": -1, "W": 0}[op.kind]  # activations go up, gradients come down
+        source, target = op.stage - step, op.stage + step
+        if step and 0 <= source < stages:
+            dist.recv(torch.empty(1), source % p, tag=tag(op, stages))
+        begin = time.monotonic()
+        time.sleep(seconds * (2 if op.kind == "B" and not split else 1))
+        spans.append((begin, time.monotonic()))
+        if step and 0 <= target < stages:
+            note = torch.zeros(1)
+            work = dist.isend(note, target % p, tag=tag(op._replace(stage=target), stages))
+            sending.append((work, note))  # does not wait for the receiver, who may be busy
+    for work, _ in sending:
+        work.wait()
+    return spans
+
+
+# --8<-- [end:run]
+
+
+def tag(op: Op, stages: int) -> int:
+    """A number of its own for the input of every operation."""
+    return (op.micro * stages + op.stage) * 2 + (op.kind == "B")
+
+
+def peak_live(ops: list[Op], v: int) -> float:
+    release = "W" if any(op.kind == "W" for op in ops) else "B"
+    live = peak = 0
+    for op in ops:
+        live += (op.kind == "F") - (op.kind == release)
+        peak = max(peak, live)
+    return peak / v
+
+
+def draw(results: list[tuple[str, list, list]], path: str) -> None:
+    """One panel per schedule, from (title, operations of each rank, spans of each rank)."""
+    import matplotlib  # here, since one rank alone draws
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "bubble", "font.size": 11}
+    figure, axes = plt.subplots(len(results), 1, figsize=(7, 7.2), sharex=True)
+    for axis, (title, every, spans) in zip(axes, results, strict=True):
+        zero = min(begin for times in spans for begin, _ in times)
+        for r, (ops, times) in enumerate(zip(every, spans, strict=True)):
+            for op, (begin, end) in zip(ops, times, strict=True):
+                left, width = 1e3 * (begin - zero), 1e3 * (end - begin)
+                tone = 0.55 if op.stage >= len(every) else 1.0  # the second chunk of a rank
+                colour = COLOURS[op.kind]
+                axis.barh(r, width, 0.9, left, color=colour, alpha=tone, linewidth=0)
+        axis.set_yticks(range(len(every)), [f"rank {r}" for r in range(len(every))])
+        axis.invert_yaxis()
+        axis.set_title(title, loc="left", fontsize=11)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlim(0, 1450)
+    axes[-1].set_xticks(range(0, 1401, 200))
+    axes[-1].set_xlabel("measured, ms (blue forward, orange backward, green weights)")
+    figure.tight_layout()
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    if os.environ.get("WORLD_SIZE") not in {"2", "4"}:
+        sys.exit("start with 2 or 4 ranks: torchrun --nproc-per-node=4 measured_bubble.py")
+    dist.init_process_group("gloo")  # tags and host tensors: gloo, also where there are GPUs
+    rank, p = dist.get_rank(), dist.get_world_size()
+    run(one_f_one_b(p, rank), p)  # connects the ranks, not counted
+
+    results = []
+    if rank == 0:
+        print(f"p = {p}, m = {M}, on {p} processes")
+        print("schedule          predicted  measured  most live, rank 0…")
+    schedules = [
+        ("GPipe", gpipe, 1),
+        ("1F1B", one_f_one_b, 1),
+        ("interleaved 1F1B", interleaved, V),
+        ("ZB-H1", zb_h1, 1),
+    ]
+    for name, build, v in schedules:
+        dist.barrier()
+        spans: list = [None] * p
+        dist.all_gather_object(spans, run(build(p, rank), p * v))
+        idle = p - 1 if build is zb_h1 else Fraction(3 * (p - 1), v)  # units of 40 ms
+        predicted = float(idle / (3 * M + idle))
+        begin = min(begin for times in spans for begin, _ in times)
+        length = max(end for times in spans for _, end in times) - begin
+        # a sleep is never shorter than asked for: no step ends before the formula's
+        assert length > 0.999 * UNIT * (3 * M + idle), (build, length)
+        busy = sum(end - begin for times in spans for begin, end in times)
+        measured = 1 - busy / (p * length)
+        if rank == 0:
+            every = [build(p, r) for r in range(p)]
+            live = " ".join(f"{peak_live(ops, v):g}" for ops in every)
+            print(f"{name:16}  {predicted:9.1%}    ≈{measured:.1%}  {live}")
+            title = f"{name}: {predicted:.1%} idle by the formula"
+            results.append((title, every, spans))
+    if rank == 0:
+        draw(results, "measured_bubble.svg")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,117 @@
+"""Without f the loss is right and the gradients are not: replicated weights drift apart.
+
+A norm in front of a tensor-parallel MLP gets its gradient through all columns of the first
+matrix, and a rank has a share of them. Without the all-reduce in backward each rank's norm
+learns from its own share. The loss falls all the same, and nothing raises.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.nn import functional as F
+
+TOKENS, H, STEPS = 128, 48, 30  # 1, 2, 3 and 4 ranks divide 4H
+
+
+class CopyToRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.contiguous()
+        dist.all_reduce(total)
+        return total
+
+
+class SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, term):
+        total = term.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def forward(x, norm, columns, rows, with_f: bool) -> torch.Tensor:
+    normed = norm(x)
+    if with_f:
+        normed = CopyToRanks.apply(normed)
+    return x + SumOverRanks.apply(F.gelu(normed @ columns) @ rows)
+
+
+def spread(tensor: torch.Tensor) -> float:
+    """The largest difference between two ranks' copies of what should be one tensor."""
+    low, high = tensor.clone(), tensor.clone()
+    dist.all_reduce(low, op=dist.ReduceOp.MIN)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    return (high - low).max().item()
+
+
+def train(device: torch.device, with_f: bool) -> tuple[list[float], float, float]:
+    """Losses, the norm's first gradient as a share of the right one, the final spread."""
+    rank, t = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    x, target = torch.randn(2, TOKENS, H).to(device)
+    w1, w2 = (torch.randn(H, 4 * H) / H**0.5).to(device), torch.randn(4 * H, H).to(device) / 14
+    norm, alone = nn.LayerNorm(H).to(device), nn.LayerNorm(H).to(device)
+    F.mse_loss(x + F.gelu(alone(x) @ w1) @ w2, target).backward()
+
+    columns = nn.Parameter(w1.chunk(t, dim=1)[rank].clone())
+    rows = nn.Parameter(w2.chunk(t, dim=0)[rank].clone())
+    optimizer = torch.optim.SGD([*norm.parameters(), columns, rows], lr=0.5)
+    losses, error = [], 0.0
+    for step in range(STEPS):
+        loss = F.mse_loss(forward(x, norm, columns, rows, with_f), target)
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            difference = norm.weight.grad - alone.weight.grad
+            error = (difference.norm() / alone.weight.grad.norm()).item()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, error, spread(norm.weight.detach())
+
+
+def start(name: str) -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this with: torchrun --nproc-per-node=4 {name}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start("missing_f.py")
+    if 4 * H % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {4 * H}")
+    for with_f in (False, True):
+        losses, error, apart = train(device, with_f)
+        if dist.get_rank() == 0:
+            print("with f" if with_f else "without f")
+            print(f"  loss {losses[0]:.4f} at first, {losses[-1]:.4f} after {STEPS} steps")
+            wrong = "right" if error < 1e-4 else f"wrong by {100 * error:.0f}%"
+            print(f"  rank 0's first gradient of the norm: {wrong}")
+            drift = "equal on all ranks" if apart == 0 else f"≈{apart:.2f} apart between ranks"
+            print(f"  the norm's weights in the end: {drift}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,110 @@
+"""A mixture of experts: k of e MLPs per token, equal to the dense sum at k/e of its FLOPs.
+
+A router gives every token a probability for each expert. The k best compute, and their outputs
+are summed with the (renormalised) probabilities. Written densely, every expert computes every
+token and most results are multiplied by zero; written sparsely, tokens are sorted by expert and
+each expert computes its own. With a capacity, an expert takes the first C choices it gets and
+drops the rest: the shapes become static, and some tokens lose part of their output.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+TOKENS, H, EXPERTS, K = 512, 64, 8, 2  # TOKENS = b·s
+
+
+class MixtureOfExperts(nn.Module):
+    def __init__(self, hidden: int, experts: int, k: int) -> None:
+        super().__init__()
+        self.k = k
+        self.router = nn.Linear(hidden, experts, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden)
+            )
+            for _ in range(experts)
+        )
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and indices, both [tokens, k], of the experts of each token."""
+        probabilities = F.softmax(self.router(x), dim=-1)  # [tokens, e]
+        weights, chosen = probabilities.topk(self.k, dim=-1)
+        return weights / weights.sum(-1, keepdim=True), chosen
+
+    def dense(self, x: torch.Tensor) -> torch.Tensor:
+        """Every expert computes every token; the definition, to compare with."""
+        weights, chosen = self.route(x)
+        gate = torch.zeros(len(x), len(self.experts), device=x.device)
+        gate = gate.scatter(1, chosen, weights)  # zero for experts not chosen
+        outputs = torch.stack([expert(x) for expert in self.experts], dim=1)  # [tokens, e, h]
+        return (gate[:, :, None] * outputs).sum(dim=1)
+
+    def sparse(self, x: torch.Tensor, capacity: int | None = None) -> tuple[torch.Tensor, int]:
+        """Each expert computes its tokens, `capacity` at most; also returns how many drop."""
+        weights, chosen = self.route(x)
+        expert_of = chosen.flatten()  # [tokens · k], a token's choices side by side
+        order = expert_of.argsort(stable=True)  # choices sorted by expert
+        counts = expert_of.bincount(minlength=len(self.experts)).tolist()
+        out, dropped = torch.zeros_like(x), 0
+        for expert, choices in zip(self.experts, order.split(counts), strict=True):
+            kept = choices[:capacity]
+            dropped += len(choices) - len(kept)
+            token = kept // self.k
+            weighted = expert(x[token]) * weights.flatten()[kept, None]
+            out = out.index_add(0, token, weighted)  # back to the tokens' places
+        return out, dropped
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    gpu = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if gpu else torch.device("cpu")
+    moe = MixtureOfExperts(H, EXPERTS, K).to(device)
+    x = torch.randn(TOKENS, H, device=device)
+
+    def run(forward) -> tuple[torch.Tensor, list[torch.Tensor], int]:
+        moe.zero_grad()
+        with FlopCounterMode(display=False) as counter:
+            out = forward(x)
+        out.square().mean().backward()
+        return (
+            out.detach(),
+            [p.grad.clone() for p in moe.parameters()],
+            counter.get_total_flops(),
+        )
+
+    dense, dense_gradients, dense_flops = run(moe.dense)
+    sparse, sparse_gradients, sparse_flops = run(lambda x: moe.sparse(x)[0])
+    torch.testing.assert_close(sparse, dense, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(sparse_gradients, dense_gradients, rtol=1e-4, atol=1e-6)
+
+    router = 2 * TOKENS * H * EXPERTS
+    assert dense_flops == router + EXPERTS * 16 * TOKENS * H**2
+    assert sparse_flops == router + K * 16 * TOKENS * H**2
+    total = sum(p.numel() for p in moe.parameters())
+    active = total - (EXPERTS - K) * sum(p.numel() for p in moe.experts[0].parameters())
+    print(f"{EXPERTS} experts, {K} for each token: {total:,} parameters, {active:,} at work")
+    print("sparse equals dense in output and in all gradients")
+    print(
+        f"forward: dense {dense_flops / 1e6:.1f} MFLOP, sparse {sparse_flops / 1e6:.1f} MFLOP"
+    )
+
+    print("capacity C = ceil(f · k · tokens / e); choices dropped")
+    with torch.no_grad():
+        for factor in (0.5, 1.0, 1.25, 2.0):
+            capacity = math.ceil(factor * K * TOKENS / EXPERTS)
+            out, dropped = moe.sparse(x, capacity)
+            same = torch.isclose(out, sparse, rtol=1e-4, atol=1e-6).all(dim=1)
+            changed = TOKENS - same.sum().item()
+            print(
+                f"  f = {factor:4}: C = {capacity:3}, {dropped:3} of {K * TOKENS:,} dropped,"
+                f" {changed} of {TOKENS} tokens changed"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Sequence parallelism without a sum of the norms' gradients: each rank's norm learns alone.
+
+Under sequence parallelism a norm sees its rank's tokens, and so does everything else that works
+on them: its gradient is one term of t. The weights are copies and must stay copies, so the
+terms have to be added before the step, as data parallelism does for the whole model.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.nn import functional as F
+
+TOKENS, H, STEPS = 96, 48, 30  # 1, 2, 3 and 4 ranks divide the tokens
+
+
+def spread(tensor: torch.Tensor) -> float:
+    """The largest difference between two ranks' copies of what should be one tensor."""
+    low, high = tensor.clone(), tensor.clone()
+    dist.all_reduce(low, op=dist.ReduceOp.MIN)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    return (high - low).max().item()
+
+
+def sum_over_ranks(module: nn.Module) -> None:
+    """The mend: one all-reduce of all such gradients together, after backward."""
+    flat = torch.cat([p.grad.flatten() for p in module.parameters()])
+    dist.all_reduce(flat)
+    for parameter, total in zip(module.parameters(), flat.split(H), strict=True):
+        parameter.grad.copy_(total)
+
+
+def train(device: torch.device, summed: bool) -> tuple[float, float, float]:
+    """What a norm becomes, against one process: first gradient, last weights, spread."""
+    rank, t = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    x, target = torch.randn(2, TOKENS, H).to(device)
+    weight = (torch.randn(H, H) / H**0.5).to(device)  # the layer between, the same everywhere
+    norm, alone = nn.LayerNorm(H).to(device), nn.LayerNorm(H).to(device)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=1.0) for module in (norm, alone)]
+    ours, whole = (slice(rank * TOKENS // t, (rank + 1) * TOKENS // t), slice(None))
+    first = 0.0
+    for step in range(STEPS):
+        for module, tokens in ((norm, ours), (alone, whole)):
+            module.zero_grad()
+            error = F.tanh(module(x[tokens]) @ weight) - target[tokens]
+            (error.square().sum() / (TOKENS * H)).backward()
+        if summed:
+            sum_over_ranks(norm)
+        if step == 0:
+            difference = norm.weight.grad - alone.weight.grad
+            first = (difference.norm() / alone.weight.grad.norm()).item()
+        for optimizer in optimizers:
+            optimizer.step()
+    last = ((norm.weight - alone.weight).norm() / alone.weight.norm()).item()
+    return first, last, spread(norm.weight.detach())
+
+
+def start(name: str) -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this with: torchrun --nproc-per-node=4 {name}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start("norm_gradients.py")
+    if TOKENS % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the {TOKENS} tokens")
+    for summed in (False, True):
+        first, last, apart = train(device, summed)
+        if dist.get_rank() == 0:
+            print("gradients summed over the ranks" if summed else "gradients left as they are")
+            for what, error in (("first gradient", first), (f"weights, {STEPS} steps", last)):
+                wrong = "as on one process" if error < 1e-4 else f"off by ≈{100 * error:.0f}%"
+                print(f"  {what:17}  {wrong}")
+            drift = "equal" if apart == 0 else f"≈{apart:.2f} apart"
+            print(f"  between ranks      {drift}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

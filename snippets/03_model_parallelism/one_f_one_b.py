@@ -1,0 +1,134 @@
+"""1F1B from send and recv: the same gradients as GPipe with p micro-batches held, not m.
+
+Rank r runs p-1-r forwards to warm up, then one forward and one backward in turn, then the
+backwards that are left. In the middle two neighbours have something for each other at the same
+moment, so each sends and receives in one batch (PipeDream-flush, Narayanan et al., 2021).
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.nn.functional import mse_loss
+
+LAYERS, BATCH, HIDDEN, M = 12, 24, 32, 8  # 1, 2, 3 and 4 ranks divide the layers
+
+
+def exchange(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, peer: int) -> None:
+    """Send and receive at once; None, or a peer outside of the pipeline, leaves one out."""
+    if not 0 <= peer < dist.get_world_size():
+        return
+    ops = []
+    if outgoing is not None:
+        ops.append(dist.P2POp(dist.isend, outgoing, peer))
+    if incoming is not None:
+        ops.append(dist.P2POp(dist.irecv, incoming, peer))
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+
+
+class OneFOneB:
+    """One step of 1F1B for one stage; `loss` and `peak` are read after `step`."""
+
+    def __init__(self, stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int):
+        self.stage, self.m = stage, m
+        self.rank, self.p = dist.get_rank(), dist.get_world_size()
+        self.batch, self.target = batch.chunk(m), target.chunk(m)  # m times [b/m, h]
+        self.live: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.loss, self.peak = torch.zeros((), device=batch.device), 0
+
+    def buffer(self) -> torch.Tensor:
+        return torch.empty_like(self.batch[0])  # [b/m, h]: every cut has the same shape
+
+    def forward(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """Compute micro-batch i and keep what its backward needs; return what is sent on."""
+        x = self.batch[i] if self.rank == 0 else x.requires_grad_()
+        y = self.stage(x)
+        if self.rank == self.p - 1:
+            y = mse_loss(y, self.target[i]) / self.m
+            self.loss += y.detach()
+        self.live[i] = x, y
+        self.peak = max(self.peak, len(self.live))
+        return y.detach()
+
+    def backward(self, i: int, grad: torch.Tensor) -> torch.Tensor | None:
+        """Backward of micro-batch i; return the gradient of its input."""
+        x, y = self.live.pop(i)
+        torch.autograd.backward(y, None if self.rank == self.p - 1 else grad)
+        return x.grad
+
+    def step(self) -> None:
+        before, behind = self.rank - 1, self.rank + 1
+        warm_up = min(self.p - 1 - self.rank, self.m)
+        for i in range(warm_up):
+            exchange(None, x := self.buffer(), before)
+            exchange(self.forward(i, x), None, behind)
+        steady = self.m - warm_up
+        if steady:
+            exchange(None, x := self.buffer(), before)
+        for i in range(steady):
+            y = self.forward(warm_up + i, x)
+            exchange(y, grad := self.buffer(), behind)  # my activation for your gradient
+            x_grad = self.backward(i, grad)
+            x = self.buffer() if i + 1 < steady else None
+            exchange(x_grad, x, before)  # my gradient for your next activation
+        for i in range(steady, self.m):
+            exchange(None, grad := self.buffer(), behind)
+            exchange(self.backward(i, grad), None, before)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 one_f_one_b.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if LAYERS % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {LAYERS} layers")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, p = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)  # the same model and batch on every rank
+    layers = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(LAYERS)]
+    whole = nn.Sequential(*layers).to(device)
+    batch, target = torch.randn(2, BATCH, HIDDEN, device=device)
+
+    true_loss = mse_loss(whole(batch), target)  # the unsplit model, the whole batch
+    true_loss.backward()
+    share = LAYERS // p
+    stage = whole[rank * share : (rank + 1) * share]
+    truth = [parameter.grad.clone() for parameter in stage.parameters()]
+
+    for m in (2, M):  # fewer micro-batches than stages, and more
+        stage.zero_grad()
+        pipeline = OneFOneB(stage, batch, target, m)
+        pipeline.step()
+        dist.broadcast(pipeline.loss, p - 1)
+        torch.testing.assert_close(pipeline.loss, true_loss.detach())
+        for ours, theirs in zip(stage.parameters(), truth, strict=True):
+            torch.testing.assert_close(ours.grad, theirs)
+
+        assert pipeline.peak == min(p - rank, m)
+        peaks: list = [None] * p
+        dist.all_gather_object(peaks, pipeline.peak)
+        if rank == 0:
+            print(f"p = {p}, m = {m}: loss and gradients equal to the unsplit model")
+            print(f"  most live micro-batches, rank 0 to {p - 1}: {' '.join(map(str, peaks))}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

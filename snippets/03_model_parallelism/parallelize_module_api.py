@@ -1,0 +1,213 @@
+"""The same cuts by PyTorch's API: a plan of ColwiseParallel, RowwiseParallel, SequenceParallel.
+
+A transformer with an embedding, two blocks and an output head, written for one device, is cut
+by parallelize_module: tensor parallelism alone, in two ways, then with sequence parallelism
+and loss_parallel. Loss and gradients equal one process; CommDebugMode counts the collectives.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn import functional as F
+
+B, S, H, HEADS, LAYERS, V = 2, 24, 48, 12, 2, 96  # 1, 2, 3 and 4 ranks divide what is cut
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(H, H) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # -1 and not HEADS: a rank has a/t of them, [b, s, h/t] -> [b, a/t, s, h/a]
+        q, k, v = (
+            f(x).unflatten(2, (-1, H // HEADS)).transpose(1, 2)
+            for f in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(H), Attention()
+        self.norm2, self.mlp = nn.LayerNorm(H), MLP()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(V, H)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm, self.head = nn.LayerNorm(H), nn.Linear(H, V, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.embedding(tokens))))
+
+
+def tensor_parallel(model: Transformer, mesh: DeviceMesh, shared: bool = True) -> None:
+    """f and g: activations between the matrices are whole; so are embedding and head."""
+    whole = Replicate()
+    for block in model.blocks:
+        # shared: one DTensor for q, k and v, whose gradients are added before they are sent
+        entry = PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole)
+        plan = ({"attention": entry} if shared else {}) | {
+            "attention.q": ColwiseParallel(),
+            "attention.k": ColwiseParallel(),
+            "attention.v": ColwiseParallel(),
+            "attention.o": RowwiseParallel(),
+            "mlp.up": ColwiseParallel(),
+            "mlp.down": RowwiseParallel(),
+        }
+        parallelize_module(block, mesh, plan)
+
+
+def three_inputs(model: Transformer, mesh: DeviceMesh) -> None:
+    """The same without PrepareModuleInput: q, k and v each have an f of their own."""
+    tensor_parallel(model, mesh, shared=False)
+
+
+def sequence_parallel(model: Transformer, mesh: DeviceMesh) -> None:
+    """g and ḡ: between the matrices activations are Shard(1), [b, s/t, h] on each rank."""
+    gather = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    for block in model.blocks:
+        plan = {
+            "norm1": SequenceParallel(),
+            "attention": gather,  # once, for q, k and v together
+            "attention.q": ColwiseParallel(),
+            "attention.k": ColwiseParallel(),
+            "attention.v": ColwiseParallel(),
+            "attention.o": RowwiseParallel(output_layouts=Shard(1)),  # a reduce-scatter
+            "norm2": SequenceParallel(),
+            "mlp": gather,
+            "mlp.up": ColwiseParallel(),
+            "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
+        }
+        parallelize_module(block, mesh, plan)
+    ends = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),  # the logits stay a DTensor, cut by vocabulary, for loss_parallel
+    }
+    parallelize_module(model, mesh, ends)
+
+
+def sum_partial_gradients(model: Transformer) -> None:
+    """Norms under SequenceParallel have gradients that are Partial: sum each of them once."""
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and gradient.placements[0].is_partial():
+            parameter.grad = gradient.redistribute(placements=[Replicate()])
+
+
+def count(mode: CommDebugMode) -> str:
+    counts = {str(op).split(".")[-1]: n for op, n in mode.get_comm_counts().items()}
+    return ", ".join(f"{n} {op}" for op, n in sorted(counts.items())) or "none"
+
+
+def check(model: Transformer, alone: Transformer) -> None:
+    for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
+        gradient = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad
+        torch.testing.assert_close(gradient, truth.grad, rtol=1e-4, atol=1e-5)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this with: torchrun --nproc-per-node=4 parallelize_module_api.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if HEADS % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the {HEADS} heads")
+    return device
+
+
+def main() -> None:
+    device = start()
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
+    torch.manual_seed(0)
+    alone = Transformer().to(device)
+    tokens, targets = torch.randint(V, (2, B, S)).to(device)
+    cuts = three_inputs, tensor_parallel, sequence_parallel
+    models = {cut: copy.deepcopy(alone) for cut in cuts}
+    expected = F.cross_entropy(alone(tokens).flatten(0, 1), targets.flatten())
+    expected.backward()
+
+    lines = [f"t = {mesh.size()}, {LAYERS} layers; loss of one process {expected.item():.4f}"]
+    for cut, model in models.items():
+        cut(model, mesh)
+        with CommDebugMode() as forward:
+            logits = model(tokens)
+        with loss_parallel():  # does nothing where the logits are whole
+            with CommDebugMode() as in_loss:
+                loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            with CommDebugMode() as backward:
+                loss.backward()
+        value = loss.full_tensor() if isinstance(loss, DTensor) else loss
+        torch.testing.assert_close(value, expected)
+        check(model, alone)
+        lines.append(f"{cut.__name__}: loss {value.item():.4f}, all gradients equal")
+        for phase, mode in (("forward", forward), ("loss", in_loss), ("backward", backward)):
+            lines.append(f"  {phase:8}  {count(mode)}")
+    try:
+        F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    except RuntimeError as error:
+        lines.append(f"the loss outside of loss_parallel:\n  RuntimeError: {error}")
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with CommDebugMode() as unprepared:
+        optimizer.step()
+    with CommDebugMode() as summing:
+        sum_partial_gradients(model)
+    with CommDebugMode() as prepared:
+        optimizer.step()
+    lines.append(f"AdamW's step: {count(unprepared)}")
+    lines.append(f"norms' gradients summed first: {count(summing)}; step: {count(prepared)}")
+    if mesh.get_rank() == 0:
+        print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

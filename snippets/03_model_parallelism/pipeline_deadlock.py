@@ -1,0 +1,71 @@
+"""1F1B with blocking sends deadlocks: each neighbour sends, and neither receives.
+
+In the middle of 1F1B a stage has an activation for the next one, which at the same moment has a
+gradient for it. A blocking send that waits for its receiver then waits for ever.
+
+    (no flag)   send, then receive: the time limit ends it
+    --mend      both in one batch_isend_irecv
+"""
+
+import os
+import re
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+M, SIZE = 4, 2**20  # micro-batches; floats of an activation
+
+
+def send_then_receive(outgoing: torch.Tensor, peer: int, group: dist.ProcessGroup) -> None:
+    dist.send(outgoing, peer, group=group)
+    dist.recv(torch.empty_like(outgoing), peer, group=group)
+
+
+def both_at_once(outgoing: torch.Tensor, peer: int, group: dist.ProcessGroup) -> None:
+    ops = [
+        dist.P2POp(dist.isend, outgoing, peer, group),
+        dist.P2POp(dist.irecv, torch.empty_like(outgoing), peer, group),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+
+
+def main() -> int:
+    if os.environ.get("WORLD_SIZE") != "2":
+        sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 pipeline_deadlock.py")
+    # gloo, also where there are GPUs: its time limit is an exception, NCCL's ends the process.
+    # The default group serves to end in order; what may fail runs in a second one.
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
+    exchange = both_at_once if "--mend" in sys.argv else send_then_receive
+
+    tensor, failed, done = torch.zeros(SIZE), False, 0
+    try:
+        if rank == 0:  # warm-up: the forward of micro-batch 0
+            dist.send(tensor, 1, group=group)
+        else:
+            dist.recv(tensor, 0, group=group)
+        for _ in range(1, M):  # rank 0: F, then B; rank 1: B, then F
+            exchange(tensor, 1 - rank, group)
+            done += 1
+    except RuntimeError as error:
+        failed = True
+        if rank == 0:
+            message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+            print(
+                f"rank 0, after {done} exchanges: {type(error).__name__}: {message}", flush=True
+            )
+    else:
+        if rank == 0:
+            print(f"{exchange.__name__}: {done} of {M - 1} exchanges done", flush=True)
+    dist.barrier()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -1,0 +1,109 @@
+"""torch.distributed.pipelining: four schedules give the loss and gradients of one process.
+
+You cut the model, wrap each part in a PipelineStage, and a schedule does the rest: it cuts the
+batch, sends, receives, and divides the gradients by the number of micro-batches.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.nn.functional import mse_loss
+
+LAYERS, BATCH, HIDDEN, M = 8, 24, 32, 8  # 1, 2 and 4 ranks, with 1 or 2 stages each
+
+
+def train_step(
+    schedule_class: type, whole: nn.Module, batch: torch.Tensor, target: torch.Tensor, **options
+) -> tuple[list[nn.Module], torch.Tensor]:
+    """One step of a schedule over `whole`, cut evenly; this rank's stages and the mean loss."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    chunks = 2 if "Interleaved" in schedule_class.__name__ else 1
+    count = p * chunks
+    share = LAYERS // count
+    stages = [
+        PipelineStage(whole[i * share : (i + 1) * share], i, count, batch.device)
+        for i in range(rank, count, p)  # rank r holds stages r, r + p, …
+    ]
+    stages_or_one = stages if chunks > 1 else stages[0]
+    schedule = schedule_class(stages_or_one, n_microbatches=M, loss_fn=mse_loss, **options)
+    for stage in stages:
+        stage.submod.zero_grad()
+
+    losses: list[torch.Tensor] = []  # filled on the rank of the last stage
+    inputs = (batch,) if rank == 0 else ()  # the first stage's; the target is the last one's
+    schedule.step(*inputs, target=target if rank == p - 1 else None, losses=losses)
+    loss = torch.stack(losses).mean().detach() if losses else batch.new_zeros(())
+    dist.broadcast(loss, p - 1)
+    return [stage.submod for stage in stages], loss
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if os.environ.get("WORLD_SIZE") not in {"2", "4"}:
+        sys.exit("start with 2 or 4 ranks: torchrun --nproc-per-node=2 pipelining_api.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank = dist.get_rank()
+    torch.manual_seed(0)  # the same model and batch on every rank
+    layers = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(LAYERS)]
+    whole = nn.Sequential(*layers).to(device)
+    batch, target = torch.randn(2, BATCH, HIDDEN, device=device)
+    true_loss = mse_loss(whole(batch), target)
+    true_loss.backward()
+    truth = {name: tensor.grad.clone() for name, tensor in whole.named_parameters()}
+    names = {id(tensor): name for name, tensor in whole.named_parameters()}
+
+    def ratio(modules: list[nn.Module]) -> float:
+        """Our gradients as a multiple of the true ones; they must be parallel to them."""
+        ours = [t for module in modules for t in module.parameters()]
+        flat = torch.cat([t.grad.flatten() for t in ours])
+        true = torch.cat([truth[names[id(t)]].flatten() for t in ours])
+        factor = (flat.norm() / true.norm()).item()
+        torch.testing.assert_close(flat, factor * true, rtol=1e-4, atol=1e-5)
+        return factor
+
+    for schedule_class in (
+        ScheduleGPipe,
+        Schedule1F1B,
+        ScheduleInterleaved1F1B,
+        ScheduleInterleavedZeroBubble,
+    ):
+        modules, loss = train_step(schedule_class, whole, batch, target)
+        torch.testing.assert_close(loss, true_loss.detach())
+        factor = ratio(modules)
+        assert abs(factor - 1) < 1e-4
+        if rank == 0:
+            name, count = schedule_class.__name__, len(modules)
+            print(f"{name:29}  stages per rank {count}: loss and gradients of one process")
+
+    modules, _ = train_step(Schedule1F1B, whole, batch, target, scale_grads=False)
+    factor = ratio(modules)
+    if rank == 0:
+        print(f"scale_grads=False with a mean loss, m = {M}: gradients × {factor:.2f}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

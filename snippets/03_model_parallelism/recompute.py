@@ -1,0 +1,87 @@
+"""Recomputation in one stage: live bytes of each micro-batch against the extra forward.
+
+A stage of four transformer MLP blocks runs four micro-batches forward, then all of them
+backward, as GPipe does. Counted are the bytes held just before the first backward, and the
+FLOPs of everything.
+"""
+
+import contextlib
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
+
+BLOCKS, M, TOKENS, HIDDEN = 4, 4, 256, 64
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))  # [tokens, h]
+
+
+def step(blocks: nn.Sequential, inputs: torch.Tensor, unit: int) -> tuple[int, int]:
+    """GPipe's step of one stage over inputs [m, tokens, h]: live bytes and FLOPs.
+
+    `unit` blocks at a time are checkpointed, so that their input alone is kept; 0 is none.
+    """
+    held: dict[int, torch.UntypedStorage] = {}  # distinct storages, weights left out
+    weights = {p.untyped_storage().data_ptr() for p in blocks.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage  # keeps it, so that no address comes twice
+        return tensor
+
+    with FlopCounterMode(display=False) as counter:
+        outputs = []
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            for x in inputs:
+                x = x.clone().requires_grad_()  # as received from the stage before
+                if unit == 0:
+                    x = blocks(x)
+                for i in range(0, len(blocks) if unit else 0, unit or 1):
+                    x = checkpoint(blocks[i : i + unit], keep(x), use_reentrant=False)
+                outputs.append(x)
+        live = sum(storage.nbytes() for storage in held.values())
+        held.clear()
+        for y in outputs:
+            y.backward(torch.ones_like(y))
+    return live, counter.get_total_flops()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+    inputs = torch.randn(M, TOKENS, HIDDEN)
+    bsh = TOKENS * HIDDEN * 4  # bytes of a micro-batch at the border of two blocks
+    forward = 2 * 8 * HIDDEN * HIDDEN * TOKENS * BLOCKS * M  # FLOPs: two products of h x 4h
+
+    print("recomputed                 kept a micro-batch  FLOPs, in forwards  ratio")
+    truth, base = None, 0
+    for name, unit, early_stop in [
+        ("nothing", 0, True),
+        ("each block", 1, True),
+        ("each block, no early stop", 1, False),
+        ("the stage", BLOCKS, True),
+    ]:
+        blocks.zero_grad()
+        stop = contextlib.nullcontext() if early_stop else set_checkpoint_early_stop(False)
+        with stop:
+            live, flops = step(blocks, inputs, unit)
+        gradients = [p.grad.clone() for p in blocks.parameters()]
+        truth, base = truth or gradients, base or flops
+        for ours, theirs in zip(gradients, truth, strict=True):
+            torch.testing.assert_close(ours, theirs)
+        print(f"{name:25}  {live / M / bsh:14.0f} bsh  ", end="")
+        print(f"{flops / forward:18.3f}  {flops / base:5.3f}")
+    print("gradients equal; a whole second forward makes 4/3 = 1.333")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Ring attention: keys and values travel round a ring, and each rank keeps only its queries.
+
+Every rank holds s/n tokens. In n steps each block of keys and values visits every rank, and an
+online softmax merges what it contributes, so no rank ever holds the whole sequence or a row of
+s scores (Liu et al., 2023). Backward sends the blocks round again, and with them the gradients
+that they have collected. The program compares output and gradients with attention over the
+whole sequence in one process, and counts what a rank sends and keeps, for 1 rank to all.
+"""
+
+import math
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch.nn import functional as F
+
+B, HEADS, S, D = 2, 4, 960, 16  # h = 64; 1, 2, 3 and 4 ranks divide S
+KIB = 1024
+sent = 0  # bytes given to isend by this rank
+
+
+def pass_on(tensors: list[torch.Tensor], group: dist.ProcessGroup):
+    """Start sending `tensors` to the next rank; return what will arrive, and the handles."""
+    global sent
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    arriving = [torch.empty_like(tensor) for tensor in tensors]
+    ops = []
+    for outgoing, incoming in zip(tensors, arriving, strict=True):
+        after, before = ((rank + step) % n for step in (1, -1))
+        ops.append(dist.P2POp(dist.isend, outgoing, group=group, group_peer=after))
+        ops.append(dist.P2POp(dist.irecv, incoming, group=group, group_peer=before))
+        sent += outgoing.nbytes
+    return arriving, dist.batch_isend_irecv(ops)
+
+
+def wait(handles: list) -> None:
+    for handle in handles:
+        handle.wait()
+
+
+class RingAttention(torch.autograd.Function):
+    """softmax(QKᵀ/√d)V over the tokens of all ranks; arguments are [b, heads, s/n, d]."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, group):
+        n, scale = dist.get_world_size(group), 1 / math.sqrt(q.shape[-1])
+        top = q.new_full((*q.shape[:-1], 1), -math.inf)  # running maximum of each row
+        total = torch.zeros_like(top)  # running sum of exp(score - top)
+        out = torch.zeros_like(q)  # running sum of exp(score - top) · value
+        block = [k.contiguous(), v.contiguous()]
+        for step in range(n):
+            if step < n - 1:  # the block leaves while we compute with it
+                arriving, handles = pass_on(block, group)
+            scores = q @ block[0].mT * scale  # [b, heads, s/n, s/n]
+            new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
+            weights = torch.exp(scores - new_top)
+            shrink = torch.exp(top - new_top)  # what was summed under the old maximum
+            total = total * shrink + weights.sum(-1, keepdim=True)
+            out = out * shrink + weights @ block[1]
+            top = new_top
+            if step < n - 1:
+                wait(handles)
+                block = arriving
+        out /= total
+        ctx.save_for_backward(q, k, v, out, top + total.log())
+        ctx.group, ctx.scale = group, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out):
+        q, k, v, out, log_total = ctx.saved_tensors
+        group, n = ctx.group, dist.get_world_size(ctx.group)
+        dot = (d_out * out).sum(-1, keepdim=True)  # D, one number for each query
+        dq = torch.zeros_like(q)
+
+        def gradients(k, v):
+            """Add to dq; return what these queries contribute to the block's dk and dv."""
+            weights = torch.exp(q @ k.mT * ctx.scale - log_total)  # softmax, recomputed
+            d_scores = weights * (d_out @ v.mT - dot) * ctx.scale
+            dq.add_(d_scores @ k)
+            return d_scores.mT @ q, weights.mT @ d_out
+
+        block, collected = [k.contiguous(), v.contiguous()], None
+        for step in range(n):
+            if step < n - 1:
+                arriving, handles = pass_on(block, group)
+            part = gradients(*block)
+            if step == 0:
+                own = part  # stays here; what the others collect for us comes home at the end
+            elif step == 1:
+                collected = [gradient.contiguous() for gradient in part]
+            else:
+                collected = [c + gradient for c, gradient in zip(collected, part, strict=True)]
+            if step > 0:  # one hop behind the block: they meet again on the next rank
+                collected, more = pass_on(collected, group)
+                wait(more)
+            if step < n - 1:
+                wait(handles)
+                block = arriving
+        dk, dv = own if collected is None else map(torch.add, own, collected)
+        return dq, dk, dv, None
+
+
+def compare(group: dist.ProcessGroup, device: torch.device) -> None:
+    global sent
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(0)
+    whole = [torch.randn(B, HEADS, S, D, device=device, requires_grad=True) for _ in range(3)]
+    truth = F.scaled_dot_product_attention(*whole)
+    d_out = torch.randn_like(truth)
+    truth.backward(d_out)
+
+    ours = [x.detach().chunk(n, dim=2)[rank].clone().requires_grad_() for x in whole]
+    kept: list[int] = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.nbytes) or x, id)
+    with hooks:
+        RingAttention.apply(*ours, group)  # only to note what it keeps
+    sent = 0
+    out = RingAttention.apply(*ours, group)
+    forward, sent = sent, 0
+    out.backward(d_out.chunk(n, dim=2)[rank])
+    backward = sent
+
+    torch.testing.assert_close(out, truth.chunk(n, dim=2)[rank], rtol=1e-4, atol=1e-5)
+    for mine, full in zip(ours, whole, strict=True):
+        torch.testing.assert_close(
+            mine.grad, full.grad.chunk(n, dim=2)[rank], rtol=1e-4, atol=1e-5
+        )
+    size = 4 * B * S * HEADS * D  # S, the bytes of Q, of K, of V or of the output
+    assert forward == 2 * (n - 1) * size // n and backward == 2 * forward
+    assert sum(kept) == (4 * size + 4 * B * HEADS * S) // n
+    if rank == 0:
+        print(
+            f"{n:5}  {S // n:11}  {forward / KIB:10.0f} KiB  {backward / KIB:10.0f} KiB"
+            f"  {sum(kept) / KIB:6.0f} KiB  {4 * B * HEADS * (S // n) ** 2 / KIB:7.0f} KiB"
+        )
+
+
+def main() -> None:
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 ring_attention.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    world = dist.get_world_size()
+    if S % math.lcm(*range(1, world + 1)):
+        dist.destroy_process_group()
+        sys.exit(f"{S} tokens cannot be cut for every number of ranks up to {world}")
+    groups = [dist.new_group(list(range(n))) for n in range(1, world + 1)]
+    if dist.get_rank() == 0:
+        size = 4 * B * S * HEADS * D / KIB
+        print(f"b = {B}, s = {S}, h = {HEADS * D}; one of Q, K, V is {size:.0f} KiB in fp32")
+        print("ranks  tokens/rank    sent forward  sent backward        kept  a score tile")
+    for group in groups:
+        if dist.get_rank() < dist.get_world_size(group):
+            compare(group, device)
+        dist.barrier()
+    if dist.get_rank() == 0:
+        print("output, dQ, dK and dV equal attention over the whole sequence on every rank")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

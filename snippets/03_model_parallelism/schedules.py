@@ -1,0 +1,204 @@
+"""Pipeline schedules as data: four lists of operations, one simulator, the bubble of each.
+
+A schedule is, for every rank, the order of its operations: F a forward, B a backward that
+passes the gradient on, W the gradient of the weights; where B is not followed by a W of its own
+it includes it. The simulator knows one rule: an operation starts when its rank is free and its
+input has arrived. Interleaved 1F1B follows Narayanan et al. (2021), ZB-H1 Qi et al. (2023).
+Draws schedules.svg.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+COLOURS = {"F": "#0b6e99", "B": "#c2410c", "W": "#15803d"}
+
+
+class Op(NamedTuple):
+    kind: str  # F, B or W
+    micro: int  # micro-batch
+    stage: int  # 0 … p-1, or 0 … pv-1 where each rank holds v chunks
+
+
+Schedule = list[list[Op]]  # the operations of each rank, in its order
+
+
+def gpipe(p: int, m: int) -> Schedule:
+    """All forwards, then all backwards."""
+    return [[Op(kind, i, r) for kind in "FB" for i in range(m)] for r in range(p)]
+
+
+def one_f_one_b(p: int, m: int) -> Schedule:
+    """p-1-r forwards to warm up, then one forward and one backward in turn."""
+
+    def rank_ops(r: int) -> list[Op]:
+        return warm_up_then_alternate(m, min(p - 1 - r, m), lambda kind, i: (i, r))
+
+    return [rank_ops(r) for r in range(p)]
+
+
+def interleaved(p: int, m: int, v: int = 2) -> Schedule:
+    """1F1B over v chunks per rank: rank r holds stages r, r+p, …; m is a multiple of p."""
+
+    def rank_ops(r: int) -> list[Op]:
+        def place(kind: str, i: int) -> tuple[int, int]:
+            """The i-th forward or backward: p micro-batches on a chunk, then the next chunk."""
+            chunk = i // p % v if kind == "F" else v - 1 - i // p % v
+            return i // (p * v) * p + i % p, chunk * p + r
+
+        return warm_up_then_alternate(m * v, min(2 * (p - 1 - r) + (v - 1) * p, m * v), place)
+
+    return [rank_ops(r) for r in range(p)]
+
+
+def warm_up_then_alternate(n: int, warm_up: int, place: Callable) -> list[Op]:
+    """`warm_up` forwards, then F and B in turn, until n of each are done."""
+    ops = [Op("F", *place("F", i)) for i in range(warm_up)]
+    for i in range(n):
+        if warm_up + i < n:
+            ops.append(Op("F", *place("F", warm_up + i)))
+        ops.append(Op("B", *place("B", i)))
+    return ops
+
+
+def zb_h1(p: int, m: int) -> Schedule:
+    """1F1B with the backward in two: rank r keeps r of its W back, to fill gaps with them."""
+    schedule = []
+    for r, ops in enumerate(one_f_one_b(p, m)):
+        split = []
+        for op in ops:
+            split.append(op)
+            if op.kind == "B" and op.micro >= r:
+                split.append(Op("W", op.micro - r, r))
+        schedule.append(split + [Op("W", i, r) for i in range(max(m - r, 0), m)])
+    return schedule
+
+
+def simulate(schedule: Schedule) -> dict[Op, tuple[Fraction, Fraction]]:
+    """Begin and end of every operation. A stage's F, B and W take 1 each, B with its W 2.
+
+    Raises RuntimeError where no rank can go on: the schedule deadlocks.
+    """
+    all_ops = [op for ops in schedule for op in ops]
+    stages = 1 + max(op.stage for op in all_ops)
+    unit = Fraction(len(schedule), stages)  # a chunk is 1/v of a rank's layers
+    split = any(op.kind == "W" for op in all_ops)
+    times: dict[Op, tuple[Fraction, Fraction]] = {}
+    free, queue = [Fraction(0)] * len(schedule), [list(ops) for ops in schedule]
+    while any(queue):
+        moved = False
+        for r, ops in enumerate(queue):
+            while ops and (needed := needs(ops[0], stages)) <= times.keys():
+                begin = max([free[r], *(times[op][1] for op in needed)])
+                free[r] = begin + unit * (2 if ops[0].kind == "B" and not split else 1)
+                times[ops.pop(0)] = begin, free[r]
+                moved = True
+        if not moved:
+            raise RuntimeError(f"deadlock: the ranks wait for {[ops[:1] for ops in queue]}")
+    return times
+
+
+def needs(op: Op, stages: int) -> set[Op]:
+    """What must have ended before `op` begins."""
+    if op.kind == "F":
+        return {op._replace(stage=op.stage - 1)} if op.stage else set()
+    if op.kind == "W":
+        return {op._replace(kind="B")}
+    last = op.stage == stages - 1
+    return {op._replace(kind="F") if last else op._replace(stage=op.stage + 1)}
+
+
+def peak_live(ops: list[Op], v: int) -> Fraction:
+    """Most micro-batches whose activations a rank holds at once: from F to W, or to B."""
+    release = "W" if any(op.kind == "W" for op in ops) else "B"
+    live = peak = 0
+    for op in ops:
+        live += (op.kind == "F") - (op.kind == release)
+        peak = max(peak, live)
+    return Fraction(peak, v)  # a chunk's activations are 1/v of a rank's
+
+
+def bubble(schedule: Schedule) -> Fraction:
+    """Idle share of all ranks' time, from the first operation to the last."""
+    times = simulate(schedule)
+    length = max(end for _, end in times.values())
+    busy = sum(end - begin for begin, end in times.values())
+    return 1 - busy / (len(schedule) * length)
+
+
+def draw(schedules: dict[str, Schedule], path: str) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "schedules", "font.size": 11}
+    figure, axes = plt.subplots(len(schedules), 1, figsize=(7, 7.6), sharex=True)
+    for axis, (name, schedule) in zip(axes, schedules.items(), strict=True):
+        p = len(schedule)
+        times = simulate(schedule)
+        for r, ops in enumerate(schedule):
+            for op in ops:
+                begin, end = (float(t) for t in times[op])
+                second = op.stage >= p  # the second chunk of a rank, in a lighter tone
+                axis.barh(
+                    r, end - begin, left=begin, height=0.92, color=COLOURS[op.kind],
+                    alpha=0.55 if second else 1.0, edgecolor="white", linewidth=0.6,
+                )  # fmt: skip
+                if end - begin >= 1:
+                    axis.text(
+                        (begin + end) / 2, r, op.micro, color="white", fontsize=8, ha="center",
+                        va="center",
+                    )  # fmt: skip
+        axis.set_yticks(range(p), [f"rank {r}" for r in range(p)])
+        axis.invert_yaxis()
+        live = max(peak_live(ops, v_of(schedule)) for ops in schedule)
+        title = f"{name}: bubble {float(bubble(schedule)):.1%}, at most {float(live):g} live"
+        axis.set_title(title, loc="left", fontsize=11)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].text(8.4, 0, "F, forward", color=COLOURS["F"], va="center")
+    axes[0].text(14.8, 1, "B, backward", color=COLOURS["B"], va="center", ha="right")
+    axes[3].text(27.3, 0, "W, weights", color=COLOURS["W"], va="center")
+    axes[-1].set_xlabel("time, in units of one stage's forward")
+    figure.tight_layout()
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def v_of(schedule: Schedule) -> int:
+    """Chunks per rank."""
+    return (1 + max(op.stage for ops in schedule for op in ops)) // len(schedule)
+
+
+def main() -> None:
+    print(" p   m  schedule     bubble  formula         of work  most live, rank 0…")
+    for p, m in [(4, 8), (8, 8), (8, 64)]:
+        for build in (gpipe, one_f_one_b, interleaved, zb_h1):
+            schedule = build(p, m)
+            v, work = v_of(schedule), 3 * m
+            idle = {zb_h1: p - 1, interleaved: Fraction(3 * (p - 1), v)}.get(build, 3 * (p - 1))
+            share = bubble(schedule)
+            assert share == Fraction(idle) / (work + idle), (build, p, m, share)
+            live = [peak_live(ops, v) for ops in schedule]
+            expected = {
+                gpipe: [m] * p,
+                one_f_one_b: [min(m, p - r) for r in range(p)],
+                interleaved: [min(m, p + Fraction(p - 1 - 2 * r, v)) for r in range(p)],
+                zb_h1: [min(m, p)] * p,
+            }[build]
+            assert live == expected, (build, live, expected)
+            fraction, relative = f"{Fraction(share)}", f"{float(Fraction(idle) / work):.1%}"
+            counts = " ".join(f"{float(n):g}" for n in live)
+            name = build.__name__
+            print(f"{p:2}  {m:2}  {name:11}  {float(share):6.1%}  ", end="")
+            print(f"{fraction:>12}  {relative:>8}  {counts}")
+    four = {
+        "GPipe": gpipe(4, 8),
+        "1F1B": one_f_one_b(4, 8),
+        "interleaved 1F1B, v = 2": interleaved(4, 8),
+        "zero bubble ZB-H1": zb_h1(4, 8),
+    }
+    draw(four, "schedules.svg")
+
+
+if __name__ == "__main__":
+    main()

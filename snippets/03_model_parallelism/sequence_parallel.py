@@ -1,0 +1,220 @@
+"""Sequence parallelism: norms and residuals on a share of the tokens, at no extra bytes.
+
+Korthikanti et al. (2022): where tensor parallelism copies forward and all-reduces backward,
+g gathers the tokens forward and reduce-scatters backward; where it all-reduces forward, ḡ
+reduce-scatters forward and gathers backward. Both blocks are built here, compared with the
+block in one piece, and their collectives and bytes counted.
+"""
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.nn import functional as F
+
+B, S, H, HEADS = 2, 48, 192, 12  # 1, 2, 3 and 4 ranks divide the heads and the sequence
+calls: Counter[str] = Counter()
+
+
+def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+    calls["all-reduce"] += 1
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total
+
+
+def all_gather(shard: torch.Tensor) -> torch.Tensor:
+    """[b, s/t, h] -> [b, s, h]"""
+    calls["all-gather"] += 1
+    parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, shard.contiguous())
+    return torch.cat(parts, dim=1)
+
+
+def reduce_scatter(term: torch.Tensor) -> torch.Tensor:
+    """[b, s, h] -> [b, s/t, h]; by all-to-all, since gloo's own sends twice the bytes"""
+    calls["reduce-scatter"] += 1
+    outgoing = torch.stack(term.chunk(dist.get_world_size(), dim=1))  # [t, b, s/t, h]
+    incoming = torch.empty_like(outgoing)
+    dist.all_to_all_single(incoming, outgoing)
+    return incoming.sum(dim=0)
+
+
+class GatherTokens(torch.autograd.Function):
+    """g: every rank reads all tokens, so a token's gradient is a sum, wanted where it lives."""
+
+    @staticmethod
+    def forward(ctx, shard):
+        return all_gather(shard)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return reduce_scatter(gradient)
+
+
+class ScatterSum(torch.autograd.Function):
+    """ḡ: the sum of the terms, each rank its tokens; its gradient goes to every term."""
+
+    @staticmethod
+    def forward(ctx, term):
+        return reduce_scatter(term)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return all_gather(gradient)
+
+
+class CopyToRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return all_reduce(gradient)
+
+
+class SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, term):
+        return all_reduce(term)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Block(nn.Module):
+    """A block whose cut regions begin with `enter` and end with `leave`; each does nothing."""
+
+    cut_by_columns, cut_by_rows = ("q", "k", "v", "up"), ("o", "down")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(H), nn.LayerNorm(H)
+        self.q, self.k, self.v, self.o = (nn.Linear(H, H, bias=False) for _ in range(4))
+        self.up = nn.Linear(H, 4 * H, bias=False)
+        self.down = nn.Linear(4 * H, H, bias=False)
+        self.enter = self.leave = lambda x: x
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            F.linear(x, layer.weight).unflatten(2, (-1, H // HEADS)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )  # [b, a/t, s, h/a]: all tokens of some heads
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.linear(mixed.transpose(1, 2).flatten(2), self.o.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, s, h], or [b, s/t, h] where the tokens are cut"""
+        x = x + self.leave(self.attend(self.enter(self.norm1(x))))
+        hidden = F.gelu(F.linear(self.enter(self.norm2(x)), self.up.weight))
+        return x + self.leave(F.linear(hidden, self.down.weight))
+
+    def cut(self, enter, leave) -> "Block":
+        """Keep this rank's part of the six matrices; the norms stay whole."""
+        rank, t = dist.get_rank(), dist.get_world_size()
+        for dim, names in enumerate((self.cut_by_columns, self.cut_by_rows)):
+            for name in names:
+                layer = getattr(self, name)
+                part = layer.weight.detach().chunk(t, dim)[rank]
+                layer.weight = nn.Parameter(part.clone())
+        self.enter, self.leave = enter.apply, leave.apply
+        return self
+
+
+def sum_norm_gradients(block: Block) -> None:
+    """A norm saw this rank's tokens only: its gradients are terms of a sum over the ranks."""
+    gradients = [p.grad for norm in (block.norm1, block.norm2) for p in norm.parameters()]
+    flat = torch.cat(gradients)  # 4h elements for the whole block, in one all-reduce
+    dist.all_reduce(flat)
+    for gradient, total in zip(gradients, flat.split(H), strict=True):
+        gradient.copy_(total)
+
+
+def check(block: Block, whole: Block) -> None:
+    rank, t = dist.get_rank(), dist.get_world_size()
+    for (name, ours), truth in zip(block.named_parameters(), whole.parameters(), strict=True):
+        part = truth.grad
+        if ours.shape != truth.shape:
+            part = part.chunk(t, 0 if name.split(".")[0] in Block.cut_by_columns else 1)[rank]
+        torch.testing.assert_close(ours.grad, part, rtol=1e-4, atol=1e-4)
+
+
+def bytes_written() -> int:
+    """Bytes this process has given to write calls, sockets included; 0 if nobody counts."""
+    counters = Path("/proc/self/io")
+    if dist.get_backend() != "gloo" or not counters.exists():
+        return 0  # NCCL does not write to its peers through the kernel
+    return int(counters.read_text().split("wchar:")[1].split()[0])
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this with: torchrun --nproc-per-node=4 sequence_parallel.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if HEADS % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the {HEADS} heads")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, t = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    whole = Block().to(device)
+    weights = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
+    x = torch.randn(B, S, H).to(device)
+    x_whole = x.clone().requires_grad_()
+    expected = whole(x_whole)
+    expected.square().sum().backward()
+
+    if rank == 0:
+        print(f"t = {t}, bsh = {B * S * H:,} elements, fp32")
+    for name, enter, leave, tokens in (
+        ("TP", CopyToRanks, SumOverRanks, slice(None)),
+        ("TP + SP", GatherTokens, ScatterSum, slice(rank * S // t, (rank + 1) * S // t)),
+    ):
+        block = Block().to(device)
+        block.load_state_dict(weights)
+        block.cut(enter, leave)
+        mine = x[:, tokens].clone().requires_grad_()  # [b, s, h] or [b, s/t, h]
+        calls.clear()
+        dist.barrier()
+        begin = bytes_written()
+        output = block(mine)
+        output.square().sum().backward()
+        end = bytes_written()
+        if name == "TP + SP":
+            sum_norm_gradients(block)
+        torch.testing.assert_close(output, expected[:, tokens])
+        torch.testing.assert_close(mine.grad, x_whole.grad[:, tokens], rtol=1e-4, atol=1e-4)
+        check(block, whole)
+        if rank == 0:
+            counted = ", ".join(f"{count} {call}s" for call, count in sorted(calls.items()))
+            parts = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
+            factor = sum(parts[call] * count for call, count in calls.items())
+            formula = factor * (t - 1) / t * 4 * B * S * H / 1024
+            sent = f"≈{(end - begin) / 1024:.0f} KiB" if end else "not here"
+            print(f"{name:8} residual stream {tuple(output.shape)}: equal, with all gradients")
+            print(f"         {counted}")
+            print(f"         {factor} (t-1)/t bsh = {formula:.0f} KiB, sent by a rank {sent}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

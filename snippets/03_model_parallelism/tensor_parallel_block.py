@@ -1,0 +1,205 @@
+"""A transformer block cut inside its layers, with Megatron's conjugate operators f and g.
+
+Shoeybi et al. (2019) cut the first matrix of attention and of the MLP by columns, the second by
+rows. f copies forward and all-reduces backward; g all-reduces forward and copies backward.
+The block equals the whole one, with all gradients; collectives and bytes are counted.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.nn import functional as F
+
+B, S, H, HEADS = 2, 64, 192, 12  # 1, 2, 3 and 4 ranks divide the heads
+elements_reduced: list[int] = []  # one entry for each all-reduce
+
+
+def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    elements_reduced.append(total.numel())
+    dist.all_reduce(total)
+    return total
+
+
+class CopyToRanks(torch.autograd.Function):
+    """f, where a cut region begins: every rank reads x, so the gradient is a sum over ranks."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return all_reduce(gradient)
+
+
+class SumOverRanks(torch.autograd.Function):
+    """g, where it ends: every rank has a term of the sum, and the sum's gradient is its own."""
+
+    @staticmethod
+    def forward(ctx, term):
+        return all_reduce(term)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def shard(whole: torch.Tensor, dim: int) -> nn.Parameter:
+    """This rank's part of a weight or bias, as a parameter of its own."""
+    part = whole.detach().chunk(dist.get_world_size(), dim)[dist.get_rank()]
+    return nn.Parameter(part.clone())
+
+
+class ColumnParallel(nn.Module):
+    """h -> 4h/t: nn.Linear keeps [out, in], so the columns of the product are its rows."""
+
+    def __init__(self, whole: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = shard(whole.weight, 0), shard(whole.bias, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class RowParallel(nn.Module):
+    """4h/t -> h: a term on each rank, g, and then the bias, once."""
+
+    def __init__(self, whole: nn.Linear) -> None:
+        super().__init__()
+        self.weight = shard(whole.weight, 1)
+        self.bias = nn.Parameter(whole.bias.detach().clone())  # whole, on every rank
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return SumOverRanks.apply(F.linear(x, self.weight)) + self.bias
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(H), nn.LayerNorm(H)
+        self.q, self.k, self.v, self.o = (nn.Linear(H, H) for _ in range(4))
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        # [b, s, h/t] -> [b, a/t, s, h/a]: whole heads, so that nothing crosses ranks in here
+        q, k, v = (
+            layer(x).unflatten(2, (-1, H // HEADS)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attend(self.enter(self.norm1(x)))
+        return x + self.down(F.gelu(self.up(self.enter(self.norm2(x)))))
+
+
+class TensorParallelBlock(Block):
+    """The same block with its six matrices cut; the norms stay whole on every rank."""
+
+    def __init__(self, whole: Block) -> None:
+        super().__init__()
+        self.norm1.load_state_dict(whole.norm1.state_dict())
+        self.norm2.load_state_dict(whole.norm2.state_dict())
+        for name in ("q", "k", "v", "up"):
+            setattr(self, name, ColumnParallel(getattr(whole, name)))
+        for name in ("o", "down"):
+            setattr(self, name, RowParallel(getattr(whole, name)))
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        return CopyToRanks.apply(x)
+
+
+def shard_like(ours: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """The part of `whole` that this rank has to have, by comparing the shapes."""
+    for dim, (mine, all_of_it) in enumerate(zip(ours.shape, whole.shape, strict=True)):
+        if mine != all_of_it:
+            return whole.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+    return whole
+
+
+def bytes_written() -> int:
+    """Bytes this process has given to write calls, sockets included; 0 if nobody counts."""
+    counters = Path("/proc/self/io")
+    if dist.get_backend() != "gloo" or not counters.exists():
+        return 0  # NCCL does not write to its peers through the kernel
+    return int(counters.read_text().split("wchar:")[1].split()[0])
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this with: torchrun --nproc-per-node=4 tensor_parallel_block.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if HEADS % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the {HEADS} heads")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, t = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)  # the same block and the same input on every rank
+    whole = Block().to(device)
+    x = torch.randn(B, S, H).to(device)
+    ours = TensorParallelBlock(whole).to(device)
+    x_whole, x_ours = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected = whole(x_whole)
+    expected.square().sum().backward()
+
+    dist.barrier()
+    marks = [bytes_written()]
+    output = ours(x_ours)
+    in_forward = len(elements_reduced)
+    marks.append(bytes_written())
+    output.square().sum().backward()
+    marks.append(bytes_written())
+
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(x_ours.grad, x_whole.grad, rtol=1e-4, atol=1e-4)
+    gradients = dict(whole.named_parameters())
+    for name, parameter in ours.named_parameters():
+        part = shard_like(parameter.grad, gradients[name].grad)
+        torch.testing.assert_close(parameter.grad, part, rtol=1e-4, atol=1e-3)
+
+    assert set(elements_reduced) == {B * S * H}
+    if rank == 0:
+        kept, full = (sum(p.numel() for p in block.parameters()) for block in (ours, whole))
+        print(
+            f"t = {t}: {kept:,} of {full:,} parameters and {HEADS // t} of {HEADS} heads a rank"
+        )
+        print(f"every all-reduce has bsh = {B * S * H:,} elements")
+        formula = 2 * 2 * (t - 1) / t * 4 * B * S * H / 1024  # two all-reduces in 4 bytes
+        print(f"           all-reduces   KiB sent by a rank: formula {formula:.0f}")
+        calls = in_forward, len(elements_reduced) - in_forward
+        for phase, count in enumerate(calls):
+            sent = (
+                f"≈{(marks[phase + 1] - marks[phase]) / 1024:.0f}" if marks[2] else "not here"
+            )
+            print(f"  {('forward', 'backward')[phase]:8}{count:13}   counted {sent}")
+        count = len(gradients)
+        print(f"output, gradient of the input and {count} gradients of parameters: equal")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,132 @@
+"""Three dimensions: DP × PP × TP on 2 × 2 × 2 processes, with the loss of one process.
+
+One mesh, three groups for each rank. TP cuts every block's matrices, innermost; a pipeline of
+two stages runs 1F1B over the middle dimension; and gradients are averaged over the outer one.
+Each rank holds about a quarter of the parameters and its replica reads half of the batch.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+DP, PP, TP = 2, 2, 2
+LAYERS, H, BATCH, MICRO_BATCHES, STEPS = 4, 32, 16, 4, 5
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(H)
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def local(x: torch.Tensor) -> torch.Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def average_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Data parallelism for the shards that this rank holds, in one message."""
+    gradients = [local(p.grad) for p in model.parameters()]
+    flat = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
+    for gradient, part in zip(
+        gradients, flat.split([g.numel() for g in gradients]), strict=True
+    ):
+        gradient.copy_(part.view_as(gradient))
+
+
+def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "0")) != DP * PP * TP:
+        sys.exit("DP 2 × PP 2 × TP 2: torchrun --nproc-per-node=8 three_dimensions.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    mesh = init_device_mesh(device.type, (DP, PP, TP), mesh_dim_names=("dp", "pp", "tp"))
+    dp, pp, tp = (mesh[name].get_local_rank() for name in ("dp", "pp", "tp"))
+
+    torch.manual_seed(0)  # every rank builds the whole model, and keeps its part
+    whole = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
+    batches = [torch.randn(BATCH, H).to(device) for _ in range(STEPS)]
+
+    # --8<-- [start:compose]
+    per_stage = LAYERS // PP
+    stage_model = copy.deepcopy(whole[pp * per_stage : (pp + 1) * per_stage])
+    for block in stage_model:
+        parallelize_module(
+            block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        )
+    stage = PipelineStage(stage_model, pp, PP, device, group=mesh["pp"].get_group())
+    loss_of = nn.functional.mse_loss
+    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=loss_of)
+    # --8<-- [end:compose]
+    optimizer = torch.optim.SGD(stage_model.parameters(), lr=0.2, momentum=0.9)
+    optimizer_alone = torch.optim.SGD(whole.parameters(), lr=0.2, momentum=0.9)
+
+    losses, losses_alone = [], []
+    for x in batches:
+        # --8<-- [start:step]
+        mine = x.chunk(DP)[dp]  # by the dp coordinate: both ranks of a tp group see the same
+        optimizer.zero_grad()
+        if pp == 0:
+            schedule.step(mine)
+        else:
+            micro: list[torch.Tensor] = []
+            schedule.step(target=mine.flip(-1), losses=micro)
+            loss = torch.stack(micro).mean().detach()
+            dist.all_reduce(loss, group=mesh["dp"].get_group())
+            losses.append(loss / DP)
+        average_gradients(stage_model, mesh["dp"].get_group())
+        optimizer.step()
+        # --8<-- [end:step]
+
+        loss = loss_of(whole(x), x.flip(-1))
+        optimizer_alone.zero_grad()
+        loss.backward()
+        optimizer_alone.step()
+        losses_alone.append(loss.detach())
+
+    if losses:  # the last stage has them
+        torch.testing.assert_close(losses, losses_alone, rtol=1e-4, atol=1e-6)
+    truth = whole[pp * per_stage : (pp + 1) * per_stage].parameters()
+    for ours, want in zip(stage_model.parameters(), truth, strict=True):
+        full = ours.full_tensor() if isinstance(ours, DTensor) else ours
+        torch.testing.assert_close(full, want, rtol=1e-4, atol=1e-5)
+
+    held = sum(local(p).numel() for p in stage_model.parameters())
+    total = sum(p.numel() for p in whole.parameters())
+    report = (dp, pp, tp, held, [loss.item() for loss in losses])
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, report)
+    if dist.get_rank() == 0:
+        for rank, (d, p, t, count, _) in enumerate(everyone):
+            print(f"rank {rank}: dp {d} pp {p} tp {t}, {count:,} of {total:,} parameters")
+        for step, (loss, alone) in enumerate(zip(everyone[-1][4], losses_alone, strict=True)):
+            print(f"step {step}: loss {loss:.4f}, alone {alone:.4f}")
+        print("losses, and every parameter after the last step, equal one process")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

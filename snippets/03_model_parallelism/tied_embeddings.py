@@ -1,0 +1,79 @@
+"""Tied embeddings at both ends of a pipeline: two copies, two gradients, and they drift apart.
+
+The embedding on the first stage and the output projection on the last are one matrix in the
+unsplit model, whose gradient is the sum of both uses. Split, each stage has a copy and only
+its own half of the gradient.
+
+    (no flag)   each stage steps with what it has
+    --mend      all-reduce of the gradient over the two stages before the step
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.nn.functional import cross_entropy, embedding
+
+WORDS, HIDDEN, BATCH, STEPS = 50, 16, 32, 5
+
+
+def split_backward(table: torch.Tensor, layer: nn.Module, tokens, target) -> None:
+    """Rank 0 embeds, rank 1 applies `layer` and projects with its own copy of the table."""
+    if dist.get_rank() == 0:
+        x = embedding(tokens, table)  # [b, h]
+        dist.send(x.detach(), 1)
+        grad = torch.empty_like(x)
+        dist.recv(grad, 1)
+        x.backward(grad)
+    else:
+        x = torch.empty(BATCH, HIDDEN)
+        dist.recv(x, 0)
+        x.requires_grad_()
+        cross_entropy(layer(x) @ table.T, target).backward()
+        dist.send(x.grad, 0)
+
+
+def main() -> int:
+    if os.environ.get("WORLD_SIZE") != "2":
+        sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 tied_embeddings.py")
+    dist.init_process_group("gloo")
+    rank, mend = dist.get_rank(), "--mend" in sys.argv
+    torch.manual_seed(0)  # the same table, layer and tokens on both ranks
+    table = nn.Parameter(0.5 * torch.randn(WORDS, HIDDEN))
+    layer = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
+    tokens, target = torch.randint(WORDS, (2, BATCH))
+    true_table = nn.Parameter(table.detach().clone())  # the unsplit model, on both ranks
+    true_layer = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
+    true_layer.load_state_dict(layer.state_dict())
+
+    ours = torch.optim.SGD([table, *layer.parameters()], lr=1.0)
+    true = torch.optim.SGD([true_table, *true_layer.parameters()], lr=1.0)
+    for _ in range(STEPS):
+        ours.zero_grad()
+        true.zero_grad()
+        split_backward(table, layer, tokens, target)
+        if mend:
+            dist.all_reduce(table.grad)  # with more stages: a group of the first and the last
+        output = true_layer(embedding(tokens, true_table)) @ true_table.T
+        cross_entropy(output, target).backward()
+        ours.step()
+        true.step()
+
+    copies = [torch.empty_like(table) for _ in range(2)]
+    dist.all_gather(copies, table.detach())
+    apart = (copies[0] - copies[1]).norm().item()
+    wrong = (table.detach() - true_table.detach()).norm() / true_table.detach().norm()
+    if rank == 0:
+        print(f"after {STEPS} steps the two copies are equal: {apart < 1e-4}", flush=True)
+        print(f"equal to the unsplit model's: {wrong.item() < 1e-4}", flush=True)
+    dist.barrier()
+    return int(apart > 1e-4 or wrong.item() > 1e-4)
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -1,0 +1,92 @@
+"""Different tokens on the ranks of one tensor-parallel group: no error, and a model of nothing.
+
+TP ranks compute parts of one and the same product, so they must read the same tokens. A loader
+that shards by the global rank, as under DDP, gives each its own; the all-reduce then adds parts
+of different sentences. Shapes agree, the loss is finite, and each rank even reports a loss.
+
+    (no flag)   the batch is sharded by rank
+    --mend      the batch is sharded by the dp coordinate
+
+Both compare checksums of the batch within the tp group afterwards; a run should do so before.
+"""
+
+import argparse
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+H, BATCH = 16, 8
+
+
+def check_same(x: torch.Tensor, mesh: DeviceMesh) -> None:
+    """Raise on every rank of the group whose batches differ; a few bytes a step."""
+    ours = torch.stack([x.double().sum(), x.double().square().sum()])
+    low, high = ours.clone(), ours.clone()
+    dist.all_reduce(low, dist.ReduceOp.MIN, group=mesh.get_group())
+    dist.all_reduce(high, dist.ReduceOp.MAX, group=mesh.get_group())
+    if not torch.equal(low, high):
+        ranks = dist.get_process_group_ranks(mesh.get_group())
+        raise ValueError(f"tensor-parallel ranks {ranks} have different batches")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mend", action="store_true")
+    args = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", "0")) != 4:
+        sys.exit("a 2 × 2 mesh: torchrun --nproc-per-node=4 tp_group_data.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H)).to(device)
+    alone = copy.deepcopy(model)
+    batch = torch.randn(BATCH, H).to(device)
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    x = batch.chunk(n)[rank]  # by global rank, as DistributedSampler would
+    if args.mend:
+        x = batch.chunk(2)[mesh["dp"].get_local_rank()]
+    out = model(x)
+    truth = alone(x)
+    error = ((out - truth).norm() / truth.norm()).detach()
+    report: list = [None] * n
+    dist.all_gather_object(report, (error.item(), (out - x).square().mean().item()))
+    if rank == 0:
+        for r, (off, loss) in enumerate(report):
+            verdict = "equal to one process" if off < 1e-5 else f"output off by {off:.1%}"
+            print(f"rank {r}: {len(x)} rows, loss {loss:.4f}, {verdict}", flush=True)
+    status = int(any(off > 1e-5 for off, _ in report))
+    try:
+        check_same(x, mesh["tp"])
+    except ValueError as error:
+        status = 1
+        if rank == 0:
+            print(f"check_same: {type(error).__name__}: {error}", flush=True)
+    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    return status
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

@@ -1,0 +1,108 @@
+"""Ulysses: an all-to-all turns shards of tokens into shards of heads, then attention is local.
+
+Attention treats heads one by one and everything else treats tokens one by one. So cut by tokens
+everywhere and by heads inside attention: an all-to-all of Q, K and V before it and one of the
+output after it (Jacobs et al., 2023). Any attention kernel and any mask works unchanged, since
+each rank sees whole sequences, and each rank sends 1/n of a tensor rather than the whole of it.
+The price: no more ranks than there are heads. Compared with one process, forward and backward.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch.nn import functional as F
+
+B, HEADS, S, D = 2, 12, 480, 16  # 1, 2, 3 and 4 ranks divide both S and HEADS
+KIB = 1024
+sent = 0  # bytes that left this rank
+
+
+def exchange(x: torch.Tensor, scatter: int, gather: int) -> torch.Tensor:
+    """Cut `x` along dimension `scatter`, give each rank its part, join along `gather`."""
+    global sent
+    n = dist.get_world_size()
+    outgoing = torch.stack([part.contiguous() for part in x.chunk(n, dim=scatter)])
+    incoming = torch.empty_like(outgoing)
+    dist.all_to_all_single(incoming, outgoing)
+    sent += outgoing.nbytes * (n - 1) // n  # one part stays here
+    return torch.cat(list(incoming), dim=gather)
+
+
+class AllToAll(torch.autograd.Function):
+    """The gradient of what was sent comes back by the opposite exchange."""
+
+    @staticmethod
+    def forward(ctx, x, scatter, gather):
+        ctx.scatter, ctx.gather = scatter, gather
+        return exchange(x, scatter, gather)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return exchange(gradient, ctx.gather, ctx.scatter), None, None
+
+
+def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention; arguments and result are [b, heads, s/n, d], tokens in rank order."""
+    # [b, heads, s/n, d] -> [b, heads/n, s, d]
+    q, k, v = (AllToAll.apply(x, 1, 2) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # the library's own kernel
+    return AllToAll.apply(out, 2, 1)  # and back
+
+
+def main() -> None:
+    global sent
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 ulysses.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if HEADS % n or S % n:
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {HEADS} heads and {S} tokens")
+
+    torch.manual_seed(0)
+    whole = [torch.randn(B, HEADS, S, D, device=device, requires_grad=True) for _ in range(3)]
+    truth = F.scaled_dot_product_attention(*whole, is_causal=True)
+    d_out = torch.randn_like(truth)
+    truth.backward(d_out)
+
+    ours = [x.detach().chunk(n, dim=2)[rank].clone().requires_grad_() for x in whole]
+    out = ulysses_attention(*ours)
+    forward, sent = sent, 0
+    out.backward(d_out.chunk(n, dim=2)[rank])
+    backward = sent
+
+    torch.testing.assert_close(out, truth.chunk(n, dim=2)[rank], rtol=1e-4, atol=1e-5)
+    for mine, full in zip(ours, whole, strict=True):
+        torch.testing.assert_close(
+            mine.grad, full.grad.chunk(n, dim=2)[rank], rtol=1e-4, atol=1e-5
+        )
+    size = 4 * B * S * HEADS * D  # of Q, of K, of V or of the output, whole
+    assert forward == backward == 4 * (n - 1) * size // n**2
+    if rank == 0:
+        print(f"{n} ranks: output, dQ, dK and dV equal attention in one process")
+        print(f"  on each rank [b, heads, s/n, d] {list(ours[0].shape)}", end=" ")
+        print(f"became {[B, HEADS // n, S, D]}")
+        print(f"  sent forward {forward // KIB} KiB, backward {backward // KIB} KiB", end=" ")
+        print(f"= 4(n-1)/n² of {size // KIB} KiB each")
+        print("sent forward and backward, in units of bsh × bytes per element")
+        print("ranks  ring 6(n-1)/n  Ulysses 8(n-1)/n²  with 1/8 of the heads for K and V")
+        for ranks in (2, 4, 8, 16, 64):
+            ring, ours = 6 * (ranks - 1) / ranks, 8 * (ranks - 1) / ranks**2
+            grouped = (2 + 2 / 8) / 4 * ours
+            print(f"{ranks:5}  {ring:13.3f}  {ours:17.3f}  ", end="")
+            print(f"{ring / 8:6.3f} and {grouped:.3f}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,64 @@
+"""A batch that m does not divide: the buffers of a pipeline stage have one shape.
+
+A PipelineStage learns the shape of a micro-batch from the first one and receives all of them
+into buffers of that shape. 30 samples make micro-batches of 8, 8, 7 and 7: the third arrives in
+a buffer of 8 rows, whose last row is not its own, and meets a target of 7.
+
+    (no flag)   30 samples, m = 4
+    --mend      what is left over is dropped, as by a DataLoader with drop_last=True
+"""
+
+import os
+import sys
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn.functional import mse_loss
+
+SAMPLES, HIDDEN, M = 30, 16, 4
+
+
+def main() -> int:
+    if os.environ.get("WORLD_SIZE") != "2":
+        sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 uneven_micro_batches.py")
+    warnings.simplefilter("ignore")  # mse_loss warns of the two sizes before they fail
+    # gloo, also where there are GPUs: its time limit is an exception, NCCL's ends the process.
+    # The default group serves to end in order; what may fail runs in a second one.
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=timedelta(seconds=5))
+
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN))
+    batch, target = torch.randn(2, SAMPLES, HIDDEN)
+    if "--mend" in sys.argv:
+        batch, target = batch[: SAMPLES // M * M], target[: SAMPLES // M * M]
+    true_loss = mse_loss(whole(batch), target).detach()
+
+    stage = PipelineStage(whole[rank], rank, 2, torch.device("cpu"), group=group)
+    schedule = ScheduleGPipe(stage, n_microbatches=M, loss_fn=mse_loss)
+    losses: list[torch.Tensor] = []
+    failed = False
+    try:
+        inputs = (batch,) if rank == 0 else ()
+        schedule.step(*inputs, target=target if rank == 1 else None, losses=losses)
+    except RuntimeError as error:  # on rank 0: nobody sends it a gradient any more
+        failed = True
+        if rank == 1:
+            print(f"rank 1: {type(error).__name__}: {error}", flush=True)
+    if losses:
+        torch.testing.assert_close(torch.stack(losses).mean().detach(), true_loss)
+        print(f"{len(batch)} samples in {M} micro-batches: the loss of one process", flush=True)
+    dist.barrier()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.exit(status)

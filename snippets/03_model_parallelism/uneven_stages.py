@@ -1,0 +1,97 @@
+"""One slow stage sets the pace of all: predicted m·max + the rest once, and measured.
+
+Four stages share 16 layers and a head that costs as much as 4 layers. Split by count, the last
+stage does twice the work of the others; split by cost, all do the same. With the slow stage in
+front 1F1B ends before the formula says. Each rank sleeps for its stage's time (5 ms for a
+layer) through 1F1B; a rank's backward takes twice its forward.
+"""
+
+import itertools
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+LAYER, HEAD, M = 0.005, 4, 8  # seconds of a layer's forward; the head in layers; micro-batches
+SPLITS = {  # layers on each rank; the last has the head too
+    "by count": [4, 4, 4, 4],
+    "slow first": [8, 4, 4, 0],
+    "by cost": [5, 5, 5, 1],
+}
+
+
+def balance(costs: list[float], p: int) -> list[int]:
+    """Cut a list of layer costs into p runs so that the dearest run is as cheap as possible."""
+    best = min(
+        itertools.combinations(range(1, len(costs)), p - 1),
+        key=lambda cuts: max(
+            sum(costs[a:b]) for a, b in itertools.pairwise((0, *cuts, len(costs)))
+        ),
+    )
+    return [b - a for a, b in itertools.pairwise((0, *best, len(costs)))]
+
+
+def predict(costs: list[float]) -> float:
+    """Time of GPipe in forwards of a layer: the slowest stage m times, the others once.
+
+    1F1B takes as long where the slowest stage is the last, and less where it is not.
+    """
+    return 3 * (M * max(costs) + sum(costs) - max(costs))
+
+
+def run(seconds: float) -> tuple[float, float]:
+    """1F1B with this rank's forward taking `seconds`; begin and end by the machine's clock."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    warm_up = min(p - 1 - rank, M)
+    order = [("F", i) for i in range(warm_up)]
+    for i in range(M):
+        order += [("F", warm_up + i)] if warm_up + i < M else []
+        order.append(("B", i))
+    note, sending = torch.zeros(1), []
+    begin = time.monotonic()
+    for kind, i in order:
+        step = 1 if kind == "F" else -1
+        if 0 <= rank - step < p:
+            dist.recv(torch.empty(1), rank - step, tag=2 * i + (kind == "B"))
+        time.sleep(seconds if kind == "F" else 2 * seconds)
+        if 0 <= rank + step < p:
+            sending.append(dist.isend(note, rank + step, tag=2 * i + (kind == "B")))
+    for work in sending:
+        work.wait()
+    return begin, time.monotonic()
+
+
+def main() -> None:
+    if os.environ.get("WORLD_SIZE") != "4":
+        sys.exit("start with 4 ranks: torchrun --nproc-per-node=4 uneven_stages.py")
+    dist.init_process_group("gloo")  # tags and host tensors: gloo, also where there are GPUs
+    rank = dist.get_rank()
+    # the head is one piece that is dearer than a layer; balance() finds the second split
+    assert balance([1.0] * 16 + [float(HEAD)], 4) == [5, 5, 5, 2]  # 1 layer and the head
+    run(0.001)  # connects the ranks, not counted
+
+    lengths = {}
+    for name, layers in SPLITS.items():
+        costs = [float(n) for n in layers[:-1]] + [float(layers[-1] + HEAD)]
+        dist.barrier()
+        spans: list = [None] * 4
+        dist.all_gather_object(spans, run(LAYER * costs[rank]))
+        length = max(end for _, end in spans) - min(begin for begin, _ in spans)
+        assert length > 3 * M * max(costs) * LAYER  # nothing is faster than the slowest stage
+        lengths[name] = length
+        if rank == 0:
+            predicted, busy = LAYER * predict(costs), 3 * M * sum(costs) * LAYER / (4 * length)
+            shown = " ".join(f"{cost:g}" for cost in costs)
+            print(f"{name:10}  cost of the stages {shown}: ", end="")
+            print(f"formula {1e3 * predicted:.0f} ms, ", end="")
+            print(f"measured ≈{1e3 * length:.0f} ms, busy ≈{100 * busy:.0f}%")
+    if rank == 0:
+        print(f"by count / by cost: ≈{lengths['by count'] / lengths['by cost']:.2f}", end="")
+        print(f", predicted {predict([4, 4, 4, 8]) / predict([5, 5, 5, 5]):.2f}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,163 @@
+"""Embedding and cross-entropy with the vocabulary cut over ranks: no logits are gathered.
+
+Each rank has V/t rows of the (tied) embedding. A token's vector comes from the one rank that
+has it; the others add zeros. The loss needs three numbers for each token from all ranks: the
+largest logit, the sum of exponentials, the target's logit. Loss and gradients equal those of
+F.cross_entropy on one process.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch.nn import functional as F
+
+B, S, H, V = 8, 256, 16, 1536  # 1, 2, 3 and 4 ranks divide the vocabulary
+
+
+class CopyToRanks(torch.autograd.Function):
+    """f: forward nothing, backward an all-reduce."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class SumOverRanks(torch.autograd.Function):
+    """g: forward an all-reduce, backward nothing."""
+
+    @staticmethod
+    def forward(ctx, term):
+        total = term.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def locate(tokens: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[b, s] of ids -> their row in this rank's shard, and whether they are in it at all."""
+    local = tokens - dist.get_rank() * rows
+    mine = (local >= 0) & (local < rows)
+    return local.masked_fill(~mine, 0), mine
+
+
+def embed(tokens: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+    """[b, s] -> [b, s, h]; `shard` has [V/t, h]."""
+    local, mine = locate(tokens, len(shard))
+    return SumOverRanks.apply(F.embedding(local, shard) * mine[..., None])
+
+
+class VocabularyParallelLoss(torch.autograd.Function):
+    """Mean cross-entropy of logits [b, s, V/t] that stay where they are."""
+
+    @staticmethod
+    def forward(ctx, logits, targets):
+        largest = logits.amax(dim=-1)  # [b, s]
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        exponentials = (logits - largest[..., None]).exp()
+        total = exponentials.sum(dim=-1)
+        dist.all_reduce(total)
+        local, mine = locate(targets, logits.shape[-1])
+        target = logits.gather(-1, local[..., None])[..., 0] * mine
+        dist.all_reduce(target)
+        ctx.save_for_backward(exponentials / total[..., None], local, mine)
+        return (largest + total.log() - target).mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        softmax, local, mine = ctx.saved_tensors
+        one_hot = torch.zeros_like(softmax).scatter_(-1, local[..., None], 1.0)
+        difference = softmax - one_hot * mine[..., None]  # each rank knows its own columns
+        return gradient * difference / mine.numel(), None
+
+
+def gathered_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """What it replaces: all logits on every rank."""
+    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, logits)
+    return F.cross_entropy(torch.cat(parts, dim=-1).flatten(0, 1), targets.flatten())
+
+
+def bytes_written() -> int:
+    """Bytes this process has given to write calls, sockets included; 0 if nobody counts."""
+    counters = Path("/proc/self/io")
+    if dist.get_backend() != "gloo" or not counters.exists():
+        return 0  # NCCL does not write to its peers through the kernel
+    return int(counters.read_text().split("wchar:")[1].split()[0])
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this with: torchrun --nproc-per-node=4 vocabulary_parallel.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if V % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the vocabulary of {V}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, t = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    table, mixer = torch.randn(V, H).to(device), torch.randn(H, H).to(device)
+    tokens, targets = torch.randint(V, (2, B, S)).to(device)
+
+    whole = table.clone().requires_grad_()  # one process; the mixer stands for the layers
+    hidden = torch.tanh(F.embedding(tokens, whole) @ mixer)
+    expected = F.cross_entropy((hidden @ whole.T).flatten(0, 1), targets.flatten())
+    expected.backward()
+
+    shard = table.chunk(t)[rank].clone().requires_grad_()
+    embedded = embed(tokens, shard)
+    torch.testing.assert_close(embedded, F.embedding(tokens, table))
+    hidden = torch.tanh(embedded @ mixer)
+    logits = CopyToRanks.apply(hidden) @ shard.T  # [b, s, V/t]
+    dist.barrier()
+    marks = [bytes_written()]
+    loss = VocabularyParallelLoss.apply(logits, targets)
+    marks.append(bytes_written())
+    torch.testing.assert_close(gathered_loss(logits.detach(), targets), loss.detach())
+    marks.append(bytes_written())
+    loss.backward()
+
+    torch.testing.assert_close(loss.detach(), expected.detach())
+    torch.testing.assert_close(shard.grad, whole.grad.chunk(t)[rank])
+    if rank == 0:
+        three, gather = 3 * 2 * (t - 1) / t * 4 * B * S, (t - 1) / t * 4 * B * S * V
+        print(f"t = {t}: rank 0 has tokens 0 to {V // t - 1} of {V}")
+        print(f"loss {loss.item():.4f}, one process {expected.item():.4f}")
+        print("embedding, loss, gradient of the tied table: equal")
+        print("sent by a rank for the loss          formula     counted")
+        for name, size, begin in (
+            ("three all-reduces of bs", three, 0),
+            ("an all-gather of the logits", gather, 1),
+        ):
+            sent = f"≈{(marks[begin + 1] - marks[begin]) / 1024:.1f} KiB" if marks[2] else "–"
+            print(f"  {name:28} {size / 1024:9.1f} KiB  {sent:>10}")
+        print(f"ratio of the formulas: V/6 = {V // 6}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,73 @@
+"""Mesh dimensions in the wrong order: the same numbers, and the big traffic on the slow link.
+
+Two nodes of two ranks are pretended: ranks 0 and 1, 2 and 3. One MLP block is computed on a
+(dp, tp) mesh and on a (tp, dp) one. Results agree to the last digit that matters, so nothing
+tells that the second sends its activations across nodes. The program adds up, for each all-
+reduce, the bytes that a ring sends over the border of a node.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+NODE, H, TOKENS, LAYERS = 2, 32, 512, 4
+crossing: dict[str, float] = {}
+
+
+def all_reduce(x: torch.Tensor, mesh, name: str) -> torch.Tensor:
+    """Sum over the dimension `name`; note what the group's ring sends between nodes."""
+    group = mesh[name].get_group()
+    ranks = dist.get_process_group_ranks(group)
+    n = len(ranks)
+    each = 2 * (n - 1) / n * x.nbytes  # what every rank of a ring sends to the next one
+    borders = sum(ranks[i] // NODE != ranks[(i + 1) % n] // NODE for i in range(n))
+    crossing[name] = crossing.get(name, 0.0) + each * borders
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def step(mesh) -> torch.Tensor:
+    """Forward of LAYERS blocks under TP, and the all-reduce of their gradients under DP."""
+    torch.manual_seed(0)
+    dp, tp = (mesh[name].get_local_rank() for name in ("dp", "tp"))
+    x = torch.randn(2 * TOKENS, H).chunk(2)[dp]  # the batch is cut by the dp coordinate
+    for _ in range(LAYERS):
+        up, down = torch.randn(H, 4 * H) / H**0.5, torch.randn(4 * H, H) / (4 * H) ** 0.5
+        part = F.gelu(x @ up.chunk(2, dim=1)[tp]) @ down.chunk(2, dim=0)[tp]
+        x = x + all_reduce(part, mesh, "tp")  # forward; backward has one more of this size
+        all_reduce(torch.zeros_like(part), mesh, "tp")
+        gradients = torch.zeros(up.numel() // 2 + down.numel() // 2)
+        all_reduce(gradients, mesh, "dp")
+    parts = [torch.empty_like(x) for _ in range(2)]
+    dist.all_gather(parts, x, group=mesh["dp"].get_group())
+    return torch.cat(parts)
+
+
+def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "0")) != 4:
+        sys.exit("two nodes of two ranks: torchrun --nproc-per-node=4 wrong_order.py")
+    dist.init_process_group("gloo")
+    outputs = []
+    for names in (("tp", "dp"), ("dp", "tp")):
+        crossing.clear()
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+        outputs.append(step(mesh))
+        totals: list = [None] * 4
+        dist.all_gather_object(totals, dict(crossing))
+        if dist.get_rank() == 0:
+            sums = {k: sum(t[k] for t in totals) / 2 / 2**10 for k in ("tp", "dp")}  # per rank
+            print(f"mesh_dim_names={names}, {names[-1]} inside the node")
+            print(f"  KiB across nodes: tp {sums['tp']:.0f}, dp {sums['dp']:.0f}")
+    torch.testing.assert_close(outputs[0], outputs[1])
+    if dist.get_rank() == 0:
+        print("outputs equal")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
