@@ -64,7 +64,7 @@ def reduce_last(model, micro: int) -> None:
 
 
 def stay_whole(model, micro: int) -> None:
-    """ZeRO-2 for the length of a step: parameters are gathered once, too."""
+    """ZeRO-1 for the length of a step: parameters are gathered once, too."""
     reduce_last(model, micro)
     model.set_reshard_after_forward(False)
     model.set_reshard_after_backward(micro == MICRO - 1)

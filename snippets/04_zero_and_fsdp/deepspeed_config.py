@@ -60,7 +60,7 @@ def read(config: dict) -> DeepSpeedConfig:
 
 # --8<-- [start:unknown_keys]
 def unknown_keys(config: dict) -> list[str]:
-    """Top-level keys that appear nowhere among DeepSpeed's names: it would ignore them."""
+    """Top-level keys that DeepSpeed's main list lacks: misspelt, or those of a plug-in."""
     known = {value for value in vars(constants).values() if isinstance(value, str)}
     known |= {"zero_optimization", "zero_allow_untested_optimizer", "activation_checkpointing"}
     return [key for key in config if key not in known]

@@ -76,11 +76,11 @@ def config(stage: int, bf16: bool, ranks: int) -> dict:
         "bf16": {"enabled": bf16},
         "zero_optimization": {
             "stage": stage,
-            "reduce_bucket_size": BUCKET,  # elements; a buffer that stays, in stages 1 to 3
+            "reduce_bucket_size": BUCKET,  # elements in the buffer of stages 1 to 3
             "stage3_prefetch_bucket_size": BUCKET,
             "stage3_param_persistence_threshold": 0,  # no parameter is too small to shard
         },
-        "zero_allow_untested_optimizer": True,  # torch's AdamW in place of DeepSpeed's own
+        "zero_allow_untested_optimizer": True,  # not for AdamW, which it has tested
     }
 
 

@@ -10,7 +10,7 @@ border that the ring crosses: NVLink inside a node; between nodes all network ca
 Peaks are from NVIDIA's datasheets (dense bf16; W is half of NVLink's figure for both ways).
 """
 
-REACHED = 0.4  # of the peak: a good training run; Llama 3 405B reports 0.41 to 0.43
+REACHED = 0.4  # of the peak: a good run; Llama 3 405B reports 0.41 to 0.43 at s = 8,192
 
 GPUS = {  # dense bf16 FLOP/s; NVLink bytes/s each way
     "A100": (312e12, 600e9 / 2),

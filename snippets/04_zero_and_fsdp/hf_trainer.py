@@ -38,7 +38,7 @@ ZERO_3 = {
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-    "zero_allow_untested_optimizer": True,  # the Trainer's own AdamW
+    "zero_allow_untested_optimizer": True,  # any that `optim` names; the Trainer sets it, too
 }
 
 

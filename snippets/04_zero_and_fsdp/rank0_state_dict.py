@@ -1,7 +1,7 @@
 """A state dict saved by rank 0 alone holds rank 0's shards, and nothing complains.
 
-(no flag)   rank 0 saves model.state_dict(), a dict of DTensors, with their local parts
---mend      all ranks gather it to rank 0 first, which saves whole tensors
+local.pt   what rank 0 has: the local parts of the DTensors in model.state_dict()
+whole.pt   the mend: all ranks gather to rank 0 first, which saves whole tensors
 """
 
 import os
