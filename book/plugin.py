@@ -55,8 +55,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--plain",
         action="store_true",
-        help="start every command as typed (by default the first of each transcript, while "
-        "further torchrun commands start from a process that has torch)",
+        help="start every command as typed (by default most torchrun commands start from a "
+        "process that has torch; the workflow runs all as typed)",
     )
     group.addoption(
         "--time-limit",

@@ -227,7 +227,11 @@ def _check(program: Program, device: str, limit: float, record: bool, warm) -> O
         warmed = False
         for number, step in enumerate(transcript.steps):
             where = f"{name}:{step.line}: `{step.command}`"
-            by = warm if warm is not None and warm.takes(step.command, number) else None
+            by = (
+                warm
+                if warm is not None and warm.takes(step.command, program.name, number)
+                else None
+            )
             warmed = warmed or by is not None
             result = runner.run(step.command, folder, limit=limit, device=device, warm=by)
             seconds += result.seconds

@@ -605,8 +605,8 @@ dist.destroy_process_group()
     assert seconds[1] < seconds[0], seconds
 
 
-def test_further_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None:
-    """The first command runs in fresh interpreters; what differs warm counts for nothing."""
+def test_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None:
+    """One program in four begins as typed; what differs warm counts for nothing."""
     code = (
         DISTRIBUTED
         + """
@@ -614,18 +614,19 @@ import os, sys
 parent = open(f"/proc/{os.getppid()}/cmdline").read()
 dist.barrier()
 if rank == 0:
-    print("as typed" if "torchrun" in parent else "warm" if len(sys.argv) > 1 else "never")
+    print("as typed" if "torchrun" in parent else "warm")
 dist.destroy_process_group()
 sys.stdout.flush()
 os._exit(0)
 """
     )
     book.program(
-        "kept",
+        "first",  # one of the four
         code,
-        "$ torchrun --nproc-per-node=2 kept.py\nas typed\n"
-        "$ torchrun --nproc-per-node=2 kept.py a\nwarm\n",
+        "$ torchrun --nproc-per-node=2 first.py\nas typed\n"
+        "$ torchrun --nproc-per-node=2 first.py a\nwarm\n",
     )
+    book.program("kept", code, "$ torchrun --nproc-per-node=2 kept.py\nwarm\n")
     book.program(
         "doubted",
         code,

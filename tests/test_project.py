@@ -165,7 +165,8 @@ def test_workflow_is_held_tight(path: Path) -> None:
 def test_workflows_run_what_a_reader_runs() -> None:
     """CI runs .ci/run; that runs the commands of the README, and then the strict build."""
     steps = workflow("test.yml")["jobs"]["test"]["steps"]
-    assert any(".ci/run" in step.get("run", "") for step in steps)
+    runs = next(step for step in steps if ".ci/run" in step.get("run", ""))
+    assert "--plain" in runs["env"]["ARGS"], "the workflow runs every command as typed"
     said = (ROOT / ".ci/run").read_text()
     assert said.index("make test") < said.index("make site")
     assert "mkdocs build --strict" in MAKEFILE

@@ -108,7 +108,7 @@ def overhead(model: Model, layout: Layout, gpu: Gpu) -> float:
     if layout.shards == "everything":  # gather, gather, scatter in every micro-batch
         dp = micro_batches * (6 * held / replicas + 3 * ring)
         dp = max(0.0, dp - compute)
-    else:  # hidden by the backward of the last micro-batch
+    else:  # hidden by the last micro-batch's backward (and the gather by the next forward)
         dp = 4 * held * (layout.dp - 1) / layout.dp / replicas + 2 * ring
         dp = max(0.0, dp - 2 / 3 * compute / micro_batches)
     return (1 + recompute) * (1 + bubble) - 1 + (tp + pp + dp) / compute
