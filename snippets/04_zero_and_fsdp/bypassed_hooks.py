@@ -1,0 +1,83 @@
+"""A sharded module entered by a side door: its hooks do not run, and nothing is gathered.
+
+(no flag)      calls a method of the model, which is not its forward
+--case block   calls a block first, and the model afterwards
+--mend         registers the method, and calls the model first
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+H = 48
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(H, H)
+        self.blocks = nn.ModuleList(nn.Linear(H, H) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return x
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embed(x)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 bypassed_hooks.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> int:
+    device = start()
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model, inputs = Model().to(device), torch.ones(4, H, device=device)
+    expected = model.encode(inputs)
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    try:
+        if "--mend" in sys.argv:
+            register_fsdp_forward_method(model, "encode")
+            model(inputs)
+        elif "block" in sys.argv:
+            model.blocks[0](inputs)
+            model(inputs)
+        encoded = model.encode(inputs)
+    except RuntimeError as error:
+        if rank == 0:
+            print(f"RuntimeError: {error}", flush=True)
+        dist.barrier()
+        return 1
+    torch.testing.assert_close(encoded, expected)
+    if rank == 0:
+        print("encode equals the unsharded model")
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(status)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,152 @@
+"""Clipping and accumulation with shards: one norm for all, and what not reducing costs.
+
+clip_grad_norm_ sees DTensors and computes the norm of the whole gradient; the shards' own norms
+differ. set_requires_gradient_sync(False) leaves out the reduce-scatter of a micro-batch, and
+then gradients add up whole: Ψ elements on each rank in place of Ψ/N.
+"""
+
+import copy
+import gc
+import os
+import sys
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BATCH, H, LAYERS, MICRO = 48, 48, 4, 4  # 1, 2, 3 and 4 ranks divide a micro-batch of 12
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Count(TorchDispatchMode):
+    """Count collectives, their bytes, and at every operator the parameters that are whole."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.calls, self.bytes, self.peak = model, Counter(), Counter(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if DTensor in types:
+            return NotImplemented
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__.strip("_").removesuffix("_base")
+            self.calls[name] += 1
+            whole = args[1] if name == "reduce_scatter" else args[0]
+            self.bytes[name] += whole.nbytes
+        self.peak = max(self.peak, whole_bytes(self.model))
+        return func(*args, **(kwargs or {}))
+
+
+def whole_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters that are gathered now: fully_shard swaps DTensors for tensors."""
+    return sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
+
+
+def reduce_every(model, micro: int) -> None:
+    """Nothing: each micro-batch ends in a reduce-scatter."""
+
+
+def reduce_last(model, micro: int) -> None:
+    model.set_requires_gradient_sync(micro == MICRO - 1)
+
+
+def stay_whole(model, micro: int) -> None:
+    """ZeRO-1 for the length of a step: parameters are gathered once, too."""
+    reduce_last(model, micro)
+    model.set_reshard_after_forward(False)
+    model.set_reshard_after_backward(micro == MICRO - 1)
+
+
+def gradient_elements(model: nn.Module) -> int:
+    """Elements of all gradients on this rank: of the shards, and of gathered copies."""
+    gathered = [t for t in gc.get_objects() if type(t) is nn.Parameter]
+    gradients = [p.grad for p in (*model.parameters(), *gathered) if p.grad is not None]
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    storages = {g.untyped_storage().data_ptr(): g.untyped_storage().nbytes() for g in local}
+    return sum(storages.values()) // 4
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 clip_and_accumulate.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
+    psi = sum(p.numel() for p in alone.parameters())
+    inputs = torch.randn(BATCH, H).to(device)
+    fresh = copy.deepcopy(alone)
+    alone(inputs).square().mean().backward()
+    truths = [p.grad.clone() for p in alone.parameters()]
+    expected = nn.utils.clip_grad_norm_(alone.parameters(), 1.0).item()
+    alone.zero_grad()
+
+    if rank == 0:
+        print(f"N = {n}, {MICRO} micro-batches; gradients equal those of one batch")
+        print("               all-gathers  reduce-scatters  gradients held before the last")
+    for mode in (reduce_every, reduce_last, stay_whole):
+        model = copy.deepcopy(fresh)
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+        with Count(model) as count:
+            for micro, part in enumerate(inputs.chunk(MICRO)):
+                mode(model, micro)
+                if micro == MICRO - 1:
+                    held = gradient_elements(model)
+                (model(part[rank::n]).square().mean() / MICRO).backward()
+        for ours, truth in zip(model.parameters(), truths, strict=True):
+            torch.testing.assert_close(ours.grad.full_tensor(), truth)
+        if rank == 0:
+            calls = count.calls
+            print(
+                f"{mode.__name__:13}  {calls['allgather']:11}  {calls['reduce_scatter']:15}"
+                f"  {held / psi:.2f} Ψ"
+            )
+
+    local = [p.grad.to_local().clone() for p in model.parameters()]
+    own = torch.linalg.vector_norm(torch.stack([g.norm() for g in local]))
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a DTensor
+    torch.testing.assert_close(norm.full_tensor().item(), expected)
+    norms = [torch.zeros(()) for _ in range(n)]
+    dist.all_gather(norms, own.cpu() if device.type == "cpu" else own)
+    if rank == 0:
+        print(f"norm of the gradient: one process {expected:.4f}", end="")
+        print(f", clip_grad_norm_ {norm.full_tensor().item():.4f}", end="")
+        print(f", of shards {', '.join(f'{x.item():.4f}' for x in norms)}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,91 @@
+"""One file from a sharded checkpoint, in two ways, and either loads into a plain model.
+
+While the ranks run: get_model_state_dict with full_state_dict gathers parameter after
+parameter, and cpu_offload moves each whole one to rank 0's host memory; the other ranks keep
+nothing. Without any rank: dcp_to_torch_save reads the folder of a distributed checkpoint, in
+one process, later.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this with: torchrun --nproc-per-node=2 consolidate.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = fully_shard(Net().to(device))
+    x = torch.randn(4, 64).to(device)
+    with torch.no_grad():
+        expected = model(x).cpu()
+
+    # --8<-- [start:one_file]
+    # while the ranks run: a collective, so every rank calls it
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = get_model_state_dict(model, options=options)
+    if rank == 0:
+        torch.save(whole, "gathered.pt")
+
+    # without the ranks: from a checkpoint that each of them wrote its part of
+    dcp.save({"model": get_model_state_dict(model)}, checkpoint_id="checkpoint")
+    if rank == 0:
+        dcp_to_torch_save("checkpoint", "converted.pt")
+    # --8<-- [end:one_file]
+
+    entries: list[int] = [0] * n
+    dist.all_gather_object(entries, len(whole))
+    if rank == 0:
+        print(f"entries of the full state dict on each rank: {entries}")
+        files = {
+            "gathered.pt": lambda: torch.load("gathered.pt"),
+            "converted.pt": lambda: torch.load("converted.pt")["model"],
+        }
+        for name, read in files.items():
+            plain = Net()
+            plain.load_state_dict(read())  # no torch.distributed from here on
+            torch.testing.assert_close(plain(x.cpu()), expected)
+            size = sum(tensor.nbytes for tensor in read().values())
+            print(f"{name:13} {size:,} bytes of tensors; a plain model's output: equal")
+        shards = sum(file.stat().st_size for file in Path("checkpoint").glob("*.distcp"))
+        print(f"sum over the sharded files ≈{shards:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,128 @@
+"""DeepSpeed's offload: optimizer and parameters in host memory or on NVMe, the same losses.
+
+On a GPU, offload_optimizer keeps the fp32 copy, both moments and the gradients in host memory
+and runs AdamW there; offload_param keeps the shards of the parameters there, too. On a CPU all
+memory is host memory, so what this shows is the configuration, its errors, and equality.
+
+NVMe needs libaio's headers, to compile DeepSpeed's async_io (minutes, once). With them, run
+
+    torchrun --nproc-per-node=2 deepspeed_offload.py nvme
+
+Without them you get the error that is shown last; the program asks for it as on such a machine.
+
+Needs: pip install deepspeed
+"""
+
+import logging
+import os
+import sys
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+
+logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
+warnings.simplefilter("ignore")
+
+try:
+    import deepspeed
+    import deepspeed.ops
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+except ImportError:
+    sys.exit("this program needs: pip install deepspeed")
+# on a CPU, DeepSpeed would compile an all-reduce for inference, which training does not use
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+STEPS, BATCH, WIDTH = 3, 8, 64
+
+
+# --8<-- [start:train]
+def train(offload: dict, device: torch.device, torch_adamw: bool = True) -> list[float]:
+    """Losses of three steps of stage 3 with this offload."""
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0} | offload,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": not torch_adamw,
+    }
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 256), nn.Tanh(), nn.Linear(256, WIDTH)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    losses = []
+    for step in range(STEPS):
+        torch.manual_seed(100 * step + dist.get_rank())
+        x = torch.randn(BATCH, WIDTH).to(device)
+        loss = nn.functional.mse_loss(engine(x), x)
+        engine.backward(loss)
+        engine.step()
+        losses.append(round(loss.item(), 4))
+    engine.destroy()
+    return losses
+
+
+# --8<-- [end:train]
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ or sys.argv[1:] not in ([], ["nvme"]):
+        sys.exit("start this with: torchrun --nproc-per-node=2 deepspeed_offload.py [nvme]")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    show = print if dist.get_rank() == 0 else lambda *_: None
+    pinned = device.type != "cpu"  # pinned memory is for copies to a GPU
+    host = {"device": "cpu", "pin_memory": pinned}
+    kept = train({}, device)
+    show(f"no offload:                          {kept}")
+    ways = {
+        "optimizer on the CPU:": {"offload_optimizer": host},
+        "optimizer, parameters on the CPU:": {"offload_optimizer": host, "offload_param": host},
+    }
+    for name, offload in ways.items():
+        losses = train(offload, device)
+        assert losses == kept
+        show(f"{name:36} {losses}")
+
+    try:
+        train({"offload_optimizer": host}, device, torch_adamw=False)
+    except Exception as error:
+        text = str(error).split(". ")[0]
+        text = text.replace("optimizer (", "optimizer\n  (").replace("'>) ", "'>)\n  ")
+        show("torch's AdamW, zero_force_ds_cpu_optimizer left at true:")
+        show(f"  {type(error).__name__}:\n  {text}.")
+
+    if sys.argv[1:] == ["nvme"]:
+        with tempfile.TemporaryDirectory() as folder:
+            nvme = {"device": "nvme", "nvme_path": folder, "pin_memory": pinned}
+            losses = train({"offload_optimizer": nvme}, device)
+        assert losses == kept
+        show(f"{'optimizer on NVMe:':36} {losses}")
+    else:
+        AsyncIOBuilder.has_function = lambda *_, **__: False  # a machine without libaio-dev
+        try:
+            AsyncIOBuilder().jit_load(verbose=False)  # as initialize does for NVMe
+        except RuntimeError as error:
+            text = str(error).split(" None")[0].replace("compatible due", "compatible\n  due")
+            show(f"NVMe without libaio's headers:\n  {type(error).__name__}: {text}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DeepSpeed keeps its groups in globals of its modules, to the very end

@@ -1,0 +1,209 @@
+"""DeepSpeed's ZeRO stages 0 to 3: the losses of one process, and the bytes on each rank.
+
+One model is trained by one process with the whole batch, by FSDP2 and by DeepSpeed in each
+stage, with two micro-batches to a step. Between the two micro-batches every live tensor of the
+process is counted (from Python's garbage collector, so nothing can hide): what a rank keeps of
+parameters, gradients and optimizer states.
+
+fp32: DeepSpeed keeps a second, flat fp32 copy of what a rank updates, 4Ψ/N bytes beyond FSDP2.
+bf16: that copy is the master copy which mixed precision wants, and the formulas are the ZeRO
+paper's: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N.
+
+Needs: pip install deepspeed
+"""
+
+import gc
+import logging
+import os
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
+warnings.simplefilter("ignore")
+
+try:
+    import deepspeed
+    import deepspeed.ops
+except ImportError:
+    sys.exit("this program needs: pip install deepspeed")
+# on a CPU, DeepSpeed would compile an all-reduce for inference, which training does not use
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+WIDTH, LAYERS, BATCH, STEPS = 128, 16, 24, 3
+BUCKET = WIDTH * WIDTH  # elements: one layer
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+PSI = LAYERS * WIDTH * WIDTH
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that this process holds, each storage once."""
+    gc.collect()
+    storages = {}
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.Tensor):
+            for tensor in (found, found.grad if found.is_leaf else None):
+                if tensor is not None:
+                    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                    storage = local.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+# --8<-- [start:deepspeed_engine]
+def config(stage: int, bf16: bool, ranks: int) -> dict:
+    return {
+        "train_micro_batch_size_per_gpu": BATCH // ranks // 2,
+        "gradient_accumulation_steps": 2,
+        "bf16": {"enabled": bf16},
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": BUCKET,  # elements in the buffer of stages 1 to 3
+            "stage3_prefetch_bucket_size": BUCKET,
+            "stage3_param_persistence_threshold": 0,  # no parameter is too small to shard
+        },
+        "zero_allow_untested_optimizer": True,  # not for AdamW, which it has tested
+    }
+
+
+def with_deepspeed(stage: int, bf16: bool, device: torch.device) -> tuple[list[float], float]:
+    """Losses of each step, and live bytes per parameter between the micro-batches."""
+    rank, n, before = dist.get_rank(), dist.get_world_size(), live_bytes()
+    torch.manual_seed(0)
+    model = Net().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=config(stage, bf16, n)
+    )
+    losses, kept = [], 0
+    for step in range(STEPS):
+        total = torch.zeros((), device=device)
+        for x in micro_batches(step, rank, n, device):
+            output = engine(x.bfloat16() if bf16 else x)
+            loss = nn.functional.mse_loss(output.float(), target(x))
+            engine.backward(loss)  # in place of loss.backward()
+            engine.step()  # an optimizer step only after the second micro-batch
+            total += loss.detach() / 2 / n
+            if len(losses) == STEPS - 1 and kept == 0:
+                del output, loss, x
+                kept = live_bytes() - before
+        dist.all_reduce(total)
+        losses.append(total.item())
+    engine.destroy()
+    return losses, kept / PSI
+
+
+# --8<-- [end:deepspeed_engine]
+
+
+def micro_batches(step: int, rank: int, ranks: int, device: torch.device):
+    """This rank's two parts of the step's batch, one after the other."""
+    for part in (2 * rank, 2 * rank + 1):
+        torch.manual_seed(1000 + step)
+        yield torch.randn(BATCH, WIDTH).chunk(2 * ranks)[part].clone().to(device)
+
+
+def target(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x)
+
+
+def plain(device: torch.device, shard: bool) -> tuple[list[float], float]:
+    """The same by one process with the whole batch, or by FSDP2."""
+    before = live_bytes()
+    rank, n = (dist.get_rank(), dist.get_world_size()) if shard else (0, 1)
+    torch.manual_seed(0)
+    model = Net().to(device)
+    if shard:
+        for layer in model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses, kept = [], 0
+    for step in range(STEPS):
+        total = torch.zeros((), device=device)
+        for x in micro_batches(step, rank, n, device):
+            loss = nn.functional.mse_loss(model(x), target(x))
+            (loss / 2).backward()
+            total += loss.detach() / 2 / n
+            if len(losses) == STEPS - 1 and kept == 0:
+                del loss, x
+                kept = live_bytes() - before
+        optimizer.step()
+        optimizer.zero_grad()
+        if shard:
+            dist.all_reduce(total)
+        losses.append(total.item())
+    return losses, kept / PSI
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this with: torchrun --nproc-per-node=2 deepspeed_stages.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if dist.get_world_size() not in (1, 2, 4):
+        dist.destroy_process_group()
+        sys.exit(
+            "start this with 1, 2 or 4 ranks: others cut layers, and the count is not even"
+        )
+    return device
+
+
+def main() -> None:
+    device = start()
+    n = dist.get_world_size()
+    truth, kept = plain(device, shard=False)
+    rows = [("one process, fp32", truth, kept, 16.0, 0)]
+    rows.append(("FSDP2, fp32", *plain(device, shard=True), 16 / n, 0))
+    fp32 = (16.0, 8 + 12 / n, 4 + 16 / n, 20 / n)
+    bf16 = (16.0, 4 + 12 / n, 2 + 14 / n, 16 / n)
+    for name, formulas in (("fp32", fp32), ("bf16", bf16)):
+        for stage, formula in enumerate(formulas):
+            losses, kept = with_deepspeed(stage, name == "bf16", device)
+            buffers = (0, 2, 1, 1)[stage]  # layers' gradients: the bucket, the last one reduced
+            rows.append((f"DeepSpeed stage {stage}, {name}", losses, kept, formula, buffers))
+    for name, losses, kept, formula, buffers in rows:
+        wide = 2e-2 if "bf16" in name else 1e-5
+        torch.testing.assert_close(losses, truth, rtol=wide, atol=wide)
+        extra = buffers * (2 if "bf16" in name else 4) / LAYERS
+        assert abs(kept - formula - extra) < 0.02, (name, kept)  # scalars and step counts
+    if dist.get_rank() == 0:
+        print(f"Ψ = {PSI:,} parameters, {n} ranks; bytes per parameter on each rank")
+        print(f"{'':24}{'losses of three steps':26}formula  measured  rest in layers")
+        for name, losses, kept, formula, buffers in rows:
+            told = " ".join(
+                f"{loss:.4f}" if "fp32" in name else f"≈{loss:.2f}" for loss in losses
+            )
+            print(f"{name:24}{told:26}{formula:7.2f}  {kept:8.2f}  {buffers:14}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,93 @@
+"""ZeRO stage 3: outside of forward and backward a parameter has size 0; the trap and the mend.
+
+Once deepspeed.initialize has sharded a model, p.data is an empty tensor, wherever its module is
+not at work. A norm over the parameters is 0, an initialisation fills nothing, and neither says
+so; the state dict holds empty tensors. GatheredParameters brings them back for a block of code;
+with modifier_rank, what that rank changed is sent back to the shards.
+
+Needs: pip install deepspeed
+"""
+
+import logging
+import os
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+
+logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
+warnings.simplefilter("ignore")
+
+try:
+    import deepspeed
+    import deepspeed.ops
+except ImportError:
+    sys.exit("this program needs: pip install deepspeed")
+# on a CPU, DeepSpeed would compile an all-reduce for inference, which training does not use
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 4,
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+    "zero_allow_untested_optimizer": True,
+}
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this with: torchrun --nproc-per-node=2 empty_parameters.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    show = print if dist.get_rank() == 0 else lambda *_: None
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)).to(device)
+    norm = model[0].weight.norm().item()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=CONFIG)
+
+    # --8<-- [start:trap]
+    weight = engine.module[0].weight
+    show(f"outside: shape {list(weight.shape)}, norm {weight.norm().item():.4f}")
+    show(f"         the real one is {list(weight.ds_shape)}, norm {norm:.4f}")
+    shapes = [list(value.shape) for value in engine.module.state_dict().values()]
+    show(f"         shapes in module.state_dict(): {shapes}")
+    nn.init.zeros_(weight)  # fills nothing, and says nothing
+    try:
+        _ = torch.zeros(4, 8, device=device) @ weight.T
+    except RuntimeError as error:
+        show(f"         x @ weight.T: {type(error).__name__}: {error}")
+    # --8<-- [end:trap]
+
+    # --8<-- [start:mend]
+    with deepspeed.zero.GatheredParameters(weight):  # every rank: it gathers
+        show(f"inside:  shape {list(weight.shape)}, norm {weight.norm().item():.4f}")
+        torch.testing.assert_close(weight.norm().item(), norm)  # zeros_ did nothing
+    with torch.no_grad(), deepspeed.zero.GatheredParameters(weight, modifier_rank=0):
+        if dist.get_rank() == 0:
+            weight.fill_(0.5)  # rank 0's change goes to all shards
+    with deepspeed.zero.GatheredParameters(weight):
+        assert torch.equal(weight.data, torch.full_like(weight, 0.5))
+    show("after a change by rank 0 with modifier_rank=0: 0.5 everywhere, on every rank")
+    # --8<-- [end:mend]
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DeepSpeed keeps its groups in globals of its modules, to the very end

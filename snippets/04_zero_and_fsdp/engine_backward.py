@@ -1,0 +1,104 @@
+"""loss.backward() where DeepSpeed wants engine.backward(loss): an error, and the mend.
+
+engine.backward divides each loss by the number of accumulation steps (and multiplies it by the
+loss scale, in fp16) before it calls backward. Stages 1 to 3 of this version do so in hooks, and
+stand a plain loss.backward(); stage 0 does not. Each way is held against one process with the
+whole batch, by SGD: Adam divides a gradient by its size, and would hide a wrong factor.
+
+Needs: pip install deepspeed
+"""
+
+import logging
+import os
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+
+logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
+warnings.simplefilter("ignore")
+
+try:
+    import deepspeed
+    import deepspeed.ops
+except ImportError:
+    sys.exit("this program needs: pip install deepspeed")
+# on a CPU, DeepSpeed would compile an all-reduce for inference, which training does not use
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+PARTS, BATCH, WIDTH = 2, 24, 8
+
+
+def first_update(way: str, stage: int, device: torch.device) -> torch.Tensor | str:
+    """How one step moves the weight, relative to one process; or the error."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, WIDTH, bias=False).to(device)
+    before = model.weight.detach().clone()
+    batch = torch.randn(BATCH, WIDTH).to(device)
+    loss = nn.functional.mse_loss(model(batch), batch)
+    (truth,) = torch.autograd.grad(loss, model.weight)
+
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH // n // PARTS,
+        "gradient_accumulation_steps": PARTS,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    # --8<-- [start:loop]
+    for part in range(PARTS):
+        x = batch.chunk(n * PARTS)[rank * PARTS + part]
+        loss = nn.functional.mse_loss(engine(x), x)
+        try:
+            if way == "loss.backward()":
+                loss.backward()
+            else:
+                engine.backward(loss)
+            engine.step()
+        except Exception as error:
+            return f"{type(error).__name__}\n  " + str(error).replace(". ", ".\n  ")
+    # --8<-- [end:loop]
+    moved = before - model.weight.detach()
+    return (moved / truth).mean().item()
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this with: torchrun --nproc-per-node=2 engine_backward.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % (PARTS * dist.get_world_size()):
+        dist.destroy_process_group()
+        sys.exit(f"twice the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    for way in ("loss.backward()", "engine.backward(loss)"):
+        for stage in (0, 2):
+            told = first_update(way, stage, device)
+            told = (
+                told if isinstance(told, str) else f"moved {told:.4f} of what one process does"
+            )
+            if dist.get_rank() == 0:
+                print(f"stage {stage}, {way}: {told}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DeepSpeed keeps its groups in globals of its modules, to the very end

@@ -1,0 +1,132 @@
+"""FSDP1's sharding strategies beside what replaces them: collectives of a step, equal losses.
+
+FullyShardedDataParallel wraps modules by an auto_wrap_policy and takes a ShardingStrategy;
+fully_shard takes a mesh and reshard_after_forward. NO_SHARD is DDP.
+"""
+
+import copy
+import os
+import sys
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BATCH, H, LAYERS, STEPS = 24, 48, 4, 3
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Count(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if DTensor in types:
+            return NotImplemented
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__.strip("_").removesuffix("_base")
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{n} {name}" for name, n in sorted(self.calls.items()))
+
+
+def old(model: nn.Module, strategy: ShardingStrategy, mesh, device) -> nn.Module:
+    return FullyShardedDataParallel(
+        model,
+        sharding_strategy=strategy,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        device_mesh=mesh,
+        device_id=device,
+        use_orig_params=True,
+    )
+
+
+def new(model: nn.Module, mesh, reshard: bool | None) -> nn.Module:
+    if reshard is None:
+        return DistributedDataParallel(model)
+    for block in model:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh)
+
+
+def train(model: nn.Module, inputs: torch.Tensor) -> tuple[float, Count]:
+    """The last loss, and the collectives of the last forward and backward."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with Count() as count:
+            loss = (model(inputs) - 1).square().mean()
+            loss.backward()
+        optimizer.step()
+    return loss.item(), count
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 fsdp1_strategies.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if dist.get_world_size() != 4:
+        dist.destroy_process_group()
+        sys.exit("fsdp1_strategies.py needs 4 ranks: torchrun --nproc-per-node=4")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
+    inputs = torch.randn(BATCH, H).to(device)[rank::4]
+    flat = init_device_mesh(device.type, (4,))
+    grid = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicate", "shard"))
+    rows = [
+        (ShardingStrategy.FULL_SHARD, flat, True),
+        (ShardingStrategy.SHARD_GRAD_OP, flat, False),
+        (ShardingStrategy.NO_SHARD, flat, None),
+        (ShardingStrategy.HYBRID_SHARD, grid, True),
+        (ShardingStrategy._HYBRID_SHARD_ZERO2, grid, False),
+    ]
+    for strategy, mesh, reshard in rows:
+        loss1, count1 = train(old(copy.deepcopy(alone), strategy, mesh, device), inputs)
+        loss2, count2 = train(new(copy.deepcopy(alone), mesh, reshard), inputs)
+        assert abs(loss1 - loss2) < 1e-5
+        if rank == 0:
+            after = "DDP" if reshard is None else f"mesh {tuple(mesh.shape)}, reshard {reshard}"
+            print(f"{strategy.name}: {count1}")
+            print(f"  {after}: {count2}")
+    if rank == 0:
+        print(f"losses equal in step {STEPS}, in every pair")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,104 @@
+"""FSDP2: fully_shard on every block, then on the root; equal to DDP and to one process.
+
+The model, the data and the seed are those of mini_fsdp.py, so that the losses are, too. What
+an optimizer sees are DTensors, which hold this rank's rows of every parameter. CommDebugMode
+counts the collectives of a step.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH, STEPS, H, LAYERS = 48, 5, 60, 4  # 1, 2, 3 and 4 ranks divide the batch
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def shard(model: nn.Sequential) -> nn.Sequential:
+    """Bottom up: each block is a group of its own, the root takes what is left."""
+    for block in model:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 fsdp2.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
+    models = {
+        "FSDP2": shard(copy.deepcopy(alone)),
+        "DDP": DistributedDataParallel(copy.deepcopy(alone)),
+        "one process": alone,
+    }
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models.values()]
+    lines = []
+    for step in range(STEPS):
+        inputs = torch.randn(BATCH, H).to(device)
+        losses = []
+        for (name, model), optimizer in zip(models.items(), optimizers, strict=True):
+            mine = inputs if name == "one process" else inputs[rank::n]
+            optimizer.zero_grad()
+            with CommDebugMode() as count:
+                loss = nn.functional.mse_loss(model(mine), mine.sin())
+                loss.backward()
+            optimizer.step()
+            if name == "FSDP2":
+                counts = count.get_comm_counts()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            losses.append(f"{name} {mean / n:.5f}")
+        lines.append(f"step {step}: " + ", ".join(losses))
+
+    weight = models["FSDP2"][0].up.weight
+    for parameter, truth in zip(models["FSDP2"].parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter.full_tensor(), truth.detach())
+    lines.append(f"all parameters equal; block 0's up.weight is a {type(weight).__name__} with")
+    lines.append(f"  placements {weight.placements}, shape {tuple(weight.shape)}")
+    lines.append(f"  here {tuple(weight.to_local().shape)}, gradient as well")
+    lines += [
+        f"{number} × {str(op).split('.')[-1]}" for op, number in sorted(counts.items(), key=str)
+    ]
+    if rank == 0:
+        print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,118 @@
+"""HSDP: a 2D mesh, parameters sharded along one dimension and replicated along the other.
+
+With 4 ranks as 2 nodes of 2: every collective of one step, with the mesh dimension it runs
+along and what it sends. The shard dimension belongs on the fast link, since only a shard's
+gradient crosses the replicate dimension.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BATCH, H, LAYERS = 24, 48, 4
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Traffic(TorchDispatchMode):
+    """Per kind and mesh dimension: how many, and the elements that a ring sends per rank."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.names = {mesh.get_group(d).group_name: d for d in mesh.mesh_dim_names}
+        self.table: dict[tuple[str, str], list[float]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if DTensor in types:
+            return NotImplemented
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__.strip("_").removesuffix("_base")
+            group = next(
+                dist.ProcessGroup.unbox(a)
+                for a in args
+                if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())
+            )
+            tensor = {"allgather": args[0], "reduce_scatter": args[1]}.get(name, args[0])
+            count = (
+                sum(t.numel() for t in tensor) if isinstance(tensor, list) else tensor.numel()
+            )
+            n = group.size()
+            row = self.table.setdefault((name, self.names[group.group_name]), [0, 0.0])
+            row[0] += 1
+            row[1] += (2 if name == "allreduce" else 1) * (n - 1) / n * count
+        return func(*args, **(kwargs or {}))
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 hsdp.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if dist.get_world_size() != 4:
+        dist.destroy_process_group()
+        sys.exit("hsdp.py needs 4 ranks: torchrun --nproc-per-node=4 hsdp.py")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
+    psi = sum(p.numel() for p in alone.parameters())
+    inputs = torch.randn(BATCH, H).to(device)
+    alone(inputs).square().mean().backward()
+
+    meshes = {
+        "FSDP over 4": init_device_mesh(device.type, (4,), mesh_dim_names=("shard",)),
+        "HSDP 2×2": init_device_mesh(
+            device.type, (2, 2), mesh_dim_names=("replicate", "shard")
+        ),
+    }
+    for words, mesh in meshes.items():
+        model = copy.deepcopy(alone)
+        model.zero_grad()
+        for block in model:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        with Traffic(mesh) as traffic:
+            model(inputs[rank::4]).square().mean().backward()
+        for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad.full_tensor(), truth.grad)
+        weight = model[0].up.weight
+        if rank == 0:
+            kept = sum(p.to_local().numel() for p in model.parameters())
+            print(f"{words}: gradients equal one process; {weight.placements}")
+            print(f"  a rank keeps {kept / psi:.2f} Ψ")
+            for (name, dimension), (number, sent) in sorted(traffic.table.items()):
+                print(f"  {number} × {name:14} along {dimension:9} sends {sent / psi:.2f} Ψ")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,79 @@
+"""Clipping by the norm of a rank's own shard: every rank scales by another factor.
+
+The gradient is one vector of which each rank holds a part. Its norm is the root of the sum of
+the squares of all parts; scaled by the norms of their own parts, the parts fit no longer.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+BATCH, H, MAX_NORM = 24, 48, 0.1
+
+
+def clip_by_own_norm(model: nn.Module) -> None:
+    """What a loop written for plain tensors does when it is given the local shards."""
+    gradients = [p.grad.to_local() for p in model.parameters()]
+    norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients]))
+    for gradient in gradients:
+        gradient.mul_((MAX_NORM / norm).clamp(max=1))
+
+
+def clip_by_common_norm(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 local_norm.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, 8)).to(device)
+    inputs = torch.randn(BATCH, H).to(device)
+    targets = torch.arange(8.0, device=device)
+    models = {clip: copy.deepcopy(alone) for clip in (clip_by_own_norm, clip_by_common_norm)}
+    (alone(inputs) - targets).square().mean().backward()
+    clip_by_common_norm(alone)
+    truth = torch.cat([p.grad.flatten() for p in alone.parameters()])
+    if rank == 0:
+        print(f"one process: norm after clipping {truth.norm():.4f}")
+    for clip, model in models.items():
+        fully_shard(model)
+        (model(inputs[rank::n]) - targets).square().mean().backward()
+        clip(model)
+        ours = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
+        cosine = torch.cosine_similarity(ours, truth, dim=0)
+        if rank == 0:
+            print(
+                f"{clip.__name__}: norm {ours.norm():.4f}, cosine with one process {cosine:.4f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

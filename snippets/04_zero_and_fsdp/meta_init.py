@@ -1,0 +1,130 @@
+"""A model that no rank could build: the meta device, fully_shard, then memory for shards.
+
+Parameters on the meta device have shapes and no memory. fully_shard cuts them, to_empty
+allocates this rank's shards alone, and then every value has to be written: by an
+initialisation, or from a state dict that rank 0 has and broadcasts tensor by tensor.
+--forget leaves out the last two steps.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+BATCH, H, LAYERS = 12, 48, 4
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x).sum(dim=-1)
+
+
+def sharded_on_meta() -> Model:
+    with torch.device("meta"):
+        model = Model()
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def initialise(model: Model) -> None:
+    """Every rank draws the whole tensor from the same seed, and keeps its rows of it."""
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            whole = nn.Linear(module.in_features, module.out_features)  # one layer at a time
+            for ours, drawn in zip(module.parameters(), whole.parameters(), strict=True):
+                rows = drawn.detach().chunk(ours.device_mesh.size())[
+                    ours.device_mesh.get_rank()
+                ]
+                with torch.no_grad():
+                    ours.to_local().copy_(rows)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 meta_init.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> int:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    plain = Model()
+    psi = sum(p.numel() for p in plain.parameters())
+    inputs = torch.ones(BATCH, H, device=device)
+
+    model = sharded_on_meta()
+    if "--forget" in sys.argv:
+        try:
+            model(inputs)
+        except RuntimeError as error:
+            if rank == 0:
+                print(f"RuntimeError: {error}", flush=True)
+            dist.barrier()
+            return 1
+    model.to_empty(device=device)
+    held = sum(p.to_local().nbytes for p in model.parameters())
+    initialise(model)
+    for ours, truth in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.full_tensor().cpu(), truth)
+
+    loaded = sharded_on_meta()
+    loaded.to_empty(device=device)
+    state = plain.state_dict() if rank == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(loaded, state, options=options)
+    for ours, truth in zip(loaded.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.full_tensor().cpu(), truth)
+
+    naive = sharded_on_meta()
+    naive.to_empty(device=device)
+    torch.manual_seed(0)
+    for module in naive.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+    shards = [torch.empty_like(naive.blocks[0].up.weight.to_local()) for _ in range(n)]
+    dist.all_gather(shards, naive.blocks[0].up.weight.to_local().detach())
+    if rank == 0:
+        print(f"N = {n}, Ψ = {psi:,}: a rank allocated {held:,} bytes, 4Ψ/N = {4 * psi // n:,}")
+        print("initialised from one seed: equal to the plain model")
+        print("loaded from rank 0: equal to the plain model")
+        if device.type == "cpu":
+            same = all(torch.equal(shard, shards[0]) for shard in shards)
+            print(f"reset_parameters on a CPU: every rank drew the same shard: {same}")
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(status)  # DTensor's caches hold the mesh, which holds the group, to the very end

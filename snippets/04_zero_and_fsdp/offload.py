@@ -1,0 +1,91 @@
+"""CPUOffloadPolicy: parameters, gradients and Adam's state live on the host, off the device.
+
+Where each of them is, with and without, and where a block computes. On a machine without an
+accelerator everything is on the CPU either way, and pin_memory has to be False.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+BATCH, H, LAYERS, STEPS = 24, 48, 4, 3  # 1, 2, 3 and 4 ranks divide the batch
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 offload.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pinned = device.type != "cpu"  # page-locked memory is for copies to an accelerator
+    parameters = []
+    for policy in (OffloadPolicy(), CPUOffloadPolicy(pin_memory=pinned)):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        psi = sum(p.numel() for p in model.parameters())
+        computed_on: set[str] = set()
+        for block in model:
+            fully_shard(block, offload_policy=policy)
+            block.up.register_forward_pre_hook(
+                lambda module, _, seen=computed_on: seen.add(module.weight.device.type)
+            )
+        fully_shard(model, offload_policy=policy)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(STEPS):
+            inputs = torch.randn(BATCH, H).to(device)
+            optimizer.zero_grad()
+            model(inputs[rank::n]).square().mean().backward()
+            optimizer.step()
+        parameters.append([p.full_tensor().cpu() for p in model.parameters()])
+        shard = model[0].up.weight
+        kept = 0
+        for p in model.parameters():
+            state = optimizer.state[p]
+            for tensor in (p, p.grad, state["exp_avg"], state["exp_avg_sq"]):
+                kept += tensor.to_local().nbytes
+        if rank == 0:
+            print(f"{type(policy).__name__}: shards on {shard.device.type}", end="")
+            print(f", gradients on {shard.grad.device.type}", end="")
+            print(f", moments on {optimizer.state[shard]['exp_avg'].device.type}", end="")
+            print(f", computes on {', '.join(computed_on)}")
+            print(f"  {kept:,} bytes of state on this rank, 16Ψ/N = {16 * psi // n:,}")
+    for plain, offloaded in zip(*parameters, strict=True):
+        torch.testing.assert_close(plain, offloaded)
+    if rank == 0:
+        print(f"equal after {STEPS} steps")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

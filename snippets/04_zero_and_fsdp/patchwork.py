@@ -1,0 +1,70 @@
+"""fully_shard does not broadcast: ranks with different seeds make a patchwork of their models.
+
+Each rank keeps its rows of the model that it built. DDP would have copied rank 0's values to
+all; so would FSDP1 with sync_module_states. Seed all ranks alike before they build, or
+broadcast.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+H = 48
+
+
+def as_built(model: nn.Module) -> None:
+    """Nothing: whatever this rank's seed gave."""
+
+
+def broadcast(model: nn.Module) -> None:
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, src=0)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 patchwork.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    built = []  # what each rank builds, from a seed of its own
+    for seed in range(n):
+        torch.manual_seed(seed)
+        built.append(nn.Linear(H, H).to(device))
+    for prepare in (as_built, broadcast):
+        model = copy.deepcopy(built[rank])
+        prepare(model)
+        fully_shard(model)
+        whole = model.weight.full_tensor()
+        owners = []
+        for rows, *candidates in zip(
+            whole.chunk(n), *(m.weight.chunk(n) for m in built), strict=True
+        ):
+            owners += [str(r) for r, part in enumerate(candidates) if torch.equal(rows, part)]
+        if rank == 0:
+            print(f"{prepare.__name__}: rows are of the models of ranks {', '.join(owners)}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,109 @@
+"""Prefetch: in which order all-gathers are issued and blocks compute, by default and by hand.
+
+On a GPU an all-gather runs on a stream of its own, so what counts is when the host issues it.
+By default a block's forward begins with its own all-gather, and backward issues the one of the
+block below before it computes. set_modules_to_forward_prefetch issues others beforehand.
+"""
+
+import os
+import sys
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BATCH, H, LAYERS = 24, 12, 4  # 1, 2, 3 and 4 ranks divide the batch
+
+
+class Block(nn.Module):
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        width = H * (index + 2)  # each block has another size, by which a gather is known
+        self.up, self.down = nn.Linear(H, width), nn.Linear(width, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Events(TorchDispatchMode):
+    """Write down, in order, all-gathers ("g") and the blocks whose computation begins."""
+
+    def __init__(self, sizes: dict[int, int], ranks: int) -> None:
+        super().__init__()
+        self.sizes, self.ranks, self.log = sizes, ranks, []
+
+    def note(self, event: str, *_: object) -> None:
+        self.log.append(event)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if DTensor in types:
+            return NotImplemented
+        if func.overloadpacket.__name__ == "_allgather_base_":
+            self.log.append(f"g{self.sizes[args[1].numel() * self.ranks]}")
+        return func(*args, **(kwargs or {}))
+
+
+def look_ahead(blocks: list[FSDPModule], by: int) -> None:
+    for index, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + by])
+        block.set_modules_to_backward_prefetch(blocks[max(0, index - by) : index][::-1])
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 prefetch.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    inputs = torch.randn(BATCH // n, H).to(device)
+    for by in (None, 1, 2):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Block(index) for index in range(LAYERS))).to(device)
+        sizes = {
+            sum(-(-p.shape[0] // n) * n * p[0].numel() for p in block.parameters()): index
+            for index, block in enumerate(model)
+        }
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+        if by is not None:
+            look_ahead(list(model), by)
+        events = Events(sizes, n)
+        for index, block in enumerate(model):  # hooks inside a block run when it is whole
+            block.up.register_forward_pre_hook(partial(events.note, f"FORWARD{index}"))
+            block.down.register_full_backward_pre_hook(partial(events.note, f"BACKWARD{index}"))
+        with events:
+            loss = model(inputs).square().mean()
+            split = len(events.log)
+            loss.backward()
+        if rank == 0:
+            print("default:" if by is None else f"look ahead by {by}:")
+            print("  " + " ".join(events.log[:split]))
+            print("  " + " ".join(events.log[split:]))
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

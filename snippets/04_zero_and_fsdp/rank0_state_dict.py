@@ -1,0 +1,69 @@
+"""A state dict saved by rank 0 alone holds rank 0's shards, and nothing complains.
+
+local.pt   what rank 0 has: the local parts of the DTensors in model.state_dict()
+whole.pt   the mend: all ranks gather to rank 0 first, which saves whole tensors
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+H = 48
+
+
+def new_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, H))
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 rank0_state_dict.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = new_model().to(device)
+    psi = sum(p.numel() for p in model.parameters())
+    fully_shard(model)
+    if rank == 0:
+        local = {k: v.to_local() for k, v in model.state_dict().items()}
+        torch.save(local, "local.pt")
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = get_model_state_dict(model, options=options)  # on every rank: it gathers
+    if rank == 0:
+        torch.save(whole, "whole.pt")
+        for name in ("local", "whole"):
+            state = torch.load(f"{name}.pt")
+            print(f"{name}.pt: {sum(t.numel() for t in state.values()):,} of {psi:,} elements")
+            try:
+                new_model().load_state_dict(state)
+                print("  loads into a plain model")
+            except RuntimeError as error:
+                print(f"  {chr(10).join(str(error).splitlines()[:2])}")
+    else:
+        assert whole == {}
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,115 @@
+"""From shards to a Hugging Face folder: safetensors that transformers loads, made two ways.
+
+A tiny Llama is made on the spot, sharded over the ranks and exported:
+
+gathered: the full state dict on rank 0, and save_pretrained, which writes model.safetensors and
+config.json. Rank 0 needs the whole model in host memory.
+
+consolidated: DCP's HuggingFaceStorageWriter lets every rank write its own shards as
+safetensors, and joins them on disk; no rank ever holds the model.
+
+Needs: pip install transformers safetensors
+"""
+
+import logging
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here is downloaded
+logging.disable(logging.WARNING)  # greetings of libraries that transformers imports
+
+try:
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+except ImportError:
+    sys.exit("this program needs: pip install transformers safetensors")
+
+CONFIG = LlamaConfig(
+    vocab_size=128,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this with: torchrun --nproc-per-node=2 safetensors_export.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank = dist.get_rank()
+    disable_progress_bar()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(CONFIG).to(device)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    tokens = torch.arange(16).reshape(2, 8).to(device)  # [b, s]
+    with torch.no_grad():
+        expected = model(tokens).logits.cpu()
+
+    # --8<-- [start:export]
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = get_model_state_dict(model, options=options)  # a collective: every rank
+    if rank == 0:
+        with torch.device("meta"):  # the class and its config; not a byte for parameters
+            shell = LlamaForCausalLM(CONFIG)
+        shell.save_pretrained("gathered", state_dict=whole)
+
+    writer = dcp.HuggingFaceStorageWriter(
+        "consolidated", save_distributed=True, enable_consolidation=True
+    )
+    dcp.save(get_model_state_dict(model), storage_writer=writer)
+    if rank == 0:
+        CONFIG.architectures = ["LlamaForCausalLM"]
+        CONFIG.save_pretrained("consolidated")
+    # --8<-- [end:export]
+    dist.barrier()
+
+    if rank == 0:
+        for folder in ("gathered", "consolidated"):
+            files = sorted(name for name in os.listdir(folder) if name != "sharded")
+            print(f"{folder}: {', '.join(files)}")
+            loaded, told = AutoModelForCausalLM.from_pretrained(
+                folder, output_loading_info=True
+            )
+            assert not told["missing_keys"] and not told["unexpected_keys"], told
+            torch.testing.assert_close(loaded(tokens.cpu()).logits, expected)
+            (file,) = (name for name in files if name.endswith(".safetensors"))
+            with safe_open(f"{folder}/{file}", framework="pt") as tensors:
+                names = sorted(tensors.keys())
+                shape = tensors.get_slice("model.embed_tokens.weight").get_shape()
+            print(f"  {type(loaded).__name__}: no key missing or unexpected, logits equal")
+            print(f"  {len(names)} tensors, model.embed_tokens.weight {shape}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

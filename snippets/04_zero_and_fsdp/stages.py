@@ -1,0 +1,150 @@
+"""One engine, four stages of ZeRO: bytes held and bytes sent per rank, beside the formulas.
+
+A model of L layers is trained in mixed precision: bf16 parameters and gradients, fp32 master
+weights and moments, 2 + 2 + 12 bytes per parameter. A stage decides what is cut: 0 nothing
+(DDP), 1 the optimizer, 2 gradients as well, 3 parameters as well. What is held is counted in
+tensors; what is sent is what the process gave to its sockets. Linux and CPU only.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+
+H, LAYERS, BATCH, STEPS = 480, 8, 16, 2  # tokens of one rank; 1, 2, 3 and 4 divide H²
+
+
+def all_gather(whole: torch.Tensor, shard: torch.Tensor) -> None:
+    dist.all_gather(list(whole.chunk(dist.get_world_size())), shard)
+
+
+def reduce_scatter(whole: torch.Tensor) -> torch.Tensor:
+    """The mean over the ranks of this rank's chunk of `whole`.
+
+    By all-to-all, which sends (N-1)/N of the tensor; gloo's reduce-scatter sends twice that.
+    """
+    received = torch.empty_like(whole)
+    dist.all_to_all_single(received, whole)
+    return received.view(dist.get_world_size(), -1).float().mean(0).to(whole.dtype)
+
+
+class Layer:
+    """One H×H matrix, flat: [H²], or its shard [H²/N]; with gradient, master and moments."""
+
+    def __init__(self, initial: torch.Tensor, stage: int) -> None:
+        self.stage, self.n = stage, dist.get_world_size()
+        mine = initial.chunk(self.n)[dist.get_rank()]
+        self.parameter = (mine if stage >= 3 else initial).bfloat16()  # 2 bytes
+        self.gradient: torch.Tensor | None = None  # 2 bytes
+        self.master = (mine if stage >= 1 else initial).clone()  # 4 bytes
+        self.moments = [torch.zeros_like(self.master) for _ in range(2)]  # 8 bytes
+
+    def whole(self) -> torch.Tensor:
+        """The matrix, [H, H]: stage 3 gathers it, whoever has used it drops it."""
+        if self.stage < 3:
+            return self.parameter.view(H, H)
+        whole = torch.empty(H * H, dtype=torch.bfloat16)
+        all_gather(whole, self.parameter)
+        return whole.view(H, H)
+
+    def keep(self, gradient: torch.Tensor) -> None:
+        """Backward has this layer's gradient: stages 2 and 3 reduce it at once."""
+        flat = gradient.flatten()
+        self.gradient = reduce_scatter(flat) if self.stage >= 2 else flat
+
+    def step(self, t: int) -> None:
+        if self.stage < 2:  # stages 0 and 1 have kept the whole gradient until now
+            shard = reduce_scatter(self.gradient)
+            if self.stage == 0:  # the other half of an all-reduce
+                all_gather(self.gradient, shard)
+            self.gradient = shard if self.stage == 1 else self.gradient
+        g, (m, v) = self.gradient.float(), self.moments
+        m.lerp_(g, 0.1)
+        v.lerp_(g * g, 0.001)
+        self.master -= 1e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+        if self.stage in (0, 3):
+            self.parameter.copy_(self.master)
+        else:
+            all_gather(self.parameter, self.master.bfloat16())
+        self.gradient = None
+
+
+def train(layers: list[Layer], inputs: torch.Tensor, t: int) -> dict[str, int]:
+    """One step, by hand, of y ← y + tanh(y Wᵀ) and a loss that is the mean of y².
+
+    Returns the bytes that are held when backward has ended.
+    """
+    kept = [inputs]
+    for layer in layers:
+        kept.append(kept[-1] + torch.tanh(kept[-1] @ layer.whole().T))  # [b, h]
+    gradient = 2 * kept[-1] / kept[-1].numel()
+    for index in reversed(range(LAYERS)):
+        inner = kept[index + 1] - kept[index]  # tanh's output, from what is kept
+        inner = gradient * (1 - inner * inner)
+        gradient = gradient + inner @ layers[index].whole()
+        layers[index].keep(inner.T @ kept[index])  # [h, b] @ [b, h]
+    held = {
+        "parameters": sum(layer.parameter.nbytes for layer in layers),
+        "gradients": sum(layer.gradient.nbytes for layer in layers),
+        "optimizer": sum(x.nbytes for layer in layers for x in (layer.master, *layer.moments)),
+        "activations": sum(x.nbytes for x in kept),
+    }
+    for layer in layers:
+        layer.step(t)
+    return held
+
+
+def bytes_written() -> int:
+    """Bytes this process has given to write calls, sockets included."""
+    return int(Path("/proc/self/io").read_text().split("wchar:")[1].split()[0])
+
+
+def main() -> None:
+    if os.environ.get("WORLD_SIZE") not in ("1", "2", "3", "4"):
+        sys.exit(
+            "start this program with: torchrun --nproc-per-node=4 stages.py (1 to 4 ranks)"
+        )
+    if not Path("/proc/self/io").exists():
+        sys.exit("stages.py reads /proc/self/io, which this system does not have")
+    dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    psi = LAYERS * H * H
+    if rank == 0:
+        print(f"N = {n}, Ψ = {psi:,}; bytes per rank, in units of Ψ, and the formula")
+        print("stage  parameters  gradients  optimizer    sum  formula", end="")
+        print("  activations   sent  formula")
+    reference = None
+    for stage in range(4):
+        torch.manual_seed(0)
+        layers = [Layer(torch.randn(H * H) / H, stage) for _ in range(LAYERS)]
+        torch.manual_seed(1 + rank)
+        for t in range(1, STEPS + 1):
+            inputs = torch.randn(BATCH, H).bfloat16()
+            dist.barrier()
+            before = bytes_written()
+            held = train(layers, inputs, t)
+            sent = (bytes_written() - before) / psi
+        final = torch.cat([layer.whole().flatten() for layer in layers])
+        reference = final if stage == 0 else reference
+        assert torch.equal(final, reference)  # the same sums of the same numbers
+        by = [n if stage >= level else 1 for level in (3, 2, 1)]
+        expected = [size * psi // share for size, share in zip((2, 2, 12), by, strict=True)]
+        assert [held[k] for k in ("parameters", "gradients", "optimizer")] == expected
+        traffic = (3 if stage == 3 else 2) * 2 * (n - 1) / n  # of bf16 elements
+        if rank == 0:
+            p, g, o = (held[k] / psi for k in ("parameters", "gradients", "optimizer"))
+            print(
+                f"{stage:5}  {p:10.2f}  {g:9.2f}  {o:9.2f}  {p + g + o:5.2f}  "
+                f"{sum(expected) / psi:7.2f}  {held['activations'] / psi:11.2f}  "
+                f" ≈{sent:.2f}  {traffic:7.2f}"
+            )
+    if rank == 0:
+        print(f"after {STEPS} steps all four hold the same parameters, bit for bit")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

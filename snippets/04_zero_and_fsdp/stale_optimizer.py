@@ -1,0 +1,78 @@
+"""An optimizer built before fully_shard: it updates nothing, and no error says so.
+
+fully_shard replaces every parameter of the module by a new one, a DTensor. The optimizer still
+holds the old ones, which get no gradient, and an optimizer skips what has no gradient.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+BATCH, H, STEPS = 24, 48, 20  # 1, 2, 3 and 4 ranks divide the batch
+
+
+def built_before(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    fully_shard(model)
+    return optimizer
+
+
+def built_after(model: nn.Module) -> torch.optim.Optimizer:
+    fully_shard(model)
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 stale_optimizer.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for build in (built_before, built_after):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, 1)).to(device)
+        inputs = torch.randn(BATCH, H).to(device)
+        optimizer = build(model)
+        losses = []
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = (model(inputs[rank::n]) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            dist.all_reduce(loss.detach())
+            losses.append(loss.item() / n)
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        if rank == 0:
+            print(
+                f"{build.__name__}: loss {losses[0]:.4f}, after {STEPS} steps {losses[-1]:.4f}"
+            )
+            print(
+                f"  it holds {sum(p.grad is not None for p in held)} parameters with a gradient"
+            )
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

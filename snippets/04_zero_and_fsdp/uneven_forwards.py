@@ -1,0 +1,60 @@
+"""One rank runs one forward more: its all-gather waits for ranks that will never come.
+
+(no flag)   rank 1 has one batch more than rank 0
+--mend      the ranks agree on the smallest number of batches first
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+H, PATIENCE = 48, timedelta(seconds=3)  # the default of gloo is 30 minutes
+
+
+def evaluate(model: nn.Module, batches: int) -> float:
+    """The mean of the outputs, over all batches and ranks."""
+    total = torch.zeros(())
+    with torch.no_grad():  # no gradient, but each forward gathers parameters
+        for _ in range(batches):
+            total += model(torch.ones(4, H)).mean() / batches
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+def main() -> int:
+    if "RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 uneven_forwards.py")
+    dist.init_process_group("gloo", timeout=PATIENCE)  # it shows gloo's message
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, 1))
+    fully_shard(model, reshard_after_forward=True)
+    batches = torch.tensor(2 + rank % 2)
+    if "--mend" in sys.argv:
+        dist.all_reduce(batches, op=dist.ReduceOp.MIN)
+    try:
+        mean = evaluate(model, int(batches))
+    except RuntimeError as error:
+        if rank == 1:
+            print(f"rank 1: RuntimeError: {str(error).split('] ')[-1]}", flush=True)
+        else:
+            time.sleep(2)  # torchrun ends all ranks when the first one fails
+        return 1
+    if rank == 0:
+        print(f"{int(batches)} batches on every rank, mean {mean:.4f}")
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    if status == 0:
+        dist.destroy_process_group()
+    os._exit(status)  # after a failure the group is of no use, and DTensor's caches hold it

@@ -1,0 +1,93 @@
+"""In-place addition to a sharded block's output that is a view: backward finds no parameters.
+
+A block hangs its pre-backward hook, which gathers its parameters, on the tensor that it
+returns. If that is a view, autograd rebuilds its history after the addition in place, without
+the hook. torch 2.13 warns where such a view is returned.
+
+    (no flag)   y = block(x); y += x
+    --mend      y = block(x) + x
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+H = 48
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).view(-1, H)
+
+
+class Model(nn.Module):
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if self.in_place:
+                y = block(x)
+                y += x
+                x = y
+            else:
+                x = block(x) + x
+        return x.sum(dim=-1)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 view_output.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def main() -> int:
+    device = start()
+    torch.manual_seed(0)
+    model = Model(in_place="--mend" not in sys.argv).to(device)
+    inputs = torch.ones(4, H, device=device)
+    model(inputs).square().mean().backward()
+    truths = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    try:
+        model(inputs).square().mean().backward()
+    except RuntimeError as error:
+        if dist.get_rank() == 0:
+            print(f"RuntimeError: {error}", flush=True)
+        dist.barrier()
+        return 1
+    for parameter, truth in zip(model.parameters(), truths, strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor(), truth)
+    if dist.get_rank() == 0:
+        print("gradients equal the unsharded model")
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(status)  # DTensor's caches hold the mesh, which holds the group, to the very end

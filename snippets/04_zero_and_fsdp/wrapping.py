@@ -1,0 +1,123 @@
+"""Wrapping granularity: what fully_shard on the root, on blocks, or on each linear costs.
+
+Every call of fully_shard makes one group of parameters, which is gathered by one all-gather.
+Fewer groups: fewer and larger messages, but more whole parameters at one time.
+"""
+
+import copy
+import os
+import sys
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BATCH, H, LAYERS = 24, 48, 6  # 1, 2, 3 and 4 ranks divide the batch
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Count(TorchDispatchMode):
+    """Count collectives, their bytes, and at every operator the parameters that are whole."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.calls, self.bytes, self.peak = model, Counter(), Counter(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if DTensor in types:
+            return NotImplemented
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__.strip("_").removesuffix("_base")
+            self.calls[name] += 1
+            whole = args[1] if name == "reduce_scatter" else args[0]
+            self.bytes[name] += whole.nbytes
+        self.peak = max(self.peak, whole_bytes(self.model))
+        return func(*args, **(kwargs or {}))
+
+
+def whole_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters that are gathered now: fully_shard swaps DTensors for tensors."""
+    return sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
+
+
+def root_only(model: nn.Module) -> None:
+    fully_shard(model, reshard_after_forward=True)
+
+
+def blocks(model: nn.Module) -> None:
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+
+
+def linears(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            fully_shard(module)
+    fully_shard(model)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 wrapping.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
+    psi = sum(p.numel() for p in alone.parameters())
+    inputs = torch.randn(BATCH, H).to(device)
+    alone(inputs).square().mean().backward()
+    if rank == 0:
+        print(f"N = {n}, Ψ = {psi:,} in {LAYERS} blocks of two linears; one step")
+        print("fully_shard on  all-gathers  reduce-scatters  Ψ gathered  whole at once")
+    for wrap in (root_only, blocks, linears):
+        model = copy.deepcopy(alone)
+        model.zero_grad()
+        wrap(model)
+        with Count(model) as count:
+            model(inputs[rank::n]).square().mean().backward()
+        for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad.full_tensor(), truth.grad)
+        if rank == 0:
+            gathers, reductions = count.calls["allgather"], count.calls["reduce_scatter"]
+            gathered, peak = count.bytes["allgather"] / 4 / psi, count.peak / 4 / psi
+            print(
+                f"{wrap.__name__:14}  {gathers:11}  {reductions:15}  {gathered:10.2f}"
+                f"  {peak:10.3f} Ψ"
+            )
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,141 @@
+"""ZeRO-1 from scratch: each rank keeps Adam's state for its shard of the parameters alone.
+
+Every rank holds all parameters and all gradients. A reduce-scatter gives each rank the mean
+gradient of its own shard, Adam updates that shard, and an all-gather passes the shards round:
+the bytes of one all-reduce. torch's ZeroRedundancyOptimizer runs beside it, behind DDP.
+"""
+
+import copy
+import os
+import sys
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BATCH, STEPS = 48, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide it
+ELEMENT = 8  # bytes: float64, so that the order in which partial sums are added does not show
+
+
+class ZeRO1:
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        self.parameters = list(parameters)
+        self.n, rank = dist.get_world_size(), dist.get_rank()
+        count = sum(p.numel() for p in self.parameters)
+        padded = -(-count // self.n) * self.n  # rounded up to a multiple of N
+        self.flat = self.parameters[0].new_zeros(padded)
+        self.flat_gradient = torch.zeros_like(self.flat)
+        start = 0
+        for p in self.parameters:  # each parameter becomes a window into the flat tensors
+            window = slice(start, start + p.numel())
+            self.flat[window] = p.detach().flatten()
+            p.data = self.flat[window].view_as(p)
+            p.grad = self.flat_gradient[window].view_as(p)
+            start += p.numel()
+        self.shard = nn.Parameter(self.flat.chunk(self.n)[rank].clone())
+        self.shard.grad = torch.zeros_like(self.shard)
+        self.adam = torch.optim.Adam([self.shard], lr=lr)
+
+    def zero_grad(self) -> None:
+        self.flat_gradient.zero_()
+
+    def step(self) -> None:
+        dist.reduce_scatter(self.shard.grad, list(self.flat_gradient.chunk(self.n)))
+        self.shard.grad /= self.n
+        self.adam.step()  # Ψ/N elements, and the moments of as many
+        dist.all_gather(list(self.flat.chunk(self.n)), self.shard.detach())
+
+
+class CountBytes(TorchDispatchMode):
+    """What a ring of ranks has to send, per rank, for every collective that is issued."""
+
+    def __enter__(self) -> "CountBytes":
+        self.sent: dict[str, float] = {}
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            name, n = func.overloadpacket.__name__.rstrip("_"), dist.get_world_size()
+            if name == "broadcast":  # passed on N-1 times; the mean over the ranks
+                sent = sum(t.nbytes for t in args[0]) * (n - 1) / n
+            else:
+                whole = args[0][0] if name == "allgather" else args[0]
+                size = sum(t.nbytes for t in whole) * (n if name == "reduce_scatter" else 1)
+                sent = (2 if name == "allreduce" else 1) * (n - 1) / n * size
+            self.sent[name] = self.sent.get(name, 0) + sent
+        return func(*args, **(kwargs or {}))
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the moments which this rank's Adam holds (its step counters left out)."""
+    return sum(s["exp_avg"].nbytes + s["exp_avg_sq"].nbytes for s in optimizer.state.values())
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 zero1.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    alone = nn.Sequential(nn.Linear(60, 120), nn.GELU(), nn.Linear(120, 60)).to(device)
+    ours, ddp = copy.deepcopy(alone), DistributedDataParallel(copy.deepcopy(alone))
+    psi = sum(p.numel() for p in alone.parameters())
+    runs = {  # model, optimizer, share of the batch
+        "one process": (alone, torch.optim.Adam(alone.parameters(), lr=0.01), slice(None)),
+        "ZeRO-1": (ours, ZeRO1(ours.parameters(), lr=0.01), slice(rank, None, n)),
+        "DDP + ZeroRedundancyOptimizer": (
+            ddp,
+            ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01),
+            slice(rank, None, n),
+        ),
+    }
+    for _ in range(STEPS):
+        inputs = torch.randn(BATCH, 60).to(device)
+        counts = {}
+        for name, (model, optimizer, mine) in runs.items():
+            with CountBytes() as counts[name]:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(inputs[mine]), inputs[mine].sin()).backward()
+                optimizer.step()
+
+    for model in (ours, ddp.module):
+        for parameter, truth in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(parameter, truth)
+    if rank == 0:
+        print(f"N = {n}, Ψ = {psi:,}; after {STEPS} steps of Adam all three hold equal models")
+        print("rank 0 holds, and sends in a step, in units of Ψ elements:")
+        for name, (_, optimizer, _) in runs.items():
+            inner = getattr(optimizer, "adam", getattr(optimizer, "optim", optimizer))
+            moments = state_bytes(inner) / (ELEMENT * psi)
+            sent = {k: f"{v / (ELEMENT * psi):.3f}" for k, v in counts[name].sent.items()}
+            total = sum(counts[name].sent.values()) / (ELEMENT * psi)
+            parts = " + ".join(f"{k} {v}" for k, v in sent.items()) or "nothing"
+            print(f"{name}: moments {moments:.3f}\n  sends {parts} = {total:.3f}")
+        print(f"2/N = {2 / n:.3f}, 2(N-1)/N = {2 * (n - 1) / n:.3f}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,129 @@
+"""ZeRO-2 from scratch: gradients leave for their owner bucket by bucket, during backward.
+
+As in ZeRO-1 every rank holds all parameters, and Adam's state for a shard. But a bucket of
+gradients is reduce-scattered as soon as backward has filled it, and freed: a rank keeps 1/N of
+the gradients, and besides at most the buckets that are still in backward's hands.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+
+BATCH, STEPS, H, LAYERS = 48, 5, 60, 12  # 1, 2, 3 and 4 ranks divide the batch
+ELEMENT = 8  # bytes: float64, so that the order in which partial sums are added does not show
+
+
+class Bucket:
+    """The parameters of one layer, flat, and this rank's shard of them and of the gradient."""
+
+    def __init__(self, module: nn.Module, zero: "ZeRO2") -> None:
+        self.zero, self.parameters = zero, list(module.parameters())
+        self.n, rank = dist.get_world_size(), dist.get_rank()
+        flat = torch.cat([p.detach().flatten() for p in self.parameters])
+        self.flat = torch.cat([flat, flat.new_zeros(-len(flat) % self.n)])  # padded
+        start = 0
+        for p in self.parameters:
+            p.data = self.flat[start : start + p.numel()].view_as(p)
+            p.register_post_accumulate_grad_hook(self.ready)
+            start += p.numel()
+        self.shard = nn.Parameter(self.flat.chunk(self.n)[rank].clone())
+        self.missing = len(self.parameters)
+
+    def ready(self, parameter: nn.Parameter) -> None:
+        """A gradient is there. With the bucket's last one, send them away and free them."""
+        self.zero.hold(parameter.grad.nbytes)
+        self.missing -= 1
+        if self.missing == 0:
+            self.missing = len(self.parameters)
+            gradient = torch.zeros_like(self.flat)
+            torch.cat(
+                [p.grad.flatten() for p in self.parameters], out=gradient[: self.filled()]
+            )
+            for p in self.parameters:
+                self.zero.hold(-p.grad.nbytes)
+                p.grad = None
+            self.shard.grad = torch.empty_like(self.shard)
+            dist.reduce_scatter(self.shard.grad, list(gradient.chunk(self.n)))
+            self.shard.grad /= self.n
+            self.zero.hold(self.shard.grad.nbytes)
+
+    def filled(self) -> int:
+        return sum(p.numel() for p in self.parameters)
+
+    def gather(self) -> None:
+        dist.all_gather(list(self.flat.chunk(self.n)), self.shard.detach())
+
+
+class ZeRO2:
+    def __init__(self, layers: nn.Sequential, lr: float) -> None:
+        self.held = self.peak = 0  # bytes of gradients on this rank
+        self.buckets = [Bucket(layer, self) for layer in layers]
+        self.adam = torch.optim.Adam([bucket.shard for bucket in self.buckets], lr=lr)
+
+    def step(self) -> None:
+        self.adam.step()
+        for bucket in self.buckets:
+            bucket.gather()
+            bucket.shard.grad = None
+        self.held = 0
+
+    def hold(self, nbytes: int) -> None:
+        self.held += nbytes
+        self.peak = max(self.peak, self.held)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 zero2.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    alone = nn.Sequential(*(nn.Linear(H, H) for _ in range(LAYERS))).to(device)
+    ours = copy.deepcopy(alone)
+    optimizer, optimizer_alone = ZeRO2(ours, 0.01), torch.optim.Adam(alone.parameters(), 0.01)
+    for _ in range(STEPS):
+        inputs = torch.randn(BATCH, H).to(device)
+        nn.functional.mse_loss(ours(inputs[rank::n]), inputs[rank::n].sin()).backward()
+        optimizer.step()
+        optimizer_alone.zero_grad()
+        nn.functional.mse_loss(alone(inputs), inputs.sin()).backward()
+        optimizer_alone.step()
+    for parameter, truth in zip(ours.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter, truth)
+
+    sizes = [ELEMENT * bucket.filled() for bucket in optimizer.buckets]
+    shards = [bucket.shard.nbytes for bucket in optimizer.buckets]
+    expected = sum(shards[1:]) + sizes[0]  # all but the first layer's are shards by then
+    assert optimizer.peak == expected
+    if rank == 0:
+        print(f"N = {n}, {LAYERS} buckets: equal to one process after {STEPS} steps of Adam")
+        print(f"gradients, bytes: all {sum(sizes):,}, a shard of all {sum(shards):,}")
+        print(f"peak of this rank {optimizer.peak:,}")
+        print(f"shards of {LAYERS - 1} buckets, and one whole bucket: {expected:,}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
