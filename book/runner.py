@@ -185,13 +185,14 @@ def _variables(pid: int) -> dict[str, str]:
     }
 
 
-def _members(root: int, tag: str) -> list[Process]:
+def _members(root: int, tag: str, everyone: list[Process] | None = None) -> list[Process]:
     """The processes of a run: children of ``root``, its session, and whoever carries its tag.
 
     The tag is a variable that every descendant inherits: it finds those that have left the
     session and whose parent has died.
     """
-    alive = [p for p in _processes() if p.state != "Z" and p.pid != os.getpid()]
+    everyone = _processes() if everyone is None else everyone
+    alive = [p for p in everyone if p.state != "Z" and p.pid != os.getpid()]
     inside = {root}
     grew = True
     while grew:
@@ -201,13 +202,25 @@ def _members(root: int, tag: str) -> list[Process]:
     return [p for p in alive if p.pid in inside or _variables(p.pid).get(TAG) == tag]
 
 
-def _kill(root: int, tag: str) -> None:
-    """Kill every process of a run, with the signal that nobody can ignore."""
-    deadline = time.monotonic() + 10
-    while (members := _members(root, tag)) and time.monotonic() < deadline:
-        for member in members:
+def _kill(root: int, tag: str, known: list[Process]) -> None:
+    """Kill every process of a run, with the signal that nobody can ignore, until all are gone.
+
+    ``known`` are members seen before. One look that finds none is not believed: the variables
+    of a process that has left the session cannot be read at every moment.
+    """
+    deadline = time.monotonic() + 30
+    seen = {(p.pid, p.session, p.command) for p in known}
+    looks = 0  # that found none, in a row
+    while looks < 2 and time.monotonic() < deadline:
+        everyone = _processes()
+        seen |= {(p.pid, p.session, p.command) for p in _members(root, tag, everyone)}
+        alive = [
+            p.pid for p in everyone if p.state != "Z" and (p.pid, p.session, p.command) in seen
+        ]
+        looks = 0 if alive else looks + 1
+        for pid in alive:
             with contextlib.suppress(OSError):
-                os.kill(member.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
@@ -288,7 +301,7 @@ def run(command: str, folder: Path, *, limit: float, device: str = "cpu", warm=N
                     start_new_session=True,
                 )
             root, poll = process.pid, process.poll
-        timed_out, stacks = False, []
+        timed_out, stacks, leftovers = False, [], []
         start = time.monotonic()
         try:
             pause = 0.005
@@ -302,7 +315,7 @@ def run(command: str, folder: Path, *, limit: float, device: str = "cpu", warm=N
             seconds = time.monotonic() - start
             leftovers = [] if timed_out else _leftovers(root, tag)
         finally:
-            _kill(root, tag)
+            _kill(root, tag, leftovers)
         if timed_out:
             deadline = time.monotonic() + 5
             while poll() is None and time.monotonic() < deadline:
@@ -316,16 +329,16 @@ def run(command: str, folder: Path, *, limit: float, device: str = "cpu", warm=N
             seconds,
             timed_out,
             stacks,
-            leftovers,
+            [f"{p.command[:200]} (process {p.pid})" for p in leftovers],
         )
 
 
-def _leftovers(root: int, tag: str) -> list[str]:
+def _leftovers(root: int, tag: str) -> list[Process]:
     """What still runs a moment after the command has ended."""
     deadline = time.monotonic() + GRACE
     while members := _members(root, tag):
         if time.monotonic() > deadline:
-            return [f"{p.command[:200]} (process {p.pid})" for p in members]
+            return members
         time.sleep(0.02)
     return []
 

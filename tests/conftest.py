@@ -126,12 +126,13 @@ def book(tmp_path: Path) -> Book:
 
 
 def marked_processes(mark: str) -> list[str]:
-    """The command lines of live processes that carry ``mark``."""
+    """The command lines of live processes that carry ``mark``, each with its state and parent."""
     found = []
     for entry in Path("/proc").iterdir() if Path("/proc").exists() else ():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                if (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                state, parent, *_ = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                if state == "Z":
                     continue
                 command = (
                     (entry / "cmdline")
@@ -142,5 +143,5 @@ def marked_processes(mark: str) -> list[str]:
             except OSError:
                 continue
             if mark in command:
-                found.append(command)
+                found.append(f"{command} (state {state}, child of {parent})")
     return found
