@@ -298,7 +298,7 @@ class Run(BookItem):
                 record=session.record,
                 warm=session.warm,
             )
-        return {"seconds": outcome.seconds, "recorded": outcome.recorded}
+        return vars(outcome)
 
     def reportinfo(self):
         return self.path, 0, f"{self.program.name} ({self.device})"
@@ -463,6 +463,9 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
         write(
             f"{commands:.1f} s in commands, {took - commands:.1f} s around them ({extra:.1f}%)"
         )
+    for report in stats.get("passed", ()):
+        if _facts(report).get("doubted"):
+            write(f"did something else when started warm, right as typed: {report.nodeid}")
     for report in stats.get("recorded", ()):
         write(f"recorded {report.nodeid}")
     if slow:

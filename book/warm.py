@@ -1,9 +1,9 @@
 """Warm: start commands from a process that has imported torch already.
 
 Most of a short program's time is ``import torch``, once in the launcher and once in each rank.
-A process that has torch waits for commands and forks for each. The child of a fork runs the
-very launcher that torchrun runs (torchrun's own parser makes its configuration), with
-``start_method="fork"`` in place of fresh interpreters.
+A process that has torch waits for commands and forks for each. For a torchrun command the
+fork does what torchrun does on one node, with ranks that are forks in place of fresh
+interpreters: the same variables, a store, and an end for all when one rank fails.
 
 Torchrun commands of transcripts start warm, but for the first command of one program in four,
 always the same ones; single processes and whatever needs a shell run as typed. What differs
@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 _PLAIN = set("|&;<>()$`\\\"'*?[]#~=%!{}\n")
 
@@ -61,7 +63,7 @@ class Launcher:
         _, words = parsed
         if words[0] == "torchrun":
             options = itertools.takewhile(lambda word: word.startswith("-"), words[1:])
-            if not all(option.startswith("--nproc-per-node=") for option in options):
+            if not all(re.fullmatch(r"--nproc-per-node=\d+", option) for option in options):
                 return False  # addresses, ports, rendezvous: what they do is torchrun's to show
             as_typed = zlib.crc32(program.encode()) % 4 == 0 if program else True
             return self.eager or number > 0 or not as_typed
@@ -120,16 +122,24 @@ class Launcher:
 
 def _serve() -> None:
     """The side of the warm process: read requests, fork, report."""
+    import gc
     import select
+    import threading
 
     import torch
+    import torch._dynamo  # the first step of an optimizer imports it
     import torch.distributed as dist
-    import torch.distributed.launcher.api
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
     import torch.distributed.run
-    import torch.nn.parallel
+    import torch.distributed.tensor.parallel
 
     assert dist.is_available()
     assert torch.get_num_threads() == 1  # a thread pool would not survive the fork
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to, and so copy, every page
     children: dict[int, Path] = {}
     buffer = b""
     while True:
@@ -165,9 +175,8 @@ def _child(request: dict) -> None:
     """Become the command: never returns."""
     import faulthandler
     import runpy
-    import traceback
 
-    import torch.distributed
+    import torch
 
     os.setsid()
     os.chdir(request["folder"])
@@ -180,36 +189,44 @@ def _child(request: dict) -> None:
     os.environ.update(request["env"])
     faulthandler.enable()
     torch.distributed.set_debug_level_from_env()
-    status = 1
+    if request["words"][0] == "torchrun":
+        _leave(_status_of(lambda: _torchrun(request["words"][1:])))
+    torch.set_num_threads(os.cpu_count() or 1)
+    sys.argv = request["words"][1:]
+    sys.path[0] = request["folder"]
+    _leave(_status_of(lambda: runpy.run_path(sys.argv[0], run_name="__main__")))
+
+
+def _status_of(body: Callable[[], int | object]) -> int:
+    """The exit status an interpreter would leave with; what it would say is said."""
+    import traceback
+
     try:
-        if request["words"][0] == "torchrun":
-            _torchrun(request["words"][1:])
-        else:
-            torch.set_num_threads(os.cpu_count() or 1)
-            sys.argv = request["words"][1:]
-            sys.path[0] = request["folder"]
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        status = 0
+        result = body()
+        return result if isinstance(result, int) else 0
     except SystemExit as leaving:
-        status = (
-            leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        )
         if isinstance(leaving.code, str):
             print(leaving.code, file=sys.stderr)
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
         traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        return 1
 
 
-class _Left(BaseException):
-    """A rank has called ``os._exit(0)``."""
+def _leave(status: int) -> NoReturn:
+    """Leave as an interpreter does: threads joined, exit functions called, output written."""
+    import atexit
+    import threading
+
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
-def _rank(script: str, arguments: list[str]) -> None:
-    """What torchrun's fresh interpreter would do in each rank."""
+def _rank(script: str, arguments: list[str]) -> int:
+    """What torchrun's fresh interpreter would do in a rank; its exit status."""
     import runpy
 
     import torch
@@ -217,38 +234,64 @@ def _rank(script: str, arguments: list[str]) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    leave = os._exit
-
-    def hand_in_and_leave(status: int) -> None:
-        # the launcher waits for what a forked rank returns, so one that is well must return
-        if status:
-            leave(status)
-        raise _Left
-
-    os._exit = hand_in_and_leave
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except _Left:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit = leave
+    return _status_of(lambda: runpy.run_path(script, run_name="__main__"))
 
 
-def _torchrun(arguments: list[str]) -> None:
-    """torchrun by its own parser and launcher, its workers forked."""
+def _torchrun(arguments: list[str]) -> int:
+    """What torchrun does on one node: set each rank's variables, keep the store, wait.
+
+    The ranks are forked before this process has any thread: a lock that a thread holds at a
+    fork stays locked in the child for ever.
+    """
+    import socket
     import uuid
 
-    from torch.distributed.launcher.api import elastic_launch
-    from torch.distributed.run import config_from_args, parse_args
+    from torch.distributed import TCPStore
+    from torch.distributed.run import parse_args
 
     args = parse_args(arguments)
-    if args.rdzv_backend == "static" and not args.rdzv_endpoint and args.nnodes in {"1", "1:1"}:
-        args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
-        args.rdzv_id = str(uuid.uuid4())
-    config, _, _ = config_from_args(args)
-    config.start_method = "fork"
-    elastic_launch(config, _rank)(args.training_script, args.training_script_args)
+    world_size = int(args.nproc_per_node)
+    listener = socket.create_server(("localhost", 0), backlog=128)
+    port = listener.getsockname()[1]
+    size = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    size |= {"ROLE_WORLD_SIZE": world_size, "GROUP_WORLD_SIZE": 1, "GROUP_RANK": 0}
+    common = size | {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": port,
+        "ROLE_NAME": args.role,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_RUN_ID": uuid.uuid4(),
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
+    }
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ranks: set[int] = set()
+    for rank in range(world_size):
+        pid = os.fork()
+        if pid == 0:
+            listener.close()
+            own = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
+            os.environ.update({key: str(value) for key, value in (common | own).items()})
+            _leave(_rank(args.training_script, args.training_script_args))
+        ranks.add(pid)
+    store = TCPStore(
+        "localhost",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    status = 0
+    while ranks:
+        pid, code = os.wait()
+        ranks.discard(pid)
+        if code != 0 and status == 0:
+            status = 1
+            for other in ranks:
+                os.kill(other, signal.SIGTERM)
+    del store
+    return status
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def main() -> None:
         for n in RANKS:
             sizes = [state(billions, n, stage) for stage in range(4)]
             fits = [size <= MEMORY - ROOM for size in sizes]
+            assert sizes == sorted(sizes, reverse=True) and sizes[3] == 16 * billions / n
             cells = [f"{s:7.1f}{'*' if f else ' '}" for s, f in zip(sizes, fits, strict=True)]
             take = (
                 ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"][fits.index(True)] if any(fits) else "more"

@@ -62,7 +62,8 @@ def read(config: dict) -> DeepSpeedConfig:
 def unknown_keys(config: dict) -> list[str]:
     """Top-level keys that DeepSpeed's main list lacks: misspelt, or those of a plug-in."""
     known = {value for value in vars(constants).values() if isinstance(value, str)}
-    known |= {"zero_optimization", "zero_allow_untested_optimizer", "activation_checkpointing"}
+    known |= {"zero_optimization", "activation_checkpointing", "aio", "amp", "compile"}
+    known |= {"elasticity", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comet"}
     return [key for key in config if key not in known]
 
 

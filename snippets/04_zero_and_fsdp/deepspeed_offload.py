@@ -45,7 +45,6 @@ def train(offload: dict, device: torch.device, torch_adamw: bool = True) -> list
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0} | offload,
-        "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": not torch_adamw,
     }
     torch.manual_seed(0)

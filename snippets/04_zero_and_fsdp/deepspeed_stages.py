@@ -1,13 +1,18 @@
 """DeepSpeed's ZeRO stages 0 to 3: the losses of one process, and the bytes on each rank.
 
 One model is trained by one process with the whole batch, by FSDP2 and by DeepSpeed in each
-stage, with two micro-batches to a step. Between the two micro-batches every live tensor of the
-process is counted (from Python's garbage collector, so nothing can hide): what a rank keeps of
-parameters, gradients and optimizer states.
+stage, with m = 2 micro-batches to a step. Between the two micro-batches every live tensor of
+the process is counted (from Python's garbage collector, so nothing can hide): what a rank keeps
+of parameters, gradients and optimizer states. In another step its collectives are counted.
 
 fp32: DeepSpeed keeps a second, flat fp32 copy of what a rank updates, 4Ψ/N bytes beyond FSDP2.
 bf16: that copy is the master copy which mixed precision wants, and the formulas are the ZeRO
 paper's: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N.
+
+Sent, in elements over a ring: FSDP2 gathers twice and reduces once in each micro-batch, 3m Ψ.
+DeepSpeed's stage 0 all-reduces once, 2Ψ; stage 1 all-reduces once and gathers, 3Ψ; stage 2
+all-reduces in each micro-batch and gathers, (2m + 1)Ψ; stage 3 gathers once and reduces once in
+each, 2m Ψ, since it keeps so few parameters from forward to backward.
 
 Needs: pip install deepspeed
 """
@@ -17,6 +22,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -24,6 +30,7 @@ import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
@@ -52,6 +59,8 @@ class Net(nn.Module):
 
 
 PSI = LAYERS * WIDTH * WIDTH
+Result = tuple[list[float], float, float]
+"""Losses; bytes per parameter kept between the micro-batches; elements sent per parameter."""
 
 
 def live_bytes() -> int:
@@ -68,6 +77,27 @@ def live_bytes() -> int:
     return sum(storages.values())
 
 
+class Traffic(TorchDispatchMode):
+    """Adds up what a ring sends per rank for the collectives called, in elements."""
+
+    elements = 0.0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if DTensor in types:
+            return NotImplemented
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__.strip("_")
+            whole, twice = {
+                "allreduce": (args[0], 2),
+                "allgather_base": (args[0], 1),
+                "reduce_scatter_base": (args[1], 1),
+            }[name]
+            n = dist.get_world_size()
+            count = sum(t.numel() for t in whole) if isinstance(whole, list) else whole.numel()
+            self.elements += twice * (n - 1) / n * count
+        return func(*args, **(kwargs or {}))
+
+
 # --8<-- [start:deepspeed_engine]
 def config(stage: int, bf16: bool, ranks: int) -> dict:
     return {
@@ -80,12 +110,10 @@ def config(stage: int, bf16: bool, ranks: int) -> dict:
             "stage3_prefetch_bucket_size": BUCKET,
             "stage3_param_persistence_threshold": 0,  # no parameter is too small to shard
         },
-        "zero_allow_untested_optimizer": True,  # not for AdamW, which it has tested
     }
 
 
-def with_deepspeed(stage: int, bf16: bool, device: torch.device) -> tuple[list[float], float]:
-    """Losses of each step, and live bytes per parameter between the micro-batches."""
+def with_deepspeed(stage: int, bf16: bool, device: torch.device) -> Result:
     rank, n, before = dist.get_rank(), dist.get_world_size(), live_bytes()
     torch.manual_seed(0)
     model = Net().to(device)
@@ -96,19 +124,22 @@ def with_deepspeed(stage: int, bf16: bool, device: torch.device) -> tuple[list[f
     losses, kept = [], 0
     for step in range(STEPS):
         total = torch.zeros((), device=device)
-        for x in micro_batches(step, rank, n, device):
-            output = engine(x.bfloat16() if bf16 else x)
-            loss = nn.functional.mse_loss(output.float(), target(x))
-            engine.backward(loss)  # in place of loss.backward()
-            engine.step()  # an optimizer step only after the second micro-batch
-            total += loss.detach() / 2 / n
-            if len(losses) == STEPS - 1 and kept == 0:
-                del output, loss, x
-                kept = live_bytes() - before
+        with Traffic() if step == 1 else nullcontext() as traffic:
+            for x in micro_batches(step, rank, n, device):
+                output = engine(x.bfloat16() if bf16 else x)
+                loss = nn.functional.mse_loss(output.float(), target(x))
+                engine.backward(loss)  # in place of loss.backward()
+                engine.step()  # an optimizer step only after the second micro-batch
+                total += loss.detach() / 2 / n
+                if step == STEPS - 1 and kept == 0:
+                    del output, loss, x
+                    kept = live_bytes() - before
+        if step == 1:
+            sent = traffic.elements
         dist.all_reduce(total)
         losses.append(total.item())
     engine.destroy()
-    return losses, kept / PSI
+    return losses, kept / PSI, sent / PSI
 
 
 # --8<-- [end:deepspeed_engine]
@@ -125,7 +156,7 @@ def target(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x)
 
 
-def plain(device: torch.device, shard: bool) -> tuple[list[float], float]:
+def plain(device: torch.device, shard: bool) -> Result:
     """The same by one process with the whole batch, or by FSDP2."""
     before = live_bytes()
     rank, n = (dist.get_rank(), dist.get_world_size()) if shard else (0, 1)
@@ -139,19 +170,22 @@ def plain(device: torch.device, shard: bool) -> tuple[list[float], float]:
     losses, kept = [], 0
     for step in range(STEPS):
         total = torch.zeros((), device=device)
-        for x in micro_batches(step, rank, n, device):
-            loss = nn.functional.mse_loss(model(x), target(x))
-            (loss / 2).backward()
-            total += loss.detach() / 2 / n
-            if len(losses) == STEPS - 1 and kept == 0:
-                del loss, x
-                kept = live_bytes() - before
-        optimizer.step()
-        optimizer.zero_grad()
+        with Traffic() if step == 1 else nullcontext() as traffic:
+            for x in micro_batches(step, rank, n, device):
+                loss = nn.functional.mse_loss(model(x), target(x))
+                (loss / 2).backward()
+                total += loss.detach() / 2 / n
+                if step == STEPS - 1 and kept == 0:
+                    del loss, x
+                    kept = live_bytes() - before
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == 1:
+            sent = traffic.elements
         if shard:
             dist.all_reduce(total)
         losses.append(total.item())
-    return losses, kept / PSI
+    return losses, kept / PSI, sent / PSI
 
 
 def start() -> torch.device:
@@ -177,29 +211,36 @@ def start() -> torch.device:
 def main() -> None:
     device = start()
     n = dist.get_world_size()
-    truth, kept = plain(device, shard=False)
-    rows = [("one process, fp32", truth, kept, 16.0, 0)]
-    rows.append(("FSDP2, fp32", *plain(device, shard=True), 16 / n, 0))
+    ring = (n - 1) / n
+    truth, *counts = plain(device, shard=False)
+    rows = [("one process, fp32", truth, *counts, 16.0, 0.0, 0)]
+    rows.append(("FSDP2, fp32", *plain(device, shard=True), 16 / n, 6 * ring, 0))
     fp32 = (16.0, 8 + 12 / n, 4 + 16 / n, 20 / n)
     bf16 = (16.0, 4 + 12 / n, 2 + 14 / n, 16 / n)
-    for name, formulas in (("fp32", fp32), ("bf16", bf16)):
-        for stage, formula in enumerate(formulas):
-            losses, kept = with_deepspeed(stage, name == "bf16", device)
+    for name, holds in (("fp32", fp32), ("bf16", bf16)):
+        for stage, formula in enumerate(holds):
+            sends = (2, 3, 5, 4)[stage] * ring
             buffers = (0, 2, 1, 1)[stage]  # layers' gradients: the bucket, the last one reduced
-            rows.append((f"DeepSpeed stage {stage}, {name}", losses, kept, formula, buffers))
-    for name, losses, kept, formula, buffers in rows:
+            result = with_deepspeed(stage, name == "bf16", device)
+            rows.append((f"DeepSpeed stage {stage}, {name}", *result, formula, sends, buffers))
+    for name, losses, kept, sent, holds, sends, buffers in rows:
         wide = 2e-2 if "bf16" in name else 1e-5
         torch.testing.assert_close(losses, truth, rtol=wide, atol=wide)
         extra = buffers * (2 if "bf16" in name else 4) / LAYERS
-        assert abs(kept - formula - extra) < 0.02, (name, kept)  # scalars and step counts
+        assert abs(kept - holds - extra) < 0.02, (name, kept)  # scalars and step counts
+        assert abs(sent - sends) < 0.001, (name, sent)  # flags of one element
     if dist.get_rank() == 0:
-        print(f"Ψ = {PSI:,} parameters, {n} ranks; bytes per parameter on each rank")
-        print(f"{'':24}{'losses of three steps':26}formula  measured  rest in layers")
-        for name, losses, kept, formula, buffers in rows:
+        print(f"Ψ = {PSI:,} parameters, {n} ranks; per rank, bytes kept and elements sent / Ψ")
+        print(f"{'':24}{'losses of three steps':22}kept  formula  rest    sent  formula")
+        for name, losses, kept, sent, holds, sends, buffers in rows:
             told = " ".join(
                 f"{loss:.4f}" if "fp32" in name else f"≈{loss:.2f}" for loss in losses
             )
-            print(f"{name:24}{told:26}{formula:7.2f}  {kept:8.2f}  {buffers:14}")
+            print(
+                f"{name:24}{told:20}{kept:6.2f}  {holds:7.2f}  {buffers:4}  {sent:6.2f}  "
+                f"{sends:7.2f}"
+            )
+        print("rest: layers whose gradients lie in a buffer")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 CONFIG = {
     "train_micro_batch_size_per_gpu": 4,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-    "zero_allow_untested_optimizer": True,
 }
 
 

@@ -117,6 +117,7 @@ def main() -> None:
         loss1, count1 = train(old(copy.deepcopy(alone), strategy, mesh, device), inputs)
         loss2, count2 = train(new(copy.deepcopy(alone), mesh, reshard), inputs)
         assert abs(loss1 - loss2) < 1e-5
+        assert (str(count1) == str(count2)) == (strategy is not ShardingStrategy.NO_SHARD)
         if rank == 0:
             after = "DDP" if reshard is None else f"mesh {tuple(mesh.shape)}, reshard {reshard}"
             print(f"{strategy.name}: {count1}")

@@ -81,12 +81,15 @@ def main() -> None:
                 counts = count.get_comm_counts()
             mean = loss.detach().clone()
             dist.all_reduce(mean)
-            losses.append(f"{name} {mean / n:.5f}")
-        lines.append(f"step {step}: " + ", ".join(losses))
+            losses.append((mean / n).item() if name != "one process" else loss.item())
+        torch.testing.assert_close(losses, [losses[-1]] * 3)
+        told = (f"{name} {loss:.5f}" for name, loss in zip(models, losses, strict=True))
+        lines.append(f"step {step}: " + ", ".join(told))
 
     weight = models["FSDP2"][0].up.weight
     for parameter, truth in zip(models["FSDP2"].parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(parameter.full_tensor(), truth.detach())
+        assert parameter.grad.to_local().shape == parameter.to_local().shape
     lines.append(f"all parameters equal; block 0's up.weight is a {type(weight).__name__} with")
     lines.append(f"  placements {weight.placements}, shape {tuple(weight.shape)}")
     lines.append(f"  here {tuple(weight.to_local().shape)}, gradient as well")

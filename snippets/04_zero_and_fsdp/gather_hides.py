@@ -10,6 +10,8 @@ border that the ring crosses: NVLink inside a node; between nodes all network ca
 Peaks are from NVIDIA's datasheets (dense bf16; W is half of NVLink's figure for both ways).
 """
 
+import math
+
 REACHED = 0.4  # of the peak: a good run; Llama 3 405B reports 0.41 to 0.43 at s = 8,192
 
 GPUS = {  # dense bf16 FLOP/s; NVLink bytes/s each way
@@ -43,6 +45,9 @@ def main() -> None:
             flops = REACHED * peak
             forward = tokens_forward(flops, bandwidth)
             bf16, fp32 = (tokens_backward(flops, bandwidth, g) for g in (2, 4))
+            psi, tokens = 8e9, forward  # at the threshold both take as long, for any Ψ
+            assert math.isclose(2 * psi * tokens / flops, 2 * psi / bandwidth)
+            assert math.isclose(4 * psi * fp32 / flops, 6 * psi / bandwidth)
             print(f"{name + ', ' + link:29}  {forward:9,.0f}  {bf16:14,.0f}  {fp32:24,.0f}")
 
 

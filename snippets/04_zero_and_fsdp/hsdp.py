@@ -1,8 +1,8 @@
 """HSDP: a 2D mesh, parameters sharded along one dimension and replicated along the other.
 
 With 4 ranks as 2 nodes of 2: every collective of one step, with the mesh dimension it runs
-along and what it sends. The shard dimension belongs on the fast link, since only a shard's
-gradient crosses the replicate dimension.
+along, what it sends per rank, and what leaves a node. The shard dimension belongs on the fast
+link, since only a shard's gradient crosses the replicate dimension.
 """
 
 import copy
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BATCH, H, LAYERS = 24, 48, 4
+PER_NODE = 2  # ranks
 
 
 class Block(nn.Module):
@@ -31,7 +32,7 @@ class Block(nn.Module):
 
 
 class Traffic(TorchDispatchMode):
-    """Per kind and mesh dimension: how many, and the elements that a ring sends per rank."""
+    """Per kind and mesh dimension: how many, elements a ring sends per rank, and per node."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -53,9 +54,17 @@ class Traffic(TorchDispatchMode):
                 sum(t.numel() for t in tensor) if isinstance(tensor, list) else tensor.numel()
             )
             n = group.size()
-            row = self.table.setdefault((name, self.names[group.group_name]), [0, 0.0])
+            row = self.table.setdefault((name, self.names[group.group_name]), [0, 0.0, 0.0])
+            sent = (2 if name == "allreduce" else 1) * (n - 1) / n * count
+            ring = dist.get_process_group_ranks(group)
+            nodes = [r // PER_NODE for r in ring]
+            borders = sum(a != b for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True))
+            # each of a ring's ranks hands on the same; a node is left at borders / len(set) of
+            # them, and the node's ranks are in PER_NODE / (those in this ring) such rings
+            leaves = borders / len(set(nodes)) * PER_NODE / nodes.count(nodes[0])
             row[0] += 1
-            row[1] += (2 if name == "allreduce" else 1) * (n - 1) / n * count
+            row[1] += sent
+            row[2] += sent * leaves
         return func(*args, **(kwargs or {}))
 
 
@@ -92,6 +101,10 @@ def main() -> None:
             device.type, (2, 2), mesh_dim_names=("replicate", "shard")
         ),
     }
+    expected = {  # Ψ that leave a node of g ranks: 3(N-1)/N once, 2(n-1)/n · Ψ/g · g
+        "FSDP over 4": 3 * 3 / 4,
+        "HSDP 2×2": 2 * 1 / 2,
+    }
     for words, mesh in meshes.items():
         model = copy.deepcopy(alone)
         model.zero_grad()
@@ -107,8 +120,13 @@ def main() -> None:
             kept = sum(p.to_local().numel() for p in model.parameters())
             print(f"{words}: gradients equal one process; {weight.placements}")
             print(f"  a rank keeps {kept / psi:.2f} Ψ")
-            for (name, dimension), (number, sent) in sorted(traffic.table.items()):
-                print(f"  {number} × {name:14} along {dimension:9} sends {sent / psi:.2f} Ψ")
+            for (name, dimension), (number, sent, leaves) in sorted(traffic.table.items()):
+                print(
+                    f"  {number} × {name:14} along {dimension:9} sends {sent / psi:.2f} Ψ, "
+                    f"{leaves / psi:.2f} Ψ leave a node"
+                )
+            total = sum(leaves for _, _, leaves in traffic.table.values()) / psi
+            assert abs(total - expected[words]) < 1e-6, total
 
 
 if __name__ == "__main__":

@@ -113,12 +113,14 @@ def main() -> int:
             module.reset_parameters()
     shards = [torch.empty_like(naive.blocks[0].up.weight.to_local()) for _ in range(n)]
     dist.all_gather(shards, naive.blocks[0].up.weight.to_local().detach())
+    same = all(torch.equal(shard, shards[0]) for shard in shards)
+    assert same or device.type != "cpu"
+    assert held == 4 * psi // n
     if rank == 0:
         print(f"N = {n}, Ψ = {psi:,}: a rank allocated {held:,} bytes, 4Ψ/N = {4 * psi // n:,}")
         print("initialised from one seed: equal to the plain model")
         print("loaded from rank 0: equal to the plain model")
         if device.type == "cpu":
-            same = all(torch.equal(shard, shards[0]) for shard in shards)
             print(f"reset_parameters on a CPU: every rank drew the same shard: {same}")
     return 0
 

@@ -96,6 +96,11 @@ def main() -> None:
             loss = model(inputs).square().mean()
             split = len(events.log)
             loss.backward()
+        ahead = {None: 0, 1: 1, 2: 2}[by]
+        for index in range(LAYERS):  # gathered before its forward, `ahead` blocks in advance
+            begun = events.log.index(f"g{index}")
+            assert begun < events.log.index(f"FORWARD{max(0, index - ahead)}")
+            assert index <= ahead or begun > events.log.index(f"FORWARD{index - ahead - 1}")
         if rank == 0:
             print("default:" if by is None else f"look ahead by {by}:")
             print("  " + " ".join(events.log[:split]))

@@ -134,6 +134,7 @@ def main() -> None:
         expected = [size * psi // share for size, share in zip((2, 2, 12), by, strict=True)]
         assert [held[k] for k in ("parameters", "gradients", "optimizer")] == expected
         traffic = (3 if stage == 3 else 2) * 2 * (n - 1) / n  # of bf16 elements
+        assert traffic <= sent <= 1.05 * traffic + 0.01, (stage, sent)  # and some headers
         if rank == 0:
             p, g, o = (held[k] / psi for k in ("parameters", "gradients", "optimizer"))
             print(

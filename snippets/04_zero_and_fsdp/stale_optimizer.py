@@ -62,6 +62,8 @@ def main() -> None:
             dist.all_reduce(loss.detach())
             losses.append(loss.item() / n)
         held = [p for group in optimizer.param_groups for p in group["params"]]
+        moved = losses[-1] != losses[0]
+        assert moved == (build is built_after) == any(p.grad is not None for p in held)
         if rank == 0:
             print(
                 f"{build.__name__}: loss {losses[0]:.4f}, after {STEPS} steps {losses[-1]:.4f}"

@@ -83,7 +83,10 @@ def main() -> None:
             f"{ratio:10.2f}  {total:5.1f}  {compute:7.1f}  {total - compute:7.1f}"
             f"  {100 * compute / total:5.0f}%"
         )
-        assert total - compute >= 2.0  # the first gather and the last reduce-scatter
+        if ratio >= 1:  # the first gather and the last reduce-scatter are all that sticks out
+            assert total - compute == 2.0
+        else:  # the link has 6 + 5 gathers and 6 reduce-scatters, and hardly a gap
+            assert 17 <= total <= 17 + ratio
     draw(cases)
 
 

@@ -100,13 +100,11 @@ def main() -> None:
     show(f"   mend: allow_partial_load, and left at their start: {', '.join(missing)}")
     # --8<-- [end:structure]
 
-    # --8<-- [start:shard]
     if dist.get_rank() == 0:
         local = {key: value.to_local() for key, value in model.state_dict().items()}
         torch.save(local, "rank0.pt")  # no error: this is a shard
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole = get_model_state_dict(model, options=options)  # every rank calls it
-    # --8<-- [end:shard]
     if dist.get_rank() == 0:
         torch.save(whole, "whole.pt")
         for name in ("rank0.pt", "whole.pt"):

@@ -2,7 +2,7 @@
 
 As in ZeRO-1 every rank holds all parameters, and Adam's state for a shard. But a bucket of
 gradients is reduce-scattered as soon as backward has filled it, and freed: a rank keeps 1/N of
-the gradients, and besides at most the buckets that are still in backward's hands.
+the gradients, and besides at most the bucket in hand, as gradients and as the flat copy sent.
 """
 
 import copy
@@ -44,6 +44,7 @@ class Bucket:
             torch.cat(
                 [p.grad.flatten() for p in self.parameters], out=gradient[: self.filled()]
             )
+            self.zero.hold(gradient.nbytes)
             for p in self.parameters:
                 self.zero.hold(-p.grad.nbytes)
                 p.grad = None
@@ -51,6 +52,7 @@ class Bucket:
             dist.reduce_scatter(self.shard.grad, list(gradient.chunk(self.n)))
             self.shard.grad /= self.n
             self.zero.hold(self.shard.grad.nbytes)
+            self.zero.hold(-gradient.nbytes)
 
     def filled(self) -> int:
         return sum(p.numel() for p in self.parameters)
@@ -115,13 +117,14 @@ def main() -> None:
 
     sizes = [ELEMENT * bucket.filled() for bucket in optimizer.buckets]
     shards = [bucket.shard.nbytes for bucket in optimizer.buckets]
-    expected = sum(shards[1:]) + sizes[0]  # all but the first layer's are shards by then
+    first = optimizer.buckets[0].flat.nbytes  # padded
+    expected = sum(shards[1:]) + sizes[0] + first  # the others are shards by then
     assert optimizer.peak == expected
     if rank == 0:
         print(f"N = {n}, {LAYERS} buckets: equal to one process after {STEPS} steps of Adam")
         print(f"gradients, bytes: all {sum(sizes):,}, a shard of all {sum(shards):,}")
         print(f"peak of this rank {optimizer.peak:,}")
-        print(f"shards of {LAYERS - 1} buckets, and one whole bucket: {expected:,}")
+        print(f"shards of {LAYERS - 1} buckets, and one bucket twice: {expected:,}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""Tied weights under fully_shard: one unit keeps them tied, two units cut them apart.
+
+Embedding and output layer of a language model share one matrix. fully_shard replaces the
+parameters of one unit at a time: the unit of the embedding gets a shard of the matrix, and that
+of the output layer another. torch 2.13 refuses to run such a model; before it, the two went
+their own ways without a word.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+BATCH, LENGTH, VOCABULARY, H, STEPS = 24, 8, 64, 32, 5  # 1, 2, 3 and 4 ranks divide the batch
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, H)
+        self.block = nn.Linear(H, H)
+        self.head = nn.Linear(H, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight  # [V, h], one matrix for both
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.block(self.embed(tokens))))
+
+
+def unsharded(model: Tied) -> None:
+    pass
+
+
+def cut_apart(model: Tied) -> None:
+    for module in (model.embed, model.block, model.head, model):
+        fully_shard(module)
+
+
+def kept_together(model: Tied) -> None:
+    fully_shard(model.block)
+    fully_shard([model.embed, model.head])  # one unit of two modules
+    fully_shard(model)
+
+
+def train(model: Tied, tokens: torch.Tensor) -> list[float]:
+    """Losses of each step of SGD, over all ranks; every rank has an equal part of the batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])  # [b, s, V]
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / dist.get_world_size())
+    return losses
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=2 tied_weights.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH)).to(device)
+    truth: list[float] = []
+    for shard in (unsharded, cut_apart, kept_together):
+        torch.manual_seed(1)
+        model = Tied().to(device)
+        shard(model)
+        alone = shard is unsharded
+        parameters = sum(p.numel() for p in model.parameters())
+        tied = model.embed.weight is model.head.weight
+        if rank == 0:
+            print(f"{shard.__name__}: tied {tied}, Ψ = {parameters:,}")
+        try:
+            losses = train(model, tokens if alone else tokens[rank::n])
+        except ValueError as error:
+            assert shard is cut_apart and not tied
+            if rank == 0:
+                print("  " + str(error).replace(". ", ".\n  "))
+            continue
+        truth = truth or losses
+        equal = all(abs(ours - right) < 1e-4 for ours, right in zip(losses, truth, strict=True))
+        assert tied == equal == (shard is not cut_apart)
+        if rank == 0:
+            print("  losses", *(f"{loss:.4f}" for loss in losses))
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
