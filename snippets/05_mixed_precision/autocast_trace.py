@@ -1,0 +1,94 @@
+"""Every cast that autocast makes in one transformer block, operator by operator.
+
+A dispatch mode sits beneath autocast, so it sees what autocast hands to the operators: the
+casts it inserted, and then the operator with the types it really runs in. Views are left out.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+B, S, H, HEADS, V = 2, 8, 32, 4, 64
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+QUIET = {"view", "_unsafe_view", "reshape", "t", "transpose", "expand", "detach", "unbind"}
+QUIET |= {"split", "clone", "ones_like", "select_backward", "stack", "permute", "squeeze"}
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, then a head and its loss: [b, s, h] -> a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(H) for _ in range(2))
+        self.qkv, self.out = nn.Linear(H, 3 * H), nn.Linear(H, H)
+        self.up, self.down, self.head = (
+            nn.Linear(H, 4 * H),
+            nn.Linear(4 * H, H),
+            nn.Linear(H, V),
+        )
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        qkv = self.qkv(self.norms[0](x)).view(B, S, 3, HEADS, H // HEADS)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [b, a, s, h/a]
+        weights = F.softmax(q @ k.transpose(-1, -2) * (H // HEADS) ** -0.5, dim=-1)
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(B, S, H))
+        x = x + self.down(F.gelu(self.up(self.norms[1](x))))
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+class Trace(TorchDispatchMode):
+    """Collect one line per operator: name, types of its inputs -> type of its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name not in QUIET:
+            given = [NAMES[a.dtype] for a in args if is_float(a)]
+            results = result if isinstance(result, tuple) else (result,)
+            first = next(r for r in results if r is not None)
+            arrow = f"{' '.join(given)} -> {NAMES[first.dtype]}" if is_float(first) else ""
+            self.lines.append(f"{'cast' if name == '_to_copy' else name:28}{arrow}")
+        return result
+
+
+def is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def show(title: str, lines: list[str]) -> None:
+    """Print the lines; runs of the same line become one with a count."""
+    casts = sum(line.startswith("cast") for line in lines)
+    print(f"{title}: {len(lines)} operators, {casts} of them casts")
+    index = 0
+    while index < len(lines):
+        run = 1
+        while index + run < len(lines) and lines[index + run] == lines[index]:
+            run += 1
+        print(f"  {lines[index]}{f'   × {run}' if run > 1 else ''}")
+        index += run
+
+
+def main() -> None:
+    found = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if found else torch.device("cpu")
+    torch.manual_seed(0)
+    block = Block().to(device)
+    x = torch.randn(B, S, H, device=device)
+    targets = torch.randint(0, V, (B, S), device=device)
+    with Trace() as forward, torch.autocast(device.type, dtype=torch.bfloat16):
+        loss = block(x, targets)
+    with Trace() as backward:  # outside autocast: backward runs in the types of forward
+        loss.backward()
+    show("forward", forward.lines)
+    show("backward", backward.lines)
+    assert all(p.grad.dtype == torch.float32 for p in block.parameters())
+    print("every .grad is fp32, as its parameter")
+
+
+if __name__ == "__main__":
+    main()

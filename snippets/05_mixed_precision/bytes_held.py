@@ -1,0 +1,86 @@
+"""What fp32, autocast and model.bfloat16() hold, counted in bytes per parameter and per token.
+
+Parameters, gradients and Adam's moments are counted from their tensors; activations are the
+distinct storages that autograd saves for backward, without the parameters. Of them autocast's
+bf16 copies of the weights are counted apart: they live until backward has used them.
+"""
+
+import contextlib
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+TOKENS, H, BLOCKS = 384, 128, 4
+LOW = torch.bfloat16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(H),
+            nn.Linear(H, 4 * H),
+            nn.Linear(4 * H, H),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))  # [tokens, h]
+
+
+def measure(low_model: bool, autocast: bool) -> tuple[list[float], list[str]]:
+    """One step of Adam; bytes of each kind, and the types of what it leaves."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+    model = model.bfloat16() if low_model else model
+    psi = sum(p.numel() for p in model.parameters())
+    shapes = {p.shape for p in model.parameters() if p.dim() == 2}
+    shapes |= {shape[::-1] for shape in shapes}  # a linear layer saves wᵀ
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, tuple[int, bool]] = {}
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = (storage.nbytes(), t.shape in shapes)
+        return t
+
+    x = torch.randn(TOKENS, H, dtype=LOW if low_model else torch.float32)
+    region = torch.autocast("cpu", LOW) if autocast else contextlib.nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), region:
+        output = model(x)
+    output.float().square().mean().backward()
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.step()
+    weight = model[0].up.weight
+    states = [s for state in optimizer.state.values() for s in state.values() if s.dim()]
+    held = [
+        sum(p.nbytes for p in model.parameters()) / psi,
+        sum(p.grad.nbytes for p in model.parameters()) / psi,
+        sum(s.nbytes for s in states) / psi,
+        sum(size for size, copy in saved.values() if copy) / psi,
+        sum(size for size, copy in saved.values() if not copy) / TOKENS / H / BLOCKS,
+    ]
+    tensors = (weight, weight.grad, optimizer.state[weight]["exp_avg"], output)
+    return held, [{LOW: "bf16", torch.float32: "fp32"}[t.dtype] for t in tensors]
+
+
+def main() -> None:
+    print(
+        "bytes per parameter, and of activations per element of the residual stream and block"
+    )
+    print("                  weights  grads  moments  casts  activations  types of the four")
+    for name, low_model, autocast in (
+        ("fp32", False, False),
+        ("autocast", False, True),
+        ("model.bfloat16()", True, False),
+    ):
+        held, types = measure(low_model, autocast)
+        print(
+            f"{name:16}  {held[0]:7.2f}  {held[1]:5.2f}  {held[2]:7.2f}  {held[3]:5.2f}"
+            f"  {held[4]:11.2f}  {' '.join(types)}"
+        )
+
+
+if __name__ == "__main__":
+    main()

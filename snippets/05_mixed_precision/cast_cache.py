@@ -1,0 +1,100 @@
+"""Autocast's cache of casts: how often one weight is cast, and when that goes wrong.
+
+A weight that is used k times in one autocast region is cast once, if it is a leaf that requires
+a gradient and grad mode is on. The cache is dropped when the outermost region ends.
+"""
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+H, USES = 64, 6
+LOW = torch.bfloat16
+
+
+class CountCasts(TorchDispatchMode):
+    """Count casts of the tensors of shape [H, H]: the weight, and nothing else here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.casts = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        casts = ("_to_copy", "to")  # the second in inference mode, which sees it undivided
+        if func.overloadpacket.__name__ in casts and args[0].shape == (H, H):
+            self.casts += 1
+        return func(*args, **(kwargs or {}))
+
+
+def use(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """The same layer USES times, as in a model that shares its layers: [b, h] -> [b, h]."""
+    for _ in range(USES):
+        x = layer(x)
+    return x
+
+
+def main() -> None:
+    found = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if found else torch.device("cpu")
+    kind = device.type
+    torch.manual_seed(0)
+    layer, x = nn.Linear(H, H).to(device), torch.randn(4, H, device=device)
+
+    print(f"casts of one weight that is used {USES} times")
+    with CountCasts() as count, torch.autocast(kind, LOW):
+        use(layer, x)
+    print(f"  training:                     {count.casts}")
+    with CountCasts() as count, torch.autocast(kind, LOW, cache_enabled=False):
+        use(layer, x)
+    print(f"  cache_enabled=False:          {count.casts}")
+    with CountCasts() as count, torch.no_grad(), torch.autocast(kind, LOW):
+        use(layer, x)
+    print(f"  no_grad:                      {count.casts}")
+    with CountCasts() as count, torch.inference_mode(), torch.autocast(kind, LOW):
+        use(layer, x)
+    print(f"  inference_mode:               {count.casts}")
+    with CountCasts() as count, torch.autocast(kind, LOW):
+        frozen = layer.requires_grad_(False)
+        use(frozen, x)
+    layer.requires_grad_(True)
+    print(f"  frozen weight:                {count.casts}")
+    with CountCasts() as count:
+        for _ in range(USES):
+            with torch.autocast(kind, LOW):
+                x = layer(x)
+    print(f"  a region for each use:        {count.casts}")
+    with CountCasts() as count, torch.autocast(kind, LOW):
+        for _ in range(USES):
+            with torch.autocast(kind, LOW):
+                x = layer(x)
+    print(f"  nested in an outer region:    {count.casts}")
+
+    print("the weight is doubled inside the region; the output must double")
+    layer.bias.data.zero_()
+    x = torch.randn(4, H, device=device)
+    with torch.autocast(kind, LOW):
+        before = layer(x)
+        layer.weight.data.mul_(2)
+        stale = layer(x)
+        torch.clear_autocast_cache()
+        fresh = layer(x)
+    assert torch.equal(stale, before) and torch.equal(fresh, 2 * before)
+    print("  second forward:               equal to the first, from the cache")
+    print("  after clear_autocast_cache(): doubled")
+
+    print("types where regions nest")
+    with torch.autocast(kind, LOW):
+        print(f"  in bf16:                      {layer(x).dtype}")
+        with torch.autocast(kind, enabled=False):
+            print(f"  enabled=False:                {layer(x).dtype}")
+        with torch.autocast(kind, torch.float16):
+            try:
+                layer(x)
+            except RuntimeError as error:
+                print(f"  fp16 inside bf16:             {type(error).__name__}: {error}")
+            torch.clear_autocast_cache()
+            print(f"  after clear_autocast_cache(): {layer(x).dtype}")
+
+
+if __name__ == "__main__":
+    main()

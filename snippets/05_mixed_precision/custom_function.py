@@ -1,0 +1,81 @@
+"""expected m1 and m2 to have the same dtype: a custom function under autocast, and two mends.
+
+Autocast casts inside the forward of an autograd.Function, but the function saves what it
+was given, in fp32. backward then runs outside autocast, on a bf16 gradient and fp32 tensors.
+"""
+
+import torch
+from torch.amp import custom_bwd, custom_fwd
+
+LOW = torch.bfloat16
+FOUND = torch.accelerator.is_available()
+DEVICE = torch.accelerator.current_accelerator() if FOUND else torch.device("cpu")
+KIND = DEVICE.type
+
+
+class Plain(torch.autograd.Function):
+    """y = x wᵀ, with its backward by hand: [b, i], [o, i] -> [b, o]."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w, g.t() @ x
+
+
+class SameState(Plain):
+    """Backward runs under the autocast state of forward, whatever that was."""
+
+    forward = staticmethod(custom_fwd(Plain.forward, device_type=KIND))
+    backward = staticmethod(custom_bwd(Plain.backward, device_type=KIND))
+
+
+class Always32(Plain):
+    """Inputs are cast to fp32, and autocast is off inside: for a kernel that wants fp32."""
+
+    forward = staticmethod(
+        custom_fwd(Plain.forward, device_type=KIND, cast_inputs=torch.float32)
+    )
+    backward = staticmethod(custom_bwd(Plain.backward, device_type=KIND))
+
+
+@torch.library.custom_op("book::outer_product", mutates_args=())
+def outer_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """An operator of one's own, as a wrapped kernel would be: it wants equal types."""
+    if x.dtype != w.dtype:
+        raise TypeError(f"outer_product got {x.dtype} and {w.dtype}")
+    return x[:, :, None] * w[None]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, device=DEVICE, requires_grad=True)
+    w = torch.randn(6, 8, device=DEVICE, requires_grad=True)
+    for function in (Plain, SameState, Always32):
+        x.grad = w.grad = None
+        with torch.autocast(KIND, LOW):
+            y = function.apply(x, w)
+        try:
+            y.float().square().sum().backward()
+            print(f"{function.__name__}: output {y.dtype}, gradient {w.grad.dtype}")
+        except RuntimeError as error:
+            print(f"{function.__name__}: {type(error).__name__}: {error}")
+
+    with torch.autocast(KIND, LOW):
+        low = x @ w.t()  # [4, 6], bf16
+        try:
+            torch.ops.book.outer_product(low, w)
+        except TypeError as error:
+            print(f"custom_op: {type(error).__name__}: {error}")
+    torch.library.register_autocast("book::outer_product", KIND, LOW)
+    with torch.autocast(KIND, LOW):
+        print(f"custom_op, registered: {torch.ops.book.outer_product(low, w).dtype}")
+    print(f"  outside autocast:    {torch.ops.book.outer_product(x, w.t()).dtype}")
+
+
+if __name__ == "__main__":
+    main()
