@@ -1,0 +1,126 @@
+"""A training run that stalls because bf16 swallows its updates, and three ways out.
+
+Linear regression by SGD. Once lr·g is below half a step of bf16, w - lr·g rounds to w, and the
+weight is where it will stay. The ways out keep what was lost: an fp32 copy, the error itself
+(Kahan), or its expected value (stochastic rounding). Draws master_weights.svg.
+"""
+
+from collections.abc import Callable
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+
+H, SAMPLES, STEPS, LR = 64, 512, 1500, 0.01
+Step = Callable[[torch.Tensor, torch.Tensor], None]  # takes the bf16 weight and the update
+
+
+def plain() -> Step:
+    def step(w: torch.Tensor, update: torch.Tensor) -> None:
+        w.copy_(w.float() - update)  # rounded to nearest; most often back to w
+
+    return step
+
+
+def master(start: torch.Tensor) -> Step:
+    copy = start.float()  # 4 bytes per parameter
+
+    def step(w: torch.Tensor, update: torch.Tensor) -> None:
+        copy.sub_(update)
+        w.copy_(copy)
+
+    return step
+
+
+def kahan(start: torch.Tensor) -> Step:
+    lost = torch.zeros_like(start)  # what rounding took so far: 2 bytes per parameter
+
+    def step(w: torch.Tensor, update: torch.Tensor) -> None:
+        exact = w.float() + (lost.float() - update)
+        w.copy_(exact)
+        lost.copy_(exact - w.float())
+
+    return step
+
+
+def stochastic(generator: torch.Generator) -> Step:
+    def step(w: torch.Tensor, update: torch.Tensor) -> None:
+        bits = (w.float() - update).view(torch.int32)
+        noise = torch.randint(0, 2**16, w.shape, generator=generator, dtype=torch.int32)
+        w.copy_(((bits + noise) >> 16).to(torch.int16).view(torch.bfloat16))
+
+    return step
+
+
+def train(
+    w: torch.Tensor, step: Step, x: torch.Tensor, y: torch.Tensor
+) -> tuple[list[float], int]:
+    """Fit y = x·w, forward and gradient with the weights as they are stored.
+
+    Returns the loss of each step, and how many weights changed in the second half of the run.
+    """
+    losses = []
+    for i in range(STEPS):
+        if i == STEPS // 2:
+            halfway = w.clone()
+        error = x @ w.float() - y  # [samples]
+        losses.append(error.square().mean().item())
+        gradient = 2 * x.T @ error / len(y)  # [h]
+        step(w, LR * gradient)
+    return losses, int((w != halfway).sum())
+
+
+def draw(runs: dict[str, list[float]]) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "master_weights", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 4))
+    rows = {  # colour, where the label ends
+        "bf16 alone": ("#c2410c", (STEPS, 2.5)),
+        "all in fp32": ("#52525b", (1080, 1.5e-9)),
+        "fp32 master": ("#0b6e99", (1050, 1.5e-3)),
+        "Kahan": ("#7c3aed", (1220, 1.5e-3)),
+        "stochastic": ("#15803d", (STEPS, 1.5e-3)),
+    }
+    for name, (colour, at) in rows.items():
+        loss = torch.tensor(runs[name]).view(-1, 30).mean(1)  # of 30 steps each
+        axes.plot(range(15, STEPS, 30), loss, color=colour, linewidth=2)
+        axes.text(*at, name, color=colour, ha="right", va="bottom")
+    axes.set(yscale="log", xlabel="step", ylabel="loss", ylim=(5e-10, 300))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("master_weights.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    one = torch.ones((), dtype=torch.bfloat16)
+    print(f"bf16: 1 - 0.0019 = {(one - 0.0019).item()}, 1 - 0.0020 = {(one - 0.0020).item()}")
+    print(f"bf16: 1 + 0.0039 = {(one + 0.0039).item()}, 1 + 0.0040 = {(one + 0.0040).item()}")
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, H, generator=generator)
+    y = x @ torch.randn(H, generator=generator)
+    start = torch.zeros(H, dtype=torch.bfloat16)
+    steps: dict[str, tuple[Step, int]] = {  # and bytes per parameter, weight included
+        "bf16 alone": (plain(), 2),
+        "stochastic": (stochastic(generator), 2),
+        "Kahan": (kahan(start), 4),
+        "fp32 master": (master(start), 6),
+        "all in fp32": (plain(), 4),
+    }
+    runs = {}
+    print("                bytes   loss at the end   weights that changed in the second half")
+    for name, (step, size) in steps.items():
+        w = start.float() if name == "all in fp32" else start.clone()
+        runs[name], moved = train(w, step, x, y)
+        mark = "" if name == "bf16 alone" else "≈"
+        print(f"{name:12}  {size:7}   ≈{runs[name][-1]:.1e}          {mark}{moved} of {H}")
+        if name == "bf16 alone":
+            assert moved == 0
+    assert runs["bf16 alone"][-1] > 20 * max(runs["Kahan"][-1], runs["fp32 master"][-1])
+    assert runs["bf16 alone"][-1] > 3 * runs["stochastic"][-1]
+    draw(runs)
+
+
+if __name__ == "__main__":
+    main()
