@@ -1,0 +1,59 @@
+"""The loss becomes NaN in fp16, or worse, does not: scores and squares beyond 65,504.
+
+Each case has a computation that overflows where the weights and inputs are harmless, and its
+mend. bf16 has the range of fp32, and survives all of them.
+"""
+
+import torch
+
+SEQUENCE, WIDTH = 64, 128
+
+
+def scores_then_scale(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Attention weights [s, s]: the product is first √width times what softmax gets."""
+    return ((q @ k.T) / WIDTH**0.5).softmax(-1)
+
+
+def scale_then_scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return ((q / WIDTH**0.5) @ k.T).softmax(-1)
+
+
+def rms_norm(x: torch.Tensor) -> torch.Tensor:
+    """In x's precision throughout."""
+    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def rms_norm_fp32(x: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+
+def describe(x: torch.Tensor) -> str:
+    if x.isnan().any():
+        return f"NaN in {x.isnan().double().mean().item():.0%}"
+    return "all zero" if not x.any() else f"≈{x.float().square().mean().sqrt().item():.3f}"
+
+
+def main() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q = 30 * torch.randn(SEQUENCE, WIDTH, generator=generator)
+    x = 300 * torch.randn(8, WIDTH, generator=generator)
+    largest = (q @ q.T).max().item()
+    print(f"|q| up to ≈{q.abs().max().item():.0f}, q·k up to ≈{largest:.0f}, fp16 up to 65504")
+    print("                              fp16           bf16     fp32")
+    for name, run in (
+        ("scores, then scale", lambda d: scores_then_scale(q.to(d), q.to(d))),
+        ("scale, then scores", lambda d: scale_then_scores(q.to(d), q.to(d))),
+        ("RMSNorm in its own type", lambda d: rms_norm(x.to(d))),
+        ("RMSNorm, fp32 inside", lambda d: rms_norm_fp32(x.to(d))),
+    ):
+        cells = [describe(run(d)) for d in (torch.float16, torch.bfloat16, torch.float32)]
+        print(f"{name:28}  {cells[0]:13}  {cells[1]:7}  {cells[2]}")
+    nan = scores_then_scale(q.half(), q.half())
+    assert nan.isnan().any() and not rms_norm(x.half()).any()
+    assert scale_then_scores(q.half(), q.half()).isfinite().all()
+    assert rms_norm_fp32(x.half()).isfinite().all()
+
+
+if __name__ == "__main__":
+    main()
