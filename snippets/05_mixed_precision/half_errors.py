@@ -1,0 +1,92 @@
+"""The errors one meets on the way from model.half() to mixed precision, and what mends each."""
+
+import torch
+from torch import nn
+
+F16 = torch.float16
+
+
+def half_model() -> None:
+    """The weights are fp16, the input is not."""
+    nn.Linear(4, 4).half()(torch.ones(2, 4))
+
+
+def half_model_mend() -> torch.Tensor:
+    model = nn.Linear(4, 4)  # stays in fp32; autocast casts weight and input for the product
+    with torch.autocast("cpu", F16):
+        return model(torch.ones(2, 4))
+
+
+def own_matrix() -> None:
+    """Outside autocast its fp16 output meets an fp32 matrix."""
+    half_model_mend() @ torch.ones(4, 4)
+
+
+def own_matrix_mend() -> torch.Tensor:
+    return half_model_mend().float() @ torch.ones(4, 4)  # or do it inside the region
+
+
+def batched() -> None:
+    """The same for a batch of matrices, in other words."""
+    torch.bmm(torch.ones(1, 4, 4, dtype=F16), torch.ones(1, 4, 4))
+
+
+def mask() -> None:
+    """-1e9 is no fp16 number."""
+    scores = torch.zeros(2, 2, dtype=F16)
+    scores.masked_fill(torch.eye(2, dtype=torch.bool), -1e9)
+
+
+def mask_mend() -> torch.Tensor:
+    scores = torch.zeros(2, 2, dtype=F16)
+    return scores.masked_fill(torch.eye(2, dtype=torch.bool), torch.finfo(F16).min)
+
+
+def half_gradients(half: bool = True) -> torch.Tensor:
+    """GradScaler wants fp32 gradients, hence fp32 weights: divided in fp16 they underflow."""
+    model = nn.Linear(4, 4).half() if half else nn.Linear(4, 4)
+    optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
+    with torch.autocast("cpu", F16):
+        output = model(torch.ones(2, 4))
+    scaler.scale(output.float().mean()).backward()
+    scaler.unscale_(optimizer)
+    return model.weight.grad
+
+
+def half_gradients_mend() -> torch.Tensor:
+    return half_gradients(half=False)
+
+
+def no_scale() -> None:
+    """The loss went backward without scaler.scale(loss)."""
+    model = nn.Linear(4, 4)
+    optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
+    model(torch.ones(2, 4)).mean().backward()
+    scaler.step(optimizer)
+
+
+def twice() -> None:
+    """Two calls of unscale_ in one step, as with two places that clip."""
+    model = nn.Linear(4, 4)
+    optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 4)).mean()).backward()
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)
+
+
+def main() -> None:
+    for fail in (half_model, own_matrix, batched, mask, half_gradients, no_scale, twice):
+        try:
+            fail()
+        except (RuntimeError, ValueError, AssertionError) as error:
+            print(f"{fail.__name__}: {type(error).__name__}: {str(error).splitlines()[0]}")
+        else:
+            raise AssertionError(f"{fail.__name__} was expected to fail")
+    for mend in (half_model_mend, own_matrix_mend, mask_mend, half_gradients_mend):
+        result = mend()
+        assert result.isfinite().all()
+        print(f"{mend.__name__}: {str(result.dtype).removeprefix('torch.')}, finite")
+
+
+if __name__ == "__main__":
+    main()
