@@ -48,9 +48,8 @@ def main() -> None:
         right = 1 + beta2 ** (STEPS - 1) * ((1 - beta2) * SPIKE**2 - 1)
         ends[name] = end
         mark = "≈" if stochastic else ""
-        print(
-            f"{name:25}  {after:15.2f}   {mark}{end:.3f}        {mark}{(right / end) ** 0.5:.2f}"
-        )
+        size = (right / end) ** 0.5  # Adam divides by √v
+        print(f"{name:25}  {after:15.2f}   {mark}{end:<10.3f}   {mark}{size:.2f}")
     assert ends["bf16, beta2 0.999"] > 9
 
     half_step = 2.0**-9  # the least that half a step of bf16 is, relative to the value
@@ -76,7 +75,7 @@ def main() -> None:
     held = [layer.weight, layer.weight.grad]
     held += [s for s in adam.state[layer.weight].values() if s.dim()]
     print(
-        f"torch.optim.Adam on a bf16 module: {sum(t.nbytes for t in held) / 1e6:.0f} bytes, "
+        f"torch.optim.Adam on a bf16 module: {sum(t.nbytes for t in held) / 1e6:.0f} bytes a parameter, "
         f"moments in {str(held[-1].dtype).removeprefix('torch.')}"
     )
 
