@@ -1,0 +1,40 @@
+"""Running sums kept in bf16: a counter stops at 256, a mean is wrong, an average never moves.
+
+Nothing raises. 256 + 1 lies halfway between 256 and 258, and goes to the even one, 256.
+"""
+
+import torch
+
+BF16, FP32 = torch.bfloat16, torch.float32
+BATCHES, DECAY = 1000, 0.999
+
+
+def mean_loss(dtype: torch.dtype) -> tuple[float, float]:
+    """Count batches and add up losses that alternate between 3 and 1; the mean is 2."""
+    count, total = torch.zeros((), dtype=dtype), torch.zeros((), dtype=dtype)
+    for batch in range(BATCHES):
+        count += 1
+        total += torch.tensor(1.0 if batch % 2 else 3.0, dtype=dtype)
+    return count.item(), (total / count).item()
+
+
+def average(dtype: torch.dtype) -> float:
+    """An exponential moving average of weights that went from 1 to 1.5, after 5,000 steps."""
+    weight, ema = torch.tensor(1.5, dtype=dtype), torch.tensor(1.0, dtype=dtype)
+    for _ in range(5000):
+        ema.lerp_(weight, 1 - DECAY)
+    return ema.item()
+
+
+def main() -> None:
+    print("        batches counted   mean loss   moving average")
+    for name, dtype in (("bf16", BF16), ("fp32", FP32)):
+        count, mean = mean_loss(dtype)
+        ema = average(dtype)
+        print(f"{name}    {count:15.0f}   {mean:9.3f}   {ema:14.3f}")
+        assert (count, ema) == (256, 1) if dtype is BF16 else count == BATCHES
+    print(f"right   {BATCHES:15}   {2.0:9.3f}   {1.5 - 0.5 * DECAY**5000:14.3f}")
+
+
+if __name__ == "__main__":
+    main()
