@@ -29,7 +29,6 @@ ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "log_softmax": lambda x: F.log_softmax(x, -1),
     "layer_norm": lambda x: F.layer_norm(x, (8,)),
     "group_norm": lambda x: F.group_norm(x, 2),
-    "rms_norm": lambda x: F.rms_norm(x, (8,)),
     "exp": torch.exp,
     "log": torch.log,
     "pow": lambda x: x**2,

@@ -1,0 +1,78 @@
+"""In which type gradients cross under DDP: autocast, a 16-bit model, and a compressing hook.
+
+A communication hook sees every bucket before it leaves. Autocast changes the types of
+operators, not of parameters, so gradients cross in fp32; the model's type or a
+hook changes that.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+H, BATCH = 64, 48
+LOW = torch.bfloat16
+NAMES = {torch.float32: "fp32", LOW: "bf16"}
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if os.environ.get("WORLD_SIZE") not in ("1", "2", "3", "4"):
+        sys.exit("start with: torchrun --nproc-per-node=2 ddp_precision.py (1 to 4 ranks)")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def step(device: torch.device, low_model: bool, autocast: bool, compress: bool) -> list[str]:
+    """One step; the types of weights, buckets, wire and gradients, and the bytes sent."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H)).to(device)
+    model = DistributedDataParallel(model.to(LOW) if low_model else model)
+    seen: dict[str, object] = {"bytes": 0}
+
+    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        wire = (buffer.to(LOW) if compress else buffer) / dist.get_world_size()
+        seen.update(bucket=buffer.dtype, wire=wire.dtype, bytes=seen["bytes"] + wire.nbytes)
+        future = dist.all_reduce(wire, async_op=True).get_future()
+        return future.then(lambda done: buffer.copy_(done.value()[0]))
+
+    model.register_comm_hook(None, hook)
+    x = torch.randn(BATCH, H, device=device, dtype=LOW if low_model else torch.float32)
+    with torch.autocast(device.type, LOW, enabled=autocast):
+        loss = model(x).float().square().mean()
+    loss.backward()
+    weight = model.module[0].weight
+    types = (weight.dtype, seen["bucket"], seen["wire"], weight.grad.dtype)
+    psi = sum(p.numel() for p in model.parameters())
+    return [NAMES[t] for t in types] + [f"{seen['bytes'] / psi:.0f}"]
+
+
+def main() -> None:
+    device = start()
+    rows = {
+        "fp32": step(device, False, False, False),
+        "autocast": step(device, False, True, False),
+        "autocast + bf16 hook": step(device, False, True, True),
+        "model.bfloat16()": step(device, True, False, False),
+    }
+    if dist.get_rank() == 0:
+        print("                      weights  bucket  wire  grad  bytes per parameter")
+        for name, (weights, bucket, wire, grad, size) in rows.items():
+            print(f"{name:20}  {weights:7}  {bucket:6}  {wire:4}  {grad:4}  {size:>19}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

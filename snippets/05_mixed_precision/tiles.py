@@ -1,0 +1,76 @@
+"""The share of a matrix product that a GPU computes for nothing: tiles, waves and a vocabulary.
+
+C [M, N] = A [M, K] B [K, N] is cut into tiles of C, one per thread block; a tile at the edge
+is computed whole, and the last wave of tiles leaves SMs idle. This is arithmetic, for one
+tile size and one tile per SM; libraries choose among many tile sizes, and may split K. Draws
+tiles.svg.
+"""
+
+import math
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+TILE_M, TILE_N = 128, 256
+SMS = {"V100": 80, "A100": 108, "H100 SXM": 132}
+BYTES = {"fp32 (tf32)": 4, "fp16, bf16": 2, "fp8": 1}
+
+
+def tile_share(m: int, n: int) -> float:
+    """The share of computed tiles' elements that belong to C."""
+    tiles = math.ceil(m / TILE_M) * math.ceil(n / TILE_N)
+    return m * n / (tiles * TILE_M * TILE_N)
+
+
+def wave_share(m: int, n: int, sms: int) -> float:
+    """The share of SM time in which a tile is computed: tiles / (waves × SMs)."""
+    tiles = math.ceil(m / TILE_M) * math.ceil(n / TILE_N)
+    return tiles / (math.ceil(tiles / sms) * sms)
+
+
+def pad(size: int, multiple: int) -> int:
+    return math.ceil(size / multiple) * multiple
+
+
+def draw(m: int, sms: int) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "tiles", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    sizes = range(256, 8193, 32)
+    shares = [100 * tile_share(m, n) * wave_share(m, n, sms) for n in sizes]
+    axes.plot(sizes, shares, color="#0b6e99", linewidth=1.4)
+    axes.set(xlabel="columns N of C, with M = 2,048", ylabel="useful share on 132 SMs (%)")
+    axes.set_ylim(0, 103)
+    for n, height, words in ((4096 + 256, 38, "one tile column more:\na third wave"),):
+        axes.annotate(
+            words, (n, 100 * tile_share(m, n) * wave_share(m, n, sms)), (n + 300, height),
+            color="#c2410c", arrowprops={"arrowstyle": "-", "color": "#c2410c"},
+        )  # fmt: skip
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("tiles.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    print(f"tiles of {TILE_M} × {TILE_N}; the share of the work that is useful")
+    print("    M      N   in tiles" + "".join(f"{'in waves on ' + g:>22}" for g in SMS))
+    for m, n in ((2048, 4096), (2048, 4097), (2048, 4352), (2048, 8192), (100, 4096)):
+        waves = "".join(f"{wave_share(m, n, sms):22.0%}" for sms in SMS.values())
+        print(f"{m:5}  {n:5}  {tile_share(m, n):9.0%}{waves}")
+    print("alignment: rows of 16 bytes are a multiple of")
+    for name, size in BYTES.items():
+        print(f"  {name:12} {16 // size:2} elements")
+    v = 50257
+    print(f"a vocabulary of {v:,}: {v} mod 8 = {v % 8}, so rows in bf16 start off 16 bytes")
+    for multiple in (8, 64, 128, 256):
+        padded = pad(v, multiple)
+        share = tile_share(8192, v) / (tile_share(8192, padded) * v / padded)
+        assert abs(share - 1) < 1e-9  # padded to no more than a tile, the tiles are the same
+        print(f"  to a multiple of {multiple:3}: {padded:,}, {padded / v - 1:.2%} more columns")
+    print(f"  tiles either way: {math.ceil(v / TILE_N)} per row of tiles")
+    draw(2048, SMS["H100 SXM"])
+
+
+if __name__ == "__main__":
+    main()

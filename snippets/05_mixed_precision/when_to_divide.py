@@ -1,0 +1,40 @@
+"""Divide by N before the sum, after it, or half each: what an fp16 all-reduce loses of a mean.
+
+Gradients of N ranks are averaged in fp16. Before the sum, small ones underflow; after it, large
+ones have overflowed on the way. √N on either side, as FSDP2 does for fp16, keeps both, and bf16
+and fp32 have the exponents not to care.
+"""
+
+import math
+
+import torch
+
+N, ELEMENTS = 64, 4096
+
+
+def mean(gradients: torch.Tensor, dtype: torch.dtype, before: float) -> torch.Tensor:
+    """The mean over the ranks of [N, elements], divided by `before`, summed, divided again."""
+    total = torch.zeros(ELEMENTS, dtype=dtype)
+    for gradient in gradients.to(dtype):
+        total += gradient / before
+    return total / (N / before)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    print(f"a mean over {N} ranks: share of elements that become 0 / inf")
+    print("gradients about       1/N before      1/N after      √N and √N")
+    for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
+        for size in (1e-6, 1e-3, 2e3):
+            signs = torch.randn(ELEMENTS).sign()
+            gradients = size * signs * (1 + 0.1 * torch.randn(N, ELEMENTS))
+            cells = []
+            for before in (N, 1, math.sqrt(N)):
+                result = mean(gradients, dtype, before)
+                zero, infinite = (result == 0).float().mean(), result.isinf().float().mean()
+                cells.append(f"{zero:6.0%} / {infinite:4.0%}")
+            print(f"  {name} {size:8.0e}  {'  '.join(cells)}")
+
+
+if __name__ == "__main__":
+    main()
