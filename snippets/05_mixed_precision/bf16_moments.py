@@ -74,10 +74,8 @@ def main() -> None:
     adam.step()
     held = [layer.weight, layer.weight.grad]
     held += [s for s in adam.state[layer.weight].values() if s.dim()]
-    print(
-        f"torch.optim.Adam on a bf16 module: {sum(t.nbytes for t in held) / 1e6:.0f} bytes a parameter, "
-        f"moments in {str(held[-1].dtype).removeprefix('torch.')}"
-    )
+    size, dtype = sum(t.nbytes for t in held) // 10**6, str(held[-1].dtype).split(".")[1]
+    print(f"torch.optim.Adam on a bf16 module: {size} bytes a parameter, moments in {dtype}")
 
 
 if __name__ == "__main__":
