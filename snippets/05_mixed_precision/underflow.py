@@ -74,16 +74,16 @@ def draw(g: torch.Tensor, scale: int) -> None:
         counts = torch.histogram(g.double().abs().log2() + shift, bins).hist / len(g) * 100
         axes.stairs(counts, bins, color=colour, fill=True, alpha=0.35)
         axes.stairs(counts, bins, color=colour, linewidth=1.5)
-        axes.text(x, 13, words, color=colour, ha="center")
-    for edge in (-24, -14, 16):
+        axes.text(x, 10, words, color=colour, ha="center")
+    for edge in (-25, -14, 16):
         axes.axvline(edge, color="#52525b", linewidth=1, linestyle="--")
-    axes.text(-25, 20.3, "zero in fp16", ha="right", color="#52525b")
-    axes.text(-19, 20.3, "subnormal", ha="center", color="#52525b", fontsize=11)
-    axes.text(1, 20.3, "normal", ha="center", color="#52525b")
-    axes.text(17, 20.3, "inf", color="#52525b")
+    axes.text(-26, 14.4, "zero in fp16", ha="right", color="#52525b")
+    axes.text(-19.5, 14.4, "subnormal", ha="center", color="#52525b", fontsize=11)
+    axes.text(1, 14.4, "normal", ha="center", color="#52525b")
+    axes.text(17, 14.4, "inf", color="#52525b")
     axes.set_xticks(range(-50, 20, 10), [f"2$^{{{t}}}$" for t in range(-50, 20, 10)])
     axes.set(xlabel="size of a gradient element", ylabel="share of elements (%)")
-    axes.set(xlim=(-52, 21), ylim=(0, 22))
+    axes.set(xlim=(-52, 21), ylim=(0, 15.5))
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig("underflow.svg", transparent=True, metadata={"Date": None})
