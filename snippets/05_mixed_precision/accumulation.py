@@ -76,17 +76,20 @@ def main() -> None:
 
     errors: dict[str, list[float]] = {way: [] for way in WAYS}
     print("sums of n numbers between 0 and 1, relative error against float64")
-    print("     n   one by one   in pairs   fp32 accumulator   torch.sum")
+    print("     n   one by one  1-512/n   in pairs   fp32 accumulator   torch.sum")
     for n in COUNTS:
         x = torch.rand(TRIALS, n, generator=generator).bfloat16()
         exact = x.double().sum(-1)
         for way, f in zip(WAYS, (one_by_one, in_pairs, fp32_accumulator), strict=True):
             errors[way].append(relative(f(x), exact))
         library = relative(x.sum(-1), exact)
+        stop = 1 - 512 / n  # stuck at 256, where half a step is 1; n/2 is the sum expected
+        shown = f"{stop:.4f}" if n >= 1024 else "–"
         print(
-            f"{n:6}   ≈{errors[WAYS[0]][-1]:<10.4f}  ≈{errors[WAYS[1]][-1]:<8.4f}"
+            f"{n:6}   ≈{errors[WAYS[0]][-1]:<9.4f}  {shown:8}  ≈{errors[WAYS[1]][-1]:<8.4f}"
             f"   ≈{errors[WAYS[2]][-1]:<16.4f}  ≈{library:.4f}"
         )
+        assert n < 1024 or abs(errors[WAYS[0]][-1] - stop) < 0.01
         assert library < 0.004  # half a step of bf16: torch accumulates in fp32
     assert errors[WAYS[0]][-1] > 0.9 and max(errors[WAYS[2]]) < 0.004
 
