@@ -1,0 +1,43 @@
+"""backward() inside the region: an fp32 island gets its gradients in bf16, and nobody says so.
+
+Autocast works on whatever runs while it is on, and the products of backward are operators too.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+FOUND = torch.accelerator.is_available()
+DEVICE = torch.accelerator.current_accelerator() if FOUND else torch.device("cpu")
+KIND, LOW, H = DEVICE.type, torch.bfloat16, 256
+
+
+def gradient(inside: bool) -> torch.Tensor:
+    """The gradient of an fp32 layer, with backward() inside the region or behind it."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(H, H).to(DEVICE), torch.randn(64, H, device=DEVICE)
+    with torch.autocast(KIND, LOW):
+        with torch.autocast(KIND, enabled=False):  # the island: this layer must be exact
+            loss = F.mse_loss(layer(x), torch.ones_like(x))
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
+    return layer.weight.grad
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(H, H).to(DEVICE), torch.randn(64, H, device=DEVICE)
+    F.mse_loss(layer.double()(x.double()), torch.ones_like(x).double()).backward()
+    exact = layer.weight.grad
+    for inside in (True, False):
+        off = gradient(inside)
+        error = ((off.double() - exact).norm() / exact.norm()).item()
+        where = "inside the region" if inside else "behind its end"
+        print(f"backward {where:18} .grad is {off.dtype}, its error ≈{error:.0e}")
+        assert error > 1e-4 if inside else error < 1e-6
+
+
+if __name__ == "__main__":
+    main()

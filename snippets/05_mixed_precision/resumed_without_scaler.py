@@ -1,0 +1,62 @@
+"""A checkpoint without the scaler's state: the resumed run skips steps that the first took.
+
+The scale starts at 65,536 again and has to be halved down, one lost step at a time. With the
+state saved, the resumed run ends at the same weights, bit for bit.
+"""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+HALF, STEPS, SAVED_AT, H = torch.float16, 30, 15, 32
+
+
+def step(model: nn.Module, optimizer, scaler: torch.amp.GradScaler, t: int) -> bool:
+    """One step; was it taken? The loss is large, so only a small scale keeps it in range."""
+    x = torch.randn(16, H, generator=torch.Generator().manual_seed(t))
+    with torch.autocast("cpu", HALF):
+        loss = 4000 * F.mse_loss(model(x), x)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    before = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    return scaler.get_scale() >= before
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, H))
+    return model, torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cpu")
+
+
+def main() -> None:
+    model, optimizer, scaler = build()
+    taken = []
+    for t in range(STEPS):
+        if t == SAVED_AT:
+            checkpoint = copy.deepcopy(
+                [part.state_dict() for part in (model, optimizer, scaler)]
+            )
+        taken.append(step(model, optimizer, scaler, t))
+    first, rest = taken[:SAVED_AT].count(False), taken[SAVED_AT:].count(False)
+    print(f"uninterrupted: {first} of the first {SAVED_AT} steps skipped, {rest} of the rest")
+    print(f"  the scaler's state: {checkpoint[2]}")
+    for with_scaler in (False, True):
+        resumed = build()
+        for part, state in zip(resumed, checkpoint[: 2 + with_scaler], strict=False):
+            part.load_state_dict(copy.deepcopy(state))  # Adam would go on in these tensors
+        taken = [step(*resumed, t) for t in range(SAVED_AT, STEPS)]
+        same = all(
+            torch.equal(p, q)
+            for p, q in zip(model.parameters(), resumed[0].parameters(), strict=True)
+        )
+        assert same == with_scaler
+        print(f"resumed {'with' if with_scaler else 'without'} the scaler's state:")
+        print(f"  {taken.count(False)} steps skipped, same weights at the end: {same}")
+
+
+if __name__ == "__main__":
+    main()
