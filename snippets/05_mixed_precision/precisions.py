@@ -1,0 +1,170 @@
+"""Five ways to train one small transformer: time, bytes of state, bytes saved, final loss.
+
+The model, the data and the seeds are the same; only precisions differ. The text is the Zen of
+Python. Draws precisions.svg.
+"""
+
+import codecs
+import contextlib
+import io
+import statistics
+import time
+
+import matplotlib
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+with contextlib.redirect_stdout(io.StringIO()):
+    import this  # prints the Zen of Python, which is the text to learn
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+LOW, HALF = torch.bfloat16, torch.float16
+B, S, H, HEADS, STEPS, RATE = 4, 32, 48, 4, 160, 2e-3
+WAYS = {  # name: type of the model, type of autocast, scaler, stochastic rounding
+    "fp32": (torch.float32, None, False, False),
+    "bf16 autocast": (torch.float32, LOW, False, False),
+    "fp16 + scaler": (torch.float32, HALF, True, False),
+    "bf16 model": (LOW, None, False, False),
+    "bf16 stochastic": (LOW, None, False, True),
+}
+COLOURS = ("#52525b", "#0b6e99", "#7c3aed", "#c2410c", "#15803d")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(H) for _ in range(2))
+        self.qkv, self.out = nn.Linear(H, 3 * H), nn.Linear(H, H)
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape = (*x.shape[:2], 3, HEADS, H // HEADS)
+        q, k, v = self.qkv(self.norms[0](x)).view(shape).permute(2, 0, 3, 1, 4)
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))  # [b, s, h]
+
+
+class Model(nn.Module):
+    def __init__(self, letters: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(letters, H), nn.Embedding(S, H)
+        self.blocks, self.head = nn.Sequential(Block(), Block()), nn.Linear(H, letters)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(S, device=ids.device))
+        return self.head(self.blocks(x))  # [b, s, letters]
+
+
+def round_stochastically(x: torch.Tensor) -> torch.Tensor:
+    """fp32 -> bf16, up with the probability of the part that is cut off."""
+    bits = x.view(torch.int32) + torch.randint_like(x, 2**16, dtype=torch.int32)
+    return (bits & -(2**16)).view(torch.float32).to(LOW)
+
+
+class StochasticAdam(torch.optim.Adam):
+    """Adam that updates in fp32 and rounds weights and moments to bf16 by chance."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        group = self.param_groups[0]
+        for p in group["params"]:
+            state = self.state[p]
+            if not state:
+                state.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+            state["t"] += 1
+            g, t = p.grad.float(), state["t"]
+            m = state["m"].float().lerp(g, 0.1)
+            v = state["v"].float().lerp(g * g, 0.001)
+            step = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + group["eps"])
+            new = p.float() - group["lr"] * step
+            for kept, value in ((p, new), (state["m"], m), (state["v"], v)):
+                kept.copy_(round_stochastically(value))
+
+
+def train(way: str, ids: torch.Tensor, letters: int) -> tuple[list[float], dict[str, float]]:
+    """Losses of all steps; seconds of a step, bytes of state and of saved activations."""
+    dtype, autocast, scaling, stochastic = WAYS[way]
+    torch.manual_seed(0)
+    model = Model(letters).to(dtype)
+    chooser = StochasticAdam if stochastic else torch.optim.Adam
+    optimizer = chooser(model.parameters(), lr=RATE)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaling)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        if t.untyped_storage().data_ptr() not in own:
+            saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    losses, seconds = [], []
+    data = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        at = torch.randint(len(ids) - S - 1, (B,), generator=data)
+        batch = ids[at[:, None] + torch.arange(S + 1)]  # [b, s+1]
+        saved.clear()
+        begin = time.perf_counter()
+        region = torch.autocast("cpu", autocast or LOW, enabled=autocast is not None)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), region:
+            logits = model(batch[:, :-1])
+            loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        seconds.append(time.perf_counter() - begin)
+        losses.append(loss.item())
+    state = [s for states in optimizer.state.values() for s in states.values()]
+    tensors = [*model.parameters(), *(p.grad for p in model.parameters())]
+    tensors += [s for s in state if torch.is_tensor(s) and s.dim()]
+    psi = sum(p.numel() for p in model.parameters())
+    return losses, {
+        "ms": 1000 * statistics.median(seconds),
+        "state": sum(t.nbytes for t in tensors) / psi,
+        "saved": sum(saved.values()) / 2**20,
+    }
+
+
+def draw(curves: dict[str, list[float]]) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "precisions", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 3.8))
+    for (name, losses), colour in zip(curves.items(), COLOURS, strict=True):
+        smooth = [statistics.mean(losses[max(0, i - 15) : i + 1]) for i in range(STEPS)]
+        if name in ("fp32", "bf16 model", "bf16 stochastic"):
+            axes.plot(smooth, color=colour, linewidth=1.5)
+    axes.text(0.98, 0.95, "bf16 model, rounded to nearest", color="#c2410c", ha="right",
+              va="top", transform=axes.transAxes)  # fmt: skip
+    axes.text(0.98, 0.86, "bf16 model, rounded stochastically", color="#15803d", ha="right",
+              va="top", transform=axes.transAxes)  # fmt: skip
+    axes.text(0.98, 0.77, "fp32 (autocast lies on it)", color="#52525b", ha="right",
+              va="top", transform=axes.transAxes)  # fmt: skip
+    axes.set(xlabel="step", ylabel="loss, mean of 16 steps (nats)")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("precisions.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    text = codecs.decode(this.s, "rot13")
+    letters = sorted(set(text))
+    ids = torch.tensor([letters.index(c) for c in text])
+    curves = {}
+    print("                 step      state per parameter  saved for backward  last 40 losses")
+    for way in WAYS:
+        losses, costs = train(way, ids, len(letters))
+        curves[way] = losses
+        print(
+            f"{way:15}  ≈{costs['ms']:.0f} ms  {costs['state']:11.2f} bytes"
+            f"  {costs['saved']:14.2f} MiB  {f'≈{statistics.mean(losses[-40:]):.2f}':>14}"
+        )
+    draw(curves)
+
+
+if __name__ == "__main__":
+    main()
