@@ -5,6 +5,7 @@ mend. bf16 has the range of fp32, and survives all of them.
 """
 
 import torch
+from torch import nn
 
 SEQUENCE, WIDTH = 64, 128
 
@@ -16,6 +17,12 @@ def scores_then_scale(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 def scale_then_scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return ((q / WIDTH**0.5) @ k.T).softmax(-1)
+
+
+def library(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The weights again: what attention makes of the identity as values."""
+    values = torch.eye(SEQUENCE, dtype=q.dtype)
+    return nn.functional.scaled_dot_product_attention(q[None], k[None], values[None])[0]
 
 
 def rms_norm(x: torch.Tensor) -> torch.Tensor:
@@ -44,6 +51,7 @@ def main() -> None:
     for name, run in (
         ("scores, then scale", lambda d: scores_then_scale(q.to(d), q.to(d))),
         ("scale, then scores", lambda d: scale_then_scores(q.to(d), q.to(d))),
+        ("scaled_dot_product_attention", lambda d: library(q.to(d), q.to(d))),
         ("RMSNorm in its own type", lambda d: rms_norm(x.to(d))),
         ("RMSNorm, fp32 inside", lambda d: rms_norm_fp32(x.to(d))),
     ):
