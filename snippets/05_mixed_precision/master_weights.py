@@ -117,8 +117,8 @@ def main() -> None:
         print(f"{name:12}  {size:7}   ≈{runs[name][-1]:.1e}          {mark}{moved} of {H}")
         if name == "bf16 alone":
             assert moved == 0
-    assert runs["bf16 alone"][-1] > 20 * max(runs["Kahan"][-1], runs["fp32 master"][-1])
-    assert runs["bf16 alone"][-1] > 3 * runs["stochastic"][-1]
+    for name in ("stochastic", "Kahan", "fp32 master"):
+        assert runs["bf16 alone"][-1] > 1000 * runs[name][-1]
     draw(runs)
 
 
