@@ -90,6 +90,7 @@ def draw(g: torch.Tensor, scale: int) -> None:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # the tensors are small: a second thread would only wait
     torch.manual_seed(0)
     text = zen()
     windows = text.unfold(0, CONTEXT + 1, 1)  # [b, context + 1]
