@@ -80,7 +80,7 @@ def draw(curves: dict[str, list[float]]) -> None:
     for name, values in curves.items():
         axes.plot(SIZES, values, "o-", color=colours[name], markersize=4)
     axes.text(30, 1.3e-2, "bf16 partial sums", color=colours["bf16"], ha="right")
-    axes.text(1024, 6e-4, "bf16 sent, fp32 added", color="#15803d", ha="right")
+    axes.text(1024, 5e-4, "bf16 sent, fp32 added", color="#15803d", ha="right", va="top")
     axes.text(1024, 2.2e-7, "fp32", color="#0b6e99", ha="right", va="top")
     axes.set(xscale="log", yscale="log", xlabel="ranks n", ylabel="relative error of the sum")
     axes.set_xticks([2, 8, 32, 128, 512], ["2", "8", "32", "128", "512"])
