@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 BATCH, H, LAYERS = 48, 48, 4  # 1, 2, 3 and 4 ranks divide the batch
 BF16, FP32 = torch.bfloat16, torch.float32
+# --8<-- [start:policies]
 POLICIES = {
     "none": MixedPrecisionPolicy(),
     "param bf16": MixedPrecisionPolicy(param_dtype=BF16),
@@ -28,6 +29,7 @@ POLICIES = {
         param_dtype=BF16, reduce_dtype=FP32, output_dtype=FP32
     ),
 }
+# --8<-- [end:policies]
 
 
 class Block(nn.Module):
@@ -101,9 +103,11 @@ def main() -> None:
     for name, policy in POLICIES.items():
         model = copy.deepcopy(alone)
         model.zero_grad()
+        # --8<-- [start:shard]
         for block in model:
             fully_shard(block, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
+        # --8<-- [end:shard]
         seen: list[torch.dtype] = []
         model[0].up.register_forward_pre_hook(
             lambda m, _, seen=seen: seen.append(m.weight.dtype)
