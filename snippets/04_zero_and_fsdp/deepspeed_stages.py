@@ -220,7 +220,7 @@ def main() -> None:
     for name, holds in (("fp32", fp32), ("bf16", bf16)):
         for stage, formula in enumerate(holds):
             sends = (2, 3, 5, 4)[stage] * ring
-            buffers = (0, 2, 1, 1)[stage]  # layers' gradients: the bucket, the last one reduced
+            buffers = (0, 2, 1, 1)[stage]  # buckets, each as large as a layer
             result = with_deepspeed(stage, name == "bf16", device)
             rows.append((f"DeepSpeed stage {stage}, {name}", *result, formula, sends, buffers))
     for name, losses, kept, sent, holds, sends, buffers in rows:
@@ -240,7 +240,7 @@ def main() -> None:
                 f"{name:24}{told:20}{kept:6.2f}  {holds:7.2f}  {buffers:4}  {sent:6.2f}  "
                 f"{sends:7.2f}"
             )
-        print("rest: layers whose gradients lie in a buffer")
+        print("rest: buckets for gradients, each as large as a layer")
 
 
 if __name__ == "__main__":
