@@ -501,6 +501,11 @@ def check_stages(device: torch.device) -> None:
 # the gradients then take 4 bytes in place of 2. (In stages 2 and 3. Stage 0 refuses it, and for
 # stage 1 DeepSpeed takes another optimizer, which keeps both.)
 #
+# The losses agree with those of fp32 to about a hundredth, but for stage 0. Its wrapper takes a
+# step with zero gradients when it is built, to have the moments allocated, and AdamW counts
+# that step: its correction for young moments then makes the first real update about a quarter
+# smaller. The check allows for that. In a comparison of your own, do not blame the precision.
+#
 # Both keys belong at the top of the configuration. Do not change the dict you get, return
 # another one: configurations are shared.
 
@@ -541,12 +546,12 @@ def check_bf16(device: torch.device) -> None:
         before = json.dumps(config)
         losses, held = measure_engine(in_bf16(config, fp32_sum), device)
         assert json.dumps(config) == before, "in_bf16 changed the configuration it was given"
-        assert_losses(losses, TRUE_LOSSES, 3e-2)
+        assert_losses(losses, TRUE_LOSSES, 2e-2 if stage else 8e-2)
         formula = assert_bytes(held, bytes_held_bf16(stage, n, fp32_sum), stage, 2)
         buffers, how = BUFFERS[stage] * 2 / LAYERS, "fp32 sums" if fp32_sum else "bf16 sums"
         say(
             f"        stage {stage}, {how}               {formula:5.2f} + {buffers:4.2f}"
-            f"       ≈{held:.2f} bytes"
+            f"       ≈{held:.2f} bytes, last loss ≈{losses[-1]:.2f}"
         )
 
 
