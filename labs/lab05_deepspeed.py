@@ -391,8 +391,8 @@ def check_loop(device: torch.device) -> None:
 #
 # The measurement takes no framework's word for it. It asks Python's garbage collector for every
 # tensor that was made since a mark, and adds up their storages, each once. What it finds beyond
-# the four kinds are buffers: the reduce bucket (one layer, as you configured) in stages 1 to 3,
-# and in stage 1 the last bucket that was reduced.
+# the four kinds are buffers of one layer: the reduce bucket in stages 1 and 3 (as large as you
+# configured it), and in stages 1 and 2 the last gradient that was reduced.
 
 
 # %%
@@ -474,16 +474,14 @@ def assert_bytes(held: float, parts: dict[str, float], stage: int, element: int)
 
 def check_stages(device: torch.device) -> None:
     n = dist.get_world_size()
-    say("step 3: fp32, bytes per parameter   formula + buffers  measured")
+    say("step 3: fp32, bytes per parameter  formula  buffers  measured")
     for stage in range(4):
         losses, held = measure_engine(lab_config(stage), device)
         assert_losses(losses, TRUE_LOSSES)
         formula = assert_bytes(held, bytes_held(stage, n), stage, 4)
         buffers = BUFFERS[stage] * 4 / LAYERS
-        say(
-            f"        stage {stage}, losses of one process   {formula:5.2f} + {buffers:4.2f}"
-            f"       ≈{held:.2f} bytes"
-        )
+        say(f"        stage {stage:<20} {formula:7.2f} + {buffers:6.2f}  ≈{held:.2f} bytes")
+    say(f"        losses in all stages {in_row(losses)}")
 
 
 # %% [markdown]
@@ -539,7 +537,7 @@ def bytes_held_bf16(stage: int, ranks: int, fp32_sum: bool = False) -> dict[str,
 
 def check_bf16(device: torch.device) -> None:
     n = dist.get_world_size()
-    say("step 4: bf16, bytes per parameter   formula + buffers  measured")
+    say("step 4: bf16, bytes per parameter  formula  buffers  measured")
     cases = [(0, False), (1, False), (2, False), (3, False), (2, True), (3, True)]
     for stage, fp32_sum in cases:
         config = lab_config(stage)
@@ -548,10 +546,10 @@ def check_bf16(device: torch.device) -> None:
         assert json.dumps(config) == before, "in_bf16 changed the configuration it was given"
         assert_losses(losses, TRUE_LOSSES, 2e-2 if stage else 8e-2)
         formula = assert_bytes(held, bytes_held_bf16(stage, n, fp32_sum), stage, 2)
-        buffers, how = BUFFERS[stage] * 2 / LAYERS, "fp32 sums" if fp32_sum else "bf16 sums"
+        buffers, how = BUFFERS[stage] * 2 / LAYERS, f"{stage}, fp32 sums" if fp32_sum else stage
         say(
-            f"        stage {stage}, {how}               {formula:5.2f} + {buffers:4.2f}"
-            f"       ≈{held:.2f} bytes, last loss ≈{losses[-1]:.2f}"
+            f"        stage {how:<20} {formula:7.2f} + {buffers:6.2f}"
+            f"  ≈{held:.2f} bytes, last loss ≈{losses[-1]:.2f}"
         )
 
 
@@ -792,14 +790,14 @@ def check_fsdp(device: torch.device) -> None:
     config = as_in_the_paper(lab_config(3))
     engine_losses, engine_held = measure_engine(config, device)
     engine_units = traffic_of(config, device).in_units()
-    say("step 7: fp32               held per parameter         sent    losses")
+    say("step 7: fp32               formula, held per parameter  sent  losses")
     say(
         f"        DeepSpeed stage 3  20/N = {20 / n:5.2f}, ≈{engine_held:.2f} bytes"
-        f" {engine_units:6.2f}    {in_row(engine_losses)}"
+        f"     {engine_units:4.2f}  {in_row(engine_losses)}"
     )
     say(
         f"        FSDP2              16/N = {16 / n:5.2f}, ≈{held:.2f} bytes"
-        f" {traffic.in_units():6.2f}    {in_row(losses)}"
+        f"     {traffic.in_units():4.2f}  {in_row(losses)}"
     )
     assert abs(held - 16 / n) < 0.1, f"FSDP2 holds {held:.2f} bytes per parameter"
 
@@ -812,7 +810,7 @@ def check_fsdp(device: torch.device) -> None:
 # stays away leaves the others waiting. `client_state` is yours: the step to go on from.
 #
 # `engine.load_checkpoint(folder)` returns a path and the client state. Mind what it does if the
-# folder holds no checkpoint: it returns `None` and `{}`, logs a warning, and the job trains on
+# folder holds no checkpoint: it returns `None` twice, logs a warning, and the job trains on
 # from random weights. Raise `FileNotFoundError` yourself.
 #
 # Two things can be made of the shards without a GPU, and without as many ranks as wrote them:
