@@ -480,7 +480,10 @@ def check_stages(device: torch.device) -> None:
         assert_losses(losses, TRUE_LOSSES)
         formula = assert_bytes(held, bytes_held(stage, n), stage, 4)
         buffers = BUFFERS[stage] * 4 / LAYERS
-        say(f"        stage {stage:<20} {formula:7.2f} + {buffers:6.2f}  ≈{held:.2f} bytes")
+        say(
+            f"        stage {stage:<20} {formula:7.2f} + {buffers:6.2f}"
+            f"  {f'≈{held:.2f}':>8} bytes"
+        )
     say(f"        losses in all stages {in_row(losses)}")
 
 
@@ -511,7 +514,7 @@ def check_stages(device: torch.device) -> None:
 # %%
 def in_bf16(config: dict, fp32_sum: bool = False) -> dict:
     """The configuration in bf16; with gradients summed in fp32, if asked for."""
-    # >>> solution 4: a copy of config with "bf16", and with "data_types" if fp32_sum
+    # >>> solution 4: a copy of config with bf16, and with data_types if fp32_sum
     new = config | {"bf16": {"enabled": True}}
     if fp32_sum:
         new["data_types"] = {"grad_accum_dtype": "fp32"}
@@ -549,7 +552,7 @@ def check_bf16(device: torch.device) -> None:
         buffers, how = BUFFERS[stage] * 2 / LAYERS, f"{stage}, fp32 sums" if fp32_sum else stage
         say(
             f"        stage {how:<20} {formula:7.2f} + {buffers:6.2f}"
-            f"  ≈{held:.2f} bytes, last loss ≈{losses[-1]:.2f}"
+            f"  {f'≈{held:.2f}':>8} bytes, last loss ≈{losses[-1]:.2f}"
         )
 
 
@@ -596,7 +599,7 @@ def bytes_sent(kind: str, size: int, ranks: int) -> float:
 
 def as_in_the_paper(config: dict) -> dict:
     """The configuration whose traffic is that of ZeRO's paper, whatever its stage."""
-    # >>> solution 5: a copy, with three more keys in its "zero_optimization"
+    # >>> solution 5: a copy, with three more keys in its zero_optimization
     # hint: config | {"zero_optimization": config["zero_optimization"] | {…}}
     zero = config["zero_optimization"] | {
         "use_multi_rank_bucket_allreduce": False,
@@ -792,11 +795,11 @@ def check_fsdp(device: torch.device) -> None:
     engine_units = traffic_of(config, device).in_units()
     say("step 7: fp32               formula, held per parameter  sent  losses")
     say(
-        f"        DeepSpeed stage 3  20/N = {20 / n:5.2f}, ≈{engine_held:.2f} bytes"
+        f"        DeepSpeed stage 3  20/N = {20 / n:5.2f}, {f'≈{engine_held:.2f}':>6} bytes"
         f"     {engine_units:4.2f}  {in_row(engine_losses)}"
     )
     say(
-        f"        FSDP2              16/N = {16 / n:5.2f}, ≈{held:.2f} bytes"
+        f"        FSDP2              16/N = {16 / n:5.2f}, {f'≈{held:.2f}':>6} bytes"
         f"     {traffic.in_units():4.2f}  {in_row(losses)}"
     )
     assert abs(held - 16 / n) < 0.1, f"FSDP2 holds {held:.2f} bytes per parameter"
