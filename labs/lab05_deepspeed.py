@@ -66,7 +66,7 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
         return sys.__excepthook__(kind, error, trace)
     blank = issubclass(kind, NotImplementedError)
     lines = [n for f, n in traceback.walk_tb(trace) if f.f_code.co_filename == __file__]
-    line = lines[-1 if blank else min(1, len(lines) - 1)]  # the blank, or the line of a check
+    line = lines[-1 if blank else min(2, len(lines) - 1)]  # the blank, or the line of a check
     if os.environ["RANK"] != "0":
         # rank 0 speaks first, and torchrun then ends the others; every rank meets a blank
         time.sleep(60 if blank else 5)
@@ -197,12 +197,12 @@ if __name__ == "__main__":
 # Three numbers must agree: the **global batch** is the micro-batch of one forward, times the
 # micro-batches that are accumulated before a step, times the ranks.
 #
-# $$ \texttt{train\_batch\_size} = \texttt{train\_micro\_batch\_size\_per\_gpu} \times
-# \texttt{gradient\_accumulation\_steps} \times N $$
+#     train_batch_size
+#     = train_micro_batch_size_per_gpu × gradient_accumulation_steps × ranks
 #
-# You know the first (it decides what is learned), the second (memory decides it), and $N$ (the
-# cluster decides it). The third follows, if it divides. If it does not, say so: a batch that is
-# silently rounded is another experiment.
+# The global batch is given (it decides what is learned), so is the micro-batch (memory decides
+# it) and so is $N$ (the cluster decides it). The number of accumulated micro-batches follows, if
+# it divides. If it does not, say so: a batch that is silently rounded is another experiment.
 #
 # These keys stand at the top, and so does `gradient_clipping` (here `CLIP`). Sharding has a
 # block of its own, `zero_optimization`:
