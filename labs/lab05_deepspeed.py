@@ -201,8 +201,8 @@ if __name__ == "__main__":
 #     = train_micro_batch_size_per_gpu × gradient_accumulation_steps × ranks
 #
 # The global batch is given (it decides what is learned), so is the micro-batch (memory decides
-# it) and so is $N$ (the cluster decides it). The number of accumulated micro-batches follows, if
-# it divides. If it does not, say so: a batch that is silently rounded is another experiment.
+# it) and so is $N$ (the cluster decides it). The number of accumulated micro-batches follows,
+# if it divides. If it does not, say so: a batch silently rounded is another experiment.
 #
 # These keys stand at the top, and so does `gradient_clipping` (here `CLIP`). Sharding has a
 # block of its own, `zero_optimization`:
