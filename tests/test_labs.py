@@ -166,6 +166,7 @@ def test_reference_passes_every_step(lab: str, tmp_path: Path) -> None:
 ENDS = {
     "lab01": "wrong\n  nothing",
     "lab02": "one process, naive, hooks, buckets, torch: one model",
+    "lab03": "the losses are those of one process",
     "lab10": "every split is the model of one process",
 }
 RUNS = [(lab, n) for lab in REFERENCES for n in ([1, 2] if lab == "lab10" else [1, 2, 3, 4])]
