@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo  # optimizers import it: once here, not in every process
@@ -22,6 +23,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from graders.runner import Group, Lesson, Step, Wrong
 
@@ -110,7 +112,7 @@ HINTS = {
     "loss_returned": "Return the mean loss over all rows, detached: the sum of the "
     "micro-batches' shares.",
     "one_writer": "Every rank writes its own shards: all ranks call dcp.save, with the state "
-    "of get_state_dict as it is.",
+    "of get_state_dict as it is. Gathered first, it would be whole on a rank.",
     "parameters_lost": "The loaded model has not the saved parameters. dcp.load fills the "
     "state you give it; set_state_dict brings that into the model.",
     "moments_lost": "The parameters were loaded and Adam's moments were not: save them, load "
@@ -687,7 +689,17 @@ def probe_checkpoint(lesson: Lesson) -> None:
     saved = lab.every_bit(model, adam)
     count = len(list(model.parameters()))
     folder = Path("checkpoint")  # in a folder of this group, which the runner removes
-    module.save(model, adam, 41, folder)
+    whole: list[bool] = []
+    real = torch.distributed.checkpoint.save
+
+    def look(state: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [t for t in tree_leaves(state) if isinstance(t, torch.Tensor) and t.dim()]
+        whole.extend(not isinstance(tensor, DTensor) for tensor in tensors)
+        return real(state, *args, **kwargs)
+
+    with mock.patch.object(torch.distributed.checkpoint, "save", look):
+        module.save(model, adam, 41, folder)
+    lesson.fact("whole", any(whole))
     dist.barrier()
     files = len(list(folder.glob("*.distcp")))
     lesson.fact("files", files)
@@ -721,6 +733,10 @@ def judge_checkpoint(group: Group, right: Callable[[str], None]) -> None:
     files = group.facts("files")[0]
     if files != group.world:
         raise Wrong(f"{files} files for {group.world} ranks", HINTS["one_writer"])
+    if any(group.facts("whole")):
+        raise Wrong(
+            "save() gathered the states: they are no DTensors any more", HINTS["one_writer"]
+        )
     for n in sorted({group.world, max(group.world - 1, 1)}, reverse=True):
         for name, hint in (
             ("parameters", "parameters_lost"),
