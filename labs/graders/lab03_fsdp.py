@@ -181,7 +181,9 @@ def expect(
     for rank, found in enumerate(group.facts(fact)):
         if found != "right":
             found = found or "not reported"
-            raise Wrong(f"{what} of rank {rank}: {found}", HINTS[hints.get(str(found), other)])
+            raise Wrong(
+                f"{what} of rank {rank} is wrong ({found})", HINTS[hints.get(str(found), other)]
+            )
 
 
 def on_all(good: bool) -> bool:
@@ -381,12 +383,12 @@ def judge_zero1(group: Group, right: Callable[[str], None]) -> None:
     right("lay_out makes one flat tensor and views of it")
     expect(group, "part", "the shard", {}, "shard_part")
     expect(group, "memory", "the shard", {}, "shard_memory")
-    expect(group, "adam", "the parameters in Adam", {}, "adam_whole")
+    expect(group, "adam", "what Adam got", {}, "adam_whole")
     right("every rank has its shard, and Adam for it")
     expect(group, "gradient", "the shard's gradient", PART_HINTS)
     right("Adam gets the mean gradient of the shard")
-    expect(group, "passed round", "the parameters", {}, "not_passed_round")
-    expect(group, "parameters", "the parameters after a step", {})
+    expect(group, "passed round", "what the other ranks updated", {}, "not_passed_round")
+    expect(group, "parameters", "the model after a step", {})
 
 
 # --- step 3 -------------------------------------------------------------------------------
@@ -461,11 +463,19 @@ def judge_zero2(group: Group, right: Callable[[str], None]) -> None:
             if count < units and step == 1:
                 raise Wrong(what, HINTS["restart"])
         expect(group, f"gradient {step}", f"{where}: a shard's gradient", PART_HINTS)
-        expect(group, f"freed {step}", f"{where}: whole gradients", {}, "not_freed")
+        expect(
+            group, f"freed {step}", f"{where}: what is left of whole gradients", {}, "not_freed"
+        )
         right(f"{where}: shards of the gradients, and nothing whole")
-        what = f"parameters after step {step + 1}"
+        what = f"the model after step {step + 1}"
         expect(group, f"parameters {step}", what, {}, "not_passed_round")
-        expect(group, f"zeroed {step}", "gradients after a step", {}, "shard_gradient_kept")
+        expect(
+            group,
+            f"zeroed {step}",
+            "what is left of the gradient after a step",
+            {},
+            "shard_gradient_kept",
+        )
 
 
 # --- step 4 -------------------------------------------------------------------------------
@@ -600,7 +610,7 @@ def judge_fsdp2(group: Group, right: Callable[[str], None]) -> None:
         raise Wrong(
             f"{count} parameters are whole between forward and backward", HINTS["reshard"]
         )
-    expect(group, "trained", "the parameters after a step", {})
+    expect(group, "trained", "the model after a step", {})
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -663,15 +673,15 @@ def probe_clip(lesson: Lesson) -> None:
 def judge_clip(group: Group, right: Callable[[str], None]) -> None:
     known = {"own": "norm_local", "sum": "norm_of_norms"}
     expect(group, "long norm", "the norm", known)
-    expect(group, "long scaled", "the gradients above the limit", {}, "not_scaled")
+    expect(group, "long scaled", "a gradient above the limit", {}, "not_scaled")
     expect(group, "short norm", "the norm", known)
-    expect(group, "short scaled", "the gradients below the limit", {}, "grows")
+    expect(group, "short scaled", "a gradient below the limit", {}, "grows")
     right("clip_gradients finds one norm, and scales by it")
     for rank, count in enumerate(group.facts("forwards")):
         if count != 2:
             what = f"2 micro-batches, and rank {rank} ran {count} forwards"
             raise Wrong(what, HINTS["one_forward"])
-    expect(group, "sync", "the reductions", {}, "no_sync")
+    expect(group, "sync", "the communication", {}, "no_sync")
     expect(group, "gradient", "the accumulated gradient", {"sum": "loss_share"})
     right("accumulate leaves the gradient of all rows")
     expect(group, "loss", "the loss that accumulate returns", {}, "loss_returned")
@@ -795,7 +805,7 @@ def judge_meta(group: Group, right: Callable[[str], None]) -> None:
                 raise Wrong(what, HINTS["built_whole"])
     right("nothing was whole at any time")
     known = {"first rows": "first_rows", "the same on all ranks": "drawn_as_shards"}
-    expect(group, "values", "the values", known, "not_written")
+    expect(group, "values", "the content of the shards", known, "not_written")
 
 
 # --- all of them --------------------------------------------------------------------------
