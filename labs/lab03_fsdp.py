@@ -30,8 +30,8 @@
 # without a word, press Ctrl-C and run `check.py`: ranks that wait for each other print
 # nothing. In `check.py` every step stands on finished versions of the steps before it, so you
 # can take them in any order. Allow four hours. Lab 02 comes first. Chapter 04 derives what you
-# write here: read it to "The optimizer" before step 2, "Parameters as guests" before step 4,
-# and "For real: fully_shard" before step 5.
+# write here: read it to "From scratch" before step 1, "Stage 3: parameters as guests" before
+# step 4, and "For real: fully_shard" before step 5.
 
 # %%
 import os
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     if os.environ["WORLD_SIZE"] not in ("1", "2", "3", "4"):
         if os.environ["RANK"] != "0":
             time.sleep(60)  # one rank says it; torchrun then ends the others
-        sys.exit("the limit is made for small groups: start 1, 2, 3 or 4 ranks")
+        sys.exit("24 rows and 96 columns are cut into equal parts: start 1, 2, 3 or 4 ranks")
     sys.excepthook = stop_kindly
 
 # %% [markdown]
@@ -796,8 +796,8 @@ if __name__ == "__main__":
 # their number, so that the sum of the means is the mean. With DDP one leaves out the
 # communication for all but the last (`no_sync`). FSDP2 can do that too,
 # `model.set_requires_gradient_sync(False)`, but think of what that means: a gradient which is
-# not reduced must be kept whole, $4\Psi$ bytes in place of $4\Psi/N$. Here it does not fit.
-# Let every micro-batch reduce its gradients.
+# not reduced must be kept whole, $4\Psi$ bytes in place of $4\Psi/N$. On two ranks that does not
+# fit here (on four it would). Let every micro-batch reduce its gradients.
 
 
 # %%

@@ -92,8 +92,8 @@ HINTS = {
     "no unit has, and connects the units for prefetching.",
     "too_fine": "Linear layers were wrapped by themselves: more messages, each with its "
     "latency. One unit for each of model.units().",
-    "reshard": "Units stay whole after their forward (reshard_after_forward=False): that "
-    "saves an all-gather, and costs the memory which the lab does not have.",
+    "reshard": "Units stay whole after their forward (reshard_after_forward=False): that saves "
+    "an all-gather, and costs 4Ψ bytes until backward is through.",
     "stale": "Adam's parameters are not those of the model. fully_shard replaces them by "
     "DTensors: make the optimizer afterwards.",
     "norm_local": "This is the norm of this rank's shard. All-reduce the sum of squares.",
@@ -107,8 +107,8 @@ HINTS = {
     "number of micro-batches.",
     "one_forward": "The rows did not go through in micro-batches: run forward and backward "
     "for each chunk, so that only its activations are alive.",
-    "no_sync": "Some micro-batches did not reduce their gradients, which stay whole until "
-    "then: 4Ψ bytes that do not fit. Leave set_requires_gradient_sync alone.",
+    "no_sync": "Some micro-batches did not reduce their gradients, which stay whole until then: "
+    "4Ψ bytes, too many for two ranks. Leave set_requires_gradient_sync alone.",
     "loss_returned": "Return the mean loss over all rows, detached: the sum of the "
     "micro-batches' shares.",
     "one_writer": "Every rank writes its own shards: all ranks call dcp.save, with the state "
