@@ -796,8 +796,8 @@ if __name__ == "__main__":
 # their number, so that the sum of the means is the mean. With DDP one leaves out the
 # communication for all but the last (`no_sync`). FSDP2 can do that too,
 # `model.set_requires_gradient_sync(False)`, but think of what that means: a gradient which is
-# not reduced must be kept whole, $4\Psi$ bytes in place of $4\Psi/N$. On two ranks that does not
-# fit here (on four it would). Let every micro-batch reduce its gradients.
+# not reduced must be kept whole, $4\Psi$ bytes in place of $4\Psi/N$. On two ranks that does
+# not fit here (on four it would). Let every micro-batch reduce its gradients.
 
 
 # %%

@@ -107,8 +107,8 @@ HINTS = {
     "number of micro-batches.",
     "one_forward": "The rows did not go through in micro-batches: run forward and backward "
     "for each chunk, so that only its activations are alive.",
-    "no_sync": "Some micro-batches did not reduce their gradients, which stay whole until then: "
-    "4Ψ bytes, too many for two ranks. Leave set_requires_gradient_sync alone.",
+    "no_sync": "Some micro-batches did not reduce their gradients, which stay whole until "
+    "then: 4Ψ bytes, too many for two ranks. Leave set_requires_gradient_sync alone.",
     "loss_returned": "Return the mean loss over all rows, detached: the sum of the "
     "micro-batches' shares.",
     "one_writer": "Every rank writes its own shards: all ranks call dcp.save, with the state "
