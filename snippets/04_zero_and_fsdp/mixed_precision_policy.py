@@ -30,6 +30,9 @@ POLICIES = {
     ),
 }
 # --8<-- [end:policies]
+# --8<-- [start:keep]
+KEEP_FP32 = MixedPrecisionPolicy(param_dtype=FP32, output_dtype=BF16)  # of one module
+# --8<-- [end:keep]
 
 
 class Block(nn.Module):
@@ -132,6 +135,20 @@ def main() -> None:
                 f"  {short(output.dtype):6}  {short(dtypes[0]):5}  {short(dtypes[1]):8}"
                 f"  {short(dtypes[2]):4}  ≈{error:.0e}"
             )
+    for name, policy in (
+        ("fp32", MixedPrecisionPolicy(param_dtype=FP32)),
+        ("fp32, output bf16", KEEP_FP32),
+    ):
+        block = copy.deepcopy(alone[0])
+        fully_shard(block.up, mp_policy=policy)
+        fully_shard(block, mp_policy=POLICIES["param bf16"])
+        try:
+            told = f"returns {short(block(inputs[rank::n]).dtype)}"
+            assert policy is KEEP_FP32
+        except RuntimeError as error:
+            told = f"RuntimeError: {error}"
+        if rank == 0:
+            print(f"`up` in {name}: {told}")
 
 
 if __name__ == "__main__":
