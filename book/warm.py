@@ -262,6 +262,7 @@ def _torchrun(arguments: list[str]) -> int:
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_RUN_ID": uuid.uuid4(),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": args.signals_to_handle,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
     }

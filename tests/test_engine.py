@@ -578,12 +578,16 @@ def test_warm_gives_the_same_transcripts(book: Book) -> None:
     code = (
         DISTRIBUTED
         + """
-import os, sys
+import hashlib, os, re, sys
 value = torch.tensor([rank + 1.0])
 dist.all_reduce(value)
 if rank == 0:
     print(value.item(), sys.argv, torch.get_num_threads(), __name__, os.path.basename(__file__))
     print(sorted(os.listdir()), dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"])
+    own = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
+    told = {k: v for k, v in os.environ.items() if k not in own}
+    told = [f"{k}={v}" for k, v in told.items() if re.match("[A-Z_]*RANK$|[A-Z_]*SIZE$|MASTER|ROLE|TORCH", k)]
+    print(hashlib.md5(" ".join(sorted(told)).encode()).hexdigest(), *(k in os.environ for k in own[1:]))
 dist.destroy_process_group()
 """
     )
@@ -592,6 +596,9 @@ dist.destroy_process_group()
         code,
         "$ torchrun --nproc-per-node=3 ranks.py --flag=1\n6.0 ['ranks.py', '--flag=1'] 1 __main__ ranks.py\n['ranks.py'] 3 3\n",
     )
+    recorded = book.pytest("snippets", "-k", "ranks and cpu", "--record")
+    assert recorded.status == 0, recorded.text
+    assert book.read("snippets/t/ranks.cpu.txt").endswith(" True True\n")
     book.program(
         "single",
         "import sys, torch\nprint(sys.argv, torch.ones(3).sum())\nsys.exit(2)\n",
@@ -601,6 +608,7 @@ dist.destroy_process_group()
     warm = book.pytest("snippets", "-k", "cpu", "--all", "--warm")
     assert plain.status == 0, plain.text
     assert warm.status == 0, warm.text
+    assert "did something else when started warm" not in warm.text
     seconds = [float(re.search(r"([\d.]+) s in commands", r.text)[1]) for r in (plain, warm)]
     assert seconds[1] < seconds[0], seconds
 

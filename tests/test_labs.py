@@ -166,9 +166,12 @@ def test_reference_passes_every_step(lab: str, tmp_path: Path) -> None:
 ENDS = {
     "lab01": "wrong\n  nothing",
     "lab02": "one process, naive, hooks, buckets, torch: one model",
+    "lab03": "the losses are those of one process",
+    "lab05": "all stages, offload and FSDP2 are one process",
     "lab10": "every split is the model of one process",
 }
-RUNS = [(lab, n) for lab in REFERENCES for n in ([1, 2] if lab == "lab10" else [1, 2, 3, 4])]
+RANKS = {"lab03": [1, 3], "lab05": [1, 3], "lab10": [1, 2]}  # others: 1, 2, 3 and 4
+RUNS = [(lab, n) for lab in REFERENCES for n in RANKS.get(lab, [1, 2, 3, 4])]
 
 
 @pytest.mark.parametrize(("lab", "ranks"), RUNS, ids=lambda value: str(value))
@@ -182,13 +185,31 @@ def test_reference_runs_alone_in_an_empty_folder(lab: str, ranks: int, tmp_path:
     assert [f"step {n}" in done.stdout for n in range(1, 9)] == [True] * 8
 
 
-def test_lab10_refuses_a_number_of_ranks_that_does_not_divide(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3"]
-    done = run(*torchrun, REFERENCES["lab10"], cwd=tmp_path)
+REFUSED = {
+    "lab03": (5, "24 rows and 96 columns are cut into equal parts: start 1, 2, 3 or 4 ranks"),
+    "lab10": (3, "4 heads and 4 layers are cut into equal parts: start 1, 2, 4 or 8 ranks"),
+}
+
+
+@pytest.mark.parametrize("lab", REFUSED)
+def test_lab_refuses_a_number_of_ranks_that_does_not_divide(lab: str, tmp_path: Path) -> None:
+    ranks, sentence = REFUSED[lab]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    done = run(*torchrun, REFERENCES[lab], cwd=tmp_path)
     assert done.returncode != 0
     assert done.stdout == ""
-    sentence = "4 heads and 4 layers are cut into equal parts: start 1, 2, 4 or 8 ranks\n"
-    assert done.stderr.count(sentence) == 1
+    assert done.stderr.count(f"{sentence}\n") == 1
+
+
+def test_lab05_says_what_to_install(tmp_path: Path) -> None:
+    reference = REFERENCES["lab05"]
+    (tmp_path / reference.name).write_text(reference.read_text())
+    (tmp_path / "deepspeed.py").write_text("raise ImportError\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    done = run(*torchrun, reference.name, cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert done.stderr.count("this lab needs DeepSpeed: pip install deepspeed\n") == 1
 
 
 def test_lab_without_torchrun_says_how_to_start_it(tmp_path: Path) -> None:

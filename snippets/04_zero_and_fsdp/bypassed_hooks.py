@@ -2,6 +2,7 @@
 
 (no flag)      calls a method of the model, which is not its forward
 --case block   calls a block first, and the model afterwards
+--case root    shards the root before its blocks
 --mend         registers the method, and calls the model first
 """
 
@@ -54,10 +55,10 @@ def main() -> int:
     torch.manual_seed(0)
     model, inputs = Model().to(device), torch.ones(4, H, device=device)
     expected = model.encode(inputs)
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+    modules = [*model.blocks, model]
     try:
+        for module in reversed(modules) if "root" in sys.argv else modules:
+            fully_shard(module)
         if "--mend" in sys.argv:
             register_fsdp_forward_method(model, "encode")
             model(inputs)
@@ -65,9 +66,9 @@ def main() -> int:
             model.blocks[0](inputs)
             model(inputs)
         encoded = model.encode(inputs)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         if rank == 0:
-            print(f"RuntimeError: {error}", flush=True)
+            print(f"{type(error).__name__}: {error}", flush=True)
         dist.barrier()
         return 1
     torch.testing.assert_close(encoded, expected)

@@ -12,7 +12,8 @@ paper's: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N.
 Sent, in elements over a ring: FSDP2 gathers twice and reduces once in each micro-batch, 3m Ψ.
 DeepSpeed's stage 0 all-reduces once, 2Ψ; stage 1 all-reduces once and gathers, 3Ψ; stage 2
 all-reduces in each micro-batch and gathers, (2m + 1)Ψ; stage 3 gathers once and reduces once in
-each, 2m Ψ, since it keeps so few parameters from forward to backward.
+each, 2m Ψ, since it keeps so few parameters from forward to backward. The second table has the
+keys that change this.
 
 Needs: pip install deepspeed
 """
@@ -45,6 +46,15 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 WIDTH, LAYERS, BATCH, STEPS = 128, 16, 24, 3
 BUCKET = WIDTH * WIDTH  # elements: one layer
+TO_OWNER = {"use_multi_rank_bucket_allreduce": False}
+NO_REUSE = {"stage3_max_reuse_distance": 0}
+KEYS = (  # stage, keys, elements that two micro-batches send, in units of Ψ
+    (1, TO_OWNER, 2),
+    (2, TO_OWNER, 3),
+    (3, NO_REUSE, 6 - 2 / LAYERS),  # backward begins with the layer that forward ended with
+    (3, NO_REUSE | {"stage3_prefetch_bucket_size": WIDTH * WIDTH * LAYERS}, 4),
+    (3, {"stage3_max_live_parameters": 0}, 4),
+)
 
 
 class Net(nn.Module):
@@ -91,6 +101,7 @@ class Traffic(TorchDispatchMode):
                 "allreduce": (args[0], 2),
                 "allgather_base": (args[0], 1),
                 "reduce_scatter_base": (args[1], 1),
+                "reduce": (args[0], 1),  # to one rank; on average over the owners
             }[name]
             n = dist.get_world_size()
             count = sum(t.numel() for t in whole) if isinstance(whole, list) else whole.numel()
@@ -99,7 +110,7 @@ class Traffic(TorchDispatchMode):
 
 
 # --8<-- [start:deepspeed_engine]
-def config(stage: int, bf16: bool, ranks: int) -> dict:
+def config(stage: int, bf16: bool, ranks: int, keys: dict | None = None) -> dict:
     return {
         "train_micro_batch_size_per_gpu": BATCH // ranks // 2,
         "gradient_accumulation_steps": 2,
@@ -109,17 +120,18 @@ def config(stage: int, bf16: bool, ranks: int) -> dict:
             "reduce_bucket_size": BUCKET,  # elements in the buffer of stages 1 to 3
             "stage3_prefetch_bucket_size": BUCKET,
             "stage3_param_persistence_threshold": 0,  # no parameter is too small to shard
-        },
+        }
+        | (keys or {}),
     }
 
 
-def with_deepspeed(stage: int, bf16: bool, device: torch.device) -> Result:
+def with_deepspeed(stage: int, bf16: bool, device: torch.device, keys=None) -> Result:
     rank, n, before = dist.get_rank(), dist.get_world_size(), live_bytes()
     torch.manual_seed(0)
     model = Net().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=config(stage, bf16, n)
+        model=model, optimizer=optimizer, config=config(stage, bf16, n, keys)
     )
     losses, kept = [], 0
     for step in range(STEPS):
@@ -220,7 +232,7 @@ def main() -> None:
     for name, holds in (("fp32", fp32), ("bf16", bf16)):
         for stage, formula in enumerate(holds):
             sends = (2, 3, 5, 4)[stage] * ring
-            buffers = (0, 2, 1, 1)[stage]  # layers' gradients: the bucket, the last one reduced
+            buffers = (0, 2, 1, 1)[stage]  # buckets, each as large as a layer
             result = with_deepspeed(stage, name == "bf16", device)
             rows.append((f"DeepSpeed stage {stage}, {name}", *result, formula, sends, buffers))
     for name, losses, kept, sent, holds, sends, buffers in rows:
@@ -240,7 +252,18 @@ def main() -> None:
                 f"{name:24}{told:20}{kept:6.2f}  {holds:7.2f}  {buffers:4}  {sent:6.2f}  "
                 f"{sends:7.2f}"
             )
-        print("rest: layers whose gradients lie in a buffer")
+        print("rest: buckets for gradients, each as large as a layer")
+        print(f"\n{'the same in fp32, with':67}sent  formula")
+    for stage, keys, times in KEYS:
+        _, _, sent = with_deepspeed(stage, False, device, keys)
+        assert abs(sent - times * ring) < 0.001, (keys, sent)
+        if dist.get_rank() == 0:
+            told = ", ".join(f"{key} {value}" for key, value in keys.items())
+            told = f"stage {stage}: " + told.replace(f"size {PSI}", "size Ψ").replace(
+                ", ", ",\n  "
+            )
+            lines = told.splitlines()
+            print(*lines[:-1], f"{lines[-1]:65}{sent:6.2f}  {times * ring:7.2f}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -95,12 +95,14 @@ def main() -> None:
     inputs = torch.randn(BATCH, H).to(device)
     alone(inputs).square().mean().backward()
 
+    # --8<-- [start:meshes]
     meshes = {
         "FSDP over 4": init_device_mesh(device.type, (4,), mesh_dim_names=("shard",)),
         "HSDP 2×2": init_device_mesh(
             device.type, (2, 2), mesh_dim_names=("replicate", "shard")
         ),
     }
+    # --8<-- [end:meshes]
     expected = {  # Ψ that leave a node of g ranks: 3(N-1)/N once, 2(n-1)/n · Ψ/g · g
         "FSDP over 4": 3 * 3 / 4,
         "HSDP 2×2": 2 * 1 / 2,
@@ -108,9 +110,11 @@ def main() -> None:
     for words, mesh in meshes.items():
         model = copy.deepcopy(alone)
         model.zero_grad()
+        # --8<-- [start:shard]
         for block in model:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        # --8<-- [end:shard]
         with Traffic(mesh) as traffic:
             model(inputs[rank::4]).square().mean().backward()
         for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):

@@ -1,7 +1,8 @@
 """Clipping by the norm of a rank's own shard: every rank scales by another factor.
 
 The gradient is one vector of which each rank holds a part. Its norm is the root of the sum of
-the squares of all parts; scaled by the norms of their own parts, the parts fit no longer.
+the squares of all parts; scaled by the norms of their own parts, the parts fit no longer. A
+DTensor's norm is such a sum that is not yet made: .item() gives the rank's own part of it.
 """
 
 import copy
@@ -72,6 +73,16 @@ def main() -> None:
             print(
                 f"{clip.__name__}: norm {ours.norm():.4f}, cosine with one process {cosine:.4f}"
             )
+
+    # --8<-- [start:item]
+    norm = models[clip_by_common_norm][0].weight.detach().norm()  # a DTensor: the sum is due
+    own, whole = norm.item(), norm.full_tensor().item()  # the second is a collective
+    # --8<-- [end:item]
+    right = alone[0].weight.detach().norm().item()
+    assert abs(whole - right) < 1e-4 and (own < whole - 0.1 or n == 1)
+    if rank == 0:
+        print(f"norm of a weight: one process {right:.4f}")
+        print(f"  .item() on rank 0 {own:.4f}, .full_tensor().item() {whole:.4f}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 BATCH, H, LAYERS = 48, 48, 4  # 1, 2, 3 and 4 ranks divide the batch
 BF16, FP32 = torch.bfloat16, torch.float32
+# --8<-- [start:policies]
 POLICIES = {
     "none": MixedPrecisionPolicy(),
     "param bf16": MixedPrecisionPolicy(param_dtype=BF16),
@@ -28,6 +29,10 @@ POLICIES = {
         param_dtype=BF16, reduce_dtype=FP32, output_dtype=FP32
     ),
 }
+# --8<-- [end:policies]
+# --8<-- [start:keep]
+KEEP_FP32 = MixedPrecisionPolicy(param_dtype=FP32, output_dtype=BF16)  # of one module
+# --8<-- [end:keep]
 
 
 class Block(nn.Module):
@@ -101,9 +106,11 @@ def main() -> None:
     for name, policy in POLICIES.items():
         model = copy.deepcopy(alone)
         model.zero_grad()
+        # --8<-- [start:shard]
         for block in model:
             fully_shard(block, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
+        # --8<-- [end:shard]
         seen: list[torch.dtype] = []
         model[0].up.register_forward_pre_hook(
             lambda m, _, seen=seen: seen.append(m.weight.dtype)
@@ -128,6 +135,20 @@ def main() -> None:
                 f"  {short(output.dtype):6}  {short(dtypes[0]):5}  {short(dtypes[1]):8}"
                 f"  {short(dtypes[2]):4}  ≈{error:.0e}"
             )
+    for name, policy in (
+        ("fp32", MixedPrecisionPolicy(param_dtype=FP32)),
+        ("fp32, output bf16", KEEP_FP32),
+    ):
+        block = copy.deepcopy(alone[0])
+        fully_shard(block.up, mp_policy=policy)
+        fully_shard(block, mp_policy=POLICIES["param bf16"])
+        try:
+            told = f"returns {short(block(inputs[rank::n]).dtype)}"
+            assert policy is KEEP_FP32
+        except RuntimeError as error:
+            told = f"RuntimeError: {error}"
+        if rank == 0:
+            print(f"`up` in {name}: {told}")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,6 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
-# --8<-- [start:CountBytes]
 class CountBytes(TorchDispatchMode):
     """Count the collectives that pass by, and what each rank of a ring sends for them."""
 
@@ -92,13 +91,11 @@ class CountBytes(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-# --8<-- [end:CountBytes]
-
-
 def main() -> None:
     ranks = int(sys.argv[1]) if len(sys.argv) == 2 and sys.argv[1].isdigit() else 0
     if not ranks or "RANK" in os.environ:
         sys.exit("start this with: python seventy_billion.py 1024")
+    # --8<-- [start:layout]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 
     mesh = init_device_mesh("cpu", (ranks,))
@@ -121,6 +118,7 @@ def main() -> None:
             counted.phase = "backward"
             loss.backward()
         optimizer.step()
+        # --8<-- [end:layout]
 
         shards = [p.to_local() for p in model.parameters()]
         kept = {"parameters": sum(t.nbytes for t in shards)}

@@ -1,0 +1,191 @@
+"""Memory of one rank through one training step: replicated, and by fully_shard in two ways.
+
+Every storage that an operator returns is counted until it is freed or resized: parameters,
+gradients, Adam's moments, activations, gathered units, buffers. The step is the second, so
+that Adam has its moments. Draws memory_of_a_step.svg.
+"""
+
+import os
+import sys
+import weakref
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+BATCH, H, LAYERS = 96, 48, 8  # 1, 2, 3 and 4 ranks divide the batch
+CASES = {  # reshard_after_forward; in the figure: colour, and where the name stands
+    "replicated": (None, "#52525b", (0.1, 15)),
+    "fully_shard, reshard False": (False, "#c2410c", (1.06, 10.3)),
+    "fully_shard, reshard True": (True, "#0b6e99", (0.5, 2.5)),
+}
+PHASES = ("forward", "backward", "optimizer")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Memory(TorchDispatchMode):
+    """Bytes of the live storages that operators have returned, and how they came and went."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.trace, self.sizes = 0, [], {}
+
+    def __enter__(self) -> "Memory":
+        self.resize = resize = torch.UntypedStorage.resize_
+
+        def resize_and_note(storage: torch.UntypedStorage, size: int):
+            if storage._cdata in self.sizes:
+                self.note(storage, size)
+            return resize(storage, size)
+
+        torch.UntypedStorage.resize_ = resize_and_note  # FSDP frees gathered units by it
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        torch.UntypedStorage.resize_ = self.resize
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if DTensor in types:
+            return NotImplemented  # it comes back here with the local tensors
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.sizes:
+                    self.note(storage, storage.nbytes())
+        self.trace.append(self.used)
+        return result
+
+    def note(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = storage._cdata
+        self.used += size - self.sizes.get(key, (None, 0))[1]
+        self.sizes[key] = weakref.ref(storage, lambda _: self.forget(key)), size
+        self.trace.append(self.used)
+
+    def forget(self, key: int) -> None:
+        self.used -= self.sizes.pop(key)[1]
+
+
+def measure(reshard: bool | None, device: torch.device) -> dict[str, list[int]]:
+    """Bytes in use on this rank, operator by operator, for each phase of the second step."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    inputs = torch.randn(BATCH, H)[rank::n].to(device)
+    traces = {}
+    with Memory() as memory:
+        model = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
+        if reshard is not None:
+            for block in model:
+                fully_shard(block, reshard_after_forward=reshard)
+            fully_shard(model)
+        adam = torch.optim.Adam(model.parameters(), foreach=False)  # one parameter at a time
+        for _ in range(2):
+            memory.trace = [memory.used]
+            loss = (model(inputs) - 1).square().mean()
+            traces["forward"], memory.trace = memory.trace, [memory.used]
+            loss.backward()
+            if reshard is None:
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= n
+            dist.barrier()
+            traces["backward"], memory.trace = [*memory.trace, memory.used], [memory.used]
+            adam.step()
+            adam.zero_grad()
+            traces["optimizer"] = [*memory.trace, memory.used]
+    return traces
+
+
+def draw(results: dict[str, dict[str, list[int]]], psi: int, n: int) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "step", "font.size": 12}
+    figure, axis = plt.subplots(figsize=(7, 4.2))
+    for name, traces in results.items():
+        _, colour, place = CASES[name]
+        x, y = [], []
+        for index, phase in enumerate(PHASES):
+            trace = traces[phase]
+            x += [index + step / len(trace) for step in range(len(trace))]
+            y += [used / psi for used in trace]
+        axis.plot(x, y, color=colour, linewidth=1.6)
+        axis.text(*place, name, color=colour)
+    for level, words in ((16, "16Ψ"), (16 / n, f"16Ψ/{n}")):
+        axis.axhline(level, color="#52525b", linewidth=0.8, linestyle=":")
+        axis.text(3.03, level, words, color="#52525b", va="center")
+    axis.set_xticks([0.5, 1.5, 2.5], PHASES)
+    axis.tick_params(axis="x", length=0)
+    for border in (1, 2):
+        axis.axvline(border, color="#52525b", linewidth=0.6)
+    axis.set_xlim(0, 3)
+    axis.set_ylim(0, None)
+    axis.set_ylabel("bytes in use, in Ψ")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("memory_of_a_step.svg", transparent=True, metadata={"Date": None})
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 memory_of_a_step.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    return device
+
+
+def main() -> None:
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    psi = LAYERS * (8 * H * H + 5 * H)
+    results = {name: measure(reshard, device) for name, (reshard, *_) in CASES.items()}
+    if rank == 0:
+        print(f"N = {n}, Ψ = {psi:,}; bytes in use on a rank, per parameter")
+        print(f"{'':28}between steps   after backward   peaks: forward backward optimizer")
+    for name, traces in results.items():
+        by = 1 if name == "replicated" else n
+        before, after = traces["forward"][0] / psi, traces["backward"][-1] / psi
+        assert abs(before - 12 / by) < 0.01 and abs(after - 16 / by) < 0.01
+        peaks = [max(traces[phase]) / psi for phase in PHASES]
+        if rank == 0:
+            print(
+                f"{name:28}{before:6.2f} = 12Ψ/{by}    {after:6.2f} = 16Ψ/{by}          "
+                + " ".join(f"{'≈' + format(peak, '.1f'):>8}" for peak in peaks)
+            )
+    overall = [max(max(trace) for trace in traces.values()) for traces in results.values()]
+    assert n == 1 or overall == sorted(overall, reverse=True)
+    if rank == 0:
+        draw(results, psi, n)
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end

@@ -1,0 +1,16 @@
+"""Step 7: the step is read too early"""
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+STEP, HINT = 7, "step_lost"
+
+
+def load(model, adam, folder, group=None):
+
+    parameters, moments = get_state_dict(model, adam)
+    step = 0
+    state = {"model": parameters, "adam": moments, "step": step}
+    dcp.load(state, checkpoint_id=folder, process_group=group)
+    set_state_dict(model, adam, model_state_dict=parameters, optim_state_dict=moments)
+    return step
