@@ -68,7 +68,7 @@ def main() -> None:
         ours = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
         cosine = torch.cosine_similarity(ours, truth, dim=0)
         equal = torch.allclose(ours, truth, rtol=1e-4, atol=1e-6)
-        assert equal == (clip is clip_by_common_norm)
+        assert equal == (clip is clip_by_common_norm or n == 1)  # one rank has no other shard
         if rank == 0:
             print(
                 f"{clip.__name__}: norm {ours.norm():.4f}, cosine with one process {cosine:.4f}"
