@@ -137,7 +137,16 @@ def graded(tmp_path_factory: pytest.TempPathFactory):
     return lambda path: of_step(path.parent.name, constants(path)[0])[path.name]
 
 
-@pytest.mark.parametrize("path", WRONG, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def of_one_step(path: Path) -> pytest.MarkDecorator:
+    """Wrong answers to one step go to one worker: it grades them all in one call."""
+    return pytest.mark.xdist_group(f"{path.parent.name}-step{constants(path)[0]}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=of_one_step(path)) for path in WRONG],
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
 def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
     step, hint = constants(path)
     output, hints = graded(path), all_hints(REFERENCES[path.parent.name])

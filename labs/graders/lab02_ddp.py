@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo  # optimizers import it: once here, not in every process
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo  # optimizers import it: once here, not in every process
 import torch.distributed as dist
 import torch.fx.experimental.symbolic_shapes  # backward(gradient) would, in every process
 from torch import nn
