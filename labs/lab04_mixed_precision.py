@@ -310,9 +310,9 @@ if __name__ == "__main__":
     def check_rounding() -> None:
         generator = torch.Generator().manual_seed(rank := dist.get_rank())
         bits = torch.randint(
-            -(2**31), 2**31, (1_000_000,), generator=generator, dtype=torch.int64
+            -(2**31), 2**31, (200_000,), generator=generator, dtype=torch.int64
         )
-        ties = (bits[:100_000] & ~0xFFFF) | 0x8000
+        ties = (bits[:50_000] & ~0xFFFF) | 0x8000
         x = torch.cat([bits, ties]).to(torch.int32).view(torch.float32).to(device)
         ours, true = to_bf16(x), x.bfloat16()
         nan = true.isnan()
@@ -1032,18 +1032,26 @@ def measured_bytes(
 
 
 def train(low: torch.dtype | None, device: torch.device) -> tuple[list[float], int, dict]:
-    """Train on all batches; return losses, how many steps were taken, and the bytes held."""
+    """Train on all batches; return losses, how many steps were skipped, and the bytes held.
+
+    A batch whose step was skipped is taken again, so that all precisions see the same steps.
+    """
     model = build_model(device)
     optimizer = build_optimizer(model.parameters())
     # 2^24 is too high for this model: the first steps overflow, and the scaler finds its way
     scaler = Scaler(device, 2.0**24) if low is torch.float16 else None
-    losses, share = [], BATCH // dist.get_world_size()
-    for batch in make_batches():
+    losses, skipped, share = [], 0, BATCH // dist.get_world_size()
+    for taken, batch in enumerate(make_batches()):
         rows = batch[dist.get_rank() * share :][:share].to(device, copy=True)
-        optimizer.zero_grad()
-        losses.append(train_step(model, optimizer, scaler, rows, low))
-    taken = int(optimizer.state[next(model.parameters())]["step"])
-    return losses, taken, measured_bytes(model, optimizer, rows, low)
+        while True:
+            optimizer.zero_grad()
+            loss = train_step(model, optimizer, scaler, rows, low)
+            if optimizer.state[next(model.parameters())].get("step", 0) > taken:
+                break
+            skipped += 1
+            assert skipped < 30, "the optimizer does not step, or the scale does not fall"
+        losses.append(loss)
+    return losses, skipped, measured_bytes(model, optimizer, rows, low)
 
 
 # %%
@@ -1053,20 +1061,20 @@ if __name__ == "__main__":
         runs = {name: train(low, device) for name, low in PRECISIONS.items()}
         say("step 8: bytes on a rank, formula = measured")
         say(
-            "              parameters  gradients  moments  casts  activations  steps  last loss"
+            "              parameters  gradients  moments  casts  activations  skipped  last loss"
         )
         for name, low in PRECISIONS.items():
-            losses, taken, measured = runs[name]
+            losses, skipped, measured = runs[name]
             formula = bytes_held(low, BATCH // world)
             for kind, size in formula.items():
                 assert measured[kind] == size, f"{name}, {kind}: {measured[kind]}, not {size}"
             row = "  ".join(f"{formula[k]:>{len(k)},}" for k in formula)
             loss = f" {losses[-1]:.4f}" if low is None else f"≈{losses[-1]:.2f}"
-            say(f"        {name}  {row}  {taken:>5}  {loss}")
+            say(f"        {name}  {row}  {skipped:>7}  {loss}")
             apart = abs(losses[-1] / TRUE_LOSSES[-1] - 1)
             bound = 1e-3 if low is None else 0.05
             assert apart < bound, f"{name}: the last loss is {apart:.1%} from the truth"
-        assert runs["fp16"][1] < STEPS, "2^24 should overflow at first"
+        assert runs["fp16"][1] > 0, "2^24 should overflow at first"
 
     check_training()
     say(f"three precisions, one loss: {TRUE_LOSSES[-1]:.4f} in fp32")
