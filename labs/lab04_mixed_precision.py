@@ -1060,9 +1060,8 @@ if __name__ == "__main__":
     def check_training() -> None:
         runs = {name: train(low, device) for name, low in PRECISIONS.items()}
         say("step 8: bytes on a rank, formula = measured")
-        say(
-            "              parameters  gradients  moments  casts  activations  skipped  last loss"
-        )
+        kinds = "  ".join(bytes_held(None, 1))
+        say(f"              {kinds}  skipped  last loss")
         for name, low in PRECISIONS.items():
             losses, skipped, measured = runs[name]
             formula = bytes_held(low, BATCH // world)
