@@ -166,10 +166,11 @@ def test_reference_passes_every_step(lab: str, tmp_path: Path) -> None:
 ENDS = {
     "lab01": "wrong\n  nothing",
     "lab02": "one process, naive, hooks, buckets, torch: one model",
+    "lab04": "three precisions, one loss",
     "lab05": "all stages, offload and FSDP2 are one process",
     "lab10": "every split is the model of one process",
 }
-RANKS = {"lab05": [1, 3], "lab10": [1, 2]}  # others run with 1, 2, 3 and 4
+RANKS = {"lab04": [1, 3], "lab05": [1, 3], "lab10": [1, 2]}  # others run with 1, 2, 3 and 4
 RUNS = [(lab, n) for lab in REFERENCES for n in RANKS.get(lab, [1, 2, 3, 4])]
 
 

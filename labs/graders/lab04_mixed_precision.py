@@ -414,11 +414,10 @@ def probe_unscale(module: ModuleType, lesson: Lesson) -> None:
         raise Found("self.overflow is True, and all gradients are finite", "other")
     everybody, one = range(lesson.world), [lesson.world - 1]
     for value, where, owners, hint in (
-        (math.inf, 1, everybody, "other"),
-        (-math.inf, 1, everybody, "nan_missed"),
-        (math.nan, 1, everybody, "nan_missed"),
+        (-math.inf, 2, everybody, "nan_missed"),
+        (math.nan, 2, everybody, "nan_missed"),
         (math.inf, 0, everybody, "one_gradient"),
-        (math.inf, 2, everybody, "one_gradient"),
+        (math.inf, 1, everybody, "one_gradient"),
         (math.inf, 1, one, "flag_own"),
     ):
         gradients = [[1.0, 2.0] for _ in range(3)]
@@ -743,7 +742,7 @@ def probe_reduction(module, lab, lesson):
         found, true = module.bytes_sent(1200, 4, wire), 1800.0 * wire.itemsize
         if not near(found, true):
             what = f"1,200 numbers on 4 ranks as {wire}: {found!r} bytes"
-            sizes = [1800.0, 1800.0 * (6 - wire.itemsize)]
+            sizes = [1800.0, 14400.0]
             hint = named(found, {"sent_size": sizes, "sent_twice": found})
             raise Found(what, hint)
 
