@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Lab 04: mixed precision
 #
-# A 16-bit number takes half the memory of a 32-bit one, half the time on a wire, and on tensor
-# cores far less than half the time to multiply. What it loses is range (**fp16**) or digits
-# (**bf16**), and training fails where that is forgotten: gradients become zero or infinite,
-# updates vanish, sums drift. In this lab you compute what each format can hold, round by hand,
-# find the scale which saves fp16's gradients, write the dynamic loss scaler, work with autocast
-# and around it, and keep the weights that bf16 cannot. At the end one model trains on all ranks
-# in fp32, bf16 and fp16, to one loss, with every byte predicted.
+# A 16-bit number takes half the memory of a 32-bit one and half the time on a wire, and tensor
+# cores multiply it many times faster than other units multiply fp32. What it loses is range
+# (**fp16**) or digits (**bf16**), and training fails where that is forgotten: gradients become
+# zero or infinite, updates vanish, sums drift. In this lab you compute what each format can
+# hold, round by hand, find the scale which saves fp16's gradients, write the dynamic loss
+# scaler, work with autocast and around it, and keep the weights that bf16 cannot. At the end
+# one model trains on all ranks in fp32, bf16 and fp16, to one loss, with every byte predicted.
 #
 #     torchrun --nproc-per-node=2 labs/lab04_mixed_precision.py
 #
@@ -333,8 +333,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 3: the gradients that fp16 loses
 #
-# fp16's smallest number is $2^{-24}$, and what is below half of that becomes zero. Gradients
-# get there: a mean over many outputs divides them, and late in training, or when a model is
+# fp16's smallest number is $2^{-24}$, and half of that or less becomes zero. Gradients get
+# there: a mean over many outputs divides them, and late in training, or when a model is
 # fine-tuned, errors are small. At the other end there is room: fp16 ends at 65,504.
 #
 # The way out is **loss scaling**. Gradients are linear in the loss: multiply it by $S$ before
@@ -726,7 +726,8 @@ if __name__ == "__main__":
 # bits of mantissa. Near 1.0 the numbers below it are $2^{-8}$ apart: an update smaller than
 # half of that changes nothing. Not a little: nothing, at this step and at all that follow. With
 # Adam an update is about the learning rate, whatever the gradient is. With a rate of 0.0003 the
-# LayerNorm weights never move from 1.0, and the others rarely. Training stalls.
+# LayerNorm weights never move from 1.0, and hardly any weight above 0.125 moves. Training
+# stalls.
 #
 # The mend keeps what rounding would take. An fp32 **master copy** of the weights is what the
 # optimizer works on; the model's bf16 weights are rounded from it after every step. Small
@@ -822,7 +823,7 @@ if __name__ == "__main__":
             formula = bytes_per_parameter(recipe)
             total = sum(formula.values())
             row = "  ".join(f"{formula[k]:>{len(k)}}" for k in formula)
-            say(f"        {recipe:6}  {row}  {total:>5}  {measured:<6.2f}  ≈{loss.item():.2f}")
+            say(f"        {recipe:6}  {row}  {total:>5}  {measured:<6.2f}  ≈{loss.item():.4f}")
             assert measured == total, (
                 f"{recipe}: {measured:.2f} bytes per parameter, not {total}"
             )
@@ -918,8 +919,8 @@ if __name__ == "__main__":
 # 5. clip;
 # 6. step through the scaler, and update it; without one, just step.
 #
-# Unscale after the all-reduce: then every rank finds the same infinities (yours would agree in
-# any case).
+# Unscale after the all-reduce: then every rank finds the same infinities, and a scaler without
+# your all-reduced flag would do.
 #
 # And what does autocast save? Parameters, gradients and moments are in fp32 as before. What
 # shrinks is what autograd keeps for backward, the **saved activations**. For $b$ rows and one
@@ -1068,7 +1069,7 @@ if __name__ == "__main__":
             for kind, size in formula.items():
                 assert measured[kind] == size, f"{name}, {kind}: {measured[kind]}, not {size}"
             row = "  ".join(f"{formula[k]:>{len(k)},}" for k in formula)
-            loss = f" {losses[-1]:.4f}" if low is None else f"≈{losses[-1]:.2f}"
+            loss = f" {losses[-1]:.4f}" if low is None else f"≈{losses[-1]:.4f}"
             say(f"        {name}  {row}  {skipped:>7}  {loss}")
             apart = abs(losses[-1] / TRUE_LOSSES[-1] - 1)
             bound = 1e-3 if low is None else 0.05
@@ -1088,5 +1089,5 @@ if __name__ == "__main__":
 #   off. With your `to_bf16`: add a random number below 2^16 in place of 0x7FFF. Train with it.
 # - Clip before you unscale, and look at the losses. Why does Adam hide it, and SGD not?
 # - Send bf16 in step 8. At what number of ranks does the last loss show it?
-# - Let `torch.amp.GradScaler` take the place of yours in step 8. What is missing if the
-#   gradients are not averaged before it?
+# - Let `torch.amp.GradScaler` take the place of yours in step 8. Then unscale before you
+#   average: after which step do the ranks differ?
