@@ -49,6 +49,8 @@ HINTS = {
     "spacing_sign": "x may be negative, and log2 wants a positive number: take its size.",
     "bf16_kind": "Return a tensor of x's shape in torch.bfloat16: "
     ".to(torch.int16).view(torch.bfloat16) of the upper halves.",
+    "rounding_cast": "The cast is what you are to write: integers only, until the upper halves "
+    "are viewed as torch.bfloat16.",
     "rounding_in_place": "x has changed: x.view shares its memory. bits + 1 makes a new "
     "tensor, bits += 1 does not.",
     "truncated": "What lies above the half is rounded down: that is a cut. Add 0x7FFF, and "
@@ -300,6 +302,24 @@ def probe_formats(module, lab, lesson):
 # --- step 2 -------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def without_casts():
+    """Raise `Found` where a floating-point tensor is cast to bf16."""
+    real = torch.Tensor.to
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if tensor.is_floating_point() and torch.bfloat16 in (*args, *kwargs.values()):
+            refuse(tensor)
+        return real(tensor, *args, **kwargs)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Found("to_bf16 lets torch cast", "rounding_cast")
+
+    names = {"to": to, "bfloat16": refuse, "type": refuse}
+    with mock.patch.multiple(torch.Tensor, **names):
+        yield
+
+
 @probing("to_bf16")
 def probe_rounding(module, lab, lesson):
     generator = torch.Generator().manual_seed(2)
@@ -318,7 +338,9 @@ def probe_rounding(module, lab, lesson):
     for name, bits in cases.items():
         x = bits.where(bits < 2**31, bits - 2**32).to(torch.int32).view(torch.float32)
         given = x.clone()
-        found, true = module.to_bf16(given), x.bfloat16()
+        true = x.bfloat16()
+        with without_casts():
+            found = module.to_bf16(given)
         if not isinstance(found, torch.Tensor) or found.dtype != torch.bfloat16:
             kind = getattr(found, "dtype", type(found).__name__)
             raise Found(f"to_bf16 returns {kind}", "bf16_kind")
