@@ -176,11 +176,12 @@ ENDS = {
     "lab01": "wrong\n  nothing",
     "lab02": "one process, naive, hooks, buckets, torch: one model",
     "lab03": "the losses are those of one process",
+    "lab04": "three precisions, one loss",
     "lab05": "all stages, offload and FSDP2 are one process",
     "lab10": "every split is the model of one process",
 }
-RANKS = {"lab03": [1, 3], "lab05": [1, 3], "lab10": [1, 2]}  # others: 1, 2, 3 and 4
-RUNS = [(lab, n) for lab in REFERENCES for n in RANKS.get(lab, [1, 2, 3, 4])]
+SOME = {"lab03": [1, 3], "lab04": [1, 3], "lab05": [1, 3], "lab10": [1, 2]}  # others: 1 to 4
+RUNS = [(lab, n) for lab in REFERENCES for n in SOME.get(lab, [1, 2, 3, 4])]
 
 
 @pytest.mark.parametrize(("lab", "ranks"), RUNS, ids=lambda value: str(value))

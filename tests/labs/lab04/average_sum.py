@@ -1,0 +1,13 @@
+"""Step 7: a sum"""
+
+import torch.distributed as dist
+
+STEP, HINT = 7, "average_divisor"
+
+
+def average_gradients(parameters, wire):
+    for parameter in parameters:
+        if parameter.grad is not None:
+            sent = parameter.grad.to(wire)
+            dist.all_reduce(sent)
+            parameter.grad.copy_(sent)

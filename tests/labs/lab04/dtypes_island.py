@@ -1,0 +1,23 @@
+"""Step 5: autocast reaches into the island"""
+
+import torch
+
+STEP, HINT = 5, "island"
+
+
+def output_dtypes(kind, low):
+    wide = torch.float32
+    return {
+        "norm": wide,
+        "linear": low,
+        "scores": low,
+        "softmax": low if kind == "cpu" else wide,
+        "mixed": low,
+        "gelu": low,
+        "residual": wide,
+        "cat": wide,
+        "scaled": low,
+        "double": torch.float64,
+        "loss": wide,
+        "island": low,
+    }

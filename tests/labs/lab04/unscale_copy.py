@@ -1,0 +1,20 @@
+"""Step 4: gradients divided in a copy"""
+
+import torch
+import torch.distributed as dist
+
+STEP, HINT = 4, "not_divided"
+
+
+class Scaler:
+    @torch.no_grad()
+    def unscale_(self, optimizer):
+        if self.overflow is not None:
+            raise RuntimeError("unscale_() was called twice since the last update()")
+        flag = torch.zeros((), device=self.device)
+        for gradient in gradients_of(optimizer):  # noqa: F821
+            if not gradient.isfinite().all():
+                flag.fill_(1)
+            gradient = gradient / self.value
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        self.overflow = bool(flag.item())
