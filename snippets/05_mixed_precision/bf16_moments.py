@@ -68,6 +68,15 @@ def main() -> None:
             f"{name:25}  {parts[0]:6}  {parts[1]:8}  {parts[2]:6}  {parts[3]:7}  {sum(parts):3}"
         )
 
+    weight = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
+    adam = torch.optim.Adam([weight])
+    for step in range(STEPS):
+        weight.grad = torch.full_like(weight, SPIKE if step == 0 else 1.0)
+        adam.step()
+    m, v = (adam.state[weight][key].item() for key in ("exp_avg", "exp_avg_sq"))
+    assert v == ends["bf16, beta2 0.999"]
+    print(f"torch.optim.Adam, the same gradients in bf16: v {v:.3f}, m {m:.3f}; m should be 1")
+
     layer = torch.nn.Linear(1000, 1000, bias=False, dtype=torch.bfloat16)
     adam = torch.optim.Adam(layer.parameters())
     layer(torch.ones(1, 1000, dtype=torch.bfloat16)).sum().backward()

@@ -1,7 +1,7 @@
 """Autocast's cache of casts: how often one weight is cast, and when that goes wrong.
 
 A weight that is used k times in one autocast region is cast once, if it is a leaf that requires
-a gradient and grad mode is on. The cache is dropped when the outermost region ends.
+a gradient. The cache is dropped when the outermost region ends.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Softmax, norms, losses: each computed in 16 bits throughout, and with fp32 inside.
 
 Inputs are rounded to bf16 first, and the truth is float64 on those inputs: what is measured is
-the computation alone. "inside" means that bf16 goes in and comes out, fp32 is in between.
+the computation alone. "inside" means that bf16 goes in and comes out, fp32 is in between. Then
+torch's own functions on bf16: which have fp32 inside, and which lose a gradient for want of it.
 """
 
 from collections.abc import Callable
@@ -74,6 +75,16 @@ def main() -> None:
         off = error(f, inputs, torch.bfloat16, inside=False)
         assert off < 4e-3
         print(f"torch's own {name} of bf16: ≈{off:.1e}, so it has fp32 inside")
+
+    scores = torch.randn(ROWS, N, generator=generator)
+    scores[:, 0] = scores.amax(-1) + 15  # the model is right, and nearly sure of it
+    right = torch.zeros(ROWS, dtype=torch.long)
+    print("torch's own cross_entropy of bf16, gradient of the right class, mean:")
+    for name, dtype in (("as it is", torch.bfloat16), ("float() first", torch.float32)):
+        logits = scores.bfloat16().requires_grad_()
+        nn.functional.cross_entropy(logits.to(dtype), right, reduction="sum").backward()
+        print(f"  {name:14} {f'≈{logits.grad[:, 0].float().mean().item():.1e}':>9}")
+    assert logits.grad[:, 0].ne(0).all()
 
 
 if __name__ == "__main__":
