@@ -3,9 +3,10 @@
 What comes out of (fp32 in, 16 bits in) tells the list: 16 bits for both is the lower-precision
 list, fp32 for both is the fp32 list, "as given" is no list, and two inputs of different types
 that come out wide are promoted. The rules for CUDA are asked with fake tensors, which carry a
-device and no data, so that the program needs no GPU.
+device and no data, so that the program needs no GPU; those for a CPU with real ones.
 """
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -57,8 +58,8 @@ TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 def ask(device: str, op: Callable, *dtypes: torch.dtype) -> str:
     """The type that `op` returns for inputs [8, 8] of `dtypes` under autocast."""
-    with FakeTensorMode():
-        inputs = [torch.empty(8, 8, device=device, dtype=d) for d in dtypes]
+    with contextlib.nullcontext() if device == "cpu" else FakeTensorMode():
+        inputs = [torch.rand(8, 8, device=device).to(d) for d in dtypes]
         torch.set_autocast_enabled(device, True)  # as the context manager does
         torch.set_autocast_dtype(device, LOW)
         try:
