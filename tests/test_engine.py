@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -14,6 +15,7 @@ from conftest import RECORDED, Book, Report, marked_processes
 from book import runner
 
 INPUTS = ["book", "tests/conftest.py"]
+ORPHAN = f"orphan-mark-{os.getpid()}"  # another worker may run the broken book as well
 
 DISTRIBUTED = """
 import torch, torch.distributed as dist
@@ -70,10 +72,10 @@ dist.barrier()
     )
     book.program(
         "orphan",
-        """
+        f"""
         import subprocess, sys
         code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-        child = subprocess.Popen([sys.executable, "-c", code, "orphan-mark-7041"], stdout=subprocess.PIPE, start_new_session=True)
+        child = subprocess.Popen([sys.executable, "-c", code, "{ORPHAN}"], stdout=subprocess.PIPE, start_new_session=True)
         child.stdout.readline()
         """,
         "$ python orphan.py\n",
@@ -313,7 +315,7 @@ once = pytest.mark.xdist_group("broken")  # on one worker, so that the book is r
             "snippets/t/orphan.py:1",
             "orphan.cpu.txt:2",
             "left processes running",
-            "orphan-mark-7041",
+            ORPHAN,
         ],
         "wrong_status.py::cpu": [
             "snippets/t/wrong_status.py",
@@ -405,7 +407,7 @@ def test_a_skipped_block_is_reported_with_its_reason(broken: Report) -> None:
 
 @once
 def test_no_process_is_left(broken: Report) -> None:
-    assert marked_processes("orphan-mark-7041") == []
+    assert marked_processes(ORPHAN) == []
 
 
 # --- one at a time ------------------------------------------------------------------------------
