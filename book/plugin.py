@@ -274,6 +274,7 @@ class Run(BookItem):
             self.device,
             runner.describe_device(self.device),
             own,
+            *program.companions(self.program),
             *(self.program.transcript_path(device) for device in program.DEVICES),
             self.program.figure,
             *DEPENDS,
@@ -291,6 +292,10 @@ class Run(BookItem):
                 pytest.skip("needs a GPU, and is held to its GPU transcript on this machine")
             outcome = program.check_refusal(self.program, limit=session.limit)
         else:
+            if self.device in self.program.devices:
+                tool = program.missing_tool(self.program.transcript(self.device))
+                if tool:
+                    pytest.skip(f"{tool} is not on this machine")
             outcome = program.check(
                 self.program,
                 self.device,

@@ -167,11 +167,40 @@ class Outcome:
 
 
 def place(program: Program, folder: Path) -> None:
-    """Copy into ``folder`` what a reader would: the program alone, or the labs as a folder."""
+    """Copy into ``folder`` what a reader would: the program alone, or the labs as a folder.
+
+    With a program go the programs beside it that its commands name.
+    """
     if program.name.startswith("labs/"):
         copy_labs(program.root, folder)
     else:
-        shutil.copy2(program.path, folder / program.path.name)
+        for path in (program.path, *companions(program)):
+            shutil.copy2(path, folder / path.name)
+
+
+def companions(program: Program) -> list[Path]:
+    """The other programs of its folder that its transcripts' commands name."""
+    words: set[str] = set()
+    for device in program.devices:
+        try:
+            steps = program.transcript(device).steps
+        except BookError:
+            continue  # its own test says so
+        words |= {word for step in steps for word in step.command.split()}
+    return [
+        path
+        for path in sorted(program.path.parent.iterdir())
+        if path.name in words and path != program.path and is_program(path, program.root)
+    ]
+
+
+def missing_tool(transcript: Transcript) -> str | None:
+    """A compiler or profiler that a command starts with and this machine has not."""
+    for step in transcript.steps:
+        tool = step.command.split()[0]
+        if tool in {"nvcc", "g++", "ncu", "nsys"} and shutil.which(tool) is None:
+            return tool
+    return None
 
 
 def copy_labs(root: Path, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -102,6 +103,16 @@ dist.barrier()
         "steps",
         "import pathlib, sys\np = pathlib.Path('kept')\nprint(p.exists())\np.touch()\n",
         "$ python steps.py\nFalse\n$ python steps.py \\\n    --again\nTrue\n$ python steps.py 2>&1 | wc -l\n1\n",
+    )
+    book.program(
+        "companion",
+        "print('alone')\n",
+        "$ python companion.py\nalone\n$ python reads.py companion.py\nprint('alone')\n",
+    )
+    book.program(
+        "reads",
+        "import pathlib, sys\nprint(*(pathlib.Path(n).read_text() for n in sys.argv[1:]), end='')\n",
+        "$ python reads.py\n",
     )
     book.write("snippets/t/gone.cpu.txt", RECORDED + "$ python gone.py\n")
     book.write("snippets/t/never.py", "print(1)\n")
@@ -388,6 +399,7 @@ def test_what_is_right_passes_beside_it(broken: Report) -> None:
         "status.py::cpu",
         "alone.py::cpu",
         "steps.py::cpu",
+        "companion.py::cpu",
         "says_gpu.py::cpu",
         "quotes.md:3",
     ):
@@ -692,6 +704,19 @@ def test_a_program_that_needs_more_gpus_is_skipped_with_the_reason(book: Book) -
     report = book.pytest("--device", "cuda", "snippets")
     assert list(report.outcomes.values()) == ["skipped"]
     assert re.search(r"no GPU|needs 64 GPUs", next(iter(report.messages.values())))
+
+
+def test_a_program_whose_compiler_is_missing_is_skipped_with_the_reason(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.write("snippets/t/kernel.cu", "int main() {}\n")
+    book.write("snippets/t/kernel.cpu.txt", RECORDED + "$ nvcc kernel.cu -o kernel\n")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    report = book.pytest("snippets/t/kernel.cu", "-k", "cpu", "-rs")
+    if shutil.which("nvcc", path="/usr/bin:/bin"):
+        pytest.skip("nvcc lies where everything lies")
+    assert list(report.outcomes.values()) == ["skipped"]
+    assert "nvcc is not on this machine" in report.text
 
 
 def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
