@@ -126,6 +126,11 @@ def main() -> None:
     ):
         last, overshoot, error = train(recipe)
         quiet, _, _ = train(recipe, loud=False)
+        assert max(last, quiet) < 0.5  # from about 3 at the first step
+        if recipe == "current":  # the largest element fits, just; 3 mantissa bits
+            assert abs(overshoot - 1) < 1e-3 and error < 2**-4
+        if recipe == "delayed":  # the loud batch is scaled as the quiet ones before it
+            assert overshoot > 50 and error > 0.9
         over = "–" if overshoot is None else f"≈{overshoot:.2f}"
         off = "–" if error is None else f"≈{error:.0%}"
         cells = f"{f'≈{last:.2f}':>15}  {f'≈{quiet:.2f}':>10}  {over:>25}  {off:>10}"
