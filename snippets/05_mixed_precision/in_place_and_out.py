@@ -44,7 +44,7 @@ def main() -> None:
         attempt(
             "  mend: y.to(zeros.dtype)", lambda: zeros.index_add_(0, rows, y.to(zeros.dtype))
         )
-    print("behind its end")
+    print("after its end")
     attempt("y + x, promoted", lambda: y + x)
     attempt("layer(y), an fp32 layer", lambda: layer(y))
     attempt("  mend: layer(y.float())", lambda: layer(y.float()))

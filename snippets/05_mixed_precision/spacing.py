@@ -37,7 +37,7 @@ def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "spacing", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4.4))
     rows = {  # colour, label, where the label stands
-        "fp32": ("#52525b", "fp32", (20, -6.5)),
+        "fp32": ("#52525b", "fp32", (22, -9.5)),
         "fp16": ("#c2410c", "fp16", (16.6, 5)),
         "bf16": ("#0b6e99", "bf16", (24, 10.5)),
         "E4M3": ("#7c3aed", "E4M3", (-17, -7.5)),
