@@ -91,7 +91,7 @@ def main() -> None:
             formula = 2.0 ** max(x.double().log2().item() - m, smallest)
             assert step.item() == formula, (name, point)
             cells.append(f"2^{int(step.log2())}")
-        print(f"{name:8}" + "".join(f"{cell:>10}" for cell in cells).rstrip())
+        print(f"{name:11}" + "".join(f"{cell:>10}" for cell in cells).rstrip())
     print("equal to 2^max(floor(log2 x) - m, 1 - bias - m) everywhere")
     counts = {}
     for name, (dtype, view, _, _) in FORMATS.items():
