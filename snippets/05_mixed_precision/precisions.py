@@ -156,13 +156,14 @@ def main() -> None:
     letters = sorted(set(text))
     ids = torch.tensor([letters.index(c) for c in text])
     curves = {}
-    print("                 step      state per parameter  saved for backward  last 40 losses")
+    titles = ("step", "state per parameter", "saved for backward", "last 40 losses")
+    print(f"{'':15}" + "".join(f"{title:>{len(title) + 4}}" for title in titles))
     for way in WAYS:
         losses, costs = train(way, ids, len(letters))
         curves[way] = losses
+        step, last = f"≈{costs['ms']:.0f} ms", f"≈{statistics.mean(losses[-40:]):.2f}"
         print(
-            f"{way:15}  ≈{costs['ms']:.0f} ms  {costs['state']:11.2f} bytes"
-            f"  {costs['saved']:14.2f} MiB  {f'≈{statistics.mean(losses[-40:]):.2f}':>14}"
+            f"{way:15}{step:>8}{costs['state']:17.2f} bytes{costs['saved']:18.2f} MiB{last:>18}"
         )
     draw(curves)
 
