@@ -76,6 +76,8 @@ def main() -> None:
         ("model.bfloat16()", True, False),
     ):
         held, types = measure(low_model, autocast)
+        predicted = 20 if low_model else 22 if autocast else 40  # 1 + 1 + 4 + 4 elements
+        assert predicted < held[4] < predicted + 0.1
         print(
             f"{name:16}  {held[0]:7.2f}  {held[1]:5.2f}  {held[2]:7.2f}  {held[3]:5.2f}"
             f"  {held[4]:11.2f}  {' '.join(types)}"

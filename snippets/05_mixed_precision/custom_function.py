@@ -55,12 +55,15 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 8, device=DEVICE, requires_grad=True)
     w = torch.randn(6, 8, device=DEVICE, requires_grad=True)
+    ((x @ w.t()).square().sum()).backward()
+    exact = w.grad
     for function in (Plain, SameState, Always32):
         x.grad = w.grad = None
         with torch.autocast(KIND, LOW):
             y = function.apply(x, w)
         try:
             y.float().square().sum().backward()
+            torch.testing.assert_close(w.grad, exact, rtol=0.02, atol=0.2)
             print(f"{function.__name__}: output {y.dtype}, gradient {w.grad.dtype}")
         except RuntimeError as error:
             print(f"{function.__name__}: {type(error).__name__}: {error}")
@@ -73,7 +76,9 @@ def main() -> None:
             print(f"custom_op: {type(error).__name__}: {error}")
     torch.library.register_autocast("book::outer_product", KIND, LOW)
     with torch.autocast(KIND, LOW):
-        print(f"custom_op, registered: {torch.ops.book.outer_product(low, w).dtype}")
+        registered = torch.ops.book.outer_product(low, w)
+    assert registered.dtype == LOW
+    print(f"custom_op, registered: {registered.dtype}")
     print(f"  outside autocast:    {torch.ops.book.outer_product(x, w.t()).dtype}")
 
 

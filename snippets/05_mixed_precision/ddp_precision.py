@@ -67,6 +67,7 @@ def main() -> None:
         "autocast + bf16 hook": step(device, False, True, True),
         "model.bfloat16()": step(device, True, False, False),
     }
+    assert rows["autocast"] == rows["fp32"]  # types and bytes
     if dist.get_rank() == 0:
         print("                      weights  bucket  wire  grad  bytes per parameter")
         for name, (weights, bucket, wire, grad, size) in rows.items():

@@ -20,11 +20,14 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 H, SCALE = 8, 1024.0
 
 
-def report(title: str, scaler: GradScaler, before: torch.Tensor, now: torch.Tensor) -> None:
-    """Gather what each rank did, and print it from rank 0."""
+def report(
+    title: str, agree: bool, scaler: GradScaler, before: torch.Tensor, now: torch.Tensor
+) -> None:
+    """Gather what each rank did, print it from rank 0, and check whether the ranks agree."""
     told: list[object] = [None] * dist.get_world_size()
     moved = "skipped the step" if torch.equal(before, now) else "took the step"
     dist.all_gather_object(told, f"{moved}, scale {scaler.get_scale():.0f}")
+    assert (len(set(told)) == 1) == agree
     if dist.get_rank() == 0:
         print(title)
         for rank, line in enumerate(told):
@@ -64,11 +67,11 @@ def main() -> None:
         sys.exit("start with: torchrun --nproc-per-node=2 inf_on_one_rank.py (2 to 4 ranks)")
     dist.init_process_group("gloo")
     scaler = GradScaler("cpu", init_scale=SCALE)
-    report("plain shards, GradScaler:", scaler, *plain_shards(scaler))
+    report("plain shards, GradScaler:", False, scaler, *plain_shards(scaler))
     scaler = ShardedGradScaler("cpu", init_scale=SCALE)
-    report("plain shards, ShardedGradScaler:", scaler, *plain_shards(scaler))
+    report("plain shards, ShardedGradScaler:", True, scaler, *plain_shards(scaler))
     scaler = GradScaler("cpu", init_scale=SCALE)
-    report("FSDP2's DTensors, GradScaler:", scaler, *dtensors(scaler))
+    report("FSDP2's DTensors, GradScaler:", True, scaler, *dtensors(scaler))
 
 
 if __name__ == "__main__":
