@@ -410,7 +410,7 @@ if __name__ == "__main__":
 # The right scale changes while the model learns, and nobody wants to look at every gradient
 # first. So try: begin high, and watch for infinities. A step whose gradients hold an infinity
 # or a NaN is **skipped**: weights, moments and the optimizer's count of steps stay, and the
-# scale is halved. After `growth_interval` good steps in a row it is doubled. That is all of
+# scale is halved. After `growth_interval` good steps in a row it is doubled. That is the idea of
 # `torch.amp.GradScaler`.
 #
 # Four moments of a step, in this order:
@@ -839,9 +839,9 @@ if __name__ == "__main__":
 # Autocast leaves parameters in fp32, and so gradients, and so their all-reduce: 4 bytes each.
 # Cast to 16 bits and you send half. What does it cost in truth?
 #
-# - Rounding. bf16 rounds by up to $u = 2^{-8}$ of a number, fp16 by $2^{-11}$. There are
-#   $N + 1$ roundings: the division, the cast, and $N - 1$ partial sums on the way round the
-#   ring. Hence the bound $(N + 1) u$; since errors cancel, most runs stay far below it.
+# - Rounding. bf16 rounds by up to $u = 2^{-8}$ of a number, fp16 by $2^{-11}$, $N + 1$ times:
+#   in the division, the cast, and $N - 1$ partial sums round the ring. While none is larger
+#   than the whole the bound is $(N + 1) u$; since errors cancel, most runs stay far below it.
 # - Range. In fp16 the sum of $N$ gradients may overflow where their mean does not. So divide
 #   by $N$ *before* you send; for powers of two that costs no digit of a normal number.
 #
