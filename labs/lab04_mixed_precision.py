@@ -410,8 +410,8 @@ if __name__ == "__main__":
 # The right scale changes while the model learns, and nobody wants to look at every gradient
 # first. So try: begin high, and watch for infinities. A step whose gradients hold an infinity
 # or a NaN is **skipped**: weights, moments and the optimizer's count of steps stay, and the
-# scale is halved. After `growth_interval` good steps in a row it is doubled. That is the idea of
-# `torch.amp.GradScaler`.
+# scale is halved. After `growth_interval` good steps in a row it is doubled. That is the idea
+# of `torch.amp.GradScaler`.
 #
 # Four moments of a step, in this order:
 #
