@@ -34,7 +34,6 @@ def setup() -> torch.device:
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     # ask for deterministic kernels: an error where an operation has none (a CPU's have)
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     return device
 
