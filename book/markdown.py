@@ -21,7 +21,7 @@ from markdown.preprocessors import Preprocessor
 
 from book import ROOT, BookError
 from book.embeds import EMBED, resolve, target_file
-from book.program import DEVICES, Program, is_program
+from book.program import DEVICES, Program, companions, is_program
 from book.transcript import Provenance, Transcript
 
 DEVICE_NAMES = {"cpu": "CPU", "cuda": "GPU"}
@@ -58,6 +58,11 @@ def transcript_lines(program: Program, part: str = "", device: str = "cpu") -> l
         if lines and lines[0].startswith("# recorded "):
             lines = lines[1:]
         said = provenance_sentence(transcript.provenance) if transcript.provenance else ""
+        beside = companions(program) if said else []
+        if beside:
+            names = [path.relative_to(program.root).as_posix() for path in beside]
+            links = " and ".join(f"[{Path(n).name}]({program_page(n)})" for n in names)
+            said += f" Needs {links} in the same folder."
         block = ["```console", *lines, "```", ""]
         blocks.append([*block, said, "{ .provenance }", ""] if said else block)
     if len(blocks) == 1:

@@ -711,6 +711,11 @@ def test_a_page_shows_why_a_block_is_not_run_and_where_an_output_is_from(book: B
     )
     assert "```bash\nsrun x\n```\n\nNot run here: no cluster\n{ .not-run }" in text
     assert "# recorded" not in text
+    assert "in the same folder" not in text
+
+    book.program("q", "print(1)\n", "$ python q.py\n1\n$ python p.py q.py\n1\n")
+    text = "\n".join(render(book.read("docs/q.md").split("\n"), book.root))
+    assert "1.0 s in all. Needs [p.py](/programs/t/p.md) in the same folder." in text
 
 
 def test_a_program_that_needs_more_gpus_is_skipped_with_the_reason(book: Book) -> None:
