@@ -345,7 +345,10 @@ def check_refusal(program: Program, *, limit: float) -> Outcome:
 
 
 def _first_gpu_transcript(program: Program) -> Transcript:
-    """The commands of the CPU transcript, with no more ranks than this machine has GPUs."""
+    """The commands of the CPU transcript, with no more ranks than this machine has GPUs.
+
+    What `cuda_on_cpu.py` ran is run as compiled.
+    """
     count = max(1, len(runner.gpu_names()))
     steps = []
     for step in program.transcript("cpu").steps:
@@ -354,6 +357,7 @@ def _first_gpu_transcript(program: Program) -> Transcript:
             lambda m: m[1] + str(min(int(m[2]), count)),
             step.command,
         )
+        command = re.sub(r"^python cuda_on_cpu\.py (\w+)\.cu --check$", r"./\1", command)
         if command not in [other.command for other in steps]:
             steps.append(Step(command, status=step.status, line=step.line))
     return Transcript(steps)

@@ -730,6 +730,18 @@ def test_a_program_that_needs_more_gpus_is_skipped_with_the_reason(book: Book) -
     assert re.search(r"no GPU|needs 64 GPUs", next(iter(report.messages.values())))
 
 
+def test_a_first_gpu_transcript_runs_what_was_compiled(book: Book) -> None:
+    from book.program import Program, _first_gpu_transcript
+
+    book.write("snippets/t/add.cu", "int main() {}\n")
+    book.write(
+        "snippets/t/add.cpu.txt",
+        RECORDED + "$ nvcc add.cu -o add\n$ python cuda_on_cpu.py add.cu --check\nequal\n",
+    )
+    first = _first_gpu_transcript(Program(book.root, book.root / "snippets/t/add.cu"))
+    assert [step.command for step in first.steps] == ["nvcc add.cu -o add", "./add"]
+
+
 def test_a_program_whose_compiler_is_missing_is_skipped_with_the_reason(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
