@@ -293,7 +293,7 @@ class Run(BookItem):
             outcome = program.check_refusal(self.program, limit=session.limit)
         else:
             if self.device in self.program.devices:
-                tool = program.missing_tool(self.program.transcript(self.device))
+                tool = program.missing_tool(self.program, self.program.transcript(self.device))
                 if tool:
                     pytest.skip(f"{tool} is not on this machine")
             outcome = program.check(

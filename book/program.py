@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import fcntl
+import importlib.util
 import os
 import re
 import shutil
@@ -194,12 +195,22 @@ def companions(program: Program) -> list[Path]:
     ]
 
 
-def missing_tool(transcript: Transcript) -> str | None:
-    """A compiler or profiler that a command starts with and this machine has not."""
+def missing_tool(program: Program, transcript: Transcript) -> str | None:
+    """What the commands need and this machine has not: a compiler, a profiler, a package, Linux.
+
+    Only what is not made for every system counts: all else is in the requirements.
+    """
     for step in transcript.steps:
         tool = step.command.split()[0]
         if tool in {"nvcc", "g++", "ncu", "nsys"} and shutil.which(tool) is None:
             return tool
+        if "cuda_on_cpu.py" in step.command and sys.platform != "linux":
+            return "Linux"
+    if program.path.suffix == ".py":
+        imports = r"^\s*(?:import|from) (triton|numba)\b"
+        for package in re.findall(imports, program.path.read_text("utf-8"), re.MULTILINE):
+            if importlib.util.find_spec(package) is None:
+                return package
     return None
 
 
