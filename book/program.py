@@ -196,7 +196,7 @@ def companions(program: Program) -> list[Path]:
 
 
 def missing_tool(program: Program, transcript: Transcript) -> str | None:
-    """What the commands need and this machine has not: a compiler, a profiler, a package, Linux.
+    """What the commands need and this machine lacks: a compiler, a profiler, a package, Linux.
 
     Only what is not made for every system counts: all else is in the requirements.
     """
