@@ -1,0 +1,94 @@
+"""Five things an author of an operator forgets: what torch says, and what it does not say.
+
+Each operator below computes the right numbers. Four fail with an error, when somebody compiles
+or trains with them; the fifth gives a wrong gradient, and only opcheck sees it.
+"""
+
+import torch
+from torch import Tensor
+from torch.library import custom_op, opcheck
+
+
+@custom_op("forgets::no_fake", mutates_args=())
+def no_fake(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+@custom_op("forgets::no_backward", mutates_args=())
+def no_backward(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+@custom_op("forgets::returns_view", mutates_args=())
+def returns_view(x: Tensor) -> Tensor:
+    return x.view(-1)
+
+
+@custom_op("forgets::wrong_fake", mutates_args=())
+def wrong_fake(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+@wrong_fake.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+# --8<-- [start:writes]
+@custom_op("forgets::writes", mutates_args=())
+def writes(x: Tensor) -> None:
+    array = x.numpy()  # like a kernel that was given a pointer: autograd does not see it
+    array *= 2
+
+
+@custom_op("forgets::declares", mutates_args={"x"})
+def declares(x: Tensor) -> None:
+    array = x.numpy()
+    array *= 2
+
+
+def gradient(double_in_place) -> Tensor:
+    """d(h²)/dx with h = x + 0; h is doubled after the square has saved it for backward."""
+    x = torch.tensor([3.0], requires_grad=True)
+    h = x + 0
+    square = h * h
+    double_in_place(h.detach())
+    square.backward()
+    return x.grad
+
+
+# --8<-- [end:writes]
+
+
+def show(what: str, attempt, pick: str = "") -> None:
+    """Print the error of `attempt`: its first sentence, or the one that starts with `pick`."""
+    try:
+        attempt()
+    except Exception as error:
+        text = str(error)[str(error).index(pick) :].splitlines()[0]
+        text = text.split(". ")[0].split(": [")[0].split(" (scroll")[0]
+        print(f"{what}\n    {type(error).__name__}: {text}")
+    else:
+        raise AssertionError(f"{what}: expected an error")
+
+
+def main() -> None:
+    x = torch.randn(2, 3)
+    trained = x.clone().requires_grad_()
+    show(
+        "no fake kernel, under torch.compile",
+        lambda: torch.compile(no_fake, fullgraph=True, backend="eager")(x),
+        "There was no fake impl",
+    )
+    show("no backward formula", lambda: no_backward(trained).sum().backward())
+    show("output is a view of the input", lambda: returns_view(x), "The output of this custom")
+    show("a fake kernel with another shape", lambda: opcheck(wrong_fake, (x,)))
+
+    print("an argument is written to, and the schema does not say so")
+    print(f"  d(h²)/dx at x = 3 should be 6: {gradient(writes).item():.0f}, and no error")
+    show("  the same, with mutates_args={'x'}", lambda: gradient(declares))
+    show("  opcheck of the first", lambda: opcheck(writes, (x,)))
+
+
+if __name__ == "__main__":
+    main()
