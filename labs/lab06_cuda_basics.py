@@ -335,9 +335,9 @@ if __name__ == "__main__":
 
     def check_vector_add() -> None:
         sizes = (1, 31, 33, 128, 1000)
+        kernels = Kernels(vector_add)
         grids = [blocks_for(n, 128) for n in sizes]
         ask(grids == [1, 1, 1, 1, 8], f"blocks_for({sizes}, 128) gives {grids}")
-        kernels = Kernels(vector_add)
         for n, grid in zip(sizes, grids, strict=True):
             a, b, c = numbers(n), numbers(n).flip(0), nothing(n)
             kernels.run("vector_add", grid, 128, a, b, c, n)
@@ -415,10 +415,14 @@ if __name__ == "__main__":
         ask(each == 4, f"a warp's load touches {each:g} sectors, neighbours would touch 4")
         print(f"step 2: grid-stride loop: a + b by any grid, {each:g} sectors a request")
         for stride in (1, 2, 3, 5, 8, 32):
-            counts = kernels.run("copy_every", 1, 64, numbers(64 * stride), nothing(64), 64, stride)
+            counts = kernels.run(
+                "copy_every", 1, 64, numbers(64 * stride), nothing(64), 64, stride
+            )
             counted, mine = counts.load_sectors / counts.load_requests, sectors(stride)
             ask(mine == counted, f"stride {stride}: {mine} predicted, {counted:g} counted")
-            print(f"        stride {stride:2}: {mine:2} sectors predicted, {counted:2g} counted")
+            print(
+                f"        stride {stride:2}: {mine:2} sectors predicted, {counted:2g} counted"
+            )
 
     check_strides()
 
@@ -620,7 +624,9 @@ if __name__ == "__main__":
             load = counts.load_sectors / counts.load_requests
             store = counts.store_sectors / counts.store_requests
             passes = counts.shared_passes / max(counts.shared_requests, 1)
-            print(f"        {name:15} {load:g} read, {store:2g} written, {passes:g} in shared memory")
+            print(
+                f"        {name:15} {load:g} read, {store:2g} written, {passes:g} in shared memory"
+            )
         ask((load, store) == (4, 4), "read and write neighbours: 4 sectors a request")
         ask(passes == 1, "lanes meet in one bank: pad the tile")
 
@@ -673,7 +679,9 @@ if __name__ == "__main__":
             true = torch.bincount(x, minlength=bins)
             ask(torch.equal(counted, true.int()), f"{n} numbers, {bins} bins: wrong counts")
         most = grid * bins
-        ask(counts.global_atomics <= most, f"{counts.global_atomics} global atomics, not {most}")
+        ask(
+            counts.global_atomics <= most, f"{counts.global_atomics} global atomics, not {most}"
+        )
         print(
             f"step 6: 3,000 numbers counted with {counts.shared_atomics:,} atomics in shared "
             f"memory and {grid} × {bins} = {counts.global_atomics} in global memory"
