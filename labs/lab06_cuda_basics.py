@@ -32,7 +32,6 @@
 import inspect
 import os
 import re
-import struct
 import subprocess
 import sys
 import tempfile
@@ -107,64 +106,67 @@ class Fault(AssertionError):
 HOST = r"""
 #include <cuda_runtime.h>
 #include <cstdio>
-#include <map>
-#include <set>
-#include <string>
-#include <vector>
+#include <cstdlib>
+#include <cstring>
 
-struct Array { void* at; size_t bytes; };
-static std::vector<Array> arrays;
-template <class T> T take(char**& word) {  // an argument: bytes to read for a pointer, or a number
-  if constexpr (std::is_pointer<T>::value) {
-    size_t bytes = atoll(*word++);
-    std::vector<char> host(bytes);
-    if (fread(host.data(), 1, bytes, stdin) != bytes) exit(3);
-    char* p;
-    cudaMalloc(&p, bytes);
-    cudaMemcpy(p, host.data(), bytes, cudaMemcpyHostToDevice);
-    arrays.push_back({p, bytes});
-    return (T)p;
-  } else return (T)atoll(*word++);
+static char** word;  // what is left of the command line
+static struct { void* at; size_t bytes; } arrays[16];
+static int used;
+static void* take() {  // a tensor: its bytes come on standard input
+  size_t bytes = atoll(*word++);
+  void *host = malloc(bytes), *device;
+  if (fread(host, 1, bytes, stdin) != bytes) exit(3);
+  cudaMalloc(&device, bytes);
+  cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice);
+  arrays[used].at = device, arrays[used++].bytes = bytes;
+  return device;
 }
 
-// one access of a warp: which block, warp, instruction, and the how manieth time
-using Request = std::tuple<unsigned, unsigned, unsigned, int, int>;
-static std::map<Request, std::set<size_t>> touched;  // sectors, or words of shared memory
-static std::map<std::tuple<unsigned, unsigned, unsigned>, int> times;
-static long loads = 0, atomics[2];
-void note(size_t at, size_t size, int access, const char* kind, unsigned pc) {
-  unsigned block = emu::block_number(), thread = emu::self->id;
-  bool shared = *kind == 's';
-  if (access == emu::ATOMIC) { atomics[shared]++; return; }
-  if (!shared && access == emu::READ) loads++;
-  int what = shared ? 2 : access == emu::READ ? 0 : 1;
-  int nth = times[{block, thread, pc}]++;
-  auto& places = touched[{block, thread / 32, pc, nth, what}];
-  for (size_t b = at; b < at + size; b += 4) places.insert(b / (shared ? 4 : 32));
+struct Access { unsigned block, thread, instruction, at, what; };
+static Access* accesses = (Access*)malloc(sizeof(Access) << 22);
+static unsigned long noted;
+static void note(size_t at, size_t size, int access, const char* kind, uint32_t instruction) {
+  unsigned what = (*kind == 's' ? 3 : 0) + access;  // a read, a write, an atomic
+  if (noted < 1 << 22)
+    accesses[noted++] = {emu::block_number(), emu::self->id, instruction, (unsigned)at, what};
 }
 
-template <class Launch, class... A> void start(void (*)(A...), Launch launch, char** word) {
-  std::tuple<A...> arguments{take<A>(word)...};
-  emu::watch = note;
-  std::apply(launch, arguments);
-  emu::watch = nullptr;
+static int report() {
   cudaError_t error = cudaDeviceSynchronize();
   if (!error) error = cudaGetLastError();
-  if (error) { fprintf(stderr, "the launch failed: %s\n", cudaGetErrorString(error)); exit(1); }
-  for (Array a : arrays) {
-    std::vector<char> host(a.bytes);
-    cudaMemcpy(host.data(), a.at, a.bytes, cudaMemcpyDeviceToHost);
-    fwrite(host.data(), 1, a.bytes, stdout);
+  if (error) return fprintf(stderr, "the launch failed: %s\n", cudaGetErrorString(error)), 1;
+  for (int i = 0; i < used; i++) {
+    void* host = malloc(arrays[i].bytes);
+    cudaMemcpy(host, arrays[i].at, arrays[i].bytes, cudaMemcpyDeviceToHost);
+    fwrite(host, 1, arrays[i].bytes, stdout);
   }
-  long counts[9] = {loads, 0, 0, 0, 0, 0, 0, atomics[0], atomics[1]};
-  for (auto& [request, places] : touched) {
-    int what = std::get<4>(request), banks[32] = {}, cost = 0;
-    if (what == 2) for (size_t w : places) cost = std::max(cost, ++banks[w % 32]);
-    counts[1 + 2 * what]++, counts[2 + 2 * what] += what == 2 ? cost : places.size();
-  }
-  fwrite(counts, 1, sizeof counts, stdout);
+  fwrite(accesses, sizeof(Access), noted, stdout);
+  return 0;
 }
 """
+
+
+def count(accesses: list[list[int]]) -> Counts:
+    """What warps asked of memory; an access is [block, thread, instruction, byte, what]."""
+    single = [0] * 6  # reads, writes and atomics of global, then of shared memory
+    times: dict[tuple[int, int, int], int] = {}
+    requests: dict[tuple[int, ...], set[int]] = {}
+    for block, thread, instruction, at, what in accesses:
+        single[what] += 1
+        me = (block, thread, instruction)
+        times[me] = times.get(me, 0) + 1
+        unit = 32 if what < 3 else 4
+        request = (what, block, thread // 32, instruction, times[me])
+        requests.setdefault(request, set()).add(at // unit)
+    number, cost = [0] * 6, [0] * 6
+    for (what, *_), touched in requests.items():
+        number[what] += 1
+        banks = [word % 32 for word in touched]
+        cost[what] += len(touched) if what < 3 else max(map(banks.count, set(banks)))
+    shared = (number[3] + number[4], cost[3] + cost[4])
+    return Counts(
+        single[0], number[0], cost[0], number[1], cost[1], *shared, single[2], single[5]
+    )
 
 
 def emulator() -> Path:
@@ -192,7 +194,7 @@ class Kernels:
             sources.append(f"#line {first}\n{source}")
         self.source = "\n".join(sources)
         self.kernels = {
-            name: parameters.count(",") + 1
+            name: [parameter.strip() for parameter in parameters.split(",")]
             for name, parameters in re.findall(
                 r"__global__\s+void\s+(\w+)\s*\(([^)]*)\)", self.source
             )
@@ -208,18 +210,20 @@ class Kernels:
 
     def main(self) -> str:
         """The host's program: reads a kernel's name, its grid, and its arguments."""
-        cases = [
-            f'  if (name == "{name}")\n    start({name}, [&](auto... a) '
-            f"{{ {name}<<<grid, block, words[6]>>>(a...); }}, word);\n"
-            for name in self.kernels
-        ]
-        return (
-            "int main(int, char** word) {\n  std::string name = word[1];\n  int words[7];\n"
-            "  for (int i = 0; i < 7; i++) words[i] = atoi(word[2 + i]);\n  word += 9;\n"
-            "  dim3 grid(words[0], words[1], words[2]), block(words[3], words[4], words[5]);\n"
-            + "".join(cases)
-            + "}\n"
-        )
+        lines = ["int main(int, char** words) {", "  int size[6];"]
+        lines += ["  for (int i = 0; i < 6; i++) size[i] = atoi(words[2 + i]);"]
+        lines += ["  dim3 grid(size[0], size[1], size[2]), block(size[3], size[4], size[5]);"]
+        lines += ["  word = words + 8;"]
+        for name, parameters in self.kernels.items():
+            lines += [f'  if (!strcmp(words[1], "{name}")) {{']
+            for i, parameter in enumerate(parameters):
+                kind = re.sub(r"\b(__restrict__|const)\b|\w+$", "", parameter).strip()
+                value = "take()" if "*" in parameter else "atoll(*word++)"
+                lines += [f"    {kind} a{i} = ({kind}){value};"]
+            passed = ", ".join(f"a{i}" for i in range(len(parameters)))
+            lines += ["    emu::watch = note;", f"    {name}<<<grid, block>>>({passed});"]
+            lines += ["    emu::watch = nullptr;", "  }"]
+        return "\n".join([*lines, "  return report();", "}", ""])
 
     def fail(self, said: str, mark: str = ": ") -> None:
         """Raise what the compiler or the emulator said first, with the line in this file."""
@@ -234,7 +238,7 @@ class Kernels:
 
     def run(self, name: str, grid, block, *arguments: torch.Tensor | int) -> Counts:
         """Launch a kernel; its tensors [any shape, contiguous] are written in place."""
-        if self.kernels.get(name) != len(arguments):
+        if len(self.kernels.get(name, [])) != len(arguments):
             raise Fault(f"there is no kernel {name} that takes {len(arguments)} arguments")
         grid, block = (
             (*(size if isinstance(size, tuple) else (size,)), 1, 1)[:3]
@@ -245,7 +249,7 @@ class Kernels:
         words = [a.nbytes if isinstance(a, torch.Tensor) else a for a in arguments]
         try:
             done = subprocess.run(
-                [self.program, name, *map(str, (*grid, *block, 0, *words))],
+                [self.program, name, *map(str, (*grid, *block, *words))],
                 input=b"".join(a.numpy().tobytes() for a in tensors),
                 capture_output=True,
                 env=os.environ | {"EMU_SEED": "1"},  # the threads of a block in random order
@@ -262,7 +266,8 @@ class Kernels:
             at += a.nbytes
         if ON_GPU:
             self.compare_on_gpu(name, grid, block, before, arguments)
-        return Counts(*struct.unpack("9q", done.stdout[at:]))
+        noted = torch.frombuffer(bytearray(done.stdout[at:]), dtype=torch.int32)
+        return count(noted.view(-1, 5).tolist())
 
     def compare_on_gpu(self, name: str, grid, block, before, after) -> None:
         """The same launch on the GPU, compiled by NVRTC."""
