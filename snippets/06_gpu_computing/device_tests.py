@@ -1,6 +1,6 @@
 """How operators are tested in PyTorch, in small: one description, every device, every dtype.
 
-An OpInfo says what an operator is, how to make inputs and what it should equal. Templates become
+An OpInfo says what an operator is, its inputs and what it should equal. Templates become
 one test per device and dtype. A kernel that ignores strides fails for strided inputs alone.
 """
 
@@ -99,7 +99,8 @@ def main() -> None:
         print("failed:")
         for test, _ in result.failures:
             if "_cpu_" in test.id():
-                print("  " + str(test).replace(" (__main__.TestOps", "").replace(")", ""))
+                case = getattr(test, "test_case", test)  # a subtest knows whose it is
+                print(f"  {case._testMethodName} [{test._message}]")
 
 
 if __name__ == "__main__":
