@@ -1,4 +1,4 @@
-"""A first patch to PyTorch, worked through: a test that fails, six lines, the tests again.
+"""A first patch to PyTorch, worked through: a test that fails, three lines, the tests again.
 
 `random_split` says that lengths do not add up, and not to what. Fractions that add up to a hair
 more than 1 get the same words, which speak of lengths (pytorch/pytorch issue 128116). The patch
@@ -24,8 +24,9 @@ OLD = """\
 NEW = """\
         raise ValueError(
             "Sum of input lengths does not equal the length of the input dataset! "
-            f"The lengths add up to {sum(lengths)}, the dataset has {len(dataset)} "  # type: ignore[arg-type]
-            "elements. Fractions must add up to 1, and not to more."
+            f"The lengths add up to {sum(lengths)}, the dataset has "
+            f"{len(dataset)} elements. "  # type: ignore[arg-type]
+            "Fractions must add up to 1, and not to more."
         )
 """
 
