@@ -2,7 +2,7 @@
 
 An SM multiplies and adds for 4 warps per clock (128 lanes). Its L1 and shared memory answer one
 request per clock with at most 128 bytes: one line of 128 bytes, or one word from each of 32
-banks. So a warp's load takes as many turns as it touches lines, or as its fullest bank has
+banks. So a warp's load takes as many passes as it touches lines, or as its fullest bank has
 different words; a 16-byte load is answered for 8 lanes at a time, or for 16 where neighbours
 (lanes 2i and 2i + 1, or i and i + 2) want the same, as NVIDIA's engineers describe it for
 compute capability 7. The larger of the two clock counts bounds the speed. Beside it stands what
@@ -24,12 +24,12 @@ PUBLISHED = {  # TFLOP/s, 4096 x 4096 x 4096
 
 
 def lines(address) -> int:
-    """Turns of a global load: lines of 128 bytes that a warp touches. Addresses in floats."""
+    """Passes of a global load: lines of 128 bytes that a warp touches. Addresses in floats."""
     return len({address(lane) // 32 for lane in LANES})
 
 
-def turns(address, width: int = 1) -> int:
-    """Turns of a load of `width` floats from shared memory."""
+def passes(address, width: int = 1) -> int:
+    """Passes of a load of `width` floats from shared memory."""
     size = 32
     if width == 4:
         want = [address(lane) for lane in LANES]
@@ -45,7 +45,7 @@ def turns(address, width: int = 1) -> int:
 
 # --8<-- [start:rungs]
 def rungs() -> dict[str, tuple[int, int]]:
-    """Turns of loading and multiply-adds of a warp, for the loads that ptxas makes of a rung.
+    """Passes of loading and multiply-adds of a warp, for the loads that ptxas makes of a rung.
 
     It joins loads of four neighbouring floats by itself where it sees that they are aligned.
     """
@@ -54,22 +54,22 @@ def rungs() -> dict[str, tuple[int, int]]:
         "naive": (lines(lambda i: i * k) + lines(lambda i: 0), 1),
         "coalesced": (lines(lambda i: 0) + lines(lambda i: i), 1),
         # 32 steps of k: a[y][k .. k + 3] for the whole warp, b[k][x]
-        "shared": (8 * turns(lambda i: 0, 4) + 32 * turns(lambda i: i), 32),
+        "shared": (8 * passes(lambda i: 0, 4) + 32 * passes(lambda i: i), 32),
         # 8 steps: 8 rows of a, four k at a time; b[k][x]
-        "1D tile": (16 * turns(lambda i: 0, 4) + 8 * turns(lambda i: i), 64),
+        "1D tile": (16 * passes(lambda i: 0, 4) + 8 * passes(lambda i: i), 64),
         # 8 steps: 8 rows of a[128][8], four k at a time; twice 4 of b[k][8 * x]
         "2D tile": (
-            16 * turns(lambda i: i // 16 * 64, 4) + 16 * turns(lambda i: i % 16 * 8, 4),
+            16 * passes(lambda i: i // 16 * 64, 4) + 16 * passes(lambda i: i % 16 * 8, 4),
             512,
         ),
         # 1 step: twice 4 of a[k][8 * y], twice 4 of b[k][8 * x]
         "float4": (
-            2 * turns(lambda i: i // 16 * 8, 4) + 2 * turns(lambda i: i % 16 * 8, 4),
+            2 * passes(lambda i: i // 16 * 8, 4) + 2 * passes(lambda i: i % 16 * 8, 4),
             64,
         ),
         # 1 step of Boehm's 64 x 64 per warp, 8 x 16 per lane: twice 4 of a, four times 4 of b
         "warp tile": (
-            2 * turns(lambda i: i // 4 * 8, 4) + 4 * turns(lambda i: i % 4 * 4, 4),
+            2 * passes(lambda i: i // 4 * 8, 4) + 4 * passes(lambda i: i % 4 * 4, 4),
             128,
         ),
     }
@@ -128,7 +128,7 @@ def main() -> None:
     for name, (y, x) in ours.items():
         places = {(y(lane), x(lane)) for lane in LANES}
         assert len(places) == 32  # every lane has a place of its own
-        loading = 2 * turns(y, 4) + 2 * turns(x, 4)
+        loading = 2 * passes(y, 4) + 2 * passes(x, 4)
         print(
             f"warp tile of sgemm.cu, {name}: {loading} clocks of loading to 16 of multiplying"
         )

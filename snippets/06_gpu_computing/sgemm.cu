@@ -204,7 +204,7 @@ struct Place {  // where this lane's four squares begin
     __device__ Place() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         // 2 x 4 warps. 8 x 4 lanes, but not row by row: lanes 2i and 2i + 1 share their rows, lanes
-        // i and i + 2 their columns, and then a 16-byte load takes two turns instead of four
+        // i and i + 2 their columns, and then a 16-byte load takes 2 passes instead of 4
         y = warp / 4 * 64 + (lane / 8 * 2 + lane / 2 % 2) * 4;
         x = warp % 4 * 32 + (lane / 4 % 2 * 2 + lane % 2) * 4;
     }
