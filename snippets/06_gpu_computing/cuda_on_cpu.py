@@ -66,14 +66,14 @@ inline uint3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
-#define CUDA_ERRORS(X)                                                                        \
-  X(cudaSuccess, 0, "no error")                                                               \
-  X(cudaErrorInvalidValue, 1, "invalid argument")                                             \
-      X(cudaErrorMemoryAllocation, 2, "out of memory")                                        \
-          X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")               \
-              X(cudaErrorNotReady, 600, "device not ready")                                   \
-                  X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered") \
-                      X(cudaErrorLaunchFailure, 719, "unspecified launch failure")
+#define CUDA_ERRORS(X)                                                                \
+  X(cudaSuccess, 0, "no error")                                                       \
+  X(cudaErrorInvalidValue, 1, "invalid argument")                                     \
+  X(cudaErrorMemoryAllocation, 2, "out of memory")                                    \
+  X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")               \
+  X(cudaErrorNotReady, 600, "device not ready")                                       \
+  X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")         \
+  X(cudaErrorLaunchFailure, 719, "unspecified launch failure")
 #define X(name, code, words) name = code,
 enum cudaError_t { CUDA_ERRORS(X) };
 #undef X
@@ -87,23 +87,28 @@ inline const char* cudaGetErrorName(cudaError_t e) { CUDA_ERRORS(X) return "unkn
 #undef X
 
 namespace emu {
-// ---- memory: one arena, and for every byte of it who touched it last -----------------------
+// ---- memory: one arena, and for every byte of it who touched it last ----------------------
 struct Touch {
-  uint32_t time, thread, pc;
-};  // time 0: never; thread: block * 1024 + index
+  uint32_t time, thread, pc;  // time 0: never; thread: block * 1024 + index
+};
 struct Shadow {
-  Touch write, read;
-  bool atomic, readers;
-};  // readers: more than one
+  Touch write, read, other_read;  // the last write, and the last reads by two threads
+  bool atomic;                    // the write was
+};
 struct Region {
   size_t size;
   const char* kind;
   bool live;
 };
-constexpr size_t ARENA = size_t(1) << 30, SHARED = size_t(1) << 20, LIMIT = 48 << 10;
-inline char* reserve(size_t bytes) {
-  return (char*)mmap(0, bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+constexpr size_t ARENA = size_t(1) << 29, SHARED = size_t(1) << 20, LIMIT = 48 << 10;
+inline char* reserve(size_t bytes) {  // address space; memory only for what is touched
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* p = mmap(0, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (p == MAP_FAILED) {
+    fprintf(stderr, "cuda_on_cpu.py needs %zu GiB of address space\n", bytes >> 30);
+    _exit(1);
+  }
+  return (char*)p;
 }
 inline char* arena = reserve(ARENA);
 inline Shadow* shadow = (Shadow*)reserve(ARENA * sizeof(Shadow));
@@ -119,8 +124,7 @@ struct Busy {             // the emulator's own memory is not the kernel's
   RAW ~Busy() { busy = false; }
 };
 
-// ---- threads: fibers, switched at barriers
-// ----------------------------------------------------
+// ---- threads: fibers, switched at barriers ------------------------------------------------
 enum State { READY, BARRIER, WARP, DONE };
 struct Fiber {
   ucontext_t context;
@@ -184,6 +188,8 @@ RAW inline void fail(const std::string& where, const std::string& what, cudaErro
   _exit(1);
 }
 
+inline size_t low = 1, high = 0;  // bounds of the region of the last access
+inline const Region* region;
 enum Access { READ, WRITE, ATOMIC };
 extern "C" char __executable_start, end;
 RAW inline void check(const void* pointer, size_t size, Access access, void* caller) {
@@ -192,9 +198,7 @@ RAW inline void check(const void* pointer, size_t size, Access access, void* cal
   size_t at = (char*)pointer - arena;
   const char* verb = access == READ ? "reads" : access == WRITE ? "writes" : "updates";
   uint32_t pc = (uint32_t)(size_t)caller;
-  std::string text;
-  if (at >=
-      ARENA) {  // kernels may touch their own stacks and static data, nothing of the host's
+  if (at >= ARENA) {  // a kernel may touch its own stacks and static data, nothing else
     bool own = (size_t)((char*)pointer - stacks) < STACK * 1024 ||
                ((char*)pointer >= &__executable_start && (char*)pointer < &end);
     if (in_kernel && !own) {
@@ -203,8 +207,6 @@ RAW inline void check(const void* pointer, size_t size, Access access, void* cal
     }
     return;
   }
-  static size_t low = 1, high = 0;  // the region of the last access
-  static const Region* region;
   if (at < low || at + size > high || !region->live) {
     auto next = regions.upper_bound(at);
     if (next == regions.begin()) next = regions.end();
@@ -248,26 +250,23 @@ RAW inline void check(const void* pointer, size_t size, Access access, void* cal
           cudaErrorLaunchFailure);
     const Touch* other = nullptr;
     if (conflict(s.write) && !(access == ATOMIC && s.atomic)) other = &s.write;
-    Touch reader = s.read;
-    if (s.readers && reader.thread == me) reader.thread ^= 1;
-    if (access != READ && conflict(reader)) other = &s.read;
+    if (access != READ && conflict(s.other_read)) other = &s.other_read;
+    if (access != READ && conflict(s.read)) other = &s.read;
     if (other)
       return fail(place(pc),
                   std::string(verb) + " " + region->kind + " memory that " +
                       who(other->thread, other->thread / 1024 != me / 1024) +
-                      (other == &s.read ? " reads" : " writes") + " at " + place(other->pc) +
+                      (other == &s.write ? " writes" : " reads") + " at " + place(other->pc) +
                       ", and no barrier orders the two",
                   cudaErrorLaunchFailure);
     if (access == READ) {
-      s.readers = s.read.time >= launched && s.read.time >= self->block_time &&
-                  (s.readers || s.read.thread != me);
+      if (s.read.thread != me) s.other_read = s.read;
       s.read = {now, me, pc};
     } else s.write = {now, me, pc}, s.atomic = access == ATOMIC;
   }
 }
 
-// ---- waiting
-// ----------------------------------------------------------------------------------
+// ---- waiting ------------------------------------------------------------------------------
 RAW inline void wait(State state, int line, unsigned mask = 0) {
   Fiber* me = self;
   if (state == WARP && !(mask >> me->id % 32 & 1))
@@ -355,6 +354,7 @@ RAW inline void run_block(unsigned number) {
   blockIdx = {number % gridDim.x, number / gridDim.x % gridDim.y,
               number / gridDim.x / gridDim.y};
   ++now;
+  low = 1, high = 0;
   regions.erase(regions.begin(), regions.lower_bound(SHARED));
   memset(arena, 0xff, shared_top + dynamic_bytes);  // NaN, for floats
   memset((void*)shadow, 0, (shared_top + dynamic_bytes) * sizeof(Shadow));
@@ -466,21 +466,22 @@ RAW inline cudaError_t copy(void* to, const void* from, size_t n, int kind, bool
 inline bool ready = (busy = false, true);
 }  // namespace emu
 
-#define HOOK(n)                                                \
-  extern "C" RAW void __tsan_read##n(void* p) {                \
-    emu::check(p, n, emu::READ, __builtin_return_address(0));  \
-  }                                                            \
-  extern "C" RAW void __tsan_write##n(void* p) {               \
-    emu::check(p, n, emu::WRITE, __builtin_return_address(0)); \
-  }                                                            \
-  extern "C" RAW void __tsan_unaligned_read##n(void* p) {      \
-    emu::check(p, n, emu::READ, __builtin_return_address(0));  \
-  }                                                            \
-  extern "C" RAW void __tsan_unaligned_write##n(void* p) {     \
-    emu::check(p, n, emu::WRITE, __builtin_return_address(0)); \
+// g++ calls these before every load and store; the library that belongs to them is not linked
+#define HOOK(name, size, access)                                     \
+  extern "C" RAW void __tsan_##name(void* p) {                       \
+    emu::check(p, size, emu::access, __builtin_return_address(0));   \
   }
-HOOK(1)
-HOOK(2) HOOK(4) HOOK(8) HOOK(16) extern "C" RAW void __tsan_read_range(void* p, size_t n) {
+#define HOOKS(n)                   \
+  HOOK(read##n, n, READ)           \
+  HOOK(write##n, n, WRITE)         \
+  HOOK(unaligned_read##n, n, READ) \
+  HOOK(unaligned_write##n, n, WRITE)
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+extern "C" RAW void __tsan_read_range(void* p, size_t n) {
   emu::check(p, n, emu::READ, __builtin_return_address(0));
 }
 extern "C" RAW void __tsan_write_range(void* p, size_t n) {
@@ -490,8 +491,7 @@ extern "C" void __tsan_init() {}
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 
-// ---- what a kernel may call
-// ---------------------------------------------------------------------
+// ---- what a kernel may call ---------------------------------------------------------------
 #define LINE int line = __builtin_LINE()
 inline void __syncthreads(LINE) { emu::wait(emu::BARRIER, line); }
 RAW inline void __syncwarp(unsigned mask = ~0u, LINE) { emu::wait(emu::WARP, line, mask); }
@@ -547,10 +547,16 @@ RAW inline int __all_sync(unsigned mask, int vote, LINE) {
     return old;                                                         \
   }
 ATOMIC(atomicAdd, old + v)
-ATOMIC(atomicSub, old - v) ATOMIC(atomicExch, v) ATOMIC(atomicMin, v < old ? v : old)
-    ATOMIC(atomicMax, v > old ? v : old) ATOMIC(atomicAnd, old& v) ATOMIC(atomicOr, old | v)
-        ATOMIC(atomicXor, old ^ v) ATOMIC(atomicInc, old >= v ? 0 : old + 1) template <class T>
-        RAW T atomicCAS(T* p, std::common_type_t<T> expected, std::common_type_t<T> v) {
+ATOMIC(atomicSub, old - v)
+ATOMIC(atomicExch, v)
+ATOMIC(atomicMin, v < old ? v : old)
+ATOMIC(atomicMax, v > old ? v : old)
+ATOMIC(atomicAnd, old & v)
+ATOMIC(atomicOr, old | v)
+ATOMIC(atomicXor, old ^ v)
+ATOMIC(atomicInc, old >= v ? 0 : old + 1)
+template <class T>
+RAW T atomicCAS(T* p, std::common_type_t<T> expected, std::common_type_t<T> v) {
   emu::check(p, sizeof(T), emu::ATOMIC, __builtin_return_address(0));
   T old = *p;
   if (old == expected) *p = v;
@@ -564,10 +570,14 @@ T __ldg(const T* p) {
   inline T min(T a, T b) { return b < a ? b : a; } \
   inline T max(T a, T b) { return a < b ? b : a; }
 MINMAX(int)
-MINMAX(unsigned) MINMAX(long) MINMAX(unsigned long) MINMAX(long long) MINMAX(unsigned long long)
-    MINMAX(float) MINMAX(double) inline float rsqrtf(float x) {
-  return 1 / std::sqrt(x);
-}
+MINMAX(unsigned)
+MINMAX(long)
+MINMAX(unsigned long)
+MINMAX(long long)
+MINMAX(unsigned long long)
+MINMAX(float)
+MINMAX(double)
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
@@ -592,15 +602,17 @@ inline float __uint_as_float(unsigned x) { return emu_bits<float>(x); }
   inline name##2 make_##name##2(T x, T y) { return {x, y}; }                    \
   inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }            \
   inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-#define uint3 emu_uint3
+#define uint3 emu_uint3  // there is one already
 VECTORS(float, float)
-VECTORS(double, double) VECTORS(int, int) VECTORS(unsigned, uint) VECTORS(unsigned char, uchar)
-    VECTORS(short, short)
+VECTORS(double, double)
+VECTORS(int, int)
+VECTORS(unsigned, uint)
+VECTORS(unsigned char, uchar)
+VECTORS(short, short)
 #undef uint3
 
-    // ---- 16-bit floats: stored as bits, computed in float
-    // --------------------------------------------
-    inline uint16_t emu_round(float x, int exponent_bits) {  // to nearest, ties to even
+// ---- 16-bit floats: stored as bits, computed in float -------------------------------------
+inline uint16_t emu_round(float x, int exponent_bits) {  // to nearest, ties to even
   uint32_t u = emu_bits<uint32_t>(x), sign = u >> 16 & 0x8000;
   if (exponent_bits == 8) return x != x ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16;
   if (x != x) return 0x7fff;
@@ -635,8 +647,7 @@ inline half __float2half(float x) { return x; }
 inline float __bfloat162float(__nv_bfloat16 x) { return x; }
 inline __nv_bfloat16 __float2bfloat16(float x) { return x; }
 
-// ---- tensor cores: every lane holds every 32nd element of a fragment
-// --------------------------------
+// ---- tensor cores: every lane holds every 32nd element of a fragment ----------------------
 namespace nvcuda::wmma {
 struct row_major {};
 struct col_major {};
@@ -711,8 +722,7 @@ RAW void mma_sync(fragment<accumulator, M, N, K, C>& d,
 }
 }  // namespace nvcuda::wmma
 
-// ---- asynchronous copies to shared memory: done when they are waited for, not before
-// ----------------
+// ---- asynchronous copies to shared memory: done when they are waited for, not before ------
 RAW inline void __pipeline_memcpy_async(void* to, const void* from, size_t n) {
   emu::Busy guard;
   emu::self->copies.push_back({to, from, n});
@@ -742,8 +752,7 @@ RAW inline void __pipeline_wait_prior(unsigned keep) {
   emu::busy = false;
 }
 
-// ---- what the host may call
-// -------------------------------------------------------------------------
+// ---- what the host may call ---------------------------------------------------------------
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost,
   cudaMemcpyHostToDevice,
