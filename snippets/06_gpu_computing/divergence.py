@@ -4,9 +4,8 @@ A warp has one instruction stream for its 32 lanes. At a branch it runs each sid
 wants, with the other lanes switched off; a loop runs until its last lane is done.
 """
 
+import random
 from collections.abc import Callable
-
-import torch
 
 LANES = 32
 
@@ -15,28 +14,29 @@ LANES = 32
 class Warp:
     """32 lanes in lockstep: every instruction is issued once, for the lanes of the mask."""
 
-    def __init__(self, threads: torch.Tensor):
-        self.threads = threads  # [32] number of each thread in the grid
-        self.mask = torch.ones(LANES, dtype=torch.bool)
+    def __init__(self, first: int):
+        self.threads = range(first, first + LANES)  # their numbers in the grid
+        self.mask = [True] * LANES
         self.issued = 0  # instructions of this warp
         self.useful = 0  # lanes that took part, summed over instructions
 
     def work(self, instructions: int = 1) -> None:
         self.issued += instructions
-        self.useful += instructions * int(self.mask.sum())
+        self.useful += instructions * sum(self.mask)
 
-    def branch(self, condition: torch.Tensor, then: Callable, otherwise: Callable) -> None:
-        outer = self.mask
-        for side, body in ((condition, then), (~condition, otherwise)):
-            self.mask = outer & side
-            if self.mask.any():  # a side that no lane takes is skipped
+    def branch(self, condition: Callable[[int], bool], then: Callable, other: Callable) -> None:
+        outer, side = self.mask, [bool(condition(thread)) for thread in self.threads]
+        for wanted, body in ((True, then), (False, other)):
+            self.mask = [on and s == wanted for on, s in zip(outer, side, strict=True)]
+            if any(self.mask):  # a side that no lane takes is skipped
                 body()
         self.mask = outer  # here the lanes meet again
 
-    def loop(self, trips: torch.Tensor, body: Callable) -> None:
+    def loop(self, trips: Callable[[int], int], body: Callable) -> None:
         outer, trip = self.mask, 0
-        while (self.mask & (trips > trip)).any():
-            self.mask = self.mask & (trips > trip)
+        lanes = list(zip(outer, map(trips, self.threads), strict=True))
+        while any(mask := [on and trip < length for on, length in lanes]):
+            self.mask = mask
             body()
             trip += 1
         self.mask = outer
@@ -47,18 +47,16 @@ class Warp:
 
 def run(kernel: Callable[[Warp], None], threads: int = 1024) -> tuple[int, float]:
     """Issue `kernel` for all warps; return instructions, and the share of lanes at work."""
-    warps = [Warp(torch.arange(i, i + LANES)) for i in range(0, threads, LANES)]
+    warps = [Warp(first) for first in range(0, threads, LANES)]
     for warp in warps:
         kernel(warp)
     issued = sum(warp.issued for warp in warps)
     return issued, sum(warp.useful for warp in warps) / (LANES * issued)
 
 
-def two_sides(condition: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Warp], None]:
+def two_sides(condition: Callable[[int], bool]) -> Callable[[Warp], None]:
     """`if` with ten instructions on each side."""
-    return lambda warp: warp.branch(
-        condition(warp.threads), lambda: warp.work(10), lambda: warp.work(10)
-    )
+    return lambda warp: warp.branch(condition, lambda: warp.work(10), lambda: warp.work(10))
 
 
 def switch(cases: int) -> Callable[[Warp], None]:
@@ -67,9 +65,8 @@ def switch(cases: int) -> Callable[[Warp], None]:
     def kernel(warp: Warp) -> None:
         def case(c: int) -> None:
             if c < cases:
-                warp.branch(
-                    warp.threads % cases == c, lambda: warp.work(10), lambda: case(c + 1)
-                )
+                this, ten = lambda thread: thread % cases == c, lambda: warp.work(10)
+                warp.branch(this, ten, lambda: case(c + 1))
 
         case(0)
 
@@ -77,24 +74,20 @@ def switch(cases: int) -> Callable[[Warp], None]:
 
 
 def main() -> None:
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 65, (1024,), generator=generator)  # work of each thread
-    sorted_lengths = lengths.sort().values
+    random.seed(0)
+    lengths = [random.randint(1, 64) for _ in range(1024)]  # work of each thread
+    ordered = sorted(lengths)
 
     kernels = {
         "no branch, 10 instructions": lambda warp: warp.work(10),
         "if (thread < 512)": two_sides(lambda thread: thread < 512),
-        "if (thread / 32 % 2)": two_sides(lambda thread: thread // 32 % 2 == 1),
-        "if (thread % 2)": two_sides(lambda thread: thread % 2 == 1),
+        "if (thread / 32 % 2)": two_sides(lambda thread: thread // 32 % 2),
+        "if (thread % 2)": two_sides(lambda thread: thread % 2),
         "if (thread % 32 == 0)": two_sides(lambda thread: thread % 32 == 0),
         "switch (thread % 8)": switch(8),
         "switch (thread % 32)": switch(32),
-        "for 1 to 64 trips, any order": lambda warp: warp.loop(
-            lengths[warp.threads], warp.work
-        ),
-        "for 1 to 64 trips, sorted": lambda warp: warp.loop(
-            sorted_lengths[warp.threads], warp.work
-        ),
+        "for 1 to 64 trips, any order": lambda w: w.loop(lengths.__getitem__, w.work),
+        "for 1 to 64 trips, sorted": lambda w: w.loop(ordered.__getitem__, w.work),
     }
     print("1,024 threads in 32 warps        issued   lanes at work")
     results = {}
@@ -103,10 +96,10 @@ def main() -> None:
         print(f"{name:30} {results[name][0]:8,} {results[name][1]:14.1%}")
 
     # a loop costs a warp its longest lane
-    for order, words in ((lengths, "any order"), (sorted_lengths, "sorted")):
-        longest = order.view(-1, LANES).amax(1)  # [32 warps]
-        assert int(longest.sum()) == results[f"for 1 to 64 trips, {words}"][0]
-    print(f"sum of trips {int(lengths.sum()):,} / 32 lanes = {lengths.sum() / 32:.0f} at best")
+    for trips, words in ((lengths, "any order"), (ordered, "sorted")):
+        longest = [max(trips[i : i + LANES]) for i in range(0, 1024, LANES)]
+        assert sum(longest) == results[f"for 1 to 64 trips, {words}"][0]
+    print(f"sum of trips {sum(lengths):,} / 32 lanes = {sum(lengths) / 32:.0f} at best")
     print("each loop issues the sum over warps of the longest lane: equal")
 
 

@@ -78,9 +78,9 @@ def main() -> None:
                 torch.rand(100, device="cuda").cpu(), cuda_rand(100, 0, 4 * call)
             )
 
-    n = 1 << 18
+    n = 1 << 16
     numbers = cuda_rand(n, seed=1234).double()
-    print("one number from each of 2^18 threads; off its expectation by, in standard errors")
+    print("one number from each of 2^16 threads; off its expectation by, in standard errors")
     for k in (1, 2, 3, 4):  # E[u^k] = 1/(k+1), variance 1/(2k+1) - 1/(k+1)^2
         mean, deviation = 1 / (k + 1), (1 / (2 * k + 1) - 1 / (k + 1) ** 2) ** 0.5
         score = (numbers.pow(k).mean().item() - mean) / deviation * n**0.5

@@ -40,9 +40,8 @@ def main() -> None:
         x, y = torch.randn(2, n, device=device).unbind()
         torch.testing.assert_close(add(x, y), (x.double() + y.double()).float())
         programs = triton.cdiv(n, 256)
-        print(
-            f"{n:5} elements: {programs:2} programs, {programs * 256 - n:3} elements masked, equal"
-        )
+        masked = programs * 256 - n
+        print(f"{n:5} elements: {programs:2} programs, {masked:3} masked in the last, equal")
     if on_gpu:
         x, y = torch.randn(2, 2**26, device=device).unbind()
         out = torch.empty_like(x)
