@@ -192,6 +192,8 @@ inline size_t low = 1, high = 0;  // bounds of the region of the last access
 inline const Region* region;
 enum Access { READ, WRITE, ATOMIC };
 extern "C" char __executable_start, end;
+// set by who wants to see every access of a kernel to the arena
+inline void (*watch)(size_t at, size_t size, int access, const char* kind, uint32_t pc);
 RAW inline void check(const void* pointer, size_t size, Access access, void* caller) {
   if (busy) return;
   Busy guard;
@@ -233,6 +235,7 @@ RAW inline void check(const void* pointer, size_t size, Access access, void* cal
       if (access != READ) shadow[i].write = {1, 0, pc};
     return;
   }
+  if (watch) watch(at, size, access, region->kind, pc);
   uint32_t me = block_number() * 1024 + self->id;
   auto conflict =
       [&](const Touch& t) RAW {  // by another thread, and nothing has ordered the two
