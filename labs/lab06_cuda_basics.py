@@ -531,7 +531,7 @@ __device__ float sum_of_warp(float v) {
 __global__ void warp_sum(const float* x, float* sums, int n) {
   __shared__ float part[32];  // one number for each warp
   int t = threadIdx.x, lane = t % 32, warp = t / 32;
-  // >>> solution 4: sum_of_warp of my elements, one number for each warp into part, the sum of those
+  // >>> solution 4: sum_of_warp, one number for each warp into part, and the sum of these
   int i = blockIdx.x * blockDim.x + t;
   float v = sum_of_warp(i < n ? x[i] : 0);
   if (lane == 0) part[warp] = v;
@@ -590,11 +590,13 @@ __global__ void transpose(const float* x, float* y, int rows, int columns) {
   __shared__ float tile[32][33];
   int row = 32 * blockIdx.y, column = 32 * blockIdx.x + threadIdx.x;
   for (int k = threadIdx.y; k < 32; k += 8)
-    if (row + k < rows && column < columns) tile[k][threadIdx.x] = x[(row + k) * columns + column];
+    if (row + k < rows && column < columns)
+      tile[k][threadIdx.x] = x[(row + k) * columns + column];
   __syncthreads();
   row = 32 * blockIdx.x, column = 32 * blockIdx.y + threadIdx.x;
   for (int k = threadIdx.y; k < 32; k += 8)
-    if (row + k < columns && column < rows) y[(row + k) * rows + column] = tile[threadIdx.x][k];
+    if (row + k < columns && column < rows)
+      y[(row + k) * rows + column] = tile[threadIdx.x][k];
   // <<< solution
 }
 """
@@ -629,9 +631,8 @@ if __name__ == "__main__":
             load = counts.load_sectors / counts.load_requests
             store = counts.store_sectors / counts.store_requests
             passes = counts.shared_passes / max(counts.shared_requests, 1)
-            print(
-                f"        {name:15} {load:g} read, {store:2g} written, {passes:g} in shared memory"
-            )
+            seen = f"{load:g} read, {store:2g} written, {passes:g} in shared memory"
+            print(f"        {name:15} {seen}")
         ask((load, store) == (4, 4), "read and write neighbours: 4 sectors a request")
         ask(passes == 1, "lanes meet in one bank: pad the tile")
 
@@ -664,7 +665,8 @@ __global__ void histogram(const int* x, int* counts, int n, int bins) {
   for (int b = threadIdx.x; b < bins; b += blockDim.x) mine[b] = 0;
   __syncthreads();
   int all = gridDim.x * blockDim.x;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) atomicAdd(&mine[x[i]], 1);
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
+    atomicAdd(&mine[x[i]], 1);
   __syncthreads();
   for (int b = threadIdx.x; b < bins; b += blockDim.x) atomicAdd(&counts[b], mine[b]);
   // <<< solution
@@ -790,7 +792,7 @@ __global__ void matmul(const float* a, const float* b, float* c, int m, int n, i
   __shared__ float a_tile[16][16], b_tile[16][16];
   int row = 16 * blockIdx.y + threadIdx.y, column = 16 * blockIdx.x + threadIdx.x;
   float sum = 0;
-  // >>> solution 8: for each 16 of k: load both tiles, barrier, 16 multiply-adds, barrier; store sum
+  // >>> solution 8: for each 16 of k: two tiles, barrier, 16 multiply-adds, barrier; store
   for (int k0 = 0; k0 < k; k0 += 16) {
     int ka = k0 + threadIdx.x, kb = k0 + threadIdx.y;
     a_tile[threadIdx.y][threadIdx.x] = row < m && ka < k ? a[row * k + ka] : 0;

@@ -1,4 +1,4 @@
-"""The steps of lab 06: what each kernel must do, how that is found, and the hint for each symptom.
+"""The steps of lab 06: what each kernel must do, how that is found, and the hint for a symptom.
 
 Kernels in CUDA C++ are compiled and run by the finished lab's `Kernels`, through the emulator
 that lies beside it; of the learner's file only the sources are taken. What the emulator says of
@@ -22,97 +22,99 @@ import torch
 from graders.runner import Group, Lesson, Step, Wrong
 
 HINTS = {
-    "compile": "This is the compiler's first complaint; those after it often follow from it. A "
-    "missing semicolon shows in the line below.",
+    "compile": "This is the compiler's first complaint; those after it often follow from "
+    "it. A missing semicolon shows in the line below.",
     "signature": "Keep the kernel's name and its parameters: the checker launches it.",
-    "kernel_endless": "A loop in the kernel never ends. Look at what changes its variable, and "
-    "whether the condition can become false.",
+    "kernel_endless": "A loop in the kernel never ends. Look at what changes its variable, "
+    "and whether the condition can become false.",
     "guard": "The grid has more threads than there are elements: those from n on must do "
     "nothing. The last valid index is n - 1.",
-    "block_offset": "Every block has a thread 0. Count through the whole grid: "
-    "blockIdx.x * blockDim.x + threadIdx.x.",
+    "block_offset": "Every block has a thread 0. Count through the whole grid: blockIdx.x "
+    "* blockDim.x + threadIdx.x.",
     "blocks_down": "n / threads rounded down leaves the last elements to nobody: round up.",
-    "blocks_more": "If n is a multiple of threads, there is nothing to round up: one block is "
-    "launched in vain. Add threads - 1 before you divide, not 1 behind it.",
-    "step_of_loop": "Two threads did the same element. The loop's step is the number of all "
-    "threads in the grid, gridDim.x * blockDim.x.",
-    "no_loop": "Elements beyond the first gridDim.x * blockDim.x were left: a thread has to go "
-    "on, in a loop up to n.",
-    "own_pieces": "The sums are right, but the lanes of a warp read far from each other. Let "
-    "neighbouring threads take neighbouring elements, and step by all threads.",
-    "sectors_few": "From a stride of 8 floats on, each lane has a sector of its own, and there "
-    "are 32 lanes: it cannot be more.",
+    "blocks_more": "If n is a multiple of threads, there is nothing to round up: one block "
+    "is launched in vain. Add threads - 1 before you divide, not 1 behind it.",
+    "step_of_loop": "Two threads did the same element. The loop's step is the number of "
+    "all threads in the grid, gridDim.x * blockDim.x.",
+    "no_loop": "Elements beyond the first gridDim.x * blockDim.x were left: a thread has "
+    "to go on, in a loop up to n.",
+    "own_pieces": "The sums are right, but the lanes of a warp read far from each other. "
+    "Let neighbouring threads take neighbouring elements, and step by all threads.",
+    "sectors_few": "From a stride of 8 floats on, each lane has a sector of its own, and "
+    "there are 32 lanes: it cannot be more.",
     "sectors_bytes": "A float has 4 bytes: lane l reads the byte 4 * l * stride.",
-    "sectors_between": "A sector that lies between two lanes' addresses is not fetched: count "
-    "those that are touched.",
-    "zero_fill": "A place in shared memory is read that nobody has written. Threads without an "
-    "element put a 0 there, and no thread leaves early.",
-    "tree_barrier": "Two threads touch the same place of part, and no barrier stands between. "
-    "There is one after the numbers are put there, and one after every round.",
+    "sectors_between": "A sector that lies between two lanes' addresses is not fetched: "
+    "count those that are touched.",
+    "zero_fill": "A place in shared memory is read that nobody has written. Threads "
+    "without an element put a 0 there, and no thread leaves early.",
+    "tree_barrier": "Two threads touch the same place of part, and no barrier stands "
+    "between. There is one after the numbers are put there, and one after every round.",
     "divergent_barrier": "Some threads wait at a barrier to which others do not come. Move "
     "__syncthreads() out of the `if`: all threads of the block must reach the same one.",
-    "one_writes": "Several threads write the sum of their block, most of them the wrong one. "
-    "Only thread 0 writes.",
+    "one_writes": "Several threads write the sum of their block, most of them the wrong "
+    "one. Only thread 0 writes.",
     "sum_place": "Each block has a place of its own in sums: blockIdx.x.",
     "rounds": "The sum lacks numbers. half runs from blockDim.x / 2 down to 1, 1 included.",
-    "lanes_missing": "A shuffle waits for lanes that its mask names and that do not come. All 32 "
-    "lanes call it, those without an element with a 0.",
+    "lanes_missing": "A shuffle waits for lanes that its mask names and that do not come. "
+    "All 32 lanes call it, those without an element with a 0.",
     "shuffle_rounds": "The warp's sum lacks lanes. The distances are 16, 8, 4, 2, 1.",
     "warps_barrier": "part is read before all warps have put their number there: a barrier "
     "belongs between.",
-    "warps_unwritten": "The block may have fewer than 32 warps, and what no warp has written is "
-    "undefined: lanes from blockDim.x / 32 on take a 0.",
-    "one_warp": "This is the sum of one warp. The other warps' numbers come through part, and "
-    "the first warp adds them.",
-    "still_shared": "The sums are right, but most of the work still goes through shared memory. "
-    "It takes one write for each warp, and one read by the first.",
-    "four_rows": "A block has 8 rows of threads for 32 rows of a tile: each thread moves four "
-    "elements, 8 rows apart.",
-    "tile_barrier": "A thread reads from the tile what another has put there: between reading x "
-    "and writing y stands a barrier.",
-    "edge": "At the edges of a matrix that is no multiple of 32 something is left out or too "
-    "much. Reads are guarded by rows and columns of x; y has them exchanged.",
+    "warps_unwritten": "The block may have fewer than 32 warps, and what no warp has "
+    "written is undefined: lanes from blockDim.x / 32 on take a 0.",
+    "one_warp": "This is the sum of one warp. The other warps' numbers come through part, "
+    "and the first warp adds them.",
+    "still_shared": "The sums are right, but most of the work still goes through shared "
+    "memory. It takes one write for each warp, and one read by the first.",
+    "four_rows": "A block has 8 rows of threads for 32 rows of a tile: each thread moves "
+    "four elements, 8 rows apart.",
+    "tile_barrier": "A thread reads from the tile what another has put there: between "
+    "reading x and writing y stands a barrier.",
+    "edge": "At the edges of a matrix that is no multiple of 32 something is left out or "
+    "too much. Reads are guarded by rows and columns of x; y has them exchanged.",
     "block_not_swapped": "The tile itself is turned, but it lands where x had it. y's tile "
     "begins at row 32 * blockIdx.x and column 32 * blockIdx.y.",
-    "uncoalesced": "The result is right, but neighbouring lanes touch numbers that lie a row "
-    "apart. threadIdx.x must run along a row both of x and of y; only the tile is read by column.",
-    "banks": "The result is right, but a column of the tile lies in one bank: give the tile's "
-    "rows one element more.",
-    "not_atomic": "Two threads read the same old count, and one of the increments is lost: use "
-    "atomicAdd.",
-    "not_zeroed": "Shared memory begins with whatever was there. Set all bins to 0 first; there "
-    "may be more bins than threads, so in a loop.",
-    "histogram_barrier": "One barrier belongs between zeroing and counting, another between "
-    "counting and adding.",
+    "uncoalesced": "The result is right, but neighbouring lanes touch numbers that lie a "
+    "row apart. threadIdx.x must run along a row both of x and of y; only the tile is read "
+    "by column.",
+    "banks": "The result is right, but a column of the tile lies in one bank: give the "
+    "tile's rows one element more.",
+    "not_atomic": "Two threads read the same old count, and one of the increments is lost: "
+    "use atomicAdd.",
+    "not_zeroed": "Shared memory begins with whatever was there. Set all bins to 0 first; "
+    "there may be more bins than threads, so in a loop.",
+    "histogram_barrier": "One barrier belongs between zeroing and counting, another "
+    "between counting and adding.",
     "bins_left": "There may be more bins than threads in a block: add them in a loop, too.",
-    "overwritten": "Every block adds its counts to those of the others, and to what was there: "
-    "atomicAdd on counts, not an assignment.",
-    "global_atomics": "The counts are right, but each element costs an atomic in global memory. "
-    "Count in shared memory, and add each bin once for each block.",
-    "power_of_two": "tl.arange takes a power of two: BLOCK=triton.next_power_of_2(columns), and "
-    "a mask for what is beyond the row.",
+    "overwritten": "Every block adds its counts to those of the others, and to what was "
+    "there: atomicAdd on counts, not an assignment.",
+    "global_atomics": "The counts are right, but each element costs an atomic in global "
+    "memory. Count in shared memory, and add each bin once for each block.",
+    "power_of_two": "tl.arange takes a power of two: "
+    "BLOCK=triton.next_power_of_2(columns), and a mask for what is beyond the row.",
     "load_mask": "The program reads beyond its row, where other numbers lie: mask the load.",
     "mask_other": "What the mask cuts off must change neither maximum nor sum: "
     'other=-float("inf"), for exp(-inf) = 0.',
-    "no_maximum": "exp overflows. Subtract the row's maximum first; the quotient stays the same.",
+    "no_maximum": "exp overflows. Subtract the row's maximum first; the quotient stays the "
+    "same.",
     "not_divided": "A row's sum is not 1: divide by the sum of the exponentials.",
-    "row_stride": "The first row is right, the others are not: a row begins stride elements "
-    "after the one before, and x and y have a stride each.",
-    "store_mask": "The program wrote beyond its row, over numbers of somebody else: mask the "
-    "store.",
+    "row_stride": "The first row is right, the others are not: a row begins stride "
+    "elements after the one before, and x and y have a stride each.",
+    "store_mask": "The program wrote beyond its row, over numbers of somebody else: mask "
+    "the store.",
     "programs": "Some rows were not written: launch one program for each row.",
-    "tile_loads": "Part of a tile was never written. All 256 threads load, each one element of "
-    "both tiles, a zero where it is outside of the matrix; none leaves early.",
-    "outside": "A load is outside of its matrix. a has m rows and k columns, b has k rows and n "
-    "columns: both indices need a guard.",
+    "tile_loads": "Part of a tile was never written. All 256 threads load, each one "
+    "element of both tiles, a zero where it is outside of the matrix; none leaves early.",
+    "outside": "A load is outside of its matrix. a has m rows and k columns, b has k rows "
+    "and n columns: both indices need a guard.",
     "product_barriers": "A tile is read while it is being written. One barrier after the "
     "loads, and one after the multiply-adds, before the next loads.",
     "last_tile": "k is no multiple of 16: the last step along k is a part of a tile, and "
     "belongs to the sum.",
-    "not_tiled": "The product is right, but every thread loads its own rows and columns. One "
-    "element of each tile for each thread and step, the rest from shared memory.",
-    "other": "The numbers fit no common mistake. Take the smallest size that fails, and do by "
-    "hand what thread 0 of block 0 does.",
+    "not_tiled": "The product is right, but every thread loads its own rows and columns. "
+    "One element of each tile for each thread and step, the rest from shared memory.",
+    "other": "The numbers fit no common mistake. Take the smallest size that fails, and do "
+    "by hand what thread 0 of block 0 does.",
 }
 
 NAN = float("nan")
@@ -137,7 +139,7 @@ class Case(NamedTuple):
     arguments: tuple
     output: torch.Tensor  # one of the arguments
     right: torch.Tensor
-    candidates: dict[str, torch.Tensor] = {}
+    candidates: dict[str, torch.Tensor]
 
 
 def blocks(n: int, size: int) -> int:
