@@ -447,8 +447,8 @@ if __name__ == "__main__":
 # the first. `__syncthreads()` is the **barrier**: nobody goes on before all threads of the
 # block have arrived, and what was written before it can be read behind it. One is needed after
 # the numbers are put there, and one after each round. And *all* threads must come to it: a
-# barrier inside of `if (t < half)` waits for threads that never come. The emulator names
-# barriers that are missed and accesses that none of them orders.
+# barrier inside of `if (t < half)` or `if (i < n)` lets threads wait where others never come.
+# The emulator names barriers that are missed and accesses that none of them orders.
 #
 # Threads whose element is beyond $n$ must take part too, with a zero: their place in `part` is
 # read by others.
@@ -758,7 +758,9 @@ if __name__ == "__main__":
         no_blank(softmax_kernel)
         device = "cuda" if ON_GPU else "cpu"
         for rows, columns in ((3, 1), (2, 33), (4, 100)):
-            x = (numbers(rows, 128).to(device) * 3)[:, :columns]  # rows 128 apart
+            high_and_low = 200 * (-1) ** torch.arange(rows)[:, None]
+            x = 3 * numbers(rows, 128) + high_and_low  # rows 128 apart
+            x = x.to(device)[:, :columns]
             y = nothing(rows, 160).to(device)[:, :columns]
             softmax(x, y)
             torch.testing.assert_close(y, x.softmax(1), msg=f"{rows} × {columns}: wrong values")

@@ -178,6 +178,11 @@ def launch(
     kernels = compiled(lesson, function)
     if kernels is None:
         return
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", kernels.source, flags=re.S)
+    lesson.fact("barriers", code.count("__syncthreads()"))
+    own = r"\bif\s*(\([^{};]*\b(?:t|i|row|column|lane|warp|threadIdx)\b[^{};]*\))"
+    inside = re.search(own + r"\s*(?:\{[^{}]*)?__syncthreads\(", code)
+    lesson.fact("barrier inside", inside and " ".join(inside[1].split()))
     facts = []
     for case in cases:
         fact: dict[str, Any] = {"what": case.what, "fault": None, "verdict": ""}
@@ -210,11 +215,13 @@ def judge_cases(
     faults: Sequence[tuple[str, str]],
     verdicts: dict[str, str],
     right: Callable[[str], None],
+    barriers: tuple[int, str] = (0, ""),
 ) -> dict[str, Any]:
     """Raise `Wrong` for the first case that went wrong; return the last one's counts.
 
-    `faults`: (what the emulator's words match, hint); with "code:" in front, what the line of
-    the source matches that it names.
+    `faults`: (what the emulator's words match, hint); behind " code:", what the line of the
+    source matches that it names. `barriers`: how many there must be, and the hint if memory is
+    read too early where there are fewer.
     """
     if said := group.facts("compile")[0]:
         raise Wrong(f"it does not compile: {said}", HINTS["compile"])
@@ -225,6 +232,11 @@ def judge_cases(
                 raise Wrong(what, HINTS["signature"])
             if "did not end" in fault:
                 raise Wrong(what, HINTS["kernel_endless"])
+            early = re.search(UNWRITTEN, fault) is not None
+            if early and group.facts("barrier inside")[0]:
+                raise Wrong(what, HINTS["divergent_barrier"])
+            if early and group.facts("barriers")[0] < barriers[0]:
+                raise Wrong(what, HINTS[barriers[1]])
             for pattern, hint in faults:
                 both = pattern.split(" code:")
                 if re.search(both[0], fault) and (
@@ -235,6 +247,9 @@ def judge_cases(
         if case["verdict"] != "right":
             what = f"{case['what']}: {case['number']} of the numbers are wrong"
             raise Wrong(what, HINTS[verdicts.get(case["verdict"], "other")])
+    if condition := group.facts("barrier inside")[0]:
+        what = f"a barrier stands inside of if {condition}"
+        raise Wrong(what, HINTS["divergent_barrier"])
     right(", ".join(case["what"] for case in group.facts("cases")[0]) + ": right")
     return case["counts"]
 
@@ -300,13 +315,10 @@ def judge_strides(group: Group, right: Callable[[str], None]) -> None:
         what = f"sectors({STRIDES[i]}) is {found[i]}, {true[i]} are touched"
         if found[0] != 4:
             raise Wrong(what, HINTS["sectors_bytes"])
-        last = [found[i] for i, stride in enumerate(STRIDES) if stride > 8]
-        between = any(
-            31 * 4 * s // 32 + 1 == f for s, f in zip(STRIDES[4:], found[4:], strict=True)
-        )
-        raise Wrong(
-            what, HINTS["sectors_between" if between or not max(last) > 32 else "sectors_few"]
-        )
+        far = [i for i, stride in enumerate(STRIDES) if stride > 8]
+        between = all(found[i] == 31 * 4 * STRIDES[i] // 32 + 1 for i in far)
+        unbounded = any(found[i] > 32 for i in far) and not between
+        raise Wrong(what, HINTS["sectors_few" if unbounded else "sectors_between"])
     right("the sectors of every stride")
     counts = judge_cases(
         group,
@@ -349,7 +361,13 @@ def judge_tree(group: Group, right: Callable[[str], None]) -> None:
         (BEYOND, "rounds"),
         (UNWRITTEN, "zero_fill"),
     )
-    judge_cases(group, faults, {"unwritten": "sum_place", "other": "rounds"} | ROUNDS, right)
+    judge_cases(
+        group,
+        faults,
+        {"unwritten": "sum_place", "other": "rounds"} | ROUNDS,
+        right,
+        (2, "tree_barrier"),
+    )
 
 
 ROUNDS = {"first warp": "rounds"}
@@ -369,7 +387,7 @@ def judge_shuffles(group: Group, right: Callable[[str], None]) -> None:
         (UNWRITTEN, "warps_unwritten"),
     )
     verdicts = {"first warp": "one_warp", "other": "shuffle_rounds"}
-    counts = judge_cases(group, faults, verdicts, right)
+    counts = judge_cases(group, faults, verdicts, right, (1, "warps_barrier"))
     if counts["shared_requests"] > 3 * 9:
         what = f"{counts['shared_requests']} requests of shared memory in 3 blocks of 8 warps"
         raise Wrong(f"{what}: 3 * (8 + 1) would do", HINTS["still_shared"])
@@ -380,7 +398,7 @@ def judge_shuffles(group: Group, right: Callable[[str], None]) -> None:
 
 def probe_transpose(lesson: Lesson) -> None:
     lab, cases = finished(), []
-    for rows, columns in ((32, 32), (64, 96), (45, 70), (64, 64)):
+    for rows, columns in ((32, 32), (64, 64), (45, 70), (64, 96)):
         x, y = lab.numbers(rows, columns), lab.nothing(columns, rows)
         candidates = {}
         if rows % 32 == columns % 32 == 0:
@@ -417,7 +435,7 @@ def judge_transpose(group: Group, right: Callable[[str], None]) -> None:
         "one row ": "four_rows",
         "unwritten": "edge",
     }
-    counts = judge_cases(group, faults, verdicts, right)
+    counts = judge_cases(group, faults, verdicts, right, (1, "tile_barrier"))
     load = counts["load_sectors"] / counts["load_requests"]
     store = counts["store_sectors"] / counts["store_requests"]
     if max(load, store) > 4:
@@ -461,7 +479,7 @@ def judge_histogram(group: Group, right: Callable[[str], None]) -> None:
         (BEYOND, "guard"),
     )
     verdicts = {"overwritten": "overwritten", "bins left": "bins_left"}
-    counts = judge_cases(group, faults, verdicts, right)
+    counts = judge_cases(group, faults, verdicts, right, (2, "histogram_barrier"))
     if counts["global_atomics"] > 300:
         what = (
             f"{counts['global_atomics']} atomics in global memory, 3 blocks × 100 bins would do"
@@ -483,7 +501,8 @@ def probe_softmax(lesson: Lesson) -> None:
         around_x = torch.full((rows + 4, 192), 300.0)
         around_y = torch.full((rows + 4, 160), 7.0)
         x, y = around_x[1 : rows + 1, :columns], around_y[1 : rows + 1, :columns]
-        x.copy_(lab.numbers(rows, columns) * 3)
+        # high and low rows by turns: exp overflows, or a 0 beyond the row would be the maximum
+        x.copy_(3 * lab.numbers(rows, columns) + 200 * (-1) ** torch.arange(rows)[:, None])
         y.fill_(NAN)
         lesson.module.softmax(x, y)
         right, power = x.softmax(1), 1 << (columns - 1).bit_length()
@@ -495,9 +514,11 @@ def probe_softmax(lesson: Lesson) -> None:
             "beyond": around_x[1 : rows + 1, :power].softmax(1)[:, :columns],
             "not divided": (x - x.amax(1, keepdim=True)).exp(),
         }
-        found = [k for k, v in candidates.items() if torch.allclose(y, v, rtol=1e-4, atol=1e-6)]
+        found = [
+            k for k, v in candidates.items() if torch.allclose(y, v, rtol=1e-4, atol=1e-30)
+        ]
         y_rows = [
-            torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(y, right, strict=True)
+            torch.allclose(a, b, rtol=1e-4, atol=1e-30) for a, b in zip(y, right, strict=True)
         ]
         nan = y.isnan()
         fact = {"what": f"{rows} × {columns}", "verdict": (found or ["other"])[0]}
@@ -560,7 +581,8 @@ def judge_matmul(group: Group, right: Callable[[str], None]) -> None:
         (UNWRITTEN, "tile_loads"),
         (BEYOND, "outside"),
     )
-    counts = judge_cases(group, faults, {"cut": "last_tile", "first": "last_tile"}, right)
+    verdicts = {"cut": "last_tile", "first": "last_tile"}
+    counts = judge_cases(group, faults, verdicts, right, (2, "product_barriers"))
     if counts["loads"] > 4096:
         what = f"{counts['loads']} loads for 32 × 32 times 32 × 32, 2MNK/16 = 4096 would do"
         raise Wrong(what, HINTS["not_tiled"])
