@@ -32,6 +32,8 @@
 import inspect
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -247,16 +249,15 @@ class Kernels:
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         words = [a.nbytes if isinstance(a, torch.Tensor) else a for a in arguments]
-        try:
-            done = subprocess.run(
-                [self.program, name, *map(str, (*grid, *block, *words))],
-                input=b"".join(a.numpy().tobytes() for a in tensors),
-                capture_output=True,
-                env=os.environ | {"EMU_SEED": "1"},  # the threads of a block in random order
-                timeout=20,
-            )
-        except subprocess.TimeoutExpired:
-            raise Fault(f"{name} did not end within 20 seconds") from None
+        done = subprocess.run(
+            [self.program, name, *map(str, (*grid, *block, *words))],
+            input=b"".join(a.numpy().tobytes() for a in tensors),
+            capture_output=True,
+            env=os.environ | {"EMU_SEED": "1"},  # the threads of a block in random order
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (2, 3)),
+        )
+        if done.returncode == -signal.SIGXCPU:
+            raise Fault(f"{name} did not end within 2 seconds")
         if done.returncode:
             self.fail(done.stderr.decode(errors="replace"))
         at = 0

@@ -259,7 +259,10 @@ def judge_cases(
 
 def probe_index(lesson: Lesson) -> None:
     sizes = ((1, 128), (128, 128), (129, 128), (1000, 32))
-    lesson.fact("blocks", [[n, t, lesson.module.blocks_for(n, t)] for n, t in sizes])
+    found = [[n, t, lesson.module.blocks_for(n, t)] for n, t in sizes]
+    lesson.fact("blocks", found)
+    if any(number != blocks(n, t) for n, t, number in found):
+        return
     launch(lesson, lesson.module.vector_add, "vector_add", list(additions(one_each=True)))
 
 
@@ -297,10 +300,14 @@ def judge_index(group: Group, right: Callable[[str], None]) -> None:
 # --- step 2 -------------------------------------------------------------------------------
 
 STRIDES = (1, 2, 3, 5, 8, 32, 100)
+SECTORS = [len({4 * lane * stride // 32 for lane in range(32)}) for stride in STRIDES]
 
 
 def probe_strides(lesson: Lesson) -> None:
-    lesson.fact("sectors", [lesson.module.sectors(stride) for stride in STRIDES])
+    found = [lesson.module.sectors(stride) for stride in STRIDES]
+    lesson.fact("sectors", found)
+    if found != SECTORS:
+        return
     launch(
         lesson, lesson.module.add_in_strides, "add_in_strides", list(additions(one_each=False))
     )
@@ -308,11 +315,10 @@ def probe_strides(lesson: Lesson) -> None:
 
 def judge_strides(group: Group, right: Callable[[str], None]) -> None:
     found = group.facts("sectors")[0]
-    true = [len({4 * lane * s // 32 for lane in range(32)}) for s in STRIDES]
-    wrong = [i for i, number in enumerate(true) if found[i] != number]
+    wrong = [i for i, number in enumerate(SECTORS) if found[i] != number]
     if wrong:
         i = wrong[0]
-        what = f"sectors({STRIDES[i]}) is {found[i]}, {true[i]} are touched"
+        what = f"sectors({STRIDES[i]}) is {found[i]}, {SECTORS[i]} are touched"
         if found[0] != 4:
             raise Wrong(what, HINTS["sectors_bytes"])
         far = [i for i, stride in enumerate(STRIDES) if stride > 8]
@@ -564,7 +570,7 @@ def judge_softmax(group: Group, right: Callable[[str], None]) -> None:
 
 def probe_matmul(lesson: Lesson) -> None:
     lab, cases = finished(), []
-    for m, n, k in ((16, 16, 16), (16, 32, 48), (20, 33, 17), (32, 32, 32)):
+    for m, n, k in ((16, 16, 16), (16, 32, 32), (17, 20, 18), (32, 32, 32)):
         a, b, c = lab.numbers(m, k), lab.numbers(k, n), lab.nothing(m, n)
         cut = k // 16 * 16
         candidates = {"cut": a[:, :cut] @ b[:cut], "first": a[:, :16] @ b[:16]}
