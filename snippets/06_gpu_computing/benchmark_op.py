@@ -1,7 +1,7 @@
 """Measuring an operator: torch.utils.benchmark, what it does for you, and how far to trust it.
 
-It warms up, chooses the number of loops, takes the median, fixes the number of threads and waits
-for a GPU. The same statement measured twice says how large a difference must be to mean one.
+It warms up, chooses the number of loops, takes the median, fixes the threads and waits for a
+GPU. The same statement measured twice says how large a difference must be to mean one.
 """
 
 import timeit
