@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.library import custom_op, opcheck
 
 
+# --8<-- [start:op]
 @custom_op("book::rms_norm", mutates_args=(), device_types="cpu")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y = x / rms(x) · weight over the last dimension: [..., h], [h] -> [..., h], [..., 1]."""
@@ -51,6 +52,7 @@ def backward(ctx, grad_y: Tensor, _) -> tuple[Tensor, Tensor, None]:
 
 
 rms_norm.register_autograd(backward, setup_context=setup_context)
+# --8<-- [end:op]
 
 
 def block(x: Tensor, weight: Tensor) -> Tensor:

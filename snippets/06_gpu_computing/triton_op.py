@@ -16,6 +16,7 @@ import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
 
+# --8<-- [start:kernel]
 @triton.jit
 def silu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -34,6 +35,7 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+# --8<-- [end:kernel]
 def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
     (x,) = ctx.saved_tensors
     s = x.sigmoid()
