@@ -14,7 +14,7 @@ VARIANTS = ["(1 - x).clamp(min=0)", "(1 - x).clamp_(min=0)", "torch.relu(1 - x)"
 
 def measure(statement: str, x: torch.Tensor) -> Measurement:
     timer = Timer(statement, globals={"torch": torch, "x": x})
-    return timer.blocked_autorange(min_run_time=0.1)
+    return timer.blocked_autorange(min_run_time=0.05)
 
 
 def main() -> None:

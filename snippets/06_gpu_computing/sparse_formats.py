@@ -64,10 +64,10 @@ def product(values: torch.Tensor, packed: torch.Tensor, x: torch.Tensor) -> torc
 
 
 def microseconds(function) -> float:
-    """The shortest of seven runs, after one to warm up."""
+    """The shortest of four runs, after one to warm up."""
     function()
     times = []
-    for _ in range(7):
+    for _ in range(4):
         begin = time.perf_counter()
         function()
         times.append(time.perf_counter() - begin)
