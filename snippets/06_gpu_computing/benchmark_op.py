@@ -18,8 +18,8 @@ def measure(statement: str, x: torch.Tensor) -> Measurement:
 
 
 def main() -> None:
-    accelerator = torch.accelerator.current_accelerator()
-    device = accelerator if accelerator is not None else torch.device("cpu")
+    gpu = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if gpu else torch.device("cpu")
     torch.manual_seed(0)
     for n in (1 << 8, 1 << 14):
         x = torch.randn(n, device=device)
