@@ -8,7 +8,8 @@ import os
 
 import torch
 
-if not torch.accelerator.is_available():
+INTERPRETED = not torch.accelerator.is_available()
+if INTERPRETED:
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 import triton
@@ -31,7 +32,8 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()  # the kernel counts elements from the pointer on
     y = torch.empty_like(x)
     n = x.numel()
-    wrap_triton(silu_kernel)[(triton.cdiv(n, 128),)](x, y, n, BLOCK=128)
+    kernel = silu_kernel if INTERPRETED else wrap_triton(silu_kernel)
+    kernel[(triton.cdiv(n, 128),)](x, y, n, BLOCK=128)
     return y
 
 
@@ -48,8 +50,7 @@ silu.register_autograd(
 
 
 def main() -> None:
-    gpu = torch.accelerator.is_available()
-    device = torch.accelerator.current_accelerator() if gpu else torch.device("cpu")
+    device = torch.device("cpu" if INTERPRETED else torch.accelerator.current_accelerator())
     torch.manual_seed(0)
     for x in [torch.randn(1), torch.randn(31), torch.randn(33, 20).T, torch.randn(5, 129)]:
         x = x.to(device).requires_grad_()
@@ -58,7 +59,7 @@ def main() -> None:
         ours, theirs = (torch.autograd.grad(out.sum(), x)[0] for out in (y, reference))
         torch.testing.assert_close(ours, theirs)
     print("equal to torch.nn.functional.silu, forward and backward, on four shapes")
-    if gpu:  # the interpreter cannot be traced
+    if not INTERPRETED:  # the interpreter cannot be traced
         x = torch.randn(1000, device=device)
         compiled = torch.compile(lambda x: silu(2 * x) + 1, fullgraph=True)
         torch.testing.assert_close(compiled(x), torch.nn.functional.silu(2 * x) + 1)
