@@ -8,13 +8,14 @@ import os
 
 import torch
 
-INTERPRETED = not torch.accelerator.is_available()
-if INTERPRETED:
+if not torch.accelerator.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 # --8<-- [start:kernel]
