@@ -137,15 +137,11 @@ def graded(tmp_path_factory: pytest.TempPathFactory):
     return lambda path: of_step(path.parent.name, constants(path)[0])[path.name]
 
 
-def of_one_step(path: Path) -> pytest.MarkDecorator:
-    """Wrong answers to one step go to one worker: it grades them all in one call."""
-    return pytest.mark.xdist_group(f"{path.parent.name}-step{constants(path)[0]}")
-
-
+# the names of a step begin alike: they go to one worker, which grades them all in one call
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=of_one_step(path)) for path in WRONG],
-    ids=lambda path: f"{path.parent.name}-{path.stem}",
+    WRONG,
+    ids=lambda path: f"{path.parent.name}-step{constants(path)[0]}-{path.stem}",
 )
 def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
     step, hint = constants(path)
