@@ -26,7 +26,7 @@ TEST := $(VENV)/.test
 endif
 
 # As many workers as cores where pytest-xdist is there; one on a machine that has none.
-WORKERS = $(shell $(RUN) -c 'import importlib.util as u; print("-n auto --dist loadgroup" if u.find_spec("xdist") else "")')
+WORKERS = $(shell $(RUN) -c 'import importlib.util as u; print("-n auto --dist loadscope" if u.find_spec("xdist") else "")')
 
 .PHONY: help serve test record site gpu clean
 

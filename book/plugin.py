@@ -404,9 +404,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem) -> None:
     item.stash[INPUTS] = inputs
     if inputs and not session.repeat_all and session.passed.has(item.nodeid, inputs):
         item.runtest = lambda: None
-        item.setup = lambda: None
-        if hasattr(item, "_fixtureinfo"):
-            item.fixturenames.clear()
+        item.setup = lambda: None  # nor its fixtures
         item.user_properties.append(("book", {"unchanged": True}))
 
 

@@ -5,11 +5,10 @@ A process that has torch waits for commands and forks for each. For a torchrun c
 fork does what torchrun does on one node, with ranks that are forks in place of fresh
 interpreters: the same variables, a store, and an end for all when one rank fails.
 
-Torchrun commands of transcripts start warm, but for the first command of one program in four,
-always the same ones; single processes and whatever needs a shell run as typed. What differs
-from its transcript when it was started warm is run again, all of it as typed, and that counts.
-``--plain`` runs every command as typed, as recording and the workflow do; ``--warm`` also
-starts single processes warm, for the edit loop.
+Commands of transcripts start warm, but for the first command of one program in four, always the
+same ones; whatever needs a shell runs as typed. What differs from its transcript when it was
+started warm is run again, all of it as typed, and that counts. ``--plain`` runs every command
+as typed, as recording and the workflow do; ``--warm`` starts all warm, for the edit loop.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Launcher:
     """The side of pytest: asks the warm process to start commands."""
 
     def __init__(self, eager: bool = False) -> None:
-        """``eager``: take all first commands too, and those of one process."""
+        """``eager``: take all first commands too."""
         self.eager = eager
         self._process: subprocess.Popen | None = None
         self._ended: dict[int, int] = {}
@@ -65,10 +64,10 @@ class Launcher:
             options = itertools.takewhile(lambda word: word.startswith("-"), words[1:])
             if not all(re.fullmatch(r"--nproc-per-node=\d+", option) for option in options):
                 return False  # addresses, ports, rendezvous: what they do is torchrun's to show
-            as_typed = zlib.crc32(program.encode()) % 4 == 0 if program else True
-            return self.eager or number > 0 or not as_typed
-        single = words[0] == "python" and len(words) > 1 and words[1].endswith(".py")
-        return self.eager and single
+        elif words[0] != "python" or len(words) == 1 or not words[1].endswith(".py"):
+            return False
+        as_typed = zlib.crc32(program.encode()) % 4 == 0 if program else True
+        return self.eager or number > 0 or not as_typed
 
     def start(
         self, command: str, folder: Path, env: dict[str, str], out: Path, err: Path
@@ -122,6 +121,7 @@ class Launcher:
 
 def _serve() -> None:
     """The side of the warm process: read requests, fork, report."""
+    import contextlib
     import gc
     import select
     import threading
@@ -134,6 +134,9 @@ def _serve() -> None:
     import torch.distributed.pipelining
     import torch.distributed.run
     import torch.distributed.tensor.parallel
+
+    with contextlib.suppress(ImportError):
+        import matplotlib.pyplot  # noqa: F401
 
     assert dist.is_available()
     assert torch.get_num_threads() == 1  # a thread pool would not survive the fork

@@ -25,8 +25,8 @@
 # There are eight steps. Each has a text, one or two blanks, and a check that prints what it
 # proved. Your copy runs as far as the first blank and says in one line what belongs there.
 # Kernels are strings here, returned by functions: a blank in a kernel is the line `#error`,
-# which you replace by C++. Chapter 06 derives what you write; its sections on the machine and
-# on kernels in CUDA C++ come first. Allow three hours.
+# which you replace by C++. The chapter "GPU computing" derives what you need to know of the
+# machine, "Kernels" what you write. Allow three hours.
 
 # %%
 import inspect
@@ -180,20 +180,23 @@ def emulator() -> Path:
     sys.exit("cuda_on_cpu.py is not here: copy it from the labs folder to beside this file")
 
 
+def source_of(function: Callable[[], str]) -> tuple[str, int]:
+    """The source a function returns, and the line of its file where that begins."""
+    source = function()
+    file = Path(function.__code__.co_filename).read_text(encoding="utf-8")
+    first = file[: max(file.find(source), 0)].count("\n") + 1
+    if blank := re.search(r'#error "(step \d+: .*)"', source):
+        error = NotImplementedError(blank[1])
+        error.line = first + source[: blank.start()].count("\n")
+        raise error
+    return source, first
+
+
 class Kernels:
     """The kernels whose sources functions return, compiled for the CPU (and for the GPU)."""
 
     def __init__(self, *functions: Callable[[], str]):
-        sources = []
-        for function in functions:
-            source = function()
-            file = Path(function.__code__.co_filename).read_text(encoding="utf-8")
-            first = file[: max(file.find(source), 0)].count("\n") + 1
-            if blank := re.search(r'#error "(step \d+: .*)"', source):
-                error = NotImplementedError(blank[1])
-                error.line = first + source[: blank.start()].count("\n")
-                raise error
-            sources.append(f"#line {first}\n{source}")
+        sources = [f"#line {line}\n{source}" for source, line in map(source_of, functions)]
         self.source = "\n".join(sources)
         self.kernels = {
             name: [parameter.strip() for parameter in parameters.split(",")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# Tests whose names begin alike share something that is slow to make: they go to one worker.
+TOGETHER = re.compile(
+    r"tests/test_site\.py|tests/test_engine\.py::test_broken|"
+    r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+-step\d+-"
+)
 RECORDED = (
     "# recorded 2026-01-01 on 2 CPU cores (test), torch 2.13.0, Python 3.11.7, in 1.0 s\n"
 )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Give each worker one test after the other, but those of `TOGETHER` at once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            together = TOGETHER.match(nodeid)
+            return together[0] if together else nodeid
+
+    return Scheduling(config, log)
 
 
 @dataclass

@@ -289,10 +289,9 @@ dist.barrier()
     return book.pytest("--device", "auto", "-n", "2", "--time-limit", "60", timeout=300)
 
 
-once = pytest.mark.xdist_group("broken")  # on one worker, so that the book is run once
+# All tests of this book are called test_broken…: so they go to one worker, and it is run once.
 
 
-@once
 @pytest.mark.parametrize(
     ("test", "wanted"),
     {
@@ -391,8 +390,7 @@ def test_broken(broken: Report, test: str, wanted: list[str]) -> None:
     assert len(broken.messages[names[0]].splitlines()) < 70, "a message is short"
 
 
-@once
-def test_what_is_right_passes_beside_it(broken: Report) -> None:
+def test_broken_neighbours_that_are_right_pass(broken: Report) -> None:
     for test in (
         "close.py::cpu",
         "größe.py::cpu",
@@ -410,15 +408,13 @@ def test_what_is_right_passes_beside_it(broken: Report) -> None:
         )
 
 
-@once
-def test_a_skipped_block_is_reported_with_its_reason(broken: Report) -> None:
+def test_broken_book_reports_a_skipped_block_with_its_reason(broken: Report) -> None:
     names = named(broken, "shells.md:15")
     assert broken.outcomes[names[0]] == "skipped"
     assert "it needs two machines" in broken.messages[names[0]]
 
 
-@once
-def test_no_process_is_left(broken: Report) -> None:
+def test_broken_book_leaves_no_process(broken: Report) -> None:
     assert marked_processes(ORPHAN) == []
 
 
@@ -518,6 +514,29 @@ def test_what_passed_is_not_repeated_until_it_changes(book: Book) -> None:
     book.write("snippets/t/once.py", "print(2)\n")
     assert book.pytest("snippets").status == 1
     assert book.pytest("snippets").status == 1, "a failure is repeated"
+
+
+def test_what_failed_is_repeated_beside_what_passed_with_the_same_fixture(book: Book) -> None:
+    book.write(
+        "tests/test_pair.py",
+        """
+        import pathlib, pytest
+
+        @pytest.fixture(scope="module")
+        def shared():
+            return pathlib.Path("mended").exists()
+
+        @pytest.mark.parametrize("name", ["well", "ill"])
+        def test_one(shared, name):
+            assert name == "well" or shared
+        """,
+    )
+    assert book.pytest("tests").outcomes == {
+        "tests.test_pair::test_one[well]": "passed",
+        "tests.test_pair::test_one[ill]": "failed",
+    }
+    book.write("mended", "")
+    assert "1 passed, 1 unchanged" in book.pytest("tests").text
 
 
 def test_record_writes_what_changed_and_keeps_the_rest(book: Book) -> None:

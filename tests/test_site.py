@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -27,9 +26,6 @@ from book import glossary, mathematics, notebooks, theme
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/test_site.py"]
 HOST = "https://world-size.github.io/world-size/"
-
-if importlib.util.find_spec("xdist"):  # one build for all of these
-    pytestmark = pytest.mark.xdist_group("site")
 
 # What a browser fetches by itself: tag, attribute.
 FETCHED = {

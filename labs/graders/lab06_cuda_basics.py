@@ -156,13 +156,20 @@ def verdict(found: torch.Tensor, right: torch.Tensor, **candidates: torch.Tensor
     return "unwritten" if found.isnan().any() else "other"
 
 
+def filled(look: Callable[[Any], Any], at: Any) -> None:
+    """Say so, with the line, if a kernel still has its blank."""
+    try:
+        look(at)
+    except NotImplementedError as blank:
+        raise NotImplementedError(f"{blank}, line {blank.line}") from None
+
+
 def compiled(lesson: Lesson, function: Callable[[], str]) -> Any:
     """The learner's kernels; None if there are none, which is then reported."""
+    filled(finished().source_of, function)
     tempfile.tempdir = os.getcwd()  # the runner's, which it empties
     try:
         return finished().Kernels(function)
-    except NotImplementedError as blank:
-        raise NotImplementedError(f"{blank}, line {blank.line}") from None
     except finished().Fault as fault:
         lesson.fact("compile", f"{fault}{place(fault)}")
 
@@ -250,7 +257,7 @@ def judge_cases(
     if condition := group.facts("barrier inside")[0]:
         what = f"a barrier stands inside of if {condition}"
         raise Wrong(what, HINTS["divergent_barrier"])
-    right(", ".join(case["what"] for case in group.facts("cases")[0]) + ": right")
+    right("; ".join(case["what"] for case in group.facts("cases")[0]))
     return case["counts"]
 
 
@@ -259,6 +266,7 @@ def judge_cases(
 
 def probe_index(lesson: Lesson) -> None:
     sizes = ((1, 128), (128, 128), (129, 128), (1000, 32))
+    filled(finished().source_of, lesson.module.vector_add)
     found = [[n, t, lesson.module.blocks_for(n, t)] for n, t in sizes]
     lesson.fact("blocks", found)
     if any(number != blocks(n, t) for n, t, number in found):
@@ -304,6 +312,7 @@ SECTORS = [len({4 * lane * stride // 32 for lane in range(32)}) for stride in ST
 
 
 def probe_strides(lesson: Lesson) -> None:
+    filled(finished().source_of, lesson.module.add_in_strides)
     found = [lesson.module.sectors(stride) for stride in STRIDES]
     lesson.fact("sectors", found)
     if found != SECTORS:
@@ -498,10 +507,7 @@ def judge_histogram(group: Group, right: Callable[[str], None]) -> None:
 
 def probe_softmax(lesson: Lesson) -> None:
     lab, facts = finished(), []
-    try:
-        lab.no_blank(lesson.module.softmax_kernel)
-    except NotImplementedError as blank:
-        raise NotImplementedError(f"{blank}, line {blank.line}") from None
+    filled(lab.no_blank, lesson.module.softmax_kernel)
     for rows, columns in ((1, 32), (3, 33), (4, 100)):
         # both lie within larger memory, so that nothing else is hit
         around_x = torch.full((rows + 4, 192), 300.0)

@@ -13,7 +13,7 @@ KIND, LOW, H = DEVICE.type, torch.bfloat16, 256
 
 
 def gradient(inside: bool) -> torch.Tensor:
-    """The gradient of an fp32 layer, with backward() inside the region or behind it."""
+    """The gradient of an fp32 layer, with backward() inside the region or after it."""
     torch.manual_seed(0)
     layer, x = nn.Linear(H, H).to(DEVICE), torch.randn(64, H, device=DEVICE)
     with torch.autocast(KIND, LOW):
@@ -34,7 +34,7 @@ def main() -> None:
     for inside in (True, False):
         off = gradient(inside)
         error = ((off.double() - exact).norm() / exact.norm()).item()
-        where = "inside the region" if inside else "behind its end"
+        where = "inside the region" if inside else "after its end"
         print(f"backward {where:18} .grad is {off.dtype}, its error ≈{error:.0e}")
         assert error > 1e-4 if inside else error < 1e-6
 

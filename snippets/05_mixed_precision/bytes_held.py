@@ -69,7 +69,7 @@ def main() -> None:
     print(
         "bytes per parameter, and of activations per element of the residual stream and block"
     )
-    print("                  weights  grads  moments  casts  activations  types of the four")
+    print("                  weights  grads  moments  casts  activations  types but for casts")
     for name, low_model, autocast in (
         ("fp32", False, False),
         ("autocast", False, True),

@@ -42,7 +42,7 @@ def main() -> None:
                 norms = seen.item(), applied.item()
             losses.append(loss.item())
         print(
-            f"{clip.__name__:7}  ≈{norms[0]:<22.5g}   ≈{norms[1]:<20.2g}   "
+            f"{clip.__name__:7}  ≈{norms[0]:<21.5g}   ≈{norms[1]:<20.2g}   "
             f"≈{losses[0]:.3f}  ≈{losses[-1]:.3f}"
         )
         assert (norms[1] < 1e-2) == (clip is wrong)

@@ -49,7 +49,19 @@ def error(f: Function, x: torch.Tensor, dtype: torch.dtype, inside: bool) -> flo
     return ((ours.double() - exact).norm() / exact.norm()).item()
 
 
+def check() -> None:
+    """In float64 these are torch's functions."""
+    x, library = torch.randn(ROWS, N, dtype=torch.float64), nn.functional
+    torch.testing.assert_close(softmax(x), library.softmax(x, -1))
+    torch.testing.assert_close(rms_norm(x), library.rms_norm(x, (N,), eps=1e-6))
+    torch.testing.assert_close(layer_norm(x), library.layer_norm(x, (N,), eps=1e-5))
+    right = torch.zeros(ROWS, dtype=torch.long)
+    losses = library.cross_entropy(x, right, reduction="none")
+    torch.testing.assert_close(cross_entropy(x).squeeze(-1), losses)
+
+
 def main() -> None:
+    check()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, N, generator=generator)
     tasks: dict[str, tuple[Function, torch.Tensor]] = {

@@ -27,6 +27,7 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 4, device=DEVICE)
     rows = torch.arange(4, device=DEVICE)
+    places = rows.expand(4, 4)
     layer = nn.Linear(4, 4).to(DEVICE)
     print("inside a region; x is fp32, y = x @ x is bf16")
     with torch.autocast(DEVICE.type, torch.bfloat16):
@@ -40,11 +41,12 @@ def main() -> None:
         attempt("zeros += y", lambda: zeros.add_(y))
         attempt("y += x, fp32 added into bf16", lambda: y.add_(x))
         attempt("zeros.index_add_(0, rows, y)", lambda: zeros.index_add_(0, rows, y))
+        attempt("zeros.scatter_add_(0, …, y)", lambda: zeros.scatter_add_(0, places, y))
         attempt("zeros[rows] = y", lambda: zeros.index_put_((rows,), y))
         attempt(
             "  mend: y.to(zeros.dtype)", lambda: zeros.index_add_(0, rows, y.to(zeros.dtype))
         )
-    print("behind its end")
+    print("after its end")
     attempt("y + x, promoted", lambda: y + x)
     attempt("layer(y), an fp32 layer", lambda: layer(y))
     attempt("  mend: layer(y.float())", lambda: layer(y.float()))

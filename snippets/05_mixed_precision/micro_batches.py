@@ -1,7 +1,8 @@
 """Gradients added up over micro-batches in a bf16 .grad, and in fp32: the error of the sum.
 
 backward adds to .grad in the precision of .grad, which is that of the parameter. With a bf16
-model each micro-batch is rounded into the sum; `grad_dtype` asks for an fp32 sum instead.
+model each micro-batch is rounded into the sum; `grad_dtype` asks for an fp32 sum instead. Who
+can use such a sum? SGD can, Adam cannot.
 """
 
 import torch
@@ -44,6 +45,14 @@ def main() -> None:
             )
     assert (weight.grad.dtype, wide.grad.dtype) == (torch.bfloat16, torch.float32)
     assert sums[0] > 5e-3 and sums[1] < 1e-6 and whole[0] > 2 * whole[1]
+
+    print("a step with the fp32 .grad of a bf16 weight")
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        try:
+            kind([wide], lr=0.1).step()
+            print(f"  {kind.__name__}: taken")
+        except RuntimeError as error:
+            print(f"  {kind.__name__}: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main() -> None:
     ):
         losses, lost = train(dtype, scale)
         ends[name] = losses[-1]
-        print(f"{name:12} ≈{lost:>21.1%}   ≈{losses[0]:.3f}  ≈{losses[-1]:.3f}")
+        print(f"{name:12} {f'≈{lost:.1%}':>22}   ≈{losses[0]:.3f}  ≈{losses[-1]:.3f}")
         assert (lost > 0.3) == (name == "fp16")
     assert max(ends["fp16, scaled"], ends["bf16"]) < 0.8 * ends["fp16"]
 

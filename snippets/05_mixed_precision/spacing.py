@@ -37,7 +37,7 @@ def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "spacing", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4.4))
     rows = {  # colour, label, where the label stands
-        "fp32": ("#52525b", "fp32", (20, -6.5)),
+        "fp32": ("#52525b", "fp32", (22, -9.5)),
         "fp16": ("#c2410c", "fp16", (16.6, 5)),
         "bf16": ("#0b6e99", "bf16", (24, 10.5)),
         "E4M3": ("#7c3aed", "E4M3", (-17, -7.5)),
@@ -91,7 +91,7 @@ def main() -> None:
             formula = 2.0 ** max(x.double().log2().item() - m, smallest)
             assert step.item() == formula, (name, point)
             cells.append(f"2^{int(step.log2())}")
-        print(f"{name:8}" + "".join(f"{cell:>10}" for cell in cells).rstrip())
+        print(f"{name:11}" + "".join(f"{cell:>10}" for cell in cells).rstrip())
     print("equal to 2^max(floor(log2 x) - m, 1 - bias - m) everywhere")
     counts = {}
     for name, (dtype, view, _, _) in FORMATS.items():

@@ -1,6 +1,6 @@
 """The share of a matrix product that a GPU computes for nothing: tiles, waves and a vocabulary.
 
-C [M, N] = A [M, K] B [K, N] is cut into tiles of C, one per thread block; a tile at the edge
+D [M, N] = A [M, K] B [K, N] is cut into tiles of D, one per thread block; a tile at the edge
 is computed whole, and the last wave of tiles leaves SMs idle. This is arithmetic, for one
 tile size and one tile per SM; libraries choose among many tile sizes, and may split K. Draws
 tiles.svg.
@@ -19,7 +19,7 @@ BYTES = {"fp32 (tf32)": 4, "fp16, bf16": 2, "fp8": 1}
 
 
 def tile_share(m: int, n: int) -> float:
-    """The share of computed tiles' elements that belong to C."""
+    """The share of computed tiles' elements that belong to D."""
     tiles = math.ceil(m / TILE_M) * math.ceil(n / TILE_N)
     return m * n / (tiles * TILE_M * TILE_N)
 
@@ -40,7 +40,7 @@ def draw(m: int, sms: int) -> None:
     sizes = range(256, 8193, 32)
     shares = [100 * tile_share(m, n) * wave_share(m, n, sms) for n in sizes]
     axes.plot(sizes, shares, color="#0b6e99", linewidth=1.4)
-    axes.set(xlabel="columns N of C, with M = 2,048", ylabel="useful share on 132 SMs (%)")
+    axes.set(xlabel="columns N of D, with M = 2,048", ylabel="useful share on 132 SMs (%)")
     axes.set_ylim(0, 103)
     for n, height, words in ((4096 + 256, 38, "one tile column more:\na third wave"),):
         axes.annotate(

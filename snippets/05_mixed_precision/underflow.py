@@ -112,7 +112,8 @@ def main() -> None:
         tiny = (half.ne(0) & (half.abs() < 2.0**-14)).double().mean().item()
         infinite = half.isinf().double().mean().item()
         assert (zero > 0.02) == (k == 0) and (infinite > 0) == (k >= 24)
-        print(f"2^{k:<5}      ≈{zero:6.2%}     ≈{tiny:6.2%}    ≈{infinite:6.2%}")
+        shares = [f"≈{share:.2%}" for share in (zero, tiny, infinite)]
+        print(f"2^{k:<5}{shares[0]:>13}{shares[1]:>12}{shares[2]:>11}")
     room = 65504 / g.abs().max().item()
     print(f"the largest scale without an infinity: 2^≈{torch.tensor(room).log2().item():.1f}")
     draw(g, 16)

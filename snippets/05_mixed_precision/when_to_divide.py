@@ -23,7 +23,7 @@ def mean(gradients: torch.Tensor, dtype: torch.dtype, before: float) -> torch.Te
 def main() -> None:
     torch.manual_seed(0)
     print(f"a mean over {N} ranks: share of elements that become 0 / inf")
-    print("gradients about       1/N before      1/N after      √N and √N")
+    print("gradients about     1/N before      1/N after      √N and √N")
     for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
         for size in (1e-6, 1e-3, 2e3):
             signs = torch.randn(ELEMENTS).sign()

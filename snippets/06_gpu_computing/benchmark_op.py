@@ -1,7 +1,7 @@
 """Measuring an operator: torch.utils.benchmark, what it does for you, and how far to trust it.
 
-It warms up, chooses the number of loops, takes the median, fixes the number of threads and waits
-for a GPU. The same statement measured twice says how large a difference must be to mean one.
+It warms up, chooses the number of loops, takes the median, fixes the threads and waits for a
+GPU. The same statement measured twice says how large a difference must be to mean one.
 """
 
 import timeit
@@ -14,12 +14,12 @@ VARIANTS = ["(1 - x).clamp(min=0)", "(1 - x).clamp_(min=0)", "torch.relu(1 - x)"
 
 def measure(statement: str, x: torch.Tensor) -> Measurement:
     timer = Timer(statement, globals={"torch": torch, "x": x})
-    return timer.blocked_autorange(min_run_time=0.1)
+    return timer.blocked_autorange(min_run_time=0.05)
 
 
 def main() -> None:
-    accelerator = torch.accelerator.current_accelerator()
-    device = accelerator if accelerator is not None else torch.device("cpu")
+    gpu = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if gpu else torch.device("cpu")
     torch.manual_seed(0)
     for n in (1 << 8, 1 << 14):
         x = torch.randn(n, device=device)

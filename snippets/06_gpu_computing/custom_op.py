@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.library import custom_op, opcheck
 
 
+# --8<-- [start:op]
 @custom_op("book::rms_norm", mutates_args=(), device_types="cpu")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y = x / rms(x) · weight over the last dimension: [..., h], [h] -> [..., h], [..., 1]."""
@@ -51,6 +52,7 @@ def backward(ctx, grad_y: Tensor, _) -> tuple[Tensor, Tensor, None]:
 
 
 rms_norm.register_autograd(backward, setup_context=setup_context)
+# --8<-- [end:op]
 
 
 def block(x: Tensor, weight: Tensor) -> Tensor:
@@ -72,9 +74,7 @@ def main() -> None:
     print("gradcheck: the gradients are those of finite differences")
 
     strided = torch.randn(33, 4, dtype=torch.float64).T.requires_grad_()  # [4, 33]
-    for arguments in [(x, weight, 1e-6), (strided, weight, 1e-6)]:
-        results = opcheck(rms_norm, arguments)
-    for test, verdict in results.items():
+    for test, verdict in opcheck(rms_norm, (strided, weight, 1e-6)).items():
         print(f"opcheck: {test:32} {verdict}")
 
     graphs = []

@@ -12,6 +12,7 @@ library = Library("tour", "DEF")
 library.define("double(Tensor x) -> Tensor")
 
 
+# --8<-- [start:tour]
 def cpu(x: torch.Tensor) -> torch.Tensor:
     stops.append("CPU: computes")
     return x * 2
@@ -47,6 +48,7 @@ def autograd(x: torch.Tensor) -> torch.Tensor:
 KERNELS = {"CPU": cpu, "Meta": meta, "AutocastCPU": autocast, "Autograd": autograd}
 for key, kernel in KERNELS.items():
     library.impl("double", kernel, key)
+# --8<-- [end:tour]
 
 
 def call(what: str, x: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ static void rows(const float* x, float* y, int64_t count, int64_t width, double 
   });
 }
 
+// --8<-- [start:cpp]
 // [..., width] -> the same, each row divided by its root mean square
 Tensor rms_norm(const Tensor& input, double eps) {
   STD_TORCH_CHECK(input.is_cpu(), "rms_norm: input must be a CPU tensor");
@@ -61,6 +62,7 @@ STABLE_TORCH_LIBRARY_IMPL(inline_demo, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("rms_norm_wrong", TORCH_BOX(&rms_norm_wrong));
 }
+// --8<-- [end:cpp]
 """
 
 

@@ -21,6 +21,7 @@ name = "hinge"
 version = "0.1"
 """
 SETUP = """\
+# --8<-- [start:setup]
 import torch
 from setuptools import setup
 from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
@@ -40,6 +41,7 @@ setup(
     cmdclass={"build_ext": BuildExtension},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )
+# --8<-- [end:setup]
 """
 CPP = r"""
 #include <Python.h>
@@ -84,6 +86,7 @@ __global__ void hinge_kernel(const float* from, float* to, int64_t n) {
   if (i < n) to[i] = fmaxf(0.0f, 1 - from[i]);
 }
 
+// --8<-- [start:cuda]
 Tensor hinge_cuda(const Tensor& input) {
   STD_TORCH_CHECK(input.scalar_type() == torch::headeronly::ScalarType::Float, "float32 only");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
@@ -101,12 +104,14 @@ Tensor hinge_cuda(const Tensor& input) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hinge, CUDA, m) { m.impl("hinge", TORCH_BOX(&hinge_cuda)); }
+// --8<-- [end:cuda]
 """
 INIT = '''\
 """The hinge, max(0, 1 - x), as an operator of torch."""
 
 import torch
 
+# --8<-- [start:init]
 from . import _C  # noqa: F401  registers torch.ops.hinge.hinge
 
 hinge = torch.ops.hinge.hinge.default
@@ -127,6 +132,7 @@ def _save(ctx, inputs, output):
 
 
 torch.library.register_autograd("hinge::hinge", _backward, setup_context=_save)
+# --8<-- [end:init]
 '''
 TEST = """\
 import torch, hinge

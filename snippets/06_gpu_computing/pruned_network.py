@@ -98,7 +98,7 @@ def main() -> None:
         print(f"{what:36} ≈{100 * density(model):.0f} %   ≈{accuracy(model):.0f} %")
 
     model = network()
-    train(model, x, y, 400)
+    train(model, x, y, 250)
     trained = {k: v.clone() for k, v in model.state_dict().items()}
     print(f"{'':36} weights   right")
     report("trained", model)
@@ -108,11 +108,11 @@ def main() -> None:
         report(f"pruned to {name}", model)
         if name == "a tenth":
             cut = accuracy(model)
-            train(model, x, y, 200)
+            train(model, x, y, 100)
             report("  tuned, the mask forgotten", model)
             model.load_state_dict(trained)
             apply(model, masks)
-        train(model, x, y, 200, masks)
+        train(model, x, y, 100, masks)
         report("  tuned, the mask applied each step", model)
         if name == "a tenth":
             assert accuracy(model) > cut + 5

@@ -17,8 +17,8 @@ def seed_for(*parts: object) -> int:
 
 
 def main() -> None:
-    accelerator = torch.accelerator.current_accelerator()
-    device = accelerator if accelerator is not None else torch.device("cpu")
+    gpu = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if gpu else torch.device("cpu")
 
     def generator(seed: int) -> torch.Generator:
         return torch.Generator(device).manual_seed(seed)

@@ -180,28 +180,6 @@ void check() {
     CHECK(cudaFree(barriers));
 }
 
-// --8<-- [start:order]
-// The order of summation: numbers from 0 to 1, added one after the other and pairwise.
-float pairwise(const float *x, size_t n) {
-    return n == 1 ? x[0] : pairwise(x, n / 2) + pairwise(x + n / 2, n - n / 2);
-}
-
-void order() {
-    for (int n : {1 << 10, 1 << 15, 1 << 20}) {
-        std::vector<float> x(n);
-        unsigned state = 1;
-        for (float &value : x) value = ((state = state * 1664525u + 1013904223u) >> 8) / 16777216.0f;
-        float serial = 0;
-        double want = 0;
-        for (float value : x) serial += value, want += value;
-        double tree = pairwise(x.data(), n);
-        printf("2^%.0f numbers: one by one off by ≈%.0e, pairwise by ≈%.0e\n", std::log2(n),
-               std::fabs(serial / want - 1), std::fabs(tree / want - 1));
-        require(std::fabs(tree / want - 1) < 6e-8 * std::log2(n), "pairwise", n);
-    }
-}
-// --8<-- [end:order]
-
 void measure() {
     const size_t n = 1 << 26;
     const int blocks = 1056;  // eight for each of an H200's 132 SMs
@@ -224,7 +202,6 @@ int main(int argc, char **argv) {
         return 1;
     }
     check();
-    order();
     if (argc < 2 || strcmp(argv[1], "--check") != 0) measure();
     return 0;
 }

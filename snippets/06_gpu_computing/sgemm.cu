@@ -55,7 +55,8 @@ __global__ void coalesced(int M, int N, int K, const float *A, const float *B, f
 // --8<-- [end:coalesced]
 
 // --8<-- [start:shared]
-// Rung 3. A block copies a 32 x 32 tile of A and of B to shared memory; all its threads use both.
+// Rung 3. A block copies 32 x 32 of A and of B to shared memory, for all of its
+// threads.
 __global__ void shared(int M, int N, int K, const float *A, const float *B, float *C) {
     __shared__ float a[32][32], b[32][32];
     const int x = threadIdx.x, y = threadIdx.y;
@@ -74,7 +75,7 @@ __global__ void shared(int M, int N, int K, const float *A, const float *B, floa
 // --8<-- [end:shared]
 
 // --8<-- [start:tile_1d]
-// Rung 4. A block of 512 threads computes 64 x 64, a thread a column of 8: one b serves 8 sums.
+// Rung 4. 512 threads compute 64 x 64, a thread a column of 8: one b serves 8 sums.
 __global__ void tile_1d(int M, int N, int K, const float *A, const float *B, float *C) {
     constexpr int BM = 64, BN = 64, BK = 8, TM = 8;
     __shared__ float a[BM][BK], b[BK][BN];
@@ -100,7 +101,7 @@ __global__ void tile_1d(int M, int N, int K, const float *A, const float *B, flo
 // --8<-- [end:tile_1d]
 
 // --8<-- [start:tile_2d]
-// Rung 5. 256 threads compute 128 x 128, a thread 8 x 8: 16 values read for 64 multiply-adds.
+// Rung 5. 256 threads compute 128 x 128, a thread 8 x 8: 16 values for 64 FMAs.
 __global__ void __launch_bounds__(256, 2)
     tile_2d(int M, int N, int K, const float *A, const float *B, float *C) {
     constexpr int BM = 128, BN = 128, BK = 8, TM = 8, TN = 8, THREADS = 256;
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(tile::THREADS, 2)
 // --8<-- [end:warp_tile]
 
 // --8<-- [start:double_buffered]
-// Rung 8. Two pairs of tiles: while one is multiplied, the next is on its way from memory.
+// Rung 8. Two pairs of tiles: while one is multiplied, the next is under way.
 __global__ void __launch_bounds__(tile::THREADS, 2)
     double_buffered(int M, int N, int K, const float *A, const float *B, float *C) {
     __shared__ __align__(16) tile::ATile a[2];

@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
+
+# --8<-- [start:kernel]
 @triton.jit
 def silu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -30,10 +33,12 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()  # the kernel counts elements from the pointer on
     y = torch.empty_like(x)
     n = x.numel()
-    wrap_triton(silu_kernel)[(triton.cdiv(n, 128),)](x, y, n, BLOCK=128)
+    kernel = silu_kernel if INTERPRETED else wrap_triton(silu_kernel)
+    kernel[(triton.cdiv(n, 128),)](x, y, n, BLOCK=128)
     return y
 
 
+# --8<-- [end:kernel]
 def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
     (x,) = ctx.saved_tensors
     s = x.sigmoid()
@@ -46,8 +51,7 @@ silu.register_autograd(
 
 
 def main() -> None:
-    accelerator = torch.accelerator.current_accelerator()
-    device = accelerator if accelerator is not None else torch.device("cpu")
+    device = torch.device("cpu" if INTERPRETED else torch.accelerator.current_accelerator())
     torch.manual_seed(0)
     for x in [torch.randn(1), torch.randn(31), torch.randn(33, 20).T, torch.randn(5, 129)]:
         x = x.to(device).requires_grad_()
@@ -56,7 +60,7 @@ def main() -> None:
         ours, theirs = (torch.autograd.grad(out.sum(), x)[0] for out in (y, reference))
         torch.testing.assert_close(ours, theirs)
     print("equal to torch.nn.functional.silu, forward and backward, on four shapes")
-    if accelerator is not None:  # the interpreter cannot be traced
+    if not INTERPRETED:  # the interpreter cannot be traced
         x = torch.randn(1000, device=device)
         compiled = torch.compile(lambda x: silu(2 * x) + 1, fullgraph=True)
         torch.testing.assert_close(compiled(x), torch.nn.functional.silu(2 * x) + 1)
