@@ -78,7 +78,8 @@ if __name__ == "__main__":
 # You may skip the next cell. `Kernels(function)` compiles the source that the function returns,
 # and `run("name", grid, block, *arguments)` launches one kernel of it, as
 # `name<<<grid, block>>>(arguments)` does in a `.cu` file. Tensors become pointers; what the
-# kernel writes is in the tensors afterwards. What comes back are counts:
+# kernel writes is in the tensors afterwards. A `printf` in a kernel prints, and nothing looks
+# faster for a thread at fault. What comes back are counts:
 #
 # * A warp's 32 lanes execute a load together: that is one **request**. Memory hands out
 #   **sectors** of 32 bytes, so a request costs as many sectors as its lanes touch.
@@ -133,6 +134,7 @@ static void note(size_t at, size_t size, int access, const char* kind, uint32_t 
     accesses[noted++] = {emu::block_number(), emu::self->id, instruction, (unsigned)at, what};
 }
 
+static FILE* results;
 static int report() {
   cudaError_t error = cudaDeviceSynchronize();
   if (!error) error = cudaGetLastError();
@@ -140,10 +142,10 @@ static int report() {
   for (int i = 0; i < used; i++) {
     void* host = malloc(arrays[i].bytes);
     cudaMemcpy(host, arrays[i].at, arrays[i].bytes, cudaMemcpyDeviceToHost);
-    fwrite(host, 1, arrays[i].bytes, stdout);
+    fwrite(host, 1, arrays[i].bytes, results);
   }
-  fwrite(accesses, sizeof(Access), noted, stdout);
-  return 0;
+  fwrite(accesses, sizeof(Access), noted, results);
+  return fclose(results);
 }
 """
 
@@ -211,11 +213,12 @@ class Kernels:
         compile_it = [sys.executable, emulator(), "-o", self.program, path]
         done = subprocess.run(compile_it, capture_output=True, text=True)
         if done.returncode:
-            self.fail(done.stderr, "error: ")
+            self.fail(done.stderr, "error: ", 0)  # the first of many
 
     def main(self) -> str:
         """The host's program: reads a kernel's name, its grid, and its arguments."""
         lines = ["int main(int, char** words) {", "  int size[6];"]
+        lines += ['  results = fdopen(dup(1), "wb"), dup2(2, 1);  // a kernel may print, too']
         lines += ["  for (int i = 0; i < 6; i++) size[i] = atoi(words[2 + i]);"]
         lines += ["  dim3 grid(size[0], size[1], size[2]), block(size[3], size[4], size[5]);"]
         lines += ["  word = words + 8;"]
@@ -230,15 +233,14 @@ class Kernels:
             lines += ["    emu::watch = nullptr;", "  }"]
         return "\n".join([*lines, "  return report();", "}", ""])
 
-    def fail(self, said: str, mark: str = ": ") -> None:
-        """Raise what the compiler or the emulator said first, with the line in this file."""
-        lines = [line for line in said.splitlines() if mark in line] or said.splitlines()[-1:]
-        what = (lines or ["it ended without a word"])[0]
+    def fail(self, said: str, mark: str, which: int) -> None:
+        """Raise what the compiler or the emulator said, with the line in this file."""
+        lines = [line for line in said.splitlines() if mark in line] or said.splitlines()
+        what = lines[which] if lines else "it ended without a word"
         place = re.match(r".*?kernels\.cu:(\d+)(?::\d+)?: (.*)", what)
-        error = Fault(place[2] if place else what)
+        error = Fault(re.sub(r"kernels\.cu:(\d+)", r"line \1", place[2] if place else what))
         if place:
             error.line = int(place[1])
-        error.args = (re.sub(r"kernels\.cu:(\d+)", r"line \1", error.args[0]),)
         raise error
 
     def run(self, name: str, grid, block, *arguments: torch.Tensor | int) -> Counts:
@@ -261,8 +263,10 @@ class Kernels:
         )
         if done.returncode == -signal.SIGXCPU:
             raise Fault(f"{name} did not end within 2 seconds")
+        said = done.stderr.decode(errors="replace")
         if done.returncode:
-            self.fail(done.stderr.decode(errors="replace"))
+            self.fail(said, "kernels.cu:", -1)  # below what the kernel has printed
+        print(said, end="")
         at = 0
         for a in tensors:
             mine = bytearray(done.stdout[at : at + a.nbytes])
@@ -555,7 +559,7 @@ if __name__ == "__main__":
     def check_warp_sum() -> None:
         counts = check_sums(warp_sum, "warp_sum")
         used = counts.shared_requests
-        ask(used <= 3 * (8 + 1), f"{used} requests of shared memory, 3 * (8 + 1) are enough")
+        ask(used <= 3 * 18, f"{used} requests of shared memory, 3 * (8 + 1) would do")
         print(f"step 4: the same by shuffles: {used} requests of shared memory")
 
     check_warp_sum()
@@ -825,7 +829,7 @@ if __name__ == "__main__":
             wrong = (c != a @ b).sum()
             ask(wrong == 0, f"{m} × {k} times {k} × {n}: {wrong} elements are wrong")
         naive, tiled = 2 * m * n * k, 2 * m * n * k // 16
-        ask(counts.loads == tiled, f"{counts.loads} loads, tiles would take {tiled}")
+        ask(counts.loads <= tiled, f"{counts.loads} loads, tiles would take {tiled}")
         print(
             f"step 8: 32 × 32 times 32 × 32: {counts.loads:,} loads counted, "
             f"2MNK/16 = {tiled:,} predicted; without tiles 2MNK = {naive:,}"
