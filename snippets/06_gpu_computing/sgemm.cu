@@ -295,6 +295,7 @@ __global__ void __launch_bounds__(tile::THREADS, 2)
     int now = 0;
     for (int k0 = tile::BK; k0 < K; k0 += tile::BK) {
         next.load(M, N, K, A, B, k0);        // asked for here ...
+        __syncwarp();                         // ... or the compiler moves it down ...
         tile::multiply(a[now], b[now], at, sum);
         next.store(a[1 - now], b[1 - now]);   // ... and waited for here
         __syncthreads();
