@@ -32,13 +32,12 @@
 import inspect
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,8 +77,8 @@ if __name__ == "__main__":
 # You may skip the next cell. `Kernels(function)` compiles the source that the function returns,
 # and `run("name", grid, block, *arguments)` launches one kernel of it, as
 # `name<<<grid, block>>>(arguments)` does in a `.cu` file. Tensors become pointers; what the
-# kernel writes is in the tensors afterwards. A `printf` in a kernel prints, and nothing looks
-# faster for a thread at fault. What comes back are counts:
+# kernel writes is in the tensors afterwards. A `printf` in a kernel prints. What comes back are
+# counts:
 #
 # * A warp's 32 lanes execute a load together: that is one **request**. Memory hands out
 #   **sectors** of 32 bytes, so a request costs as many sectors as its lanes touch.
@@ -150,7 +149,7 @@ static int report() {
 """
 
 
-def count(accesses: list[list[int]]) -> Counts:
+def count(accesses: Iterable[tuple[int, ...]]) -> Counts:
     """What warps asked of memory; an access is [block, thread, instruction, byte, what]."""
     single = [0] * 6  # reads, writes and atomics of global, then of shared memory
     times: dict[tuple[int, int, int], int] = {}
@@ -254,12 +253,12 @@ class Kernels:
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         words = [a.nbytes if isinstance(a, torch.Tensor) else a for a in arguments]
+        limited = ["sh", "-c", 'ulimit -S -t 2; exec "$@"', "sh"]  # seconds of processor time
         done = subprocess.run(
-            [self.program, name, *map(str, (*grid, *block, *words))],
+            [*limited, self.program, name, *map(str, (*grid, *block, *words))],
             input=b"".join(a.numpy().tobytes() for a in tensors),
             capture_output=True,
             env=os.environ | {"EMU_SEED": "1"},  # the threads of a block in random order
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (2, 3)),
         )
         if done.returncode == -signal.SIGXCPU:
             raise Fault(f"{name} did not end within 2 seconds")
@@ -274,8 +273,8 @@ class Kernels:
             at += a.nbytes
         if ON_GPU:
             self.compare_on_gpu(name, grid, block, before, arguments)
-        noted = torch.frombuffer(bytearray(done.stdout[at:]), dtype=torch.int32)
-        return count(noted.view(-1, 5).tolist())
+        noted = iter(memoryview(done.stdout[at:]).cast("I").tolist())
+        return count(zip(*[noted] * 5, strict=True))  # five numbers for each access
 
     def compare_on_gpu(self, name: str, grid, block, before, after) -> None:
         """The same launch on the GPU, compiled by NVRTC."""
@@ -373,8 +372,9 @@ if __name__ == "__main__":
 # Because of who reads *at the same moment*. The 32 lanes of a warp execute a load together.
 # If they read 32 neighbouring floats, the request touches $32 \cdot 4 / 32 = 4$ sectors, and
 # every byte that comes is used: the access is **coalesced**. If each lane is in a piece of its
-# own, every lane touches a sector of its own, 32 of them, of which 4 bytes each are used. The
-# loop is the same, the traffic is eight times as much.
+# own, every lane touches a sector of its own: 32 of them, of which 4 bytes each are used. The
+# sum of work is the same, and each request costs eight times as much. (A cache gives that back
+# only if it can keep 32 sectors for every warp until the lanes come to their next float.)
 #
 # Write the loop, and predict the sectors of a warp whose lane $l$ reads the float number
 # $l \cdot \text{stride}$. The check counts them in the kernel `copy_every`.
@@ -567,9 +567,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 5: a transpose, and the banks
 #
-# $y = x^T$ moves every number once and computes nothing, and still it is easy to make it eight
-# times too slow: thread $(r, c)$ that reads `x[r][c]` beside its neighbours writes `y[c][r]`,
-# a row away from what its neighbours write. Reads are coalesced or writes are, not both.
+# $y = x^T$ moves every number once and computes nothing, and still it is easy to make it touch
+# eight times the sectors: thread $(r, c)$ that reads `x[r][c]` beside its neighbours writes
+# `y[c][r]`, a row away from what its neighbours write. Reads are coalesced or writes are, not
+# both.
 #
 # The way out goes through shared memory. A block takes a tile of $32 \times 32$: it reads rows
 # of $x$ into the tile, waits at a barrier, and writes rows of $y$ out of the *columns* of the
@@ -781,7 +782,7 @@ if __name__ == "__main__":
 #
 # $C = AB$ with $A\,[M, K]$ and $B\,[K, N]$ takes $MNK$ multiply-adds. If each thread makes one
 # element of $C$ by itself, it loads a row of $A$ and a column of $B$: $2K$ loads for $K$
-# multiply-adds. A GPU computes some ten to a hundred times faster than it loads.
+# multiply-adds. In the time that memory takes for one number, a GPU makes dozens of them.
 #
 # But threads of one block need the same numbers. Let a block of $16 \times 16$ threads make a
 # tile of $C$. It walks along $K$ in steps of 16: every thread loads *one* element of $A$'s tile
