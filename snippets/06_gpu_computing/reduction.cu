@@ -69,7 +69,7 @@ __global__ void reduce(const float *x, long long n, float *out, int *barriers_me
     int barriers = 0;
     const long long quads = n / 4, threads = (long long)gridDim.x * blockDim.x;
     const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-#pragma unroll 4
+#pragma unroll 2
     for (long long i = first; i < quads; i += threads) {  // most of the work: no barrier
         float4 four = reinterpret_cast<const float4 *>(x)[i];
         value += (four.x + four.y) + (four.z + four.w);
