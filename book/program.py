@@ -84,8 +84,8 @@ def is_program(path: Path, root: Path) -> bool:
         first, *rest = path.relative_to(root).parts
     except ValueError:
         return False
-    if path.suffix not in SUFFIXES or path.name.startswith(("_", ".")):
-        return False
+    if path.suffix not in SUFFIXES or path.name.startswith(("_", ".")) or path.is_symlink():
+        return False  # a link to a program, which labs/ may hold, is not one more
     return (first == "snippets" and bool(rest)) or (first == "labs" and len(rest) == 1)
 
 

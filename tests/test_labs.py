@@ -176,8 +176,8 @@ ENDS = {
     "lab05": "all stages, offload and FSDP2 are one process",
     "lab10": "every split is the model of one process",
 }
-# beside the numbers of ranks in their transcripts
-RUNS = [(lab, n) for lab in REFERENCES for n in ([1, 2] if lab == "lab10" else [1, 3])]
+# beside the numbers of ranks in their transcripts; lab 06 is one process
+RUNS = [(lab, n) for lab in ENDS for n in ([1, 2] if lab == "lab10" else [1, 3])]
 
 
 @pytest.mark.parametrize(("lab", "ranks"), RUNS, ids=lambda value: str(value))
@@ -266,6 +266,35 @@ def test_failed_check_is_one_sentence(tmp_path: Path) -> None:
         r"lab02_ddp\.py, line \d+, a check that failed: the parameters are not those of .*"
     )
     assert re.fullmatch(sentence, done.stdout.splitlines()[-1]), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            None,
+            "a blank: step 1: the number of this thread in the grid, the guard, and the sum",
+        ),
+        ("add_no_guard", "a check that failed: kernel vector_add, block 0, thread"),
+    ],
+)
+def test_lab06_names_the_line_of_a_kernel(wrong: str | None, sentence: str, tmp_path: Path):
+    """The kernel's own, in a copy that finds the emulator in the folder of the labs."""
+    reference = REFERENCES["lab06"]
+    (tmp_path / "labs").mkdir()
+    for name in ("start.py", "cuda_on_cpu.py", reference.name):
+        (tmp_path / "labs" / name).write_text((LABS / name).read_text())
+    run(sys.executable, "labs/start.py", "06", cwd=tmp_path)
+    copy = tmp_path / "my_labs" / reference.name
+    if wrong:
+        answer = (ROOT / f"tests/labs/lab06/{wrong}.py").read_text()
+        copy.write_text(spoiled(reference.read_text(), answer))
+    done = run(sys.executable, copy, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    line = re.fullmatch(rf"lab06_cuda_basics\.py, line (\d+), {sentence}.*\n", done.stdout)
+    assert line, done.stdout
+    marks = ('#error "step 1', "c[i] = a[i] + b[i];")
+    assert any(mark in copy.read_text().splitlines()[int(line[1]) - 1] for mark in marks)
 
 
 def test_starter_has_no_solution_and_all_hints(starter: Path) -> None:

@@ -1,0 +1,1 @@
+../snippets/06_gpu_computing/cuda_on_cpu.py

@@ -1,0 +1,91 @@
+"""Bank conflicts in shared memory, counted for strides and for the columns of a tile.
+
+Shared memory has 32 banks of 4 bytes. In one pass each bank serves one word, to as many lanes
+as want it. So an access takes as many passes as the fullest bank has distinct words.
+Draws bank_conflicts.svg.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+LANES, BANKS = 32, 32
+
+
+# --8<-- [start:passes]
+def passes(words: list[int]) -> int:
+    """Passes that a warp's access takes; `words` are the 32 lanes' indices of 4-byte words."""
+    distinct = set(words)  # lanes that want the same word share it
+    return max(Counter(word % BANKS for word in distinct).values())
+
+
+# --8<-- [end:passes]
+
+
+def swizzle(row: int, column: int) -> int:
+    """Index in a 32 × 32 tile whose columns are permuted within each row: no padding needed."""
+    return row * 32 + (column ^ row)
+
+
+def draw(tiles: dict[str, Callable[[int, int], int]]) -> None:
+    """The banks of the upper left corner, 8 × 8 words, of each tile."""
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "bank_conflicts", "font.size": 12}
+    figure, panels = plt.subplots(1, 3, figsize=(7, 3.0))
+    for axes, (name, index) in zip(panels, tiles.items(), strict=True):
+        banks = [[index(r, c) % BANKS for c in range(8)] for r in range(8)]
+        axes.pcolormesh(banks, cmap="viridis", vmax=20, linewidth=0)
+        axes.add_patch(
+            plt.Rectangle((0, 0), 1, 8, facecolor="none", edgecolor="#c2410c", linewidth=3)
+        )
+        axes.set(xlim=(-0.2, 8.2), ylim=(8.2, -0.2), xticks=[], yticks=[], aspect="equal")
+        axes.set_title(name, fontsize=12, color="#52525b")
+        style = {"ha": "center", "va": "center", "fontsize": 10, "color": "white"}
+        for row in range(8):
+            for column in range(8):
+                axes.text(column + 0.5, row + 0.5, str(banks[row][column]), **style)
+        axes.spines[:].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("bank_conflicts.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    lanes = range(LANES)
+    print("stride in words        1   2   3   4   5   8  16  17  31  32  33  64")
+    strides = (1, 2, 3, 4, 5, 8, 16, 17, 31, 32, 33, 64)
+    print(
+        "passes             "
+        + "".join(f"{passes([lane * s for lane in lanes]):4}" for s in strides)
+    )
+    for stride in range(1, 129):
+        assert passes([lane * stride for lane in lanes]) == math.gcd(stride, BANKS)
+    print("strides 1 to 128: equal to gcd(stride, 32)")
+    print(f"all lanes the same word: {passes([0] * LANES)}, a broadcast")
+    halves = [lane % 16 + lane // 16 * 32 for lane in lanes]
+    print(f"half a warp in each of two rows, 32 words apart: {passes(halves)}")
+
+    tiles = {
+        "pitch 32": lambda row, column: row * 32 + column,
+        "pitch 33 (padded)": lambda row, column: row * 33 + column,
+        "pitch 32, swizzled": swizzle,
+    }
+    print("tile 32 × 32 of floats     a row   a column   bytes")
+    for name, index in tiles.items():
+        by_row = {passes([index(r, lane) for lane in lanes]) for r in lanes}
+        by_column = {passes([index(lane, c) for lane in lanes]) for c in lanes}
+        bytes_used = 4 * (32 * 33 if "33" in name else 32 * 32)
+        print(f"{name:24} {by_row.pop():7} {by_column.pop():10} {bytes_used:7,}")
+        assert not by_row and not by_column  # the same for every row and column
+        # and no two elements in one word, which `passes` would take for a broadcast
+        assert len({index(r, c) for r in lanes for c in lanes}) == 32 * 32
+
+    indices = {"pitch 32": tiles["pitch 32"], "pitch 33": tiles["pitch 33 (padded)"]}
+    draw(indices | {"swizzled": swizzle})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Where a GPU starts to pay: the CPU is measured, the GPU too if there is one, or modelled.
+
+The model: every launch costs LAUNCH, data that lies on the host crosses the link, and the
+kernel itself takes max(FLOPs / P, bytes / W). Datasheet: H100 SXM, fp32 67 TFLOP/s, 3,350 GB/s,
+PCIe 5.0 x16. LAUNCH is an assumption: put in what your own machine shows.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+P, W = 67e12, 3350e9  # FLOP/s, bytes/s
+LINK = 32e9 * 16 * 128 / 130 / 8  # 32 GT/s, 16 lanes, 128 of 130 bits are data: 63 GB/s
+LAUNCH = 10e-6  # s, from the call in Python to the kernel's end, for one small operator
+THREADS = torch.get_num_threads()
+
+
+# --8<-- [start:model]
+def modelled(flops: float, moved: float, crossing: float, launches: int = 1) -> float:
+    """Seconds on the GPU; `crossing` bytes go over the link, `moved` through its memory."""
+    return launches * LAUNCH + crossing / LINK + max(flops / P, moved / W)
+
+
+# --8<-- [end:model]
+
+
+def seconds(call: Callable, budget: float = 0.03) -> float:
+    """Least time of `call`, which leaves nothing running, over five repeats or more."""
+    call()
+    best, repeats, end = math.inf, 0, time.perf_counter() + budget
+    while repeats < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        best, repeats = min(best, time.perf_counter() - start), repeats + 1
+    return best
+
+
+def add(n: int) -> tuple[list[torch.Tensor], Callable, float, float]:
+    return [torch.randn(n), torch.randn(n)], torch.add, n, 12 * n
+
+
+def product(n: int) -> tuple[list[torch.Tensor], Callable, float, float]:
+    return [torch.randn(n, n), torch.randn(n, n)], torch.mm, 2 * n**3, 12 * n**2
+
+
+@functools.cache
+def on_cpu(make: Callable, n: int) -> float:
+    """Seconds on the CPU, with one thread or with all, whichever is faster."""
+    inputs, operator, _, _ = make(n)
+    best = math.inf
+    for threads in {1, THREADS}:
+        torch.set_num_threads(threads)
+        best = min(best, seconds(lambda: operator(*inputs), budget=0.05))
+    return best
+
+
+def times(make: Callable, n: int, on_host: bool) -> tuple[float, float]:
+    """Seconds on the CPU and on the GPU for size `n`."""
+    inputs, operator, flops, moved = make(n)
+    cpu = on_cpu(make, n)
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return cpu, modelled(flops, moved, moved if on_host else 0, 3 if on_host else 1)
+    there = [x.to(device) for x in inputs]
+
+    def call() -> None:
+        if on_host:
+            operator(*(x.to(device) for x in inputs)).cpu()
+        else:
+            operator(*there)
+        torch.accelerator.synchronize()
+
+    return cpu, seconds(call)
+
+
+def crossing(make: Callable, sizes: list[int], on_host: bool) -> tuple[float, float]:
+    """The size at which the two are equal, between measured sizes; the ratio at the largest."""
+    previous = None
+    crossed = math.nan
+    for n in sizes:
+        cpu, gpu = times(make, n, on_host)
+        gain = math.log(cpu / gpu)
+        if gain > 0 and math.isnan(crossed):
+            crossed = n
+            if previous:  # straight line between the points, both axes logarithmic
+                m, loss = previous
+                crossed = m * (n / m) ** (-loss / (gain - loss))
+        previous = (n, gain)
+    return crossed, math.exp(previous[1])
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    measured = torch.accelerator.is_available()
+    print(f"the GPU's times are {'measured' if measured else 'modelled, the CPU measured'}")
+    lengths = [2**k for k in range(10, 23, 2)]
+    widths = [16, 32, 64, 128, 256, 512]
+    cases = [
+        ("vector add, data on the GPU", add, lengths, False),
+        ("product n × n, data on the GPU", product, widths, False),
+        ("product n × n, to it and back", product, widths, True),
+    ]
+    print("operation                        crossing at n   CPU / GPU at the largest n")
+    crossed = {}
+    for name, make, sizes, on_host in cases:
+        n, ratio = crossing(make, sizes, on_host)
+        crossed[name] = n
+        print(f"{name:32} ≈{n:9.0f}   ≈{ratio:.0f} at {sizes[-1]:,}")
+
+    # copies cost something, so a product from the host starts to pay later (or not at all, nan)
+    assert not crossed[cases[1][0]] >= crossed[cases[2][0]], crossed
+
+    # data on the host: is the link faster than the CPU's own memory?
+    n = lengths[-1]
+    cpu, gpu = times(add, n, True)
+    print(f"vector add of {n:,}, to the GPU and back: CPU ≈{1e3 * cpu:.1f} ms, "
+          f"GPU ≈{1e3 * gpu:.2f} ms")  # fmt: skip
+    print(f"  at least {12 * n / LINK * 1e3:.2f} ms on a link of {LINK / 1e9:.1f} GB/s; "
+          f"the CPU's add reaches ≈{12 * n / cpu / 1e9:.1f} GB/s")  # fmt: skip
+    # a small network: launches decide
+    for width in (64, 1024, 8192):
+        flops, launches = 6 * 32 * (3 * width**2), 30
+        gpu = modelled(flops, 3 * 3 * 4 * width**2, 0, launches)
+        print(
+            f"training step, 3 layers of {width}, batch 32, 30 launches: modelled "
+            f"{1e6 * gpu:.0f} µs, {launches * LAUNCH / gpu:.0%} of it launches"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Six things an author of an operator forgets: what torch says, and what it does not say.
+
+Each operator below computes the right numbers. Five fail with an error: at the first call, or
+when somebody trains or compiles. The sixth gives a wrong gradient, and only opcheck sees it.
+"""
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import custom_op, opcheck
+
+
+@custom_op("forgets::no_fake", mutates_args=())
+def no_fake(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+@custom_op("forgets::no_backward", mutates_args=())
+def no_backward(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+@custom_op("forgets::returns_view", mutates_args=())
+def returns_view(x: Tensor) -> Tensor:
+    return x.view(-1)
+
+
+@custom_op("forgets::wrong_fake", mutates_args=())
+def wrong_fake(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+@wrong_fake.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@custom_op("forgets::wrong_strides", mutates_args=())
+def wrong_strides(x: Tensor) -> Tensor:
+    return x.contiguous().sin()
+
+
+@wrong_strides.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)  # keeps the strides of x, transposed or not
+
+
+# --8<-- [start:writes]
+@custom_op("forgets::writes", mutates_args=())
+def writes(x: Tensor) -> None:
+    array = x.numpy()  # like a kernel that was given a pointer: autograd does not see it
+    array *= 2
+
+
+@custom_op("forgets::declares", mutates_args={"x"})
+def declares(x: Tensor) -> None:
+    array = x.numpy()
+    array *= 2
+
+
+def gradient(double_in_place) -> Tensor:
+    """d(h²)/dx with h = x + 0; h is doubled after the square has saved it for backward."""
+    x = torch.tensor([3.0], requires_grad=True)
+    h = x + 0
+    square = h * h
+    double_in_place(h.detach())
+    square.backward()
+    return x.grad
+
+
+# --8<-- [end:writes]
+
+
+def show(what: str, attempt, pick: str = "") -> None:
+    """Print the error of `attempt`: its first sentence, or the one that starts with `pick`."""
+    try:
+        attempt()
+    except Exception as error:
+        text = str(error)[str(error).index(pick) :].splitlines()[0]
+        text = text.split(". ")[0].split(": [")[0].split(" (scroll")[0]
+        print(f"{what}\n    {type(error).__name__}: {text}")
+    else:
+        raise AssertionError(f"{what}: expected an error")
+
+
+def main() -> None:
+    x = torch.randn(2, 3)
+    trained = x.clone().requires_grad_()
+    with FakeTensorMode() as mode:  # what torch.compile and torch.export trace with
+        show("no fake kernel", lambda: no_fake(mode.from_tensor(x)), "There was no fake impl")
+    show("no backward formula", lambda: no_backward(trained).sum().backward())
+    show("output is a view of the input", lambda: returns_view(x), "The output of this custom")
+    show("a fake kernel with another shape", lambda: opcheck(wrong_fake, (x,)))
+    compiled = torch.compile(wrong_strides, fullgraph=True)
+    torch.testing.assert_close(compiled(x), x.sin())  # contiguous: nothing is found
+    show("a fake kernel with other strides, compiled", lambda: compiled(x.T))
+
+    print("an argument is written to, and the schema does not say so")
+    print(f"  d(h²)/dx at x = 3 should be 6: {gradient(writes).item():.0f}, and no error")
+    show("  the same, with mutates_args={'x'}", lambda: gradient(declares))
+    show("  opcheck of the first", lambda: opcheck(writes, (x,)))
+
+
+if __name__ == "__main__":
+    main()

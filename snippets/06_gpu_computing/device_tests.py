@@ -1,0 +1,107 @@
+"""How operators are tested in PyTorch, in small: one description, every device, every dtype.
+
+An OpInfo says what an operator is, its inputs and what it should equal. Templates become
+one test per device and dtype. A kernel that ignores strides fails for strided inputs alone.
+"""
+
+import dataclasses
+import io
+import itertools
+import unittest
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass
+class OpInfo:
+    name: str
+    op: Callable
+    reference: Callable  # in float64
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.bfloat16)
+
+    def samples(self, device: str, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Inputs that go wrong where something can: the shapes, the strides, the edges."""
+        generator = torch.Generator().manual_seed(0)
+        base = torch.randn(33, 31, generator=generator).to(device, dtype)
+        yield "matrix", base
+        yield "empty", base[:0]
+        yield "scalar", base[0, 0]
+        yield "transposed", base.T
+        yield "every other column", base[:, ::2]
+        yield "broadcast", base[:1].expand(5, 31)
+
+
+class Template:
+    """The tests, without a device; `instantiate` makes them real."""
+
+    def test_reference(self, device: str, dtype: torch.dtype, info: OpInfo) -> None:
+        for what, x in info.samples(device, dtype):
+            with self.subTest(what):
+                expected = info.reference(x.double()).to(dtype)
+                torch.testing.assert_close(info.op(x), expected)
+
+    def test_input_unchanged(self, device: str, dtype: torch.dtype, info: OpInfo) -> None:
+        for _, x in info.samples(device, dtype):
+            before = x.clone()
+            info.op(x)
+            torch.testing.assert_close(x, before, rtol=0, atol=0)
+
+    def test_gradcheck(self, device: str, dtype: torch.dtype, info: OpInfo) -> None:
+        if dtype is not torch.float64:
+            self.skipTest("finite differences need float64")
+        x = torch.linspace(-2.05, 2.05, 6, dtype=dtype, device=device, requires_grad=True)
+        self.assertTrue(torch.autograd.gradcheck(info.op, (x,)))
+
+
+def instantiate(infos: list[OpInfo], devices: list[str]) -> type[unittest.TestCase]:
+    """One method for each template, operator, device and dtype, named after them."""
+    methods = {}
+    for name, template in vars(Template).items():
+        if not name.startswith("test_"):
+            continue
+        for info, device in itertools.product(infos, devices):
+            for dtype in info.dtypes:
+
+                def test(self, template=template, arguments=(device, dtype, info)) -> None:
+                    template(self, *arguments)
+
+                dtype_name = str(dtype).removeprefix("torch.")
+                methods[f"{name}_{info.name}_{device}_{dtype_name}"] = test
+    return type("TestOps", (unittest.TestCase,), methods)
+
+
+def hinge(x: Tensor) -> Tensor:
+    return torch.where(x < 1, 1 - x, 0)
+
+
+def hinge_wrong(x: Tensor) -> Tensor:
+    """Reads its input from the pointer on, as a kernel without strides would."""
+    flat = x.as_strided((x.numel(),), (1,), x.storage_offset()) if 0 not in x.stride() else x
+    return torch.where(flat < 1, 1 - flat, 0).view(x.shape)
+
+
+def main() -> None:
+    devices = ["cpu"]
+    if torch.accelerator.is_available():
+        devices.append(torch.accelerator.current_accelerator().type)
+    for op in (hinge, hinge_wrong):
+        info = OpInfo(op.__name__, op, lambda x: (1 - x).clamp(min=0))
+        suite = unittest.defaultTestLoader.loadTestsFromTestCase(instantiate([info], devices))
+        result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
+        assert not result.errors, result.errors[0][1]
+        print(f"{op.__name__}: {result.testsRun // len(devices)} tests per device", end=", ")
+        print(f"{len(result.skipped) // len(devices)} skipped", end=", ")
+        if result.wasSuccessful():
+            print("all passed")
+            continue
+        print("failed:")
+        for test, _ in result.failures:
+            if "_cpu_" in test.id():
+                case = getattr(test, "test_case", test)  # a subtest knows whose it is
+                print(f"  {case._testMethodName} [{test._message}]")
+
+
+if __name__ == "__main__":
+    main()

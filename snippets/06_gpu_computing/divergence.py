@@ -1,0 +1,118 @@
+"""What branches cost a warp: a SIMT machine in forty lines that counts what it issues.
+
+A warp has one instruction stream for its 32 lanes. At a branch it runs each side that any lane
+wants, with the other lanes switched off; a loop runs until its last lane is done.
+"""
+
+import random
+from collections.abc import Callable
+
+LANES = 32
+
+
+# --8<-- [start:warp]
+class Warp:
+    """32 lanes in lockstep: every instruction is issued once, for the lanes of the mask."""
+
+    def __init__(self, first: int):
+        self.threads = range(first, first + LANES)  # their numbers in the grid
+        self.mask = [True] * LANES
+        self.issued = 0  # instructions of this warp
+        self.useful = 0  # lanes that took part, summed over instructions
+
+    def work(self, instructions: int = 1) -> None:
+        self.issued += instructions
+        self.useful += instructions * sum(self.mask)
+
+    def branch(self, condition: Callable[[int], bool], then: Callable, other: Callable) -> None:
+        outer, side = self.mask, [bool(condition(thread)) for thread in self.threads]
+        for wanted, body in ((True, then), (False, other)):
+            self.mask = [on and s == wanted for on, s in zip(outer, side, strict=True)]
+            if any(self.mask):  # a side that no lane takes is skipped
+                body()
+        self.mask = outer  # here the lanes meet again
+
+    def loop(self, trips: Callable[[int], int], body: Callable) -> None:
+        outer, trip = self.mask, 0
+        lanes = list(zip(outer, map(trips, self.threads), strict=True))
+        while any(mask := [on and trip < length for on, length in lanes]):
+            self.mask = mask
+            body()
+            trip += 1
+        self.mask = outer
+
+
+# --8<-- [end:warp]
+
+
+def run(kernel: Callable[[Warp], None], threads: int = 1024) -> tuple[int, float]:
+    """Issue `kernel` for all warps; return instructions, and the share of lanes at work."""
+    warps = [Warp(first) for first in range(0, threads, LANES)]
+    for warp in warps:
+        kernel(warp)
+    issued = sum(warp.issued for warp in warps)
+    return issued, sum(warp.useful for warp in warps) / (LANES * issued)
+
+
+def two_sides(condition: Callable[[int], bool]) -> Callable[[Warp], None]:
+    """`if` with ten instructions on each side."""
+    return lambda warp: warp.branch(condition, lambda: warp.work(10), lambda: warp.work(10))
+
+
+def switch(cases: int) -> Callable[[Warp], None]:
+    """`switch (thread % cases)` with ten instructions in each case."""
+
+    def kernel(warp: Warp) -> None:
+        def case(c: int) -> None:
+            if c < cases:
+                this, ten = lambda thread: thread % cases == c, lambda: warp.work(10)
+                warp.branch(this, ten, lambda: case(c + 1))
+
+        case(0)
+
+    return kernel
+
+
+def main() -> None:
+    random.seed(0)
+    lengths = [random.randint(1, 64) for _ in range(1024)]  # work of each thread
+    ordered = sorted(lengths)
+
+    sides = {  # which side each thread takes
+        "no branch, 10 instructions": lambda thread: True,
+        "if (thread < 512)": lambda thread: thread < 512,
+        "if (thread / 32 % 2)": lambda thread: thread // 32 % 2,
+        "if (thread % 2)": lambda thread: thread % 2,
+        "if (thread % 32 == 0)": lambda thread: thread % 32 == 0,
+        "switch (thread % 8)": lambda thread: thread % 8,
+        "switch (thread % 32)": lambda thread: thread % 32,
+    }
+    kernels = {
+        "no branch, 10 instructions": lambda warp: warp.work(10),
+        **{name: two_sides(side) for name, side in sides.items() if name.startswith("if")},
+        "switch (thread % 8)": switch(8),
+        "switch (thread % 32)": switch(32),
+        "for 1 to 64 trips, any order": lambda w: w.loop(lengths.__getitem__, w.work),
+        "for 1 to 64 trips, sorted": lambda w: w.loop(ordered.__getitem__, w.work),
+    }
+    print("1,024 threads in 32 warps        issued   lanes at work")
+    results = {}
+    for name, kernel in kernels.items():
+        results[name] = run(kernel)
+        print(f"{name:30} {results[name][0]:8,} {results[name][1]:14.1%}")
+
+    # a branch costs a warp every side that one of its lanes takes
+    for name, side in sides.items():
+        taken = [len(set(map(side, range(i, i + LANES)))) for i in range(0, 1024, LANES)]
+        assert 10 * sum(taken) == results[name][0]
+    print("each branch issues the sum over warps of the sides taken: equal")
+    # a loop costs a warp its longest lane
+    for trips, words in ((lengths, "any order"), (ordered, "sorted")):
+        longest = [max(trips[i : i + LANES]) for i in range(0, 1024, LANES)]
+        assert sum(longest) == results[f"for 1 to 64 trips, {words}"][0]
+    print(f"sum of trips {sum(lengths):,} / 32 lanes = {sum(lengths) / 32:.0f} at best")
+    print("each loop issues the sum over warps of the longest lane: equal")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+// What goes wrong with kernels: ./faults NAME, and ./faults NAME mended.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define CHECK(call)                                                                      \
+    do {                                                                                 \
+        cudaError_t status_ = (call);                                                    \
+        if (status_ != cudaSuccess) {                                                    \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call,                \
+                    cudaGetErrorString(status_));                                        \
+            exit(1);                                                                     \
+        }                                                                                \
+    } while (0)
+
+// --8<-- [start:past]
+__global__ void fill(float *x, int n, bool mended) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (mended ? i < n : i <= n) x[i] = i;  // one too many
+}
+
+__global__ void scatter(float *x, int n, bool mended) {
+    size_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[mended ? i : i << 28] = i;  // a gibibyte apart
+}
+// --8<-- [end:past]
+
+// --8<-- [start:barrier]
+__global__ void reverse(float *x, bool mended) {
+    __shared__ float tile[256];
+    tile[threadIdx.x] = x[threadIdx.x];
+    if (mended) __syncthreads();
+    x[threadIdx.x] = tile[255 - threadIdx.x];
+}
+
+__global__ void rotate(float *x, bool mended) {
+    __shared__ float tile[256];
+    tile[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    float next = tile[(threadIdx.x + 1) % 256];
+    if (mended) __syncthreads();  // all have read before anyone writes
+    tile[threadIdx.x] = next;
+    __syncthreads();
+    x[threadIdx.x] = tile[255 - threadIdx.x];
+}
+// --8<-- [end:barrier]
+
+// --8<-- [start:divergent]
+__global__ void halves(float *x, bool mended) {
+    __shared__ float tile[256];
+    tile[threadIdx.x] = x[threadIdx.x];
+    if (mended) {
+        __syncthreads();
+        if (threadIdx.x < 128) x[threadIdx.x] += tile[threadIdx.x + 128];
+    } else if (threadIdx.x < 128) {
+        __syncthreads();  // half of the block waits here
+        x[threadIdx.x] += tile[threadIdx.x + 128];
+    } else {
+        tile[threadIdx.x] *= 2;
+        __syncthreads();  // and half of it here
+    }
+}
+
+__global__ void half_warp(float *x, bool mended) {
+    float other = 0;
+    if (mended) other = __shfl_down_sync(0xffffffff, x[threadIdx.x], 16);
+    if (threadIdx.x < 16) {
+        if (!mended) other = __shfl_down_sync(0xffffffff, x[threadIdx.x], 16);  // 32 are named
+        x[threadIdx.x] += other;
+    } else {
+        __syncwarp();
+    }
+}
+// --8<-- [end:divergent]
+
+// --8<-- [start:race]
+__global__ void count(int *counter, bool mended) {
+    if (mended)
+        atomicAdd(counter, 1);
+    else
+        *counter += 1;  // load, add, store
+}
+// --8<-- [end:race]
+
+// --8<-- [start:overflow]
+__global__ void corner(float *x, int rows, int cols, bool mended) {
+    int row = rows - 1, col = cols - 1;
+    size_t at = mended ? (size_t)row * cols + col : row * cols + col;  // int times int is an int
+    if (at < 256) x[at] = 1;
+    if (threadIdx.x == 0) printf("element %llu\n", (unsigned long long)at);
+}
+// --8<-- [end:overflow]
+
+void say(const char *call, cudaError_t status) {
+    printf("%-24s %s\n", call, cudaGetErrorString(status));
+}
+
+// --8<-- [start:late]
+void late(float *x, bool mended) {
+    scatter<<<1, 256>>>(x, 256, mended);
+    say("launch:", cudaGetLastError());
+    say("cudaDeviceSynchronize:", cudaDeviceSynchronize());
+    say("cudaGetLastError:", cudaGetLastError());
+    say("cudaMalloc:", cudaMalloc(&x, 4));  // nothing is wrong with this one
+    say("cudaGetLastError:", cudaGetLastError());
+}
+// --8<-- [end:late]
+
+// --8<-- [start:silent]
+void silent(float *x, bool mended) {
+    const int threads = mended ? 256 : 2048;
+    float first;
+    CHECK(cudaMemset(x, 0, 256 * sizeof(float)));
+    fill<<<1, threads>>>(x + 1, 255, true);
+    CHECK(cudaMemcpy(&first, x + 255, sizeof(float), cudaMemcpyDeviceToHost));
+    printf("the last element is %.0f, and should be 254\n", first);
+    say("cudaGetLastError:", cudaGetLastError());
+}
+// --8<-- [end:silent]
+
+void words() {  // the runtime knows its words without a GPU
+    for (int code : {1, 2, 9, 35, 100, 209, 700, 701, 716, 719})
+        printf("%3d %-32s %s\n", code, cudaGetErrorName((cudaError_t)code),
+               cudaGetErrorString((cudaError_t)code));
+}
+
+int main(int argc, char **argv) {
+    const char *name = argc > 1 ? argv[1] : "";
+    const bool mended = argc > 2 && strcmp(argv[2], "mended") == 0;
+    auto is = [&](const char *other) { return strcmp(name, other) == 0; };
+    if (is("words")) return words(), 0;
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        fprintf(stderr, "faults needs an NVIDIA GPU; python cuda_on_cpu.py faults.cu NAME does without\n");
+        return 1;
+    }
+    std::vector<float> host(256, 1);
+    float *x;
+    int *counter;
+    CHECK(cudaMalloc(&x, host.size() * sizeof(float)));
+    CHECK(cudaMalloc(&counter, sizeof(int)));
+    CHECK(cudaMemset(counter, 0, sizeof(int)));
+    CHECK(cudaMemcpy(x, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice));
+    if (is("past")) fill<<<2, 256>>>(x, 256, mended);
+    else if (is("host_pointer")) fill<<<1, 256>>>(mended ? x : host.data(), 256, true);
+    else if (is("reverse")) reverse<<<1, 256>>>(x, mended);
+    else if (is("rotate")) rotate<<<1, 256>>>(x, mended);
+    else if (is("halves")) halves<<<1, 256>>>(x, mended);
+    else if (is("half_warp")) half_warp<<<1, 32>>>(x, mended);
+    else if (is("count")) count<<<2, 128>>>(counter, mended);
+    else if (is("corner")) corner<<<1, 32>>>(x, 65536, 65536, mended);
+    else if (is("too_many")) fill<<<1, mended ? 256 : 2048>>>(x, 256, true);
+    else if (is("silent")) return silent(x, mended), 0;
+    else if (is("late")) return late(x, mended), 0;
+    else return fprintf(stderr, "faults: no fault is called '%s'\n", name), 1;
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    printf("no error\n");
+    return 0;
+}

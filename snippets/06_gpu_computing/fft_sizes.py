@@ -1,0 +1,110 @@
+"""How an FFT's time depends on the factors of its length: measured for neighbouring lengths.
+
+First an FFT from scratch that splits by the smallest factor (Cooley and Tukey, 1965) and counts
+its multiplications: n times the sum of n's prime factors. Draws fft_sizes.svg.
+"""
+
+import statistics
+import time
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+
+
+def factors(n: int) -> list[int]:
+    """The prime factors of n, smallest first."""
+    found, p = [], 2
+    while n > 1:
+        while n % p == 0:
+            found.append(p)
+            n //= p
+        p += 1
+    return found
+
+
+# --8<-- [start:fft]
+def fft(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The transform of a complex vector [n], and how many multiplications it took."""
+    n = len(x)
+    if n == 1:
+        return x, 0
+    p = factors(n)[0]  # p transforms of length n/p, of every p-th element
+    parts, counts = zip(*(fft(x[r::p]) for r in range(p)), strict=True)
+    k = torch.arange(n)
+    total = torch.zeros(n, dtype=x.dtype)
+    for r, part in enumerate(parts):  # X[k] = sum over r of w^(rk) · part_r[k mod n/p]
+        twiddle = torch.exp(-2j * torch.pi * (r * k % n).double() / n)
+        total += twiddle * part.repeat(p)
+    return total, sum(counts) + n * p
+
+
+# --8<-- [end:fft]
+
+
+def milliseconds(n: int, batch: int = 8) -> float:
+    """The shortest of five times of `batch` complex transforms of length n."""
+    x = torch.randn(batch, n, dtype=torch.complex64)
+    torch.fft.fft(x)
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        torch.fft.fft(x)
+        times.append(time.perf_counter() - begin)
+    return min(times) * 1e3
+
+
+def draw(lengths: list[int], times: list[float]) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fft_sizes", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 3.8))
+    largest = [max(factors(n)) for n in lengths]
+    for low, high, colour in [(1, 7, "#15803d"), (8, 500, "#0b6e99"), (501, 10**6, "#c2410c")]:
+        points = [(p, t) for p, t in zip(largest, times, strict=True) if low <= p <= high]
+        axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=6, alpha=0.8)
+    top = max(times)
+    axes.text(2, top * 1.25, "factors up to 7", color="#15803d")
+    axes.text(30, top * 1.25, "up to 500", color="#0b6e99")
+    axes.text(560, top * 1.25, "larger, or prime", color="#c2410c")
+    axes.set(xscale="log", yscale="log", ylim=(min(times) * 0.7, top * 1.9), xlim=(1.6, 12000))
+    axes.set(xlabel="largest prime factor of the length", ylabel="time for 8 transforms, ms")
+    axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
+    axes.minorticks_off()
+    axes.set_ylim(min(times) * 0.7, top * 1.9)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("fft_sizes.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print("from scratch   factors            multiplications   of n²")
+    for n in (96, 97, 125, 128, 210):
+        x = torch.randn(n, dtype=torch.complex128)
+        ours, count = fft(x)
+        torch.testing.assert_close(ours, torch.fft.fft(x))
+        assert count == n * sum(factors(n))
+        text = "·".join(map(str, factors(n)))
+        print(f"n = {n:<10} {text:18} {count:<17} {count / n**2:.0%}")
+    print("equal to torch.fft.fft; the count is n times the sum of the factors")
+
+    lengths = sorted({*range(8181, 8223), 8000, 8064, 8100, 8192, 8232, 8250, 8400, 8748})
+    times = [milliseconds(n) for n in lengths]
+    pairs = list(zip(lengths, times, strict=True))
+    smooth = statistics.median(t for n, t in pairs if max(factors(n)) < 8)
+    primes = [(n, t) for n, t in pairs if factors(n) == [n]]
+    slowest = statistics.median(t for _, t in primes)
+    print(
+        f"torch.fft.fft on this CPU, {len(lengths)} lengths from {lengths[0]} to {lengths[-1]}:"
+    )
+    print(f"  primes take ≈{slowest / smooth:.1f} times as long as products of 2, 3, 5 and 7")
+    n = primes[-1][0]
+    padded = next(m for m in range(n, 2 * n) if max(factors(m)) < 8)
+    print(f"  pad {n} (prime) to {padded} = {'·'.join(map(str, factors(padded)))}")
+    draw(lengths, times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A first patch to PyTorch, worked through: a test that fails, three lines, the tests again.
+
+`random_split` says that lengths do not add up, and not to what. Fractions that add up to a hair
+more than 1 get the same words, which speak of lengths (pytorch/pytorch issue 128116). The patch
+is applied to a copy of the installed file.
+"""
+
+import difflib
+import importlib.util
+import io
+import pathlib
+import sys
+import tempfile
+import unittest
+from types import ModuleType
+
+import torch.utils.data.dataset as installed
+
+OLD = """\
+        raise ValueError(
+            "Sum of input lengths does not equal the length of the input dataset!"
+        )
+"""
+NEW = """\
+        raise ValueError(
+            "Sum of input lengths does not equal the length of the input dataset! "
+            f"The lengths add up to {sum(lengths)}, the dataset has "
+            f"{len(dataset)} elements. "  # type: ignore[arg-type]
+            "Fractions must add up to 1, and not to more."
+        )
+"""
+
+
+def tests(module: ModuleType) -> type[unittest.TestCase]:
+    """What guards the old behaviour, and what the patch adds (in test/test_dataloader.py)."""
+
+    class TestRandomSplit(unittest.TestCase):
+        def test_lengths(self) -> None:
+            self.assertEqual(
+                [len(part) for part in module.random_split(range(10), [3, 7])], [3, 7]
+            )
+
+        def test_fractions(self) -> None:
+            parts = module.random_split(range(10), [0.5, 0.5])
+            self.assertEqual(sorted(i for part in parts for i in part), list(range(10)))
+
+        def test_old_words_stay(self) -> None:
+            with self.assertRaisesRegex(ValueError, "Sum of input lengths does not equal"):
+                module.random_split(range(10), [3, 8])
+
+        def test_message_says_both_numbers(self) -> None:
+            with self.assertRaisesRegex(ValueError, "add up to 11, the dataset has 10"):
+                module.random_split(range(10), [3, 8])
+
+        def test_message_names_fractions(self) -> None:
+            with self.assertRaisesRegex(ValueError, r"1\.0000000000000002.*Fractions must"):
+                module.random_split(range(10), [0.5, 0.5000000000000002])
+
+    return TestRandomSplit
+
+
+def run(what: str, module: ModuleType) -> None:
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(tests(module))
+    result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
+    failed = [test.id().rsplit(".", 1)[-1] for test, _ in result.failures + result.errors]
+    print(f"{what}: {result.testsRun - len(failed)} of {result.testsRun} tests pass")
+    for name in failed:
+        print(f"  FAIL {name}")
+
+
+def main() -> int:
+    source = pathlib.Path(installed.__file__).read_text()
+    if source.count(OLD) != 1:
+        print("this torch has another random_split: the patch does not apply", file=sys.stderr)
+        return 1
+    run("before", installed)
+    patched = source.replace(OLD, NEW)
+    name = "torch/utils/data/dataset.py"
+    lines = difflib.unified_diff(
+        source.splitlines(), patched.splitlines(), f"a/{name}", f"b/{name}", lineterm="", n=1
+    )
+    for line in lines:
+        print("@@" if line.startswith("@@") else line)  # line numbers differ between versions
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "dataset.py"
+        path.write_text(patched)
+        spec = importlib.util.spec_from_file_location("patched_dataset", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        run("after", module)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Where a training loop makes the host wait: operators whose result the CPU must see, counted.
+
+On a GPU every one of these drains the queue of launched kernels. A dispatch mode sees them on a
+CPU as well, because they are the same operators: no GPU is needed to find them.
+"""
+
+import collections
+import math
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+# a value or a shape that depends on data has to come back to the host
+WAITS = {
+    aten._local_scalar_dense.default: "item(), float(), bool(), print",
+    aten.nonzero.default: "nonzero",
+    aten.masked_select.default: "masked_select",
+    aten._unique2.default: "unique",
+    aten.repeat_interleave.Tensor: "repeat_interleave",
+}
+
+
+# --8<-- [start:mode]
+class CountWaits(TorchDispatchMode):
+    """Counts all operators, and those that would make the host wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+        self.waits: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operators += 1
+        if func in WAITS:
+            self.waits[WAITS[func]] += 1
+        if func is aten.index.Tensor and any(
+            i is not None and i.dtype is torch.bool for i in args[1]
+        ):
+            self.waits["indexing by a mask"] += 1  # as many rows as the mask has ones
+        return func(*args, **(kwargs or {}))
+
+
+# --8<-- [end:mode]
+
+
+def setup() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A weight [32, 10], inputs [steps, b, 32] and labels [steps, b]."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(10, 64, 32, generator=generator)
+    y = torch.randint(10, (10, 64), generator=generator)
+    return torch.zeros(32, 10, requires_grad=True), x, y
+
+
+def step(weight: torch.Tensor, loss: torch.Tensor) -> None:
+    (gradient,) = torch.autograd.grad(loss, weight)
+    with torch.no_grad():
+        weight -= 0.1 * gradient
+
+
+# --8<-- [start:loops]
+def chatty() -> tuple[float, int]:
+    """A loop as it is often written: sum of losses, number of wrong answers."""
+    weight, x, y = setup()
+    total, wrong = 0.0, 0
+    for inputs, labels in zip(x, y, strict=True):
+        logits = inputs @ weight  # [b, 10]
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        if loss.isnan():  # waits
+            break
+        step(weight, loss)
+        missed = labels[logits.argmax(1) != labels]  # waits: how many are there?
+        total += loss.item()  # waits
+        wrong += len(missed)
+    return total, wrong
+
+
+def quiet() -> tuple[float, int]:
+    """The same numbers: stay on the device, ask once."""
+    weight, x, y = setup()
+    total = torch.zeros((), device=x.device)
+    wrong = torch.zeros((), dtype=torch.long, device=x.device)
+    for inputs, labels in zip(x, y, strict=True):
+        logits = inputs @ weight
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        step(weight, loss)
+        total += loss.detach()
+        wrong += (logits.argmax(1) != labels).sum()
+    if math.isnan(losses := total.item()):  # waits
+        raise RuntimeError("the loss is not a number")
+    return losses, int(wrong)  # waits
+
+
+# --8<-- [end:loops]
+
+
+def main() -> None:
+    results = {}
+    for loop in (chatty, quiet):
+        with CountWaits() as counted:
+            results[loop] = loop()
+        print(f"{loop.__name__}, 10 steps: the host waits {sum(counted.waits.values())} times")
+        for words, count in counted.waits.items():
+            print(f"  {count:2} × {words}")
+    assert results[chatty][1] == results[quiet][1]
+    assert abs(results[chatty][0] - results[quiet][0]) < 1e-4
+    print(f"both: sum of losses {results[quiet][0]:.3f}, {results[quiet][1]} of 640 wrong")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Why each rung of the matrix ladder is faster: clocks of loading against multiplying.
+
+An SM multiplies and adds for 4 warps per clock (128 lanes). Its L1 and shared memory answer one
+request per clock with at most 128 bytes: one line of 128 bytes, or one word from each of 32
+banks. So a warp's load takes as many passes as it touches lines, or as its fullest bank has
+different words; a 16-byte load is answered for 8 lanes at a time, or for 16 where neighbours
+(lanes 2i and 2i + 1, or i and i + 2) want the same, as NVIDIA's engineers describe it for
+compute capability 7. The larger of the two clock counts bounds the speed. Beside it stands what
+S. Boehm's worklog reports for his kernels on an RTX A6000. Draws ladder_model.svg.
+"""
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+SMS, GHZ = 84, 1.80  # RTX A6000
+PEAK = SMS * 128 * 2 * GHZ / 1000  # TFLOP/s
+LANES = range(32)
+PUBLISHED = {  # TFLOP/s, 4096 x 4096 x 4096
+    "naive": 0.309, "coalesced": 1.987, "shared": 2.980, "1D tile": 8.475,
+    "2D tile": 15.972, "float4": 18.237, "warp tile": 21.779,
+}  # fmt: skip
+
+
+def lines(address) -> int:
+    """Passes of a global load: lines of 128 bytes that a warp touches. Addresses in floats."""
+    return len({address(lane) // 32 for lane in LANES})
+
+
+def passes(address, width: int = 1) -> int:
+    """Passes of a load of `width` floats from shared memory."""
+    size = 32
+    if width == 4:
+        want = [address(lane) for lane in LANES]
+        paired = any(all(want[i] == want[i ^ step] for i in LANES) for step in (1, 2))
+        size = 16 if paired else 8
+    total = 0
+    for start in range(0, 32, size):
+        words = {address(lane) + i for lane in range(start, start + size) for i in range(width)}
+        banks = [word % 32 for word in words]
+        total += max(banks.count(bank) for bank in set(banks))
+    return total
+
+
+# --8<-- [start:rungs]
+def rungs() -> dict[str, tuple[int, int]]:
+    """Passes of loading and multiply-adds of a warp, for the loads that ptxas makes of a rung.
+
+    It joins loads of four neighbouring floats by itself where it sees that they are aligned.
+    """
+    k = 4096
+    return {
+        "naive": (lines(lambda i: i * k) + lines(lambda i: 0), 1),
+        "coalesced": (lines(lambda i: 0) + lines(lambda i: i), 1),
+        # 32 steps of k: a[y][k .. k + 3] for the whole warp, b[k][x]
+        "shared": (8 * passes(lambda i: 0, 4) + 32 * passes(lambda i: i), 32),
+        # 8 steps: 8 rows of a, four k at a time; b[k][x]
+        "1D tile": (16 * passes(lambda i: 0, 4) + 8 * passes(lambda i: i), 64),
+        # 8 steps: 8 rows of a[128][8], four k at a time; twice 4 of b[k][8 * x]
+        "2D tile": (
+            16 * passes(lambda i: i // 16 * 64, 4) + 16 * passes(lambda i: i % 16 * 8, 4),
+            512,
+        ),
+        # 1 step: twice 4 of a[k][8 * y], twice 4 of b[k][8 * x]
+        "float4": (
+            2 * passes(lambda i: i // 16 * 8, 4) + 2 * passes(lambda i: i % 16 * 8, 4),
+            64,
+        ),
+        # 1 step of Boehm's 64 x 64 per warp, 8 x 16 per lane: twice 4 of a, four times 4 of b
+        "warp tile": (
+            2 * passes(lambda i: i // 4 * 8, 4) + 4 * passes(lambda i: i % 4 * 4, 4),
+            128,
+        ),
+    }
+
+
+# --8<-- [end:rungs]
+
+
+def bound(loading: int, fma: int) -> float:
+    """TFLOP/s, when loading and multiplying overlap and the slower decides."""
+    return PEAK * (fma / 4) / max(loading, fma / 4)
+
+
+def draw(bounds: dict[str, float]) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "ladder_model", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 3.9))
+    at = range(len(bounds))
+    axes.plot(at, list(bounds.values()), "o-", color="#0b6e99", linewidth=1.5)
+    axes.plot(at, list(PUBLISHED.values()), "s-", color="#c2410c", linewidth=1.5)
+    axes.axhline(PEAK, color="#52525b", linewidth=0.8, linestyle=":")
+    axes.axhline(23.25, color="#15803d", linewidth=0.8, linestyle="--")
+    axes.text(0.0, PEAK * 1.08, f"peak {PEAK:.1f}", color="#52525b")
+    axes.text(0.0, 23.25 * 0.72, "cuBLAS 23.2", color="#15803d")
+    axes.text(1.6, 9.0, "bound", color="#0b6e99", weight="bold", ha="right")
+    axes.text(3.1, 5.2, "reported", color="#c2410c", weight="bold")
+    axes.set_yscale("log")
+    axes.set_ylim(0.2, 60)
+    axes.set_yticks([0.3, 1, 3, 10, 30], ["0.3", "1", "3", "10", "30"])
+    axes.set_xticks(list(at), [name.replace(" ", "\n") for name in bounds], fontsize=11)
+    axes.set_ylabel("TFLOP/s, RTX A6000")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.minorticks_off()
+    figure.tight_layout()
+    figure.savefig("ladder_model.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    print(f"peak: {SMS} SMs x 128 lanes x 2 FLOP x {GHZ:.2f} GHz = {PEAK:.1f} TFLOP/s")
+    print("rung       loading : multiplying (clocks)   bound  reported   reported / bound")
+    bounds = {}
+    for name, (loading, fma) in rungs().items():
+        bounds[name] = bound(loading, fma)
+        share = PUBLISHED[name] / bounds[name]
+        print(
+            f"{name:10} {loading:7} : {fma / 4:<20g} {bounds[name]:9.2f} {PUBLISHED[name]:9.2f}"
+            f" {share:18.0%}"
+        )
+    print(f"{'cuBLAS':40} {PEAK:9.2f} {23.25:9.2f} {23.25 / PEAK:18.0%}")
+    ours = {  # the last two rungs of sgemm.cu: 8 x 8 per lane, twice 4 of a, twice 4 of b
+        "lanes row by row": (lambda i: i // 4 * 4, lambda i: i % 4 * 4),
+        "lanes interleaved": (
+            lambda i: (i // 8 * 2 + i // 2 % 2) * 4,
+            lambda i: (i // 4 % 2 * 2 + i % 2) * 4,
+        ),
+    }
+    for name, (y, x) in ours.items():
+        places = {(y(lane), x(lane)) for lane in LANES}
+        assert len(places) == 32  # every lane has a place of its own
+        loading = 2 * passes(y, 4) + 2 * passes(x, 4)
+        print(
+            f"warp tile of sgemm.cu, {name}: {loading} clocks of loading to 16 of multiplying"
+        )
+    draw(bounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""An operator in C++, compiled while the program runs, against the stable ABI of libtorch.
+
+Three registrations make it an operator: a schema, a kernel for each device, and (in Python) a
+fake kernel that knows the shape without computing. The wrong kernel beside it forgets strides.
+"""
+
+import tempfile
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = r"""
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <cmath>
+
+using torch::stable::Tensor;
+
+static void rows(const float* x, float* y, int64_t count, int64_t width, double eps) {
+  torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      double squares = 0;
+      const float* from = x + row * width;
+      for (int64_t i = 0; i < width; i++) squares += double(from[i]) * from[i];
+      const float scale = 1 / std::sqrt(squares / width + eps);
+      for (int64_t i = 0; i < width; i++) y[row * width + i] = from[i] * scale;
+    }
+  });
+}
+
+// --8<-- [start:cpp]
+// [..., width] -> the same, each row divided by its root mean square
+Tensor rms_norm(const Tensor& input, double eps) {
+  STD_TORCH_CHECK(input.is_cpu(), "rms_norm: input must be a CPU tensor");
+  STD_TORCH_CHECK(input.scalar_type() == torch::headeronly::ScalarType::Float,
+                  "rms_norm: input must be float32");
+  STD_TORCH_CHECK(input.dim() > 0, "rms_norm: input must have a last dimension");
+  Tensor x = torch::stable::contiguous(input);
+  Tensor y = torch::stable::empty_like(x);
+  const int64_t width = x.size(x.dim() - 1);
+  if (x.numel() > 0)
+    rows(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel() / width, width, eps);
+  return y;
+}
+
+// the same without contiguous(): the pointer is right, the strides are ignored
+Tensor rms_norm_wrong(const Tensor& x, double eps) {
+  Tensor y = torch::stable::new_empty(x, x.sizes());
+  const int64_t width = x.size(x.dim() - 1);
+  rows(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel() / width, width, eps);
+  return y;
+}
+
+STABLE_TORCH_LIBRARY(inline_demo, m) {
+  m.def("rms_norm(Tensor input, float eps) -> Tensor");
+  m.def("rms_norm_wrong(Tensor input, float eps) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(inline_demo, CPU, m) {
+  m.impl("rms_norm", TORCH_BOX(&rms_norm));
+  m.impl("rms_norm_wrong", TORCH_BOX(&rms_norm_wrong));
+}
+// --8<-- [end:cpp]
+"""
+
+
+def build() -> None:
+    """Compile SOURCE and load it; afterwards torch.ops.inline_demo holds the operators."""
+    with tempfile.TemporaryDirectory() as directory:
+        load_inline(
+            "inline_demo",
+            SOURCE,
+            build_directory=directory,
+            is_python_module=False,  # no pybind: the registrations run when it is loaded
+            no_implicit_headers=True,  # not torch/extension.h, which takes far longer than this
+            extra_cflags=["-O2", "-DTORCH_TARGET_VERSION=0x020b000000000000"],  # 2.11 and later
+        )
+
+
+def reference(x: torch.Tensor, eps: float) -> torch.Tensor:
+    x = x.double()
+    return (x / (x.square().mean(-1, keepdim=True) + eps).sqrt()).float()
+
+
+def main() -> None:
+    build()
+    rms_norm = torch.ops.inline_demo.rms_norm
+    torch.manual_seed(0)
+    for shape in [(1,), (7, 31), (3, 5, 33), (0, 4), (2, 1000)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(rms_norm(x, 1e-6), reference(x, 1e-6))
+    print("schema:", rms_norm.default._schema)
+    print("equal to the float64 reference on five shapes, an empty one among them")
+
+    x = torch.randn(64, 48).T  # [48, 64], strides (1, 48)
+    torch.testing.assert_close(rms_norm(x, 1e-6), reference(x, 1e-6))
+    wrong = torch.ops.inline_demo.rms_norm_wrong(x, 1e-6)
+    share = (wrong - reference(x, 1e-6)).abs().gt(1e-3).float().mean().item()
+    print(f"a transposed input: right with contiguous(); {share:.0%} of elements wrong without")
+
+    for bad in (x.double(), torch.tensor(1.0)):
+        try:
+            rms_norm(bad, 1e-6)
+        except RuntimeError as error:  # file and line stand before the message
+            print("RuntimeError:", str(error).splitlines()[0].split(", ")[-1])
+
+    with FakeTensorMode() as mode:
+        try:
+            rms_norm(mode.from_tensor(x), 1e-6)
+        except UnsupportedOperatorException as error:
+            print(f"without a fake kernel: {type(error).__name__}: {error}")
+        torch.library.register_fake("inline_demo::rms_norm", fake_rms_norm)
+        like = rms_norm(mode.from_tensor(x), 1e-6)
+    real = rms_norm(x, 1e-6)
+    assert (like.shape, like.stride(), like.dtype) == (real.shape, real.stride(), real.dtype)
+    print(f"with one: shape {tuple(like.shape)}, strides {like.stride()}, as the real kernel's")
+
+
+def fake_rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x.new_empty(x.shape)  # contiguous, as above; empty_like(x) would keep x's strides
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A reduction in numba's dialect of CUDA, thread by thread: what each barrier leaves behind.
+
+Without a GPU numba's simulator runs every CUDA thread as a thread of Python: shared memory,
+barriers and atomics work, a debugger's breakpoint stops inside a kernel, and an index outside
+an array raises an error with the thread that used it. A GPU would not notice.
+"""
+
+import os
+import shutil
+
+if shutil.which("nvidia-smi") is None:
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+import numpy as np
+from numba import cuda, float32
+
+THREADS = 8
+
+
+@cuda.jit
+def reduce_kernel(x, total, trace):
+    shared = cuda.shared.array(THREADS, float32)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i] if i < x.size else 0
+    cuda.syncthreads()  # all values are there
+    level = 0
+    reach = THREADS // 2
+    while reach > 0:
+        if cuda.blockIdx.x == 0:
+            trace[level, t] = shared[t]
+        if t < reach:
+            shared[t] += shared[t + reach]
+        cuda.syncthreads()  # outside the if: every thread has to come
+        level += 1
+        reach //= 2
+    if t == 0:
+        if cuda.blockIdx.x == 0:
+            trace[level, 0] = shared[0]
+        cuda.atomic.add(total, 0, shared[0])
+
+
+@cuda.jit
+def reduce_without_bound(x, total):
+    cuda.atomic.add(total, 0, x[cuda.grid(1)])  # the last block goes past the end
+
+
+def reduce(x: np.ndarray) -> tuple[float, np.ndarray]:
+    """The sum of x, and block 0's shared memory before each level of the tree."""
+    total = np.zeros(1, np.float32)
+    trace = np.zeros((THREADS.bit_length(), THREADS), np.float32)
+    blocks = -(-x.size // THREADS)
+    reduce_kernel[blocks, THREADS](x, total, trace)
+    return float(total[0]), trace
+
+
+def main() -> None:
+    total, trace = reduce(np.arange(1, 9, dtype=np.float32))
+    for level, row in enumerate(trace):
+        live = THREADS >> level
+        values = " ".join(f"{value:3.0f}" for value in row[:live])
+        print(f"after barrier {level + 1}: {values:31} {live} partial sums")
+    assert total == 36
+    rng = np.random.default_rng(0)
+    for n in (1, 7, 9, 50):
+        x = rng.standard_normal(n).astype(np.float32)
+        np.testing.assert_allclose(reduce(x)[0], x.sum(dtype=np.float64), rtol=1e-5, atol=1e-6)
+        print(f"{n:2} elements in {-(-n // THREADS)} blocks: equal to float64")
+    try:
+        reduce_without_bound[2, THREADS](np.ones(15, np.float32), np.zeros(1, np.float32))
+        print("index 15 of 15 elements: no error")
+    except IndexError as error:
+        print(f"IndexError: {str(error).splitlines()[0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Copies hidden behind kernels: a timeline of streams and engines, and the formula it obeys.
+
+A batch is cut into k chunks; each is copied in, computed and copied out. A stream keeps its own
+order. An engine (one for copies in, one for kernels, one for copies out) does one thing at a
+time. Times are in milliseconds and simulated: no GPU takes part. Draws overlap.svg.
+"""
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+IN, COMPUTE, OUT = 8.0, 12.0, 4.0  # ms for the whole batch
+
+
+# --8<-- [start:simulate]
+def simulate(
+    issued: list[tuple[int, str, float]], engines: dict[str, str]
+) -> list[tuple[int, str, float, float]]:
+    """When each operation runs: (stream, kind, start, end), in issue order.
+
+    `issued` is (stream, kind, duration) in the order of the calls. An operation starts when the
+    one before it in its stream, and the one before it on its engine, have ended.
+    """
+    stream_free: dict[int, float] = {}
+    engine_free: dict[str, float] = {}
+    timeline = []
+    for stream, kind, duration in issued:
+        engine = engines[kind]
+        start = max(stream_free.get(stream, 0.0), engine_free.get(engine, 0.0))
+        stream_free[stream] = engine_free[engine] = start + duration
+        timeline.append((stream, kind, start, start + duration))
+    return timeline
+
+
+# --8<-- [end:simulate]
+
+THREE = {"in": "copy in", "compute": "kernels", "out": "copy out"}
+ONE_COPY = {"in": "copies", "compute": "kernels", "out": "copies"}
+
+
+def chunks(k: int, streams: int, launch: float = 0.0, by_kind: bool = False) -> list:
+    """The calls for k chunks, chunk after chunk or, `by_kind`, all copies in before all else.
+
+    `launch` is a fixed cost of every operation.
+    """
+    work = {"in": IN / k, "compute": COMPUTE / k, "out": OUT / k}
+    calls = [(c % streams, kind, t + launch) for c in range(k) for kind, t in work.items()]
+    return sorted(calls, key=lambda call: list(work).index(call[1])) if by_kind else calls
+
+
+def end(calls: list, engines: dict[str, str] = THREE) -> float:
+    return max(stop for *_, stop in simulate(calls, engines))
+
+
+def formula(k: int, launch: float = 0.0) -> float:
+    """Fill with the other two stages of one chunk, then k times the longest stage."""
+    stages = [t / k + launch for t in (IN, COMPUTE, OUT)]
+    return sum(stages) + (k - 1) * max(stages)
+
+
+def draw() -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "overlap", "font.size": 12}
+    figure, panels = plt.subplots(2, 1, figsize=(7, 4.0), sharex=True)
+    colours = {"in": "#0b6e99", "compute": "#c2410c", "out": "#15803d"}
+    rows = {"in": 2, "compute": 1, "out": 0}
+    for axes, calls, title in (
+        (panels[0], chunks(4, streams=1), "one stream: 24 ms"),
+        (panels[1], chunks(4, streams=4), "four streams: 15 ms"),
+    ):
+        for i, (_, kind, start, stop) in enumerate(simulate(calls, THREE)):
+            axes.barh(
+                rows[kind], stop - start, left=start, color=colours[kind], edgecolor="white"
+            )
+            axes.text(
+                (start + stop) / 2, rows[kind], str(i // 3), color="white", ha="center",
+                va="center", fontsize=10,
+            )  # fmt: skip
+        axes.set_yticks([2, 1, 0], ["copy in", "kernels", "copy out"])
+        axes.set_title(title, fontsize=12, color="#52525b", loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[1].set(xlabel="time (ms); the number is the chunk", xlim=(0, 24.5))
+    figure.tight_layout()
+    figure.savefig("overlap.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    print(f"in {IN:.0f} ms, compute {COMPUTE:.0f} ms, out {OUT:.0f} ms")
+    print("chunks   1 stream   k streams   formula   2 streams   one copy engine")
+    for k in (1, 2, 4, 8, 16):
+        one, many, two = (end(chunks(k, s)) for s in (1, k, 2))
+        shared = end(chunks(k, k), ONE_COPY)
+        assert abs(many - formula(k)) < 1e-9 and abs(one - (IN + COMPUTE + OUT)) < 1e-9
+        print(f"{k:6} {one:10.2f} {many:11.2f} {formula(k):9.2f} {two:11.2f} {shared:17.2f}")
+    print(
+        "k streams on three engines: equal to the formula; the limit is the longest stage, 12"
+    )
+
+    order = {by: end(chunks(4, 4, by_kind=by), ONE_COPY) for by in (False, True)}
+    print(f"one copy engine, 4 chunks: chunk by chunk {order[False]:.2f} ms, "
+          f"all copies in first {order[True]:.2f} ms")  # fmt: skip
+    launch = 0.05
+    times = {k: end(chunks(k, k, launch)) for k in range(1, 65)}
+    best = min(times, key=times.get)
+    derived = ((IN + OUT) / launch) ** 0.5
+    print(f"with 0.05 ms on every operation the best k is {best} ({times[best]:.2f} ms), "
+          f"sqrt((in + out) / 0.05) = {derived:.1f}")  # fmt: skip
+    draw()
+
+
+if __name__ == "__main__":
+    main()

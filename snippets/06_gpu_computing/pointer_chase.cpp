@@ -1,0 +1,75 @@
+/* Latency against throughput on your CPU: pointer chases, one to sixteen of them at the same time.
+
+A chase loads an address, and cannot start the next load before this one has arrived: its time
+per load is the latency of the memory that holds the ring. k chases in one loop keep k loads in
+flight. By Little's law the throughput is k lines per latency, until something else is full.
+*/
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <numeric>
+#include <random>
+#include <vector>
+
+struct alignas(64) Line {  // one cache line
+    uint32_t next;
+};
+
+/* One random cycle through all n lines, so that no prefetcher can guess the next. */
+std::vector<Line> ring(size_t n) {
+    std::vector<uint32_t> order(n);
+    std::iota(order.begin(), order.end(), 0u);
+    std::shuffle(order.begin(), order.end(), std::mt19937(0));
+    std::vector<Line> lines(n);
+    for (size_t i = 0; i < n; i++) lines[order[i]].next = order[(i + 1) % n];
+    return lines;
+}
+
+// --8<-- [start:chase]
+/* Nanoseconds per step of k chases that advance together: k loads in flight. */
+template <int k>
+double chase(const std::vector<Line>& lines, int steps) {
+    uint32_t at[k];
+    for (int j = 0; j < k; j++) at[j] = uint32_t(lines.size() / k * j);
+    double best = 1e30;
+    for (int repeat = 0; repeat < 5; repeat++) {
+        auto start = std::chrono::steady_clock::now();
+        for (int s = 0; s < steps; s++)
+            for (int j = 0; j < k; j++) at[j] = lines[at[j]].next;  // k independent loads
+        std::chrono::duration<double, std::nano> t = std::chrono::steady_clock::now() - start;
+        best = std::min(best, t.count() / steps);
+    }
+    uint32_t sum = 0;
+    for (int j = 0; j < k; j++) sum += at[j];
+    volatile uint32_t used = sum;  // or the compiler would drop the loads
+    (void)used;
+    return best;
+}
+// --8<-- [end:chase]
+
+int main() {
+    std::puts("one chase: the latency of the level that holds the ring");
+    for (size_t kib : {16, 512, 8192, 65536}) {
+        auto lines = ring(kib * 1024 / sizeof(Line));
+        std::printf("  %6zu KiB  ≈%.1f ns a load\n", kib, chase<1>(lines, 200000));
+    }
+
+    std::puts("k chases in 64 MiB: Little's law, k lines of 64 bytes per latency");
+    auto lines = ring(65536 * 1024 / sizeof(Line));
+    const int steps = 150000;
+    double latency = chase<1>(lines, steps);
+    double times[] = {latency, chase<2>(lines, steps), chase<4>(lines, steps),
+                      chase<8>(lines, steps), chase<16>(lines, steps)};
+    for (int i = 0; i < 5; i++) {
+        int k = 1 << i;
+        std::printf("  k = %2d  predicted ≈%.2f GB/s, measured ≈%.2f GB/s\n", k,
+                    k * 64 / latency, k * 64 / times[i]);
+    }
+    if (times[3] / 8 > times[0] / 2) {
+        std::fprintf(stderr, "eight chases are not twice as fast as one\n");
+        return 1;
+    }
+    std::puts("eight chases at once move more than twice the bytes of one: yes");
+}

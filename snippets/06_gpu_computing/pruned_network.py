@@ -1,0 +1,141 @@
+"""A network trained, pruned to a tenth of its weights, tuned again, and run from CSR.
+
+Pruning by size costs accuracy, training on with the mask brings it back; without the mask the
+optimizer fills the holes again. The sparse network gives the outputs of the masked one.
+"""
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def data(n: int, teacher: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(n, 32)
+    with torch.no_grad():
+        return x, teacher(x).argmax(-1)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4)
+    )
+
+
+def linears(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model if isinstance(module, nn.Linear)]
+
+
+def by_size(model: nn.Module, density: float) -> list[torch.Tensor]:
+    """For each layer the mask of its largest weights, `density` of them."""
+    masks = []
+    for layer in linears(model):
+        size = layer.weight.detach().abs()
+        keep = round(size.numel() * density)
+        masks.append(size >= size.flatten().topk(keep).values[-1])
+    return masks
+
+
+def two_of_four(model: nn.Module) -> list[torch.Tensor]:
+    """The 2:4 pattern: the two largest of each four neighbours in a row."""
+    masks = []
+    for layer in linears(model):
+        groups = layer.weight.detach().abs().view(layer.out_features, -1, 4)
+        places = groups.topk(2, -1).indices
+        masks.append(
+            torch.zeros_like(groups, dtype=torch.bool).scatter(-1, places, True).flatten(1)
+        )
+    return masks
+
+
+@torch.no_grad()
+def apply(model: nn.Module, masks: list[torch.Tensor]) -> None:
+    for layer, mask in zip(linears(model), masks, strict=True):
+        layer.weight.mul_(mask)
+
+
+def train(model, x, y, steps: int, masks=None) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    for step in range(steps):
+        batch = slice(step * 128 % len(x), step * 128 % len(x) + 128)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        if masks is not None:
+            apply(model, masks)  # a masked gradient alone would not stop momentum
+
+
+def density(model: nn.Module) -> float:
+    weights = torch.cat([layer.weight.flatten() for layer in linears(model)])
+    return weights.count_nonzero().item() / weights.numel()
+
+
+class Sparse(nn.Module):
+    """The linear layer from CSR: the sparse matrix stands on the left, so x is transposed."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight.detach().to_sparse_csr(), layer.bias.detach()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight @ x.T).T + self.bias  # [out, in] · [in, b] -> [b, out]
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", message="Sparse")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    teacher = nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 4))
+    x, y = data(4096, teacher)
+    test_x, test_y = data(2048, teacher)
+
+    def accuracy(model: nn.Module) -> float:
+        with torch.no_grad():
+            return 100 * (model(test_x).argmax(-1) == test_y).float().mean().item()
+
+    def report(what: str, model: nn.Module) -> None:
+        print(f"{what:36} ≈{100 * density(model):.0f} %   ≈{accuracy(model):.0f} %")
+
+    model = network()
+    train(model, x, y, 250)
+    trained = {k: v.clone() for k, v in model.state_dict().items()}
+    print(f"{'':36} weights   right")
+    report("trained", model)
+    for name, masks in {"a tenth": by_size(model, 0.1), "2:4": two_of_four(model)}.items():
+        model.load_state_dict(trained)
+        apply(model, masks)
+        report(f"pruned to {name}", model)
+        if name == "a tenth":
+            cut = accuracy(model)
+            train(model, x, y, 100)
+            report("  tuned, the mask forgotten", model)
+            assert density(model) > 0.5
+            model.load_state_dict(trained)
+            apply(model, masks)
+        train(model, x, y, 100, masks)
+        report("  tuned, the mask applied each step", model)
+        assert density(model) <= sum(m.sum() for m in masks) / sum(m.numel() for m in masks)
+        if name == "a tenth":
+            assert accuracy(model) > cut + 5
+            dense = sum(p.nbytes for p in model.parameters())
+            sparse = nn.Sequential(
+                *(Sparse(m) if isinstance(m, nn.Linear) else m for m in model)
+            )
+            torch.testing.assert_close(sparse(test_x), model(test_x), rtol=1e-4, atol=1e-4)
+            parts = [
+                t.nbytes
+                for m in sparse
+                if isinstance(m, Sparse)
+                for t in (
+                    m.weight.crow_indices(),
+                    m.weight.col_indices(),
+                    m.weight.values(),
+                    m.bias,
+                )
+            ]
+            print(f"  from CSR: equal outputs, {sum(parts):,} of {dense:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

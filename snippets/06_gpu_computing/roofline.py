@@ -1,0 +1,112 @@
+"""The roofline of four GPUs from their datasheets, with the operations of a model placed on it.
+
+An operation which does F FLOPs and moves B bytes takes at least max(F / P, B / W) on a device
+of P FLOP/s and W bytes/s. Its intensity F / B against P / W says which of the two it is. FLOPs
+and bytes are counted here for bf16, every tensor read or written once. Draws roofline.svg.
+"""
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+# dense bf16 TFLOP/s (RTX 3060: fp32) and GB/s, from the datasheets; with 2:4 sparsity these
+# print twice as much
+DEVICES = {"A100 80 GB": (312, 2039), "H100 SXM": (989, 3350), "H200": (989, 4800),
+           "B200": (2250, 8000), "RTX 3060, fp32": (12.7, 360)}  # fmt: skip
+
+
+# --8<-- [start:operations]
+def matmul(m: int, n: int, k: int) -> tuple[float, float]:
+    """FLOPs and bytes of [m, k] @ [k, n] in bf16: a multiply and an add for each m·n·k."""
+    return 2 * m * n * k, 2 * (m * k + k * n + m * n)
+
+
+def operations() -> dict[str, tuple[float, float]]:
+    """FLOPs and bytes of operations, in bf16."""
+    n = 2**24
+    return {
+        "vector add": (n, 6 * n),  # two reads and a write of 2 bytes
+        "softmax": (5 * n, 4 * n),  # max, subtract, exp, add, divide
+        "decode, batch 1": matmul(1, 8192, 8192),  # one token through one weight
+        "decode, batch 64": matmul(64, 8192, 8192),
+        "matmul 256": matmul(256, 256, 256),
+        "matmul 1024": matmul(1024, 1024, 1024),
+        "matmul 8192": matmul(8192, 8192, 8192),
+    }
+
+
+def attainable(intensity: float, tflops: float, gb: float) -> float:
+    """The roof in TFLOP/s at `intensity` FLOPs per byte."""
+    return min(tflops, intensity * gb / 1000)
+
+
+# --8<-- [end:operations]
+
+
+def draw() -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "roofline", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 4.4))
+    colours = {"B200": "#7c3aed", "H100 SXM": "#0b6e99", "A100 80 GB": "#15803d",
+               "RTX 3060, fp32": "#52525b"}  # fmt: skip
+    left, right = 0.08, 30000
+    for name, colour in colours.items():
+        tflops, gb = DEVICES[name]
+        ridge = 1000 * tflops / gb
+        axes.plot([left, ridge, right], [left * gb / 1000, tflops, tflops], color=colour, lw=2)
+        below = name == "A100 80 GB"
+        axes.text(
+            right, tflops * (0.85 if below else 1.1), name, color=colour, ha="right",
+            va="top" if below else "bottom",
+        )  # fmt: skip
+    for name, (flops, moved) in operations().items():
+        x, y = flops / moved, attainable(flops / moved, *DEVICES["H100 SXM"])
+        axes.plot(x, y, "o", color="#c2410c", markersize=7)
+        above = name in ("decode, batch 64", "softmax")
+        axes.annotate(
+            name.replace("matmul 8192", "8192"), (x, y), textcoords="offset points",
+            xytext=(-8, 5) if above else (5, -15) if name < "matmul 8" else (16, -15),
+            ha="right" if above else "left", color="#c2410c", fontsize=11,
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(0.1, 6000))
+    axes.set(xlabel="intensity (FLOPs per byte)", ylabel="attainable TFLOP/s")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("roofline.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    print("device            TFLOP/s    GB/s   ridge (FLOPs per byte)")
+    for name, (tflops, gb) in DEVICES.items():
+        print(f"{name:15} {tflops:9} {gb:7} {1000 * tflops / gb:9.1f}")
+    print("operation in bf16    FLOP/B   H100: bound by   least time   share of peak")
+    tflops, gb = DEVICES["H100 SXM"]
+    for name, (flops, moved) in operations().items():
+        intensity = flops / moved
+        bound = "compute" if intensity > 1000 * tflops / gb else "memory"
+        seconds = max(flops / (tflops * 1e12), moved / (gb * 1e9))
+        share = attainable(intensity, tflops, gb) / tflops
+        assert abs(seconds * attainable(intensity, tflops, gb) * 1e12 / flops - 1) < 1e-9
+        print(f"{name:18} {intensity:8.2f}   {bound:>14} {1e6 * seconds:9.2f} µs {share:14.2%}")
+    for b in (1, 64, 319):  # the formulas of the text
+        assert abs(matmul_intensity(b) / (b / (1 + 2 * b / 8192)) - 1) < 1e-12
+    for n in (256, 1024, 8192):
+        flops, moved = matmul(n, n, n)
+        assert abs(flops / moved / (n / 3) - 1) < 1e-12
+    # a square product has n / 3 FLOPs per byte, so it reaches the ridge at n = 3 P / W
+    for name, (tflops, gb) in DEVICES.items():
+        if "fp32" not in name:
+            n = 3000 * tflops / gb
+            print(f"{name}: square products are bound by compute from n = {n:.0f}")
+    batch = next(b for b in range(1, 10**5) if matmul_intensity(b) > 1000 * 989 / 3350)
+    print(f"H100: a product with one 8192 × 8192 weight, from {batch} tokens at a time")
+    draw()
+
+
+def matmul_intensity(tokens: int) -> float:
+    flops, moved = matmul(tokens, 8192, 8192)
+    return flops / moved
+
+
+if __name__ == "__main__":
+    main()

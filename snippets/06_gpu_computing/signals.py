@@ -1,0 +1,100 @@
+"""Filtering by FFT: circular and linear convolution, a low-pass, and a spectrogram turned back.
+
+The product of two spectra is a circular convolution; padded to n + k - 1 it is the linear one.
+A short-time transform can be inverted where the squared windows never add up to zero (NOLA).
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+# --8<-- [start:convolve]
+def direct(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    """Linear convolution by definition: [n], [k] -> [n + k - 1]. n·k multiplications."""
+    k = len(kernel)
+    return F.conv1d(x[None, None], kernel.flip(0)[None, None], padding=k - 1)[0, 0]
+
+
+def by_fft(x: torch.Tensor, kernel: torch.Tensor, length: int) -> torch.Tensor:
+    """The product of two spectra of `length`; linear if length >= n + k - 1, else wrapped."""
+    product = torch.fft.rfft(x, length) * torch.fft.rfft(kernel, length)
+    return torch.fft.irfft(product, length)  # irfft alone cannot know an odd length
+
+
+def overlap_add(x: torch.Tensor, kernel: torch.Tensor, block: int) -> torch.Tensor:
+    """The same for a long signal, one block at a time, the tails added up."""
+    k = len(kernel)
+    y = x.new_zeros(len(x) + k - 1)
+    for start in range(0, len(x), block):
+        piece = x[start : start + block]
+        y[start : start + len(piece) + k - 1] += by_fft(piece, kernel, len(piece) + k - 1)
+    return y
+
+
+# --8<-- [end:convolve]
+
+
+def low_pass(cutoff: float, rate: float, taps: int) -> torch.Tensor:
+    """A windowed sinc: what lies above `cutoff` (Hz) is removed. [taps], taps odd."""
+    t = torch.arange(taps, dtype=torch.float64) - taps // 2
+    kernel = torch.sinc(2 * cutoff / rate * t) * torch.hann_window(taps, False, dtype=t.dtype)
+    return kernel / kernel.sum()
+
+
+# --8<-- [start:nola]
+def squared_windows(window: torch.Tensor, hop: int) -> torch.Tensor:
+    """The sum of the squared windows over all frames, at each place within a hop: [hop]."""
+    padded = F.pad(window.square(), (0, -len(window) % hop))
+    return padded.view(-1, hop).sum(0)
+
+
+# --8<-- [end:nola]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    x, kernel = torch.randn(1000, dtype=torch.float64), torch.randn(101, dtype=torch.float64)
+    expected = direct(x, kernel)
+    torch.testing.assert_close(by_fft(x, kernel, 1100), expected)
+    torch.testing.assert_close(overlap_add(x, kernel, 256), expected)
+    print("padded to n + k - 1: equal to the direct convolution; so is overlap-add")
+    wrapped = by_fft(x, kernel, 1000)
+    wrong = (wrapped - expected[:1000]).abs().gt(1e-9)
+    torch.testing.assert_close(wrapped[:100], expected[:100] + expected[1000:])
+    print(f"not padded: the first {int(wrong.sum())} of 1000 values are wrong, by the tail")
+    odd = torch.fft.irfft(torch.fft.rfft(x[:999]))
+    print(f"irfft without a length: 999 values became {len(odd)}")
+
+    rate, n = 8000.0, 8000
+    time = torch.arange(n, dtype=torch.float64) / rate
+    tone, noise = torch.sin(2 * torch.pi * 200 * time), torch.sin(2 * torch.pi * 3000 * time)
+    taps = 101
+    kernel = low_pass(1000, rate, taps)
+    filtered = by_fft(tone + noise, kernel, n + taps - 1)[taps // 2 : taps // 2 + n]
+    for name, signal in {"before": tone + noise, "after": filtered}.items():
+        spectrum = torch.fft.rfft(signal[:n]).abs() * 2 / n  # bins of 1 Hz
+        print(f"low-pass at 1000 Hz, {name:6}: ", end="")
+        print(f"200 Hz {spectrum[200]:.3f}, 3000 Hz {spectrum[3000]:.3f}")
+
+    signal = torch.randn(4000, dtype=torch.float64)
+    print("window          hop   smallest sum of w²   istft")
+    for name, window, hop in [
+        ("hann 256", torch.hann_window(256, dtype=torch.float64), 64),
+        ("hann 256", torch.hann_window(256, dtype=torch.float64), 128),
+        ("hann 256", torch.hann_window(256, dtype=torch.float64), 256),
+        ("ones 256", torch.ones(256, dtype=torch.float64), 256),
+        ("hann 128 in 256", F.pad(torch.hann_window(128, dtype=torch.float64), (64, 64)), 192),
+    ]:
+        smallest = squared_windows(window, hop).min().item()
+        spectrogram = torch.stft(signal, 256, hop, window=window, return_complex=True)
+        try:
+            back = torch.istft(spectrogram, 256, hop, window=window, length=3840)
+            torch.testing.assert_close(back, signal[:3840])
+            verdict = "equal"
+        except RuntimeError as error:
+            verdict = "RuntimeError: … " + str(error).split(") ")[-1].splitlines()[0]
+        print(f"{name:15} {hop:3}   {smallest:18.2f}   {verdict}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""COO, CSR, BSR and 2:4: their bytes against density, and from which density a product pays.
+
+The bytes are counted from the tensors and held against the formulas. The time is that of a
+[1024, 1024] matrix times [1024, 64] on one CPU core. Draws sparse_formats.svg.
+"""
+
+import statistics
+import time
+import warnings
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+
+N, COLUMNS, BLOCK = 1024, 64, 16
+DENSITIES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7]
+
+
+def matrix(density: float, block: int) -> torch.Tensor:
+    """[N, N] in fp32, of which `density` is kept, in blocks of `block` × `block`."""
+    keep = torch.rand(N // block, N // block).argsort(-1) < density * N / block  # alike per row
+    keep = keep.repeat_interleave(block, 0).repeat_interleave(block, 1)
+    return torch.where(keep, torch.randn(N, N), 0.0)
+
+
+def held(x: torch.Tensor) -> int:
+    """The bytes of a sparse tensor's parts."""
+    if x.layout == torch.sparse_coo:
+        return x.indices().nbytes + x.values().nbytes
+    return x.crow_indices().nbytes + x.col_indices().nbytes + x.values().nbytes
+
+
+def formula(layout: str, nnz: int) -> int:
+    """Bytes with int64 indices and fp32 values; nnz counts elements."""
+    if layout == "COO":
+        return nnz * (4 + 2 * 8)  # a row and a column for each value
+    if layout == "CSR":
+        return nnz * (4 + 8) + (N + 1) * 8  # a column for each value, a start for each row
+    blocks = nnz // BLOCK**2
+    return blocks * (BLOCK**2 * 4 + 8) + (N // BLOCK + 1) * 8
+
+
+# --8<-- [start:two_four]
+def compress(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two largest of every four: values [n, k/2], and their places, 2 bits each."""
+    groups = dense.view(len(dense), -1, 4)
+    places = groups.abs().topk(2, -1).indices.sort(-1).values  # [n, k/4, 2], each 0 to 3
+    values = groups.gather(-1, places).flatten(1)
+    nibbles = (places[..., 0] | places[..., 1] << 2).to(torch.uint8)  # [n, k/4]
+    return values, nibbles[:, ::2] | nibbles[:, 1::2] << 4
+
+
+def product(values: torch.Tensor, packed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The compressed matrix times x [k, c]: only k/2 terms for each element."""
+    nibbles = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()
+    places = torch.stack([nibbles & 3, nibbles >> 2], -1)  # [n, k/4, 2]
+    rows = (places + 4 * torch.arange(places.shape[1])[:, None]).flatten(1)  # [n, k/2]
+    return torch.einsum("nj,njc->nc", values, x[rows])
+
+
+# --8<-- [end:two_four]
+
+
+def microseconds(function) -> float:
+    """The shortest of four runs, after one to warm up."""
+    function()
+    times = []
+    for _ in range(4):
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return min(times) * 1e6
+
+
+def crossing(times: list[float], dense: float) -> float:
+    """The density at which a format takes as long as dense, interpolated."""
+    for i in range(1, len(times)):
+        if times[i] > dense:
+            low, high = times[i - 1], times[i]
+            step = (dense - low) / (high - low)
+            return DENSITIES[i - 1] + step * (DENSITIES[i] - DENSITIES[i - 1])
+    return DENSITIES[-1]
+
+
+def draw(times: dict[str, list[float]], dense: float) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sparse", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 3.8))
+    colours = {"COO": "#c2410c", "CSR": "#0b6e99", "BSR": "#15803d"}
+    for name, row in times.items():
+        axes.plot([100 * d for d in DENSITIES], row, "o-", color=colours[name], linewidth=2)
+        shift = {"COO": 1.0, "CSR": 1.25, "BSR": 0.75}[name]
+        axes.text(77, row[-1] * shift, name, color=colours[name], weight="bold", va="center")
+    axes.axhline(dense, color="#52525b", linestyle="--")
+    axes.text(1, dense * 1.15, "dense", color="#52525b", weight="bold")
+    axes.set(xscale="log", yscale="log", xlabel="density, %", ylabel="time of the product, µs")
+    axes.set_xticks([1, 2, 5, 10, 20, 40, 70], ["1", "2", "5", "10", "20", "40", "70"])
+    axes.minorticks_off()
+    axes.set_xlim(0.9, 120)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("sparse_formats.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", message="Sparse")  # "… support is in beta state"
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    x = torch.randn(N, COLUMNS)
+    times = {"COO": [], "CSR": [], "BSR": []}
+    size, dense_times = N * N * 4, []
+    print("density   COO    CSR    BSR  of the dense bytes")
+    for density in DENSITIES:
+        single, blocks = matrix(density, 1), matrix(density, BLOCK)
+        formats = {
+            "COO": (single, single.to_sparse_coo().coalesce()),
+            "CSR": (single, single.to_sparse_csr()),
+            "BSR": (blocks, blocks.to_sparse_bsr((BLOCK, BLOCK))),
+        }
+        shares = []
+        for name, (full, sparse) in formats.items():
+            assert held(sparse) == formula(name, int(full.count_nonzero()))
+            torch.testing.assert_close(sparse @ x, full @ x, rtol=1e-3, atol=1e-3)
+            times[name].append(microseconds(lambda sparse=sparse: sparse @ x))
+            shares.append(f"{held(sparse) / size:6.1%}")
+        print(f"{density:6.0%}  {' '.join(shares)}")
+        dense_times.append(microseconds(lambda full=single: full @ x))
+    print("the formulas hold; fewer bytes than dense below COO 4/20, CSR 4/12 of the elements")
+
+    weight = torch.randn(N, N)
+    values, packed = compress(weight)
+    threshold = weight.view(N, -1, 4).abs().topk(2, -1).values[..., 1:]
+    masked = torch.where(weight.view(N, -1, 4).abs() >= threshold, weight.view(N, -1, 4), 0)
+    torch.testing.assert_close(
+        product(values[:64], packed[:64], x), masked.view(N, N)[:64] @ x, rtol=1e-4, atol=1e-4
+    )
+    for bytes_each in (2, 4):
+        share = (values.numel() * bytes_each + packed.nbytes) / (N * N * bytes_each)
+        print(
+            f"2:4 in {8 * bytes_each} bits: {share:.2%} of dense, half of the multiplications"
+        )
+
+    dense = statistics.median(dense_times)
+    for name, row in times.items():
+        print(f"{name} is as fast as dense at a density of ≈{100 * crossing(row, dense):.0f} %")
+    draw(times, dense)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The order of a sum decides its error: one by one, as a kernel's threads add, and pairwise.
+
+Numbers from 0 to 1 in fp32, against their sum in float64; the root mean square over 16 draws. A
+chain of d additions is off by at most d·u, with u = 2^-24. If roundings fall like coins, the
+loop's error is sqrt(n/21)·u.
+"""
+
+import math
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+U = 2.0**-24
+THREADS = 4096
+
+
+def one_by_one(x: np.ndarray) -> np.float32:
+    """Sum of `x` in a chain of len(x) - 1 additions, as a loop adds."""
+    return np.cumsum(x, dtype=np.float32)[-1]
+
+
+def pairwise(x: np.ndarray) -> np.float32:
+    """Sum of `x` by halving: a chain of log2(len(x)) additions for each element."""
+    while len(x) > 1:
+        x = x[: len(x) // 2] + x[len(x) // 2 :]
+    return x[0]
+
+
+def as_kernel(x: np.ndarray) -> np.float32:
+    """Each of 4096 threads adds every 4096th element; then a tree over the threads."""
+    if len(x) <= THREADS:
+        return pairwise(x)
+    # [n] -> [n / threads, threads] -> [threads]
+    return pairwise(np.cumsum(x.reshape(-1, THREADS), axis=0, dtype=np.float32)[-1])
+
+
+ORDERS = {
+    "one by one": (one_by_one, lambda n: n - 1, "#c2410c"),
+    "4096 threads": (as_kernel, lambda n: max(n // THREADS - 1, 0) + 12, "#0b6e99"),
+    "pairwise": (pairwise, lambda n: int(math.log2(n)), "#15803d"),
+}
+
+
+def expected(n: int) -> float:
+    """Error of n numbers added one by one, if the roundings are independent."""
+    return math.sqrt(n / 21) * U
+
+
+def draw(sizes: list[int], errors: dict[str, list[float]]) -> None:
+    """Write summation_order.svg: relative error against length, both axes logarithmic."""
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "world-size", "font.size": 12})
+    figure, axes = plt.subplots(figsize=(7, 3.8))
+    for name, (_, depth, colour) in ORDERS.items():
+        axes.loglog(sizes, errors[name], "o-", base=2, color=colour, markersize=4)
+        if name == "one by one":
+            bound = [depth(n) * U for n in sizes]
+            axes.loglog(sizes, bound, "--", base=2, color=colour, linewidth=1)
+            coins = [expected(n) for n in sizes]
+            axes.loglog(sizes, coins, ":", base=2, color="#52525b", linewidth=2)
+    axes.set_yscale("log", base=10)
+    axes.set_ylim(1e-9, 1)
+    axes.set_xticks(sizes[1::2])
+    axes.set_xlim(right=sizes[-1] * 24)
+    for name, (_, _, colour) in ORDERS.items():
+        height = {"4096 threads": 2.2, "pairwise": 0.5}.get(name, 1) * errors[name][-1]
+        axes.annotate(name, (sizes[-1] * 1.3, height), color=colour, va="center")
+    axes.annotate("predicted", (2**11, 1e-7), color="#52525b")
+    axes.annotate("at most", (sizes[-1] * 1.3, sizes[-1] * U), color="#c2410c", va="center")
+    axes.set_xlabel("numbers in the sum")
+    axes.set_ylabel("relative error")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("summation_order.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    generator = np.random.default_rng(0)
+    sizes = [2**k for k in range(6, 23, 2)]
+    errors: dict[str, list[float]] = {name: [] for name in ORDERS}
+    for n in sizes:
+        squares = dict.fromkeys(ORDERS, 0.0)
+        for _ in range(16):
+            x = generator.random(n, dtype=np.float32)
+            exact = x.sum(dtype=np.float64)
+            for name, (add, depth, _) in ORDERS.items():
+                error = abs(float(add(x)) / exact - 1)
+                assert error <= depth(n) * U, (name, n)
+                squares[name] += error**2 / 16
+        for name in ORDERS:
+            errors[name].append(math.sqrt(squares[name]))
+    print("every sum within (length of its chain) · 2^-24")
+    print(f"one by one, 2^22 numbers: predicted {expected(sizes[-1]):.1e}")
+    print(f"\n2^22 numbers   {'chain':>8}  {'at most':>9}  {'found':>9}")
+    for name, (_, depth, _) in ORDERS.items():
+        chain = depth(sizes[-1])
+        print(f"{name:13}  {chain:8,}  {chain * U:9.2e}   ≈{errors[name][-1]:.1e}")
+    draw(sizes, errors)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""A small TensorIterator: broadcast, reorder and merge dimensions until one loop is left.
+
+It is what stands behind every element-wise operator of ATen. A kernel then sees flat loops over
+strides, and where everything merges into one contiguous dimension, a vectorised loop.
+"""
+
+import functools
+import math
+
+import torch
+
+
+def order(strides: list[list[int]], sizes: list[int]) -> list[int]:
+    """The dimensions, innermost first: by stride, and where broadcast by the next operand."""
+
+    def compare(d: int, e: int) -> int:
+        for s in strides:
+            if s[d] and s[e] and s[d] != s[e]:
+                return s[d] - s[e]
+            if s[d] and s[e] and sizes[d] != sizes[e]:
+                return sizes[d] - sizes[e]
+        return 0
+
+    return sorted(range(len(sizes) - 1, -1, -1), key=functools.cmp_to_key(compare))
+
+
+def allocate(shape: torch.Size, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """The result, dense, with its dimensions in the order of the inputs' strides."""
+    strides, step = [0] * len(shape), 1
+    for d in order([list(x.expand(shape).stride()) for x in inputs], list(shape)):
+        strides[d] = step
+        step *= shape[d]
+    return torch.empty_strided(shape, strides, dtype=inputs[0].dtype)
+
+
+def plan(*operands: torch.Tensor) -> tuple[list[int], list[list[int]]]:
+    """Sizes, fastest dimension first, and each operand's strides (in elements) to match."""
+    shape = operands[0].shape
+    strides = [list(x.expand(shape).stride()) for x in operands]  # 0 where broadcast
+    merged, walks = [], [[] for _ in operands]
+    for d in order(strides, list(shape)):
+        if shape[d] == 1:
+            continue
+        jumps = [
+            s[d] - w[-1] * merged[-1] if w else 1 for s, w in zip(strides, walks, strict=True)
+        ]
+        if not any(jumps):  # every operand walks on into this dimension: one with the last
+            merged[-1] *= shape[d]
+            continue
+        merged.append(shape[d])
+        for s, w in zip(strides, walks, strict=True):
+            w.append(s[d])
+    return merged or [1], [w or [1] for w in walks]
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """x + y by the plan; the sum, and how many inner loops it took."""
+    out = allocate(torch.broadcast_shapes(x.shape, y.shape), [x, y])
+    sizes, walks = plan(out, x, y)
+    outer = sizes[1:]
+    for flat in range(math.prod(outer)):
+        offsets = [t.storage_offset() for t in (out, x, y)]
+        for d, size in enumerate(outer, start=1):
+            flat, index = divmod(flat, size)
+            offsets = [o + index * w[d] for o, w in zip(offsets, walks, strict=True)]
+        to, a, b = (  # the inner loop: one size, one stride for each operand
+            t.as_strided((sizes[0],), (w[0],), o)
+            for t, w, o in zip((out, x, y), walks, offsets, strict=True)
+        )
+        torch.add(a, b, out=to)
+    return out, math.prod(outer)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(8, 16, 32), torch.randn(8, 16, 32)
+    cases = {
+        "contiguous + contiguous": (a, b),
+        "both transposed alike": (a.transpose(0, 2), b.transpose(0, 2)),
+        "one transposed": (a, torch.randn(32, 16, 8).transpose(0, 2)),
+        "matrix + row (bias)": (a, torch.randn(32)),
+        "row + matrix": (torch.randn(32), a),
+        "+ tensor of one element": (a, torch.tensor(2.0)),
+        "+ column": (a, torch.randn(8, 16, 1)),
+        "every other column": (a[..., ::2], b[..., ::2]),
+        "channels last": (
+            torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
+            torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
+        ),
+    }
+    print(f"{'x + y':25} {'sizes':14} {'strides of out, x, y':28} loops")
+    for name, (x, y) in cases.items():
+        out, loops = add(x, y)
+        torch.testing.assert_close(out, x + y, rtol=0, atol=0)
+        assert out.stride() == (x + y).stride(), name
+        sizes, walks = plan(out, x, y)
+        walk = " ".join(str(tuple(w)).replace(",)", ")").replace(" ", "") for w in walks)
+        print(f"{name:25} {'×'.join(map(str, sizes)):14} {walk:28} {loops}")
+    print("equal to torch, the strides of the results among it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What Triton makes of one kernel for two GPUs, compiled on a machine that has neither.
+
+The compiler needs no GPU, only the name of one. A pointer or stride known to be a multiple of
+16 is part of the signature: without it the copies become loads of single elements.
+"""
+
+import os
+import re
+
+os.environ.pop("TRITON_INTERPRET", None)  # the compiler, not the interpreter
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+@triton.jit
+def matmul_kernel(
+    a_ptr, b_ptr, c_ptr, K, a_stride, b_stride, c_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """One tile of C per program, for sizes that the tiles divide."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    a_at = a_ptr + m[:, None] * a_stride + k[None, :]
+    b_at = b_ptr + k[:, None] * b_stride + n[None, :]
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for _ in range(0, K, BK):
+        total = tl.dot(tl.load(a_at), tl.load(b_at), total)
+        a_at += BK
+        b_at += BK * b_stride
+    tl.store(c_ptr + m[:, None] * c_stride + n[None, :], total)
+
+
+POINTERS = {"a_ptr": "*bf16", "b_ptr": "*bf16", "c_ptr": "*fp32"}
+NUMBERS = dict.fromkeys(("K", "a_stride", "b_stride", "c_stride"), "i32")
+TILES = {"BM": 128, "BN": 128, "BK": 64}
+
+
+def compiled(capability: int, aligned: bool):
+    """The kernel for one compute capability, with or without the promise of alignment."""
+    signature = POINTERS | NUMBERS | dict.fromkeys(TILES, "constexpr")
+    attributes = {(i,): [["tt.divisibility", 16]] for i in range(7)} if aligned else {}
+    source = ASTSource(matmul_kernel, signature, constexprs=TILES, attrs=attributes)
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options={"num_warps": 8, "num_stages": 3})
+
+
+def main() -> None:
+    print("target  multiple of 16   tensor-core instruction  copies to shared   shared memory")
+    for capability, aligned in ((80, True), (90, True), (90, False)):
+        kernel = compiled(capability, aligned)
+        ptx = kernel.asm["ptx"]
+        (tensor,) = set(re.findall(r"\b(wgmma\.mma_async|mma\.sync)\.", ptx))
+        if re.search(r"cp\.async\.cg\S+ \[[^;]*, 0x10", ptx):
+            copies = "cp.async, 16 B"
+        else:
+            (width,) = set(re.findall(r"ld\.global\.b(\d+)", ptx))
+            copies = f"ld.global, {int(width) // 8} B"
+        print(
+            f"sm_{capability}   {'promised' if aligned else 'not':14}   {tensor:23}"
+            f"  {copies:16}  {kernel.metadata.shared:8} bytes"
+        )
+    try:
+        triton.runtime.driver.active.get_current_device()
+        print("and this machine could run it")
+    except RuntimeError as error:
+        print(f"to launch it here: RuntimeError: {error}")
+
+
+if __name__ == "__main__":
+    main()

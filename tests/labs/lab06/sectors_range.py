@@ -1,0 +1,11 @@
+"""Step 2: all sectors from the first to the last"""
+
+STEP, HINT = 2, "sectors_between"
+
+
+def sectors(stride: int) -> int:
+    """Sectors of 32 bytes that lanes 0 to 31 touch which read the floats number lane * stride.
+
+    Lane 0's float lies at the beginning of a sector.
+    """
+    return 4 * 31 * stride // 32 + 1
