@@ -28,6 +28,7 @@
 # what you write here.
 
 # %%
+import copy
 import itertools
 import math
 import sys
@@ -105,7 +106,10 @@ class Block(nn.Module):
     def __init__(self, hidden: int, dropout: float = DROPOUT, times: int = 4):
         super().__init__()
         self.norm = nn.LayerNorm(hidden)
-        self.up, self.down = nn.Linear(hidden, times * hidden), nn.Linear(times * hidden, hidden)
+        self.up, self.down = (
+            nn.Linear(hidden, times * hidden),
+            nn.Linear(times * hidden, hidden),
+        )
         self.dropout = Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -157,11 +161,11 @@ def make_batch(
 # ## The memory: counted, and limited
 #
 # On a GPU the allocator says no; `torch.cuda.set_per_process_memory_fraction` would let it say
-# so earlier, but it counts in segments of 2 MiB and more, too coarse for 10 MiB. So here the lab
-# says no, in the same way on a CPU and a GPU. `Memory` sees every operator that runs inside of
-# it (a `TorchDispatchMode`) and notes each storage that an operator returns, until it is freed.
-# A storage is what a tensor and its views share, so a view costs nothing. Where the sum would
-# pass the limit, it raises:
+# so earlier, but it counts in segments of 2 MiB and more, too coarse for 10 MiB. So here the
+# lab says no, in the same way on a CPU and a GPU. `Memory` sees every operator that runs inside
+# of it (a `TorchDispatchMode`) and notes each storage that an operator returns, until it is
+# freed. A storage is what a tensor and its views share, so a view costs nothing. Where the sum
+# would pass the limit, it raises:
 #
 #     out of memory: wanted 0.25 MiB with 9.81 MiB in use, the limit is 10.00 MiB
 #
@@ -226,6 +230,7 @@ def peak_of(run: Callable[[], object], device: torch.device, limit: float = math
 
 if __name__ == "__main__":
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    torch.set_num_threads(1)  # the tensors are small: more threads would wait for each other
 
     def assert_out_of_memory(run: Callable[[], object]) -> str:
         """Run a program that must not fit; return what it says."""
@@ -358,14 +363,14 @@ def leaky_step(model: Net, adam: torch.optim.Adam, inputs, targets, log: list) -
 #
 # How do you find such a leak in a program that you do not know? Measure what one step leaves
 # behind. The first step leaves what stays anyway, such as Adam's moments; every further one
-# should leave nothing. `growth` is that measurement. A profile, `memory.table()` here, then says
-# what was left.
+# should leave nothing. `growth` is that measurement. A profile, `memory.table()` here, then
+# says what was left.
 
 
 # %%
 def growth(memory: Memory, step: Callable[[], object], times: int = 3) -> float:
     """Bytes that each call of `step` leaves behind, apart from what the first one makes."""
-    # >>> solution 2: one call first; then the change of memory.used over `times` calls, by times
+    # >>> solution 2: one call first; then the change of memory.used over `times` calls
     step()
     before = memory.used
     for _ in range(times):
@@ -398,17 +403,23 @@ if __name__ == "__main__":
             adam = make_adam(model)
             for inputs, targets in batches:
                 step(model, adam, inputs, targets, log)
-            return [(float(before), float(after)) for before, after in log]
+            return [tuple(float(torch.as_tensor(x).detach()) for x in pair) for pair in log]
 
         print(f"step 2: leaky: {assert_out_of_memory(lambda: train(leaky_step))}")
-        for name, step in (("leaky", leaky_step), ("mended", logged_step)):
+
+        def left_by(step: Callable) -> tuple[float, list]:
             with Memory(device) as memory:
                 model, log = build_model(device), []
                 adam = make_adam(model)
-                left = growth(memory, lambda s=step: s(model, adam, *batches[0], log))
-                rows = memory.table()
+                left = growth(memory, lambda: step(model, adam, *batches[0], log))
+                return left, memory.table()
+
+        for name, step in (("leaky", leaky_step), ("mended", logged_step)):
+            left, rows = left_by(step)
             most = ", ".join(f"{maker} {n}" for maker, n, _ in rows[:3] if left)
-            print(f"        {name} leaves ≈{left / MIB:.2f} MiB a step" + f": {most}" * (left > 0))
+            print(
+                f"        {name} leaves ≈{left / MIB:.2f} MiB a step" + f": {most}" * (left > 0)
+            )
             if step is leaky_step:
                 ask(
                     abs(left / PREDICTED.activations - 1) < 0.05,
@@ -482,7 +493,10 @@ if __name__ == "__main__":
             true.append(model(inputs).detach())
         assert_same(outputs, torch.cat(true), "the outputs")
         true_loss = mean_square(torch.cat(true), torch.cat([y for _, y in batches])).item()
-        ask(abs(loss - true_loss) < 1e-5, f"the loss is {loss:.5f}, over all rows {true_loss:.5f}")
+        ask(
+            abs(loss - true_loss) < 1e-5,
+            f"the loss is {loss:.5f}, over all rows {true_loss:.5f}",
+        )
         model_bytes = PREDICTED.parameters / MIB
         print(
             f"        without: {len(outputs):,} rows in ≈{peak / MIB:.2f} MiB,"
@@ -512,11 +526,11 @@ if __name__ == "__main__":
 #
 # Adam's update of step $t$, with gradient $g$, moments $m$ and $v$:
 #
-# $$m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2, \quad
-# p \leftarrow p - \frac{\eta}{1-\beta_1^t} \frac{m}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
+# $$m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2,
+# \quad p \leftarrow p - \frac{\eta}{1-\beta_1^t} \frac{m}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
 #
 # Methods whose name ends with `_` write into their tensor: `lerp_`, `mul_`, `addcmul_`,
-# `addcdiv_`. The denominator needs one temporary of the parameter's size, and nothing else does.
+# `addcdiv_`. The denominator needs one temporary of the parameter's size, nothing else does.
 
 # %%
 ETA, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
@@ -563,7 +577,7 @@ if __name__ == "__main__":
     def check_peak() -> None:
         batches = [make_batch(32, seed, device) for seed in range(3)]
 
-        def train(kind: str) -> list[float]:
+        def train(kind: str, memory: Memory | None = None) -> list[float]:
             model, losses = build_model(device, 104), []
             if kind == "in backward":
                 keep = AdamInBackward(model)
@@ -571,6 +585,7 @@ if __name__ == "__main__":
                 keep = make_adam(model, foreach=kind.startswith("foreach"))
             for inputs, targets in batches:
                 loss = mean_square(model(inputs), targets)
+                forward[kind] = memory.used if memory else 0
                 loss.backward()
                 if kind != "in backward":
                     keep.step()
@@ -578,16 +593,18 @@ if __name__ == "__main__":
                 losses.append(loss.item())
             return losses
 
+        forward: dict[str, int] = {}
         true = train("one by one")
         print(f"step 4: one by one: {assert_out_of_memory(lambda: train('one by one'))}")
         psi = sum(p.numel() for p in build_model(hidden=104).parameters())
-        peaks = {}
+        print("        MiB               after forward     peak   bytes per parameter")
         for kind in ("foreach, zeros", "foreach", "one by one", "in backward"):
-            losses: list[float] = []
-            limit = LIMIT if kind == "in backward" else math.inf
-            peaks[kind] = peak_of(lambda k=kind, x=losses: x.extend(train(k)), device, limit)
-            each = peaks[kind] / psi
-            print(f"        {kind:14} peak ≈{peaks[kind] / MIB:5.2f} MiB, ≈{each:.1f}Ψ bytes")
+            with Memory(device, LIMIT if kind == "in backward" else math.inf) as memory:
+                losses = train(kind, memory)
+            print(
+                f"        {kind:18}       ≈{forward[kind] / MIB:5.2f}"
+                f"   ≈{memory.peak / MIB:5.2f}                 ≈{memory.peak / psi:4.1f}"
+            )
             assert_same(torch.tensor(losses), torch.tensor(true), f"{kind}: the losses")
 
     check_peak()
@@ -637,7 +654,7 @@ def accumulate(
 
     Runs at most `rows` rows at a time; returns that loss.
     """
-    # >>> solution 5: split by rows; for each: forward, sum over the kept rows / all kept, backward
+    # >>> solution 5: for each piece: forward, sum over its kept rows by all kept, backward
     # hint: tensor.split(rows) gives pieces of `rows` rows, the last one may be smaller
     total, counted = 0.0, keep.sum()
     for x, y, k in zip(inputs.split(rows), targets.split(rows), keep.split(rows), strict=True):
@@ -651,9 +668,6 @@ def accumulate(
 # %%
 if __name__ == "__main__":
 
-    def gradients_of(model: nn.Module) -> list[torch.Tensor]:
-        return [p.grad.clone() for p in model.parameters()]
-
     def check_accumulation() -> None:
         inputs, targets = make_batch(1024, device=device)
         keep = (torch.arange(1024) * torch.arange(1024) // 300 % 4 > 0).to(device)
@@ -661,25 +675,24 @@ if __name__ == "__main__":
         each = PREDICTED.activations // ROWS + 4 * 12 * HIDDEN  # and backward's temporaries
         rows = rows_that_fit(LIMIT, fixed, each)
 
-        def step(size: int) -> tuple[float, list[torch.Tensor]]:
+        def train(size: int) -> tuple[list[float], list[torch.Tensor]]:
             model = build_model(device).eval()  # no dropout: each size would draw other masks
-            adam = make_adam(model)
-            loss = accumulate(model, inputs, targets, keep, size)
-            kept = [] if size < 1024 else gradients_of(model)
-            grads[size] = [p.grad for p in model.parameters()] if size < 1024 else kept
-            adam.step()
-            return loss, kept
+            adam, losses = make_adam(model), []
+            for _ in range(2):  # from the second step on Adam's moments are there
+                adam.zero_grad()
+                losses.append(accumulate(model, inputs, targets, keep, size))
+                adam.step()
+            return losses, [p.grad for p in model.parameters()]
 
-        grads: dict[int, list[torch.Tensor]] = {}
-        print(f"step 5: at once: {assert_out_of_memory(lambda: step(1024))}")
-        losses: list[float] = []
-        peak = peak_of(lambda: losses.append(step(rows)[0]), device, LIMIT)
-        true, _ = step(1024)
-        ask(abs(losses[0] - true) < 1e-5, f"the loss is {losses[0]:.5f}, at once {true:.5f}")
-        assert_same(grads[rows], grads[1024], "the gradients")
+        print(f"step 5: at once: {assert_out_of_memory(lambda: train(1024))}")
+        found: list = []
+        peak = peak_of(lambda: found.extend(train(rows)), device, LIMIT)
+        losses, gradients = train(1024)
+        assert_same(torch.tensor(found[0]), torch.tensor(losses), "the losses")
+        assert_same(found[1], gradients, "the gradients")
         print(
             f"        {rows} rows fit: {-(-1024 // rows)} micro-batches, peak ≈{peak / MIB:.2f}"
-            f" MiB; loss {losses[0]:.4f} over {int(keep.sum())} rows, gradients as at once"
+            f" MiB; loss {found[0][0]:.4f} over {int(keep.sum())} rows, gradients as at once"
         )
 
     check_accumulation()
@@ -697,8 +710,9 @@ if __name__ == "__main__":
 # but what you save: tensors by `ctx.save_for_backward`, which backward frees, other things as
 # attributes of `ctx`. In `backward` you get the gradient of the output. Run the block again,
 # this time recording (`torch.enable_grad()`), on a copy of the input that is cut off from the
-# graph and requires a gradient; and let `output.backward(gradient)` go through it. That adds to
-# the parameters' `.grad`. Return a gradient for every argument of `forward`: None for the block.
+# graph and requires a gradient; and let `output.backward(gradient)` go through it. That adds
+# to the parameters' `.grad`. Return a gradient for every argument of `forward`: None for the
+# block.
 #
 # Dropout is the trap. The second forward must draw the mask of the first, or the gradients
 # belong to another function. So save the generator's state before the first forward, set it
@@ -785,3 +799,331 @@ if __name__ == "__main__":
             )
 
     check_checkpoint()
+
+# %% [markdown]
+# ## Step 7: what to compute again
+#
+# To checkpoint every block is seldom necessary. Some layers hold much and are cheap to run
+# again (activation functions, normalisation, dropout: no matrix), others hold little and are
+# dear. Take as little work as makes it fit. The net of this step has both kinds, in ten units.
+# Of each unit you know what it *holds* for backward, its input included; what it still holds if
+# it is checkpointed, its input alone (`kept`); and the FLOPs of its forward, which is what it
+# costs to run it again.
+#
+# First predict the peak. When backward comes to unit $i$, the units after it have been freed,
+# those before it hold what they hold, and unit $i$ itself holds everything, *whether or not it
+# is checkpointed*: if so, it has just been computed again. The peak is the largest of these
+# sums. So the last unit is at its worst at the very moment when everything before it is still
+# there, and to checkpoint it saves nothing.
+#
+# Then choose. Ten units have 1,024 subsets: try all. (For a large model, this is a knapsack
+# problem. PyTorch solves it in `torch.utils.checkpoint`'s selective policies and in the
+# partitioner of `torch.compile`, whose budget is
+# `torch._functorch.config.activation_memory_budget`.)
+
+
+# %%
+class Unit(NamedTuple):
+    """What a unit of a net needs; bytes and FLOPs."""
+
+    held: int
+    kept: int
+    flops: int
+
+
+def predicted_peak(units: Sequence[Unit], chosen: Iterable[int]) -> int:
+    """The most bytes of activations at a time, if these units (by index) are checkpointed."""
+    # >>> solution 7: for each unit: what those before it hold, and all of its own; the largest
+    chosen, before, peak = set(chosen), 0, 0
+    for i, unit in enumerate(units):
+        peak = max(peak, before + unit.held)
+        before += unit.kept if i in chosen else unit.held
+    return peak
+    # <<< solution
+
+
+def choose(units: Sequence[Unit], budget: int) -> set[int] | None:
+    """The units to checkpoint: fewest FLOPs for a peak within `budget`; None: nothing fits."""
+    # >>> solution 7: try all subsets
+    # hint: itertools.combinations(range(n), size) gives the subsets of one size
+    indices, best = range(len(units)), None
+    for size in range(len(units) + 1):
+        for chosen in itertools.combinations(indices, size):
+            if predicted_peak(units, chosen) <= budget:
+                flops = sum(units[i].flops for i in chosen)
+                if best is None or flops < best[0]:
+                    best = flops, set(chosen)
+    return best and best[1]
+    # <<< solution
+
+
+# %%
+class Wave(nn.Module):
+    """[b, h] to [b, h], without a matrix."""
+
+    def __init__(self, hidden: int, dropout: float = DROPOUT):
+        super().__init__()
+        self.norm, self.dropout = nn.LayerNorm(hidden), Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(F.gelu(torch.sin(3 * self.norm(x))))
+
+
+def build_mixed(device: torch.device | str = "cpu") -> Net:
+    torch.manual_seed(8)
+    blocks: list[nn.Module] = []
+    for times in (4, 1, 3, 2, 4):
+        blocks += [Block(HIDDEN, times=times), Wave(HIDDEN)]
+    return Net(WIDTH, HIDDEN, blocks).to(device)
+
+
+def measure_unit(block: nn.Module, rows: int, device: torch.device) -> Unit:
+    """What a block holds for backward, measured; its FLOPs, counted."""
+    with Memory(device) as memory:
+        block = copy.deepcopy(block)  # its parameters are seen now, not when they are used
+        before = memory.used
+        x = torch.randn(rows, HIDDEN, device=device)
+        kept = memory.used - before
+        y = block(x.requires_grad_())
+        held = memory.used - before - y.nbytes
+    matrices = sum(p.numel() for p in block.parameters() if p.ndim == 2)
+    return Unit(held, kept, 2 * rows * matrices + 20 * x.numel())
+
+
+if __name__ == "__main__":
+
+    def check_choice() -> None:
+        rows = 640
+        inputs, targets = make_batch(rows, device=device)
+        model = build_mixed(device)
+        units = [measure_unit(block, rows, device) for block in model.blocks]
+        psi = sum(p.numel() for p in model.parameters())
+        # parameters and moments, the last layer and the loss, temporaries of a block's backward
+        fixed = 12 * psi + 4 * rows * (HIDDEN + WIDTH) + 4 * rows * 5 * HIDDEN
+        everything, forward = range(len(units)), sum(unit.flops for unit in units)
+
+        def train(chosen: Iterable[int], found: list) -> None:
+            model = build_mixed(device)
+            adam, again = make_adam(model), {model.blocks[i] for i in chosen}
+
+            def run(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+                return Checkpoint.apply(block, x) if block in again else block(x)
+
+            for _ in range(2):
+                loss = mean_square(model(inputs, run), targets)
+                loss.backward()
+                adam.step()
+                adam.zero_grad()
+                found.append(loss.item())
+
+        chosen = choose(units, LIMIT - fixed)
+        true: list = []
+        train((), true)
+        print(f"step 7: plain: {assert_out_of_memory(lambda: train((), []))}")
+        print("        checkpointed          predicted   measured MiB   FLOPs of the step")
+        for name, which in (
+            ("none", ()),
+            ("the last", (9,)),
+            ("all", everything),
+            (", ".join(map(str, sorted(chosen))), chosen),
+        ):
+            found: list = []
+            limit = LIMIT if which is chosen else math.inf
+            peak = peak_of(lambda w=which, f=found: train(w, f), device, limit)
+            guess = fixed + predicted_peak(units, which)
+            more = 100 * sum(units[i].flops for i in which) / (3 * forward)
+            numbers = f"{guess / MIB:11.2f}     ≈{peak / MIB:5.2f}"
+            print(f"        {name:20}{numbers}          +{more:.1f}%")
+            ask(abs(guess - peak) < 0.1 * peak, "the prediction is more than 10% off")
+            assert_same(torch.tensor(found), torch.tensor(true), f"{name}: the losses")
+
+    check_choice()
+
+# %% [markdown]
+# ## Step 8: enough, but in pieces
+#
+# The last failure says that there is enough:
+#
+#     out of memory: wanted 4.00 MiB; 8.83 MiB are free, the largest piece has 1.80 MiB
+#
+# A tensor needs one piece of addresses. PyTorch does not ask the driver for each tensor, which
+# would take longer than most kernels; it keeps what it once got, and hands out pieces of it: a
+# **caching allocator**. Write its heart:
+#
+# * `malloc` rounds up to 512 bytes and takes the *smallest* free piece that is large enough
+#   (**best fit**), so that large pieces stay for large tensors; of several, the first. What it
+#   does not need is cut off and stays free (**split**).
+# * `free` makes the piece free again and joins it with its free neighbours, on both sides
+#   (**coalesce**). Otherwise memory would end as crumbs.
+#
+# Even so, what stays between what goes keeps holes apart: **fragmentation**. The trace of this
+# step does so: each layer makes activations, which go, and statistics, which stay. When the
+# activations are gone, a hole is as large as one layer's activations. The mend is the order:
+# what lives long is allocated first, and side by side. (Where you cannot change the order,
+# PyTorch has settings: `expandable_segments:True` maps new pages behind a piece,
+# `max_split_size_mb` keeps large pieces from being cut, `roundup_power2_divisions` makes sizes
+# alike. Chapter 07 shows what each does.)
+
+
+# %%
+@dataclass
+class Piece:
+    """A piece of memory: `size` bytes from `start` on."""
+
+    start: int
+    size: int
+    used: bool = False
+
+
+class Allocator:
+    """All of its memory is in `pieces`, free or used, in the order of addresses."""
+
+    def __init__(self, capacity: int):
+        self.pieces = [Piece(0, capacity)]
+
+    def malloc(self, size: int) -> int:
+        """Give away at least `size` bytes; return where they start."""
+        size = -(-size // 512) * 512
+        # >>> solution 8: the smallest free piece that is large enough; cut off the rest
+        # hint: if there is none: raise self.out_of_memory(size)
+        fitting = [p for p in self.pieces if not p.used and p.size >= size]
+        if not fitting:
+            raise self.out_of_memory(size)
+        piece = min(fitting, key=lambda p: p.size)
+        if piece.size > size:
+            rest = Piece(piece.start + size, piece.size - size)
+            self.pieces.insert(self.pieces.index(piece) + 1, rest)
+        piece.size, piece.used = size, True
+        return piece.start
+        # <<< solution
+
+    def free(self, start: int) -> None:
+        """Take back the piece that starts there."""
+        # >>> solution 8: find it, mark it, join it with a free right and a free left neighbour
+        i = next(i for i, p in enumerate(self.pieces) if p.start == start)
+        self.pieces[i].used = False
+        for left in (i, i - 1):
+            pair = self.pieces[left : left + 2] if left >= 0 else []
+            if len(pair) == 2 and not pair[0].used and not pair[1].used:
+                pair[0].size += pair[1].size
+                del self.pieces[left + 1]
+        # <<< solution
+
+    def out_of_memory(self, size: int) -> OutOfMemory:
+        free = [p.size for p in self.pieces if not p.used]
+        return OutOfMemory(
+            f"out of memory: wanted {size / MIB:.2f} MiB; {sum(free) / MIB:.2f} MiB are free,"
+            f" the largest piece has {max(free, default=0) / MIB:.2f} MiB"
+        )
+
+
+class Event(NamedTuple):
+    """A tensor comes (size > 0) or goes (size 0)."""
+
+    name: str
+    size: int
+
+
+def long_lived_first(trace: Sequence[Event]) -> list[Event]:
+    """The same events; tensors that are never freed come first, all else in its old order."""
+    # >>> solution 8: which names are freed? what is not freed, then the rest
+    freed = {event.name for event in trace if event.size == 0}
+    return sorted(trace, key=lambda event: event.name in freed)
+    # <<< solution
+
+
+# %%
+def replay(trace: Iterable[Event], allocator: Allocator) -> int:
+    """Let an allocator do what a trace says; return the highest address that was used."""
+    starts, top = {}, 0
+    for event in trace:
+        if event.size:
+            starts[event.name] = allocator.malloc(event.size)
+            top = max(top, max(p.start + p.size for p in allocator.pieces if p.used))
+        else:
+            allocator.free(starts.pop(event.name))
+    return top
+
+
+class Recorder(Memory):
+    """Writes the trace of what runs inside of it."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self.trace: list[Event] = []
+        self.names: dict[int, str] = {}
+
+    def see(self, storage: torch.UntypedStorage, maker: str) -> None:
+        key, known = storage._cdata, storage._cdata in self.living
+        super().see(storage, maker)
+        if not known and key in self.living:
+            self.names[key] = f"{maker} {len(self.trace)}"
+            self.trace.append(Event(self.names[key], self.living[key][1]))
+
+    def forget(self, key: int) -> None:
+        super().forget(key)
+        self.trace.append(Event(self.names.pop(key), 0))
+
+
+def layers_trace() -> list[Event]:
+    """Twelve layers' activations and statistics; then a large tensor."""
+    trace = []
+    for layer in range(12):
+        trace += [
+            Event(f"activations {layer}", 600 * KIB),
+            Event(f"statistics {layer}", 100 * KIB),
+        ]
+    trace += [Event(f"activations {layer}", 0) for layer in reversed(range(12))]
+    return [*trace, Event("large", 4 * MIB), Event("large", 0)]
+
+
+if __name__ == "__main__":
+
+    def check_allocator() -> None:
+        with Recorder(device) as recorder:
+            model, (inputs, targets) = build_model(device), make_batch(64, device=device)
+            adam = make_adam(model)
+            for _ in range(2):
+                mean_square(model(inputs), targets).backward()
+                adam.step()
+                adam.zero_grad()
+        allocator = Allocator(16 * MIB)
+        top = replay(recorder.trace, allocator)
+        neighbours = itertools.pairwise(allocator.pieces)
+        ask(
+            all(a.used or b.used for a, b in neighbours),
+            "free pieces lie side by side: free() has to join them",
+        )
+        share = 100 * (top / recorder.peak - 1)
+        print(
+            f"step 8: two steps, {len(recorder.trace)} events: {recorder.peak / MIB:.2f} MiB in"
+            f" use at most, ≈{share:.0f}% more in addresses"
+        )
+        trace = layers_trace()
+        try:
+            replay(trace, Allocator(LIMIT))
+        except OutOfMemory as error:
+            print(f"        as it comes: {error}")
+        else:
+            raise AssertionError("the large tensor should not fit")
+        mended = long_lived_first(trace)
+        ask(sorted(mended) == sorted(trace), "long_lived_first gives other events")
+        top = replay(mended, Allocator(LIMIT))
+        print(f"        long-lived first: fits, {top / MIB:.2f} MiB of addresses used")
+
+    check_allocator()
+    print("seven programs that ran out of memory fit, and compute what they did")
+
+# %% [markdown]
+# ## Where to go from here
+#
+# - In step 1, take `torch.autograd.graph.saved_tensors_hooks` to list what is saved, by shape.
+#   Which line of the table do you find twice, and why does it count once?
+# - Let the two functions of `saved_tensors_hooks` move activations to a file (or, on a GPU, to
+#   pinned memory on the host) instead of computing them again. What is the price now?
+# - Give `AdamInBackward` two micro-batches. What is computed, and why is it not what step 5
+#   computes?
+# - In step 6, leave out the line that puts the generator's state back, and print the masks of
+#   two steps.
+# - On a GPU, hold `torch.cuda.max_memory_allocated()` against `peak` for each step, then
+#   `max_memory_reserved()`. Where does the difference come from?
