@@ -526,8 +526,9 @@ if __name__ == "__main__":
 #
 # Adam's update of step $t$, with gradient $g$, moments $m$ and $v$:
 #
-# $$m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2,
-# \quad p \leftarrow p - \frac{\eta}{1-\beta_1^t} \frac{m}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
+# $$m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2,$$
+#
+# $$p \leftarrow p - \frac{\eta}{1-\beta_1^t} \frac{m}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
 #
 # Methods whose name ends with `_` write into their tensor: `lerp_`, `mul_`, `addcmul_`,
 # `addcdiv_`. The denominator needs one temporary of the parameter's size, nothing else does.
