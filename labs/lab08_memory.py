@@ -28,7 +28,6 @@
 # what you write here.
 
 # %%
-import copy
 import itertools
 import math
 import sys
@@ -191,10 +190,16 @@ class Memory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device.type:
-                self.see(tensor.untyped_storage(), func.overloadpacket.__name__)
+        given = {storage._cdata for storage in self.storages((args, kwargs))}
+        for storage in self.storages(result):
+            if storage._cdata not in given:  # views, and what is changed in place, are not new
+                self.see(storage, func.overloadpacket.__name__)
         return result
+
+    def storages(self, tree: object) -> list[torch.UntypedStorage]:
+        """Of all tensors in there that are on our device."""
+        tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        return [t.untyped_storage() for t in tensors if t.device.type == self.device.type]
 
     def see(self, storage: torch.UntypedStorage, maker: str) -> None:
         key, size = storage._cdata, storage.nbytes()
@@ -319,11 +324,9 @@ if __name__ == "__main__":
 
     def check_parts() -> Parts:
         predicted = predict(WIDTH, HIDDEN, BLOCKS, ROWS)
+        batch = make_batch(device=device)
         with Memory(device) as memory:
-            inputs, targets = make_batch(device=device)
-            before, memory.used = memory.used, 0  # the batch is not counted
-            measured = measure_parts(memory, lambda: build_model(device), inputs, targets)
-        del before
+            measured = measure_parts(memory, lambda: build_model(device), *batch)
         print(f"step 1: {ROWS} rows, MiB   predicted   measured")
         for name, guess, found in zip(Parts._fields, predicted, measured, strict=True):
             print(f"        {name:17}{guess / MIB:11.2f}     ≈{found / MIB:5.2f}")
@@ -881,12 +884,10 @@ def build_mixed(device: torch.device | str = "cpu") -> Net:
 def measure_unit(block: nn.Module, rows: int, device: torch.device) -> Unit:
     """What a block holds for backward, measured; its FLOPs, counted."""
     with Memory(device) as memory:
-        block = copy.deepcopy(block)  # its parameters are seen now, not when they are used
-        before = memory.used
         x = torch.randn(rows, HIDDEN, device=device)
-        kept = memory.used - before
+        kept = memory.used
         y = block(x.requires_grad_())
-        held = memory.used - before - y.nbytes
+        held = memory.used - y.nbytes
     matrices = sum(p.numel() for p in block.parameters() if p.ndim == 2)
     return Unit(held, kept, 2 * rows * matrices + 20 * x.numel())
 
