@@ -234,7 +234,8 @@ def peak_of(run: Callable[[], object], device: torch.device, limit: float = math
 
 
 if __name__ == "__main__":
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    on_accelerator = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if on_accelerator else torch.device("cpu")
     torch.set_num_threads(1)  # the tensors are small: more threads would wait for each other
 
     def assert_out_of_memory(run: Callable[[], object]) -> str:
@@ -442,8 +443,8 @@ if __name__ == "__main__":
 # Evaluation needs no gradients, and PyTorch does not know that. While anything requires a
 # gradient, every forward saves what backward would need. `torch.no_grad()` turns recording off,
 # `torch.inference_mode()` also what autograd notes about versions and views, and what comes out
-# of it can never take part in training. `model.eval()` does neither: it tells dropout and batch
-# norm how to behave. You need both; and afterwards the model must be in the mode it had before.
+# of it cannot be saved for a backward later. `model.eval()` does neither: it tells dropout and
+# batch norm how to behave. You need both; and afterwards the model must be in the mode it had.
 #
 # The loss is the mean over all rows. Where the last batch is smaller, the mean of the batches'
 # means is another number.
@@ -511,7 +512,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 4: the peak of a step
 #
-# A model of $h$ = 104 has $\Psi$ = 705,672 parameters: $16\Psi$ are 10.8 MiB, and it dies when
+# A model of $h$ = 104 has $\Psi$ = 704,840 parameters: $16\Psi$ are 10.8 MiB, and it dies when
 # Adam makes its moments. But the limit holds for what lives *at one time*. Three habits lower
 # the peak:
 #
@@ -626,10 +627,10 @@ if __name__ == "__main__":
 #
 # And the loss must be the same. Here some rows are padding (`keep` is False), as tokens are in
 # texts of different lengths; the loss is the mean over the rows that count. The mean of the
-# micro-batches' means would give rows in a micro-batch with much padding more weight. (Trainers
-# that many people use got this wrong for years.) Each micro-batch has to contribute its *sum*,
-# divided by the number of rows that count in the *whole* batch. A micro-batch may also consist
-# of padding alone.
+# micro-batches' means would give rows in a micro-batch with much padding more weight. (It took
+# until October 2024 before someone saw that Hugging Face's Trainer computed that.) Each
+# micro-batch has to contribute its *sum*, divided by the number of rows that count in the
+# *whole* batch. A micro-batch may also consist of padding alone.
 
 
 # %%
@@ -821,9 +822,9 @@ if __name__ == "__main__":
 # there, and to checkpoint it saves nothing.
 #
 # Then choose. Ten units have 1,024 subsets: try all. (For a large model, this is a knapsack
-# problem. PyTorch solves it in `torch.utils.checkpoint`'s selective policies and in the
-# partitioner of `torch.compile`, whose budget is
-# `torch._functorch.config.activation_memory_budget`.)
+# problem. `torch.utils.checkpoint.create_selective_checkpoint_contexts` leaves it to you, by a
+# policy that says of each operator whether to save its result; the partitioner of
+# `torch.compile` solves it, for `torch._functorch.config.activation_memory_budget`.)
 
 
 # %%
@@ -962,9 +963,9 @@ if __name__ == "__main__":
 # step does so: each layer makes activations, which go, and statistics, which stay. When the
 # activations are gone, a hole is as large as one layer's activations. The mend is the order:
 # what lives long is allocated first, and side by side. (Where you cannot change the order,
-# PyTorch has settings: `expandable_segments:True` maps new pages behind a piece,
-# `max_split_size_mb` keeps large pieces from being cut, `roundup_power2_divisions` makes sizes
-# alike. Chapter 07 shows what each does.)
+# PyTorch has settings: `expandable_segments:True` lets memory grow behind a piece by mapping
+# more pages there, `max_split_size_mb` keeps large pieces from being cut,
+# `roundup_power2_divisions` makes sizes alike.)
 
 
 # %%
