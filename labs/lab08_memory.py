@@ -627,10 +627,10 @@ if __name__ == "__main__":
 #
 # And the loss must be the same. Here some rows are padding (`keep` is False), as tokens are in
 # texts of different lengths; the loss is the mean over the rows that count. The mean of the
-# micro-batches' means would give rows in a micro-batch with much padding more weight. (It took
-# until October 2024 before someone saw that Hugging Face's Trainer computed that.) Each
-# micro-batch has to contribute its *sum*, divided by the number of rows that count in the
-# *whole* batch. A micro-batch may also consist of padding alone.
+# micro-batches' means would give rows in a micro-batch with much padding more weight. (Hugging
+# Face's Trainer computed that until October 2024.) Each micro-batch has to contribute its
+# *sum*, divided by the number of rows that count in the *whole* batch. A micro-batch may also
+# consist of padding alone.
 
 
 # %%
