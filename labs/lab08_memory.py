@@ -359,11 +359,10 @@ def leaky_step(model: Net, adam: torch.optim.Adam, inputs, targets, log: list) -
 # %% [markdown]
 # A loss is one number and the end of a graph. The graph holds what was saved for backward, as
 # long as anything refers to the loss. `backward()` frees what is saved while it goes through
-# the graph; so `before` is harmless by now (it keeps the nodes alone, though with
-# `retain_graph=True` it would keep everything). Nobody calls backward on the second loss, and
-# its graph stays whole, batch after batch. So the rule is: what leaves the step leaves its
-# graph behind, by `.item()` (a number; on a GPU it waits for the result) or `.detach()` (a
-# tensor).
+# the graph; so `before` is harmless by now (only its skeleton is left, though with
+# `retain_graph=True` all of it would be). Nobody calls backward on the second loss, and its
+# graph stays whole, batch after batch. So the rule is: what leaves the step leaves its graph
+# behind, by `.item()` (a number; on a GPU it waits for the result) or `.detach()` (a tensor).
 #
 # How do you find such a leak in a program that you do not know? Measure what one step leaves
 # behind. The first step leaves what stays anyway, such as Adam's moments; every further one
@@ -476,10 +475,9 @@ if __name__ == "__main__":
     def check_evaluation() -> None:
         batches = [make_batch(n, n, device) for n in (512, 512, 512, 64)]
 
-        def naive() -> None:
+        def naive() -> list[torch.Tensor]:
             model = build_model(device).eval()
-            outputs = [model(inputs) for inputs, _ in batches]
-            ask(len(outputs) > 0, "there are outputs")
+            return [model(inputs) for inputs, _ in batches]
 
         print(f"step 3: with a graph: {assert_out_of_memory(naive)}")
         found = []

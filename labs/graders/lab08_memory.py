@@ -47,7 +47,7 @@ HINTS = {
     "graph_after": "The second loss is logged with its graph, through which backward never "
     "went: everything saved for it stays. Log .item() or .detach().",
     "graph_before": "The first loss still has its graph. Backward has freed what it held, but "
-    "its nodes stay for as long as the log: log .item() or .detach().",
+    "its skeleton stays for as long as the log: log .item() or .detach().",
     "retained": "retain_graph=True keeps what backward would have freed, as long as something "
     "refers to the loss. Nobody calls backward twice here: leave it out.",
     "log_values": "The log gets one pair for each call: the loss before the update, then the "
@@ -194,16 +194,11 @@ def verdict(ours: Any, **candidates: Any) -> str:
 
 
 def judge(group: Group, right: Callable[[str], None]) -> None:
-    """Raise `Wrong` for the first finding; a probe reports what it saw as pairs, in order."""
-    for found, good in (("findings", False), ("good", True)):
-        for item in group.facts(found)[0] or []:
-            if good:
-                right(item)
-            else:
-                what, hint = item
-                for text in group.facts("good")[0] or []:
-                    right(text)
-                raise Wrong(what, HINTS[hint])
+    """Raise `Wrong` for what the probe found to be wrong."""
+    for text in group.facts("good")[0] or []:
+        right(text)
+    for what, hint in group.facts("findings")[0]:
+        raise Wrong(what, HINTS[hint])
 
 
 class Report:
