@@ -218,6 +218,35 @@ def test_lab05_says_what_to_install(tmp_path: Path) -> None:
     assert done.stderr.count("this lab needs DeepSpeed: pip install deepspeed\n") == 1
 
 
+def test_lab08_runs_alone_in_an_empty_folder(tmp_path: Path) -> None:
+    """Lab 08 is one process, too."""
+    reference = REFERENCES["lab08"]
+    (tmp_path / reference.name).write_text(reference.read_text())
+    done = run(sys.executable, reference.name, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "seven programs that ran out of memory fit, and compute what they did" in done.stdout
+    assert [f"step {n}" in done.stdout for n in range(1, 9)] == [True] * 8
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (None, "a blank: step 1: count the parameters with their biases, then what .*"),
+        ("predict_no_mask", "a check that failed: activations: .* predicted, .* measured"),
+    ],
+)
+def test_lab08_ends_with_one_sentence(wrong: str | None, sentence: str, tmp_path: Path) -> None:
+    copy = tmp_path / "my_labs" / REFERENCES["lab08"].name
+    run(sys.executable, LABS / "start.py", "08", cwd=tmp_path)
+    if wrong:
+        answer = (ROOT / f"tests/labs/lab08/{wrong}.py").read_text()
+        copy.write_text(spoiled(REFERENCES["lab08"].read_text(), answer))
+    done = run(sys.executable, copy, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(rf"lab08_memory\.py, line \d+, {sentence}", last), done.stdout
+
+
 def test_lab_without_torchrun_says_how_to_start_it(tmp_path: Path) -> None:
     done = run(sys.executable, REFERENCE, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,0 +1,17 @@
+# ruff: noqa: F821 (names of the lab)
+"""Step 6: no gradient for x"""
+
+STEP, HINT = 6, "input_gradient"
+
+
+class Checkpoint:
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        now = random_state(x.device)
+        set_random_state(ctx.state, x.device)
+        with torch.enable_grad():
+            output = ctx.block(x)
+        set_random_state(now, x.device)
+        output.backward(gradient)
+        return None, None

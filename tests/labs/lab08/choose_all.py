@@ -1,0 +1,16 @@
+# ruff: noqa: F821 (names of the lab)
+"""Step 7: all units where nothing fits"""
+
+STEP, HINT = 7, "nothing_fits"
+
+
+def choose(units: Sequence[Unit], budget: int) -> set[int] | None:
+    """The units to checkpoint: fewest FLOPs for a peak within `budget`; None: nothing fits."""
+    indices, best = range(len(units)), None
+    for size in range(len(units) + 1):
+        for chosen in itertools.combinations(indices, size):
+            if predicted_peak(units, chosen) <= budget:
+                flops = sum(units[i].flops for i in chosen)
+                if best is None or flops < best[0]:
+                    best = flops, set(chosen)
+    return best[1] if best else set(indices)

@@ -1,0 +1,14 @@
+"""Step 8: still in use"""
+
+STEP, HINT = 8, "not_freed"
+
+
+class Allocator:
+    def free(self, start: int) -> None:
+        """Take back the piece that starts there."""
+        i = next(i for i, p in enumerate(self.pieces) if p.start == start)
+        for left in (i, i - 1):
+            pair = self.pieces[left : left + 2] if left >= 0 else []
+            if len(pair) == 2 and not pair[0].used and not pair[1].used:
+                pair[0].size += pair[1].size
+                del self.pieces[left + 1]
