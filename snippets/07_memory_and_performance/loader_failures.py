@@ -12,6 +12,8 @@ import signal
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+KILLED = re.compile(r"\(pid [0-9]+\) is killed by|\(pid\(s\) [0-9]+\) exited unexpectedly")
+
 
 # --8<-- [start:datasets]
 class Corrupt(Dataset):
@@ -52,11 +54,16 @@ def attempt(title: str, dataset: Dataset) -> None:
             pass
     except Exception as error:
         lines = str(error).strip().splitlines()
+        if KILLED.search(lines[0]):  # a race: the signal's handler, or the reader of the queue
+            lines = [
+                "DataLoader worker (pid …) is killed by signal, or: (pid(s) …) exited "
+                "unexpectedly"
+            ]
         shown = [lines[0]] if len(lines) == 1 else [lines[0], lines[-1]]
         print(title)
-        for line in shown:
-            words = re.sub(r"pid [0-9]+", "pid …", line.strip())  # another one every time
-            print(f"  {type(error).__name__ if line is lines[0] else '…'}: {words}")
+        print(f"  {type(error).__name__}: {shown[0]}")
+        for line in shown[1:]:
+            print(f"  … {line}")
     gc.collect()  # the failed iterator, before the next workers are forked
 
 
