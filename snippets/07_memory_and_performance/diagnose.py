@@ -1,8 +1,7 @@
-"""What bounds a training step: five lower bounds from counts and rates, beside its measured time.
+"""What bounds a training step: five bounds from counts and rates, beside its measured time.
 
-Start with torchrun and 2 ranks, for there to be something to communicate. FLOPs, bytes and calls
-are counted by dispatch modes, once; λ, P, W and the all-reduce's rate are measured on this
-machine. Each made-up step is to be told from the others by the largest of its five times.
+Start with torchrun and 2 ranks, for there to be something to communicate. Dispatch modes count
+FLOPs, bytes and calls, once; λ, P, W and the all-reduce's rate are measured on this machine. Each made-up step is to be told from the others by the largest of its five times.
 """
 
 import os
