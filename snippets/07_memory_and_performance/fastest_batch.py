@@ -73,6 +73,8 @@ def draw(curve: list[tuple[float, float]], total: list[float], best: float) -> N
     axes.text(best * 1.1, max(total) * 800, "B* predicted", color="#52525b")
     axes.text(BATCHES[0] * 1.3, 1e3 * total[0], "too many steps", color="#c2410c")
     axes.text(BATCHES[-1], 1e3 * total[-1] * 1.5, "steps too long", color="#c2410c", ha="right")
+    axes.set_yticks([3, 5, 10, 20], ["3", "5", "10", "20"])
+    axes.minorticks_off()
     axes.set(xlabel="batch (samples)", ylabel="time to the target (ms)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
