@@ -92,8 +92,10 @@ def main() -> None:
             try:
                 attempt()
             except RuntimeError as error:
-                print(f"here {type(error).__name__}: pinned memory needs an accelerator")
                 assert "accelerator" in str(error)
+            else:
+                raise AssertionError("pinned without an accelerator")
+        print("no accelerator here: .pin_memory() and pin_memory=True raise a RuntimeError")
         return
     device = torch.accelerator.current_accelerator()
     source = torch.ones(2**26)  # 256 MiB
