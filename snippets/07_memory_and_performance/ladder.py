@@ -151,16 +151,14 @@ def draw(names: list[str], times: list[float]) -> None:
     rows = range(len(names))[::-1]
     axes.barh(rows, [1e3 * t for t in times], color="#0b6e99", height=0.7)
     for row, name, seconds in zip(rows, names, times, strict=True):
-        inside = seconds > 0.25 * times[0]
-        axes.text(
-            1e3 * (times[0] * 0.012 if inside else seconds + times[0] * 0.012),
-            row,
-            name,
-            va="center",
-            fontsize=11,
-            color="white" if inside else "#52525b",
-        )
-    axes.set(xlabel="CPU time of a step (ms)", yticks=[])
+        inside = 1e3 * seconds > 60
+        x, colour = (1.1, "white") if inside else (1e3 * seconds * 1.06, "#52525b")
+        axes.text(x, row, name, va="center", fontsize=11, color=colour)
+    ticks = [1, 3, 10, 30, 100, 300]
+    axes.set(xscale="log", xlim=(1, 1.1e3 * max(times)), yticks=[])
+    axes.set_xticks(ticks, [str(t) for t in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("CPU time of a step (ms)")
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.tight_layout()
     figure.savefig("ladder.svg", transparent=True, metadata={"Date": None})
