@@ -69,7 +69,7 @@ def main() -> None:
     device = torch.device("cpu")
     if torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
-    sizes, times = [4**k for k in range(1, 11)], []
+    sizes, times = [4**k for k in range(1, 10)], []
     for n in sizes:
         x, y, out = (torch.ones(n, device=device) for _ in range(3))
         times.append(seconds(lambda x=x, y=y, out=out: torch.add(x, y, out=out)))
