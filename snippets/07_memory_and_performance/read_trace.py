@@ -85,17 +85,11 @@ def draw(spans: list[dict]) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.6))
     step = [s for s in spans if s["name"].startswith("ProfilerStep")][-1]
     colours = ["#52525b", "#0b6e99", "#c2410c", "#15803d", "#7c3aed"]
-    lanes = {
-        tid: i
-        for i, tid in enumerate(
-            sorted({s["tid"] for s in spans}, key=lambda tid: tid != step["tid"])
-        )
-    }
     for span in spans:
         left = (span["ts"] - step["ts"]) / 1e3
         if left < 0 or span["depth"] > 4:
             continue
-        row, width = span["depth"] + 3.6 * lanes[span["tid"]], span["dur"] / 1e3
+        row, width = span["depth"], span["dur"] / 1e3
         axes.barh(
             row,
             width,
@@ -106,18 +100,22 @@ def draw(spans: list[dict]) -> None:
             edgecolor="white",
             linewidth=0.4,
         )
-        if width > 0.11 * step["dur"] / 1e3:
-            name = "step" if span is step else span["name"].split(":")[-1].strip()
-            name = name.replace("Optimizer.step#AdamW.step", "AdamW")
-            axes.text(
-                left + width / 2,
-                row + 0.47,
-                name[:18],
-                color="white",
-                ha="center",
-                va="center",
-                fontsize=10,
-            )
+    # one name each, on the widest box that has it: the same words on every machine
+    names = ["forward", "backward", "optimizer", "aten::linear", "aten::addmm", "aten::mm"]
+    for name in [step["name"], *names]:
+        boxes = [s for s in spans if s["name"] == name and s["ts"] >= step["ts"]]
+        span = max(boxes, key=lambda s: s["dur"])
+        middle = (span["ts"] + span["dur"] / 2 - step["ts"]) / 1e3
+        word = "step" if span is step else name.removeprefix("aten::")
+        axes.text(
+            middle,
+            span["depth"] + 0.47,
+            word,
+            color="white",
+            ha="center",
+            va="center",
+            fontsize=10,
+        )
     axes.set(xlabel="time (ms)", yticks=[])
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.tight_layout()
