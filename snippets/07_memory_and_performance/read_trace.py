@@ -157,7 +157,8 @@ def main() -> None:
     print("own times equal the profiler's table within 5 %")
     aten = sum(count for name, count in calls.items() if name.startswith("aten::"))
     print(f"operators per step, nested ones included: {aten // len(steps)}")
-    memory = table["aten::gelu"].self_cpu_memory_usage
+    gelu, on_device = table["aten::gelu"], torch.accelerator.is_available()
+    memory = gelu.self_device_memory_usage if on_device else gelu.self_cpu_memory_usage
     print(
         f"aten::gelu allocates {memory / 2 / 2**20:.2f} MiB a step, "
         f"256 × 1024 × 4 bytes = {256 * 1024 * 4 / 2**20:.2f} MiB"
