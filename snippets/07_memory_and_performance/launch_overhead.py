@@ -56,7 +56,7 @@ def draw(sizes: list[int], times: list[float], overhead: float, bandwidth: float
     knee = overhead * bandwidth / 12
     axes.axvline(knee, color="#52525b", linestyle=":", linewidth=1.2)
     axes.text(knee * 0.85, model[-1] * 0.4, "half is overhead", color="#52525b", ha="right")
-    axes.text(sizes[0], model[0] * 2.6, "λ: Python, dispatcher, allocation", color="#0b6e99")
+    axes.text(sizes[0], model[0] * 2.6, "λ: Python and dispatcher", color="#0b6e99")
     axes.text(sizes[-1] * 0.5, model[-1] * 0.75, "bytes / W", color="#0b6e99", ha="right")
     axes.set(xlabel="elements added", ylabel="time of one call (µs)")
     axes.spines[["top", "right"]].set_visible(False)
