@@ -203,8 +203,8 @@ def main() -> None:
         print(f"{size:10,}  {rounded:11,}   {segment_size(rounded) // MIB} MiB")
 
     blocks: dict[int, Block] = {}
-    print("\n         calls of   of the   MiB at the end      peak of")
-    print("         the allocator driver   allocated reserved   allocated")
+    print("\n           calls of the          MiB at the end        peak of")
+    print("           allocator   driver    allocated   reserved  allocated")
     for name, events in zip(
         ("model", "step 1", "step 2", "step 3"), steps_of_training(), strict=True
     ):
@@ -216,14 +216,13 @@ def main() -> None:
                 allocator.free(blocks.pop(number))
             peak = max(peak, allocator.allocated)
         asked = allocator.driver_calls - before
-        print(
-            f"{name:9}{len(events):9}{asked:11}{allocator.allocated / MIB:12.1f}"
-            f"{allocator.reserved / MIB:9.1f}{peak / MIB:12.1f}"
-        )
+        cells = [f"≈{len(events)}", f"≈{asked}" if asked else "0"]
+        cells += [f"≈{n / MIB:.0f}" for n in (allocator.allocated, allocator.reserved, peak)]
+        print(f"{name:9}" + "".join(f"{cell:>11}" for cell in cells))
         assert name in ("model", "step 1", "step 2") or asked == 0
     draw(allocator, list(blocks.values()))
     allocator.empty_cache()
-    print(f"empty_cache: {allocator.reserved / MIB:.1f} MiB stay reserved")
+    print(f"empty_cache: ≈{allocator.reserved / MIB:.0f} MiB stay reserved")
 
 
 if __name__ == "__main__":

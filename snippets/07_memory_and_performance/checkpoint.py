@@ -87,7 +87,7 @@ def main() -> None:
     )
     unit = TOKENS * H * 4
     print("kept for backward, in units of one block's input:")
-    print(f"  without checkpoints {all_bytes / unit:.0f}, with ours {our_bytes / unit:.0f}")
+    print(f"  without checkpoints ≈{all_bytes / unit:.0f}, with ours {our_bytes / unit:.0f}")
     assert torch.equal(ours, plain)
     assert torch.equal(theirs, plain)
     print("gradients: without checkpoints = ours = torch.utils.checkpoint, bit for bit")

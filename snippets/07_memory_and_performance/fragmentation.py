@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 MIB = 2**20
-H, LAYERS, STEPS = 512, 4, 16
+H, LAYERS, STEPS = 512, 4, 12
 
 
 def round_up(size: int, multiple: int) -> int:
@@ -187,7 +187,7 @@ def replay(allocator: Segments | Expandable, steps: list) -> tuple[int, int]:
 
 def smallest(make: Callable, steps: list) -> int:
     """The least capacity, a multiple of 10 MiB, with which the steps run through."""
-    low, high = 0, 400  # fails, runs
+    low, high = 60, 140  # fails, runs
     while high - low > 1:
         middle = (low + high) // 2
         try:
@@ -204,7 +204,7 @@ def main() -> None:
     mixed = list(training(lengths))
     ordered = list(training(sorted(lengths, reverse=True)))
     padded = list(training([max(lengths)] * STEPS))
-    print(f"lengths {min(lengths)} to {max(lengths)}; MiB")
+    print(f"{STEPS} steps, lengths {min(lengths)} to {max(lengths)}; MiB")
     print("                           peak of     reserved, without   smallest memory")
     print("                           allocated   a limit             that is enough")
     needs = {}
@@ -217,7 +217,11 @@ def main() -> None:
     ):
         allocated, reserved = replay(make(2**50), steps)
         needs[name] = smallest(make, steps)
-        print(f"{name:25}{allocated / MIB:9.0f}{reserved / MIB:16.0f}{needs[name] / MIB:18.0f}")
+        cells = (f"≈{size / MIB:.0f}" for size in (allocated, reserved, needs[name]))
+        print(
+            f"{name:27}"
+            + "".join(f"{cell:<12}" + "    " * (i > 0) for i, cell in enumerate(cells))
+        )
     allocator = Segments((needs["as it is"] + needs["expandable_segments:True"]) // 2)
     try:
         replay(allocator, mixed)
@@ -225,13 +229,16 @@ def main() -> None:
         free = allocator.capacity - allocator.reserved
         unused = allocator.reserved - allocator.allocated
         print("\nas it is, in between:")
-        print(f"CUDA out of memory. Tried to allocate {oom.args[0] / MIB:.2f} MiB.")
-        print(f"GPU 0 has a total capacity of {allocator.capacity / MIB:.2f} MiB", end=" ")
-        print(f"of which {free / MIB:.2f} MiB is free.")
+        print(f"CUDA out of memory. Tried to allocate ≈{oom.args[0] / MIB:.2f} MiB.")
+        print(f"GPU 0 has a total capacity of ≈{allocator.capacity / MIB:.2f} MiB", end=" ")
+        print(f"of which ≈{free / MIB:.2f} MiB is free.")
         print(
-            f"Of the allocated memory {allocator.allocated / MIB:.2f} MiB is allocated", end=" "
+            f"Of the allocated memory ≈{allocator.allocated / MIB:.2f} MiB is allocated",
+            end=" ",
         )
-        print(f"by PyTorch, and {unused / MIB:.2f} MiB is reserved by PyTorch but unallocated.")
+        print(
+            f"by PyTorch, and ≈{unused / MIB:.2f} MiB is reserved by PyTorch but unallocated."
+        )
         assert unused > 2 * oom.args[0]
 
 

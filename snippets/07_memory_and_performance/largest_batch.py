@@ -102,11 +102,11 @@ def main() -> None:
     sequence = LAYERS * (64 * S * H + 4 * A * S * S) + 4 * (2 * S * H + S * VOCABULARY)
     sequence += 8 * S * VOCABULARY  # gradients of log-softmax and logits
     print(f"Ψ = {psi / 1e9:.2f} billion, fp32; a limit of {LIMIT // 10**9} GB")
-    print(f"fixed {fixed / 1e9:.2f} GB, 12Ψ = {12 * psi / 1e9:.2f} GB")
-    print(f"for each sequence {each / 1e9:.2f} GB, formula {sequence / 1e9:.2f} GB")
+    print(f"fixed ≈{fixed / 1e9:.2f} GB, 12Ψ = {12 * psi / 1e9:.2f} GB")
+    print(f"for each sequence ≈{each / 1e9:.2f} GB, formula {sequence / 1e9:.2f} GB")
     found, trials = largest()
     print(f"predicted from batches 2 and 4: {predicted}")
-    print(f"found by bisection: {found}, in {trials} trials; peak {peak(found) / 1e9:.1f} GB")
+    print(f"found by bisection: {found}, in {trials} trials; peak ≈{peak(found) / 1e9:.1f} GB")
     assert abs(found - predicted) <= 1
 
 

@@ -5,7 +5,6 @@ Every way is run for ten steps; what is live afterwards and was not before is th
 
 import functools
 import gc
-import sys
 from collections.abc import Callable
 
 import torch
@@ -145,7 +144,6 @@ def leak(body: Body, collect: bool = False) -> int:
 
 
 def main() -> None:
-    sys.stdout.reconfigure(line_buffering=True)
     unit = TOKENS * H * 4
     calls = iter(range(10**6))
     rows: list[tuple[str, Body, Body]] = [

@@ -130,9 +130,9 @@ def main() -> None:
             snapshot = recorder.snapshot()
     held = sum(p.nbytes + p.grad.nbytes for p in model.parameters())
     peak, lines = peak_by_line(snapshot)
-    print(f"at the peak {peak / 2**20:.1f} MiB are live; by the line that allocated them:")
-    for line, size in lines.most_common(5):
-        print(f"{size / peak:4.0%}  {line}")
+    print(f"at the peak ≈{peak / 2**20:.1f} MiB are live; by the line that allocated them:")
+    for line, size in lines.most_common(4):
+        print(f" ≈{size / peak:.0%}  {line}")
     last = [entry["action"] for entry in snapshot["device_traces"][0][-2:]]
     print(f"a tensor's end is two entries: {', '.join(last)}")
     with open("snapshot.pickle", "wb") as file:  # for pytorch.org/memory_viz
