@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 MIB = 2**20
-H, LAYERS, STEPS = 512, 4, 12
+H, LAYERS, STEPS = 512, 4, 16
 
 
 def round_up(size: int, multiple: int) -> int:
