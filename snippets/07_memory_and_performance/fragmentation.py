@@ -156,7 +156,7 @@ class Trace(TorchDispatchMode):
         self.events.append((number, -size))
 
 
-def training(lengths: list[int]) -> Iterator[list[tuple[int, int]]]:
+def training(lengths: list[int], keep: bool = True) -> Iterator[list[tuple[int, int]]]:
     """What each step allocates and frees, the first with the building of the model."""
     with Trace() as trace, torch.device("meta"):
         model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
@@ -164,7 +164,8 @@ def training(lengths: list[int]) -> Iterator[list[tuple[int, int]]]:
         for length in lengths:
             output = model(torch.empty(length, H))
             output.square().mean().backward()
-            kept.append(output.detach())  # 2 to 3 MiB for a metric at the end of the epoch
+            if keep:  # 2 to 3 MiB for a metric at the end of the epoch
+                kept.append(output.detach())
             del output
             adam.step()
             adam.zero_grad()
@@ -210,6 +211,7 @@ def main() -> None:
     needs = {}
     for name, make, steps in (
         ("as it is", Segments, mixed),
+        ("nothing kept of a step", Segments, list(training(lengths, keep=False))),
         ("max_split_size_mb:32", lambda capacity: Segments(capacity, 32 * MIB), mixed),
         ("expandable_segments:True", Expandable, mixed),
         ("longest first", Segments, ordered),
