@@ -80,6 +80,8 @@ def main() -> None:
         bytes_used = 4 * (32 * 33 if "33" in name else 32 * 32)
         print(f"{name:24} {by_row.pop():7} {by_column.pop():10} {bytes_used:7,}")
         assert not by_row and not by_column  # the same for every row and column
+        # and no two elements in one word, which `passes` would take for a broadcast
+        assert len({index(r, c) for r in lanes for c in lanes}) == 32 * 32
 
     indices = {"pitch 32": tiles["pitch 32"], "pitch 33": tiles["pitch 33 (padded)"]}
     draw(indices | {"swizzled": swizzle})

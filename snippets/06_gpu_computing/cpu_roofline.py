@@ -28,7 +28,8 @@ def seconds(device: torch.device, calls: dict, rounds: int = 8) -> dict[str, flo
 
 
 def main() -> None:
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True)
+    device = device or torch.device("cpu")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     x = torch.randn(4096, 4096, device=device)  # 64 MiB of fp32, [rows, h]

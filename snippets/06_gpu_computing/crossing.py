@@ -61,7 +61,8 @@ def times(make: Callable, n: int, on_host: bool) -> tuple[float, float]:
     """Seconds on the CPU and on the GPU for size `n`."""
     inputs, operator, flops, moved = make(n)
     cpu = on_cpu(make, n)
-    if (device := torch.accelerator.current_accelerator()) is None:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
         return cpu, modelled(flops, moved, moved if on_host else 0, 3 if on_host else 1)
     there = [x.to(device) for x in inputs]
 
@@ -103,9 +104,14 @@ def main() -> None:
         ("product n × n, to it and back", product, widths, True),
     ]
     print("operation                        crossing at n   CPU / GPU at the largest n")
+    crossed = {}
     for name, make, sizes, on_host in cases:
         n, ratio = crossing(make, sizes, on_host)
+        crossed[name] = n
         print(f"{name:32} ≈{n:9.0f}   ≈{ratio:.0f} at {sizes[-1]:,}")
+
+    # copies cost something, so a product from the host starts to pay later (or not at all, nan)
+    assert not crossed[cases[1][0]] >= crossed[cases[2][0]], crossed
 
     # data on the host: is the link faster than the CPU's own memory?
     n = lengths[-1]

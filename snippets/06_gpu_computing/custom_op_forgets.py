@@ -1,7 +1,7 @@
-"""Five things an author of an operator forgets: what torch says, and what it does not say.
+"""Six things an author of an operator forgets: what torch says, and what it does not say.
 
-Each operator below computes the right numbers. Four fail with an error, when somebody compiles
-or trains with them; the fifth gives a wrong gradient, and only opcheck sees it.
+Each operator below computes the right numbers. Five fail with an error: at the first call, or
+when somebody trains or compiles. The sixth gives a wrong gradient, and only opcheck sees it.
 """
 
 import torch
@@ -33,6 +33,16 @@ def wrong_fake(x: Tensor) -> Tensor:
 @wrong_fake.register_fake
 def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@custom_op("forgets::wrong_strides", mutates_args=())
+def wrong_strides(x: Tensor) -> Tensor:
+    return x.contiguous().sin()
+
+
+@wrong_strides.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)  # keeps the strides of x, transposed or not
 
 
 # --8<-- [start:writes]
@@ -81,6 +91,9 @@ def main() -> None:
     show("no backward formula", lambda: no_backward(trained).sum().backward())
     show("output is a view of the input", lambda: returns_view(x), "The output of this custom")
     show("a fake kernel with another shape", lambda: opcheck(wrong_fake, (x,)))
+    compiled = torch.compile(wrong_strides, fullgraph=True)
+    torch.testing.assert_close(compiled(x), x.sin())  # contiguous: nothing is found
+    show("a fake kernel with other strides, compiled", lambda: compiled(x.T))
 
     print("an argument is written to, and the schema does not say so")
     print(f"  d(h²)/dx at x = 3 should be 6: {gradient(writes).item():.0f}, and no error")

@@ -78,12 +78,18 @@ def main() -> None:
     lengths = [random.randint(1, 64) for _ in range(1024)]  # work of each thread
     ordered = sorted(lengths)
 
+    sides = {  # which side each thread takes
+        "no branch, 10 instructions": lambda thread: True,
+        "if (thread < 512)": lambda thread: thread < 512,
+        "if (thread / 32 % 2)": lambda thread: thread // 32 % 2,
+        "if (thread % 2)": lambda thread: thread % 2,
+        "if (thread % 32 == 0)": lambda thread: thread % 32 == 0,
+        "switch (thread % 8)": lambda thread: thread % 8,
+        "switch (thread % 32)": lambda thread: thread % 32,
+    }
     kernels = {
         "no branch, 10 instructions": lambda warp: warp.work(10),
-        "if (thread < 512)": two_sides(lambda thread: thread < 512),
-        "if (thread / 32 % 2)": two_sides(lambda thread: thread // 32 % 2),
-        "if (thread % 2)": two_sides(lambda thread: thread % 2),
-        "if (thread % 32 == 0)": two_sides(lambda thread: thread % 32 == 0),
+        **{name: two_sides(side) for name, side in sides.items() if name.startswith("if")},
         "switch (thread % 8)": switch(8),
         "switch (thread % 32)": switch(32),
         "for 1 to 64 trips, any order": lambda w: w.loop(lengths.__getitem__, w.work),
@@ -95,6 +101,11 @@ def main() -> None:
         results[name] = run(kernel)
         print(f"{name:30} {results[name][0]:8,} {results[name][1]:14.1%}")
 
+    # a branch costs a warp every side that one of its lanes takes
+    for name, side in sides.items():
+        taken = [len(set(map(side, range(i, i + LANES)))) for i in range(0, 1024, LANES)]
+        assert 10 * sum(taken) == results[name][0]
+    print("each branch issues the sum over warps of the sides taken: equal")
     # a loop costs a warp its longest lane
     for trips, words in ((lengths, "any order"), (ordered, "sorted")):
         longest = [max(trips[i : i + LANES]) for i in range(0, 1024, LANES)]

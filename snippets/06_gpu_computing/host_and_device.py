@@ -36,24 +36,26 @@ def attempt(words: str, call) -> None:
 
 def main() -> None:
     # --8<-- [start:basics]
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True)
+    device = device or torch.device("cpu")
     x = torch.arange(4.0, device=device)  # made there: no copy
     same = x.to(device)  # already there: the same tensor
     copy = x.to(device, copy=True)  # asked for a copy
     other = torch.device("meta")
     moved = x.to(other)  # a new tensor; x stays where it is
     # --8<-- [end:basics]
+    home = same.device  # with its index: x lives on cuda:0 where `device` says cuda
     print(f"to() its own device: the same tensor {same is x}, with copy=True {copy is x}")
-    print(
-        f"to() another: x is still on its device {x.device == device}, moved on {moved.device}"
-    )
+    print(f"to() another: x is still on its device {x.device == home}, moved on {moved.device}")
+    assert same is x and copy is not x and x.device == home and moved.device == other
 
     x.to(other)  # the mistake: the result is thrown away
-    print(f"x.to(other) alone leaves x in place: {x.device == device}")
+    print(f"x.to(other) alone leaves x in place: {x.device == home}")
     block = Block().to(device)
     block.to(other)  # a module is changed in place
     print(f"module.to(other): weight on {block.weight.device}, buffer on {block.shift.device}, "
           f"attribute on {block.scale.device}")  # fmt: skip
+    assert block.weight.device == block.shift.device == other != block.scale.device
 
     cpu, there = torch.ones(4), torch.ones(4, device=other)
     attempt("two devices in one operator", lambda: cpu + there)

@@ -2,7 +2,7 @@
 
 There is no state to carry: (seed, thread, offset) goes in, four words come out, so every
 thread has a stream of its own. Checked against the known answers of Random123 (Salmon et al.,
-2011), and against numbers that torch prints on NVIDIA GPUs.
+2011), and against numbers that torch drew on NVIDIA GPUs, published in tests.
 """
 
 import torch
@@ -20,10 +20,16 @@ KNOWN_ANSWERS = [  # Random123, tests/kat_vectors: counter, key, result
         "d16cfe09 94fdcceb 5001e420 24126ea1",
     ),
 ]
-PUBLISHED = [  # two calls of torch.rand(4, device="cuda") after torch.manual_seed(0)
-    [0.3990, 0.5167, 0.0249, 0.9401],
-    [0.9722, 0.7910, 0.4690, 0.3300],
-]
+PUBLISHED = {  # what torch.rand drew on GPUs after torch.manual_seed(0): call, numbers
+    # the first call, from TensorRT-LLM, redrafter/test_unpack_gen_data.py
+    1: "0.3990 0.5167 0.0249 0.9401 0.9459 0.7967 0.4150 0.8203 0.2290 0.9096 0.1183 0.0752 "
+    "0.4092 0.9601 0.2093 0.1940 0.8909 0.4387 0.3570 0.5454 0.8299 0.2099 0.7684 0.4290 "
+    "0.2117 0.6606 0.1654 0.4250 0.9927 0.6964 0.2472 0.7028 0.7494 0.9303 0.0494 0.0750",
+    # later ones, from MMDetection3D, test_heads/test_heads.py; the third call was randint
+    2: "0.9722 0.7910 0.4690 0.3300 0.3345",
+    4: "0.7874 0.1344 0.2190 0.8193 0.6969 0.7304 0.2328 0.9028 0.3900 0.6177 0.5012 0.2330 "
+    "0.8985 0.4894 0.7152",
+}
 
 
 def philox(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -64,13 +70,14 @@ def main() -> None:
         assert " ".join(f"{word:08x}" for word in words) == answer
         print(f"counter {counter[0]:08x}…  {answer}")
     print("equal to the known answers of Random123")
-    for call, published in enumerate(PUBLISHED):
-        ours = cuda_rand(4, seed=0, offset=4 * call)
-        torch.testing.assert_close(ours, torch.tensor(published), rtol=0, atol=5e-5)
-        print(f"torch.rand on a GPU, seed 0, call {call + 1}: {shown(ours)}")
-    print("equal to what torch prints on NVIDIA GPUs")
+    for call, numbers in PUBLISHED.items():
+        published = torch.tensor([float(number) for number in numbers.split()])
+        ours = cuda_rand(len(published), seed=0, offset=4 * (call - 1))
+        torch.testing.assert_close(ours, published, rtol=0, atol=5.1e-5)
+        print(f"torch.rand on a GPU, seed 0, call {call}: {shown(ours[:4])}…")
+    print("equal to the 56 published numbers, to their four digits")
     torch.manual_seed(0)
-    print(f"torch.rand on a CPU, seed 0, call 1: {shown(torch.rand(4))}")
+    print(f"torch.rand on a CPU, seed 0, call 1: {shown(torch.rand(4))}…")
     if torch.cuda.is_available():
         torch.manual_seed(0)
         for call in range(2):

@@ -12,8 +12,8 @@ import torch
 # --8<-- [start:prefetch]
 def prefetch(batches: list[torch.Tensor], device: torch.device) -> Iterator[torch.Tensor]:
     """Yield `batches` on `device`, each copied while the one before is in use."""
-    if device.type == "cpu":
-        yield from batches
+    if device.type in ("cpu", "mps"):  # no link to cross, or no streams of this API
+        yield from (batch.to(device) for batch in batches)
         return
     copies = torch.Stream(device=device)
     compute = torch.accelerator.current_stream(device)
@@ -39,7 +39,8 @@ def prefetch(batches: list[torch.Tensor], device: torch.device) -> Iterator[torc
 
 
 def main() -> None:
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True)
+    device = device or torch.device("cpu")
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randn(256, 512, generator=generator) for _ in range(6)]  # [b, h]
     weight = torch.randn(512, 512, generator=generator)
@@ -49,7 +50,7 @@ def main() -> None:
     expected = torch.stack(
         [(batch.double() @ weight.double()).relu().sum() for batch in batches]
     )
-    actual = torch.stack(results).double().cpu()  # the host waits here, once
+    actual = torch.stack(results).cpu().double()  # the host waits here, once
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=0)
     print(f"{len(batches)} batches, equal to the float64 sums")
 

@@ -110,10 +110,12 @@ def main() -> None:
             cut = accuracy(model)
             train(model, x, y, 100)
             report("  tuned, the mask forgotten", model)
+            assert density(model) > 0.5
             model.load_state_dict(trained)
             apply(model, masks)
         train(model, x, y, 100, masks)
         report("  tuned, the mask applied each step", model)
+        assert density(model) <= sum(m.sum() for m in masks) / sum(m.numel() for m in masks)
         if name == "a tenth":
             assert accuracy(model) > cut + 5
             dense = sum(p.nbytes for p in model.parameters())

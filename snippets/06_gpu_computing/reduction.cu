@@ -1,6 +1,6 @@
 // The sum of a vector: a tree in shared memory, then warps that shuffle, then one atomic a block.
 //
-// ./reduction          checks, then times 2^26 elements beside a plain copy
+// ./reduction          checks, then times 2^28 elements beside a plain copy
 // ./reduction --check  small awkward sizes only
 
 #include <cuda_runtime.h>
@@ -62,13 +62,19 @@ __device__ float sum_by_shuffles(float value, int &barriers) {
 enum { TREE, SHUFFLES, ATOMIC };
 
 // One partial sum per block to out[block]; or, with ATOMIC, all of them added to out[0].
+// `x` is a multiple of 16.
 template <int HOW>
-__global__ void reduce(const float *x, size_t n, float *out, int *barriers_met) {
+__global__ void reduce(const float *x, long long n, float *out, int *barriers_met) {
     float value = 0;
     int barriers = 0;
-    size_t threads = (size_t)gridDim.x * blockDim.x;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads)
-        value += x[i];  // most of the work: no barrier, no neighbour
+    const long long quads = n / 4, threads = (long long)gridDim.x * blockDim.x;
+    const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+#pragma unroll 2
+    for (long long i = first; i < quads; i += threads) {  // most of the work: no barrier
+        float4 four = reinterpret_cast<const float4 *>(x)[i];
+        value += (four.x + four.y) + (four.z + four.w);
+    }
+    if (4 * quads + first < n) value += x[4 * quads + first];  // up to three are left
     value = HOW == TREE ? sum_by_tree(value, barriers) : sum_by_shuffles(value, barriers);
     if (threadIdx.x != 0) return;
     if (HOW == ATOMIC)
@@ -140,7 +146,7 @@ double copy_rate(size_t bytes) {
 const char *names[] = {"tree", "shuffles", "atomic"};
 
 // `scratch` holds one float per block, and the sum behind them.
-void sum(int how, const float *x, size_t n, float *scratch, int blocks, int *barriers) {
+void sum(int how, const float *x, long long n, float *scratch, int blocks, int *barriers) {
     float *out = scratch + blocks;
     if (how == ATOMIC) {
         CHECK(cudaMemsetAsync(out, 0, sizeof(float)));
@@ -181,7 +187,7 @@ void check() {
 }
 
 void measure() {
-    const size_t n = 1 << 26;
+    const size_t n = 1 << 28;
     const int blocks = 1056;  // eight for each of an H200's 132 SMs
     double ceiling = copy_rate(n * sizeof(float));
     float *x = to_device(std::vector<float>(n, 1)), *scratch = to_device(std::vector<float>(blocks + 1));

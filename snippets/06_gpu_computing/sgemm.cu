@@ -295,6 +295,7 @@ __global__ void __launch_bounds__(tile::THREADS, 2)
     int now = 0;
     for (int k0 = tile::BK; k0 < K; k0 += tile::BK) {
         next.load(M, N, K, A, B, k0);        // asked for here ...
+        __syncwarp();                         // ... or the compiler moves it down ...
         tile::multiply(a[now], b[now], at, sum);
         next.store(a[1 - now], b[1 - now]);   // ... and waited for here
         __syncthreads();
@@ -394,26 +395,25 @@ static void check(bool small) {
     }
 }
 
-// Milliseconds of one call: the best of five timings by events, after one call to warm up.
+// Milliseconds of one call: the median of eleven by events, after five calls to warm up.
 template <class Call>
 static double milliseconds(Call call) {
     cudaEvent_t begin, end;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
-    call();
-    float best = 1e30f;
-    for (int i = 0; i < 5; i++) {
-        float took;
+    for (int i = 0; i < 5; i++) call();
+    std::vector<float> times(11);
+    for (float &took : times) {
         CHECK(cudaEventRecord(begin));
         call();
         CHECK(cudaEventRecord(end));
         CHECK(cudaEventSynchronize(end));
         CHECK(cudaEventElapsedTime(&took, begin, end));
-        best = std::min(best, took);
     }
     CHECK(cudaEventDestroy(begin));
     CHECK(cudaEventDestroy(end));
-    return best;
+    std::nth_element(times.begin(), times.begin() + 5, times.end());
+    return times[5];
 }
 
 // cuBLAS, looked up at run time: this file compiles and checks itself without it.

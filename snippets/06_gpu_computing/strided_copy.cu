@@ -1,6 +1,6 @@
 // The same number of useful bytes, read with strides and offsets: what a warp's 32 addresses cost.
 //
-// ./strided_copy          checks, then times each beside the number of sectors predicted
+// ./strided_copy          checks, then times each beside the time predicted
 // ./strided_copy --check  small sizes only
 
 #include <cuda_runtime.h>
@@ -139,17 +139,21 @@ void check() {
 }
 
 void measure() {
-    const int n = 1 << 24;
-    float *from = to_device(std::vector<float>((size_t)n * 32 + 8));
-    float *to = to_device(std::vector<float>(n));
+    const int n = 1 << 25;
+    const size_t most = ((size_t)n * 32 + 8) * sizeof(float);
+    float *from, *to;
+    CHECK(cudaMalloc(&from, most));
+    CHECK(cudaMemset(from, 0, most));
+    CHECK(cudaMalloc(&to, n * sizeof(float)));
     double base = 0;
-    printf("\nstride  offset  time, in units of stride 1\n");
+    printf("\nstride  offset  expected  time, in units of stride 1\n");
     for (auto [stride, offset] : patterns) {
         float ms = milliseconds([&, s = stride, o = offset] {
             strided_copy<<<(n + 255) / 256, 256>>>(from, to, n, s, o);
         });
         if (base == 0) base = ms;
-        printf("%6d  %6d  ≈%.1f\n", stride, offset, ms / base);
+        double bytes = 4 * std::min(stride, 8) + 4;  // of the floats read; 4 are written
+        printf("%6d  %6d  %8.1f  ≈%.1f\n", stride, offset, bytes / 8, ms / base);
     }
     for (int run : {1, 4, 32}) {
         float ms = milliseconds([&] {

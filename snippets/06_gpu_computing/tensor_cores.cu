@@ -229,26 +229,25 @@ static void check(bool small) {
     }
 }
 
-// Milliseconds of one call: the best of five timings by events, after one call to warm up.
+// Milliseconds of one call: the median of eleven by events, after five calls to warm up.
 template <class Call>
 static double milliseconds(Call call) {
     cudaEvent_t begin, end;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
-    call();
-    float best = 1e30f;
-    for (int i = 0; i < 5; i++) {
-        float took;
+    for (int i = 0; i < 5; i++) call();
+    std::vector<float> times(11);
+    for (float &took : times) {
         CHECK(cudaEventRecord(begin));
         call();
         CHECK(cudaEventRecord(end));
         CHECK(cudaEventSynchronize(end));
         CHECK(cudaEventElapsedTime(&took, begin, end));
-        best = std::min(best, took);
     }
     CHECK(cudaEventDestroy(begin));
     CHECK(cudaEventDestroy(end));
-    return best;
+    std::nth_element(times.begin(), times.begin() + 5, times.end());
+    return times[5];
 }
 
 // cuBLAS, looked up at run time. Row-major C = A B is, counted in columns, C' = B' A'.

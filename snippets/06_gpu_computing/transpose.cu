@@ -28,8 +28,9 @@ constexpr int TILE = 32, ROWS = 8;  // a block of 32 x 8 threads moves a tile of
 // Lanes read along a row, and write down a column: 32 sectors for 128 bytes.
 __global__ void naive(const float *in, float *out, int rows, int cols) {
     int col = blockIdx.x * TILE + threadIdx.x;
-    for (int k = threadIdx.y; k < TILE; k += ROWS) {
-        int row = blockIdx.y * TILE + k;
+#pragma unroll
+    for (int k = 0; k < TILE; k += ROWS) {
+        int row = blockIdx.y * TILE + threadIdx.y + k;
         if (row < rows && col < cols) out[(size_t)col * rows + row] = in[(size_t)row * cols + col];
     }
 }
@@ -41,16 +42,19 @@ template <int PAD>
 __global__ void tiled(const float *in, float *out, int rows, int cols) {
     __shared__ float tile[TILE][TILE + PAD];
     int col = blockIdx.x * TILE + threadIdx.x;
-    for (int k = threadIdx.y; k < TILE; k += ROWS) {
-        int row = blockIdx.y * TILE + k;
-        if (row < rows && col < cols) tile[k][threadIdx.x] = in[(size_t)row * cols + col];
+#pragma unroll
+    for (int k = 0; k < TILE; k += ROWS) {
+        int row = blockIdx.y * TILE + threadIdx.y + k;
+        if (row < rows && col < cols)
+            tile[threadIdx.y + k][threadIdx.x] = in[(size_t)row * cols + col];
     }
     __syncthreads();  // the threads read what others wrote
     int out_col = blockIdx.y * TILE + threadIdx.x;  // blocks change places, threads do not
-    for (int k = threadIdx.y; k < TILE; k += ROWS) {
-        int out_row = blockIdx.x * TILE + k;
-        if (out_row < cols && out_col < rows)
-            out[(size_t)out_row * rows + out_col] = tile[threadIdx.x][k];  // down a column
+#pragma unroll
+    for (int k = 0; k < TILE; k += ROWS) {
+        int out_row = blockIdx.x * TILE + threadIdx.y + k;
+        if (out_row < cols && out_col < rows)  // down a column of the tile
+            out[(size_t)out_row * rows + out_col] = tile[threadIdx.x][threadIdx.y + k];
     }
 }
 // --8<-- [end:tiled]

@@ -42,8 +42,9 @@ def backward_kernel(
     w = tl.load(w_ptr + i, mask=inside, other=0.0)
     dw = tl.zeros((BLOCK,), dtype=tl.float32)
     db = tl.zeros((BLOCK,), dtype=tl.float32)
-    for row in range(stripe, rows, tl.num_programs(0)):
-        at = tl.cast(row, tl.int64) * h + i
+    row = stripe.to(tl.int64)  # row * h may pass 2^31
+    while row < rows:
+        at = row * h + i
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row)
@@ -54,6 +55,7 @@ def backward_kernel(
         tl.store(dx_ptr + at, dx, mask=inside)
         dw += dy * normal
         db += dy
+        row += tl.num_programs(0)
     tl.store(dw_ptr + stripe * h + i, dw, mask=inside)
     tl.store(db_ptr + stripe * h + i, db, mask=inside)
 

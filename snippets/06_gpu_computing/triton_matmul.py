@@ -26,7 +26,7 @@ def place(program, rows, columns, GROUP: tl.constexpr):
 
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, c_ptr, M, N, K, a_stride, b_stride, c_stride,
+    a_ptr, b_ptr, c_ptr, M, N, K: tl.constexpr, a_stride, b_stride, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     row, column = place(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
@@ -48,7 +48,10 @@ def matmul_kernel(
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, tile=(32, 32, 32), group=8, **options):
-    """a [M, K] @ b [K, N], both in fp16 or bf16 with contiguous rows, summed in fp32."""
+    """a [M, K] @ b [K, N], both in fp16 or bf16 with contiguous rows, summed in fp32.
+
+    K is part of the compiled kernel: another K compiles another one.
+    """
     (m, k), n = a.shape, b.shape[1]
     if b.shape[0] != k or a.stride(1) != 1 or b.stride(1) != 1:
         raise ValueError("matmul takes [M, K] and [K, N] whose rows are contiguous")
@@ -89,13 +92,18 @@ def main() -> None:
             a, b = strips(64, 64, together, group)
             print(f"{together} programs, groups of {group:2}: {a:2} + {b:2} = {a + b}")
     if on_gpu:
-        a, b = torch.randn(2, 8192, 8192, device=device, dtype=torch.float16).unbind()
+        a, b = torch.randn(2, 8192, 8192, device=device, dtype=torch.bfloat16).unbind()
         torch_ms = triton.testing.do_bench(lambda: a @ b)
         for group in (1, 8):
             options = {"num_warps": 8, "num_stages": 3}
             call = lambda g=group, o=options: matmul(a, b, (128, 256, 64), g, **o)  # noqa: E731
+            torch.testing.assert_close(call(), a @ b, rtol=2e-2, atol=1)
             ms = triton.testing.do_bench(call)
-            print(f"8192³, groups of {group}: ≈{100 * torch_ms / ms:.0f}% of torch's speed")
+            print(
+                f"8192³ in bf16, groups of {group}: ≈{2 * 8192**3 / ms / 1e9:.0f} TFLOP/s",
+                end=", ",
+            )
+            print(f"≈{100 * torch_ms / ms:.0f}% of torch, which calls cuBLAS")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def silu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
     x = tl.load(x_ptr + offsets, mask=mask)
-    tl.store(y_ptr + offsets, x * tl.sigmoid(x), mask=mask)
+    tl.store(y_ptr + offsets, x / (1 + tl.exp(-x)), mask=mask)
 
 
 @triton_op("book::triton_silu", mutates_args={})
