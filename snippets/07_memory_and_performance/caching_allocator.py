@@ -220,6 +220,8 @@ def main() -> None:
         cells += [f"≈{n / MIB:.0f}" for n in (allocator.allocated, allocator.reserved, peak)]
         print(f"{name:9}" + "".join(f"{cell:>11}" for cell in cells))
         assert name in ("model", "step 1", "step 2") or asked == 0
+        unused = sum(block.size for pool in allocator.free_blocks.values() for block in pool)
+        assert allocator.allocated + unused == allocator.reserved  # no byte got lost
     draw(allocator, list(blocks.values()))
     allocator.empty_cache()
     print(f"empty_cache: ≈{allocator.reserved / MIB:.0f} MiB stay reserved")

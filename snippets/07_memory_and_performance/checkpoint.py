@@ -86,6 +86,7 @@ def main() -> None:
         )
     )
     unit = TOKENS * H * 4
+    assert our_bytes == LAYERS * unit < all_bytes / 10
     print("kept for backward, in units of one block's input:")
     print(f"  without checkpoints ≈{all_bytes / unit:.0f}, with ours {our_bytes / unit:.0f}")
     assert torch.equal(ours, plain)

@@ -1,4 +1,4 @@
-"""Out of memory with memory to spare: fragmentation reproduced, and mended in four ways.
+"""Out of memory with memory to spare: fragmentation reproduced, and mended in five ways.
 
 The trace is real, of training steps on texts of different lengths; the tensors are not (meta
 device), so a laptop can trace 4 GiB. It is replayed through the large pool of the caching
@@ -158,11 +158,12 @@ class Trace(TorchDispatchMode):
 
 def training(lengths: list[int], keep: bool = True) -> Iterator[list[tuple[int, int]]]:
     """What each step allocates and frees, the first with the building of the model."""
-    with Trace() as trace, torch.device("meta"):
-        model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+    with Trace() as trace:
+        with torch.device("meta"):
+            model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
         adam, kept = torch.optim.Adam(model.parameters(), foreach=False), []
         for length in lengths:
-            output = model(torch.empty(length, H))
+            output = model(torch.empty(length, H, device="meta"))
             output.square().mean().backward()
             if keep:  # 2 to 3 MiB for a metric at the end of the epoch
                 kept.append(output.detach())
@@ -196,6 +197,7 @@ def smallest(make: Callable, steps: list) -> int:
             high = middle
         except MemoryError:
             low = middle
+    assert 60 < low < high < 140  # both ends were really tried
     return high * 10 * MIB
 
 
@@ -227,6 +229,7 @@ def main() -> None:
     allocator = Segments((needs["as it is"] + needs["expandable_segments:True"]) // 2)
     try:
         replay(allocator, mixed)
+        raise AssertionError("less than the smallest memory was enough")
     except MemoryError as oom:
         free = allocator.capacity - allocator.reserved
         unused = allocator.reserved - allocator.allocated

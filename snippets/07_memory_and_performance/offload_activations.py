@@ -95,10 +95,12 @@ def step(kind: str) -> tuple[int, torch.Tensor, int]:
 def main() -> None:
     unit = TOKENS * H * 4
     kept, truth, _ = step("on the device")
+    assert abs(kept - 9 * LAYERS * unit) < 0.05 * kept
     print(f"{LAYERS} layers that keep 9 inputs each: {9 * LAYERS} predicted", end=", ")
     print(f"≈{kept / unit:.0f} kept")
     left, gradient, files = step("in files")
     assert torch.equal(gradient, truth)
+    assert left < 0.05 * kept
     print(f"in files: ≈{left / unit:.0f} kept on the device, {files} files, gradient equal")
     _, gradient, _ = step("save_on_cpu")
     assert torch.equal(gradient, truth)
