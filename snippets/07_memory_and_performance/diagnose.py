@@ -1,8 +1,8 @@
 """What bounds a training step: five bounds from counts and rates, beside its measured time.
 
 Start with torchrun and 2 ranks, for there to be something to communicate. Dispatch modes count
-FLOPs, bytes and calls, once; the cost of a call, bandwidth, FLOP/s and the all-reduce's rate are
-measured on this machine. Each made-up step must be told by the largest of its five times.
+FLOPs, bytes and calls, once; the cost of a call, bandwidth, FLOP/s and the all-reduce's rate
+are measured on this machine. Each made-up step must be told by the largest of its five times.
 """
 
 import os

@@ -6,7 +6,10 @@ needs neither: it says in words what a mask of clock event reasons means.
 
 import sys
 
-import pynvml
+try:
+    import pynvml
+except ModuleNotFoundError:
+    sys.exit("pynvml is missing: pip install nvidia-ml-py")
 
 # --8<-- [start:reasons]
 REASONS = {
@@ -55,7 +58,11 @@ def report(index: int) -> None:
 
 def main() -> None:
     if len(sys.argv) == 3 and sys.argv[1] == "decode":
-        print(f"{sys.argv[2]}: {'; '.join(decode(int(sys.argv[2], 16)))}")
+        try:
+            mask = int(sys.argv[2], 16)
+        except ValueError:
+            sys.exit(f"a mask is a hexadecimal number such as 0x24, not {sys.argv[2]}")
+        print(f"{sys.argv[2]}: {'; '.join(decode(mask))}")
         return
     try:
         pynvml.nvmlInit()

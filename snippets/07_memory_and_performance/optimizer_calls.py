@@ -1,7 +1,7 @@
 """AdamW for each tensor, for lists of them, in one kernel: calls counted, time measured.
 
-The arithmetic is the same 14 elementwise operations or so per parameter. What differs is how
-often Python and the dispatcher are asked, and how often memory is passed over.
+The arithmetic per parameter is the same. What differs is how often Python and the dispatcher
+are asked, and how often memory is passed over.
 """
 
 import time

@@ -54,6 +54,7 @@ def main() -> None:
     for minutes in (5, round(60 * best), 60, 120):
         arguments = (minutes / 60, save, restart, between)
         formula, dice = goodput(*arguments), simulate(*arguments, hours=200_000)
+        assert abs(formula - dice) < 0.005, "the formula does not describe the simulation"
         print(f"  every {minutes:3} min: useful {formula:.1%} by formula, {dice:.1%} by dice")
 
     parameters, tokens, gpus, peak = 70e9, 1.5e12, 1024, 989e12

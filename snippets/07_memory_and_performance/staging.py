@@ -91,10 +91,9 @@ def main() -> None:
         for attempt in (lambda: there.pin_memory(), lambda: torch.empty(4, pin_memory=True)):
             try:
                 attempt()
-            except RuntimeError as error:
-                assert "accelerator" in str(error)
-            else:
-                raise AssertionError("pinned without an accelerator")
+            except RuntimeError:
+                continue
+            raise AssertionError("pinned without an accelerator")
         print("no accelerator here: .pin_memory() and pin_memory=True raise a RuntimeError")
         return
     device = torch.accelerator.current_accelerator()
