@@ -1,0 +1,207 @@
+"""Where the bytes of one training step go: predicted part by part, and measured.
+
+Every storage an operator returns is followed from birth to death and put under one of five
+heads: parameters, gradients, optimizer state, activations (what autograd saved), temporaries
+(all else). The step is the second, so that Adam has its moments. Draws anatomy.svg.
+"""
+
+import weakref
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+S, B, H, A, LAYERS, VOCABULARY = 128, 4, 128, 4, 3, 512
+HEADS = ("parameters", "optimizer state", "gradients", "activations", "temporaries")
+
+
+class Layer(nn.Module):
+    """A pre-norm transformer layer, attention written out, without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(H), nn.LayerNorm(H)
+        self.qkv, self.out = nn.Linear(H, 3 * H), nn.Linear(H, H)
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.qkv(self.norm1(x)).view(B, S, 3, A, H // A)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)  # [b, a, s, h/a] each
+        scores = (q @ k.transpose(2, 3)) * (H // A) ** -0.5  # [b, a, s, s]
+        mixed = scores.softmax(-1) @ v
+        x = x + self.out(mixed.transpose(1, 2).reshape(B, S, H))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, H)
+        self.layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+        self.norm, self.head = nn.LayerNorm(H), nn.Linear(H, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.layers(self.embed(tokens))))
+
+
+class Ledger(TorchDispatchMode):
+    """Births and deaths of storages: (storage number, bytes), negative bytes for a death."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[int, int]] = []
+        self.number: dict[int, int] = {}  # of each live storage
+        self.head: dict[int, str] = {}  # by number; what is not here is a temporary
+        self.born = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.see(tensor.untyped_storage())
+        return result
+
+    def see(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.number:
+            return
+        number = self.number[key] = self.born
+        self.born += 1
+        self.events.append((number, size))
+
+        def die() -> None:
+            del self.number[key]
+            self.events.append((number, -size))
+
+        weakref.finalize(storage, die).atexit = False
+
+    def file(self, tensors: list[torch.Tensor], head: str) -> None:
+        for tensor in tensors:
+            self.head.setdefault(self.number[tensor.untyped_storage()._cdata], head)
+
+    def timeline(self) -> list[dict[str, int]]:
+        """Live bytes under each head after every event."""
+        live, lines = dict.fromkeys(HEADS, 0), []
+        for number, size in self.events:
+            live[self.head.get(number, "temporaries")] += size
+            lines.append(dict(live))
+        return lines
+
+
+def train(device: torch.device) -> tuple[list[dict[str, int]], dict[str, int], int]:
+    """Two steps: the timeline, the events at which phases of the second step end, and Ψ."""
+    torch.manual_seed(0)
+    text = torch.randint(VOCABULARY, (B, S + 1), device=device)
+    marks = {}
+    with Ledger() as ledger, torch.device(device):
+        model = Model()
+        adam = torch.optim.Adam(model.parameters(), foreach=False)
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            ledger.see(tensor.untyped_storage())
+            ledger.file([tensor], "activations")
+            return tensor
+
+        parameters = list(model.parameters())
+        ledger.file(parameters, "parameters")
+        for _ in range(2):
+            marks["start"] = len(ledger.events)
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
+                loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+            marks["forward"] = len(ledger.events)
+            loss.backward()
+            ledger.file([p.grad for p in parameters], "gradients")
+            marks["backward"] = len(ledger.events)
+            adam.step()
+            ledger.file(
+                tree_leaves([list(adam.state[p].values()) for p in parameters]), HEADS[1]
+            )
+            marks["optimizer"] = len(ledger.events)
+            adam.zero_grad()
+        return ledger.timeline(), marks, sum(p.numel() for p in parameters)
+
+
+def predict(psi: int) -> dict[str, int]:
+    """Bytes of each part by formula, everything in fp32."""
+    layer = 4 * (16 * S * B * H + A * S * S * B)  # 64sbh + 4as²b
+    ends = 4 * (2 * S * B * H + S * B * VOCABULARY)  # final norm, head, log-softmax
+    return {
+        "parameters": 4 * psi,
+        "optimizer state": 8 * psi,
+        "gradients": 4 * psi,
+        "activations": LAYERS * layer + ends,
+        "temporaries": 2 * 4 * S * B * VOCABULARY,  # gradients of log-softmax and of logits
+    }
+
+
+def draw(lines: list[dict[str, int]], marks: dict[str, int]) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "anatomy", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 4))
+    start = marks["start"]
+    colours = ("#52525b", "#7c3aed", "#15803d", "#0b6e99", "#c2410c")
+    x = range(len(lines) - start)
+    stack = [[line[head] / 2**20 for line in lines[start:]] for head in HEADS]
+    axes.stackplot(x, stack, colors=colours, alpha=0.75, linewidth=0, step="post")
+    ends = [0, *(marks[name] - start for name in ("forward", "backward", "optimizer"))]
+    for name, left, right in zip(("forward", "backward", "Adam"), ends, ends[1:], strict=False):
+        axes.text((left + right) / 2, 31.5, name, ha="center")
+        axes.axvline(right, color="#52525b", linewidth=0.7, linestyle=":")
+    for words, where in (
+        ("parameters 4Ψ", (8, 1.1)),
+        ("optimizer state 8Ψ", (8, 5)),
+        ("activations", (ends[1] * 0.62, 11.2)),
+        ("gradients 4Ψ", (ends[2] + 12, 10.1)),
+    ):
+        axes.text(*where, words, color="white", va="center")
+    axes.annotate(
+        "temporaries",
+        (ends[1] + 6, 27.5),
+        (ends[1] + (ends[2] - ends[1]) * 0.35, 26.5),
+        color="#c2410c",
+        arrowprops={"arrowstyle": "-", "color": "#c2410c"},
+    )
+    axes.set(xlabel="allocations and frees of one step", ylabel="live MiB", ylim=(0, 34))
+    axes.set_xlim(0, len(x))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("anatomy.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    device = torch.device("cpu")
+    if torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
+    lines, marks, psi = train(device)
+    step = lines[marks["start"] :]
+    peak = max(step, key=lambda line: sum(line.values()))
+    measured = {head: peak[head] for head in HEADS}
+    measured["gradients"] = max(line["gradients"] for line in step)
+    predicted = predict(psi)
+    print(f"Ψ = {psi:,}, s = {S}, b = {B}, h = {H}, a = {A}, {LAYERS} layers; MiB")
+    print("                   predicted   measured")
+    for head in HEADS:
+        ours, seen = predicted[head], measured[head]
+        assert abs(ours - seen) < 0.05 * seen, (head, ours, seen)
+        print(f"{head:17}{ours / 2**20:11.2f}   {'≈' + format(seen / 2**20, '.2f'):>8}")
+    total = sum(predicted.values()) - predicted["gradients"]  # none is there at the peak yet
+    seen = sum(peak.values())
+    assert abs(total - seen) < 0.05 * seen, (total, seen)
+    print(f"{'peak':17}{total / 2**20:11.2f}   {'≈' + format(seen / 2**20, '.2f'):>8}")
+    index = step.index(peak) + marks["start"]
+    phase = next(p for p in ("forward", "backward", "optimizer") if index < marks[p])
+    print(f"the peak lies in {phase}; gradients there: {peak['gradients']} bytes")
+    between = sum(lines[marks["start"] - 1].values())
+    print(f"between steps: {between / psi:.2f} bytes per parameter")
+    draw(lines, marks)
+
+
+if __name__ == "__main__":
+    main()

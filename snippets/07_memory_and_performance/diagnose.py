@@ -1,0 +1,158 @@
+"""What bounds a training step: five bounds from counts and rates, beside its measured time.
+
+Start with torchrun and 2 ranks, for there to be something to communicate. Dispatch modes count
+FLOPs, bytes and calls, once; the cost of a call, bandwidth, FLOP/s and the all-reduce's rate
+are measured on this machine. Each made-up step must be told by the largest of its five times.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def setup() -> torch.device:
+    """Start the process group: one accelerator per local rank where possible, else CPU."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        sys.exit("start with torchrun and 2 ranks: torchrun --nproc-per-node=2 diagnose.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    return device
+
+
+# --8<-- [start:count]
+class Count(TorchDispatchMode):
+    """Operators, and the bytes that they read and write when each runs by itself."""
+
+    calls = moved = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.calls += 1
+        if not func.is_view and "c10d" not in str(func):
+            tensors = [t for t in tree_leaves((args, result)) if isinstance(t, torch.Tensor)]
+            self.moved += sum(t.nbytes for t in tensors)
+        return result
+
+
+def bounds(step: Callable, batch: Callable, sent: int, rates: dict) -> dict[str, float]:
+    """Lower bounds of a step's time in seconds. `sent` is what it all-reduces, in bytes."""
+    begin = time.perf_counter()
+    inputs = batch()
+    wait = time.perf_counter() - begin
+    with Count() as count, FlopCounterMode(display=False) as flops:
+        step(inputs)
+    return {
+        "input": wait,
+        "host": count.calls * rates["call"],
+        "memory": count.moved / rates["bytes"],
+        "compute": flops.get_total_flops() / rates["flops"],
+        "communication": sent / rates["all-reduce"],
+    }
+
+
+# --8<-- [end:count]
+
+
+def timed(work: Callable[[], object], rounds: int = 5) -> float:
+    """Least time in s over `rounds`, ranks starting together, after a warm-up."""
+    wait = torch.accelerator.synchronize if torch.accelerator.is_available() else lambda: None
+    times = []
+    for _ in range(rounds + 1):
+        dist.barrier()
+        begin = time.perf_counter()
+        work()
+        wait()
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+def calibrate(device: torch.device) -> dict[str, float]:
+    """This machine's seconds per call, bytes/s, FLOP/s and all-reduced bytes/s."""
+    little, large = torch.ones(8, device=device), torch.ones(2**22, device=device)
+    square, message = torch.ones(768, 768, device=device), torch.ones(2**21, device=device)
+    calls = timed(lambda: [little.add_(1.0) for _ in range(1000)]) / 1000
+    return {
+        "call": calls,
+        "bytes": 2 * large.nbytes / timed(lambda: large + 1.0),
+        "flops": 2 * 768**3 / timed(lambda: square @ square),
+        "all-reduce": message.nbytes / timed(lambda: dist.all_reduce(message)),
+    }
+
+
+# --8<-- [start:steps]
+def made_steps(device: torch.device) -> dict[str, tuple[Callable, Callable, int]]:
+    """For each kind of bound a step made to have it: the step, its input, bytes all-reduced."""
+    large, square = torch.ones(2**22, device=device), torch.ones(768, 768, device=device)
+    weights = [torch.zeros(8, device=device) for _ in range(500)]
+    gradient = torch.ones(2**22, device=device)
+    row = torch.ones(32, 32, device=device)
+
+    def slow_input() -> torch.Tensor:
+        time.sleep(0.1)
+        return row
+
+    def many_small(x: torch.Tensor) -> None:  # an optimizer, one tensor at a time
+        for weight in weights:
+            weight.mul_(0.9).add_(0.1).sub_(0.01)
+
+    def elementwise(x: torch.Tensor) -> torch.Tensor:  # an unfused activation
+        return (large * 0.5 + 1.0).relu() * large
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return square @ square @ square
+
+    return {
+        "input": (lambda x: x @ x, slow_input, 0),
+        "host": (many_small, lambda: row, 0),
+        "memory": (elementwise, lambda: row, 0),
+        "compute": (product, lambda: row, 0),
+        "communication": (lambda x: dist.all_reduce(gradient), lambda: row, gradient.nbytes),
+    }
+
+
+# --8<-- [end:steps]
+
+
+def main() -> None:
+    device = setup()
+    report = print if dist.get_rank() == 0 else lambda *_: None
+    rates = calibrate(device)
+    report(
+        f"a call ≈{1e6 * rates['call']:.1f} µs, memory ≈{rates['bytes'] / 1e9:.1f} GB/s, "
+        f"products ≈{rates['flops'] / 1e9:.0f} GFLOP/s, "
+        f"all-reduce ≈{rates['all-reduce'] / 1e9:.2f} GB/s"
+    )
+    report(
+        "bounds in ms:   input   host   memory   compute   communication   measured: verdict"
+    )
+    for name, (step, batch, sent) in made_steps(device).items():
+        lower = bounds(step, batch, sent, rates)
+        measured = timed(lambda step=step, batch=batch: step(batch()))
+        verdict = max(lower, key=lower.get)
+        cells = [
+            f"≈{1e3 * seconds:.1f}".rjust(len(kind) + 1) for kind, seconds in lower.items()
+        ]
+        report(f"{name:13}  {'  '.join(cells)}   ≈{1e3 * measured:.1f} ms: {verdict}")
+        if dist.get_rank() == 0:
+            assert verdict == name, f"made to be bound by {name}, looks bound by {verdict}"
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,114 @@
+"""What an operator costs before it does anything: time against size, t = λ + bytes / W.
+
+λ is paid per call, whatever the size. Where bytes / W equals λ, half of the time is overhead.
+The fit then predicts the same addition cut into k calls. Draws launch_overhead.svg.
+"""
+
+import time
+from collections.abc import Callable
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+
+
+def seconds(work: Callable[[], object], rounds: int = 7) -> float:
+    """Best of several rounds, each long enough to time; waits for the device, if any."""
+    wait = torch.accelerator.synchronize if torch.accelerator.is_available() else lambda: None
+    work(), wait()
+    calls, elapsed = 1, 0.0
+    while elapsed < 2e-3:
+        calls *= 2
+        begin = time.perf_counter()
+        for _ in range(calls):
+            work()
+        wait()
+        elapsed = time.perf_counter() - begin
+    times = [elapsed / calls]
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            work()
+        wait()
+        times.append((time.perf_counter() - begin) / calls)
+    return min(times)
+
+
+# --8<-- [start:fit]
+def fit(sizes: list[int], times: list[float]) -> tuple[float, float]:
+    """λ in s and W in bytes/s, by least squares of relative errors; 12 bytes per element."""
+    design = torch.tensor([[1 / t, 12 * n / t] for n, t in zip(sizes, times, strict=True)])
+    solution = torch.linalg.lstsq(design.double(), torch.ones(len(sizes), 1).double()).solution
+    return solution[0].item(), 1 / solution[1].item()
+
+
+# --8<-- [end:fit]
+
+
+def draw(sizes: list[int], times: list[float], overhead: float, bandwidth: float) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "launch", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    model = [1e6 * (overhead + 12 * n / bandwidth) for n in sizes]
+    axes.loglog(sizes, model, color="#0b6e99", linewidth=1.5)
+    axes.loglog(sizes, [1e6 * t for t in times], "o", color="#c2410c")
+    knee = overhead * bandwidth / 12
+    axes.axvline(knee, color="#52525b", linestyle=":", linewidth=1.2)
+    axes.text(knee * 0.85, model[-1] * 0.4, "half is overhead", color="#52525b", ha="right")
+    axes.text(sizes[0], model[0] * 2.6, "λ: Python and dispatcher", color="#0b6e99")
+    axes.text(sizes[-1] * 0.5, model[-1] * 0.75, "bytes / W", color="#0b6e99", ha="right")
+    axes.set(xlabel="elements added", ylabel="time of one call (µs)")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("launch_overhead.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
+    sizes, times = [4**k for k in range(1, 10)], []
+    for n in sizes:
+        x, y, out = (torch.ones(n, device=device) for _ in range(3))
+        times.append(seconds(lambda x=x, y=y, out=out: torch.add(x, y, out=out)))
+    overhead, bandwidth = fit(sizes, times)
+    print(f"one torch.add: λ ≈{1e6 * overhead:.1f} µs, then ≈{bandwidth / 1e9:.1f} GB/s")
+    print(f"half of the time is overhead at ≈{overhead * bandwidth / 12:.0f} elements")
+
+    n = 2**16
+    x, y, out = (torch.ones(n, device=device) for _ in range(3))
+    print(f"{n} elements in k calls:")
+    whole = seconds(lambda: torch.add(x, y, out=out))
+    for k in (1, 16, 256, 1024):
+        parts = list(zip(x.chunk(k), y.chunk(k), out.chunk(k), strict=True))
+
+        def pieces(parts=parts) -> None:
+            for a, b, c in parts:
+                torch.add(a, b, out=c)
+
+        measured = seconds(pieces, rounds=3)
+        predicted = whole + (k - 1) * overhead
+        print(
+            f"  k = {k:4}: predicted ≈{1e6 * predicted:.0f} µs, "
+            f"measured ≈{1e6 * measured:.0f} µs"
+        )
+    assert measured > 5 * whole, "a thousand calls cost more than one"
+
+    # the same four bytes by other ways: what of λ is whose
+    a, b, c = (torch.ones(1, device=device) for _ in range(3))
+    grad = torch.ones(1, device=device, requires_grad=True)
+    for words, work in (
+        ("a Python call", lambda: None),
+        ("a view", lambda: a.view(1)),
+        ("add, out= given", lambda: torch.add(a, b, out=c)),
+        ("add, output allocated", lambda: torch.add(a, b)),
+        ("add, recorded by autograd", lambda: torch.add(grad, b)),
+    ):
+        print(f"  {words:26} ≈{1e6 * seconds(work, rounds=3):.2f} µs")
+    draw(sizes, times, overhead, bandwidth)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""MFU and HFU of a small transformer: by formula, by counting, with and without recomputation.
+
+The model's FLOPs are 6 for each weight of a matrix and token, and 12 L h s per token for
+attention. What the hardware does is counted. The peak is measured: a large product's rate.
+"""
+
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+H, HEADS, LAYERS, S, V = 256, 4, 3, 128, 512
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(H, 3 * H, bias=False), nn.Linear(H, H, bias=False)
+        self.up, self.down = nn.Linear(H, 4 * H, bias=False), nn.Linear(4 * H, H, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, h = x.shape
+        q, k, v = self.qkv(x).view(b, s, 3, HEADS, h // HEADS).permute(2, 0, 3, 1, 4)
+        mixed = (q @ k.mT / (h // HEADS) ** 0.5).softmax(-1) @ v  # [b, a, s, h / a]
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, s, h))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+# --8<-- [start:flops]
+def formula(tokens: int) -> int:
+    """FLOPs of one forward and backward: weights of matrices, and attention's two products."""
+    matrices = LAYERS * 12 * H * H + H * V  # the embedding is looked up, not multiplied
+    return tokens * (6 * matrices + 12 * LAYERS * H * S)
+
+
+def measure(blocks: nn.ModuleList, head: nn.Module, batch: int, recompute: bool):
+    """FLOPs counted in one step, and its time in s (the best of three)."""
+    x, y = torch.randn(batch, S, H), torch.randint(V, (batch * S,))
+
+    def step() -> None:
+        hidden = x
+        for block in blocks:
+            hidden = (
+                checkpoint(block, hidden, use_reentrant=False) if recompute else block(hidden)
+            )
+        F.cross_entropy(head(hidden).flatten(0, 1), y).backward()
+
+    x.requires_grad_()  # as behind an embedding: the first layer, too, owes a gradient
+    with FlopCounterMode(display=False) as counter:
+        step()
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    return counter.get_total_flops(), min(times)
+
+
+# --8<-- [end:flops]
+
+
+def peak() -> float:
+    """FLOP/s of a product of 512 × 512 matrices, the best of a hundred."""
+    square, times = torch.randn(512, 512), []
+    for _ in range(100):
+        begin = time.perf_counter()
+        square @ square
+        times.append(time.perf_counter() - begin)
+    return 2 * 512**3 / min(times)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    blocks, head = nn.ModuleList(Block() for _ in range(LAYERS)), nn.Linear(H, V, bias=False)
+    top = peak()
+    print(f"peak: ≈{top / 1e9:.0f} GFLOP/s in fp32 on one core")
+    print("batch  recompute   formula (G)   counted (G)   step        MFU      HFU")
+    for batch, recompute in ((1, False), (4, False), (4, True)):
+        model, (counted, seconds) = formula(batch * S), measure(blocks, head, batch, recompute)
+        print(
+            f"{batch:5}  {'yes' if recompute else 'no':9} {model / 1e9:13.3f} "
+            f"{counted / 1e9:13.3f}   ≈{1e3 * seconds:4.0f} ms   "
+            f"≈{100 * model / top / seconds:3.0f} %   ≈{100 * counted / top / seconds:.0f} %"
+        )
+        if not recompute:
+            assert counted == model, "the formula is exact for this model"
+    print("without recomputation the formula equals the count")
+
+
+if __name__ == "__main__":
+    main()

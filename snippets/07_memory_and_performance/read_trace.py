@@ -1,0 +1,169 @@
+"""A profiler's trace read by a program: shares of a step, operators' own time, a flame graph.
+
+A trace is a JSON list of events with a start and a duration. What lies inside another on the
+same thread was called by it; an operator's own time is its duration less its children's.
+"""
+
+import collections
+import json
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    layers = [nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256), nn.LayerNorm(256)]
+    model = nn.Sequential(*layers, nn.Linear(256, 10))
+    return model, torch.optim.AdamW(model.parameters(), foreach=False)
+
+
+# --8<-- [start:record]
+def record(path: str) -> torch.profiler.profile:
+    """Profile two steps out of five, after one of waiting and two of warming up."""
+    torch.manual_seed(0)
+    model, optimizer = build()
+    x, y = torch.randn(256, 256), torch.randint(10, (256,))
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+        model, x, y = model.cuda(), x.cuda(), y.cuda()
+    plan = schedule(wait=1, warmup=2, active=2, repeat=1)
+    with profile(activities=activities, schedule=plan, profile_memory=True) as profiler:
+        for _ in range(5):
+            with record_function("forward"):
+                loss = nn.functional.cross_entropy(model(x), y)
+            with record_function("backward"):
+                loss.backward()
+            with record_function("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+            profiler.step()  # one step of the schedule is over
+    profiler.export_chrome_trace(path)
+    return profiler
+
+
+# --8<-- [end:record]
+
+
+# --8<-- [start:nest]
+HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")  # not "kernel"
+
+
+def nest(path: str) -> list[dict]:
+    """The host's events of a trace, each with `parent`, `depth` and `self` (µs)."""
+    with open(path) as file:
+        events = json.load(file)["traceEvents"]
+    spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in HOST]
+    spans.sort(key=lambda e: (e["tid"], e["ts"], -e["dur"]))
+    stack: list[dict] = []
+    for span in spans:
+        while stack and (
+            stack[-1]["tid"] != span["tid"]
+            or span["ts"] >= stack[-1]["ts"] + stack[-1]["dur"] - 1e-3
+        ):
+            stack.pop()
+        span |= {"parent": stack[-1] if stack else None, "depth": len(stack)}
+        span["self"] = span["dur"]
+        if stack:
+            stack[-1]["self"] -= span["dur"]
+        stack.append(span)
+    return spans
+
+
+# --8<-- [end:nest]
+
+
+def draw(spans: list[dict]) -> None:
+    """The second recorded step as a flame graph: one box for each event, callers below."""
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "read_trace", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    step = [s for s in spans if s["name"].startswith("ProfilerStep")][-1]
+    colours = ["#52525b", "#0b6e99", "#c2410c", "#15803d", "#7c3aed"]
+    for span in spans:
+        left = (span["ts"] - step["ts"]) / 1e3
+        if left < 0 or span["depth"] > 4:
+            continue
+        row, width = span["depth"], span["dur"] / 1e3
+        axes.barh(
+            row,
+            width,
+            left=left,
+            height=0.94,
+            color=colours[span["depth"]],
+            align="edge",
+            edgecolor="white",
+            linewidth=0.4,
+        )
+    # one name each, on the widest box that has it: the same words on every machine
+    names = ["forward", "backward", "optimizer", "aten::linear", "aten::addmm", "aten::mm"]
+    for name in [step["name"], *names]:
+        boxes = [s for s in spans if s["name"] == name and s["ts"] >= step["ts"]]
+        span = max(boxes, key=lambda s: s["dur"])
+        middle = (span["ts"] + span["dur"] / 2 - step["ts"]) / 1e3
+        word = "step" if span is step else name.removeprefix("aten::")
+        axes.text(
+            middle,
+            span["depth"] + 0.47,
+            word,
+            color="white",
+            ha="center",
+            va="center",
+            fontsize=10,
+        )
+    axes.set(xlabel="time (ms)", yticks=[])
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("read_trace.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    profiler = record("trace.json")
+    spans = nest("trace.json")
+    steps = [s for s in spans if s["name"].startswith("ProfilerStep")]
+    total = sum(s["dur"] for s in steps)
+    print(f"{len(steps)} steps recorded of 5, ≈{total / len(steps) / 1e3:.1f} ms each")
+    for name in ("forward", "backward", "optimizer"):
+        share = sum(s["dur"] for s in spans if s["name"] == name) / total
+        print(f"  {name:9} ≈{100 * share:.0f} %")
+
+    own: dict[str, float] = collections.defaultdict(float)
+    calls: collections.Counter[str] = collections.Counter()
+    for span in spans:
+        own[span["name"]] += span["self"]
+        calls[span["name"]] += 1
+    table = {row.key: row for row in profiler.key_averages()}
+    print("operator                calls   own time   by key_averages()")
+    for name in (
+        "aten::addmm",
+        "aten::mm",
+        "aten::gelu",
+        "aten::gelu_backward",
+        "aten::native_layer_norm",
+        "aten::sqrt",
+    ):
+        assert calls[name] == table[name].count
+        assert abs(own[name] - table[name].self_cpu_time_total) < 0.05 * own[name]
+        print(
+            f"{name:23} {calls[name]:5}   ≈{own[name]:5.0f} µs   "
+            f"≈{table[name].self_cpu_time_total:.0f} µs"
+        )
+    print("own times equal the profiler's table within 5 %")
+    aten = sum(count for name, count in calls.items() if name.startswith("aten::"))
+    print(f"operators per step, nested ones included: {aten // len(steps)}")
+    gelu, on_device = table["aten::gelu"], torch.cuda.is_available()
+    memory = gelu.self_device_memory_usage if on_device else gelu.self_cpu_memory_usage
+    print(
+        f"aten::gelu allocates {memory / 2 / 2**20:.2f} MiB a step, "
+        f"256 × 1024 × 4 bytes = {256 * 1024 * 4 / 2**20:.2f} MiB"
+    )
+    draw(spans)
+
+
+if __name__ == "__main__":
+    main()

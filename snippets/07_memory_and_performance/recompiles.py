@@ -1,0 +1,83 @@
+"""What makes torch.compile compile again, and the error when it has done so eight times.
+
+A compiled function is kept with its guards: what must hold for it to be used. A call for which
+no kept version's guards hold compiles another. The backend here only counts.
+"""
+
+import torch
+import torch._dynamo
+
+
+class Count:
+    """A backend that counts compilations and runs the graph as it is."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list):
+        self.times += 1
+        return graph.forward
+
+
+def compilations(function, calls, **options) -> list[int]:
+    """After each call, how often `function` has been compiled."""
+    torch._dynamo.reset()
+    backend = Count()
+    compiled = torch.compile(function, backend=backend, **options)
+    counts = []
+    for call in calls:
+        compiled(*call)
+        counts.append(backend.times)
+    return counts
+
+
+# --8<-- [start:cases]
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def scaled(x: torch.Tensor, rate: float) -> torch.Tensor:
+    return x * rate
+
+
+def main() -> None:
+    lengths = [(torch.ones(n),) for n in (8, 9, 10, 11, 1)]
+    print("lengths 8, 9, 10, 11, 1")
+    print(f"  default:        compiled {compilations(double, lengths)}")
+    print(f"  dynamic=True:   compiled {compilations(double, lengths, dynamic=True)}")
+    print(f"  dynamic=False:  compiled {compilations(double, lengths, dynamic=False)}")
+    x = torch.ones(8)
+    kinds = [(x,), (x.double(),), (x.clone().requires_grad_(),), (torch.ones(2, 4),)]
+    print(f"float, double, with grad, 2 dimensions: {compilations(double, kinds)}")
+    rates = [0.1, 0.2, 0.3, 0.4]
+    floats = compilations(scaled, [(x, r) for r in rates])
+    tensors = compilations(scaled, [(x, torch.tensor(r)) for r in rates])
+    print(f"a rate that changes, as a float: {floats}, as a tensor: {tensors}")
+    # --8<-- [end:cases]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(double, backend="eager", dynamic=False, fullgraph=True)
+    for n in range(2, 20):
+        try:
+            compiled(torch.ones(n))
+        except Exception as error:
+            first = str(error).splitlines()[0]
+            print(f"dynamic=False, call {n - 1}: {type(error).__name__}: {first}")
+            break
+    else:
+        raise AssertionError("compiled for 18 lengths, and no limit was hit")
+    reasons: list[str] = []
+    torch._dynamo.reset()
+    torch._dynamo.config.error_on_recompile = True
+    compiled = torch.compile(double, backend="eager")
+    compiled(torch.ones(8))
+    try:
+        compiled(torch.ones(9))
+    except Exception as error:
+        reasons = [line.strip() for line in str(error).splitlines() if "tensor" in line]
+        print(f"error_on_recompile: {type(error).__name__}")
+        print(f"  {reasons[0]}")
+
+
+if __name__ == "__main__":
+    main()
