@@ -206,12 +206,18 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
             return tool
         if "cuda_on_cpu.py" in step.command and sys.platform != "linux":
             return "Linux"
-    if program.path.suffix == ".py":
-        imports = r"^\s*(?:import|from) (triton|numba)\b"
-        for package in re.findall(imports, program.path.read_text("utf-8"), re.MULTILINE):
-            if importlib.util.find_spec(package) is None:
-                return package
+    for package in _kernel_packages(program):
+        if importlib.util.find_spec(package) is None:
+            return package
     return None
+
+
+def _kernel_packages(program: Program) -> list[str]:
+    """Which of triton and numba a program imports."""
+    if program.path.suffix != ".py":
+        return []
+    imports = r"^\s*(?:import|from) (triton|numba)\b"
+    return re.findall(imports, program.path.read_text("utf-8"), re.MULTILINE)
 
 
 def copy_labs(root: Path, folder: Path) -> None:
@@ -241,7 +247,8 @@ def check(
     (and the figure) where it does not hold. Raises BookError with file, line, command and a
     diff.
     """
-    if warm is not None and device == "cpu":
+    # the process that starts commands warm has imported triton: too late for its variables
+    if warm is not None and device == "cpu" and "triton" not in _kernel_packages(program):
         try:
             return _check(program, device, min(limit, 60.0), record, warm)
         except _Doubt:
