@@ -41,8 +41,13 @@ def ranks(worlds: list[int]) -> str:
     )
 
 
-def grade(machine: runner.Runner, step: runner.Step, path: Path, output: bool) -> bool:
-    """Run one step at all its world sizes, stop at the first failure, print; True if passed."""
+def grade(
+    machine: runner.Runner, step: runner.Step, path: Path, output: bool, alone: bool
+) -> bool:
+    """Run one step at all its world sizes, stop at the first failure, print; True if passed.
+
+    `alone`: the lab is a program of one process, so nothing need be said about ranks.
+    """
     passed = []
     for world in step.worlds:
         found: list[str] = []
@@ -62,7 +67,8 @@ def grade(machine: runner.Runner, step: runner.Step, path: Path, output: bool) -
                 show("right:", f"all is well at {ranks(passed)}")
             for text in found:
                 show("right:", text)
-            show("wrong:", f"at {ranks([world])}, {wrong.what}")
+            at = "" if alone else f"at {ranks([world])}, "
+            show("wrong:", f"{at}{wrong.what}")
             show("hint:", wrong.hint)
             if output:
                 for number, rank in enumerate(group.ranks):
@@ -70,7 +76,8 @@ def grade(machine: runner.Runner, step: runner.Step, path: Path, output: bool) -
                         print(f"{INDENT}rank {number} printed: {line}")
             return False
         passed.append(world)
-    print(f"step {step.number}  passed  {step.title} ({ranks(passed)})")
+    at = "" if alone else f" ({ranks(passed)})"
+    print(f"step {step.number}  passed  {step.title}{at}")
     show("right:", step.proves)
     return True
 
@@ -91,7 +98,8 @@ def grade_file(path: Path, chosen: int | None, limit: float, output: bool) -> bo
     wanted = {step.number for step in asked} | {n for step in asked for n in step.needs}
 
     sizes = sorted({world for step in steps for world in step.worlds})
-    print(f"{path}, graded on the CPU at {ranks(sizes)}")
+    at = "" if sizes == [1] else f" at {ranks(sizes)}"
+    print(f"{path}, graded on the CPU{at}")
     passed: set[int] = set()
     with runner.Runner(lab[0], limit) as machine:
         for step in (step for step in steps if step.number in wanted):
@@ -100,7 +108,7 @@ def grade_file(path: Path, chosen: int | None, limit: float, output: bool) -> bo
                 show(
                     "to do:", f"this step builds on step {missing[0]}: make that one pass first"
                 )
-            elif grade(machine, step, path.resolve(), output):
+            elif grade(machine, step, path.resolve(), output, sizes == [1]):
                 passed.add(step.number)
             sys.stdout.flush()
     print(f"{len(passed)} of {len(wanted)} steps pass", flush=True)

@@ -7,8 +7,9 @@ import re
 import sys
 from pathlib import Path
 
-OPENING = re.compile(r"^( *)# >>> solution (\d+): (.+)$")
-CLOSING = re.compile(r"^ *# <<< solution$")
+# in Python, or in C++ that a string of the lab holds
+OPENING = re.compile(r"^( *)(#|//) >>> solution (\d+): (.+)$")
+CLOSING = re.compile(r"^ *(#|//) <<< solution$")
 
 
 def blank(text: str) -> str:
@@ -19,14 +20,18 @@ def blank(text: str) -> str:
             inside = opening
             lines.append(line)
         elif CLOSING.match(line):
-            indent, number, task = inside.groups()
-            lines += [
-                f"{indent}raise NotImplementedError(",
-                f'{indent}    "step {number}: {task}"',
-            ]
-            lines += [f"{indent})", line]
+            indent, mark, number, task = inside.groups()
+            if mark == "//":
+                lines.append(f'{indent}#error "step {number}: {task}"')
+            else:
+                lines += [
+                    f"{indent}raise NotImplementedError(",
+                    f'{indent}    "step {number}: {task}"',
+                    f"{indent})",
+                ]
+            lines.append(line)
             inside = None
-        elif inside is None or line.lstrip().startswith("# hint: "):
+        elif inside is None or line.lstrip().startswith(("# hint: ", "// hint: ")):
             lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -54,9 +59,10 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"cannot write {copy}: {error.strerror}")
     print(f"wrote {copy}")
-    # as many ranks as the lab itself says
-    ranks = re.search(r"--nproc-per-node=(\d+)", labs[wanted].read_text(encoding="utf-8"))[1]
-    print(f"run it:   torchrun --nproc-per-node={ranks} {copy}")
+    # by the command that stands at the top of the lab: as many ranks as it says
+    text = labs[wanted].read_text(encoding="utf-8")
+    command = re.search(r"^#     ((?:torchrun|python) .*)labs/lab", text, re.M)[1]
+    print(f"run it:   {command}{copy}")
     print(f"grade it: python {Path(sys.argv[0])} {copy}".replace("start.py", "check.py"))
 
 

@@ -363,11 +363,11 @@ def _children() -> dict[int, list[int]]:
     return tree
 
 
-def _descendants(pid: int) -> list[int]:
-    tree, found = _children(), [pid]
+def _descendants(*pids: int) -> list[int]:
+    tree, found = _children(), [*pids]
     for process in found:
         found += tree.get(process, [])
-    return found[1:]
+    return found[len(pids) :]
 
 
 def _ticks_and_sleep(pid: int) -> tuple[int, bool]:
@@ -485,7 +485,9 @@ class Runner:
                 if rank.end in ("error", "left") and failed_at is None:
                     failed_at = time.monotonic()
             if LINUX:
+                # and what they started: a compiler works while its rank waits for it
                 pids = [keeper, *(processes[r].pid for r in waiting)]
+                pids += _descendants(*pids)
                 used = [_ticks_and_sleep(pid) for pid in pids]
                 total = sum(count for count, _ in used)
                 if total != ticks or ready or not all(asleep for _, asleep in used):
