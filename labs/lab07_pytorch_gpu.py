@@ -92,8 +92,8 @@ if __name__ == "__main__":
 
 # %%
 aten = torch.ops.aten
-LAUNCH, KERNEL, COPY, PIN = 6e-6, 4e-6, 10e-6, 100e-6  # seconds, of the host and of the device
-KERNEL_RATE, COPY_RATE, HOST_RATE = 25e9, 2.5e9, 5e9  # bytes per second
+LAUNCH, KERNEL, COPY, PIN = 6e-6, 7e-6, 10e-6, 100e-6  # seconds, of the host and of the device
+KERNEL_RATE, COPY_RATE = 25e9, 100e6  # bytes per second
 SHAPE_FROM_DATA = {  # the size of the result is a number that only the device knows
     aten.nonzero.default: "nonzero",
     aten.masked_select.default: "masked_select",
@@ -422,9 +422,17 @@ def install_toy() -> None:
     torch.accelerator.current_stream = lambda device=None: torch.toy.current
     torch.accelerator.set_stream = lambda stream: setattr(torch.toy, "current", stream)
 
-    def make(tensor: torch.Tensor) -> ToyTensor:
-        torch.toy.made(tensor)
-        return ToyTensor(tensor)
+    def factory(function: Callable, launches: bool) -> Callable:
+        def make(*args, dtype=None, **_: object) -> ToyTensor:
+            tensor = function(*args, dtype=dtype)
+            torch.toy.made(tensor)
+            if launches:
+                torch.toy.launch("arange", lambda: None, KERNEL)
+            else:
+                tensor.zero_()
+            return ToyTensor(tensor)
+
+        return make
 
     def autocast_to(dtype: torch.dtype | None, operator: Callable) -> Callable:
         def cast(*args, **kwargs):
@@ -438,18 +446,11 @@ def install_toy() -> None:
 
     autocast_key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
     library = torch.library.Library("aten", "IMPL")
-    for name, build in (
-        ("empty.memory_format", torch.empty),
-        ("empty_strided", torch.empty_strided),
-        ("arange.start_step", torch.arange),
-    ):
-        library.impl(
-            name,
-            lambda *args, build=build, dtype=None, **_: make(build(*args, dtype=dtype).zero_())
-            if build is not torch.arange
-            else make(build(*args, dtype=dtype)),
-            "PrivateUse1",
-        )
+    for name in ("empty.memory_format", "empty_strided"):
+        function = getattr(torch, name.partition(".")[0])
+        library.impl(name, factory(function, False), "PrivateUse1")
+    for name in ("arange", "arange.start", "arange.start_step"):
+        library.impl(name, factory(torch.arange, True), "PrivateUse1")
 
     def copy_from(source, target, non_blocking=False):  # torch.tensor(…, device="toy") calls it
         return copy(aten.copy_.default, (target, source, non_blocking), {})
@@ -502,3 +503,857 @@ if not torch.accelerator.is_available():
 TOY = getattr(torch, "toy", None)  # or None: there is a GPU
 
 
+# %% [markdown]
+# ## The truth: the script on the CPU
+#
+# A model reads signals of 12 points with 8 channels and says which of 10 frequencies made them.
+# One sample in six has no label (−1) and does not count. The script is the kind that everybody
+# writes first: it boots the loader in the same process, asks for the loss in every step, and
+# picks the labelled rows with a mask. Its losses are the truth for all that follows.
+
+# %%
+LENGTH, CHANNELS, WIDTH, CLASSES = 12, 8, 32, 10
+SAMPLES, BATCH, EPOCHS, RATE = 192, 16, 3, 0.01
+
+
+class Signals(Dataset):
+    """x [s, channels] and a label, or -1 where nobody knows it."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(7)
+        self.y = torch.randint(CLASSES, (SAMPLES,), generator=generator)
+        t = torch.linspace(0, 1, LENGTH)[:, None] + torch.linspace(0, 0.1, CHANNELS)
+        noise = torch.randn(SAMPLES, LENGTH, CHANNELS, generator=generator)
+        self.x = 5 + 2 * torch.sin((1 + self.y[:, None, None]) * 3 * t) + 0.3 * noise
+        self.y[torch.rand(SAMPLES, generator=generator) < 1 / 6] = -1
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[i], self.y[i]
+
+    def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of each channel."""
+        return self.x.mean((0, 1)), self.x.std((0, 1))
+
+
+class CpuNet(nn.Module):
+    """Signals [b, s, channels] to logits [b, classes]."""
+
+    def __init__(self, mean: torch.Tensor, std: torch.Tensor):
+        super().__init__()
+        self.keep(mean, std)
+        self.embed, self.place = nn.Linear(CHANNELS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def keep(self, mean: torch.Tensor, std: torch.Tensor) -> None:
+        self.mean, self.std = mean, std
+
+    def places(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(x.shape[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed((x - self.mean) / self.std) + self.place(self.places(x))  # [b, s, h]
+        h = h + self.down(F.gelu(self.up(self.norm(h))))
+        return self.head(h.mean(1))
+
+
+def rate(epoch: int) -> float:
+    """The learning rate: it halves with each epoch."""
+    return RATE / 2**epoch
+
+
+def order(data: Dataset) -> RandomSampler:
+    """The order of samples, with a generator of its own: the same whoever loads them."""
+    return RandomSampler(data, generator=torch.Generator().manual_seed(1))
+
+
+def cpu_script() -> list[tuple[float, float]]:
+    """Mean loss and accuracy of each epoch."""
+    data = Signals()
+    torch.manual_seed(0)
+    model = CpuNet(*data.moments())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    loader = DataLoader(data, BATCH, sampler=order(data))
+    history = []
+    for epoch in range(EPOCHS):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(epoch)
+        total, right, count = 0.0, 0, 0
+        for x, y in loader:
+            optimizer.zero_grad()
+            logits, known = model(x), y >= 0
+            loss = F.cross_entropy(logits[known], y[known])
+            if loss.isnan():
+                raise RuntimeError("the loss is not a number")
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(y[known])
+            right += (logits[known].argmax(1) == y[known]).sum().item()
+            count += len(y[known])
+        history.append((total / count, right / count))
+    return history
+
+
+if __name__ == "__main__":
+    TRUTH = cpu_script()
+    print("the truth, on the CPU: " + ", ".join(f"{loss:.4f}" for loss, _ in TRUTH))
+
+# %% [markdown]
+# ## Step 1: to the device
+#
+# `torch.accelerator` speaks of whatever accelerator this PyTorch was built for: NVIDIA's, AMD's,
+# Intel's, Apple's. Two questions are easily confused: `current_accelerator()` names the kind it
+# was *built* for, and gives `cuda` on a machine without a GPU; `is_available()` says whether
+# there is one to use.
+#
+# Then everything that meets in one operator has to be on one device. `module.to(device)` moves
+# parameters and **buffers**, not tensors that are plain attributes. A tensor that is made in
+# `forward` is made on the CPU, unless you say `device=`; made there and moved, it costs a copy,
+# and a wait, in every step. And an optimizer holds the parameters it was given: if the model
+# gets new ones when it moves, as it may, it updates tensors that nobody uses any more. Move
+# first, then make the optimizer.
+#
+# Let `Net` keep mean and standard deviation as what they are, constants that belong to the
+# model: they move with it and are saved with it, but nobody trains them.
+
+
+# %%
+def pick_device() -> torch.device:
+    """The accelerator if there is one to use, otherwise the CPU."""
+    # >>> solution 1: ask is_available first, then current_accelerator
+    if torch.accelerator.is_available():
+        return torch.accelerator.current_accelerator()
+    return torch.device("cpu")
+    # <<< solution
+
+
+class Net(CpuNet):
+    """The same model for any device."""
+
+    def keep(self, mean: torch.Tensor, std: torch.Tensor) -> None:
+        # >>> solution 1: keep mean and std so that they move with the module
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+        # <<< solution
+
+    def places(self, x: torch.Tensor) -> torch.Tensor:
+        # >>> solution 1: the numbers from 0 to s - 1, made where x is
+        return torch.arange(x.shape[1], device=x.device)
+        # <<< solution
+
+
+def build(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model on the device and AdamW for it; the same first weights everywhere."""
+    torch.manual_seed(0)
+    model = Net(*Signals().moments())
+    # >>> solution 1: move the model, make torch.optim.AdamW with lr=RATE, return both
+    model.to(device)
+    return model, torch.optim.AdamW(model.parameters(), lr=RATE)
+    # <<< solution
+
+
+# %%
+def batches(count: int = SAMPLES // BATCH) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The first batches, in the order of the data, on the CPU."""
+    data = Signals()
+    return [(data.x[i : i + BATCH], data.y[i : i + BATCH]) for i in range(0, SAMPLES, BATCH)][
+        :count
+    ]
+
+
+def moved(count: int, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same on the device."""
+    return [(x.to(device), y.to(device)) for x, y in batches(count)]
+
+
+if __name__ == "__main__":
+    DEVICE = pick_device()
+
+    def check_device() -> None:
+        model, optimizer = build(DEVICE)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        ask(held == {id(p) for p in model.parameters()}, "the optimizer holds other parameters")
+        ask("mean" in model.state_dict(), "mean is not saved with the model")
+        (x, y), *_ = moved(1, DEVICE)
+        if TOY:
+            TOY.start_counting()
+        logits = model(x)
+        waits = sum(TOY.waits.values()) if TOY else 0
+        ask(waits == 0, f"the host waited in forward: {waits}")
+        torch.manual_seed(0)
+        truth = CpuNet(*Signals().moments())(x.cpu())
+        torch.testing.assert_close(logits.cpu(), truth, rtol=1e-3, atol=1e-4, msg="wrong logits")
+        print(f"step 1: the model is on {DEVICE.type}, its logits are those of the CPU")
+
+    check_device()
+
+# %% [markdown]
+# ## Step 2: a copy that nobody waits for
+#
+# From ordinary memory a copy to the device makes the host wait: the driver has to be sure of
+# the pages, and takes the bytes through a buffer of its own. From **pinned** memory the
+# device's copy engine reads by itself, and with `non_blocking=True` the call returns at once.
+# Pinning costs more than a copy, so one pins a few buffers once and uses them in turn.
+#
+# Now the source must be left alone until the copy is done, and nothing in PyTorch checks it.
+# Fill the buffer with the next batch too early, and the device gets that one, twice. So behind
+# each copy goes an **event**, a mark in the stream, and before a buffer is filled again the
+# host waits for the mark of *its* copy: with `slots` buffers that copy was launched `slots`
+# batches ago, and most often is long done.
+
+
+# %%
+class Sender:
+    """Sends batches to the device through a ring of pinned buffers."""
+
+    def __init__(self, like: torch.Tensor, slots: int, device: torch.device):
+        self.device, self.slots, self.count = device, slots, 0
+        # >>> solution 2: self.buffers, pinned, one like `like` for each slot; self.events
+        # hint: tensor.pin_memory() gives a pinned copy
+        self.buffers = [torch.empty_like(like).pin_memory() for _ in range(slots)]
+        self.events = [None] * slots
+        # <<< solution
+
+    def send(self, batch: torch.Tensor) -> torch.Tensor:
+        """The batch, a CPU tensor, as it will be on the device."""
+        slot = self.count % self.slots
+        self.count += 1
+        # >>> solution 2: wait until the slot's last copy is done; fill; copy; record an event
+        # hint: torch.Event(self.device), its record() and synchronize()
+        if self.events[slot] is not None:
+            self.events[slot].synchronize()
+        self.buffers[slot].copy_(batch)
+        there = self.buffers[slot].to(self.device, non_blocking=True)
+        self.events[slot] = torch.Event(self.device)
+        self.events[slot].record()
+        return there
+        # <<< solution
+
+
+# %%
+if __name__ == "__main__":
+
+    def check_sender() -> None:
+        plain = [x for x, _ in batches()]
+        sender = Sender(plain[0], 3, DEVICE)
+        if TOY:
+            TOY.start_counting()
+        there = [sender.send(x) for x in plain]
+        waits = dict(TOY.waits) if TOY else {"event": len(plain) - 3}
+        for i, (a, b) in enumerate(zip(there, plain, strict=True)):
+            ask(torch.equal(a.cpu(), b), f"batch {i} arrived wrong")
+        allowed = len(plain) - 3
+        ask(set(waits) <= {"event"}, f"the host waited: {waits}")
+        ask(waits.get("event", 0) <= allowed, f"{waits['event']} waits, {allowed} would do")
+        print(f"step 2: {len(plain)} batches sent through 3 buffers, {allowed} waits for an event")
+
+    if DEVICE.type != "cpu":
+        check_sender()
+
+# %% [markdown]
+# ## Step 3: a loader that keeps up
+#
+# Without workers, `DataLoader` reads the next batch in your process, when the loop asks for it,
+# and the device has nothing to do meanwhile. With `num_workers` processes, batches are read
+# while you train; if reading one takes $r$ seconds and a step $t$, it takes $r/t$ workers to
+# keep up. By default workers end with each epoch, and the first batch of the next waits for new
+# processes, which on some systems import torch again: `persistent_workers=True` keeps them
+# (it is refused without workers). `pin_memory=True` lets a thread put each batch into pinned
+# memory: useful where there is an accelerator, a warning where there is none.
+#
+# The order of samples must not depend on the number of workers. It comes from
+# `order(dataset)`: pass it as `sampler`.
+
+
+# %%
+def make_loader(data: Dataset, workers: int, device: torch.device) -> DataLoader:
+    """Batches of BATCH in the order of the CPU script, ready to be copied to the device."""
+    # >>> solution 3: a DataLoader with sampler, workers that stay, pinned where it helps
+    return DataLoader(
+        data,
+        BATCH,
+        sampler=order(data),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=device.type != "cpu",
+    )
+    # <<< solution
+
+
+# %%
+class WhoReads(Dataset):
+    """Samples of the number of the process that reads them, and their own."""
+
+    def __len__(self) -> int:
+        return 4 * BATCH
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.tensor([os.getpid(), i])
+
+
+if __name__ == "__main__":
+
+    def check_loader() -> None:
+        loader = make_loader(WhoReads(), 2, DEVICE)
+        epochs = [list(loader) for _ in range(2)]
+        readers = [{int(pid) for batch in epoch for pid in batch[:, 0]} for epoch in epochs]
+        ask(os.getpid() not in readers[0], "your own process reads the samples")
+        ask(readers[0] == readers[1], "the workers of the second epoch are new ones")
+        ask(len(readers[0]) == 2, f"{len(readers[0])} workers, 2 were asked for")
+        pinned = [batch.is_pinned() for batch in epochs[0]]
+        ask(set(pinned) == {DEVICE.type != "cpu"}, "batches are pinned where it does not help")
+        plain = DataLoader(WhoReads(), BATCH, sampler=order(WhoReads()))
+        truth = [[batch[:, 1].tolist() for batch in plain] for _ in range(2)]
+        found = [[batch[:, 1].tolist() for batch in epoch] for epoch in epochs]
+        ask(found == truth, "the samples come in another order")
+        print("step 3: 2 workers read both epochs, in the order of the CPU script")
+
+    check_loader()
+
+# %% [markdown]
+# ## Step 4: the next batch crosses while this one computes
+#
+# Copies and kernels in *one* stream take turns. In a stream of its own, a copy runs beside the
+# kernels: the copy engine is a separate unit. So while the model works on batch $i$, batch
+# $i + 1$ crosses. Four things make it right:
+#
+# * Copies are launched within `with copies:`, and an event is recorded there behind them.
+# * Before a batch is used, the *compute* stream waits for that event, `compute.wait_event`. The
+#   host does not wait.
+# * The copy of the next batch is launched *before* this batch is handed over, for the loop
+#   comes back only after it has launched its whole step.
+# * The memory of the batch belongs to the stream in which it was made. When the loop lets go of
+#   it, the allocator may give it to the next copy at once, while kernels still read it.
+#   `tensor.record_stream(compute)` tells the allocator to wait for them.
+#
+# The sources are pinned tensors of the loader. PyTorch's own pinned memory is not reused before
+# its copies are done; the buffers of step 2, which you fill yourself, are your own affair.
+
+
+# %%
+def prefetch(
+    source: Iterable[tuple[torch.Tensor, ...]], device: torch.device
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The batches of `source`, pinned, on the device, each copied one step ahead."""
+    copies = torch.Stream(device=device)
+    compute = torch.accelerator.current_stream(device)
+
+    def start(batch: tuple[torch.Tensor, ...]) -> tuple[list[torch.Tensor], torch.Event]:
+        """Launch the copies of one batch; return what arrives and the mark behind it."""
+        # >>> solution 4: in the stream of copies: copy without waiting, record an event
+        arrived = torch.Event(device)
+        with copies:
+            there = [tensor.to(device, non_blocking=True) for tensor in batch]
+            arrived.record(copies)
+        return there, arrived
+        # <<< solution
+
+    def hand_over(there: list[torch.Tensor], arrived: torch.Event) -> tuple[torch.Tensor, ...]:
+        """Order what comes behind the arrival; return the tensors."""
+        # >>> solution 4: compute waits for the event, and the allocator knows of compute
+        compute.wait_event(arrived)
+        for tensor in there:
+            tensor.record_stream(compute)
+        return tuple(there)
+        # <<< solution
+
+    # >>> solution 4: start each batch before the one before it is yielded; do not lose the last
+    upcoming = None
+    for batch in source:
+        following = start(batch)
+        if upcoming is not None:
+            yield hand_over(*upcoming)
+        upcoming = following
+    if upcoming is not None:
+        yield hand_over(*upcoming)
+    # <<< solution
+
+
+# %%
+def pinned_batches(count: int = SAMPLES // BATCH) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(x.pin_memory(), y.pin_memory()) for x, y in batches(count)]
+
+
+if __name__ == "__main__":
+
+    def check_prefetch() -> None:
+        weight = torch.randn(CHANNELS, 64, generator=torch.Generator().manual_seed(2))
+        there = weight.to(DEVICE)
+        source = pinned_batches()
+        if TOY:
+            TOY.start_counting()
+        sums = []
+        for x, y in prefetch(source, DEVICE):
+            for _ in range(20):  # the step
+                result = (x @ there).relu().sum() + y.sum()
+            sums.append(result)
+        if TOY:
+            ask(not TOY.waits, f"the host waited: {dict(TOY.waits)}")
+            ask(not TOY.unnoted(), "memory of the copies' stream is used, and not recorded")
+            ahead = {stream for stream, _ in TOY.copies}
+            ask(TOY.current not in ahead, "copies are in the stream of the kernels")
+        ask(len(sums) == len(source), f"{len(sums)} batches came of {len(source)}")
+        for i, (x, y) in enumerate(source):
+            right = (x @ weight).relu().sum() + y.sum()
+            close = torch.allclose(sums[i].cpu(), right, rtol=1e-4)
+            ask(close, f"batch {i} was used before it was there")
+        print(f"step 4: {len(sums)} batches, one step ahead, no wait of the host")
+
+    if DEVICE.type != "cpu":
+        check_prefetch()
+
+# %% [markdown]
+# ## Step 5: a loop that asks for nothing
+#
+# While the host only launches, it runs ahead, and the device always has work in its queue. A
+# number that Python has to see ends that: the host waits until the queue is empty, and then
+# the device waits until the host has launched again. Everything of this kind does it:
+# `.item()`, `float(t)`, `print(t)`, `if loss.isnan()`, `.cpu()`, and any tensor whose *shape*
+# depends on data, such as `logits[known]`: how many rows are there?
+#
+# * What is not labelled needs no mask: `F.cross_entropy` has `ignore_index`. A count is a sum
+#   of true values.
+# * Losses and counts add up in tensors on the device; you ask once, when the epoch ends. Detach
+#   what you keep, or it keeps the graph of its step in memory.
+# * A mean over the epoch weighs each batch by the number of its labelled samples.
+# * Is the loss not a number? Ask at the end too: it stays NaN.
+
+
+# %%
+def train_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    source: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[float, float]:
+    """Train on the batches, which are on the device; return mean loss and accuracy."""
+    # >>> solution 5: the loop of cpu_script, and the host waits once, at the end
+    # hint: F.cross_entropy(..., ignore_index=-1); a tensor of sums; sums.tolist()
+    sums = None  # of losses, right answers, labelled samples
+    for x, y in source:
+        optimizer.zero_grad()
+        logits = model(x)
+        loss = F.cross_entropy(logits, y, ignore_index=-1)
+        loss.backward()
+        optimizer.step()
+        known = (y >= 0).sum()
+        right = (logits.argmax(1) == y).sum()
+        new = torch.stack([loss.detach() * known, right.float(), known.float()])
+        sums = new if sums is None else sums + new
+    total, right, count = sums.tolist()
+    if total != total:
+        raise RuntimeError("the loss is not a number")
+    return total / count, right / count
+    # <<< solution
+
+
+# %%
+if __name__ == "__main__":
+
+    def check_loop() -> None:
+        model, optimizer = build(DEVICE)
+        source = moved(12, DEVICE)
+        if TOY:
+            TOY.start_counting()
+        loss, accuracy = train_epoch(model, optimizer, source)
+        waits = dict(TOY.waits) if TOY else {}
+        ask(sum(waits.values()) <= 2, f"the host waited: {waits}")
+        model, optimizer = build(torch.device("cpu"))
+        truth = train_epoch(model, optimizer, batches())
+        close = abs(loss - truth[0]) < 1e-3 and abs(accuracy - truth[1]) < 0.02
+        ask(close, f"loss and accuracy are {loss, accuracy}, on the CPU {truth}")
+        print("step 5: loss and accuracy of an epoch are those of the CPU")
+        if TOY:
+            print(f"        the host waited {sum(waits.values())} times, 12 batches")
+
+    check_loop()
+
+# %% [markdown]
+# ## Step 6: 16 bits where they do no harm
+#
+# Under `torch.autocast(device.type, dtype=torch.bfloat16)` matrix products run in bf16, which
+# tensor cores do several times faster than fp32, while norms, softmax and losses run in fp32.
+# The parameters stay fp32: it is each operator that casts its inputs, so the model itself is
+# *not* converted. Name the type of the device at hand: autocast for another type does nothing.
+#
+# * Forward and loss belong inside, backward outside: each backward operator takes the dtype
+#   that its forward had.
+# * What comes out of the last linear layer is bf16. `F.cross_entropy` under autocast makes
+#   fp32 of it; called outside, it would stay in bf16.
+# * Sums over an epoch stay in fp32. In bf16, with 8 bits of precision, counting one by one ends
+#   at 256: 256 + 1 is 256.
+#
+# The step adds to `sums`, in place, the sum of the losses, of the right answers and of the
+# labelled samples, as in step 5. That it works on memory that stays will pay off in step 7.
+
+
+# %%
+def new_sums(device: torch.device) -> torch.Tensor:
+    """Sums of losses, right answers and labelled samples of an epoch, all 0."""
+    # >>> solution 6: three zeros on the device, of a dtype that can add
+    return torch.zeros(3, device=device)
+    # <<< solution
+
+
+def mixed_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    sums: torch.Tensor,
+) -> None:
+    """One step in mixed precision; adds to `sums`. The host never waits."""
+    # >>> solution 6: forward and loss under autocast; backward, step; add to sums in place
+    optimizer.zero_grad()
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        logits = model(x)
+        loss = F.cross_entropy(logits, y, ignore_index=-1)
+    loss.backward()
+    optimizer.step()
+    known = (y >= 0).sum()
+    right = (logits.argmax(1) == y).sum()
+    sums += torch.stack([loss.detach() * known, right, known])
+    # <<< solution
+
+
+# %%
+if __name__ == "__main__":
+
+    def check_mixed() -> None:
+        model, optimizer = build(DEVICE)
+        seen = []
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_hook(lambda *a, name=name: seen.append((name, a[2].dtype)))
+        source, sums = moved(12, DEVICE), new_sums(DEVICE)
+        ask(sums.dtype is torch.float32, f"the sums are {sums.dtype}")
+        for x, y in source:
+            mixed_step(model, optimizer, x, y, sums)
+        ask({dtype for _, dtype in seen} == {torch.bfloat16}, f"products are {seen[0][1]}")
+        kept = {p.dtype for p in model.parameters()}
+        ask(kept == {torch.float32}, f"parameters are {kept}")
+        total, right, count = sums.tolist()
+        truth = train_epoch(*build(DEVICE), source)
+        off = abs(total / count - truth[0]) / truth[0]
+        ask(off < 0.03, f"the loss is {total / count:.4f}, in fp32 {truth[0]:.4f}")
+        ask(count == sum(int((y >= 0).sum()) for _, y in source), f"{count} labelled samples")
+        print(f"step 6: products in bf16, parameters and sums in fp32, loss ≈{total / count:.3f}")
+
+    check_mixed()
+
+# %% [markdown]
+# ## Step 7: fewer launches
+#
+# A step of this model is some 130 operators, each of which the host has to launch, and each
+# does next to nothing. Two remedies:
+#
+# **Larger kernels.** The optimizer's update is a dozen operators for every parameter.
+# `fused=True` does it for all of them in one or two.
+#
+# **A graph.** While a stream is *captured*, nothing runs: what is launched is written down,
+# with the addresses it works on. `replay()` launches all of it at once. What follows:
+#
+# * Inputs must come at the same address: copy each batch *into* the tensors of the capture,
+#   your own, not the caller's. A new tensor under the old name is not seen.
+# * Capturing ran nothing: replay for that batch, too.
+# * What happens once (an optimizer making its states) must happen before: run a few steps
+#   plainly first. They may be real ones. A state made while capturing would be made, zero,
+#   in every replay.
+# * What is a number in Python is frozen: a learning rate must be a tensor on the device, and
+#   `set_rate` writes into it. An optimizer that may be captured says `capturable=True`.
+#
+# (`torch.compile` makes larger kernels of forward and backward, and with
+# `mode="reduce-overhead"` such graphs; the chapter "Memory and performance" has it.)
+
+
+# %%
+def new_graph(device: torch.device) -> tuple[object, Callable]:
+    """An empty graph, and what makes `with capture(graph):` on this device."""
+    if device.type == "toy":
+        return ToyGraph(), ToyGraph.capture
+    if device.type == "cuda":  # NVIDIA's and AMD's
+        return torch.cuda.CUDAGraph(), torch.cuda.graph
+    module = torch.get_device_module(device)
+    return module.XPUGraph(), module.graph
+
+
+class ToyGraph:
+    """The toy's graph: a list of work."""
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        torch.toy.graph = self.nodes = []
+        try:
+            yield
+        finally:
+            torch.toy.graph = None
+
+    def replay(self) -> None:
+        torch.toy.replay(self.nodes)
+
+
+def fast_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW in few kernels, that can be captured, with a rate that can be changed."""
+    device = next(model.parameters()).device
+    # >>> solution 7: AdamW, fused and capturable, its lr the tensor of RATE on the device
+    rate = torch.tensor(RATE, device=device)
+    return torch.optim.AdamW(model.parameters(), lr=rate, fused=True, capturable=True)
+    # <<< solution
+
+
+def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Change the learning rate, also of a step that was captured."""
+    # >>> solution 7: write into the tensor that the optimizer has
+    for group in optimizer.param_groups:
+        group["lr"].fill_(value)
+    # <<< solution
+
+
+class Replayed:
+    """`step(x, y)` run plainly `warm` times, then captured, then replayed."""
+
+    def __init__(self, step: Callable[[torch.Tensor, torch.Tensor], None], warm: int = 2):
+        self.step, self.warm, self.graph = step, warm, None
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        # >>> solution 7: while warm > 0: plainly; then capture once on own tensors; copy, replay
+        # hint: self.graph, capture = new_graph(x.device), then with capture(self.graph):
+        if self.warm > 0:
+            self.warm -= 1
+            self.step(x, y)
+            return
+        if self.graph is None:
+            self.x, self.y = x.clone(), y.clone()
+            self.graph, capture = new_graph(x.device)
+            with capture(self.graph):
+                self.step(self.x, self.y)
+        self.x.copy_(x)
+        self.y.copy_(y)
+        self.graph.replay()
+        # <<< solution
+
+
+# %%
+def train_replayed(
+    source: list[tuple[torch.Tensor, torch.Tensor]], device: torch.device
+) -> tuple[list[float], int]:
+    """Losses of three epochs of replayed mixed steps; launches of the last (0 on a GPU)."""
+    model, _ = build(device)
+    optimizer, sums = fast_optimizer(model), new_sums(device)
+    replayed = Replayed(lambda x, y: mixed_step(model, optimizer, x, y, sums))
+    losses = []
+    for epoch in range(EPOCHS):
+        set_rate(optimizer, rate(epoch))
+        sums.zero_()
+        if TOY:
+            TOY.start_counting()
+        for x, y in source:
+            replayed(x, y)
+        launches = TOY.launches if TOY else 0
+        total, _, count = sums.tolist()
+        losses.append(total / count)
+    return losses, launches
+
+
+def train_plainly(
+    source: list[tuple[torch.Tensor, torch.Tensor]], device: torch.device
+) -> tuple[list[float], int]:
+    """The same without graph, with the optimizer of step 1."""
+    model, optimizer = build(device)
+    losses = []
+    for epoch in range(EPOCHS):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(epoch)
+        sums = new_sums(device)
+        if TOY:
+            TOY.start_counting()
+        for x, y in source:
+            mixed_step(model, optimizer, x, y, sums)
+        launches = TOY.launches if TOY else 0
+        total, _, count = sums.tolist()
+        losses.append(total / count)
+    return losses, launches
+
+
+if __name__ == "__main__":
+
+    def check_replay() -> None:
+        source = moved(12, DEVICE)
+        truth, plain = train_plainly(source, DEVICE)
+        losses, launches = train_replayed(source, DEVICE)
+        for epoch, (a, b) in enumerate(zip(losses, truth, strict=True)):
+            close = abs(a - b) < (1e-3 if TOY else 3e-2) * b
+            ask(close, f"epoch {epoch}: loss {a:.4f}, without a graph {b:.4f}")
+        print("step 7: replayed steps have the losses of plain ones")
+        if TOY:
+            print(f"        {plain / 12:.0f} launches a step plainly, {launches / 12:.0f} now")
+
+    if DEVICE.type != "cpu":
+        check_replay()
+
+# %% [markdown]
+# ## Step 8: measure it rightly
+#
+# Because launching returns at once, a clock around a step measures how fast Python is. Rightly:
+#
+# * The first steps are different (allocations, choice of kernels, compilation): leave out
+#   `warm` of them.
+# * Before a clock is read, the device must be done: `torch.accelerator.synchronize()`, before
+#   the start too, or you measure what was queued earlier.
+# * Report the median: one step in many is slow for reasons that are not yours.
+#
+# Such waits belong into a measurement, and nowhere else. `clock` is `time.perf_counter`, or the
+# toy's own clock.
+
+
+# %%
+def measure(
+    work: Callable[[], object], clock: Callable[[], float], warm: int = 3, repeats: int = 7
+) -> float:
+    """The median of the seconds that `work()` takes, until the device has done it."""
+    # >>> solution 8: warm up; then for each repeat synchronize, clock, work, synchronize, clock
+    for _ in range(warm):
+        work()
+    times = []
+    for _ in range(repeats):
+        torch.accelerator.synchronize()
+        begin = clock()
+        work()
+        torch.accelerator.synchronize()
+        times.append(clock() - begin)
+    return statistics.median(times)
+    # <<< solution
+
+
+# %%
+if __name__ == "__main__":
+
+    def check_measure() -> None:
+        clock = TOY.now if TOY else time.perf_counter
+        model, optimizer = build(DEVICE)
+        source = moved(1, DEVICE)
+        seconds = measure(lambda: train_epoch(model, optimizer, source), clock)
+        ask(seconds > 0, "no time passed")
+        x = torch.ones(1 << 16, device=DEVICE)
+
+        def many() -> None:
+            for _ in range(20):
+                x.add_(1)
+
+        whole = measure(many, clock)
+        kernel = KERNEL + 4 * x.numel() / KERNEL_RATE  # of the toy
+        if TOY:
+            ask(whole >= 20 * kernel, f"{1e6 * whole:.0f} µs for 20 kernels of 14 µs")
+            print(f"step 8: 20 kernels: {1e6 * 20 * kernel:.0f} µs predicted, {1e6 * whole:.0f} µs")
+        else:
+            print(f"step 8: a step takes ≈{1e3 * seconds:.2f} ms")
+
+    if DEVICE.type != "cpu":
+        check_measure()
+
+# %% [markdown]
+# ## All of it
+#
+# The last cell trains three epochs in five ways and puts them side by side: losses, launches
+# and waits of the last epoch, and on the toy's clock the time of an epoch and the share of it
+# in which the device had work. The copy of the batch is part of it now.
+
+
+# %%
+def chatty_epoch(model, optimizer, source) -> tuple[float, float]:
+    """The CPU script's loop, on a device."""
+    total, right, count = 0.0, 0, 0
+    for x, y in source:
+        optimizer.zero_grad()
+        logits, known = model(x), y >= 0
+        loss = F.cross_entropy(logits[known], y[known])
+        if loss.isnan():
+            raise RuntimeError("the loss is not a number")
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * len(y[known])
+        right += (logits[known].argmax(1) == y[known]).sum().item()
+        count += len(y[known])
+    return total / count, right / count
+
+
+def moving(source: Iterable, device: torch.device) -> Iterator[list[torch.Tensor]]:
+    """Each batch copied when it is asked for."""
+    for batch in source:
+        yield [tensor.to(device) for tensor in batch]
+
+
+def replayed_epochs(model: nn.Module, device: torch.device) -> Callable:
+    """An epoch of fused and replayed mixed steps: (source, rate) to the mean loss."""
+    optimizer, sums = fast_optimizer(model), new_sums(device)
+    replayed = Replayed(lambda x, y: mixed_step(model, optimizer, x, y, sums))
+
+    def epoch(source: Iterable, rate: float) -> float:
+        set_rate(optimizer, rate)
+        sums.zero_()
+        for x, y in source:
+            replayed(x, y)
+        total, _, count = sums.tolist()
+        return total / count
+
+    return epoch
+
+
+def plain_epochs(model, optimizer, train: Callable) -> Callable:
+    def epoch(source: Iterable, rate: float) -> float:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return train(model, optimizer, source)[0]
+
+    return epoch
+
+
+def mixed_epoch(model, optimizer, source) -> tuple[float, float]:
+    sums = new_sums(DEVICE)
+    for x, y in source:
+        mixed_step(model, optimizer, x, y, sums)
+    total, right, count = sums.tolist()
+    return total / count, right / count
+
+
+if __name__ == "__main__":
+
+    def ladder() -> None:
+        data, clock = Signals(), TOY.now if TOY else time.perf_counter
+        loader = make_loader(data, 2, DEVICE)
+        ways = [
+            ("moved", moving, lambda: plain_epochs(*build(DEVICE), chatty_epoch)),
+            ("no waits", moving, lambda: plain_epochs(*build(DEVICE), train_epoch)),
+            ("prefetched", prefetch, lambda: plain_epochs(*build(DEVICE), train_epoch)),
+            ("autocast", prefetch, lambda: plain_epochs(*build(DEVICE), mixed_epoch)),
+            ("replayed", prefetch, lambda: replayed_epochs(build(DEVICE)[0], DEVICE)),
+        ]
+        print("way            losses                  launches  waits  ms an epoch  device busy")
+        for name, feed, begin in ways:
+            loader.sampler.generator.manual_seed(1)
+            epoch, losses = begin(), []
+            for number in range(EPOCHS):
+                if TOY:
+                    TOY.start_counting()
+                torch.accelerator.synchronize()
+                start = clock()
+                losses.append(epoch(feed(loader, DEVICE), rate(number)))
+                torch.accelerator.synchronize()
+                seconds = clock() - start
+            for (truth, _), loss in zip(TRUTH, losses, strict=True):
+                ask(abs(loss - truth) < 0.05 * truth, f"{name}: {losses}, the CPU had {TRUTH}")
+            line = f"{name:14} {', '.join(f'{loss:.4f}' for loss in losses)}"
+            if TOY:
+                waits = sum(TOY.waits.values()) - 2  # without the two of the clock
+                busy = TOY.busy / seconds
+                line += f" {TOY.launches:11,} {waits:6}  {1e3 * seconds:11.2f}  {busy:11.0%}"
+            else:
+                line += f"                    ≈{1e3 * seconds:10.2f}"
+            print(line)
+        print("five ways, the losses of the CPU")
+
+    if DEVICE.type != "cpu":
+        ladder()
