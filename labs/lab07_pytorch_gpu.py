@@ -8,8 +8,8 @@
 #
 #     python labs/lab07_pytorch_gpu.py
 #
-# runs the finished lab on your GPU. Without a GPU it brings a device of its own, `toy`, to which
-# tensors really move; it is as asynchronous as a device may be, so that every mistake shows.
+# runs the finished lab on your GPU. Without a GPU it brings a device of its own, `toy`, to
+# which tensors really move; it is as asynchronous as a device may be: every mistake shows.
 # (`CUDA_VISIBLE_DEVICES= python …` gives you the toy where there is a GPU, too.) To do it
 # yourself:
 #
@@ -40,9 +40,9 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.data import DataLoader, Dataset, RandomSampler
-from torch.utils._pytree import tree_leaves, tree_map
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
@@ -72,20 +72,20 @@ if __name__ == "__main__":
 #
 # ## The toy: a device that puts everything off
 #
-# You may skip the code of the next cell, but not this text. An operator called on a GPU's tensor
-# only goes into a queue, a **stream**, and the call returns; the device does it later. How much
-# later, nobody promises. The toy does it as late as a device may: *not before somebody waits*.
+# You may skip the code of the next cell, but not this text. An operator called on a GPU's
+# tensor only goes into a queue, a **stream**, and the call returns; the device does it later.
+# How much later, nobody promises. The toy does it as late as it may: *not before somebody waits*.
 # Then it works off the queue up to what was waited for. So a program that is right only because
 # the device was quick is wrong here, every time. (Memory that nothing has been written to reads
 # as zero; on a GPU it reads as anything.)
 #
 # * Its tensors have `device="toy"`. `torch.accelerator`, `torch.Stream`, `torch.Event`,
 #   `pin_memory`, `record_stream`, `autocast` and the fused optimizers work with it.
-# * It counts launches, copies, and each time the host waits, with the reason: `torch.toy.waits`.
+# * It counts launches, copies, and each wait of the host, with the reason: `torch.toy.waits`.
 # * A copy from **pinned** memory with `non_blocking=True` reads its source when the queue comes
 #   to it. Any other copy makes the host wait.
-# * It keeps a clock of its own: the host needs 6 µs to launch an operator, the device 7 µs for a
-#   kernel (half of that within a graph) and 1 µs for each 25 kB it touches. A copy takes 10 µs
+# * It keeps a clock of its own: the host needs 6 µs to launch an operator, the device 7 µs for
+#   a kernel (half of that within a graph) and 1 µs for each 25 kB it touches. A copy takes 10 µs
 #   and 1 µs for each 100 bytes, beside the kernels if it is in another stream. The numbers are
 #   invented, with the proportions of a small model on a GPU; they are the same in every run.
 
@@ -604,8 +604,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 1: to the device
 #
-# `torch.accelerator` speaks of whatever accelerator this PyTorch was built for: NVIDIA's, AMD's,
-# Intel's, Apple's. Two questions are easily confused: `current_accelerator()` names the kind it
+# `torch.accelerator` speaks of whatever accelerator this PyTorch was built for: NVIDIA's,
+# AMD's, Intel's, Apple's. Two questions are easily confused: `current_accelerator()` names the kind it
 # was *built* for, and gives `cuda` on a machine without a GPU; `is_available()` says whether
 # there is one to use.
 #
@@ -677,7 +677,7 @@ if __name__ == "__main__":
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         ask(held == {id(p) for p in model.parameters()}, "the optimizer holds other parameters")
         ask("mean" in model.state_dict(), "mean is not saved with the model")
-        (x, y), *_ = moved(1, DEVICE)
+        x = moved(1, DEVICE)[0][0]
         if TOY:
             TOY.start_counting()
         logits = model(x)
@@ -1039,7 +1039,7 @@ if __name__ == "__main__":
         ask({dtype for _, dtype in seen} == {torch.bfloat16}, f"products are {seen[0][1]}")
         kept = {p.dtype for p in model.parameters()}
         ask(kept == {torch.float32}, f"parameters are {kept}")
-        total, right, count = sums.tolist()
+        total, _, count = sums.tolist()
         truth = train_epoch(*build(DEVICE), source)
         off = abs(total / count - truth[0]) / truth[0]
         ask(off < 0.03, f"the loss is {total / count:.4f}, in fp32 {truth[0]:.4f}")
@@ -1125,7 +1125,7 @@ class Replayed:
         self.step, self.warm, self.graph = step, warm, None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        # >>> solution 7: while warm > 0: plainly; then capture once on own tensors; copy, replay
+        # >>> solution 7: `warm` calls plainly; then capture once on own tensors; copy, replay
         # hint: self.graph, capture = new_graph(x.device), then with capture(self.graph):
         if self.warm > 0:
             self.warm -= 1
@@ -1254,7 +1254,7 @@ if __name__ == "__main__":
         if TOY:
             ask(whole >= 20 * kernel, f"{1e6 * whole:.0f} µs for 20 kernels of 17 µs")
             print(
-                f"step 8: 20 kernels: {1e6 * 20 * kernel:.0f} µs predicted, {1e6 * whole:.0f} µs"
+                f"step 8: 20 kernels take {1e6 * whole:.0f} µs, {20e6 * kernel:.0f} without launches"
             )
         else:
             print(f"step 8: a step takes ≈{1e3 * seconds:.2f} ms")
