@@ -74,10 +74,10 @@ if __name__ == "__main__":
 #
 # You may skip the code of the next cell, but not this text. An operator called on a GPU's
 # tensor only goes into a queue, a **stream**, and the call returns; the device does it later.
-# How much later, nobody promises. The toy does it as late as it may: *not before somebody waits*.
-# Then it works off the queue up to what was waited for. So a program that is right only because
-# the device was quick is wrong here, every time. (Memory that nothing has been written to reads
-# as zero; on a GPU it reads as anything.)
+# How much later, nobody promises. The toy does it as late as it may: *not before somebody
+# waits*. Then it works off the queue up to what was waited for. So a program that is right
+# only because the device was quick is wrong here, every time. (Memory that nothing has been
+# written to reads as zero; on a GPU it reads as anything.)
 #
 # * Its tensors have `device="toy"`. `torch.accelerator`, `torch.Stream`, `torch.Event`,
 #   `pin_memory`, `record_stream`, `autocast` and the fused optimizers work with it.
@@ -85,9 +85,10 @@ if __name__ == "__main__":
 # * A copy from **pinned** memory with `non_blocking=True` reads its source when the queue comes
 #   to it. Any other copy makes the host wait.
 # * It keeps a clock of its own: the host needs 6 µs to launch an operator, the device 7 µs for
-#   a kernel (half of that within a graph) and 1 µs for each 25 kB it touches. A copy takes 10 µs
-#   and 1 µs for each 100 bytes, beside the kernels if it is in another stream. The numbers are
-#   invented, with the proportions of a small model on a GPU; they are the same in every run.
+#   a kernel (half of that within a graph) and 1 µs for each 25 kB it touches. A copy takes 10
+#   µs and 1 µs for each 100 bytes, beside the kernels if it is in another stream. The numbers
+#   are invented, with the proportions of a small model on a GPU; they are the same in every
+#   run.
 
 
 # %%
@@ -605,9 +606,9 @@ if __name__ == "__main__":
 # ## Step 1: to the device
 #
 # `torch.accelerator` speaks of whatever accelerator this PyTorch was built for: NVIDIA's,
-# AMD's, Intel's, Apple's. Two questions are easily confused: `current_accelerator()` names the kind it
-# was *built* for, and gives `cuda` on a machine without a GPU; `is_available()` says whether
-# there is one to use.
+# AMD's, Intel's, Apple's. Two questions are easily confused: `current_accelerator()` names the
+# kind it was *built* for, and gives `cuda` on a machine without a GPU; `is_available()` says
+# whether there is one to use.
 #
 # Then everything that meets in one operator has to be on one device. `module.to(device)` moves
 # parameters and **buffers**, not tensors that are plain attributes. A tensor that is made in
@@ -1253,9 +1254,7 @@ if __name__ == "__main__":
         kernel = KERNEL + 4 * x.numel() / KERNEL_RATE  # of the toy
         if TOY:
             ask(whole >= 20 * kernel, f"{1e6 * whole:.0f} µs for 20 kernels of 17 µs")
-            print(
-                f"step 8: 20 kernels take {1e6 * whole:.0f} µs, {20e6 * kernel:.0f} without launches"
-            )
+            print(f"step 8: 20 kernels take {1e6 * whole:.0f} µs, {20e6 * kernel:.0f} µs alone")
         else:
             print(f"step 8: a step takes ≈{1e3 * seconds:.2f} ms")
 

@@ -176,8 +176,8 @@ ENDS = {
     "lab05": "all stages, offload and FSDP2 are one process",
     "lab10": "every split is the model of one process",
 }
-# beside the numbers of ranks in their transcripts
-RUNS = [(lab, n) for lab in REFERENCES for n in ([1, 2] if lab == "lab10" else [1, 3])]
+# beside the numbers of ranks in their transcripts; lab 06 is one process
+RUNS = [(lab, n) for lab in ENDS for n in ([1, 2] if lab == "lab10" else [1, 3])]
 
 
 @pytest.mark.parametrize(("lab", "ranks"), RUNS, ids=lambda value: str(value))

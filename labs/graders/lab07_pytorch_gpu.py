@@ -26,7 +26,8 @@ from graders.runner import Group, Lesson, Step, Wrong
 
 HINTS = {
     "not_asked": "Where there is no accelerator, pick_device must return the CPU. "
-    "current_accelerator() names what PyTorch was built for, or None: ask is_available() first.",
+    "current_accelerator() names what PyTorch was built for, or None: ask is_available() "
+    "first.",
     "named": "There is an accelerator, and it is not used. Do not name a kind of device: "
     "torch.accelerator.current_accelerator() says which it is.",
     "attribute": "model.to(device) moves parameters and buffers. A tensor that is a plain "
@@ -42,18 +43,18 @@ HINTS = {
     "not_moved": "build must move the model to the device.",
     "moved_late": "The optimizer was made before the model moved, and holds the parameters "
     "that were on the CPU. Move first.",
-    "pageable": "The host waits for every copy: its source is not pinned. self.buffers must be "
-    "pinned tensors, and the copies must come from them.",
+    "pageable": "The host waits for every copy: its source is not pinned. self.buffers must "
+    "be pinned tensors, and the copies must come from them.",
     "blocking": "The host waits for every copy: non_blocking=True lets the call return.",
-    "overwritten": "A buffer was filled again while its copy was still to come, and the device "
-    "got the later batch. Wait for the event of the slot before you fill it.",
+    "overwritten": "A buffer was filled again while its copy was still to come, and the "
+    "device got the later batch. Wait for the event of the slot before you fill it.",
     "one_buffer": "All slots share one buffer: make a tensor for each.",
-    "mark_early": "You wait, and still a buffer is filled too early: the event must be recorded "
-    "behind the copy, in every send anew.",
+    "mark_early": "You wait, and still a buffer is filled too early: the event must be "
+    "recorded behind the copy, in every send anew.",
     "waits_for_all": "synchronize on the device or the stream waits for everything that was "
     "launched. Wait for the one event of this slot.",
-    "waits_for_newest": "You wait for a copy that was launched just before. Only the slot's own "
-    "last copy matters, which is `slots` batches old.",
+    "waits_for_newest": "You wait for a copy that was launched just before. Only the slot's "
+    "own last copy matters, which is `slots` batches old.",
     "pins_each": "Pinning costs more than the copy. Pin `slots` buffers in __init__, and fill "
     "them again and again.",
     "zero_workers": "persistent_workers=True is refused without workers: workers > 0.",
@@ -65,8 +66,8 @@ HINTS = {
     "warns: pin_memory depends on the device.",
     "order": "The samples come in another order than in the CPU script: sampler=order(data), "
     "and no shuffle.",
-    "not_waited": "The kernels did not wait for the copy, and used memory that nothing had been "
-    "written to. compute.wait_event(arrived).",
+    "not_waited": "The kernels did not wait for the copy, and used memory that nothing had "
+    "been written to. compute.wait_event(arrived).",
     "mark_elsewhere": "compute waits for an event, but not for the one behind the copies. "
     "Record it in the stream of copies, after them.",
     "host_waits": "The host waits where the device should: compute.wait_event lets the stream "
@@ -74,17 +75,18 @@ HINTS = {
     "prefetch_blocking": "The host waits for every copy: non_blocking=True.",
     "same_stream": "The copies are in the stream of the kernels and take turns with them. "
     "Launch them within `with copies:`.",
-    "not_ahead": "The copy of the next batch is launched after this one's step. Start it before "
-    "you yield this one.",
+    "not_ahead": "The copy of the next batch is launched after this one's step. Start it "
+    "before you yield this one.",
     "all_at_once": "All batches are copied before the first is used: the device would have to "
     "hold an epoch. One ahead is enough.",
-    "batch_lost": "A batch is missing: the last one is still to be handed over when the source "
-    "has ended.",
+    "batch_lost": "A batch is missing: the last one is still to be handed over when the "
+    "source has ended.",
     "empty_source": "A source without batches must give none.",
-    "unrecorded": "The numbers are right, by luck: the memory was made in the stream of copies, "
-    "and its allocator does not know that compute uses it. tensor.record_stream(compute).",
-    "asks_each_step": "A number goes to the host in every step (item, float, print, an `if` on "
-    "a tensor, cpu), and the host waits for it. Sum up on the device, ask at the end.",
+    "unrecorded": "The numbers are right, by luck: the memory was made in the stream of "
+    "copies, and its allocator does not know that compute uses it. "
+    "tensor.record_stream(compute).",
+    "asks_each_step": "A number goes to the host in every step (item, float, print, an `if` "
+    "on a tensor, cpu), and the host waits for it. Sum up on the device, ask at the end.",
     "mask": "An index by a mask makes a tensor whose size only the device knows, and the host "
     "waits for it. ignore_index=-1 in the loss; count with a sum of true values.",
     "graph_kept": "The sum holds the graph of every step, and so all its activations. Detach "
@@ -95,12 +97,12 @@ HINTS = {
     "accumulated": "The gradients of all steps add up: zero_grad before each backward.",
     "not_trained": "The parameters are what they were: backward, then optimizer.step().",
     "sums_dtype": "These sums cannot grow: in 16 bits, 256 + 1 is 256. Keep them in fp32.",
-    "converted": "The parameters must stay fp32, or small updates are lost. autocast casts what "
-    "goes into each operator; do not convert the model.",
+    "converted": "The parameters must stay fp32, or small updates are lost. autocast casts "
+    "what goes into each operator; do not convert the model.",
     "no_autocast": "The products run in fp32. autocast works for the type of device it is "
     "given: x.device.type, and dtype=torch.bfloat16.",
-    "loss_outside": "Outside of autocast the loss is computed in bf16, the dtype of the logits. "
-    "Move it inside.",
+    "loss_outside": "Outside of autocast the loss is computed in bf16, the dtype of the "
+    "logits. Move it inside.",
     "backward_inside": "backward belongs outside of autocast: it takes the dtypes of forward.",
     "not_in_place": "sums of the caller are still 0: add in place, sums += ….",
     "asks_in_step": "The host waits in the step. Leave the numbers on the device.",
@@ -109,29 +111,29 @@ HINTS = {
     "device: capturable=True.",
     "rate_is_a_number": "A number in Python is frozen when the step is captured. lr must be a "
     "tensor on the device of the parameters.",
-    "rate_replaced": "The captured step reads the tensor that the optimizer had. Write into it, "
-    "group['lr'].fill_(value), and do not put another one in its place.",
+    "rate_replaced": "The captured step reads the tensor that the optimizer had. Write into "
+    "it, group['lr'].fill_(value), and do not put another one in its place.",
     "stale_input": "Every replay works on the batch of the capture. Copy each batch into the "
     "captured tensors; another tensor under the same name is not seen.",
-    "borrowed": "The batch of a caller was overwritten: the captured inputs must be tensors of "
-    "your own, clones of the first ones.",
+    "borrowed": "The batch of a caller was overwritten: the captured inputs must be tensors "
+    "of your own, clones of the first ones.",
     "not_replayed": "Capturing runs nothing. The batch of that call needs a replay, too.",
     "no_warm_up": "What the step makes once was made while capturing, and every replay makes "
     "it anew. Run the step plainly `warm` times before.",
     "captures_each": "The step is captured again and again. Capture once, when warm is 0, and "
     "replay from then on.",
-    "not_captured": "The step is run by Python in every call. After `warm` calls, capture it and "
-    "replay.",
+    "not_captured": "The step is run by Python in every call. After `warm` calls, capture it "
+    "and replay.",
     "not_synchronized": "The clock was read when the work was launched, not when it was done: "
     "torch.accelerator.synchronize() before the second reading.",
-    "queued_before": "Work that was queued before counts as yours: synchronize before the first "
-    "reading, too.",
-    "warm_up_measured": "The first calls are slower than the others: make `warm` of them before "
-    "you measure.",
+    "queued_before": "Work that was queued before counts as yours: synchronize before the "
+    "first reading, too.",
+    "warm_up_measured": "The first calls are slower than the others: make `warm` of them "
+    "before you measure.",
     "not_median": "One slow call moved the result. Return statistics.median.",
     "own_clock": "Read the clock that is passed in.",
-    "other": "The numbers fit no common mistake. Compare with the finished lab's check of this "
-    "step, and print what differs.",
+    "other": "The numbers fit no common mistake. Compare with the finished lab's check of "
+    "this step, and print what differs.",
 }
 
 
@@ -214,9 +216,8 @@ def judge_device(group: Group, right: Callable[[str], None]) -> None:
     facts = only(group)
     here, *absent = facts["picked"]
     if absent != ["cpu", "cpu"]:
-        kinds = "cuda and None", [a for a in absent if a != "cpu"][0]
-        what = f"without an accelerator (current_accelerator() gives {kinds[0]}) "
-        raise Wrong(what + f"pick_device returns {kinds[1]}", HINTS["not_asked"])
+        names = " and ".join(name for name in absent if name != "cpu")
+        raise Wrong(f"without an accelerator pick_device returns {names}", HINTS["not_asked"])
     if not here.startswith("toy"):
         raise Wrong(f"the accelerator is toy, pick_device returns {here}", HINTS["named"])
     right("pick_device")
@@ -444,7 +445,7 @@ def judge_loop(group: Group, right: Callable[[str], None]) -> None:
         for name, (their_loss, their_accuracy) in variants.items():
             if close(loss, their_loss) and close(accuracy, their_accuracy):
                 hint = name.partition(",")[0]
-        what = "mean loss {:.4f} and accuracy {:.4f}, ".format(loss, accuracy)
+        what = f"mean loss {loss:.4f} and accuracy {accuracy:.4f}, "
         truth = "the CPU script has {:.4f} and {:.4f}".format(*variants["right"])
         raise Wrong(what + truth, HINTS[hint])
     right("mean loss and accuracy")

@@ -1,0 +1,7 @@
+"""Step 1: takes what torch was built for"""
+
+STEP, HINT = 1, "not_asked"
+
+
+def pick_device() -> torch.device:
+    return torch.accelerator.current_accelerator()

@@ -1,0 +1,7 @@
+"""Step 1: knows one kind of accelerator"""
+
+STEP, HINT = 1, "named"
+
+
+def pick_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

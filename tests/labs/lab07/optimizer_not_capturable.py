@@ -1,0 +1,8 @@
+"""Step 7: not capturable"""
+
+STEP, HINT = 7, "not_capturable"
+
+
+def fast_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    rate = torch.tensor(RATE, device=next(model.parameters()).device)
+    return torch.optim.AdamW(model.parameters(), lr=rate, fused=True)

@@ -1,0 +1,8 @@
+"""Step 1: no device"""
+
+STEP, HINT = 1, "made_on_cpu"
+
+
+class Net:
+    def places(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(x.shape[1])

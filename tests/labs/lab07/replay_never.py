@@ -1,0 +1,8 @@
+"""Step 7: runs the step"""
+
+STEP, HINT = 7, "not_captured"
+
+
+class Replayed:
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.step(x, y)
