@@ -292,6 +292,15 @@ class ToyTensor(torch.Tensor):
     def tolist(self) -> list:
         return self.detach().cpu().tolist()
 
+    @property
+    def data(self) -> "ToyTensor":
+        return self.detach()
+
+    @data.setter
+    def data(self, other: "ToyTensor") -> None:  # so does module.half()
+        torch.Tensor.data.__set__(self, other)
+        self.raw = other.raw
+
     def numpy(self, **_: object):
         raise TypeError("can't convert toy:0 device type tensor to numpy. Use Tensor.cpu()")
 

@@ -1,5 +1,7 @@
 """Step 1: the optimizer before the move"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 1, "moved_late"
 
 

@@ -1,5 +1,7 @@
 """Step 1: the model stays on the CPU"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 1, "not_moved"
 
 

@@ -1,5 +1,7 @@
 """Step 1: takes what torch was built for"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 1, "not_asked"
 
 

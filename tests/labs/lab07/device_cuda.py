@@ -1,5 +1,7 @@
 """Step 1: knows one kind of accelerator"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 1, "named"
 
 

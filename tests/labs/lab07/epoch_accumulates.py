@@ -1,5 +1,7 @@
 """Step 5: no zero_grad"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 5, "accumulated"
 
 

@@ -1,5 +1,7 @@
 """Step 5: an if on a tensor"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 5, "asks_each_step"
 
 

@@ -1,5 +1,7 @@
 """Step 5: unlabelled samples count"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 5, "all_counted"
 
 

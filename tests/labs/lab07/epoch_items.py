@@ -1,5 +1,7 @@
 """Step 5: item in every step"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 5, "asks_each_step"
 
 

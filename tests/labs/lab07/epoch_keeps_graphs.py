@@ -1,5 +1,7 @@
 """Step 5: the sum is not detached"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 5, "graph_kept"
 
 

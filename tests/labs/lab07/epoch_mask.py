@@ -1,5 +1,7 @@
 """Step 5: rows picked by a mask"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 5, "mask"
 
 

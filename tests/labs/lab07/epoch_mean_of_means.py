@@ -1,5 +1,7 @@
 """Step 5: the mean of the batches' means"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 5, "mean_of_means"
 
 

@@ -1,5 +1,7 @@
 """Step 5: no step"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 5, "not_trained"
 
 

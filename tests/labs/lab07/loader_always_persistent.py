@@ -1,5 +1,7 @@
 """Step 3: persistent without workers"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 3, "zero_workers"
 
 

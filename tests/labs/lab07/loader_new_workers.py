@@ -1,5 +1,7 @@
 """Step 3: new workers in each epoch"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 3, "workers_end"
 
 

@@ -1,5 +1,7 @@
 """Step 3: no workers"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 3, "reads_itself"
 
 

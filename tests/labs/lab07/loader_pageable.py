@@ -1,5 +1,7 @@
 """Step 3: not pinned"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 3, "loader_pageable"
 
 

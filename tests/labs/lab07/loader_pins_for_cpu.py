@@ -1,5 +1,7 @@
 """Step 3: pinned for the CPU, too"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 3, "pinned_for_cpu"
 
 

@@ -1,5 +1,7 @@
 """Step 3: an order of its own"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 3, "order"
 
 

@@ -1,5 +1,7 @@
 """Step 8: no warm-up"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 8, "warm_up_measured"
 
 

@@ -1,5 +1,7 @@
 """Step 8: never waits"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 8, "not_synchronized"
 
 

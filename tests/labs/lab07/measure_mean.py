@@ -1,5 +1,7 @@
 """Step 8: the mean"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 8, "not_median"
 
 

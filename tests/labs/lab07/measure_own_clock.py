@@ -1,5 +1,7 @@
 """Step 8: another clock"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 8, "own_clock"
 
 

@@ -1,5 +1,7 @@
 """Step 8: waits only behind the work"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 8, "queued_before"
 
 

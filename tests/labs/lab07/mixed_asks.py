@@ -1,5 +1,7 @@
 """Step 6: the host waits in the step"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 6, "asks_in_step"
 
 

@@ -1,5 +1,7 @@
 """Step 6: backward under autocast"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 6, "backward_inside"
 
 

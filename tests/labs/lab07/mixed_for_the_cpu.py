@@ -1,5 +1,7 @@
 """Step 6: autocast for another device"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 6, "no_autocast"
 
 

@@ -1,5 +1,7 @@
 """Step 6: the loss in bf16"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 6, "loss_outside"
 
 

@@ -1,5 +1,7 @@
 """Step 6: means are added up"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 6, "mean_of_means"
 
 

@@ -1,5 +1,7 @@
 """Step 6: a new tensor under the name sums"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 6, "not_in_place"
 
 

@@ -1,5 +1,7 @@
 """Step 1: plain attributes"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 1, "attribute"
 
 

@@ -1,5 +1,7 @@
 """Step 1: buffers that are not saved"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 1, "not_saved"
 
 

@@ -1,5 +1,7 @@
 """Step 1: constants as parameters"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 1, "trained"
 
 

@@ -1,5 +1,7 @@
 """Step 7: a rate that is a number"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "rate_is_a_number"
 
 

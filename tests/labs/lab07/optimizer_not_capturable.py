@@ -1,5 +1,7 @@
 """Step 7: not capturable"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "not_capturable"
 
 

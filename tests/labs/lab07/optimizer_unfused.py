@@ -1,5 +1,7 @@
 """Step 7: one operator for each parameter"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "not_fused"
 
 

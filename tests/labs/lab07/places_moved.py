@@ -1,5 +1,7 @@
 """Step 1: a copy in every step"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 1, "made_and_moved"
 
 

@@ -1,5 +1,7 @@
 """Step 1: no device"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 1, "made_on_cpu"
 
 

@@ -1,5 +1,7 @@
 """Step 4: each batch copied when it is asked for"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "not_ahead"
 
 

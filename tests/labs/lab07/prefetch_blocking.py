@@ -1,5 +1,7 @@
 """Step 4: copies that block"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "prefetch_blocking"
 
 

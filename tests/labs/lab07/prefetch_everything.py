@@ -1,5 +1,7 @@
 """Step 4: the whole epoch at once"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "all_at_once"
 
 

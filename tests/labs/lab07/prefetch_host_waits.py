@@ -1,5 +1,7 @@
 """Step 4: the host waits for the event"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "host_waits"
 
 

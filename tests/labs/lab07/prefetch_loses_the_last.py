@@ -1,5 +1,7 @@
 """Step 4: ends with the source"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "batch_lost"
 
 

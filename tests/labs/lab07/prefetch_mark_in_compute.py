@@ -1,5 +1,7 @@
 """Step 4: the event in the stream of kernels"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "mark_elsewhere"
 
 

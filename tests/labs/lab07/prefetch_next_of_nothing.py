@@ -1,5 +1,7 @@
 """Step 4: asks an empty source for its first batch"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "empty_source"
 
 

@@ -1,5 +1,7 @@
 """Step 4: compute does not wait"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "not_waited"
 
 

@@ -1,5 +1,7 @@
 """Step 4: one stream for all"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "same_stream"
 
 

@@ -1,5 +1,7 @@
 """Step 4: the allocator is not told"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "unrecorded"
 
 

@@ -1,5 +1,7 @@
 """Step 4: the copies wait for themselves"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 4, "not_waited"
 
 

@@ -1,5 +1,7 @@
 """Step 7: another object as the rate"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "rate_replaced"
 
 

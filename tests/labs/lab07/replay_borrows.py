@@ -1,5 +1,7 @@
 """Step 7: captured on the caller's tensors"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "borrowed"
 
 

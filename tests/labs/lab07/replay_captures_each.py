@@ -1,5 +1,7 @@
 """Step 7: captures in every call"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "captures_each"
 
 

@@ -1,5 +1,7 @@
 """Step 7: the captured batch is lost"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "not_replayed"
 
 

@@ -1,5 +1,7 @@
 """Step 7: runs the step"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "not_captured"
 
 

@@ -1,5 +1,7 @@
 """Step 7: captures the first call"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "no_warm_up"
 
 

@@ -1,5 +1,7 @@
 """Step 7: another tensor under the same name"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 7, "stale_input"
 
 

@@ -1,5 +1,7 @@
 """Step 2: no non_blocking"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 2, "blocking"
 
 

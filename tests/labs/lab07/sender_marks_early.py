@@ -1,5 +1,7 @@
 """Step 2: the event before the copy"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 2, "mark_early"
 
 

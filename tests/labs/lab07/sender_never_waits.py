@@ -1,5 +1,7 @@
 """Step 2: fills without waiting"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 2, "overwritten"
 
 

@@ -1,5 +1,7 @@
 """Step 2: one buffer under three names"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 2, "one_buffer"
 
 

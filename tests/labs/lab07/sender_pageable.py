@@ -1,5 +1,7 @@
 """Step 2: buffers that are not pinned"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 2, "pageable"
 
 

@@ -1,5 +1,7 @@
 """Step 2: pins every batch"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 2, "pins_each"
 
 

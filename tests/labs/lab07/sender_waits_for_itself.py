@@ -1,5 +1,7 @@
 """Step 2: waits for the copy just launched"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 2, "waits_for_newest"
 
 

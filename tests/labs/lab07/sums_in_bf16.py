@@ -1,5 +1,7 @@
 """Step 6: sums in bf16"""
 
+# ruff: noqa: F821
+
 STEP, HINT = 6, "sums_dtype"
 
 
