@@ -89,8 +89,8 @@ HINTS = {
     "on a tensor, cpu), and the host waits for it. Sum up on the device, ask at the end.",
     "mask": "An index by a mask makes a tensor whose size only the device knows, and the host "
     "waits for it. ignore_index=-1 in the loss; count with a sum of true values.",
-    "graph_kept": "The sum holds on to the graph of every step. Detach the loss before you add it "
-    "up.",
+    "graph_kept": "The sum holds on to the graph of every step. Detach the loss before you add "
+    "it up.",
     "mean_of_means": "Batches have different numbers of labelled samples. Weigh each mean by "
     "its number before you add it up.",
     "all_counted": "Samples without a label do not count: divide by those with y >= 0.",
@@ -527,7 +527,7 @@ def judge_mixed(group: Group, right: Callable[[str], None]) -> None:
         raise Wrong(f"new_sums is on {where}, the device is toy", HINTS["other"])
     right("new_sums")
     if facts["parameters"] != ["torch.float32"]:
-        raise Wrong(f"after the step parameters are {facts['parameters']}", HINTS["converted"])
+        raise Wrong(f"parameters are {', '.join(facts['parameters'])}", HINTS["converted"])
     if facts["linear"] != ["torch.bfloat16"]:
         what = f"the outputs of linear layers are {', '.join(facts['linear'])}"
         raise Wrong(what, HINTS["no_autocast"])

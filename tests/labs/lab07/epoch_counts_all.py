@@ -18,5 +18,5 @@ def train_epoch(model, optimizer, source):
         samples = samples + len(y)
         right = (logits.argmax(1) == y).sum()
         sums += torch.stack([loss.detach() * known, right, known])
-    total, right, count = sums.tolist()
+    total, right, _ = sums.tolist()
     return total / samples, right / samples

@@ -7,6 +7,5 @@ STEP, HINT = 2, "pins_each"
 
 class Sender:
     def send(self, batch: torch.Tensor) -> torch.Tensor:
-        slot = self.count % self.slots
         self.count += 1
         return batch.pin_memory().to(self.device, non_blocking=True)
