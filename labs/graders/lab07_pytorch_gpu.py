@@ -390,13 +390,21 @@ def judge_prefetch(group: Group, right: Callable[[str], None]) -> None:
 # --- 5: the loop --------------------------------------------------------------------------
 
 
+def uneven() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Six batches, every second one with few labels."""
+    batches = [(x, y.clone()) for x, y in finished().batches(6)]
+    for _, y in batches[::2]:
+        y[5:] = -1
+    return batches
+
+
 def wrong_epochs() -> dict[str, tuple[float, float]]:
     """Mean loss and accuracy as common mistakes have them."""
     ours, found = finished(), {}
     for name in ("right", "accumulated", "not_trained"):
         model, optimizer = ours.build(CPU)
         means, rights, counts = [], [], []
-        for x, y in ours.batches(6):
+        for x, y in uneven():
             if name != "accumulated":
                 optimizer.zero_grad()
             logits = model(x)
@@ -445,7 +453,7 @@ def probe_loop(lesson: Lesson) -> None:
 
     model, optimizer = ours.build(TOY)
     model.register_forward_hook(lambda _model, _inputs, logits: LeaveTrace.apply(logits))
-    source = ours.moved(6, TOY)
+    source = [(x.to(TOY), y.to(TOY)) for x, y in uneven()]
     torch.toy.start_counting()
     with mock.patch.object(torch.toy, "wait", noting):
         loss, accuracy = lesson.module.train_epoch(model, optimizer, source)
