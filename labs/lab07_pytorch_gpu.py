@@ -1272,9 +1272,7 @@ if __name__ == "__main__":
         kernel = KERNEL + 4 * x.numel() / KERNEL_RATE  # of the toy
         if TOY:
             ask(whole >= 20 * kernel, f"{1e6 * whole:.0f} µs for 20 kernels of 17 µs")
-            print(
-                f"step 8: 20 kernels of {1e6 * kernel:.1f} µs: {1e6 * whole:.0f} µs to their end"
-            )
+            print(f"step 8: 20 kernels of {1e6 * kernel:.1f} µs: {1e6 * whole:.0f} µs in all")
         else:
             print(f"step 8: a step takes ≈{1e3 * seconds:.2f} ms")
 
