@@ -67,6 +67,7 @@ def ask(right: bool, otherwise: str) -> None:
 
 if __name__ == "__main__":
     sys.excepthook = stop_kindly
+    torch.set_num_threads(1)  # the CPU's work is small
 
 # %% [markdown]
 # The cells under `if __name__ == "__main__":` run when you start the file. `check.py` imports
