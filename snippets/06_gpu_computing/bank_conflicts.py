@@ -33,23 +33,29 @@ def swizzle(row: int, column: int) -> int:
 
 
 def draw(tiles: dict[str, Callable[[int, int], int]]) -> None:
-    """The banks of the upper left corner, 8 × 8 words, of each tile."""
+    """The banks of the upper left corner, 8 rows of 6 words, of each tile."""
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "bank_conflicts", "font.size": 12}
-    figure, panels = plt.subplots(1, 3, figsize=(7, 3.0))
-    for axes, (name, index) in zip(panels, tiles.items(), strict=True):
-        banks = [[index(r, c) % BANKS for c in range(8)] for r in range(8)]
-        axes.pcolormesh(banks, cmap="viridis", vmax=20, linewidth=0)
-        axes.add_patch(
-            plt.Rectangle((0, 0), 1, 8, facecolor="none", edgecolor="#c2410c", linewidth=3)
-        )
-        axes.set(xlim=(-0.2, 8.2), ylim=(8.2, -0.2), xticks=[], yticks=[], aspect="equal")
-        axes.set_title(name, fontsize=12, color="#52525b")
-        style = {"ha": "center", "va": "center", "fontsize": 10, "color": "white"}
+    figure, axes = plt.subplots(figsize=(7, 2.9))
+    figure.subplots_adjust(left=0, right=1, bottom=0, top=1)
+    ink = "#52525b"
+    style = {"ha": "center", "va": "center", "fontsize": 10, "color": "white"}
+    for tile, (name, index) in enumerate(tiles.items()):
+        x = 6.6 * tile
+        banks = [[index(r, c) % BANKS for c in range(6)] for r in range(8)]
+        edges = [x + c for c in range(7)]
+        axes.pcolormesh(edges, range(9), banks, cmap="viridis", vmin=0, vmax=20, linewidth=0)
+        frame = {"facecolor": "none", "edgecolor": "#c2410c", "linewidth": 3}
+        axes.add_patch(plt.Rectangle((x, 0), 1, 8, **frame))
         for row in range(8):
-            for column in range(8):
-                axes.text(column + 0.5, row + 0.5, str(banks[row][column]), **style)
-        axes.spines[:].set_visible(False)
-    figure.tight_layout()
+            for column in range(6):
+                axes.text(x + column + 0.5, row + 0.5, str(banks[row][column]), **style)
+        axes.text(x, -0.4, name, color=ink)
+        count = passes([index(lane, 0) for lane in range(LANES)])
+        axes.text(x, 8.4, f"{count} pass{'es' * (count > 1)}", color="#c2410c", va="top")
+    axes.text(20, 4, "number and colour:\nthe bank\n\nframed: one column,\nread by one warp",
+              color=ink, fontsize=11, va="center")  # fmt: skip
+    axes.set(xlim=(-0.2, 28.9), ylim=(10, -1.6), aspect="equal")
+    axes.axis("off")
     figure.savefig("bank_conflicts.svg", transparent=True, metadata={"Date": None})
 
 

@@ -36,17 +36,17 @@ def formula(stride: int, size: int = 4) -> int:
 
 def draw(strides: list[int], shifts: list[int]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "coalescing", "font.size": 12}
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(7, 3.4), sharey=True, width_ratios=(1.4, 1)
-    )
-    left.plot(strides, [sectors(strided(s), 4) for s in strides], "o-", color="#0b6e99")
-    left.text(8.5, 28.5, "a sector for each lane", color="#0b6e99", ha="left", fontsize=11)
-    left.set(xlabel="stride (floats)", ylabel="sectors per warp", ylim=(0, 35))
-    left.set_xticks([1, 4, 8, 12, 16])
-    right.plot(shifts, [sectors(strided(1, 4, b), 4) for b in shifts], "o-", color="#c2410c")
-    right.text(64, 7.2, "misaligned: one more", color="#c2410c", ha="center", fontsize=11)
-    right.set(xlabel="start (bytes), stride 1", xticks=[0, 32, 64, 96, 128])
-    for axes in (left, right):
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7, 4.8), height_ratios=(1.5, 1))
+    above.plot(strides, [sectors(strided(s), 4) for s in strides], "o-", color="#0b6e99")
+    above.text(1, 27, "from stride 8 on\na sector for each lane", color="#0b6e99", fontsize=11)
+    above.set(ylim=(0, 36), xticks=[1, 2, 4, 8, 12, 16], yticks=[0, 4, 8, 16, 24, 32])
+    above.set_xlabel("stride (floats), aligned start", loc="left")
+    below.plot(shifts, [sectors(strided(1, 4, b), 4) for b in shifts], "o-", color="#c2410c")
+    below.text(2, 6, "misaligned: one more", color="#c2410c", fontsize=11)
+    below.set(ylim=(0, 7.5), xticks=shifts[::8], yticks=[0, 4, 5])
+    below.set_xlabel("start of the array (bytes), stride 1", loc="left")
+    for axes in (above, below):
+        axes.set_ylabel("sectors per warp")
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig("coalescing.svg", transparent=True, metadata={"Date": None})

@@ -82,8 +82,12 @@ def blocks_per_sm(threads: int, registers: int, shared: int) -> int:
 
 
 def main() -> None:
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
+    if len(sys.argv) != 2:
         raise SystemExit("kernel_report.py takes the name of a .cu file: sgemm.cu")
+    if not Path(sys.argv[1]).is_file():
+        raise SystemExit(f"kernel_report.py: there is no file {sys.argv[1]} here; copy it")
+    if not shutil.which("nvcc"):
+        raise SystemExit("kernel_report.py needs nvcc, of the CUDA toolkit (but no GPU)")
     ptx, code, report = compile_cuda(Path(sys.argv[1]))
     print("                loads per 64 FMA    bytes per FMA: counted (by hand)")
     print("rung             global   shared          global            shared")

@@ -30,7 +30,7 @@ __device__ float sum_over_block(float value) {  // in every thread
     __shared__ float partial[BLOCK / 32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffff, value, step);
-    __syncthreads();  // whoever still reads `partial` of the call before
+    __syncthreads();  // others may still read what the previous call left in `partial`
     if (lane == 0) partial[warp] = value;
     __syncthreads();
     value = lane < BLOCK / 32 ? partial[lane] : 0;

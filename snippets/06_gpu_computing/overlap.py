@@ -79,7 +79,8 @@ def draw() -> None:
         axes.set_yticks([2, 1, 0], ["copy in", "kernels", "copy out"])
         axes.set_title(title, fontsize=12, color="#52525b", loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-    panels[1].set(xlabel="time (ms); the number is the chunk", xlim=(0, 24.5))
+    panels[1].set(xlim=(0, 24.5))
+    panels[1].set_xlabel("time (ms); the number is the chunk", loc="left")
     figure.tight_layout()
     figure.savefig("overlap.svg", transparent=True, metadata={"Date": None})
 

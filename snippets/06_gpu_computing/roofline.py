@@ -46,32 +46,30 @@ def attainable(intensity: float, tflops: float, gb: float) -> float:
 
 def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "roofline", "font.size": 12}
-    figure, axes = plt.subplots(figsize=(7, 4.4))
-    colours = {"B200": "#7c3aed", "H100 SXM": "#0b6e99", "A100 80 GB": "#15803d",
-               "RTX 3060, fp32": "#52525b"}  # fmt: skip
-    left, right = 0.08, 30000
+    figure, axes = plt.subplots(figsize=(7, 5))
+    figure.subplots_adjust(left=0.105, right=0.66, bottom=0.11, top=0.98)
+    colours = {"B200": "#7c3aed", "H100 SXM": "#0b6e99", "A100 80 GB": "#15803d"}
+    left, right = 0.08, 10000
     for name, colour in colours.items():
         tflops, gb = DEVICES[name]
         ridge = 1000 * tflops / gb
         axes.plot([left, ridge, right], [left * gb / 1000, tflops, tflops], color=colour, lw=2)
-        below = name == "A100 80 GB"
-        axes.text(
-            right, tflops * (0.85 if below else 1.1), name, color=colour, ha="right",
-            va="top" if below else "bottom",
-        )  # fmt: skip
+        style = {"color": colour, "va": "center", "clip_on": False}
+        axes.text(left * 0.85, left * gb / 1000, name.split()[0], ha="right", **style)
+        axes.text(right * 1.2, tflops, f"{tflops:,} TFLOP/s, {gb:,} GB/s", fontsize=11, **style)
+    offsets = {"decode, batch 1": (14, -17), "decode, batch 64": (14, -17),
+               "matmul 1024": (4, -13), "matmul 8192": (-42, 12)}  # fmt: skip
     for name, (flops, moved) in operations().items():
         x, y = flops / moved, attainable(flops / moved, *DEVICES["H100 SXM"])
-        axes.plot(x, y, "o", color="#c2410c", markersize=7)
-        above = name in ("decode, batch 64", "softmax")
+        axes.plot(x, y, "o", color="#c2410c", markersize=6)
         axes.annotate(
-            name.replace("matmul 8192", "8192"), (x, y), textcoords="offset points",
-            xytext=(-8, 5) if above else (5, -15) if name < "matmul 8" else (16, -15),
-            ha="right" if above else "left", color="#c2410c", fontsize=11,
+            name, (x, y), textcoords="offset points", xytext=offsets.get(name, (14, -8)),
+            va="center", color="#c2410c", fontsize=11,
         )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(0.1, 6000))
-    axes.set(xlabel="intensity (FLOPs per byte)", ylabel="attainable TFLOP/s")
+    axes.set(xscale="log", yscale="log", xlim=(0.02, right), ylim=(0.1, 5000))
+    axes.set_xticks([0.1, 1, 10, 100, 1000, 10000])
+    axes.set(xlabel="intensity (FLOPs per byte)", ylabel="attainable TFLOP/s in bf16")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
     figure.savefig("roofline.svg", transparent=True, metadata={"Date": None})
 
 

@@ -53,22 +53,27 @@ def draw(sizes: list[int], errors: dict[str, list[float]]) -> None:
     """Write summation_order.svg: relative error against length, both axes logarithmic."""
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "world-size", "font.size": 12})
     figure, axes = plt.subplots(figsize=(7, 3.8))
-    for name, (_, depth, colour) in ORDERS.items():
-        axes.loglog(sizes, errors[name], "o-", base=2, color=colour, markersize=4)
-        if name == "one by one":
-            bound = [depth(n) * U for n in sizes]
-            axes.loglog(sizes, bound, "--", base=2, color=colour, linewidth=1)
-            coins = [expected(n) for n in sizes]
-            axes.loglog(sizes, coins, ":", base=2, color="#52525b", linewidth=2)
+    for name, (_, _, colour) in ORDERS.items():
+        style = "o" if name == "one by one" else "o-"
+        axes.loglog(sizes, errors[name], style, base=2, color=colour, markersize=4.5)
+    chain = ORDERS["one by one"][1]
+    axes.loglog(
+        sizes, [chain(n) * U for n in sizes], "--", base=2, color="#c2410c", linewidth=1
+    )
+    axes.loglog(
+        sizes, [expected(n) for n in sizes], ":", base=2, color="#52525b", linewidth=1.5
+    )
     axes.set_yscale("log", base=10)
     axes.set_ylim(1e-9, 1)
     axes.set_xticks(sizes[1::2])
-    axes.set_xlim(right=sizes[-1] * 24)
-    for name, (_, _, colour) in ORDERS.items():
-        height = {"4096 threads": 2.2, "pairwise": 0.5}.get(name, 1) * errors[name][-1]
-        axes.annotate(name, (sizes[-1] * 1.3, height), color=colour, va="center")
-    axes.annotate("predicted", (2**11, 1e-7), color="#52525b")
-    axes.annotate("at most", (sizes[-1] * 1.3, sizes[-1] * U), color="#c2410c", va="center")
+    for words, x, y in (  # in the left two thirds, which a phone shows
+        ("at most, one by one", 2**6, 8e-4),
+        ("one by one", 2**13, 2.2e-7),
+        ("4096 threads", 2**11.5, 8e-9),
+        ("pairwise", 2**7, 8e-9),
+    ):
+        axes.text(x, y, words, color=ORDERS[words.removeprefix("at most, ")][2])
+    axes.text(2**8.4, 2.2e-6, r"$\sqrt{n/21}\;u$", color="#52525b")
     axes.set_xlabel("numbers in the sum")
     axes.set_ylabel("relative error")
     axes.spines[["top", "right"]].set_visible(False)

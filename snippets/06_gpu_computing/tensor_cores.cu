@@ -55,12 +55,13 @@ __global__ void straight(int M, int N, int K, const bf16 *A, const bf16 *B, floa
 }
 // --8<-- [end:straight]
 
-// --8<-- [start:tiled]
+// --8<-- [start:tiles]
 // A block of 4 warps computes 128 x 128, a warp 64 x 64 of it: 16 squares. Two pairs of tiles in
 // shared memory, the next on its way through registers, as in the last rung of sgemm.cu.
 constexpr int BM = 128, BN = 128, BK = 32, THREADS = 128;
 using ATile = bf16[BM][BK + 8];  // 8 more: rows 16 bytes further along the banks
 using BTile = bf16[BK][BN + 8];
+// --8<-- [end:tiles]
 
 // Eight bf16 of a row in one 16-byte load, zeros outside.
 __device__ uint4 load8(const bf16 *matrix, int rows, int cols, int row, int col) {
@@ -90,6 +91,7 @@ struct Fetched {
     }
 };
 
+// --8<-- [start:tiled]
 __device__ void multiply(const ATile &a, const BTile &b, int y, int x, Sum (&sum)[4][4]) {
 #pragma unroll
     for (int k = 0; k < BK; k += 16) {
@@ -130,6 +132,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         now = 1 - now;
     }
     multiply(a[now], b[now], y, x, sum);
+    // --8<-- [end:tiled]
 
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -141,7 +144,6 @@ __global__ void __launch_bounds__(THREADS, 2)
                                         wmma::mem_row_major);
         }
 }
-// --8<-- [end:tiled]
 
 using Kernel = void (*)(int, int, int, const bf16 *, const bf16 *, float *);
 

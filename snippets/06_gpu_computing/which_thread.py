@@ -83,22 +83,23 @@ def strip(axes, owner: list[int], block: int, row: int, launched: int) -> None:
 
 def draw(n: int, block: int) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "which_thread", "font.size": 12}
-    figure, axes = plt.subplots(figsize=(7, 2.6))
+    figure, axes = plt.subplots(figsize=(7, 3.2))
+    figure.subplots_adjust(left=0, right=1, bottom=0, top=1)
     grid = math.ceil(n / block)
     ink = "#52525b"
-    axes.text(0, 4.15, f"4 blocks of {block}, one element each: 2 threads idle", color=ink)
-    strip(axes, one_each(n, block, grid), block, 3, grid * block)
-    axes.text(
-        0, 1.65, f"2 blocks of {block}, grid-stride loop: each thread takes 1 or 2", color=ink
-    )
-    strip(axes, grid_stride(n, block, 2), block, 0.5, n)
-    axes.text(
-        0, -0.25, f"element 0 … {n - 1}; number: threadIdx.x, colour: blockIdx.x", color=ink,
-        va="top", fontsize=11,
-    )  # fmt: skip
-    axes.set(xlim=(-0.2, grid * block + 0.2), ylim=(-1.1, 4.9))
+    axes.text(0, 7.3, f"4 blocks of {block}: one element for each thread", color=ink)
+    strip(axes, one_each(n, block, grid), block, 6, grid * block)
+    axes.text(grid * block + 0.4, 6.45, "dotted: no element", color=ink, va="center")
+    axes.text(0, 3.5, f"2 blocks of {block}: the grid-stride loop", color=ink)
+    strip(axes, grid_stride(n, block, 2), block, 2.2, n)
+    for i in range(0, n, block):
+        axes.text(i + 0.45, 1.9, str(i), color=ink, ha="center", va="top", fontsize=10)
+    axes.text(n + 0.4, 1.45, "element", color=ink, fontsize=10)
+    for name, first, end in (("first turn", 0, 2 * block), ("second turn", 2 * block, n)):
+        axes.plot([first, first, end - 0.1, end - 0.1], [0.95, 0.75, 0.75, 0.95], color=ink)
+        axes.text((first + end) / 2, 0.55, name, color=ink, ha="center", va="top")
+    axes.set(xlim=(-0.1, 24.2), ylim=(-0.6, 8.3))  # the boxes stand in the left two thirds
     axes.axis("off")
-    figure.tight_layout()
     figure.savefig("which_thread.svg", transparent=True, metadata={"Date": None})
 
 
