@@ -26,6 +26,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+# What these show is told by processes that are forks of no other.
+_AS_TYPED = {
+    "snippets/01_parallelism_strategies/rendezvous_by_hand.py",
+    "snippets/02_ddp/group_survives.py",
+    "snippets/02_ddp/threads_or_processes.py",
+    "labs/lab01_multi_gpu_setup.py",
+}
 _PLAIN = set("|&;<>()$`\\\"'*?[]#~=%!{}\n")
 
 
@@ -66,7 +73,9 @@ class Launcher:
                 return False  # addresses, ports, rendezvous: what they do is torchrun's to show
         elif words[0] != "python" or len(words) == 1 or not words[1].endswith(".py"):
             return False
-        elif program.startswith("labs/") and not self.eager:
+        if program in _AS_TYPED:
+            return False
+        if words[0] == "python" and program.startswith("labs/") and not self.eager:
             return False  # the labs' own tools start processes, and import torch only for that
         as_typed = zlib.crc32(program.encode()) % 4 == 0 if program else True
         return self.eager or number > 0 or not as_typed

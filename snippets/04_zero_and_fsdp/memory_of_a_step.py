@@ -7,6 +7,7 @@ that Adam has its moments. Draws memory_of_a_step.svg.
 
 import os
 import sys
+import time
 import weakref
 
 import torch
@@ -80,6 +81,12 @@ class Memory(TorchDispatchMode):
         self.used -= self.sizes.pop(key)[1]
 
 
+def settle() -> None:
+    """Let gloo's thread drop the buffer of its last collective, which it does when it can."""
+    dist.barrier()
+    time.sleep(0.05)
+
+
 def measure(reshard: bool | None, device: torch.device) -> dict[str, list[int]]:
     """Bytes in use on this rank, operator by operator, for each phase of the second step."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -102,10 +109,11 @@ def measure(reshard: bool | None, device: torch.device) -> dict[str, list[int]]:
                 for parameter in model.parameters():
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= n
-            dist.barrier()
+            settle()
             traces["backward"], memory.trace = [*memory.trace, memory.used], [memory.used]
             adam.step()
             adam.zero_grad()
+            settle()
             traces["optimizer"] = [*memory.trace, memory.used]
     return traces
 

@@ -97,7 +97,7 @@ def draw(bounds: dict[str, float]) -> None:
     axes.plot(ours, range(8), "o", color="#0b6e99")
     axes.plot(theirs, range(8), "s", color="#c2410c")
     axes.axvline(PEAK, color="#0b6e99", linewidth=0.8, linestyle=":")
-    axes.text(PEAK, -0.7, f"peak {PEAK:.1f}", color="#0b6e99", ha="center")
+    axes.text(PEAK, -0.7, f"peak {PEAK:.1f}", color="#0b6e99", ha="right")
     axes.text(bounds["2 coalesced"] * 1.2, 1, "bound", color="#0b6e99", va="center")
     axes.text(
         PUBLISHED["2 coalesced"] / 1.2, 1, "reported", color="#c2410c", va="center", ha="right"

@@ -73,7 +73,7 @@ def draw(sizes: list[int], errors: dict[str, list[float]]) -> None:
         ("pairwise", 2**7, 8e-9),
     ):
         axes.text(x, y, words, color=ORDERS[words.removeprefix("at most, ")][2])
-    axes.text(2**8.4, 2.2e-6, r"$\sqrt{n/21}\;u$", color="#52525b")
+    axes.text(2**8.4, 2.2e-6, "√(n/21) u", color="#52525b")
     axes.set_xlabel("numbers in the sum")
     axes.set_ylabel("relative error")
     axes.spines[["top", "right"]].set_visible(False)
