@@ -1,0 +1,91 @@
+"""How many GPUs: from requests per second to a batch, from memory and the SLO to its limit.
+
+Everything is a bound from published sizes and data sheets: weights and cache are read once a
+step, FLOPs are 2Ψ a token. Real kernels reach a part of both; `--efficiency` says which.
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+
+
+# --8<-- [start:model]
+@dataclass
+class Model:
+    name: str
+    parameters: float
+    cache_bytes: int  # of one token
+    gpus: int  # that one copy is spread over
+
+
+@dataclass
+class Load:
+    requests: float  # a second
+    prompt: int
+    answer: int
+    gap: float  # seconds between tokens that are promised
+
+
+MEMORY, BANDWIDTH, FLOPS = 80e9, 3.35e12, 989e12  # H100 SXM
+
+
+def plan(model: Model, load: Load, weight_bytes: float, efficiency: float) -> dict:
+    """Limits of one copy, and how many copies carry the load."""
+    weights = model.parameters * weight_bytes
+    rate, speed = (model.gpus * x * efficiency for x in (BANDWIDTH, FLOPS))
+    room = 0.9 * model.gpus * MEMORY - weights
+    held = (load.prompt + load.answer / 2) * model.cache_bytes  # a sequence, half-way
+    by_memory = int(room / held)
+
+    prefill = 2 * model.parameters * load.prompt / speed  # seconds of one request
+    token = held / rate + 2 * model.parameters / speed  # of one more sequence, a step
+    fixed = weights / rate  # of a step
+    by_gap = int((load.gap - fixed) / (token + prefill / load.answer))
+    batch = min(by_memory, by_gap)
+    # a step also does its share of prefill: every sequence brings one prompt in `answer` steps
+    step = fixed + batch * (token + prefill / load.answer)
+    served = batch / (load.answer * step)  # Little: batch = rate · time in the system
+    copies = math.ceil(load.requests / (0.7 * served))  # at 70% utilisation queues stay short
+    return {
+        "weights": weights, "by_memory": by_memory, "by_gap": by_gap, "step": step,
+        "served": served, "copies": copies, "gpus": copies * model.gpus, "alone": fixed,
+    }  # fmt: skip
+
+
+# --8<-- [end:model]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--efficiency", type=float, default=0.5)
+    efficiency = parser.parse_args().efficiency
+    if not 0 < efficiency <= 1:
+        parser.error("the efficiency lies above 0 and is at most 1")
+    small = Model("Llama 3 8B", 8.03e9, 2 * 32 * 8 * 128 * 2, 1)
+    large = Model("Llama 3 70B", 70.6e9, 2 * 80 * 8 * 128 * 2, 4)
+    assert small.cache_bytes == 128 * 2**10 and large.cache_bytes == 320 * 2**10
+    share = f"H100 at {efficiency:.0%} of its bandwidth and FLOP/s"
+    print(f"{share}; 50 requests/s of 2,000 + 300 tokens")
+    print("model         weights   gap   batch: memory   SLO   step    requests/s   GPUs")
+    rows = [(small, 2, 0.100, 1), (small, 2, 0.050, 1), (small, 2, 0.020, 1)]
+    rows += [(small, 1, 0.020, 1), (small, 1, 0.020, 0.5)]
+    rows += [(large, 2, 0.050, 1), (large, 1, 0.050, 1), (large, 1, 0.050, 0.5)]
+    answers = {}
+    for model, weight_bytes, gap, cache in rows:
+        sized = Model(model.name, model.parameters, int(cache * model.cache_bytes), model.gpus)
+        p = plan(sized, Load(50, 2000, 300, gap), weight_bytes, efficiency)
+        answers[model.name, weight_bytes, gap, cache] = p
+        print(
+            f"{model.name:12} {p['weights'] / 1e9:5.0f} GB {1e3 * gap:4.0f} ms "
+            f"{p['by_memory']:8} {p['by_gap']:9}   {1e3 * p['step']:4.1f} ms "
+            f"{p['served']:8.1f} {p['gpus']:8}{'   8-bit cache' * (cache < 1)}"
+        )
+        assert p["step"] <= gap
+        batch = min(p["by_memory"], p["by_gap"])
+        assert abs(p["served"] * 300 * p["step"] - batch) < 1e-6, "Little's law"
+    one, half = answers["Llama 3 8B", 2, 0.020, 1], answers["Llama 3 8B", 1, 0.020, 1]
+    assert half["gpus"] <= one["gpus"]
+
+
+if __name__ == "__main__":
+    main()
