@@ -3,13 +3,17 @@
 Every sequence owns one row of a cache with a fixed number of rows. A step runs one token of
 each sequence, whatever position that is at; when a name ends, its row goes to the next prompt.
 The model is trained here first: it writes names of Unicode characters. Characters are drawn at
-random, with noise that belongs to the request and not to the step.
+random, with noise that belongs to the request, not to the step. Draws continuous_batching.svg.
 """
 
 import math
 import random
 import unicodedata
 
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -75,7 +79,7 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def train(model: nn.Module, ids: torch.Tensor, steps=300, rows=8, context=64, lr=1e-2) -> None:
+def train(model: nn.Module, ids: torch.Tensor, steps=250, rows=8, context=64, lr=1e-2) -> None:
     """Train on windows cut at random from the text."""
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -147,13 +151,13 @@ class Slots:
 # --8<-- [start:loops]
 @torch.no_grad()
 def serve(model, prompts: list[torch.Tensor], noise: torch.Tensor, stop: int, refill: bool):
-    """Answers, steps, and rows computed; with `refill` a free slot takes the next prompt.
+    """Answers, and for each step which request was in which slot; `refill` fills one at once.
 
     `noise` is [requests, context, v], Gumbel: the largest of logits + noise is a sample.
     """
     engine, answers = Slots(model), [[] for _ in prompts]
     free, running, todo = list(range(SLOTS)), {}, list(range(len(prompts)))
-    steps = rows = 0
+    held: list[dict[int, int]] = []  # for every step, the request of each slot
     while todo or running:
         if refill or not running:  # static batches begin when the whole one before has ended
             while todo and free:
@@ -165,14 +169,14 @@ def serve(model, prompts: list[torch.Tensor], noise: torch.Tensor, stop: int, re
         last = torch.tensor([answers[running[slot]][-1] for slot in slots])
         luck = torch.stack([noise[n, len(answers[n])] for n in running.values()])
         drawn = (engine.step(slots, last) + luck).argmax(-1).tolist()
-        steps, rows = steps + 1, rows + len(slots)
+        held.append(dict(running))
         for slot, character in zip(slots, drawn, strict=True):
             number = running[slot]
             answers[number].append(character)
             if character == stop or len(prompts[number]) + len(answers[number]) == CONTEXT:
                 del running[slot]
                 free.append(slot)
-    return answers, steps, rows
+    return answers, held
 
 
 @torch.no_grad()
@@ -187,6 +191,25 @@ def check_alone(model, prompt: torch.Tensor, noise: torch.Tensor, answer: list[i
 
 
 # --8<-- [end:loops]
+
+
+def draw(results: dict[str, list[dict[int, int]]]) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "slots", "font.size": 12}
+    figure, panels = plt.subplots(2, 1, figsize=(7, 4.4), sharex=True)
+    colours = ("#0f766e", "#c2410c", "#7c3aed", "#a16207")
+    for axes, (words, held) in zip(panels, results.items(), strict=True):
+        for slot in range(SLOTS):
+            numbers = [now.get(slot) for now in held]
+            for number in set(numbers) - {None}:
+                first, count = numbers.index(number), numbers.count(number)
+                axes.barh(slot, count - 0.6, 0.8, first, color=colours[number % 4])
+        axes.set(ylabel="slot", yticks=[0, 7])
+        axes.set_title(words, loc="left", fontsize=12)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.patch.set_visible(False)
+    panels[1].set(xlabel="step")
+    figure.tight_layout()
+    figure.savefig("continuous_batching.svg", transparent=True, metadata={"Date": None})
 
 
 def main() -> None:
@@ -206,10 +229,11 @@ def main() -> None:
     noise = -(-uniform.log()).log()
     results = {}
     for words, refill in (("static", False), ("continuous", True)):
-        answers, steps, rows = serve(model, prompts, noise, newline, refill)
+        answers, held = serve(model, prompts, noise, newline, refill)
         for prompt, luck, answer in zip(prompts, noise, answers, strict=True):
             check_alone(model, prompt, luck, answer)
-        results[words] = steps
+        steps, rows = len(held), sum(map(len, held))
+        results[words] = held
         print(
             f"{words:10} {len(prompts)} prompts in ≈{steps} steps, "
             f"≈{rows / steps:.1f} of {SLOTS} slots filled; each answer as if written alone"
@@ -220,8 +244,10 @@ def main() -> None:
             assert steps == sum(longest), "a static batch lasts as long as its longest answer"
         assert rows == sum(lengths)
         assert steps >= math.ceil(rows / SLOTS)
-    assert results["continuous"] < results["static"]
-    print(f"static takes ≈{results['static'] / results['continuous']:.1f} times the steps")
+    draw(results)
+    static, continuous = (len(held) for held in results.values())
+    assert continuous < static
+    print(f"static takes ≈{static / continuous:.1f} times the steps")
 
 
 if __name__ == "__main__":
