@@ -118,7 +118,7 @@ def draw(curves: dict[str, list[tuple[float, float]]]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "batching", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4))
     colours = {"static": "#52525b", "dynamic": "#c2410c", "continuous": "#0f766e"}
-    places = {"static": (1.4, 25), "dynamic": (4.6, 8), "continuous": (9.5, 0.52)}
+    places = {"static": (1.4, 25), "dynamic": (4.6, 8), "continuous": (9.5, 0.62)}
     for policy, points in curves.items():
         axes.plot(*zip(*points, strict=True), "o-", color=colours[policy], markersize=5)
         axes.text(*places[policy], policy, color=colours[policy])

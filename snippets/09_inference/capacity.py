@@ -24,6 +24,7 @@ class Load:
     prompt: int
     answer: int
     gap: float  # seconds between tokens that are promised
+    computed: float = 1.0  # share of the prompt that no shared prefix holds
 
 
 MEMORY, BANDWIDTH, FLOPS = 80e9, 3.35e12, 989e12  # H100 SXM
@@ -37,7 +38,9 @@ def plan(model: Model, load: Load, weight_bytes: float, efficiency: float) -> di
     held = (load.prompt + load.answer / 2) * model.cache_bytes  # a sequence, half-way
     by_memory = int(room / held)
 
-    prefill = 2 * model.parameters * load.prompt / speed  # seconds of one request
+    prefill = (
+        load.computed * 2 * model.parameters * load.prompt / speed
+    )  # seconds of one request
     token = held / rate + 2 * model.parameters / speed  # of one more sequence, a step
     fixed = weights / rate  # of a step
     by_gap = int((load.gap - fixed) / (token + prefill / load.answer))
@@ -48,7 +51,7 @@ def plan(model: Model, load: Load, weight_bytes: float, efficiency: float) -> di
     copies = math.ceil(load.requests / (0.7 * served))  # at 70% utilisation queues stay short
     return {
         "weights": weights, "by_memory": by_memory, "by_gap": by_gap, "step": step,
-        "served": served, "copies": copies, "gpus": copies * model.gpus, "alone": fixed,
+        "served": served, "copies": copies, "gpus": copies * model.gpus,
     }  # fmt: skip
 
 
@@ -67,24 +70,25 @@ def main() -> None:
     share = f"H100 at {efficiency:.0%} of its bandwidth and FLOP/s"
     print(f"{share}; 50 requests/s of 2,000 + 300 tokens")
     print("model         weights   gap   batch: memory   SLO   step    requests/s   GPUs")
-    rows = [(small, 2, 0.100, 1), (small, 2, 0.050, 1), (small, 2, 0.020, 1)]
-    rows += [(small, 1, 0.020, 1), (small, 1, 0.020, 0.5)]
-    rows += [(large, 2, 0.050, 1), (large, 1, 0.050, 1), (large, 1, 0.050, 0.5)]
-    answers = {}
-    for model, weight_bytes, gap, cache in rows:
+    rows = [(small, 2, 0.100, 1, 1), (small, 2, 0.050, 1, 1), (small, 2, 0.020, 1, 1)]
+    rows += [(small, 1, 0.020, 1, 1), (small, 1, 0.020, 0.5, 1), (large, 2, 0.050, 1, 1)]
+    rows += [(large, 1, 0.050, 1, 1), (large, 1, 0.050, 0.5, 1), (large, 2, 0.050, 1, 0.1)]
+    gpus = []
+    for model, weight_bytes, gap, cache, computed in rows:
         sized = Model(model.name, model.parameters, int(cache * model.cache_bytes), model.gpus)
-        p = plan(sized, Load(50, 2000, 300, gap), weight_bytes, efficiency)
-        answers[model.name, weight_bytes, gap, cache] = p
+        p = plan(sized, Load(50, 2000, 300, gap, computed), weight_bytes, efficiency)
+        gpus.append(p["gpus"])
+        note = "   8-bit cache" * (cache < 1) + "   9/10 of the prompt shared" * (computed < 1)
         print(
             f"{model.name:12} {p['weights'] / 1e9:5.0f} GB {1e3 * gap:4.0f} ms "
             f"{p['by_memory']:8} {p['by_gap']:9}   {1e3 * p['step']:4.1f} ms "
-            f"{p['served']:8.1f} {p['gpus']:8}{'   8-bit cache' * (cache < 1)}"
+            f"{p['served']:8.1f} {p['gpus']:8}{note}"
         )
         assert p["step"] <= gap
         batch = min(p["by_memory"], p["by_gap"])
         assert abs(p["served"] * 300 * p["step"] - batch) < 1e-6, "Little's law"
-    one, half = answers["Llama 3 8B", 2, 0.020, 1], answers["Llama 3 8B", 1, 0.020, 1]
-    assert half["gpus"] <= one["gpus"]
+    assert gpus[0] < gpus[1] < gpus[2] > gpus[3], "the promise costs, 8-bit weights pay"
+    assert gpus[8] < gpus[7] < gpus[5], "sharing the prompt saves more than 8 bits do"
 
 
 if __name__ == "__main__":
