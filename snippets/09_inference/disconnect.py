@@ -6,7 +6,7 @@ clients ask for a thousand tokens and go away after the first. The third waits f
 
 import asyncio
 
-SLOTS, PATIENCE = 2, 1.0
+SLOTS, PATIENCE = 2, 2.0
 
 
 # --8<-- [start:server]
