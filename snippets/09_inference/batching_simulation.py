@@ -1,8 +1,8 @@
 """Static, dynamic and continuous batching under the same load: throughput against latency.
 
 A simulation of events in steps. What a step costs is a + b · tokens + c · context with
-constants that step_cost.py once measured, rounded; arrivals are random or come in bursts, lengths
-are log-normal. Draws batching_simulation.svg.
+constants that step_cost.py once measured, rounded; arrivals are random or come in bursts,
+lengths are log-normal. Draws batching_simulation.svg.
 """
 
 import math
