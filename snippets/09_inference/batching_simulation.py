@@ -1,6 +1,6 @@
 """Static, dynamic and continuous batching under the same load: throughput against latency.
 
-A simulation of events in steps. What a step costs is a + b · tokens + c · context with
+A simulation of events in steps. What a step costs is c0 + c1 · tokens + c2 · context, with
 constants that step_cost.py once measured, rounded; arrivals are random or come in bursts,
 lengths are log-normal. Draws batching_simulation.svg.
 """
@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-A, B, C = 210e-6, 12e-6, 0.24e-6  # seconds a step, a token, a token of context
+STEP, TOKEN, CONTEXT = 210e-6, 12e-6, 0.24e-6  # seconds; of context: each token
 SLOTS, REQUESTS, PATIENCE = 16, 800, 0.010
 
 
@@ -55,7 +55,7 @@ def continuous(requests: list[Request]) -> None:
             new.append(waiting.popleft())
         tokens = len(running) + sum(r.prompt for r in new)
         running += new
-        clock += A + B * tokens + C * sum(r.prompt + r.done for r in running)
+        clock += STEP + TOKEN * tokens + CONTEXT * sum(r.prompt + r.done for r in running)
         running = [r for r in running if not token(r, clock)]
 
 
@@ -73,11 +73,11 @@ def whole_batches(requests: list[Request], patience: float) -> None:
         while waiting and len(batch) < SLOTS and waiting[0].arrival <= clock:
             batch.append(waiting.popleft())
         rows, width = len(batch), max(r.prompt for r in batch)
-        clock += A + (B + C) * rows * width
+        clock += STEP + (TOKEN + CONTEXT) * rows * width
         running = [r for r in batch if not token(r, clock)]
         while running:
             width += 1
-            clock += A + B * rows + C * rows * width
+            clock += STEP + TOKEN * rows + CONTEXT * rows * width
             running = [r for r in running if not token(r, clock)]
 
 
@@ -162,6 +162,8 @@ def main() -> None:
     gain = overload["continuous"] / overload["static"]
     print(f"at overload, continuous gives {gain:.1f} times the tokens of static batches")
     assert gain > width / mean, "padding alone costs that much"
+    same = [results[policy, False, 100][0] for policy in POLICIES]
+    assert max(same) < 1.05 * min(same), "a load that all can carry is the same throughput"
     for bursty in (False, True):
         ttft = [results[policy, bursty, 100][1] for policy in POLICIES]
         assert ttft[2] < ttft[1] < ttft[0]

@@ -22,7 +22,11 @@ SLOTS, CONTEXT = 8, 64
 
 
 def unicode_names() -> tuple[str, torch.Tensor, torch.Tensor]:
-    """Return the alphabet, and the ids of the text to train on and of the text held out."""
+    """Return the alphabet, and the ids of the text to train on and of the text held out.
+
+    The text is the name of every character in Unicode 3.2 that has a name of its own (those of
+    ideographs and of Korean syllables follow from a rule), one a line, shuffled.
+    """
     names = [unicodedata.ucd_3_2_0.name(chr(code), "") for code in range(0x110000)]
     names = [name for name in names if name and not name.startswith(("CJK", "HANGUL SYLLABLE"))]
     random.Random(0).shuffle(names)
@@ -54,7 +58,10 @@ class CachedBlock(nn.Module):
 
 
 class CachedCharModel(nn.Module):
-    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer."""
+    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer.
+
+    Without the two it is the model that is trained: whole sequences, causal, no cache.
+    """
 
     def __init__(self, vocabulary: int, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
         super().__init__()
@@ -64,7 +71,9 @@ class CachedCharModel(nn.Module):
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary)
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attends) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, positions=None, attends=None) -> torch.Tensor:
+        positions = torch.arange(ids.shape[1]) if positions is None else positions
+        attends = [causal] * len(self.blocks) if attends is None else attends
         x = self.token(ids) + self.position(positions)
         for block, attend in zip(self.blocks, attends, strict=True):
             x = block(x, attend)
@@ -79,16 +88,15 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def train(model: nn.Module, ids: torch.Tensor, steps=250, rows=8, context=64, lr=1e-2) -> None:
+def train(model: nn.Module, ids: torch.Tensor, steps=500, rows=8, context=64, lr=1e-2) -> None:
     """Train on windows cut at random from the text."""
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
-    positions = torch.arange(context).expand(rows, context)
     for _ in range(steps):
         starts = torch.randint(len(ids) - context, (rows, 1), generator=generator)
         window = ids[starts + torch.arange(context + 1)]  # [b, s+1]
-        logits = model(window[:, :-1], positions, [causal] * len(model.blocks))
+        logits = model(window[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -164,7 +172,12 @@ def serve(model, prompts: list[torch.Tensor], noise: torch.Tensor, stop: int, re
                 slot, number = free.pop(), todo.pop(0)
                 logits = engine.prefill(slot, prompts[number])
                 answers[number].append(int((logits + noise[number, 0]).argmax()))
-                running[slot] = number
+                if answers[number][-1] == stop:  # it ends before it has had a step
+                    free.append(slot)
+                else:
+                    running[slot] = number
+        if not running:
+            continue
         slots = list(running)
         last = torch.tensor([answers[running[slot]][-1] for slot in slots])
         luck = torch.stack([noise[n, len(answers[n])] for n in running.values()])
@@ -183,8 +196,7 @@ def serve(model, prompts: list[torch.Tensor], noise: torch.Tensor, stop: int, re
 def check_alone(model, prompt: torch.Tensor, noise: torch.Tensor, answer: list[int]) -> None:
     """Without a cache or company the model would write the same, one character at a time."""
     ids = torch.cat([prompt, torch.tensor(answer)])[None]
-    positions = torch.arange(ids.shape[1])[None]
-    logits = model(ids, positions, [causal] * len(model.blocks))[0, len(prompt) - 1 : -1]
+    logits = model(ids)[0, len(prompt) - 1 : -1]
     logits += noise[: len(answer)]
     chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
     torch.testing.assert_close(chosen, logits.amax(1), rtol=0, atol=1e-4)  # a tie is no error
@@ -217,7 +229,7 @@ def main() -> None:
     alphabet, text, held_out = unicode_names()
     torch.manual_seed(0)
     model = CachedCharModel(len(alphabet))
-    train(model, text)
+    train(model, text, steps=250)
 
     newline = alphabet.index("\n")
     names = "".join(alphabet[i] for i in held_out).split("\n")[1:]

@@ -65,6 +65,13 @@ def main() -> None:
     closed = report("closed loop", closed_loop())
     opened = report("open loop", open_loop())
     filled = report("closed loop, corrected", corrected(closed_loop()))
+    # by hand: the queue lasts as long as the stall, and then until it has drained
+    rho = RATE * SERVICE
+    lasts = (STALL[1] - STALL[0]) / (1 - rho)
+    over = lasts - (0.1 - SERVICE) / (1 - rho)  # the last of it are below 100 ms again
+    print(f"by hand: a queue for {lasts:.1f} s, {over / SECONDS:.1%} over 100 ms")
+    seen = sum(latency > 0.1 for latency in open_loop()) / (SECONDS * RATE)
+    assert abs(seen - over / SECONDS) < 0.005, "users see the stall, and the queue it leaves"
     assert closed < 0.02, "the closed loop sees one slow request, below its 99th percentile"
     assert opened > 1.5, "every request that fell into the stall waited for it"
     assert 0.8 < filled / opened < 1.2

@@ -10,7 +10,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.nn import functional as F
 
@@ -55,18 +54,15 @@ class CachedCharModel(nn.Module):
         return self.head(self.norm(x))
 
 
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 def without_cache(model: CachedCharModel, ids: list[int]) -> torch.Tensor:
     """Logits [s, v] of the whole sequence at once."""
 
-    def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
     positions = torch.arange(len(ids))[None]
     return model(torch.tensor([ids]), positions, [causal] * len(model.blocks))[0]
-
-
-def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 # --8<-- [start:both]

@@ -23,7 +23,7 @@ class Served:
 
     @property
     def ttft(self) -> float:
-        """Time to first token: queue, prefill and one step."""
+        """Time to first token: queue and prefill."""
         return self.tokens[0] - self.sent
 
     @property
@@ -45,7 +45,7 @@ class Served:
 def percentile(values: list[float], p: float) -> float:
     """The smallest value that at least p percent of the values do not exceed."""
     ranked = sorted(values)
-    return ranked[math.ceil(p / 100 * len(ranked)) - 1]
+    return ranked[math.ceil(p * len(ranked) / 100) - 1]
 
 
 def goodput(served: list[Served], seconds: float, met: Callable[[Served], bool]) -> float:
@@ -103,6 +103,7 @@ def main() -> None:
     ]
     print(f"goodput, no gap above 100 ms: {smooth[0]:.2f} and {smooth[1]:.2f} requests/s")
 
+    assert [percentile(list(range(1, 101)), p) for p in (7, 50, 99, 100)] == [7, 50, 99, 100]
     assert abs(rows["mean gap, ms"][0] - rows["mean gap, ms"][1]) < 1
     assert rows["p95 gap, ms"][1] < rows["p95 gap, ms"][0] < rows["p99 gap, ms"][1] / 10
     assert abs(share - formula) < 0.03

@@ -6,6 +6,7 @@ adapter alone with its weights merged.
 """
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 HIDDEN, RANK, ADAPTERS, ROWS = 256, 8, 5, 16
 
@@ -42,8 +43,15 @@ def main() -> None:
     print(f"{ROWS} rows of {ADAPTERS} adapters in one batch: equal to {ADAPTERS} merged models")
     merged, pooled = ADAPTERS * weight.nbytes, weight.nbytes + a.nbytes + b.nbytes
     print(f"weights held: {merged / 2**10:.0f} KiB merged, {pooled / 2**10:.0f} KiB shared")
-    print(f"FLOPs a row: {2 * HIDDEN**2:,} and {4 * HIDDEN * RANK:,} more, 2r/h of it")
-    assert 4 * HIDDEN * RANK == 2 * HIDDEN**2 * 2 * RANK // HIDDEN
+    with FlopCounterMode(display=False) as base:
+        x @ weight
+    with FlopCounterMode(display=False) as both:
+        one_batch(x, weight, a, b, adapter)
+    plain = base.get_total_flops() // ROWS
+    more = both.get_total_flops() // ROWS - plain
+    share = 2 * RANK / HIDDEN
+    print(f"FLOPs a row, counted: {plain:,} and {more:,} more; 2r/h = {share:.1%} of it")
+    assert more == share * plain
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ in small: 16,384 tokens, at 128 KiB a token 2 GiB. Draws paging_waste.svg.
 import math
 import random
 from collections import deque
+from dataclasses import dataclass
 
 import matplotlib
 
@@ -57,34 +58,45 @@ def contiguous(exact: bool) -> tuple[float, float]:
 
 
 # --8<-- [start:blocks]
+@dataclass(eq=False)  # two sequences of one length are still two
+class Sequence:
+    tokens: int
+    whole: int  # tokens in the end
+    blocks: int
+
+
 def paged(block: int) -> tuple[float, float, float, int]:
     """The same with blocks; also places empty in the last block, and how often one gave way."""
-    waiting, sequences = deque(lengths()), []  # a sequence: [tokens now, tokens in the end]
+    waiting: deque[tuple[int, int]] = deque(lengths())
+    sequences: list[Sequence] = []
     running = held = empty = preempted = 0
     free = POOL // block
     for step in range(STEPS):
         while free - -(-(waiting[0][0] + 1) // block) >= 0.02 * POOL / block:  # keep a little
-            sequences.append(list(waiting.popleft()))
-            free -= -(-sequences[-1][0] // block)
+            prompt, whole = waiting.popleft()
+            sequences.append(Sequence(prompt, whole, -(-prompt // block)))
+            free -= sequences[-1].blocks
         for sequence in list(sequences):
+            full = sequence.tokens == sequence.blocks * block
+            while full and free == 0 and sequence in sequences:
+                victim = sequences.pop()  # the latest; it comes back, and is computed again
+                free += victim.blocks
+                waiting.appendleft((victim.tokens, victim.whole))
+                preempted += 1
             if sequence not in sequences:
                 continue
-            if sequence[0] % block == 0:  # the last block is full
-                while free == 0:
-                    victim = sequences.pop()  # the latest; it comes back, and is computed again
-                    free += -(-victim[0] // block)
-                    waiting.appendleft((victim[0], victim[1]))
-                    preempted += 1
-                if sequence not in sequences:
-                    continue
-                free -= 1
-            sequence[0] += 1
-        for sequence in [s for s in sequences if s[0] >= s[1]]:
-            free += -(-sequence[0] // block)
+            sequence.blocks += full
+            free -= full
+            sequence.tokens += 1
+        for sequence in [s for s in sequences if s.tokens >= s.whole]:
+            free += sequence.blocks
             sequences.remove(sequence)
+        over = [s.blocks * block - s.tokens for s in sequences]  # places empty, of each
+        assert all(0 <= places <= block - 1 for places in over)
+        assert free + sum(s.blocks for s in sequences) == POOL // block, "a block is lost"
         if step >= WARM:
-            running, held = running + len(sequences), held + sum(s[0] for s in sequences)
-            empty += sum(-s[0] % block for s in sequences)
+            running, held = running + len(sequences), held + sum(s.tokens for s in sequences)
+            empty += sum(over)
     return running / (STEPS - WARM), held / (STEPS - WARM), empty / running, preempted
 
 
@@ -127,10 +139,9 @@ def main() -> None:
         shares.append(held / POOL)
         print(
             f"blocks of {block:<14} {running:9.1f} {held / POOL:12.0%} "
-            f"{empty:10.1f}, (B−1)/2 = {(block - 1) / 2:5.1f} {preempted:10}"
+            f"{empty:10.1f}, (w−1)/2 = {(block - 1) / 2:5.1f} {preempted:10}"
         )
         assert abs(empty - (block - 1) / 2) <= 0.1 * block
-        assert empty <= block - 1
     draw(sizes, shares, results["rows for the longest"], results["rows of exact length"])
     assert shares[2] > 1.2 * results["rows of exact length"] > results["rows for the longest"]
 

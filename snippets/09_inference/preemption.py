@@ -114,7 +114,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], mend: str) -> dict:
     pool = Pool(model, BLOCKS)
     sequences = [Sequence(prompt) for prompt in prompts]
     waiting, running = deque(sequences), []
-    done = {"steps": 0, "preempted": 0, "recomputed": 0, "bytes moved": 0}
+    done = {"steps": 0, "preempted": 0, "recomputed": 0, "blocks": 0, "bytes moved": 0}
 
     def preempt(victim: Sequence) -> None:
         if mend == "swap":
@@ -123,11 +123,12 @@ def serve(model: CachedCharModel, prompts: list[list[int]], mend: str) -> dict:
         else:
             done["recomputed"] += victim.cached
             victim.cached = 0
+        done["preempted"] += 1
+        done["blocks"] += len(victim.table)
         pool.free += victim.table
         victim.table = []
         running.remove(victim)
         waiting.appendleft(victim)
-        done["preempted"] += 1
 
     while waiting or running:
         while waiting:  # admission: is there room for what it has now, and its next token?
@@ -185,8 +186,10 @@ def main() -> None:
     except Stuck as error:
         print(f"none       stuck: {error}")
     block_bytes = 2 * 2 * BLOCK * 64 * 4  # layers · (K and V) · tokens · h · fp32
+    steps = {}
     for mend in ("reserve", "recompute", "swap"):
         done = serve(model, prompts, mend)
+        steps[mend] = done["steps"]
         for prompt, text in zip(prompts, done.pop("texts"), strict=True):
             answer = torch.tensor(text[len(prompt) :])
             logits = without_cache(model, text[:-1])[len(prompt) - 1 :]
@@ -197,8 +200,11 @@ def main() -> None:
             f"{done['recomputed']} tokens computed again, "
             f"{done['bytes moved'] / 2**10:.0f} KiB moved; texts equal"
         )
-        assert done["bytes moved"] % (2 * block_bytes) == 0
+        moved = 2 * done["blocks"] * block_bytes  # out, and in again
+        assert done["bytes moved"] == (moved if mend == "swap" else 0)
         assert (done["preempted"] > 0) == (mend != "reserve")
+        assert (done["recomputed"] > 0) == (mend == "recompute")
+    assert steps["recompute"] == steps["swap"] < steps["reserve"]
 
 
 if __name__ == "__main__":

@@ -104,9 +104,9 @@ class PrefixCache:
 
     def hashes(self, ids: list[int], salt: str) -> list[bytes]:
         """One for each full block; it covers the block and, when chained, all before it."""
-        parent, result = salt.encode(), []
+        parent, result = hashlib.sha256(salt.encode()).digest(), []
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
-            block = bytes(ids[start : start + BLOCK])
+            block = str(ids[start : start + BLOCK]).encode()
             digest = hashlib.sha256(parent + block).digest()
             result.append(digest)
             parent = digest if self.chained else parent

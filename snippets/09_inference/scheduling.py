@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-A, B, C = 210e-6, 12e-6, 0.24e-6  # seconds a step, a token, a token of context
+STEP, TOKEN, CONTEXT = 210e-6, 12e-6, 0.24e-6  # seconds; of context: each token
 SLOTS, REQUESTS, RATE = 16, 2000, 520
 
 
@@ -24,10 +24,10 @@ class Request:
     last: float = 0.0
 
 
-def load() -> list[Request]:
+def load(rate: float = RATE) -> list[Request]:
     dice, clock, requests = random.Random(0), 0.0, []
     for _ in range(REQUESTS):
-        clock += dice.expovariate(RATE)
+        clock += dice.expovariate(rate)
         prompt = min(128, 1 + round(dice.lognormvariate(math.log(24), 0.6)))
         output = min(256, 1 + round(dice.lognormvariate(math.log(24), 0.9)))
         guess = output * 2 ** dice.uniform(-1, 1)
@@ -62,7 +62,7 @@ def serve(requests: list[Request], policy: Callable[[Request, float], float]) ->
         new, waiting = waiting[:free], waiting[free:]
         tokens = len(running) + sum(r.prompt for r in new)
         running += new
-        clock += A + B * tokens + C * sum(r.prompt + r.done for r in running)
+        clock += STEP + TOKEN * tokens + CONTEXT * sum(r.prompt + r.done for r in running)
         for r in running:
             r.done += 1
             r.last = clock
@@ -70,6 +70,13 @@ def serve(requests: list[Request], policy: Callable[[Request, float], float]) ->
 
 
 # --8<-- [end:policies]
+
+
+def alone(r: Request) -> float:
+    """Seconds from first to last with the server to oneself: prefill, then a token a step."""
+    steps = r.output - 1
+    context = steps * r.prompt + steps * (steps + 1) / 2
+    return STEP + (TOKEN + CONTEXT) * r.prompt + steps * (STEP + TOKEN) + CONTEXT * context
 
 
 def main() -> None:
@@ -80,14 +87,21 @@ def main() -> None:
         serve(requests, policy)
         assert all(r.done == r.output for r in requests)
         latency = sorted(r.last - r.arrival for r in requests)
-        alone = A + (B + C) * 24  # and then a step for each token
-        slowdown = sorted((r.last - r.arrival) / (alone + A * r.output) for r in requests)
+        slowdown = sorted((r.last - r.arrival) / alone(r) for r in requests)
+        assert slowdown[0] > 1 - 1e-9, "nobody is faster than alone"
         mean[name], worst[name] = sum(latency) / REQUESTS, latency[-1]
         print(
             f"{name:14} {1e3 * mean[name]:11.0f} ms {1e3 * latency[REQUESTS // 2]:6.0f} ms "
             f"{1e3 * latency[int(0.99 * REQUESTS)]:6.0f} ms {1e3 * worst[name]:5.0f} ms "
             f"{slowdown[int(0.99 * REQUESTS)]:10.0f}"
         )
+    half = {}
+    for name, policy in POLICIES.items():
+        requests = load(RATE / 2)
+        serve(requests, policy)
+        half[name] = sum(r.last - r.arrival for r in requests) / REQUESTS
+    print(f"at half the load: {1e3 * min(half.values()):.0f} ms with each of the five")
+    assert max(half.values()) < 1.01 * min(half.values()), "no queue, no order"
     assert mean["shortest"] < mean["shortest guess"] < mean["first come"] < mean["longest"]
     assert worst["shortest"] > worst["first come"], "the price is paid by the longest"
     assert mean["guess, ageing"] < mean["first come"]

@@ -110,7 +110,8 @@ class Server:
     def __init__(self, model: CachedCharModel, refill: bool) -> None:
         self.engine, self.refill = Slots(model), refill
         self.waiting: asyncio.Queue = asyncio.Queue()
-        self.steps = 0
+        self.free = list(range(SLOTS))
+        self.steps = self.joined = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -139,7 +140,7 @@ class Server:
 
     async def run(self) -> None:
         """The loop: admit, step, hand out tokens, free the slots of those that are done."""
-        free, running = list(range(SLOTS)), {}
+        running = {}
         while True:
             new = {}
             if not running:
@@ -147,9 +148,10 @@ class Server:
                 while self.waiting.qsize() < ready:
                     await asyncio.sleep(0.0005)
             if self.refill or not running:
-                while free and not self.waiting.empty():
+                while self.free and not self.waiting.empty():
                     prompt, left, tokens = self.waiting.get_nowait()
-                    new[free.pop()] = {"prompt": prompt, "left": left, "tokens": tokens}
+                    new[self.free.pop()] = {"prompt": prompt, "left": left, "tokens": tokens}
+            self.joined += len(new) if running else 0
             drawn = await asyncio.to_thread(self.turn, new, running)
             self.steps += 1
             running |= new
@@ -158,7 +160,7 @@ class Server:
                 state["last"], state["left"] = token, state["left"] - 1
                 state["tokens"].put_nowait(token)
                 if state["left"] == 0:
-                    free.append(slot)
+                    self.free.append(slot)
                     del running[slot]
 
 
@@ -185,7 +187,9 @@ async def ask(port: int, at: float, prompt: list[int], tokens: int) -> dict:
     return {"sent": at, "times": times, "answer": answer}
 
 
-async def measure(model: CachedCharModel, refill: bool, load: list[tuple]) -> tuple[list, int]:
+async def measure(
+    model: CachedCharModel, refill: bool, load: list[tuple]
+) -> tuple[list, Server]:
     server = Server(model, refill)
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
@@ -195,7 +199,7 @@ async def measure(model: CachedCharModel, refill: bool, load: list[tuple]) -> tu
         served = await asyncio.gather(*(ask(port, start + at, *what) for at, *what in load))
         engine.cancel()
     listener.close()
-    return served, server.steps
+    return served, server
 
 
 # --8<-- [end:client]
@@ -248,11 +252,13 @@ def main() -> None:
     print(f"waiting for seven others takes {1e3 * company:.0f} ms on average")
     ttft = {}
     for words, refill in (("static", False), ("continuous", True)):
-        served, steps = asyncio.run(measure(model, refill, load))
+        served, server = asyncio.run(measure(model, refill, load))
         for (_, prompt, tokens), r in zip(load, served, strict=True):
             assert len(r["answer"]) == tokens
             check_alone(model, prompt, r["answer"])
-        ttft[words] = report(words, served, steps)
+        ttft[words] = report(words, served, server.steps)
+        assert sorted(server.free) == list(range(SLOTS)), "a slot was not given back"
+        assert (server.joined > 0) == refill, "who joins a batch that runs"
     print(f"all {2 * REQUESTS} answers are those of one request at a time, without a cache")
     assert sum(ttft["static"]) / REQUESTS > company
     assert ttft["continuous"][REQUESTS // 4] < ttft["static"][REQUESTS // 2]

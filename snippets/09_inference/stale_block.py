@@ -121,7 +121,7 @@ def main() -> None:
             seen.add(tuple(logits.mul(1e3).round().int().tolist()))
         print(
             f"{words:20} largest error ≈{max(errors):.4f}; "
-            f"{len(seen)} different answers after 42 different predecessors"
+            f"{len(seen)} different logits after 42 different predecessors"
         )
         if careless:
             assert min(errors) > 0.01
@@ -129,10 +129,18 @@ def main() -> None:
         else:
             assert max(errors) < 1e-4 and len(seen) == 1
 
+    for part, words in ((0, "keys"), (1, "values")):
+        pool = Pool(model, 2)
+        pool.data[:, part] = float("nan")
+        assert pool.prefill(ours, careless=False).isnan().all()
+        print(f"{words} filled with NaN: NaN behind a correct mask too")
     pool = Pool(model, 2)
-    pool.data.fill_(float("nan"))
-    assert pool.prefill(ours, careless=False).isnan().all()
-    print("filled with NaN, even a correct mask gives NaN: 0 · NaN is NaN")
+    pool.data.fill_(1e4)
+    torch.testing.assert_close(pool.prefill(ours, careless=False), right, rtol=0, atol=1e-4)
+    pool.data.fill_(1e4)
+    caught = (pool.prefill(ours, careless=True) - right).abs().max().item()
+    print(f"filled with 10,000: the correct mask is right, the wide one off by ≈{caught:.1f}")
+    assert caught > 0.1
 
 
 if __name__ == "__main__":
