@@ -105,13 +105,14 @@ def serve(model: CachedCharModel, prompt: list[int], budget: int) -> tuple[Slots
     for slot in range(7):
         engine.run(slot, list(range(slot, slot + 16)))
     for step in range(24):
-        begin = time.perf_counter()
+        before, begin = sum(engine.length), time.perf_counter()
         latest = [engine.run(slot, [step]) for slot in range(7)]
         if step >= 4 and done < len(prompt):  # what is left of the budget goes to the prompt
             chunk = prompt[done : done + budget - len(latest)]
             latest.append(engine.run(7, chunk))
             done += len(chunk)
         gaps.append(time.perf_counter() - begin)
+        assert sum(engine.length) - before <= budget
         logits.append(torch.stack(latest))
     return engine, gaps, logits
 

@@ -193,7 +193,8 @@ async def measure(
     server = Server(model, refill)
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    async with asyncio.TaskGroup() as group:  # an error of the engine ends the clients' wait
+    # an error of the engine ends the clients' wait, and so does a minute without an answer
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         engine = group.create_task(server.run())
         start = time.perf_counter() + 0.05
         served = await asyncio.gather(*(ask(port, start + at, *what) for at, *what in load))
