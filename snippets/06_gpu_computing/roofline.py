@@ -66,7 +66,7 @@ def draw() -> None:
             name, (x, y), textcoords="offset points", xytext=offsets.get(name, (14, -8)),
             va="center", color="#c2410c", fontsize=11,
         )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(0.02, right), ylim=(0.1, 5000))
+    axes.set(xscale="log", yscale="log", xlim=(0.012, right), ylim=(0.1, 5000))
     axes.set_xticks([0.1, 1, 10, 100, 1000, 10000])
     axes.set(xlabel="intensity (FLOPs per byte)", ylabel="attainable TFLOP/s in bf16")
     axes.spines[["top", "right"]].set_visible(False)
@@ -97,6 +97,7 @@ def main() -> None:
             n = 3000 * tflops / gb
             print(f"{name}: square products are bound by compute from n = {n:.0f}")
     batch = next(b for b in range(1, 10**5) if matmul_intensity(b) > 1000 * 989 / 3350)
+    assert matmul_intensity(batch - 1) < 1000 * 989 / 3350 < matmul_intensity(batch)
     print(f"H100: a product with one 8192 × 8192 weight, from {batch} tokens at a time")
     draw()
 

@@ -102,6 +102,9 @@ def main() -> None:
     for name, (_, depth, _) in ORDERS.items():
         chain = depth(sizes[-1])
         print(f"{name:13}  {chain:8,}  {chain * U:9.2e}   ≈{errors[name][-1]:.1e}")
+    for n, loop, threads, halves in zip(sizes, *errors.values(), strict=True):
+        assert 0.4 < loop / expected(n) < 2.5, n
+        assert max(threads, halves) < 2 * U, n  # whatever the length
     draw(sizes, errors)
 
 
