@@ -73,6 +73,7 @@ def main() -> None:
     print(f"all lanes the same word: {passes([0] * LANES)}, a broadcast")
     halves = [lane % 16 + lane // 16 * 32 for lane in lanes]
     print(f"half a warp in each of two rows, 32 words apart: {passes(halves)}")
+    assert (passes([0] * LANES), passes(halves)) == (1, 2)
 
     tiles = {
         "pitch 32": lambda row, column: row * 32 + column,
