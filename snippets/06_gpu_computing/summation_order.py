@@ -74,7 +74,7 @@ def draw(sizes: list[int], errors: dict[str, list[float]]) -> None:
     ):
         axes.text(x, y, words, color=ORDERS[words.removeprefix("at most, ")][2])
     axes.text(2**8.4, 2.2e-6, "√(n/21) u", color="#52525b")
-    axes.set_xlabel("numbers in the sum")
+    axes.set_xlabel("numbers in the sum", loc="left")
     axes.set_ylabel("relative error")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
