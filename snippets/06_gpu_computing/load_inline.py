@@ -98,6 +98,7 @@ def main() -> None:
     torch.testing.assert_close(rms_norm(x, 1e-6), reference(x, 1e-6))
     wrong = torch.ops.inline_demo.rms_norm_wrong(x, 1e-6)
     share = (wrong - reference(x, 1e-6)).abs().gt(1e-3).float().mean().item()
+    assert share > 0.9
     print(f"a transposed input: right with contiguous(); {share:.0%} of elements wrong without")
 
     for bad in (x.double(), torch.tensor(1.0)):
