@@ -92,7 +92,7 @@ def draw(times: dict[str, list[float]], dense: float) -> None:
     for name, row in sorted(times.items(), key=lambda item: -statistics.median(item[1])):
         axes.plot(percent, row, "o-", color=colours[name], linewidth=2, label=name)
     # the names in the empty corner: on another machine two lines may lie on each other
-    axes.legend(loc="lower right", frameon=False, labelcolor="linecolor")
+    axes.legend(loc="upper left", frameon=False, labelcolor="linecolor")
     axes.axhline(dense, color="#52525b", linestyle="--")
     axes.text(1, dense * 1.12, "dense", color="#52525b", weight="bold")
     axes.set(xscale="log", yscale="log", ylabel="time of the product, µs", xlim=(0.9, 80))
