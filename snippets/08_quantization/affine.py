@@ -1,4 +1,4 @@
-"""Affine quantization from scratch: a real number becomes an integer, by a scale and a zero point.
+"""Affine quantization from scratch: numbers become integers, by a scale and a zero point.
 
 x is close to scale · (q - zero point). The range is first widened until it contains 0, and the
 zero point is rounded to an integer, so that 0 is always represented exactly.

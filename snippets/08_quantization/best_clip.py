@@ -1,4 +1,4 @@
-"""The best range is not the largest value: clipping error against rounding error for a Gaussian.
+"""The best range is not the largest value: clipping against rounding error for a Gaussian.
 
 No sampling: errors are integrals over the normal density. The first part checks the integration
 against the optimal uniform quantizers that Max published in 1960. Draws best_clip.svg.
@@ -24,7 +24,7 @@ def distortion(clip: float, bits: int) -> tuple[float, float]:
     largest = 2 ** (bits - 1) - 1
     step = clip / largest
     error = ((X / step).round().clamp(max=largest) * step - X).square() * DENSITY
-    return error[X <= clip].sum().item(), error[X > clip].sum().item()
+    return error[clip >= X].sum().item(), error[clip < X].sum().item()
 
 
 def best(error) -> float:
@@ -59,10 +59,16 @@ def check_against_max() -> None:
         level = (torch.floor(X / step).clamp(max=2 ** (bits - 1) - 1) + 0.5) * step
         return ((level - X).square() * DENSITY).sum().item()
 
-    for bits, step, published in ((2, 0.9957, 0.1188), (3, 0.5860, 0.03744), (4, 0.3352, 0.01154)):
+    for bits, step, published in (
+        (2, 0.9957, 0.1188),
+        (3, 0.5860, 0.03744),
+        (4, 0.3352, 0.01154),
+    ):
         assert math.isclose(halves(step, bits), published, rel_tol=1e-3)
         assert halves(step, bits) <= min(halves(step * 0.98, bits), halves(step * 1.02, bits))
-    print("2, 3 and 4 bits with levels at half steps: 0.1188, 0.0374, 0.0115, as in Max's table")
+    print(
+        "2, 3 and 4 bits with levels at half steps: 0.1188, 0.0374, 0.0115, as in Max's table"
+    )
 
 
 def draw(clips: dict[int, float]) -> None:
@@ -74,7 +80,7 @@ def draw(clips: dict[int, float]) -> None:
         axes.plot(grid, totals, color=colour, linewidth=2)
         axes.plot(clips[bits], sum(distortion(clips[bits], bits)), "o", color=colour)
         axes.text(6.08, totals[-1], f"{bits} bits", color=colour, va="center")
-    for part, where, words in ((0, 6.0, "rounding"), (1, 2.0, "clipping")):
+    for part in (0, 1):  # inside the range, outside
         values = [(c, distortion(c, 4)[part]) for c in grid]
         values = [(c, value) for c, value in values if value > 2e-6]
         axes.plot(*zip(*values, strict=True), ":", color=COLOURS[4], linewidth=1.5)

@@ -33,7 +33,9 @@ def error(weight: torch.Tensor, per_channel: bool) -> float:
     dims = (1, 2, 3) if per_channel else (0, 1, 2, 3)
     step = weight.abs().amax(dims, keepdim=True) / 127
     back = (weight / step).round() * step
-    return ((back - weight).flatten(1).norm(dim=1) / weight.flatten(1).norm(dim=1)).mean().item()
+    return (
+        ((back - weight).flatten(1).norm(dim=1) / weight.flatten(1).norm(dim=1)).mean().item()
+    )
 
 
 @torch.no_grad()

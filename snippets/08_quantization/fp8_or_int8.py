@@ -1,7 +1,7 @@
-"""Eight bits as integers or as floats: int8 wins where values are even, fp8 where they have tails.
+"""Eight bits as integers or as floats: int8 wins without tails, fp8 where there are tails.
 
-One scale per tensor maps the largest magnitude to the format's largest number. Integers have one
-step for all, floats a step in proportion to the value. Draws fp8_or_int8.svg.
+One scale per tensor maps the largest magnitude to the format's largest number. Integers have
+one step for all, floats a step in proportion to the value. Draws fp8_or_int8.svg.
 """
 
 import math
@@ -88,7 +88,9 @@ def main() -> None:
         x[0] = peak
         for name, cast in FORMATS.items():
             curves[name].append(decibels(x[1:], cast(x)[1:]))
-    crossing = next(p for p, i, f in zip(peaks, *list(curves.values())[:2], strict=True) if f > i)
+    crossing = next(
+        p for p, i, f in zip(peaks, *list(curves.values())[:2], strict=True) if f > i
+    )
     print(f"with one outlier E4M3 is ahead of int8 from {crossing:.0f} standard deviations on")
     assert curves["e4m3"][-1] > 25 and curves["int8"][-1] < 5 < curves["int8"][4]
     draw(peaks, curves)

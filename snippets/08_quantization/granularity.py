@@ -13,7 +13,7 @@ ROWS, COLUMNS = 256, 1024
 
 # --8<-- [start:granularity]
 def quantize_groups(w: torch.Tensor, bits: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize symmetrically, `size` neighbours to a scale; return what comes back, and the steps.
+    """Quantize symmetrically, `size` neighbours to a scale; return the result and the steps.
 
     `size` is w.numel() for one scale per tensor, the length of a row for one per channel.
     """
@@ -55,7 +55,10 @@ def main() -> None:
             errors[name, bits] = measured
             # a step larger than the numbers loses no more than the numbers: not so at 8 bits
             assert measured < 1.02 * predicted
-            assert bits == 4 or math.isclose(predicted, measured, rel_tol=0.02), (name, measured)
+            assert bits == 4 or math.isclose(predicted, measured, rel_tol=0.02), (
+                name,
+                measured,
+            )
         stored = 4 + 16 * step.numel() / w.numel()  # a scale in 16 bits
         print(f"{name:13} {cells[0]}  {stored:11.3f}   {cells[1]}")
     order = [errors[name, 4] for name in ("tensor", "channel", "group of 128", "group of 32")]

@@ -1,7 +1,7 @@
-"""Symmetric or affine: a zero point wins one bit where values have one sign, and little elsewhere.
+"""Symmetric or affine: a zero point wins one bit where values have one sign, and no more.
 
-Symmetric: the integers are -127 … 127 and zero is 0. Affine: 0 … 255, from the smallest value to
-the largest. The error is compared with that of uniform noise, step/√12.
+Symmetric: the integers are -127 … 127 and zero is 0. Affine: 0 … 255, from the smallest
+value to the largest. The error is compared with that of uniform noise, step/√12.
 """
 
 import math

@@ -1,7 +1,7 @@
 """torch.ao.quantization still works in torch 2.13, deprecated; what it computes, by hand.
 
-quantize_dynamic replaces each Linear by one with int8 weights, which quantizes its input at each
-call. The warning names a version that has long been released.
+quantize_dynamic replaces each Linear by one with int8 weights, which quantizes its input at
+each call. The warning names a version that has long been released.
 """
 
 import sys
@@ -54,7 +54,9 @@ def main() -> None:
     print(f"weight: {model[0].weight().dtype}, {model[0].weight().qscheme()}")
     for warning in caught:
         if "deprecated" in str(warning.message):
-            print(f"{warning.category.__name__}: {str(warning.message).splitlines()[0].strip()}")
+            print(
+                f"{warning.category.__name__}: {str(warning.message).splitlines()[0].strip()}"
+            )
             break
 
     exact, theirs = layer(x), model(x)
