@@ -1,7 +1,7 @@
 """Failure: quantizing what was quantized before. Two roundings are worse than one.
 
-From fp32 to 8 bits and from there to 4; and through a chain of 16 scales. With one scale nothing
-more is lost, with unlike scales errors add up, and with scales that creep they all point one way.
+From fp32 to 8 bits and from there to 4; and through 16 scales in a row. With one scale nothing
+more is lost, with unlike scales errors add up, and if scales creep they all point one way.
 """
 
 import torch
@@ -47,8 +47,8 @@ def main() -> None:
         once = (clips[0] / 127) / 12**0.5
         small = (x.abs() > 0.1) & (x.abs() < 0.2)
         growth = (y[small].abs().mean() / x[small].abs().mean()).item() - 1
-        print(f"16 hops, {name:20}: error {rms(y - x) / once:5.2f} times that of one hop, "
-              f"{independent / once:.2f} if independent; 0.1 to 0.2 grew by {growth:.1%}")  # fmt: skip
+        print(f"16 hops, {name:20}: error {rms(y - x) / once:5.2f} of one hop's "
+              f"({independent / once:.2f} if independent), 0.1 to 0.2 grew by {growth:.1%}")  # fmt: skip
         low, high = {"one scale": (0.24, 0.26), "each 1% wider": (2, 4)}.get(name, (0.7, 1.3))
         assert low < rms(y - x) / independent < high, name
 
