@@ -181,13 +181,20 @@ def main() -> None:
     inputs = record(model, text[: 16 * 64].view(16, 64))
     print(f"{len(inputs)} layers, each calibrated on 1,024 characters")
     added: dict[tuple, float] = {}
+    clipped: dict[tuple, float] = {}
     widths = (8, 5, 4)
     for method in (min_max, percentile, least_squares, entropy):
         for bits in widths:
             clips = {layer: method(x.flatten(), bits) for layer, x in inputs.items()}
+            outside = [(inputs[layer].abs() > clip).sum() for layer, clip in clips.items()]
+            clipped[method, bits] = sum(outside) / sum(x.numel() for x in inputs.values())
             added[method, bits] = quantized_bits(model, held_out, clips, bits) - fp32
         cells = "   ".join(f"≈{added[method, bits]:+.3f}" for bits in widths)
         print(f"{method.__name__:14} {cells}")
+    shares = (
+        f"{m.__name__} ≈{clipped[m, 4]:.1%}" for m in (percentile, least_squares, entropy)
+    )
+    print(f"clipped at 4 bits: {', '.join(shares)}")
     assert max(added[m, 8] for m in (min_max, percentile, least_squares)) < 0.03
     assert added[min_max, 4] > 3 * added[min_max, 8]
     assert added[least_squares, 4] < added[min_max, 4]

@@ -88,10 +88,10 @@ def main() -> None:
         x[0] = peak
         for name, cast in FORMATS.items():
             curves[name].append(decibels(x[1:], cast(x)[1:]))
-    ahead = [p for p, i, f in zip(peaks, curves["int8"], curves["e4m3"], strict=True) if i > f]
+    ahead = [p for p, i, f in zip(peaks, *list(curves.values())[:2], strict=True) if i > f]
     # int8 with a step of peak/127: 20·log10(127/peak) + 10·log10(12) dB
     border = 127 * 10 ** ((10 * math.log10(12) - curves["e4m3"][0]) / 20)
-    print(f"with one outlier int8 is ahead up to {ahead[-1]:.0f} standard deviations, E4M3 from "
+    print(f"with one outlier int8 is ahead up to {ahead[-1]:.0f} standard deviations, E4M3 "
           f"{2 * ahead[-1]:.0f} on; predicted border {border:.0f}")  # fmt: skip
     assert ahead == peaks[: len(ahead)] and ahead[-1] < border < 2 * ahead[-1]
     assert curves["e4m3"][-1] > 25 and curves["int8"][-1] < 5 < curves["int8"][4]
