@@ -45,6 +45,13 @@ def main() -> None:
     print(f"slope of round: {slopes[0]}, straight through: {slopes[1]}")
     assert not plain.any() and (through == 1).all()
 
+    # the library's fake quantization does the same, and stops the gradient where it clamps
+    x = torch.linspace(-3, 3, 100, requires_grad=True)
+    fake = torch.fake_quantize_per_tensor_affine(x, 0.25, 0, -7, 7)
+    (library,) = torch.autograd.grad(fake.sum(), x)
+    assert torch.equal(library, ((x / 0.25).round().abs() <= 7).float())
+    print("slope of torch.fake_quantize_per_tensor_affine: 1 inside the range, 0 outside")
+
     # the average over all offsets u in [-1/2, 1/2): of 10,000 evenly spread ones
     offsets = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000 - 0.5
     points = torch.tensor([0.2, 0.49, 0.8, 1.37], dtype=torch.float64)

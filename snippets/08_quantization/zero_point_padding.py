@@ -33,16 +33,17 @@ def right(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    kernel = torch.rand(1, 1, 5, 5, generator=generator)
+    kernel = torch.rand(1, 1, 5, 5, generator=generator, dtype=torch.float64)
     for name, low in (("values from -1 to 3", -1.0), ("values from 2 to 3", 2.0)):
-        image = torch.rand(1, 1, 32, 32, generator=generator) * (3 - low) + low
+        image = torch.rand(1, 1, 32, 32, generator=generator, dtype=torch.float64)
+        image = image * (3 - low) + low
         padded = F.pad(image, (2, 2, 2, 2))
         exact = F.conv2d(padded, kernel)
         border = torch.ones(32, 32, dtype=torch.bool)
         border[2:-2, 2:-2] = False
         print(name)
         for scheme in (wrong, right):
-            zero = scheme(torch.zeros(1), low, 3.0).item()
+            zero = scheme(torch.zeros(1, dtype=torch.float64), low, 3.0).item()
             error = F.conv2d(scheme(padded, low, 3.0), kernel)[0, 0] - exact[0, 0]
             inner, outer = (error[mask].mean().item() for mask in (~border, border))
             print(f"  {scheme.__name__:5}: 0 becomes {zero:.5f}; mean error of the result "
