@@ -75,8 +75,10 @@ def main() -> None:
         peak = (x.abs().max() / x.square().mean().sqrt()).item()
         print(f"{name:18}  {peak:13.1f}  " + "".join(f"{r:5.1f} dB" for r in ratios[name]))
     # a float's mean square error is 4^-m·ln 2/18 of the value's, as chapter 05 derives
-    for m, dtype in ((3, "E4M3"), (2, "E5M2")):
-        print(f"predicted for {dtype}: {-10 * math.log10(4.0**-m * math.log(2) / 18):.1f} dB")
+    for column, m, dtype in ((1, 3, "E4M3"), (2, 2, "E5M2")):
+        predicted = -10 * math.log10(4.0**-m * math.log(2) / 18)
+        print(f"predicted for {dtype}: {predicted:.1f} dB")
+        assert all(abs(row[column] - predicted) < 1.2 for row in ratios.values())
     assert ratios["normal"][0] > ratios["normal"][1] + 5
     assert abs(ratios["normal"][1] - ratios["Laplace"][1]) < 1
 
@@ -91,8 +93,10 @@ def main() -> None:
     ahead = [p for p, i, f in zip(peaks, *list(curves.values())[:2], strict=True) if i > f]
     # int8 with a step of peak/127: 20·log10(127/peak) + 10·log10(12) dB
     border = 127 * 10 ** ((10 * math.log10(12) - curves["e4m3"][0]) / 20)
-    print(f"with one outlier int8 is ahead up to {ahead[-1]:.0f} standard deviations, E4M3 "
-          f"{2 * ahead[-1]:.0f} on; predicted border {border:.0f}")  # fmt: skip
+    print(
+        f"with one outlier int8 is ahead up to {ahead[-1]:.0f} standard deviations, "
+        f"E4M3 from {2 * ahead[-1]:.0f} on; predicted border {border:.0f}"
+    )
     assert ahead == peaks[: len(ahead)] and ahead[-1] < border < 2 * ahead[-1]
     assert curves["e4m3"][-1] > 25 and curves["int8"][-1] < 5 < curves["int8"][4]
     draw(peaks, curves)

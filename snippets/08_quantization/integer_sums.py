@@ -17,7 +17,7 @@ def main() -> None:
     # --8<-- [end:int8]
     print(f"300 products of 1 · 1 in {str(wrong.dtype).removeprefix('torch.')}: "
           f"{wrong[0, 0].item()}; by torch._int_mm: {right[0, 0].item()}")  # fmt: skip
-    assert wrong.dtype == torch.int8 and wrong[0, 0] == 44 and right[0, 0] == 300
+    assert wrong.dtype == torch.int8 and wrong[0, 0].item() == 44 and right[0, 0].item() == 300
 
     # --8<-- [start:int32]
     k = 200_000
@@ -29,7 +29,8 @@ def main() -> None:
     # --8<-- [end:int32]
     print(f"200,000 products of 127 · 127 in int32: {wrong[0, 0].item():,}")
     print(f"two halves, added in int64: {right[0, 0].item():,}")
-    assert wrong[0, 0] == 127 * 127 * k - 2**32 and right[0, 0] == 127 * 127 * k
+    # .item() first: compared with an int32 tensor, the Python number would wrap as well
+    assert wrong[0, 0].item() == 127 * 127 * k - 2**32 and right[0, 0].item() == 127 * 127 * k
 
     # --8<-- [start:sum]
     numbers = torch.full((1000,), 100, dtype=torch.int8)
@@ -37,7 +38,7 @@ def main() -> None:
     kept = numbers.sum(dtype=torch.int8)
     # --8<-- [end:sum]
     print(f"sum of 1,000 times 100: {total.item():,}; with dtype=int8: {kept.item()}")
-    assert total == 100_000 and kept == (100_000 + 128) % 256 - 128
+    assert total.item() == 100_000 and kept.item() == (100_000 + 128) % 256 - 128
 
 
 if __name__ == "__main__":
