@@ -52,10 +52,10 @@ def main() -> None:
     torchs = torch.fake_quantize_per_tensor_affine(x, scale, zero, 0, 255)
     differ = (torchs - dequantize(q, scale, zero)).abs() > scale / 2
     assert differ.float().mean() < 1e-4  # torch multiplies by 1/scale: a tie may fall otherwise
-    print("equal to torch.fake_quantize_per_tensor_affine")
+    print("equal to torch.fake_quantize_per_tensor_affine (but for ties)")
 
     again = quantize(dequantize(q, scale, zero), scale, zero, 8)
-    assert torch.equal(again, q)
+    assert torch.equal(again, q) and q.unique().numel() > 200
     print("quantized once more with the same scale: the same integers")
 
 

@@ -53,7 +53,7 @@ def balanced(bits: int) -> float:
 
 
 def check_against_max() -> None:
-    """2^b levels at half steps: Max, Quantizing for Minimum Distortion (1960), table II."""
+    """2^b levels at half steps: those of Max, Quantizing for Minimum Distortion (1960)."""
 
     def halves(step: float, bits: int) -> float:
         level = (torch.floor(X / step).clamp(max=2 ** (bits - 1) - 1) + 0.5) * step
@@ -106,9 +106,10 @@ def main() -> None:
         gain = 10 * math.log10(wide / least)
         print(f"{bits:4}   {clips[bits]:9.2f}   {balanced(bits):10.2f}   {outside:7.3%}   "
               f"{least:11.2e}   {wide:12.2e}   {gain:.1f} dB")  # fmt: skip
-        assert least <= wide
-        if bits >= 4:
-            assert abs(balanced(bits) - clips[bits]) < 0.05
+        assert least < 0.9 * wide and least <= min(
+            sum(distortion(clips[bits] * factor, bits)) for factor in (0.97, 1.03)
+        )
+        assert abs(balanced(bits) - clips[bits]) < 0.03
     assert list(clips.values()) == sorted(clips.values())
     draw(clips)
 

@@ -4,6 +4,8 @@ In evaluation BatchNorm is a multiplication and an addition per channel. The fol
 it does to the spread of the weights decides between one scale and one per channel.
 """
 
+import copy
+
 import torch
 from torch import nn
 
@@ -12,16 +14,10 @@ from torch import nn
 def fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
     """Return one convolution that computes norm(convolution(x)) in evaluation."""
     gain = norm.weight / (norm.running_var + norm.eps).sqrt()  # [out]
-    folded = nn.Conv2d(
-        convolution.in_channels,
-        convolution.out_channels,
-        convolution.kernel_size,
-        padding=convolution.padding,
-        dtype=convolution.weight.dtype,
-    )
-    with torch.no_grad():
-        folded.weight.copy_(convolution.weight * gain.view(-1, 1, 1, 1))
-        folded.bias.copy_((convolution.bias - norm.running_mean) * gain + norm.bias)
+    bias = 0 if convolution.bias is None else convolution.bias
+    folded = copy.deepcopy(convolution)  # with its stride, padding, dilation and groups
+    folded.weight = nn.Parameter(convolution.weight * gain.view(-1, 1, 1, 1))
+    folded.bias = nn.Parameter((bias - norm.running_mean) * gain + norm.bias)
     return folded
 
 
@@ -51,12 +47,15 @@ def main() -> None:
     norm.eval()
 
     x = torch.randn(4, 16, 12, 12, dtype=torch.float64)
+    other = nn.Conv2d(16, 64, 3, stride=2, groups=4, bias=False).double()
+    torch.testing.assert_close(fold(other, norm)(x), norm(other(x)), rtol=1e-12, atol=1e-12)
     folded = fold(convolution, norm)
     torch.testing.assert_close(folded(x), norm(convolution(x)), rtol=1e-12, atol=1e-12)
     print("folded equals unfolded to 12 digits in float64")
 
     library = torch.nn.utils.fusion.fuse_conv_bn_eval(convolution.eval(), norm)
     torch.testing.assert_close(folded.weight, library.weight, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(folded.bias, library.bias, rtol=1e-12, atol=1e-12)
     print("and equals torch.nn.utils.fusion.fuse_conv_bn_eval")
 
     print("int8 error per channel   one scale   a scale per channel")

@@ -195,9 +195,11 @@ def main() -> None:
         f"{m.__name__} ≈{clipped[m, 4]:.1%}" for m in (percentile, least_squares, entropy)
     )
     print(f"clipped at 4 bits: {', '.join(shares)}")
-    assert max(added[m, 8] for m in (min_max, percentile, least_squares)) < 0.03
+    assert max(added[m, 8] for m in (min_max, percentile, least_squares, entropy)) < 0.03
     assert added[min_max, 4] > 3 * added[min_max, 8]
-    assert added[least_squares, 4] < added[min_max, 4]
+    assert all(added[least_squares, bits] < added[min_max, bits] for bits in (5, 4))
+    assert clipped[entropy, 4] > 4 * clipped[least_squares, 4] > 0
+    assert added[entropy, 4] > added[least_squares, 4]
 
 
 if __name__ == "__main__":

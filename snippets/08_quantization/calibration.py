@@ -75,6 +75,9 @@ def main() -> None:
             print(f"  {method.__name__:13}{clip:6.2f}   {outside.float().mean():7.3%}   "
                   f"{inner:17.5f}   {totals[method] - inner:20.5f}")  # fmt: skip
         assert totals[least_squares] == min(totals.values())
+        assert entropy(x, bits) < 0.8 * least_squares(x, bits)
+        step = min_max(x, bits) / (2 ** (bits - 1) - 1)
+        assert bits == 8 or (x.abs() < step / 2).float().mean() > 0.99
         bulk = {m: error(x[2**8 :], m(x, bits), bits) for m in totals}
         ratio = bulk[min_max] / bulk[entropy]
         print(

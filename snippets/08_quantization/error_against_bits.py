@@ -27,6 +27,16 @@ def decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise)
 
 
+def predicted_for_normal(step: float, low: float) -> float:
+    """step²/12 and what it leaves out for a normal density of variance 1, on low + n · step."""
+    phase = 2 * math.pi * (low / step)  # where 0 lies between two points
+    terms = (
+        (-1) ** k / k**2 * math.cos(k * phase) * math.exp(-2 * (math.pi * k / step) ** 2)
+        for k in range(1, 50)
+    )
+    return step**2 / 12 + step**2 / math.pi**2 * sum(terms)
+
+
 # --8<-- [end:error]
 
 
@@ -55,8 +65,8 @@ def main() -> None:
     }
     curves: dict[str, list[float]] = {name: [] for name in samples}
     predicted: dict[str, list[float]] = {name: [] for name in samples}
-    print("         uniform                        normal")
-    print("bits   step²/12   measured     dB    step²/12   measured     dB   correlation")
+    print("        uniform                       normal")
+    print("bits  step²/12   measured     dB   step²/12  corrected   measured     dB  correlation")
     for bits in BITS:
         cells = []
         for name, x in samples.items():
@@ -65,12 +75,18 @@ def main() -> None:
             noise, signal = error.square().mean().item(), x.var().item()
             curves[name].append(decibels(signal, noise))
             predicted[name].append(decibels(signal, step**2 / 12))
-            cells.append(f"{step**2 / 12:.3e}  {noise:.3e}  {curves[name][-1]:5.1f}")
-            if name == "uniform" or bits >= 4:
-                assert math.isclose(noise, step**2 / 12, rel_tol=0.05), (name, bits)
-        # uniform noise is not a function of the signal; a coarse grid's error nearly is
+            plain = f"{step**2 / 12:.3e}"
+            if name == "uniform" or bits >= 3:
+                assert math.isclose(noise, step**2 / 12, rel_tol=0.015), (name, bits)
+            if name == "normal":
+                corrected = predicted_for_normal(step, x.min().item())
+                assert math.isclose(noise, corrected, rel_tol=0.015), (bits, noise, corrected)
+                plain += f"  {corrected:.3e}"
+            cells.append(f"{plain}  {noise:.3e}  {curves[name][-1]:5.1f}")
+        # the error is a function of the value; on a fine grid it is uncorrelated with it
         correlation = round(torch.corrcoef(torch.stack([x, error]))[0, 1].item(), 2) + 0.0
-        print(f"{bits:4}  {'   '.join(cells)}  {correlation:8.2f}")
+        print(f"{bits:4} {'  '.join(cells)}  {correlation:11.2f}")
+        assert (abs(correlation) < 0.01) == (bits >= 3)
     for name, curve in curves.items():
         slope = (curve[11] - curve[7]) / 4
         print(f"{name}: {slope:.2f} dB per bit from 8 to 12 bits; 20·log10(2) = 6.02")

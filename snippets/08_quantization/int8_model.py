@@ -93,13 +93,23 @@ def bits_per_character(model: nn.Module, ids: torch.Tensor, context=64) -> float
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item() / math.log(2)
 
 
+def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """torch._int_mm, and on an x86 without VNNI, where that saturates, a slower product."""
+    full = torch.full((32, 64), 127, dtype=torch.int8)
+    exact = (torch._int_mm(full, full.T.contiguous()) == 64 * 127 * 127).all()
+    return torch._int_mm(a, b) if exact else a.int() @ b.int()
+
+
+TINY = torch.finfo(torch.float32).eps  # no step is smaller: a row of zeros must not divide by 0
+
+
 # --8<-- [start:Int8Linear]
 class Int8Linear(nn.Module):
     """A Linear in int8; `grain`: an input range per "token", per "tensor", or the range."""
 
     def __init__(self, layer: nn.Linear, grain: str | tuple[float, float]) -> None:
         super().__init__()
-        step = layer.weight.detach().abs().amax(1, keepdim=True) / 127  # [out, 1]
+        step = layer.weight.detach().abs().amax(1, keepdim=True).clamp(min=TINY) / 127  # [out, 1]
         weight = (layer.weight.detach() / step).round().to(torch.int8)
         self.register_buffer("weight", weight.T.contiguous())  # [in, out]
         self.register_buffer("step", step.T)  # [1, out]
@@ -116,10 +126,10 @@ class Int8Linear(nn.Module):
         else:
             low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
         low, high = low.clamp(max=0), high.clamp(min=0)
-        step = (high - low) / 255
+        step = ((high - low) / 255).clamp(min=TINY)
         zero = (-low / step).round() - 128
         q = ((x / step).round() + zero).clamp(-128, 127).to(torch.int8)
-        sums = torch._int_mm(q, self.weight) - zero.int() * self.columns  # int32
+        sums = int_mm(q, self.weight) - zero.int() * self.columns  # int32
         return (sums * step * self.step + self.bias).view(*shape[:-1], -1)
 
 
@@ -165,14 +175,22 @@ def bytes_of(model: nn.Module) -> int:
 @torch.no_grad()
 def check(layer: nn.Linear, x: torch.Tensor) -> None:
     """The integer layer computes what float64 computes from rounded weights and inputs."""
-    ours = Int8Linear(layer, "tensor")
-    low, high = x.min(), x.max()
-    step = (high - low) / 255
-    zero = (-low / step).round() - 128
-    rounded = (((x / step).round() + zero).clamp(-128, 127) - zero).double() * step.double()
-    weight = ours.weight.double() * ours.step.double()
-    expected = rounded @ weight + ours.bias.double()
-    torch.testing.assert_close(ours(x).double(), expected, rtol=1e-5, atol=1e-5)
+    tokens = {"low": x.amin(1, keepdim=True), "high": x.amax(1, keepdim=True)}
+    for grain, (low, high) in {
+        "token": (tokens["low"], tokens["high"]),
+        "tensor": (x.min(), x.max()),
+        (-1.5, 2.5): (torch.tensor(-1.5), torch.tensor(2.5)),  # static, and it clamps
+    }.items():
+        ours = Int8Linear(layer, grain)
+        step = ((high.clamp(min=0) - low.clamp(max=0)) / 255).clamp(min=TINY)
+        zero = (-low.clamp(max=0) / step).round() - 128
+        rounded = (((x / step).round() + zero).clamp(-128, 127) - zero).double() * step.double()
+        weight = ours.weight.double() * ours.step.double()
+        expected = rounded @ weight + ours.bias.double()
+        torch.testing.assert_close(ours(x).double(), expected, rtol=1e-5, atol=1e-5)
+        exact = layer(x).double()
+        error = (expected - exact).norm() / exact.norm()
+        assert error < (0.02 if isinstance(grain, str) else 0.5)
 
 
 def main() -> None:
@@ -181,7 +199,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = CharModel(len(alphabet))
     train(model, text)
-    check(model.blocks[0].up, torch.randn(50, 64))
+    x = torch.randn(50, 64)
+    x[3] = 0  # a padded token
+    check(model.blocks[0].up, x)
     print("the integer layer equals float64 on the rounded numbers")
 
     before = bits_per_character(model, held_out)
