@@ -66,7 +66,9 @@ def main() -> None:
     curves: dict[str, list[float]] = {name: [] for name in samples}
     predicted: dict[str, list[float]] = {name: [] for name in samples}
     print("        uniform                       normal")
-    print("bits  step²/12   measured     dB   step²/12  corrected   measured     dB  correlation")
+    print(
+        "bits  step²/12   measured     dB   step²/12  corrected   measured     dB  correlation"
+    )
     for bits in BITS:
         cells = []
         for name, x in samples.items():

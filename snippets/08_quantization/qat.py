@@ -190,13 +190,28 @@ def main() -> None:
     control = bits_per_character(further, held_out)
     print(f"fp32: ≈{fp32:.3f} bits per character; after {STEPS} more steps ≈{control:.3f}")
 
+    weight = model.blocks[0].up.weight.detach().requires_grad_()
+    step = least_squares(weight.detach(), 7)
+    fake = torch.fake_quantize_per_channel_affine(
+        weight, step[:, 0], torch.zeros(len(step), dtype=torch.int32), 0, -7, 7
+    )
+    upstream = torch.randn(fake.shape, generator=torch.Generator().manual_seed(0))
+    (theirs,) = torch.autograd.grad(fake, weight, upstream)
+    rounded = RoundThrough.apply(weight, step, 7)
+    (ours,) = torch.autograd.grad(rounded, weight, upstream)
+    assert 0 < (theirs == 0).float().mean() < 0.1 and (ours != theirs).float().mean() < 1e-3
+    assert ((rounded - fake).abs() > step / 2).float().mean() < 1e-3  # ties
+    print("forward and backward equal torch.fake_quantize_per_channel_affine (but for ties)")
+
     table: dict[str, list[float]] = {"widest": [], "best": [], "trained": []}
     print("bits   rounded, widest range   rounded, best range   trained on   recovered")
     for bits in (4, 3, 2):
         wide = bits_per_character(quantized(model, bits, widest), held_out)
         ours = quantized(model, bits, least_squares)
         best = bits_per_character(ours, held_out)
+        before = ours.head.weight.detach().clone()
         train(ours, text, STEPS, lr=3e-3)
+        assert (ours.head.weight != before).float().mean() > {4: 0.05, 3: 0.05, 2: 0.02}[bits]
         trained = bits_per_character(ours, held_out)
         for layer in ours.modules():  # what is stored is a few integers and a step per row
             if isinstance(layer, nn.Linear):

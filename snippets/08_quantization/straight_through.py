@@ -52,13 +52,24 @@ def main() -> None:
     assert torch.equal(library, ((x / 0.25).round().abs() <= 7).float())
     print("slope of torch.fake_quantize_per_tensor_affine: 1 inside the range, 0 outside")
 
-    # the average over all offsets u in [-1/2, 1/2): of 10,000 evenly spread ones
+    # the average over all offsets r in [-1/2, 1/2): of 10,000 evenly spread ones
     offsets = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000 - 0.5
     points = torch.tensor([0.2, 0.49, 0.8, 1.37], dtype=torch.float64)
     smooth = (points[:, None] + offsets).round().mean(1)
     torch.testing.assert_close(smooth, points, rtol=0, atol=1e-4)
-    print(f"round(x + u) averaged over u, at {points.tolist()}: "
+    print(f"round(x + r) averaged over r, at {points.tolist()}: "
           f"{[round(v, 3) for v in smooth.tolist()]}")  # fmt: skip
+
+    # behind a loss l(q) = (q - 0.3)²/2 the same average, differentiated: l(1) - l(0) in [0, 1)
+    x = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    rounded = (x[:, None] + offsets).round()
+    through = (rounded - 0.3).mean(1)  # what the estimator passes on: l'(round(x + r))
+    shifted = (x[:, None] + 0.01 + offsets).round()
+    slope = ((shifted - 0.3).square() / 2 - (rounded - 0.3).square() / 2).mean(1) / 0.01
+    print(f"slope of the averaged loss at {x.tolist()}: {[round(v, 3) for v in slope.tolist()]}, "
+          f"the estimator's: {[round(v, 3) for v in through.tolist()]}")  # fmt: skip
+    torch.testing.assert_close(slope, torch.full_like(slope, 0.2), rtol=0, atol=2e-3)
+    torch.testing.assert_close(through, x - 0.3, rtol=0, atol=1e-3)
 
     print(
         "one weight, target 0.3, integers only; the better of them is 0, with a loss of 0.045"
