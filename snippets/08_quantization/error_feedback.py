@@ -73,9 +73,7 @@ def main() -> None:
             w -= LR * (1 - step / STEPS) * average(x.T @ (x @ w - y) / SAMPLES)
         distance[name] = ((w - best).norm() / best.norm()).item()
     if rank == 0:
-        print(
-            f"{n} rank{'s' * (n > 1)}, distance to the least-squares solution after {STEPS} steps"
-        )
+        print(f"{n} rank{'s' * (n > 1)}, distance to the solution after {STEPS} steps")
         for name, far in distance.items():
             print(f"  {name:24} ≈{far:.4f}")
         if n > 1:
