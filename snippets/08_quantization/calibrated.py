@@ -2,7 +2,7 @@
 
 Layer by layer from the input on, so that each layer is fitted to what the quantized layers
 before it really put out. Groups of 32 or 64 inputs share a scale. The last lines ask how much
-text it takes, which text, and what AWQ does where a few channels are loud.
+text it takes, which text, and what AWQ does where channels are loud. Draws calibrated.svg.
 """
 
 import copy
@@ -11,6 +11,10 @@ import random
 import unicodedata
 from collections.abc import Callable
 
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -160,6 +164,22 @@ def layer_by_layer(
 # --8<-- [end:layer_by_layer]
 
 
+def draw(found: dict, exact: float) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "calibrated", "font.size": 11}
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    rows = {"to nearest": ("#c2410c", 14), "AWQ": ("#7c3aed", -4), "GPTQ": ("#15803d", 0)}
+    for name, (colour, up) in rows.items():
+        lost = [found[name, bits] - exact for bits in (4, 3, 2)]
+        axes.plot((4, 3, 2), lost, "o-", color=colour, linewidth=2)
+        at = {"xytext": (8, up - 5), "textcoords": "offset points", "color": colour}
+        axes.annotate(name, (2, lost[2]), **at)
+    axes.set(yscale="log", xlim=(4.1, 1.6), ylim=(0.003, 1), xticks=(4, 3, 2))
+    axes.set(xlabel="bits a weight, without scales", ylabel="bits per character over fp32")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("calibrated.svg", transparent=True, metadata={"Date": None})
+
+
 def main() -> None:
     torch.set_num_threads(1)
     alphabet, text, held_out = unicode_names()
@@ -182,6 +202,7 @@ def main() -> None:
         for bits in (4, 3, 2):
             found[name, bits] = loss(model, method, calibration, bits)
         print(f"{name:12}", *(f"{bits} bits ≈{found[name, bits]:.3f}  " for bits in (4, 3, 2)))
+    draw(found, exact)
     for bits in (3, 2):  # most of what rounding lost comes back
         assert found["GPTQ", bits] - exact < 0.75 * (found["to nearest", bits] - exact)
 

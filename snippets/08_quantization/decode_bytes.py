@@ -2,12 +2,16 @@
 
 A decoder that writes one token for each of b sequences reads every weight once and does 2b
 operations with it. The first two tables are divisions by an H100's datasheet; the last one
-measures a product on this machine with 1 to 64 rows.
+measures a product on this machine with 1 to 64 rows. Draws decode_bytes.svg.
 """
 
 import statistics
 import time
 
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
@@ -52,6 +56,26 @@ def measure(batches: list[int]) -> dict[int, float]:
     return seconds
 
 
+def draw() -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "decode_bytes", "font.size": 11}
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    batches = [2 ** (i / 4) for i in range(45)]
+    lines = {"bf16": (16, "#c2410c"), "int8": (8, "#0b6e99"), "int4, 32": (4.5, "#15803d")}
+    for name, (bits, colour) in lines.items():
+        step = [seconds_per_step(bits, 8.03e9, 0, batch) * 1e3 for batch in batches]
+        axes.plot(batches, step, color=colour, linewidth=2)
+        axes.text(0.9, step[0], name, color=colour, ha="right", va="center")
+    axes.set(xscale="log", yscale="log", xlim=(0.35, 2048), ylim=(0.8, 60))
+    axes.set(xlabel="sequences in the batch, b", ylabel="least time of a step (ms)")
+    ticks = [1, 4, 16, 64, 256, 1024]
+    axes.set_xticks(ticks, ticks)
+    axes.set_yticks([1, 3, 10, 30], ["1", "3", "10", "30"])
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("decode_bytes.svg", transparent=True, metadata={"Date": None})
+
+
 def main() -> None:
     torch.set_num_threads(1)
     context = 4096
@@ -72,6 +96,7 @@ def main() -> None:
                             for x in (0, 1, 2))  # fmt: skip
         assert one == even and twice > 1.9 * one
 
+    draw()
     seconds = measure([1, 4, 16, 64])
     print("here, a 4096 × 4096 product in fp32")
     for batch, took in seconds.items():

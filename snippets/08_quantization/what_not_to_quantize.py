@@ -1,7 +1,7 @@
 """Which parts of a model bear 3 bits: each alone, and what leaving it in fp32 would cost.
 
-Every tensor is rounded with one scale per row, but for the norms, whose gains and biases are one
-row each. The last column is the share of the model's weights that the part has.
+Tensors are rounded with one scale per row; the gains or biases of a norm are one row. The share
+is that of the model's parameters which the part has.
 """
 
 import copy
