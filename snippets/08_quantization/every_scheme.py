@@ -119,7 +119,7 @@ class Stored(nn.Module):
 class Int8(Stored):
     def store(self, w: torch.Tensor, x: torch.Tensor) -> None:
         scale = w.abs().amax(1, keepdim=True) / 127
-        self.keep(q=(w / scale).round().to(torch.int8), scale=scale)
+        self.keep(q=(w / scale).round().clamp(-127, 127).to(torch.int8), scale=scale)
 
     def weight(self) -> torch.Tensor:
         return self.q * self.scale
