@@ -126,11 +126,11 @@ def gptq(w: torch.Tensor, x: torch.Tensor, bits: int, group: int) -> torch.Tenso
 
 def awq(w: torch.Tensor, x: torch.Tensor, bits: int, group: int) -> torch.Tensor:
     """Scale columns up by (mean |x|)^α before rounding, down after; the best of 6 α."""
-    best, least = w, math.inf
+    best, least, h = w, math.inf, x.T @ x
     for alpha in torch.linspace(0, 1, 6):
         scale = x.abs().mean(0).clamp(min=1e-4) ** alpha
         q = nearest(w * scale, x, bits, group) / scale
-        error = (x @ (q - w).T).square().mean().item()
+        error = ((q - w) @ h * (q - w)).sum().item()  # |x·(q - w)ᵀ|²
         if error < least:
             best, least = q, error
     return best

@@ -208,12 +208,13 @@ class Gptq(Nibbles):
 
 class Awq(Nibbles):
     def store(self, w: torch.Tensor, x: torch.Tensor) -> None:
-        least = math.inf
+        least, h = math.inf, x.T @ x
         for alpha in torch.linspace(0, 1, 6):
             column = (x.abs().mean(0).clamp(min=1e-4) ** alpha).bfloat16().float()
             super().store(w * column, x)
             self.keep(column=column.bfloat16())
-            error = (x @ (self.weight() - w).T).square().sum().item()
+            off = self.weight() - w
+            error = (off @ h * off).sum().item()  # of the layer's output
             if error < least:
                 least, best = error, (self.q, self.scale, self.column)
         self.keep(**dict(zip(("q", "scale", "column"), best, strict=True)))

@@ -41,6 +41,7 @@ def main() -> None:
     converted = convert_pt2e(prepared)
     # --8<-- [end:flow]
 
+    print("the converted graph:")
     ranges = []
     for node in converted.graph.nodes:
         name = str(node.target).split(".")[-2] if node.op == "call_function" else ""

@@ -52,9 +52,8 @@ class Int4Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear, group: int) -> None:
         super().__init__()
-        grouped = (
-            linear.weight.detach().float().unflatten(1, (-1, group))
-        )  # [n, k/group, group]
+        weight = linear.weight.detach().float()
+        grouped = weight.unflatten(1, (-1, group))  # [n, k/group, group]
         scale = (grouped.abs().amax(-1, keepdim=True) / 7).bfloat16()  # rounded, then used
         q = (grouped / scale).round().clamp(-8, 7) + 8  # 8 stands for zero
         self.register_buffer("packed", pack(q.flatten(1).to(torch.uint8)))
