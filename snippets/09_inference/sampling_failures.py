@@ -9,12 +9,13 @@ import torch
 
 
 def draw(logits: torch.Tensor) -> str:
-    """Sample from softmax(logits); the token's range, or the error's words."""
+    """Sample from softmax(logits): how many tokens can come, or the error's words."""
+    p = logits.softmax(-1)
     try:
-        tokens = torch.multinomial(logits.softmax(-1), 1000, replacement=True)
+        torch.multinomial(p, 1)
     except RuntimeError as error:
         return f"RuntimeError: {str(error).splitlines()[0]}"
-    return f"drawn from {len(tokens.unique())} tokens"
+    return f"a token of {int((p > 0).sum())}"
 
 
 # --8<-- [start:top_p]
@@ -62,9 +63,14 @@ def main() -> None:
     ]
     for words, row in rows:
         result = draw(row)
-        print(f"{words:33} {result}")
+        print(f"{words}:\n    {result}")
         assert result.startswith("RuntimeError") != words.startswith("  "), words
     assert torch.isinf(over).all()
+
+    try:  # many draws at once take another path, and say it in other words
+        torch.multinomial(over.softmax(-1), 1000, replacement=True)
+    except RuntimeError as error:
+        print(f"1,000 draws of logits in fp16:\n    RuntimeError: {error}")
 
     # the same mistake where the set is not empty: no error, and a smaller set than asked for
     flat = torch.tensor([0.5, 0.3, 0.2]).log()

@@ -44,8 +44,10 @@ def make_weights(device: torch.device) -> dict:
     return {
         "token": draw(VOCABULARY, HIDDEN, rows=1),
         "layers": [
-            (draw(HIDDEN, 3, HEADS, width, rows=HIDDEN), draw(HEADS, width, HIDDEN, rows=HIDDEN),
-             draw(HIDDEN, 4 * HIDDEN, rows=HIDDEN), draw(4 * HIDDEN, HIDDEN, rows=4 * HIDDEN))
+            (draw(HIDDEN, 3, HEADS, width, rows=HIDDEN),
+             draw(HEADS, width, HIDDEN, rows=HIDDEN),
+             draw(HIDDEN, 4 * HIDDEN, rows=HIDDEN),
+             draw(4 * HIDDEN, HIDDEN, rows=4 * HIDDEN))
             for _ in range(LAYERS)
         ],
     }  # fmt: skip
@@ -118,7 +120,7 @@ def main() -> None:
     dist.all_gather_object(everyone, ids)
     assert all(other == ids for other in everyone)
     if rank == 0:
-        print(f"{n} ranks: 20 tokens, logits and caches equal to one process")
+        print(f"{n} rank{'s' * (n > 1)}: 20 tokens, logits and caches equal to one process")
         print(
             f"  all-reduces per token: {sums // steps} = 2 × {LAYERS} layers, {sent} bytes each"
         )
