@@ -81,8 +81,8 @@ def draw() -> None:
         if full < batches[-1]:
             axes.plot(full, full / least(model, gpu, full, context), "o", color=color)
     axes.text(4, 2000, "weights alone", color="#0b6e99", ha="center", rotation=35)
-    axes.text(2300, 18_500, "2,048 tokens cached", color="#c2410c", ha="right")
-    axes.text(2300, 1750, "8,192 tokens cached", color="#7c3aed", ha="right")
+    axes.text(340, 18_500, "2,048 cached", color="#c2410c")
+    axes.text(340, 1750, "8,192 cached", color="#7c3aed")
     axes.axvline(gpu[0] / gpu[1], color="#52525b", linestyle=":", linewidth=1.2)
     axes.text(gpu[0] / gpu[1] * 0.9, 260, "ridge: 295", color="#52525b", ha="right")
     axes.set(xlabel="sequences in a step", ylabel="tokens/s, at most", ylim=(180, 1.2e5))

@@ -1,11 +1,15 @@
 """Every usual way to choose the next token, from scratch, each held against its distribution.
 
 A method is a filter on logits: what it returns, softmaxed, is the distribution it draws from.
-Drawing is done by the Gumbel-max trick, and tested by chi-square.
+Drawing is done by the Gumbel-max trick, and tested by chi-square. Draws sampling.svg.
 """
 
 import math
 
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
 import torch
 
 
@@ -61,6 +65,31 @@ def away(tokens: torch.Tensor, p: torch.Tensor) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
+def draw(rows: dict[str, torch.Tensor]) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sampling", "font.size": 12}
+    names = ("plain", "temperature 2", "top-k 5", "top-p 0.8")
+    names += ("min-p 0.1", "temperature 2, then min-p 0.1")
+    figure, grid = plt.subplots(2, 3, figsize=(7, 3.9), sharex=True, sharey=True)
+    order = rows["plain"].argsort(descending=True)
+    for axes, name in zip(grid.flat, names, strict=True):
+        q = rows[name].softmax(-1)[order]
+        kept = int((q > 0).sum())  # they come first in this order
+        axes.bar(range(kept), q[:kept], color="#0b6e99", width=0.8)
+        axes.plot(
+            range(len(q)), rows["plain"].softmax(-1)[order], color="#c2410c", linewidth=1.2
+        )
+        axes.set_title(
+            name.replace(", then", ",\nthen"), fontsize=11, loc="left", y=0.72, x=0.2
+        )
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid[1]:
+        axes.set_xlabel("token, by rank")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("probability")
+    figure.tight_layout()
+    figure.savefig("sampling.svg", transparent=True, metadata={"Date": None})
+
+
 def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -89,6 +118,8 @@ def main() -> None:
     assert (
         away(gumbel_max(logits, 100_000, generator), temperature(logits, 1.1).softmax(-1)) > 5
     )
+
+    draw(rows)
 
     # what the definitions promise
     torch.testing.assert_close(temperature(logits, 0.5).softmax(-1), p**2 / (p**2).sum())

@@ -74,7 +74,7 @@ def draw() -> None:
         curve = [speedup(alpha, g, 0.05, 1) if g else 1 for g in gammas]
         axes.plot(gammas, curve, "-o", markersize=4, color=color)
         axes.text(16.3, curve[-1], f"α = {alpha}", color=color, va="center")
-    axes.axhline(1, color="#52525b", linestyle=":", linewidth=1.2)
+    axes.plot([0, 16], [1, 1], color="#52525b", linestyle=":", linewidth=1.2)
     axes.set(xlabel="tokens drafted per round, γ", ylabel="times as fast", xlim=(0, 18.5))
     axes.set_xticks(range(0, 17, 4))
     axes.spines[["top", "right"]].set_visible(False)

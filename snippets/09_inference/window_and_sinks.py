@@ -1,13 +1,17 @@
 """A cache that forgets: the last w characters alone, or with the first few, the sinks.
 
 The character model is trained with all of its context, then reads the text that was held out
-with a mask. The loss says what forgetting costs.
+with a mask. The loss says what forgetting costs. Draws window_and_sinks.svg.
 """
 
 import math
 import random
 import unicodedata
 
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -107,6 +111,27 @@ def window(s: int, last: int, first: int = 0) -> torch.Tensor:
 # --8<-- [end:masks]
 
 
+def draw() -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "window", "font.size": 12}
+    figure, grid = plt.subplots(1, 3, figsize=(7, 2.7), sharey=True)
+    rows = (("everything", 24, 0), ("the last 8", 8, 0), ("the last 8, the first 2", 8, 2))
+    for axes, (words, last, first) in zip(grid, rows, strict=True):
+        for i, row in enumerate(window(24, last, first).tolist()):
+            recent = range(max(0, i - last + 1), i + 1)
+            older = sum(row) - len(recent)  # sinks that have left the window
+            axes.barh(i, len(recent), left=recent[0] - 0.5, height=0.8, color="#0b6e99")
+            if older:
+                axes.barh(i, older, left=-0.5, height=0.8, color="#c2410c")
+        axes.set(xlim=(-1, 24), ylim=(24, -1), aspect="equal", xlabel="key of token")
+        axes.set_title(words, fontsize=12)
+        axes.set_xticks([0, 8, 16])
+        axes.set_yticks([0, 8, 16])
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[0].set_ylabel("query of token")
+    figure.tight_layout()
+    figure.savefig("window_and_sinks.svg", transparent=True, metadata={"Date": None})
+
+
 def main() -> None:
     torch.set_num_threads(1)
     alphabet, text, held_out = unicode_names()
@@ -132,6 +157,7 @@ def main() -> None:
             assert alone > full + 0.05, "a window of 4 characters cost nothing"
             assert more < sinks, "this model should need recent characters, not first ones"
 
+    draw()
     # how much weight the first character gets, where a uniform look back would give 1/64
     with torch.no_grad():
         ids = held_out[: 64 * 100].view(100, 64)
