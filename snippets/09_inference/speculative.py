@@ -160,7 +160,7 @@ def main() -> None:
     table = counts(text, kinds)
     generator = torch.Generator().manual_seed(0)
 
-    rows = 8_000
+    rows = 4_000
     prompt = torch.tensor([alphabet.index(c) for c in "\nGREEK "])
     p, place = exact(model, prompt, kinds), torch.tensor([kinds**2, kinds, 1])
     ids = torch.zeros(rows, 32, dtype=torch.long)
@@ -174,7 +174,7 @@ def main() -> None:
         q = table[ids[:, at - 2], ids[:, at - 1]]
         ids[:, at] = torch.multinomial(q, 1, generator=generator)[:, 0]
     alone = (ids[:, len(prompt) : len(prompt) + 3] * place).sum(1)
-    print("8,000 continuations of GREEK by three characters: σ from the target's distribution")
+    print("4,000 continuations of GREEK by three characters: σ from the target's distribution")
     for words, sample in (
         ("plain", plain),
         ("speculative", triples),
@@ -185,9 +185,9 @@ def main() -> None:
 
     print("drafted   kept of those tested   tokens per round   formula")
     for gamma in (1, 2, 4, 8):
-        ids = torch.zeros(60, 64, dtype=torch.long)
+        ids = torch.zeros(40, 64, dtype=torch.long)
         ids[:, : len(prompt)] = prompt
-        length = torch.full((60,), len(prompt))
+        length = torch.full((40,), len(prompt))
         extra = []
         while length.max() + gamma + 1 <= 60:
             extra.append(round_(model, table, ids, length, gamma, generator))
