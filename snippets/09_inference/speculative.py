@@ -156,7 +156,7 @@ def main() -> None:
     kinds = len(alphabet)
     torch.manual_seed(0)
     model = CharModel(kinds)
-    train(model, text)
+    train(model, text, steps=350)
     table = counts(text, kinds)
     generator = torch.Generator().manual_seed(0)
 
