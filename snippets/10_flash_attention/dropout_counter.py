@@ -1,8 +1,9 @@
 """Dropout in a tiled kernel: the mask is a function of seed, row and column, never stored.
 
-Forward and backward visit the scores in other tiles and another order. A counter-based generator
-gives each position its own random number whenever it is asked, so both see one mask. A generator
-with a state gives the tile that comes first the first numbers: then backward drops others.
+Forward and backward visit the scores in other tiles and another order. A counter-based
+generator gives each position its own random number whenever it is asked, so both see one mask.
+A generator with a state gives its first numbers to the tile that comes first: then backward
+drops others.
 """
 
 import torch
@@ -96,11 +97,15 @@ def main() -> None:
             continue
         mask = torch.cat([rule(SEED, r, whole) for rule in [make()] for r in whole.split(16)])
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        ((torch.softmax(inputs[0] @ inputs[1].T / D**0.5, -1) * mask) @ inputs[2]).backward(d_out)
+        ((torch.softmax(inputs[0] @ inputs[1].T / D**0.5, -1) * mask) @ inputs[2]).backward(
+            d_out
+        )
         error = (gradients[2] - inputs[2].grad).norm() / inputs[2].grad.norm()
         assert error > 0.1
         print(f"stateful: the same seed in both, dV off by ≈{100 * error:.0f}%")
-    print(f"kept for backward: a seed and an offset, 16 bytes, in place of {S * S} mask entries")
+    print(
+        f"kept for backward: a seed and an offset, 16 bytes, in place of {S * S} mask entries"
+    )
 
 
 if __name__ == "__main__":

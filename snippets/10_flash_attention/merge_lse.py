@@ -41,7 +41,8 @@ def main() -> None:
     truth, truth_lse = attend(q, whole_k, whole_v)
 
     a, b, c = (
-        attend(q, k, v) for k, v in zip(whole_k.split(200, 2), whole_v.split(200, 2), strict=True)
+        attend(q, k, v)
+        for k, v in zip(whole_k.split(200, 2), whole_v.split(200, 2), strict=True)
     )
     for way in (merge(merge(a, b), c), merge(a, merge(b, c)), merge(c, merge(b, a))):
         torch.testing.assert_close(way, (truth, truth_lse), rtol=1e-4, atol=1e-5)
@@ -54,13 +55,14 @@ def main() -> None:
     cascade, _ = merge(shared, attend(q, own_k, own_v))
     # --8<-- [end:shared]
     torch.testing.assert_close(cascade, truth, rtol=1e-4, atol=1e-5)
-    plain, once = whole_k.nbytes + whole_v.nbytes, sum(x.nbytes for x in (prefix_k, prefix_v, own_k, own_v))  # fmt: skip  # noqa: E501
+    plain = whole_k.nbytes + whole_v.nbytes
+    once = sum(x.nbytes for x in (prefix_k, prefix_v, own_k, own_v))
     assert plain * (PREFIX + B * OWN) == once * B * (PREFIX + OWN)
     print(f"shared prefix: {once / 2**20:.2f} MiB of keys and values read, not", end=" ")
     print(f"{plain / 2**20:.2f}: {plain / once:.1f} times less, the same output")
 
     # --8<-- [start:sink]
-    sink = torch.randn(A, 1, 1)  # a learned logit per head, with no value behind it
+    sink = 4 + torch.randn(A, 1, 1)  # a learned logit per head, with no value behind it
     with_sink = torch.sigmoid(truth_lse - sink) * truth
     # --8<-- [end:sink]
     scores = torch.cat([q @ whole_k.mT / math.sqrt(D), sink.expand(B, A, 1, 1)], dim=-1)

@@ -4,6 +4,7 @@ A jagged nested tensor holds the tokens behind one another, and where each seque
 SDPA takes it. On a CPU it does so through the math backend, which refuses is_causal.
 """
 
+import inspect
 import logging
 import warnings
 
@@ -56,17 +57,18 @@ def main() -> None:
         print("causal: runs here")
     except RuntimeError as error:
         print(f"causal: {error}")
-        print("   ", [text for text in reasons.said if "not supported" in text][0])
+        print("   ", next(text for text in reasons.said if "not supported" in text))
 
     # --8<-- [start:varlen]
     tokens = torch.cat(parts)  # [sum of lengths, a, d]
     starts = jagged.offsets().int()  # cu_seq: 0, 5, 8, 17
     longest = max(LENGTHS)
+    causal = {"window_size": (-1, 0)}  # all keys to the left, none to the right
+    if "is_causal" in inspect.signature(varlen_attn).parameters:  # its first releases
+        causal = {"is_causal": True}
 
     def packed_causal() -> torch.Tensor:
-        return varlen_attn(
-            tokens, tokens, tokens, starts, starts, longest, longest, window_size=(-1, 0)
-        )
+        return varlen_attn(tokens, tokens, tokens, starts, starts, longest, longest, **causal)
 
     # --8<-- [end:varlen]
     try:

@@ -12,7 +12,7 @@ A, D, ROW = 2, 16, 512
 
 # --8<-- [start:pack]
 def pack(lengths: list[int], row: int) -> list[list[int]]:
-    """First fit, longest first: indices of the documents that share each row of `row` tokens."""
+    """First fit, longest first: which documents share each row of `row` tokens."""
     rows: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         for members in rows:
@@ -73,7 +73,8 @@ def main() -> None:
     longest = max(lengths)
     triangle = [n * (n + 1) // 2 for n in range(ROW + 1)]
     line("padded to the longest", 64 * longest, 64 * triangle[longest])
-    line("8 of similar length", sum(8 * max(g) for g in groups), sum(8 * triangle[max(g)] for g in groups))  # fmt: skip  # noqa: E501
+    tops = [max(group) for group in groups]  # each group is padded to its own longest
+    line("8 of similar length", 8 * sum(tops), 8 * sum(triangle[n] for n in tops))
     line("packed, causal only", len(rows) * ROW, len(rows) * triangle[ROW])
     packed = sum(triangle[lengths[i]] for row in rows for i in row)
     line("packed, documents", len(rows) * ROW, packed)
@@ -94,7 +95,7 @@ def main() -> None:
     gradients = torch.cat([x.grad for x in separate], dim=2)
     torch.testing.assert_close(together.grad, gradients, rtol=1e-4, atol=1e-5)
     # --8<-- [end:equal]
-    print(f"\n{len(members)} documents in one row: outputs and gradients equal {len(members)} rows")
+    print(f"\n{len(members)} documents in one row: equal to {len(members)} rows, gradients too")
 
     with torch.no_grad():
         leaked = attend(together, position)  # causal, but across documents

@@ -85,7 +85,8 @@ def main() -> None:
     truth = F.scaled_dot_product_attention(q, k, v)
     for parts in (1, 2, 7, 64, 1000):
         torch.testing.assert_close(split_attention(q, k, v, parts), truth, rtol=1e-4, atol=1e-5)
-    outs = torch.stack([partial(q, kk, vv)[0] for kk, vv in zip(k.chunk(8, 2), v.chunk(8, 2))])  # noqa: B905
+    pieces = zip(k.chunk(8, 2), v.chunk(8, 2), strict=True)
+    outs = torch.stack([partial(q, kk, vv)[0] for kk, vv in pieces])
     assert (outs.mean(0) - truth).abs().max() > 0.1, "a plain mean of the parts is wrong"
     print("1, 2, 7, 64 and 1,000 parts: equal to SDPA; the mean of the parts is not")
 
@@ -95,13 +96,21 @@ def main() -> None:
 
     print(f"\n{SMS} SMs, 8 key heads, tiles of 128 keys")
     print("requests   context   blocks   in use   parts   in use")
-    for requests, context in ((1, 512), (1, 4096), (1, 32768), (4, 32768), (12, 32768), (14, 32768)):  # fmt: skip  # noqa: E501
+    for requests, context in (
+        (1, 512),
+        (1, 4096),
+        (1, 32768),
+        (4, 32768),
+        (12, 32768),
+        (16, 512),
+    ):
         blocks, tiles = requests * 8, math.ceil(context / 128)
         parts = choose(blocks, tiles)
         before, after = efficiency(blocks, 1), efficiency(blocks, parts)
         assert after >= before
         print(
-            f"{requests:8} {context:9} {blocks:8} {100 * before:7.0f}% {parts:7} {100 * after:7.0f}%"
+            f"{requests:8} {context:9} {blocks:8} {100 * before:7.0f}%"
+            f" {parts:7} {100 * after:7.0f}%"
         )
     draw()
 
