@@ -52,7 +52,6 @@ MASKS = {
     "causal documents": and_masks(causal, same_document),
 }
 # --8<-- [end:masks]
-NUMBERS = {"skipped": 0, "masked inside": 1, "full": 2}
 
 
 # --8<-- [start:count]
@@ -68,29 +67,33 @@ def kinds(dense: torch.Tensor) -> torch.Tensor:
 
 def draw(grids: dict[str, torch.Tensor]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "flex_masks", "font.size": 11}
-    figure, axes = plt.subplots(1, 5, figsize=(7.4, 2.3))
-    colours = {1: "#c2410c", 2: "#0b6e99"}
-    for axis, (name, grid) in zip(axes, grids.items(), strict=True):
-        n = len(grid)
-        for i in range(n):
-            for j in range(n):
-                kind = int(grid[i, j])
-                axis.add_patch(
-                    plt.Rectangle(
-                        (j + 0.07, i + 0.07),
-                        0.86,
-                        0.86,
-                        facecolor=colours.get(kind, "none"),
-                        edgecolor="none" if kind else "#a1a1aa",
-                        linewidth=0.6,
-                    )
-                )
-        axis.set(xlim=(0, n), ylim=(n, 0), aspect="equal", xticks=[], yticks=[])
-        axis.set_title(name.replace(" ", "\n", 1), fontsize=10, color="#52525b")
+    figure, axes = plt.subplots(2, 3, figsize=(6.4, 4.9))
+    looks = {0: ("none", "#71717a"), 1: ("#c2410c", "#c2410c"), 2: ("#0b6e99", "#0b6e99")}
+
+    def square(axis, x: float, y: float, kind: int) -> None:
+        face, edge = looks[kind]
+        axis.add_patch(
+            plt.Rectangle((x + 0.08, y + 0.08), 0.84, 0.84, fc=face, ec=edge, lw=0.7)
+        )
+
+    for axis, (name, grid) in zip(axes.flat, grids.items(), strict=False):
+        for i, row in enumerate(grid.tolist()):
+            for j, kind in enumerate(row):
+                square(axis, j, i, kind)
+        axis.set_title(name, fontsize=12, color="#52525b")
+        axis.set_xlabel("blocks of keys", color="#52525b")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("blocks of queries", color="#52525b")
+    for row, kind in enumerate((2, 1, 0)):  # the sixth place holds the legend
+        square(axes[1, 2], 0.5, 2 + 1.5 * row, kind)
+        words = ("skipped", "masked inside", "full")[kind]
+        axes[1, 2].text(1.8, 2.5 + 1.5 * row, words, va="center_baseline", color="#52525b")
+    for axis in axes.flat:
+        axis.set(
+            xlim=(0, S // BLOCK), ylim=(S // BLOCK, 0), aspect="equal", xticks=[], yticks=[]
+        )
         axis.spines[:].set_visible(False)
-    axes[0].set_ylabel("blocks of queries", color="#52525b", fontsize=10)
-    axes[2].set_xlabel("blocks of keys", color="#52525b", fontsize=10)
-    figure.tight_layout(w_pad=0.6)
+    figure.tight_layout(h_pad=1.2)
     figure.savefig("flex_masks.svg", transparent=True, metadata={"Date": None})
 
 

@@ -64,12 +64,17 @@ def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "split_k", "font.size": 11}
     figure, axes = plt.subplots(figsize=(7, 3.4))
     parts = list(range(1, 41))
-    for blocks, colour in ((8, "#0b6e99"), (32, "#c2410c"), (96, "#15803d")):
+    for blocks, colour in ((8, "#0b6e99"), (24, "#c2410c"), (96, "#15803d")):
         values = [100 * efficiency(blocks, n) for n in parts]
         axes.plot(parts, values, color=colour, linewidth=1.5, label=f"{blocks} blocks")
         chosen = choose(blocks, key_tiles=256)
         axes.plot(chosen, 100 * efficiency(blocks, chosen), "o", color=colour, markersize=8)
-    axes.set(xlabel="parts", ylabel="SM time in use, %", ylim=(0, 105), xlim=(0, 40))
+    axes.set(
+        xlabel="parts that the keys are cut into",
+        ylabel="SM time in use, %",
+        ylim=(0, 105),
+        xlim=(0, 40),
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right", labelcolor="linecolor")
     figure.tight_layout()
