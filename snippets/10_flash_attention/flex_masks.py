@@ -125,6 +125,7 @@ def main() -> None:
         )
     n = S // BLOCK
     assert (grids["causal"] > 0).sum() == n * (n + 1) // 2
+    assert (grids["sliding window"] > 0).sum(1).max() == WINDOW // BLOCK + 1
     numbers = [x for x in block_mask.as_tuple() if isinstance(x, torch.Tensor)]
     print(f"the mask itself: dense {dense.nbytes // 1024} KiB, in blocks", end=" ")
     print(f"{sum(x.nbytes for x in numbers) / 1024:.1f} KiB; both grow with the square")

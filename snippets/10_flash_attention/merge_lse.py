@@ -46,7 +46,7 @@ def main() -> None:
     )
     for way in (merge(merge(a, b), c), merge(a, merge(b, c)), merge(c, merge(b, a))):
         torch.testing.assert_close(way, (truth, truth_lse), rtol=1e-4, atol=1e-5)
-    print("(a·b)·c = a·(b·c) = c·(b·a) = attention to all keys, output and lse")
+    print("three parts merged as (ab)c, a(bc) and c(ba): attention to all keys, and its lse")
 
     # --8<-- [start:shared]
     # the requests' queries become the rows of one matrix: [b, a, 1, d] -> [a, b, d]
