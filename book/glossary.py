@@ -1,7 +1,8 @@
 """Tooltips for terms: `docs/glossary.md` is their one source.
 
 On the glossary page each term gets an id. On every other page the first use of a term in each
-section becomes an `<abbr>` whose title is the first sentence of the term's definition.
+section becomes an `<abbr>` whose title is the first sentence of the term's definition. A page
+with a sense of its own for some says so: ``<!-- not of the glossary: node, capacity -->``.
 """
 
 import functools
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from markdown import Markdown
 from markdown.extensions import Extension
+from markdown.preprocessors import Preprocessor
 from markdown.treeprocessors import Treeprocessor
 from markdown.util import AtomicString
 
@@ -39,14 +41,33 @@ def slug(term: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", term.lower()).strip("-")
 
 
+class _OwnSense(Preprocessor):
+    """Takes the comment that names the terms with another sense on this page."""
+
+    names: frozenset[str] = frozenset()
+
+    def run(self, lines: list[str]) -> list[str]:
+        found = [re.match(r"<!-- not of the glossary: (.+) -->$", line) for line in lines]
+        listed = ", ".join(match[1] for match in found if match)
+        self.names = frozenset(name.strip().lower() for name in listed.split(",") if name)
+        return [line for line, match in zip(lines, found, strict=True) if not match]
+
+
 class _Tooltips(Treeprocessor):
+    def __init__(self, md: Markdown, own_sense: _OwnSense) -> None:
+        super().__init__(md)
+        self.own_sense = own_sense
+
     def run(self, root: ET.Element) -> None:
         lists = [e for e in root.iter("div") if e.get("class") == "glossary"]
         for name in (name for each in lists for name in each.iter("dt")):
             name.set("id", slug("".join(name.itertext()).split(" / ")[0]))
         if lists:
             return
-        self.terms = {name.lower(): (name, meaning) for name, meaning in terms().items()}
+        known = {name.lower(): (name, meaning) for name, meaning in terms().items()}
+        if unknown := self.own_sense.names - known.keys():
+            raise ValueError(f"not in the glossary anyway: {', '.join(sorted(unknown))}")
+        self.terms = {name: known[name] for name in known.keys() - self.own_sense.names}
         longest_first = sorted(self.terms, key=len, reverse=True)
         words = "|".join(re.escape(name) for name in longest_first)
         # a term may stand in the plural, and must not be a part of a longer, hyphenated word
@@ -97,7 +118,9 @@ class _Tooltips(Treeprocessor):
 
 class GlossaryExtension(Extension):
     def extendMarkdown(self, md: Markdown) -> None:
-        md.treeprocessors.register(_Tooltips(md), "glossary", 8)
+        own_sense = _OwnSense(md)
+        md.preprocessors.register(own_sense, "glossary", 26)
+        md.treeprocessors.register(_Tooltips(md, own_sense), "glossary", 8)
 
 
 def makeExtension(**kwargs) -> GlossaryExtension:

@@ -19,6 +19,8 @@ PACKAGES = (
     "numpy",
     "matplotlib",
     "deepspeed",
+    "onnxruntime",
+    "torchao",
     "pytest",
     "pytest-codeblocks",
     "mkdocs-material",

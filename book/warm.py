@@ -5,10 +5,11 @@ A process that has torch waits for commands and forks for each. For a torchrun c
 fork does what torchrun does on one node, with ranks that are forks in place of fresh
 interpreters: the same variables, a store, and an end for all when one rank fails.
 
-Commands of transcripts start warm, but for the first command of one program in four, always the
-same ones; whatever needs a shell runs as typed. What differs from its transcript when it was
-started warm is run again, all of it as typed, and that counts. ``--plain`` runs every command
-as typed, as recording and the workflow do; ``--warm`` starts all warm, for the edit loop.
+Commands of transcripts start warm, but for the first command of one program in eight, always
+the same ones; whatever needs a shell runs as typed. What differs from its transcript when it
+was started warm is run again, all of it as typed, and that counts. ``--plain`` runs every
+command as typed, as recording and the workflow do; ``--warm`` starts all warm, for the edit
+loop.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Launcher:
             return False
         if words[0] == "python" and program.startswith("labs/") and not self.eager:
             return False  # the labs' own tools start processes, and import torch only for that
-        as_typed = zlib.crc32(program.encode()) % 4 == 0 if program else True
+        as_typed = zlib.crc32(program.encode()) % 8 == 4 if program else True
         return self.eager or number > 0 or not as_typed
 
     def start(

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Tests whose names begin alike share something that is slow to make: they go to one worker.
 TOGETHER = re.compile(
     r"tests/test_site\.py|tests/test_engine\.py::test_broken|"
-    r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+-step\d+-"
+    r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+-"
 )
 RECORDED = (
     "# recorded 2026-01-01 on 2 CPU cores (test), torch 2.13.0, Python 3.11.7, in 1.0 s\n"

@@ -409,6 +409,16 @@ def test_a_term_is_explained_once_in_each_section() -> None:
     assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["rank", "Ranks", "all-reduces"]
 
 
+def test_a_page_may_use_a_term_in_its_own_sense() -> None:
+    markdown = pytest.importorskip("markdown")
+    convert = markdown.Markdown(extensions=["book.glossary"]).convert
+    html = convert("<!-- not of the glossary: node -->\n\nA node, a rank.")
+    assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["rank"]
+    assert "not of" not in html
+    with pytest.raises(ValueError, match="not in the glossary anyway: rnak"):
+        convert("<!-- not of the glossary: rnak -->")
+
+
 def test_every_term_has_one_place_and_one_sentence(site: Site) -> None:
     terms = glossary.terms()
     assert len(terms) > 30

@@ -21,6 +21,7 @@ the judge is out of reach.
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.util
 import json
@@ -327,19 +328,20 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
         time.sleep(3600)
 
 
-def _keep_store(port: Any) -> None:
+def _keep_stores(requests: Any) -> None:
     """Hold the store at which the ranks of one group meet, as torchrun's agent does.
 
-    It has a process of its own because it has a thread of its own: a process that forks must
-    have one thread only, or a child may wait for a lock whose owner was not copied.
+    For each request a new one, on a port of its own, in place of the one before. It has a
+    process of its own because it has a thread of its own: a process that forks must have one
+    thread only, or a child may wait for a lock whose owner was not copied.
     """
     os.setsid()
     if LINUX:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port.send(store.port)
-    while True:
-        time.sleep(3600)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while requests.recv():
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        requests.send(store.port)
 
 
 def find_step(lab: str, number: int) -> Step:
@@ -352,7 +354,7 @@ def find_step(lab: str, number: int) -> Step:
 
 
 def _children() -> dict[int, list[int]]:
-    """Processes by parent, from /proc."""
+    """Processes by parent, from /proc, whole: where the kernel keeps no list of children."""
     tree: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -363,10 +365,26 @@ def _children() -> dict[int, list[int]]:
     return tree
 
 
+def _children_of(pid: int) -> list[int]:
+    """The children of one process, from the kernel's own list."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as f:
+                found += map(int, f.read().split())
+    return found
+
+
 def _descendants(*pids: int) -> list[int]:
-    tree, found = _children(), [*pids]
+    """The processes that come from these, themselves left out."""
+    if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        children = _children_of
+    else:
+        tree = _children()
+        children = lambda pid: tree.get(pid, [])  # noqa: E731
+    found = [*pids]
     for process in found:
-        found += tree.get(process, [])
+        found += children(process)
     return found[len(pids) :]
 
 
@@ -379,7 +397,8 @@ def _ticks_and_sleep(pid: int) -> tuple[int, bool]:
     ticks, asleep = 0, True
     with contextlib.suppress(OSError, ValueError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            name, _, text = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")
+            with open(f"/proc/{pid}/task/{thread}/stat") as file:
+                name, _, text = file.read().rpartition(")")
             if name.endswith("(gloo_tcp_loop"):
                 continue
             fields = text.split()
@@ -400,10 +419,13 @@ class Runner:
         torch.set_num_threads(1)
         self.context = multiprocessing.get_context("fork" if LINUX else "spawn")
         self.folder = tempfile.TemporaryDirectory(prefix="check-")
+        self.keeper: multiprocessing.Process | None = None
+        gc.collect()
+        gc.freeze()  # a collection in a rank would write to, and so copy, every page
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_all([])
+        self._end_all([self.keeper] if self.keeper else [], spare=None)
         self.folder.cleanup()
 
     def run(self, step: Step, path: Path, world: int) -> Group:
@@ -426,11 +448,7 @@ class Runner:
         processes, events, outputs = [], [], []
         folder = tempfile.mkdtemp(dir=self.folder.name)
         try:
-            receive, send = self.context.Pipe(duplex=False)
-            keeper = self.context.Process(target=_keep_store, args=(send,))
-            keeper.start()
-            processes.append(keeper)
-            port = receive.recv()
+            port = self._new_store()
             for rank in range(world):
                 receive, send = self.context.Pipe(duplex=False)
                 read, write = self.context.Pipe(duplex=False)
@@ -443,16 +461,24 @@ class Runner:
                 processes.append(process)
                 events.append(receive)
                 outputs.append(read)
-            self._listen(group, keeper.pid, processes[1:], events, outputs)
+            self._listen(group, processes, events, outputs)
         finally:
-            self._end_all(processes)
+            self._end_all(processes, spare=self.keeper)
             for connection in [*events, *outputs]:
                 connection.close()
         return group
 
-    def _listen(
-        self, group: Group, keeper: int, processes: list, events: list, outputs: list
-    ) -> None:
+    def _new_store(self) -> int:
+        """The port of a store that nobody has used."""
+        if self.keeper is None or not self.keeper.is_alive():
+            self.stores, theirs = self.context.Pipe()
+            self.keeper = self.context.Process(target=_keep_stores, args=(theirs,))
+            self.keeper.start()
+            theirs.close()
+        self.stores.send(True)
+        return self.stores.recv()
+
+    def _listen(self, group: Group, processes: list, events: list, outputs: list) -> None:
         deadline = time.monotonic() + self.limit
         failed_at, quiet_since, ticks = None, time.monotonic(), -1
         open_outputs = dict(enumerate(outputs))
@@ -486,7 +512,7 @@ class Runner:
                     failed_at = time.monotonic()
             if LINUX:
                 # and what they started: a compiler works while its rank waits for it
-                pids = [keeper, *(processes[r].pid for r in waiting)]
+                pids = [self.keeper.pid, *(processes[r].pid for r in waiting)]
                 pids += _descendants(*pids)
                 used = [_ticks_and_sleep(pid) for pid in pids]
                 total = sum(count for count, _ in used)
@@ -514,8 +540,8 @@ class Runner:
                     rank.end, rank.error = event["end"], event
 
     @staticmethod
-    def _end_all(processes: list) -> None:
-        """Kill the ranks and everything they left behind."""
+    def _end_all(processes: list, spare: multiprocessing.Process | None) -> None:
+        """Kill the ranks and everything they left behind, but for the keeper of stores."""
         for process in processes:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -523,13 +549,13 @@ class Runner:
         for process in processes:
             process.join()
             process.close()
-        while LINUX and (left := _descendants(os.getpid())):
+        kept = {spare.pid} if spare else set()
+        while LINUX and (left := set(_descendants(os.getpid())) - kept):
             for pid in left:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
             time.sleep(0.01)
 
 

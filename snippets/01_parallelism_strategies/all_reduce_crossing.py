@@ -7,7 +7,7 @@ Both are built from send and recv. With messages that take α + β·bytes,
 
 The ring sends least and waits most often; recursive doubling sends the whole tensor in every
 one of its few rounds. They cost the same at S* = α/β · (2(n-1) - log2 n) / (log2 n -
-2(n-1)/n), which is 8 α/β for four ranks. The program measures both over 1 KiB to 64 MiB, fits
+2(n-1)/n), which is 8 α/β for four ranks. The program measures both over 1 KiB to 16 MiB, fits
 one α and one β to all the points, and compares the crossing that these predict with the
 measured one. Draws all_reduce_crossing.svg.
 """
@@ -26,8 +26,8 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 
-SIZES = [2**k for k in range(10, 27)]  # bytes, 1 KiB to 64 MiB
-ROUNDS = 4
+SIZES = [2**k for k in range(10, 25)]  # bytes, 1 KiB to 16 MiB
+ROUNDS = 3
 
 
 def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:

@@ -73,6 +73,7 @@ def main() -> None:
     print(f"all lanes the same word: {passes([0] * LANES)}, a broadcast")
     halves = [lane % 16 + lane // 16 * 32 for lane in lanes]
     print(f"half a warp in each of two rows, 32 words apart: {passes(halves)}")
+    assert (passes([0] * LANES), passes(halves)) == (1, 2)
 
     tiles = {
         "pitch 32": lambda row, column: row * 32 + column,
@@ -83,9 +84,9 @@ def main() -> None:
     for name, index in tiles.items():
         by_row = {passes([index(r, lane) for lane in lanes]) for r in lanes}
         by_column = {passes([index(lane, c) for lane in lanes]) for c in lanes}
+        assert by_row == {1} and by_column == {LANES if name == "pitch 32" else 1}
         bytes_used = 4 * (32 * 33 if "33" in name else 32 * 32)
         print(f"{name:24} {by_row.pop():7} {by_column.pop():10} {bytes_used:7,}")
-        assert not by_row and not by_column  # the same for every row and column
         # and no two elements in one word, which `passes` would take for a broadcast
         assert len({index(r, c) for r in lanes for c in lanes}) == 32 * 32
 

@@ -127,6 +127,7 @@ def main() -> None:
           f"GPU ≈{1e3 * gpu:.2f} ms")  # fmt: skip
     print(f"  at least {12 * n / LINK * 1e3:.2f} ms on a link of {LINK / 1e9:.1f} GB/s; "
           f"the CPU moves ≈{12 * n / cpu / 1e9:.1f} GB/s")  # fmt: skip
+    assert measured or gpu > 12 * n / LINK  # the model pays for the link
     # a small network: launches decide
     for width in (64, 1024, 8192):
         flops, launches = 6 * 32 * (3 * width**2), 30

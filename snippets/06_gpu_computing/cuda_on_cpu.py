@@ -5,7 +5,8 @@
 
 Every load and store of the program is checked (by the hooks that -fsanitize=thread puts before
 them): bounds, memory never written, two threads at one address with no barrier between, host
-pointers in kernels and device pointers in host code. Barriers and warp operations must be
+pointers in kernels, device pointers in host code, and managed memory that the host touches
+before it has waited for the kernels. Barriers and warp operations must be
 reached by all the threads they name. The threads of a block run in order for seed 0 and in a
 random order for the others, and what the program prints must be the same for all seeds.
 With --late-errors a fault is reported as a GPU does: by a later call, and without its place.
@@ -115,6 +116,7 @@ inline Shadow* shadow = (Shadow*)reserve(ARENA * sizeof(Shadow));
 inline std::map<size_t, Region> regions;  // by offset in the arena
 inline size_t global_top = SHARED, shared_top = 0, dynamic_bytes = 0, dynamic_limit = LIMIT;
 inline uint32_t now = 2, launched = 2, fenced = 0;  // a clock of barriers, not of time
+inline uint32_t waited = 2;                         // when the host last waited for the kernels
 inline bool in_kernel = false, late = getenv("EMU_LATE"), poisoned = false;
 inline cudaError_t error = cudaSuccess, pending = cudaSuccess;
 inline std::string kernel;
@@ -231,8 +233,16 @@ RAW inline void check(const void* pointer, size_t size, Access access, void* cal
     if (self == nullptr && *region->kind != 'm')
       fail(place(pc), std::string(verb) + " device memory: copy it with cudaMemcpy",
            cudaErrorInvalidValue);
-    for (size_t i = at; i < at + size; i++)
-      if (access != READ) shadow[i].write = {1, 0, pc};
+    for (size_t i = at; i < at + size; i++) {
+      Shadow& s = shadow[i];
+      bool read = s.read.time > waited || s.other_read.time > waited;
+      if (s.write.time > waited || (access != READ && read))
+        fail(place(pc),
+             verb + (" " + std::string(region->kind)) +
+                 " memory of a kernel that the host has not waited for",
+             cudaErrorInvalidValue);
+      if (access != READ) s.write = {1, 0, pc};
+    }
     return;
   }
   if (watch) watch(at, size, access, region->kind, pc);
@@ -443,6 +453,7 @@ RAW void launch(const char* what, Config c, Body body, Args... args) {
   launched = ++now;
 }
 RAW inline cudaError_t result(bool waits, cudaError_t now_failed = cudaSuccess) {
+  if (waits) waited = now;
   if (pending && waits) poisoned = true;  // from here on every call fails
   if (poisoned) return error = pending;
   if (now_failed) error = now_failed;

@@ -95,6 +95,7 @@ def main() -> None:
     torch.testing.assert_close(compiled(x), x.sin())  # contiguous: nothing is found
     show("a fake kernel with other strides, compiled", lambda: compiled(x.T))
 
+    assert gradient(writes).item() == 12  # silently; 6 would be right
     print("an argument is written to, and the schema does not say so")
     print(f"  d(h²)/dx at x = 3 should be 6: {gradient(writes).item():.0f}, and no error")
     show("  the same, with mutates_args={'x'}", lambda: gradient(declares))

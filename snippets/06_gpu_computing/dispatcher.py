@@ -51,9 +51,11 @@ for key, kernel in KERNELS.items():
 # --8<-- [end:tour]
 
 
-def call(what: str, x: torch.Tensor) -> torch.Tensor:
+def call(what: str, x: torch.Tensor, *keys: str) -> torch.Tensor:
+    """Call the operator; its stops must be those of `keys`, in this order."""
     stops.clear()
     y = torch.ops.tour.double(x)
+    assert [stop.split(":")[0] for stop in stops] == list(keys), stops
     print(f"{what:24} {' → '.join(stops)}")
     return y
 
@@ -72,16 +74,20 @@ def table(operator: str, keys: list[str]) -> None:
 def main() -> None:
     x = torch.ones(3)
     with torch.inference_mode():
-        call("in inference mode", torch.ones(3))
-    y = call("requires_grad", x.clone().requires_grad_())
+        call("in inference mode", torch.ones(3), "CPU")
+    y = call("requires_grad", x.clone().requires_grad_(), "Autograd", "CPU")
     assert y.grad_fn is not None
     with torch.autocast("cpu", torch.bfloat16):
-        assert call("and under autocast", x.clone().requires_grad_()).dtype == torch.bfloat16
-    call("device='meta'", torch.ones(3, device="meta"))
+        z = x.clone().requires_grad_()
+        y = call("and under autocast", z, "AutocastCPU", "Autograd", "CPU")
+        assert y.dtype == torch.bfloat16
+    call("device='meta'", torch.ones(3, device="meta"), "Autograd", "Meta")
     try:
         torch.ops.tour.double(torch.ones(3).to_sparse())
     except NotImplementedError as error:
         print(f"{'sparse':24} NotImplementedError: {str(error).split('.')[0]}…")
+    else:
+        raise AssertionError("expected an error: no kernel is registered for SparseCPU")
 
     for operator in ["aten::add.Tensor", "aten::linear", "aten::ones_like"]:
         table(operator, ["CPU", "SparseCPU", "AutogradCPU"])

@@ -105,6 +105,10 @@ def main() -> None:
     for name, side in sides.items():
         taken = [len(set(map(side, range(i, i + LANES)))) for i in range(0, 1024, LANES)]
         assert 10 * sum(taken) == results[name][0]
+    # a branch inside a branch keeps the outer mask: three sides, each with its own lanes
+    odd, quarter = (lambda thread: thread % 2), (lambda thread: thread % 4 == 1)
+    issued, at_work = run(lambda w: w.branch(odd, lambda: two_sides(quarter)(w), w.work))
+    assert issued == 32 * (10 + 10 + 1) and at_work == (8 * 10 + 8 * 10 + 16) / (32 * 21)
     print("each branch issues the sum over warps of the sides taken: equal")
     # a loop costs a warp its longest lane
     for trips, words in ((lengths, "any order"), (ordered, "sorted")):

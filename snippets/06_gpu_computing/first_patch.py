@@ -59,13 +59,15 @@ def tests(module: ModuleType) -> type[unittest.TestCase]:
     return TestRandomSplit
 
 
-def run(what: str, module: ModuleType) -> None:
+def run(what: str, module: ModuleType) -> set[str]:
+    """Print which tests fail, and return their names."""
     suite = unittest.defaultTestLoader.loadTestsFromTestCase(tests(module))
     result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
     failed = [test.id().rsplit(".", 1)[-1] for test, _ in result.failures + result.errors]
     print(f"{what}: {result.testsRun - len(failed)} of {result.testsRun} tests pass")
     for name in failed:
         print(f"  FAIL {name}")
+    return set(failed)
 
 
 def main() -> int:
@@ -73,7 +75,8 @@ def main() -> int:
     if source.count(OLD) != 1:
         print("this torch has another random_split: the patch does not apply", file=sys.stderr)
         return 1
-    run("before", installed)
+    new = {"test_message_says_both_numbers", "test_message_names_fractions"}
+    assert run("before", installed) == new  # a test that passes before proves nothing
     patched = source.replace(OLD, NEW)
     name = "torch/utils/data/dataset.py"
     lines = difflib.unified_diff(
@@ -87,7 +90,7 @@ def main() -> int:
         spec = importlib.util.spec_from_file_location("patched_dataset", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        run("after", module)
+        assert not run("after", module)
     return 0
 
 

@@ -95,13 +95,15 @@ def quiet() -> tuple[float, int]:
 
 
 def main() -> None:
-    results = {}
+    results, waits = {}, {}
     for loop in (chatty, quiet):
         with CountWaits() as counted:
             results[loop] = loop()
-        print(f"{loop.__name__}, 10 steps: the host waits {sum(counted.waits.values())} times")
+        waits[loop] = sum(counted.waits.values())
+        print(f"{loop.__name__}, 10 steps: the host waits {waits[loop]} times")
         for words, count in counted.waits.items():
             print(f"  {count:2} × {words}")
+    assert waits == {chatty: 30, quiet: 2}
     assert results[chatty][1] == results[quiet][1]
     assert abs(results[chatty][0] - results[quiet][0]) < 1e-4
     print(f"both: sum of losses {results[quiet][0]:.3f}, {results[quiet][1]} of 640 wrong")

@@ -4,6 +4,9 @@ Three registrations make it an operator: a schema, a kernel for each device, and
 fake kernel that knows the shape without computing. The wrong kernel beside it forgets strides.
 """
 
+import os
+import shutil
+import sys
 import tempfile
 
 import torch
@@ -68,6 +71,10 @@ STABLE_TORCH_LIBRARY_IMPL(inline_demo, CPU, m) {
 
 def build() -> None:
     """Compile SOURCE and load it; afterwards torch.ops.inline_demo holds the operators."""
+    needs = {"ninja": "pip install ninja", os.environ.get("CXX", "c++"): "a C++ compiler"}
+    for tool, what in needs.items():
+        if not shutil.which(tool):
+            sys.exit(f"load_inline.py needs {tool} on the PATH: {what}")
     with tempfile.TemporaryDirectory() as directory:
         load_inline(
             "inline_demo",
@@ -98,6 +105,7 @@ def main() -> None:
     torch.testing.assert_close(rms_norm(x, 1e-6), reference(x, 1e-6))
     wrong = torch.ops.inline_demo.rms_norm_wrong(x, 1e-6)
     share = (wrong - reference(x, 1e-6)).abs().gt(1e-3).float().mean().item()
+    assert share > 0.9
     print(f"a transposed input: right with contiguous(); {share:.0%} of elements wrong without")
 
     for bad in (x.double(), torch.tensor(1.0)):

@@ -57,15 +57,16 @@ def main() -> None:
     for level, row in enumerate(trace):
         live = THREADS >> level
         values = " ".join(f"{value:3.0f}" for value in row[:live])
-        print(f"after barrier {level + 1}: {values:31} {live} partial sums")
+        print(f"after barrier {level + 1}: {values:31} {live} partial sum{'s' * (live > 1)}")
     assert total == 36
     rng = np.random.default_rng(0)
     for n in (1, 7, 9, 50):
         x = rng.standard_normal(n).astype(np.float32)
         np.testing.assert_allclose(reduce(x)[0], x.sum(dtype=np.float64), rtol=1e-5, atol=1e-6)
-        print(f"{n:2} elements in {-(-n // THREADS)} blocks: equal to float64")
+        print(f"{n:2} elements, blocks: {-(-n // THREADS)}, equal to float64")
     try:
         reduce_without_bound[2, THREADS](np.ones(15, np.float32), np.zeros(1, np.float32))
+        assert os.environ.get("NUMBA_ENABLE_CUDASIM") != "1", "the simulator saw nothing"
         print("index 15 of 15 elements: no error")
     except IndexError as error:
         print(f"IndexError: {str(error).splitlines()[0]}")

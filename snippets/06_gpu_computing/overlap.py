@@ -100,10 +100,12 @@ def main() -> None:
     order = {by: end(chunks(4, 4, by_kind=by), ONE_COPY) for by in (False, True)}
     print(f"one copy engine, 4 chunks: chunk by chunk {order[False]:.2f} ms, "
           f"all copies in first {order[True]:.2f} ms")  # fmt: skip
+    assert order == {False: IN + COMPUTE + OUT, True: formula(4)}
     launch = 0.05
     times = {k: end(chunks(k, k, launch)) for k in range(1, 65)}
     best = min(times, key=times.get)
     derived = ((IN + OUT) / launch) ** 0.5
+    assert abs(best - derived) < 1
     print(f"with 0.05 ms on every operation the best k is {best} ({times[best]:.2f} ms), "
           f"sqrt((in + out) / 0.05) = {derived:.1f}")  # fmt: skip
     draw()

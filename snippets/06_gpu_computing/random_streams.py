@@ -56,11 +56,14 @@ def main() -> None:
 
     ranks, epochs = 4, 5
     same = {draw(generator(7)).sum().item() for _ in range(ranks)}
+    assert len(same) == 1
     print(f"{ranks} ranks with one seed: {len(same)} dropout mask")
     pairs = list(itertools.product(range(ranks), range(epochs)))
     added = {draw(generator(7 + rank + epoch)).sum().item() for rank, epoch in pairs}
+    assert len(added) == ranks + epochs - 1  # as many as there are sums
     print(f"seed + rank + epoch, {epochs} epochs: {len(added)} streams, {len(pairs)} wanted")
     hashed = {draw(generator(seed_for(7, *pair))).sum().item() for pair in pairs}
+    assert len(hashed) == len(pairs)
     print(f"the three hashed together: {len(hashed)} streams")
 
     n = 1 << 18

@@ -47,7 +47,7 @@ def attainable(intensity: float, tflops: float, gb: float) -> float:
 def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "roofline", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 5))
-    figure.subplots_adjust(left=0.105, right=0.66, bottom=0.11, top=0.98)
+    figure.subplots_adjust(left=0.105, right=0.62, bottom=0.11, top=0.98)
     colours = {"B200": "#7c3aed", "H100 SXM": "#0b6e99", "A100 80 GB": "#15803d"}
     left, right = 0.08, 10000
     for name, colour in colours.items():
@@ -58,7 +58,7 @@ def draw() -> None:
         axes.text(left * 0.85, left * gb / 1000, name.split()[0], ha="right", **style)
         axes.text(right * 1.2, tflops, f"{tflops:,} TFLOP/s, {gb:,} GB/s", fontsize=11, **style)
     offsets = {"decode, batch 1": (14, -17), "decode, batch 64": (14, -17),
-               "matmul 1024": (4, -13), "matmul 8192": (-42, 12)}  # fmt: skip
+               "matmul 1024": (-2, -13), "matmul 8192": (-42, 12)}  # fmt: skip
     for name, (flops, moved) in operations().items():
         x, y = flops / moved, attainable(flops / moved, *DEVICES["H100 SXM"])
         axes.plot(x, y, "o", color="#c2410c", markersize=6)
@@ -66,7 +66,7 @@ def draw() -> None:
             name, (x, y), textcoords="offset points", xytext=offsets.get(name, (14, -8)),
             va="center", color="#c2410c", fontsize=11,
         )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(0.02, right), ylim=(0.1, 5000))
+    axes.set(xscale="log", yscale="log", xlim=(0.008, right), ylim=(0.1, 5000))
     axes.set_xticks([0.1, 1, 10, 100, 1000, 10000])
     axes.set(xlabel="intensity (FLOPs per byte)", ylabel="attainable TFLOP/s in bf16")
     axes.spines[["top", "right"]].set_visible(False)
@@ -97,6 +97,7 @@ def main() -> None:
             n = 3000 * tflops / gb
             print(f"{name}: square products are bound by compute from n = {n:.0f}")
     batch = next(b for b in range(1, 10**5) if matmul_intensity(b) > 1000 * 989 / 3350)
+    assert matmul_intensity(batch - 1) < 1000 * 989 / 3350 < matmul_intensity(batch)
     print(f"H100: a product with one 8192 × 8192 weight, from {batch} tokens at a time")
     draw()
 

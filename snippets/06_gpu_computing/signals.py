@@ -63,6 +63,7 @@ def main() -> None:
     torch.testing.assert_close(wrapped[:100], expected[:100] + expected[1000:])
     print(f"not padded: the first {int(wrong.sum())} of 1000 values are wrong, by the tail")
     odd = torch.fft.irfft(torch.fft.rfft(x[:999]))
+    assert len(odd) == 998
     print(f"irfft without a length: 999 values became {len(odd)}")
 
     rate, n = 8000.0, 8000
@@ -75,6 +76,7 @@ def main() -> None:
         spectrum = torch.fft.rfft(signal[:n]).abs() * 2 / n  # bins of 1 Hz
         print(f"low-pass at 1000 Hz, {name:6}: ", end="")
         print(f"200 Hz {spectrum[200]:.3f}, 3000 Hz {spectrum[3000]:.3f}")
+    assert abs(spectrum[200] - 1) < 0.01 and spectrum[3000] < 0.01  # after
 
     signal = torch.randn(4000, dtype=torch.float64)
     print("window          hop   smallest sum of w²   istft")
@@ -93,6 +95,7 @@ def main() -> None:
             verdict = "equal"
         except RuntimeError as error:
             verdict = "RuntimeError: … " + str(error).split(") ")[-1].splitlines()[0]
+        assert (verdict == "equal") == (smallest > 1e-11)  # NOLA, and torch's threshold
         print(f"{name:15} {hop:3}   {smallest:18.2f}   {verdict}")
 
 

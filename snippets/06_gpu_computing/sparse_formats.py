@@ -88,13 +88,11 @@ def draw(times: dict[str, list[float]], dense: float) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sparse", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 3.8))
     colours = {"COO": "#c2410c", "CSR": "#0b6e99", "BSR": "#15803d"}
-    for name, row in times.items():
-        axes.plot([100 * d for d in DENSITIES], row, "o-", color=colours[name], linewidth=2)
-        style = {"color": colours[name], "weight": "bold"}
-        if name == "BSR":  # below its line, the others above theirs
-            axes.text(2.1, row[1] * 0.9, name, va="top", **style)
-        else:
-            axes.text(1.9, row[1] * 1.1, name, va="bottom", ha="right", **style)
+    percent = [100 * density for density in DENSITIES]
+    for name, row in sorted(times.items(), key=lambda item: -statistics.median(item[1])):
+        axes.plot(percent, row, "o-", color=colours[name], linewidth=2, label=name)
+    # the names in the empty corner: on another machine two lines may lie on each other
+    axes.legend(loc="upper left", frameon=False, labelcolor="linecolor")
     axes.axhline(dense, color="#52525b", linestyle="--")
     axes.text(1, dense * 1.12, "dense", color="#52525b", weight="bold")
     axes.set(xscale="log", yscale="log", ylabel="time of the product, µs", xlim=(0.9, 80))

@@ -134,6 +134,7 @@ void check() {
     printf("stride  offset  sectors a warp  bytes fetched for a byte used\n");
     for (auto [stride, offset] : patterns) {
         int count = sectors(stride, offset);
+        require(count == std::min(4 * stride + (offset % 8 != 0), 32), "the count of sectors", stride);
         printf("%6d  %6d  %14d  %.2f\n", stride, offset, count, count * 32 / 128.0);
     }
 }

@@ -74,25 +74,27 @@ def add(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
 def main() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(8, 16, 32), torch.randn(8, 16, 32)
-    cases = {
-        "contiguous + contiguous": (a, b),
-        "both transposed alike": (a.transpose(0, 2), b.transpose(0, 2)),
-        "one transposed": (a, torch.randn(32, 16, 8).transpose(0, 2)),
-        "matrix + row (bias)": (a, torch.randn(32)),
-        "row + matrix": (torch.randn(32), a),
-        "+ tensor of one element": (a, torch.tensor(2.0)),
-        "+ column": (a, torch.randn(8, 16, 1)),
-        "every other column": (a[..., ::2], b[..., ::2]),
+    cases = {  # x, y, and how many inner loops the plan should need
+        "contiguous + contiguous": (a, b, 1),
+        "both transposed alike": (a.transpose(0, 2), b.transpose(0, 2), 1),
+        "one transposed": (a, torch.randn(32, 16, 8).transpose(0, 2), 128),
+        "matrix + row (bias)": (a, torch.randn(32), 128),
+        "row + matrix": (torch.randn(32), a, 128),
+        "+ tensor of one element": (a, torch.tensor(2.0), 1),
+        "+ column": (a, torch.randn(8, 16, 1), 128),
+        "every other column": (a[..., ::2], b[..., ::2], 1),
         "channels last": (
             torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
             torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
+            1,
         ),
     }
     print(f"{'x + y':25} {'sizes':14} {'strides of out, x, y':28} loops")
-    for name, (x, y) in cases.items():
+    for name, (x, y, expected) in cases.items():
         out, loops = add(x, y)
         torch.testing.assert_close(out, x + y, rtol=0, atol=0)
         assert out.stride() == (x + y).stride(), name
+        assert loops == expected, (name, loops)
         sizes, walks = plan(out, x, y)
         walk = " ".join(str(tuple(w)).replace(",)", ")").replace(" ", "") for w in walks)
         print(f"{name:25} {'×'.join(map(str, sizes)):14} {walk:28} {loops}")

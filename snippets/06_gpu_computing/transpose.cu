@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #define CHECK(call)                                                                      \
@@ -155,8 +156,10 @@ void check() {
         }
         printf("%-6s exact on 1x1, 31x33, 33x31, 1x1000, 100x65\n", names[which]);
     }
-    for (int pitch : {32, 33, 34, 36})
+    for (int pitch : {32, 33, 34, 36}) {
+        require(worst_bank(pitch) == std::gcd(pitch, 32), "worst_bank", pitch);
         printf("rows of %d floats: a column read wants %d of one bank\n", pitch, worst_bank(pitch));
+    }
 }
 
 void measure() {

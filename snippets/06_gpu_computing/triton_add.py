@@ -24,7 +24,10 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 def add(x: torch.Tensor, y: torch.Tensor, block: int = 256) -> torch.Tensor:
-    """x + y for contiguous tensors of one shape; `block` is a power of two."""
+    """x + y for contiguous tensors of one shape; `block` is a power of two.
+
+    The kernel counts in 32 bits: fewer than 2^31 elements.
+    """
     if not (x.is_contiguous() and y.is_contiguous() and x.shape == y.shape):
         raise ValueError("add takes two contiguous tensors of one shape")
     out = torch.empty_like(x)

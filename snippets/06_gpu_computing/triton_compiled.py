@@ -1,7 +1,8 @@
 """What Triton makes of one kernel for two GPUs, compiled on a machine that has neither.
 
 The compiler needs no GPU, only the name of one. A pointer or stride known to be a multiple of
-16 is part of the signature: without it the copies become loads of single elements.
+16 is part of the signature: without it the copies become loads of single elements, and of each
+matrix one tile is held instead of several.
 """
 
 import os
@@ -48,8 +49,12 @@ def compiled(capability: int, aligned: bool):
 
 
 def main() -> None:
-    print("target  multiple of 16   tensor-core instruction  copies to shared   shared memory")
-    for capability, aligned in ((80, True), (90, True), (90, False)):
+    print("target  multiple of 16   instruction      copies          tiles held  shared memory")
+    for capability, aligned, expected in (
+        (80, True, ("mma.sync", "cp.async, 16 B", 2)),
+        (90, True, ("wgmma.mma_async", "cp.async, 16 B", 3)),
+        (90, False, ("wgmma.mma_async", "ld.global, 2 B", 1)),
+    ):
         kernel = compiled(capability, aligned)
         ptx = kernel.asm["ptx"]
         (tensor,) = set(re.findall(r"\b(wgmma\.mma_async|mma\.sync)\.", ptx))
@@ -58,9 +63,13 @@ def main() -> None:
         else:
             (width,) = set(re.findall(r"ld\.global\.b(\d+)", ptx))
             copies = f"ld.global, {int(width) // 8} B"
+        # a buffer for the tiles of A: "128x64xbf16" for one, "3x128x64xbf16" for three
+        held = re.search(r"local_alloc.*memdesc<(?:(\d+)x)?128x64xbf16", kernel.asm["ttgir"])
+        tiles = int(held[1] or 1)
+        assert (tensor, copies, tiles) == expected, (tensor, copies, tiles)
         print(
-            f"sm_{capability}   {'promised' if aligned else 'not':14}   {tensor:23}"
-            f"  {copies:16}  {kernel.metadata.shared:8} bytes"
+            f"sm_{capability}   {'promised' if aligned else 'not':14}   {tensor:15}"
+            f"  {copies:14}  {f'{tiles} + {tiles}':10}  {kernel.metadata.shared:7} bytes"
         )
     try:
         triton.runtime.driver.active.get_current_device()

@@ -25,6 +25,13 @@ def place(program, rows, columns, GROUP: tl.constexpr):
 
 
 @triton.jit
+def places_kernel(out_ptr, rows, columns, GROUP: tl.constexpr):
+    """For each program the number of its tile, counted row by row."""
+    row, column = place(tl.program_id(0), rows, columns, GROUP)
+    tl.store(out_ptr + tl.program_id(0), row * columns + column)
+
+
+@triton.jit
 def matmul_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K: tl.constexpr, a_stride, b_stride, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
@@ -50,7 +57,8 @@ def matmul_kernel(
 def matmul(a: torch.Tensor, b: torch.Tensor, tile=(32, 32, 32), group=8, **options):
     """a [M, K] @ b [K, N], both in fp16 or bf16 with contiguous rows, summed in fp32.
 
-    K is part of the compiled kernel: another K compiles another one.
+    K is part of the compiled kernel: another K compiles another one. Offsets are counted in 32
+    bits, so a matrix has fewer than 2^31 elements.
     """
     (m, k), n = a.shape, b.shape[1]
     if b.shape[0] != k or a.stride(1) != 1 or b.stride(1) != 1:
@@ -65,15 +73,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor, tile=(32, 32, 32), group=8, **optio
     return c
 
 
-def strips(rows: int, columns: int, together: int, group: int) -> tuple[int, int]:
+def strips(rows: int, columns: int, together: int, group: int, device) -> tuple[int, int]:
     """How many strips of A and of B the first `together` programs need between them."""
-    tiles = []
-    for program in range(together):  # `place` again, on the host
-        first = program // (group * columns) * group
-        height = min(rows - first, group)
-        inside = program % (group * columns)
-        tiles.append((first + inside % height, inside // height))
-    return len({row for row, _ in tiles}), len({column for _, column in tiles})
+    tiles = torch.empty(together, dtype=torch.int32, device=device)
+    places_kernel[(together,)](tiles, rows, columns, GROUP=group)
+    assert len(set(tiles.tolist())) == together  # no tile twice
+    return len((tiles // columns).unique()), len((tiles % columns).unique())
 
 
 def main() -> None:
@@ -89,7 +94,9 @@ def main() -> None:
     print("strips of A and B for the first programs of a 64 x 64 grid of tiles")
     for together in (132, 264):
         for group in (1, 4, 8, 16):
-            a, b = strips(64, 64, together, group)
+            a, b = strips(64, 64, together, group, device)
+            if together == 132:  # g + R/g, rounded up to whole columns of a group
+                assert group == 1 or (a, b) == (group, -(-together // group))
             print(f"{together} programs, groups of {group:2}: {a:2} + {b:2} = {a + b}")
     if on_gpu:
         a, b = torch.randn(2, 8192, 8192, device=device, dtype=torch.bfloat16).unbind()

@@ -44,7 +44,7 @@ def refused(launch) -> str:
     except Exception as error:
         cause = error.__cause__ or error
         return f"{type(cause).__name__}: {cause}"
-    return "nothing"
+    raise AssertionError("expected an error")
 
 
 def main() -> None:
@@ -54,21 +54,27 @@ def main() -> None:
         buffer.fill_(-1)
         double_kernel[(2,)](x, out, 10, BLOCK=8, MASKED=masked)
         behind = int((buffer[10:] != -1).sum())
+        assert behind == (0 if masked else 6)
         print(f"10 elements, 2 blocks of 8, mask {masked}: {behind} written behind the end")
 
     every_other = x[::2]
     double_kernel[(1,)](every_other, out, 8, BLOCK=8, MASKED=True)
+    assert torch.equal(out[:8], 2 * x[:8])  # the neighbours in memory, not in the view
     print(f"twice {every_other[:4].tolist()} of a strided view: {out[:4].tolist()}")
     double_kernel[(1,)](every_other.contiguous(), out, 8, BLOCK=8, MASKED=True)
+    assert torch.equal(out[:8], 2 * every_other)
     print(f"of its contiguous copy: {out[:4].tolist()}")
 
     scores = torch.full((5,), -3.0)
     for fill in (0.0, -float("inf")):
         softmax_kernel[(1,)](scores, out, 5, BLOCK=8, FILL=fill)
+        right = torch.allclose(out[:5], scores.softmax(0))
+        assert right == (fill != 0)
         print(f"softmax with masked elements read as {fill}: sum {out[:5].sum():.4f}")
 
     offsets = torch.empty(2, dtype=torch.int64)
     offset_kernel[(1,)](offsets, 50_000, 50_257)
+    assert offsets.tolist() == [50_000 * 50_257 - 2**32, 50_000 * 50_257]
     print(f"row 50,000 of 50,257 columns begins at {offsets[0]:,}; in int64 {offsets[1]:,}")
 
     print("BLOCK=10:", refused(lambda: double_kernel[(1,)](x, out, 10, BLOCK=10, MASKED=True)))

@@ -48,6 +48,8 @@ def main() -> None:
         expected = x.double().softmax(-1).float()
         torch.testing.assert_close(softmax(x), expected)
         torch.testing.assert_close(softmax(x[::2]), expected[::2])  # a stride between rows
+        below = x - 200  # far below 0, where a masked element read as 0 would be the largest
+        torch.testing.assert_close(softmax(below), below.double().softmax(-1).float())
         block = triton.next_power_of_2(columns)
         print(
             f"{columns:5} columns in a block of {block:4}, {columns / block:4.0%} used: equal"

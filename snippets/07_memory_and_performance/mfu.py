@@ -2,6 +2,7 @@
 
 The model's FLOPs are 6 for each weight of a matrix and token, and 12 L h s per token for
 attention. What the hardware does is counted. The peak is measured: a large product's rate.
+Times are CPU times: one thread computes and nothing waits, so other programs do not count.
 """
 
 import time
@@ -53,9 +54,9 @@ def measure(blocks: nn.ModuleList, head: nn.Module, batch: int, recompute: bool)
         step()
     times = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         step()
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return counter.get_total_flops(), min(times)
 
 
@@ -66,9 +67,9 @@ def peak() -> float:
     """FLOP/s of a product of 512 × 512 matrices, the best of a hundred."""
     square, times = torch.randn(512, 512), []
     for _ in range(100):
-        begin = time.perf_counter()
+        begin = time.process_time()
         square @ square
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return 2 * 512**3 / min(times)
 
 

@@ -1,0 +1,97 @@
+"""Errors of integer weights and of the old quantization API, and what mends each."""
+
+import importlib
+import sys
+import warnings
+
+import torch
+from torch import nn
+
+try:
+    from torch.ao import quantization as old
+except ImportError:
+    sys.exit("this torch has no torch.ao.quantization any more: see torchao")
+
+
+# --8<-- [start:errors]
+def integer_parameters() -> None:
+    """Integers have no gradient: keep fp32 weights and round in forward."""
+    nn.Parameter(torch.ones(2, 2, dtype=torch.int8))
+
+
+def integer_parameters_mend() -> torch.Tensor:
+    layer = nn.Module()
+    layer.register_buffer("weight", torch.ones(2, 2, dtype=torch.int8))
+    layer.frozen = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    assert list(layer.state_dict()) == ["frozen", "weight"]
+    return layer.weight
+
+
+def mixed() -> None:
+    """int8 weights meet a float input."""
+    torch.ones(2, 2) @ torch.ones(2, 2, dtype=torch.int8)
+
+
+def mixed_mend() -> torch.Tensor:
+    return torch.ones(2, 2) @ (torch.ones(2, 2, dtype=torch.int8) * 0.5)  # times its scale
+
+
+class Net(nn.Module):
+    def __init__(self, stubs: bool) -> None:
+        super().__init__()
+        self.quant = old.QuantStub() if stubs else nn.Identity()
+        self.linear = nn.Linear(8, 8)
+        self.dequant = old.DeQuantStub() if stubs else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dequant(self.linear(self.quant(x)))
+
+
+def no_stub(stubs: bool = False) -> torch.Tensor:
+    """Eager static quantization: nothing turns the float input into a quantized tensor."""
+    model = Net(stubs).eval()
+    model.qconfig = old.get_default_qconfig(torch.backends.quantized.engine)
+    old.prepare(model, inplace=True)
+    model(torch.randn(4, 8))
+    old.convert(model, inplace=True)
+    return model(torch.randn(4, 8))
+
+
+def no_stub_mend() -> torch.Tensor:
+    return no_stub(stubs=True)
+
+
+def moved() -> None:
+    """Quantization of exported graphs (PT2E) lived here; it is torchao's now."""
+    importlib.import_module("torch.ao.quantization.quantize_pt2e")
+
+
+# --8<-- [end:errors]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if torch.backends.quantized.engine == "none":
+        sys.exit("this torch was built without a quantized engine for this processor")
+    for fail in (integer_parameters, mixed, no_stub, moved):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                fail()
+        except (RuntimeError, NotImplementedError, ImportError) as error:
+            words = str(error).splitlines()[0].split(". ")[0][:150]
+            print(f"{fail.__name__}: {type(error).__name__}: {words}")
+        else:
+            assert fail is moved, f"{fail.__name__} raised nothing"
+            print(f"{fail.__name__}: still there, as before torch 2.11")
+    for mend in (integer_parameters_mend, mixed_mend, no_stub_mend):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = mend()
+        assert result.float().isfinite().all()
+        print(f"{mend.__name__}: {str(result.dtype).removeprefix('torch.')}, finite")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""AWQ's idea: few input channels matter much, and scaling them up protects them.
+
+After Lin et al., AWQ (2023). The inputs have 1% of channels that are 30 times the others; the
+weights are even. First those columns are left as floats, chosen in three ways; then none is,
+and all are scaled by (mean |x|)^α before rounding and by its inverse after.
+"""
+
+import torch
+
+TOKENS, K, N, GROUP, BITS = 1024, 512, 512, 128, 3
+
+
+def nearest(w: torch.Tensor) -> torch.Tensor:
+    """Round to 2^BITS levels with one scale per output and group of inputs; w [n, k]."""
+    grouped = w.unflatten(1, (-1, GROUP))
+    top = 2 ** (BITS - 1) - 0.5
+    scale = grouped.abs().amax(-1, keepdim=True) / top
+    return (((grouped / scale - 0.5).round() + 0.5).clamp(-top, top) * scale).flatten(1)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    x = torch.randn(TOKENS, K, dtype=torch.float64)
+    salient = torch.randperm(K)[: K // 100]
+    x[:, salient] *= 30
+    w = torch.randn(N, K, dtype=torch.float64)
+
+    def error(q: torch.Tensor) -> float:
+        return ((x @ (q - w).T).norm() / (x @ w.T).norm()).item()
+
+    print(f"{BITS} bits, groups of {GROUP}")
+    # --8<-- [start:keep]
+    few = K // 100
+    keep = {
+        "none": torch.tensor([], dtype=torch.long),
+        "at random": torch.randperm(K)[:few],
+        "largest weights": w.norm(dim=0).topk(few).indices,
+        "largest activations": x.norm(dim=0).topk(few).indices,
+    }
+    for name, columns in keep.items():
+        q = nearest(w)
+        q[:, columns] = w[:, columns]
+        keep[name] = error(q)
+        print(f"floats kept: {name:20} error {keep[name]:6.1%}")
+    # --8<-- [end:keep]
+    assert keep["largest activations"] < keep["none"] / 2
+    assert keep["largest weights"] > 0.9 * keep["none"]
+
+    # --8<-- [start:search]
+    errors = {}
+    for tenths in range(0, 11):
+        scale = x.abs().mean(0) ** (tenths / 10)
+        errors[tenths] = error(nearest(w * scale) / scale)
+    # --8<-- [end:search]
+    best = min(errors, key=errors.get)
+    for tenths in sorted({0, 2, 4, best, 6, 8, 10}):
+        mark = "  <- least" if tenths == best else ""
+        print(f"all rounded, α = {tenths / 10:.1f}: error {errors[tenths]:6.1%}{mark}")
+    assert errors[best] < 0.8 * errors[0] and 0 < best < 10
+
+    # one column scaled by 2: its error is halved as long as it does not set the group's range
+    column = salient[0]
+    scale = torch.ones(K, dtype=torch.float64)
+    scale[column] = 2
+    before = (nearest(w) - w)[:, column].square().mean().sqrt()
+    after = (nearest(w * scale) / scale - w)[:, column].square().mean().sqrt()
+    others = torch.arange(K) // GROUP == column // GROUP
+    others[column] = False
+    grown = (nearest(w * scale) / scale - w)[:, others].norm() / (nearest(w) - w)[
+        :, others
+    ].norm()
+    print(f"one column × 2: its error × {after / before:.2f}, its group's other columns' "
+          f"× {grown:.2f}")  # fmt: skip
+    assert 0.4 < after / before < 0.6 and grown < 1.1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""GPTQ meets an input that is always zero, or too little text: the Hessian has no inverse."""
+
+import sys
+
+import torch
+
+K = 64
+
+
+def factor(h: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.cholesky(torch.linalg.inv(h), upper=True)
+
+
+# --8<-- [start:mend]
+def prepared(
+    h: torch.Tensor, w: torch.Tensor, damping=0.01
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An input that never fires needs no weight; a small diagonal makes the rest invertible."""
+    h, w = h.clone(), w.clone()
+    dead = h.diagonal() == 0
+    h[dead, dead] = 1
+    w[:, dead] = 0
+    return h + damping * h.diagonal().mean() * torch.eye(len(h)), w
+
+
+# --8<-- [end:mend]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dead = torch.randn(512, K)
+    dead[:, 5] = 0
+    inputs = {"a dead channel": dead, "48 rows for 64 inputs": torch.randn(48, K)}
+    w = torch.randn(8, K)
+    for name, x in inputs.items():
+        h = x.T @ x
+        try:
+            torch.linalg.cholesky(h)
+            sys.exit(f"{name} was expected to fail")
+        except torch.linalg.LinAlgError as error:
+            print(f"{name}: {str(error).split('(')[0].strip()}")
+        upper = factor(prepared(h, w)[0])
+        if not torch.isfinite(upper).all():
+            sys.exit("the mend does not mend")
+    print("with dead inputs set apart and 1% on the diagonal, both have a factor")
+    try:
+        factor(dead.T @ dead)
+        sys.exit("this was expected to fail")
+    except torch.linalg.LinAlgError as error:
+        print(f"without: {str(error).split(',')[0]}")
+
+
+if __name__ == "__main__":
+    main()

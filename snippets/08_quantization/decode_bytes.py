@@ -1,0 +1,110 @@
+"""Why decoding waits for weights: bytes per token, and the batch where arithmetic takes over.
+
+A decoder that writes one token for each of b sequences reads every weight once and does 2b
+operations with it. The first two tables are divisions by an H100's datasheet; the last one
+measures a product on this machine with 1 to 64 rows. Draws decode_bytes.svg.
+"""
+
+import statistics
+import time
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+
+BANDWIDTH, PEAK = 3350e9, 989e12  # H100 SXM: bytes/s, dense bf16 operations/s
+MODELS = {"Llama 3 8B": (8.03e9, 128 * 2**10), "Llama 3 70B": (70.6e9, 320 * 2**10)}
+FORMATS = {"bf16": 16, "int8 per channel": 8, "int4, groups of 128": 4 + 16 / 128,
+           "int4, groups of 32": 4 + 16 / 32}  # bits per weight, scales in 16 bits  # fmt: skip
+
+
+# --8<-- [start:bounds]
+def seconds_per_step(bits: float, parameters: float, cache: float, batch: int) -> float:
+    """The least time for `batch` tokens: bytes at full bandwidth, or products at full speed.
+
+    `cache` is the KV cache of one sequence in bytes. Weights are read once for the whole batch,
+    each sequence's cache for that sequence alone; products are done in bf16.
+    """
+    reading = (parameters * bits / 8 + batch * cache) / BANDWIDTH
+    computing = 2 * parameters * batch / PEAK
+    return max(reading, computing)
+
+
+def batch_of_balance(bits: float) -> float:
+    """Where 2·Ψ·b / PEAK equals Ψ·bits/8 / BANDWIDTH, the cache left out."""
+    return bits / 8 / 2 * PEAK / BANDWIDTH
+
+
+# --8<-- [end:bounds]
+
+
+def measure(batches: list[int]) -> dict[int, float]:
+    """Return the median seconds of a [b, 4096] × [4096, 4096] product in fp32."""
+    weight = torch.randn(4096, 4096)  # 64 MiB: more than most caches hold
+    seconds = {}
+    for batch in batches:
+        x = torch.randn(batch, 4096)
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            F.linear(x, weight)
+            times.append(time.perf_counter() - start)
+        seconds[batch] = statistics.median(times[1:])
+    return seconds
+
+
+def draw() -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "decode_bytes", "font.size": 11}
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    batches = [2 ** (i / 4) for i in range(45)]
+    lines = {"bf16": (16, "#c2410c"), "int8": (8, "#0b6e99"), "int4, 32": (4.5, "#15803d")}
+    for name, (bits, colour) in lines.items():
+        step = [seconds_per_step(bits, 8.03e9, 0, batch) * 1e3 for batch in batches]
+        axes.plot(batches, step, color=colour, linewidth=2)
+        axes.text(0.9, step[0], name, color=colour, ha="right", va="center")
+    axes.set(xscale="log", yscale="log", xlim=(0.35, 2048), ylim=(0.8, 60))
+    axes.set(xlabel="sequences in the batch, b", ylabel="least time of a step (ms)")
+    ticks = [1, 4, 16, 64, 256, 1024]
+    axes.set_xticks(ticks, ticks)
+    axes.set_yticks([1, 3, 10, 30], ["1", "3", "10", "30"])
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("decode_bytes.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    context = 4096
+    for name, (parameters, cache_per_token) in MODELS.items():
+        cache = cache_per_token * context
+        print(f"{name}, one H100's bandwidth, {context:,} tokens of context "
+              f"({cache / 1e9:.2f} GB of cache a sequence)")  # fmt: skip
+        print("                         bits  weights   tokens/s, 1 sequence   16 sequences")
+        for label, bits in FORMATS.items():
+            one = 1 / seconds_per_step(bits, parameters, cache, 1)
+            many = 16 / seconds_per_step(bits, parameters, cache, 16)
+            print(f"  {label:20}{bits:7.3f}  {parameters * bits / 8e9:5.1f} GB {one:15.0f} "
+                  f"{many:18.0f}")  # fmt: skip
+    print("reading and computing take the same time, without a cache, at a batch of")
+    for label, bits in FORMATS.items():
+        print(f"  {label:20}{batch_of_balance(bits):6.0f}")
+        one, even, twice = (seconds_per_step(bits, 1e9, 0, int(batch_of_balance(bits) * x) or 1)
+                            for x in (0, 1, 2))  # fmt: skip
+        assert one == even and twice > 1.9 * one
+
+    draw()
+    seconds = measure([1, 4, 16, 64])
+    print("here, a 4096 × 4096 product in fp32")
+    for batch, took in seconds.items():
+        print(f"  b = {batch:2}: ≈{took * 1e3:.1f} ms, ≈{took / batch * 1e3:.2f} ms a row, "
+              f"≈{4096 * 4096 * 4 / took / 1e9:.1f} GB/s of weights")  # fmt: skip
+    # 16 rows at the price of 16 would mean that reading the weight costs nothing
+    assert seconds[16] < 12 * seconds[1]
+
+
+if __name__ == "__main__":
+    main()

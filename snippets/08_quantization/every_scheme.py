@@ -1,0 +1,335 @@
+"""Every scheme of the chapter on one trained model: bytes, bits per weight, loss, tokens/s.
+
+The linear layers of the blocks are stored as the scheme says and turned into floats when used;
+the int8 schemes with activations multiply integers. Embeddings, norms and the head stay fp32,
+except in the bf16 model. The last rows train a little more, with rounding and without.
+"""
+
+import copy
+import math
+import random
+import time
+import unicodedata
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+LAYERS, GROUP, LINEAR_WEIGHTS = ("qkv", "out", "up", "down"), 32, 98_304
+NF4 = torch.tensor([-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
+                    0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0])  # fmt: skip
+
+
+def unicode_names() -> tuple[str, torch.Tensor, torch.Tensor]:
+    """Return the alphabet, and the ids of the text to train on and of the text held out.
+
+    The text is the name of every character in Unicode 3.2 that has a name of its own (those of
+    ideographs and of Korean syllables follow from a rule), one a line, shuffled.
+    """
+    names = [unicodedata.ucd_3_2_0.name(chr(code), "") for code in range(0x110000)]
+    names = [name for name in names if name and not name.startswith(("CJK", "HANGUL SYLLABLE"))]
+    random.Random(0).shuffle(names)
+    text = "\n".join(names) + "\n"
+    alphabet = "".join(sorted(set(text)))
+    ids = torch.tensor([alphabet.index(character) for character in text])
+    return alphabet, ids[:-20_800], ids[-20_800:]
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each behind a norm and added to what came in."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.norm2 = nn.LayerNorm(hidden)
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [b, s, h]
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # each [b, a, s, h/a]
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class CharModel(nn.Module):
+    """A transformer that predicts the next character: ids [b, s] -> logits [b, s, v]."""
+
+    def __init__(self, vocabulary: int, hidden=64, heads=4, layers=2, context=64) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, hidden)
+        self.position = nn.Embedding(context, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(hidden)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.token(ids) + self.position.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def train(model: nn.Module, ids: torch.Tensor, steps=500, rows=8, context=64, lr=1e-2) -> None:
+    """Train on windows cut at random from the text."""
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
+    for _ in range(steps):
+        starts = torch.randint(len(ids) - context, (rows, 1), generator=generator)
+        window = ids[starts + torch.arange(context + 1)]  # [b, s+1]
+        logits = model(window[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def bits_per_character(model: nn.Module, ids: torch.Tensor, context=64) -> float:
+    """Return the cross-entropy on `ids`, cut into windows, in bits per character."""
+    windows = ids[: len(ids) // (context + 1) * (context + 1)].view(-1, context + 1)
+    logits = model(windows[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item() / math.log(2)
+
+
+class Stored(nn.Module):
+    """A linear layer that keeps less than its weight and makes floats of it when called."""
+
+    def __init__(self, linear: nn.Linear, x: torch.Tensor) -> None:
+        super().__init__()
+        self.bias = linear.bias
+        self.store(linear.weight.detach(), x)
+
+    def keep(self, **tensors: torch.Tensor) -> None:
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight(), self.bias)
+
+
+class Int8(Stored):
+    def store(self, w: torch.Tensor, x: torch.Tensor) -> None:
+        scale = w.abs().amax(1, keepdim=True) / 127
+        self.keep(q=(w / scale).round().clamp(-127, 127).to(torch.int8), scale=scale)
+
+    def weight(self) -> torch.Tensor:
+        return self.q * self.scale
+
+
+class Int8Dynamic(Int8):
+    """Integers times integers, added in int32; each token's scale is found on arrival."""
+
+    def scale_of(self, x: torch.Tensor) -> torch.Tensor:
+        return x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, -2)
+        x_scale = self.scale_of(rows)
+        q = (rows / x_scale).round().clamp(-127, 127).to(torch.int8)
+        y = torch._int_mm(q, self.q.T) * x_scale * self.scale.T
+        return (y + self.bias).unflatten(0, x.shape[:-1])
+
+
+class Int8Static(Int8Dynamic):
+    """One scale for all inputs there will ever be, from the calibration text."""
+
+    def store(self, w: torch.Tensor, x: torch.Tensor) -> None:
+        super().store(w, x)
+        self.keep(x_scale=x.abs().amax() / 127)
+
+    def scale_of(self, x: torch.Tensor) -> torch.Tensor:
+        return self.x_scale
+
+
+class Fp8(Stored):
+    def store(self, w: torch.Tensor, x: torch.Tensor) -> None:
+        scale = w.abs().amax(1, keepdim=True) / 448
+        self.keep(q=(w / scale).to(torch.float8_e4m3fn), scale=scale)
+
+    def weight(self) -> torch.Tensor:
+        return self.q.float() * self.scale
+
+
+class Nibbles(Stored):
+    """Two codes in a byte; a table of 16 numbers; a scale for each group of inputs."""
+
+    table, group, scales = torch.arange(16) - 7.5, GROUP, torch.bfloat16
+
+    def pack(self, codes: torch.Tensor) -> torch.Tensor:
+        codes = codes.to(torch.uint8)
+        return codes[:, 0::2] | codes[:, 1::2] << 4
+
+    def weight(self) -> torch.Tensor:
+        codes = torch.stack([self.q & 15, self.q >> 4], -1).flatten(-2).int()
+        w = self.table[codes].unflatten(1, (-1, self.group))
+        return (w * self.scale.float().unsqueeze(-1)).flatten(1)
+
+    def scale_for(self, w: torch.Tensor) -> torch.Tensor:
+        return (w.abs().amax(-1) / self.table[-1]).clamp(min=1e-8).to(self.scales)
+
+    def nearest(self, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Codes of w [n, k] with scales [n, groups]."""
+        w = w.unflatten(1, (scale.shape[1], -1)) / scale.float().unsqueeze(-1)
+        return torch.bucketize(w.flatten(1), (self.table[1:] + self.table[:-1]) / 2)
+
+    def store(self, w: torch.Tensor, x: torch.Tensor) -> None:
+        scale = self.scale_for(w.unflatten(1, (-1, self.group)))
+        self.keep(q=self.pack(self.nearest(w, scale)), scale=scale)
+
+
+class Nf4(Nibbles):
+    table, group, scales = NF4, 64, torch.float32  # 32 bits for 64 weights: half a bit as well
+
+
+class Gptq(Nibbles):
+    def store(self, w: torch.Tensor, x: torch.Tensor) -> None:
+        w, h = w.clone(), x.T.double() @ x.double()
+        h += 0.01 * h.diagonal().mean() * torch.eye(len(h))
+        upper = torch.linalg.cholesky(torch.linalg.inv(h), upper=True).float()
+        codes, scales = torch.empty_like(w), []
+        for i in range(w.shape[1]):
+            if i % GROUP == 0:
+                scales.append(self.scale_for(w[:, i : i + GROUP])[:, None])
+            code = self.nearest(w[:, i : i + 1], scales[-1])
+            error = w[:, i : i + 1] - self.table[code] * scales[-1].float()
+            w[:, i + 1 :] -= error / upper[i, i] * upper[i, i + 1 :]
+            codes[:, i : i + 1] = code
+        self.keep(q=self.pack(codes), scale=torch.cat(scales, 1))
+
+
+class Awq(Nibbles):
+    def store(self, w: torch.Tensor, x: torch.Tensor) -> None:
+        least, h = math.inf, x.T @ x
+        for alpha in torch.linspace(0, 1, 6):
+            column = (x.abs().mean(0).clamp(min=1e-4) ** alpha).bfloat16().float()
+            super().store(w * column, x)
+            self.keep(column=column.bfloat16())
+            off = self.weight() - w
+            error = (off @ h * off).sum().item()  # of the layer's output
+            if error < least:
+                least, best = error, (self.q, self.scale, self.column)
+        self.keep(**dict(zip(("q", "scale", "column"), best, strict=True)))
+
+    def weight(self) -> torch.Tensor:
+        return super().weight() / self.column.float()
+
+
+class Qat(nn.Module):
+    """Forward with the rounded weight, backward as if it were not (straight-through)."""
+
+    def __init__(self, linear: nn.Linear, x: torch.Tensor) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        w = self.linear.weight
+        with torch.no_grad():
+            rounded = Nibbles(self.linear, x).weight()
+        return F.linear(x, w + (rounded - w).detach(), self.linear.bias)
+
+
+# --8<-- [start:swap]
+@torch.no_grad()
+def swap(model: CharModel, new: Callable[..., nn.Module], ids: torch.Tensor) -> CharModel:
+    """Replace the linear layers of the blocks, each with the inputs it sees over `ids`."""
+    model = copy.deepcopy(model)
+    for block in model.blocks:
+        for name in LAYERS:
+            linear, seen = getattr(block, name), []
+            hook = linear.register_forward_pre_hook(lambda _, a, seen=seen: seen.append(a[0]))
+            model(ids)
+            hook.remove()
+            setattr(block, name, new(linear, seen[0].flatten(0, 1)))
+    return model
+
+
+# --8<-- [end:swap]
+
+
+def sizes(model: CharModel) -> tuple[int, float]:
+    """Return bytes of the model, and bits per weight of its blocks with their scales."""
+    linear = sum(
+        t.nbytes
+        for key, t in model.blocks.state_dict().items()
+        if "norm" not in key and "bias" not in key
+    )
+    total = sum(t.nbytes for t in model.state_dict().values())
+    return total, linear * 8 / LINEAR_WEIGHTS
+
+
+@torch.no_grad()
+def tokens_per_second(models: dict[str, CharModel], ids: torch.Tensor) -> dict[str, float]:
+    """Take turns, so that a busy moment of the machine hits all; the best of eight each."""
+    best = dict.fromkeys(models, math.inf)
+    for _ in range(8):
+        for name, model in models.items():
+            start = time.perf_counter()
+            model(ids)
+            best[name] = min(best[name], time.perf_counter() - start)
+    return {name: ids.numel() / seconds for name, seconds in best.items()}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    alphabet, text, held_out = unicode_names()
+    torch.manual_seed(0)
+    model = CharModel(len(alphabet))
+    train(model, text)
+    starts = torch.randint(len(text) - 64, (32, 1))
+    calibration = text[starts + torch.arange(64)]
+
+    def trained_on(new: Callable[..., nn.Module] | None) -> CharModel:
+        tuned = copy.deepcopy(model) if new is None else swap(model, new, calibration)
+        train(tuned, text, steps=100, lr=2e-3)
+        for block in tuned.blocks:
+            for name in LAYERS if new else ():
+                setattr(block, name, getattr(block, name).linear)
+        return tuned
+
+    def in_bf16() -> CharModel:
+        half = copy.deepcopy(model).bfloat16()
+        half.register_forward_hook(
+            lambda *args: args[-1].float()
+        )  # a loss in bf16 has 3 digits
+        return half
+
+    longer = trained_on(None)
+    schemes: dict[str, Callable[[], CharModel]] = {
+        "fp32": lambda: model,
+        "bf16": in_bf16,
+        "int8 dynamic": lambda: swap(model, Int8Dynamic, calibration),
+        "int8 static": lambda: swap(model, Int8Static, calibration),
+        "int8 weights": lambda: swap(model, Int8, calibration),
+        "fp8 weights": lambda: swap(model, Fp8, calibration),
+        "int4, to nearest": lambda: swap(model, Nibbles, calibration),
+        "int4, GPTQ": lambda: swap(model, Gptq, calibration),
+        "int4, AWQ": lambda: swap(model, Awq, calibration),
+        "NF4": lambda: swap(model, Nf4, calibration),
+        "fp32, 100 steps more": lambda: longer,
+        "the same in int4": lambda: swap(longer, Nibbles, calibration),
+        "int4, QAT": lambda: swap(trained_on(Qat), Nibbles, calibration),
+    }
+    models = {name: make() for name, make in schemes.items()}
+    loss = {name: bits_per_character(made, held_out) for name, made in models.items()}
+    speed = tokens_per_second(models, calibration[:16])
+    print("scheme                  bytes   bits a weight   bits per character   tokens/s")
+    for name, made in models.items():
+        total, bits = sizes(made)
+        print(f"{name:20}{total:9,} {bits:11.2f}           ≈{loss[name]:.3f}         "
+              f"≈{speed[name]:,.0f}")  # fmt: skip
+    for name in ("bf16", "int8 dynamic", "int8 static", "int8 weights", "fp8 weights"):
+        assert abs(loss[name] - loss["fp32"]) < 0.02
+    assert loss["int4, GPTQ"] < loss["int4, to nearest"]
+    assert loss["int4, QAT"] < loss["the same in int4"]
+
+
+if __name__ == "__main__":
+    main()

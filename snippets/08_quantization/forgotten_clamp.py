@@ -1,0 +1,27 @@
+"""A weight of 127 scales becomes 127.5 in bf16, then 128, then -128: casts to int8 wrap."""
+
+import torch
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    w = torch.randn(512, 1024).bfloat16()  # as checkpoints are
+    # --8<-- [start:wraps]
+    scale = w.abs().amax(1, keepdim=True) / 127  # rounded to bf16, up or down
+    steps = (w / scale).round()  # bf16 has steps of ½ here
+    q = steps.to(torch.int8)  # no clamp
+    # --8<-- [end:wraps]
+    flipped = (q.float() * w < 0).sum()
+    error = ((q * scale.float() - w).norm() / w.float().norm()).item()
+    print(f"largest quotient: {steps.abs().max():.0f}; weights whose sign has flipped: "
+          f"{flipped} in {len(w)} rows")  # fmt: skip
+    print(f"relative error without clamp {error:.1%}", end=", ")
+    q = steps.clamp(-127, 127).to(torch.int8)
+    mended = ((q * scale.float() - w).norm() / w.float().norm()).item()
+    print(f"with clamp(-127, 127) {mended:.1%}")
+    assert flipped > 0 and error > 3 * mended
+
+
+if __name__ == "__main__":
+    main()

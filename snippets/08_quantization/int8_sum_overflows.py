@@ -1,0 +1,40 @@
+"""An all-reduce of int8 tensors wraps around at 127 and says nothing."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+
+
+def main() -> None:
+    if "RANK" not in os.environ:
+        sys.exit("start with torchrun: torchrun --nproc-per-node=4 int8_sum_overflows.py")
+    dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    gradient = torch.tensor([0.5, -0.2, 1.0, 0.9])
+    # --8<-- [start:wraps]
+    scale = 1.0 / 127  # agreed on by all ranks
+    q = (gradient / scale).round().to(torch.int8)
+    wrapped = q.clone()
+    dist.all_reduce(wrapped)  # a sum of int8 is an int8
+    # --8<-- [end:wraps]
+    # --8<-- [start:mend]
+    wide = q.to(torch.int32)
+    dist.all_reduce(wide)  # right, and as many bytes as fp32
+    # --8<-- [end:mend]
+    if rank == 0:
+        print(
+            f"every rank has   {[round(x, 2) for x in gradient.tolist()]}, the average as well"
+        )
+        print(f"int8, summed     {[round(x, 2) for x in (wrapped * scale / n).tolist()]}")
+        print(f"int32, summed    {[round(x, 2) for x in (wide * scale / n).tolist()]}")
+        torch.testing.assert_close(wide * scale / n, gradient, atol=0.005, rtol=0)
+        if n > 1:
+            assert not torch.allclose(wrapped * scale / n, gradient, atol=0.1)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Failure: int8 weights of a matrix with one large value. Nothing raises; the layer is noise.
+
+One scale for the tensor: one weight takes all 127 steps for itself. Mends: a scale per channel,
+which confines the damage to a row, or a clip, which gives up the one weight.
+"""
+
+import torch
+
+
+# --8<-- [start:quantize]
+def quantize(w: torch.Tensor, largest_value: torch.Tensor) -> torch.Tensor:
+    """Symmetric int8 of what lies within ±largest_value; returns what comes back."""
+    step = largest_value / 127
+    return (w / step).round().clamp(-127, 127) * step
+
+
+# --8<-- [end:quantize]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(256, 256, generator=generator) * 0.02
+    x = torch.randn(64, 256, generator=generator)
+    print("                                    one scale   scale per row   one scale, clipped")
+    for name, outlier in (("as it is", None), ("one weight of 10", 10.0)):
+        if outlier is not None:
+            w[7, 7] = outlier
+        schemes = (
+            w.abs().max(),
+            w.abs().amax(1, keepdim=True),
+            w.abs().flatten().kthvalue(int(0.9999 * w.numel())).values,
+        )
+        backs = [quantize(w, largest) for largest in schemes]
+        zeros = [(back == 0).float().mean().item() for back in backs]
+        exact, rest = x @ w.T, torch.arange(256) != 7
+        errors = [
+            ((x @ b.T - exact)[:, rest].norm() / exact[:, rest].norm()).item() for b in backs
+        ]
+        print(f"{name:16} weights at zero  {zeros[0]:11.1%} {zeros[1]:15.1%} {zeros[2]:20.1%}")
+        print(f"{'':16} error of others  {errors[0]:11.1%} {errors[1]:15.1%} {errors[2]:20.1%}")
+    assert zeros[0] > 0.9 and errors[0] > 0.9 and max(errors[1:]) < 0.02
+
+
+if __name__ == "__main__":
+    main()

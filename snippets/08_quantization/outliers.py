@@ -1,0 +1,278 @@
+"""Outliers in activations: what they do to int8, and three ways to mend it.
+
+Large language models have a few channels whose activations are many times the others. A small
+model has none, so they are made: a norm's channel is scaled up and the next weight's column
+down, by a power of two. The function stays the same to the last bit. Then int8 fails, and
+LLM.int8 (Dettmers et al., 2022), SmoothQuant (Xiao et al., 2022) and a rotation (as in QuaRot,
+Ashkboos et al., 2024) each bring the loss back. Draws outliers.svg.
+"""
+
+import copy
+import math
+import random
+import unicodedata
+from collections.abc import Callable
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+LAYERS = ("qkv", "out", "up", "down")
+
+
+def unicode_names() -> tuple[str, torch.Tensor, torch.Tensor]:
+    """Return the alphabet, and the ids of the text to train on and of the text held out.
+
+    The text is the name of every character in Unicode 3.2 that has a name of its own (those of
+    ideographs and of Korean syllables follow from a rule), one a line, shuffled.
+    """
+    names = [unicodedata.ucd_3_2_0.name(chr(code), "") for code in range(0x110000)]
+    names = [name for name in names if name and not name.startswith(("CJK", "HANGUL SYLLABLE"))]
+    random.Random(0).shuffle(names)
+    text = "\n".join(names) + "\n"
+    alphabet = "".join(sorted(set(text)))
+    ids = torch.tensor([alphabet.index(character) for character in text])
+    return alphabet, ids[:-20_800], ids[-20_800:]
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each behind a norm and added to what came in."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.norm2 = nn.LayerNorm(hidden)
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [b, s, h]
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # each [b, a, s, h/a]
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class CharModel(nn.Module):
+    """A transformer that predicts the next character: ids [b, s] -> logits [b, s, v]."""
+
+    def __init__(self, vocabulary: int, hidden=64, heads=4, layers=2, context=64) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, hidden)
+        self.position = nn.Embedding(context, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(hidden)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.token(ids) + self.position.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def train(model: nn.Module, ids: torch.Tensor, steps=500, rows=8, context=64, lr=1e-2) -> None:
+    """Train on windows cut at random from the text."""
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
+    for _ in range(steps):
+        starts = torch.randint(len(ids) - context, (rows, 1), generator=generator)
+        window = ids[starts + torch.arange(context + 1)]  # [b, s+1]
+        logits = model(window[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def bits_per_character(model: nn.Module, ids: torch.Tensor, context=64) -> float:
+    """Return the cross-entropy on `ids`, cut into windows, in bits per character."""
+    windows = ids[: len(ids) // (context + 1) * (context + 1)].view(-1, context + 1)
+    logits = model(windows[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item() / math.log(2)
+
+
+# --8<-- [start:make]
+@torch.no_grad()
+def make_outliers(model: CharModel, channels: list[int], factor: float) -> CharModel:
+    """Scale channels of what each norm puts out up, and the weights that read them down."""
+    model = copy.deepcopy(model)
+    for block in model.blocks:
+        for norm, linear in ((block.norm1, block.qkv), (block.norm2, block.up)):
+            norm.weight[channels] *= factor
+            norm.bias[channels] *= factor
+            linear.weight[:, channels] /= factor
+    return model
+
+
+# --8<-- [end:make]
+
+
+# --8<-- [start:mends]
+def int8(x: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """Round to 255 levels and back: one scale for the tensor (None) or one along `dim`."""
+    largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
+    scale = largest.clamp(min=1e-12) / 127
+    return (x / scale).round() * scale
+
+
+class W8A8(nn.Module):
+    """A linear layer with weights in int8 per output and activations in int8."""
+
+    def __init__(self, linear: nn.Linear, dim: int | None) -> None:
+        super().__init__()
+        self.weight, self.bias, self.dim = int8(linear.weight.detach(), 1), linear.bias, dim
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(int8(x, self.dim), self.weight, self.bias)
+
+
+class LLMInt8(W8A8):
+    """Columns of x with anything above `threshold` are multiplied apart, as floats."""
+
+    def __init__(self, linear: nn.Linear, dim: int | None, threshold=6.0) -> None:
+        super().__init__(linear, dim)
+        self.exact, self.threshold = linear.weight.detach(), threshold
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loud = x.abs().flatten(0, -2).amax(0) > self.threshold  # [h]
+        quiet = F.linear(int8(x * ~loud, self.dim), self.weight, self.bias)
+        return quiet + F.linear(x[..., loud], self.exact[:, loud])
+
+
+class Transformed(nn.Module):
+    """x·T and T⁻¹·W have the product of x and W, and may have kinder ranges."""
+
+    def __init__(self, linear: nn.Linear, dim: int | None, t: torch.Tensor) -> None:
+        super().__init__()
+        moved = nn.Linear(*linear.weight.T.shape)
+        moved.weight = nn.Parameter(torch.linalg.solve(t, linear.weight.detach().T).T)
+        moved.bias = linear.bias
+        self.linear, self.t = W8A8(moved, dim), t
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x @ self.t)
+
+
+def smooth(x_max: torch.Tensor, weight: torch.Tensor, alpha: float) -> torch.Tensor:
+    """SmoothQuant: divide channel j of x by max|xⱼ|^α / max|wⱼ|^(1-α)."""
+    w_max = weight.abs().amax(0)
+    return torch.diag(1 / (x_max.clamp(min=1e-5) ** alpha / w_max ** (1 - alpha)))
+
+
+def hadamard(n: int) -> torch.Tensor:
+    """Every entry is ±1/√n, every two rows are orthogonal. n is a power of two."""
+    h = torch.ones(1, 1)
+    while len(h) < n:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return h / n**0.5
+
+
+# --8<-- [end:mends]
+
+
+New = Callable[[str, nn.Linear, int | None], nn.Module]  # name, layer, dim of the scales of x
+
+
+def swap(model: CharModel, new: New, dim: int | None) -> CharModel:
+    """A copy with every linear layer of the blocks replaced."""
+    model = copy.deepcopy(model)
+    for i, block in enumerate(model.blocks):
+        for name in LAYERS:
+            setattr(block, name, new(f"{i}.{name}", getattr(block, name), dim))
+    return model
+
+
+@torch.no_grad()
+def watch(model: CharModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what comes into every linear layer of the blocks: {name: [tokens, inputs]}."""
+    seen = {}
+    for i, block in enumerate(model.blocks):
+        for name in LAYERS:
+            getattr(block, name).register_forward_pre_hook(
+                lambda _, args, key=f"{i}.{name}": seen.update({key: args[0].flatten(0, 1)})
+            )
+    model(ids)
+    return seen
+
+
+def draw(x: torch.Tensor, scales: torch.Tensor) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "outliers", "font.size": 11}
+    figure, axes = plt.subplots(1, 3, figsize=(7, 2.9), sharey=True)
+    panels = {"as made": x, "smoothed, α = 0.5": x @ scales, "rotated": x @ hadamard(64)}
+    colours = ("#c2410c", "#0b6e99", "#15803d")
+    for i, (title, values) in enumerate(panels.items()):
+        ax, colour = axes[i], colours[i]
+        ax.bar(range(64), values.abs().amax(0), width=1, color=colour)
+        ax.set(title=title, yscale="log", ylim=(0.1, 1000), xlabel="channel", xlim=(-1, 64))
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("largest |x|")
+    figure.tight_layout()
+    figure.savefig("outliers.svg", transparent=True, metadata={"Date": None})
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.set_num_threads(1)
+    alphabet, text, held_out = unicode_names()
+    torch.manual_seed(0)
+    kind = CharModel(len(alphabet))
+    with torch.enable_grad():
+        train(kind, text)
+    loud = make_outliers(kind, [3, 40], 64)
+    calibration = text[:2048].view(-1, 64)
+    assert torch.equal(kind(calibration), loud(calibration))
+    print("the model with outliers is the same function, bit for bit")
+
+    seen = watch(copy.deepcopy(loud), calibration)
+    x_max = {key: x.abs().amax(0) for key, x in seen.items()}
+    exact = bits_per_character(kind, held_out)
+    print(f"fp32: ≈{exact:.3f} bits per character")
+
+    def plain(key: str, linear: nn.Linear, dim: int | None) -> nn.Module:
+        return W8A8(linear, dim)
+
+    def split(key: str, linear: nn.Linear, dim: int | None) -> nn.Module:
+        return LLMInt8(linear, dim)
+
+    def smoothed(key: str, linear: nn.Linear, dim: int | None) -> nn.Module:
+        return Transformed(linear, dim, smooth(x_max[key], linear.weight, 0.5))
+
+    def rotated(key: str, linear: nn.Linear, dim: int | None) -> nn.Module:
+        return Transformed(linear, dim, hadamard(linear.in_features))
+
+    losses = {}
+    print("int8 weights and activations   a scale per tensor, per token")
+    for name, model, new in (
+        ("without outliers", kind, plain),
+        ("with outliers", loud, plain),
+        ("LLM.int8", loud, split),
+        ("SmoothQuant, α = 0.5", loud, smoothed),
+        ("Hadamard rotation", loud, rotated),
+    ):
+        for where, dim in (("tensor", None), ("token", -1)):
+            losses[name, where] = bits_per_character(swap(model, new, dim), held_out)
+        print(
+            f"{name:28} ≈{losses[name, 'tensor']:.3f}              ≈{losses[name, 'token']:.3f}"
+        )
+
+    columns = (seen["1.up"].abs().amax(0) > 6).sum()
+    print(f"channels into blocks.1.up with anything above 6: {columns} of 64")
+    assert losses["with outliers", "tensor"] > exact + 0.5
+    for name in ("LLM.int8", "SmoothQuant, α = 0.5", "Hadamard rotation"):
+        assert losses[name, "tensor"] < exact + 0.2 and losses[name, "token"] < exact + 0.05
+    draw(seen["1.up"], smooth(x_max["1.up"], loud.blocks[1].up.weight, 0.5))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""PT2E: export a graph, let a quantizer annotate it, calibrate, convert; the same by hand.
+
+The flow is in torchao.quantization.pt2e. `X86InductorQuantizer` speaks for a backend: it says
+which operators take 8 bits, and how. Out comes a graph with quantize and dequantize operators
+around fp32 ones, which the backend fuses into integer kernels.
+"""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+try:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+        X86InductorQuantizer,
+        get_default_x86_inductor_quantization_config,
+    )
+except ImportError:
+    sys.exit("this program needs torchao: pip install torchao==0.18.0")
+
+
+def fake(x: torch.Tensor, scale, zero: int, low: int, high: int) -> torch.Tensor:
+    return ((x / scale + zero).round().clamp(low, high) - zero) * scale
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).eval()
+    calibration, x = torch.randn(512, 64), torch.randn(512, 64)
+
+    # --8<-- [start:flow]
+    graph = torch.export.export(model, (calibration,)).module()
+    quantizer = X86InductorQuantizer()
+    quantizer.set_global(get_default_x86_inductor_quantization_config())
+    prepared = prepare_pt2e(graph, quantizer)  # observers are inserted
+    prepared(calibration)  # and see the ranges
+    converted = convert_pt2e(prepared)
+    # --8<-- [end:flow]
+
+    print("the converted graph:")
+    ranges = []
+    for node in converted.graph.nodes:
+        name = str(node.target).split(".")[-2] if node.op == "call_function" else ""
+        if name == "quantize_per_tensor":
+            ranges.append(node.args[1:5])
+        if name:
+            print(f"  {name}")
+    print("of the inputs: " + "; ".join(f"scale {s:.4f}, zero point {z}, {a} to {b}"
+                                        for s, z, a, b in ranges))  # fmt: skip
+
+    # --8<-- [start:by_hand]
+    def by_hand(x: torch.Tensor) -> torch.Tensor:
+        for layer, (scale, zero, low, high) in zip((model[0], model[2]), ranges, strict=True):
+            w_scale = layer.weight.abs().amax(1, keepdim=True) / 127.5
+            weight = fake(layer.weight, w_scale, 0, -128, 127)
+            x = F.linear(fake(x, scale, zero, low, high), weight, layer.bias)
+            x = F.gelu(x) if layer is model[0] else x
+        return x
+
+    # --8<-- [end:by_hand]
+
+    theirs, ours, exact = converted(x), by_hand(x), model(x)
+    between = ((theirs - ours).norm() / exact.norm()).item()
+    error = ((theirs - exact).norm() / exact.norm()).item()
+    # a row's largest weight is ±127.5 steps, a tie that the two may round differently
+    print(f"error against fp32 {error:.1%}, difference to ours by hand ≈{between:.1%}")
+    assert between < error / 3 < 0.02
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A checkpoint of a quantized model and a float model do not fit each other; what does."""
+
+import io
+import sys
+
+import torch
+from torch import nn
+
+try:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+except ImportError:
+    sys.exit("this program needs torchao: pip install torchao==0.18.0")
+
+
+def new() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64))
+
+
+def last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip().split("occurred : ")[-1].strip('(),."')
+
+
+def main() -> None:
+    quantized = new()
+    quantize_(quantized, Int8WeightOnlyConfig())
+    file = io.BytesIO()
+    torch.save(quantized.state_dict(), file)
+    file.seek(0)
+
+    # --8<-- [start:fails]
+    saved = torch.load(file)
+    for name, model, state in (
+        ("quantized into float", new(), saved),
+        ("float into quantized", quantized, new().state_dict()),
+    ):
+        try:
+            model.load_state_dict(state)
+            sys.exit(f"{name} was expected to fail")
+        except RuntimeError as error:
+            print(f"{name}: {last_line(error)}")
+    # --8<-- [end:fails]
+
+    # --8<-- [start:mend]
+    with torch.device("meta"):
+        empty = new()  # no floats are ever allocated
+    empty.load_state_dict(saved, assign=True)  # the checkpoint's tensors become the parameters
+    # --8<-- [end:mend]
+    x = torch.randn(4, 64)
+    assert torch.equal(empty(x), quantized(x))
+    print(f"assign=True: {type(empty[0].weight).__name__}, the same output")
+
+
+if __name__ == "__main__":
+    main()

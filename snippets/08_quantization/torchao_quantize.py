@@ -1,0 +1,91 @@
+"""torchao's quantize_ beside the formulas: the same integers, in a tensor that knows more."""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+try:
+    from torchao.quantization import (
+        Int4WeightOnlyConfig,
+        Int8DynamicActivationInt8WeightConfig,
+        Int8WeightOnlyConfig,
+        IntxWeightOnlyConfig,
+        PerGroup,
+        quantize_,
+    )
+except ImportError:
+    sys.exit("this program needs torchao: pip install torchao==0.18.0")
+
+K, N = 512, 256
+
+
+def new() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(K, N, bias=False))
+
+
+# --8<-- [start:formulas]
+def int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric, a scale per row; torchao divides by half of the 255 steps, not by 127."""
+    scale = x.abs().amax(1, keepdim=True) / 127.5
+    return (x / scale).round().clamp(-128, 127), scale
+
+
+def int4(w: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric, a scale per group, from -8 to 7."""
+    w = w.unflatten(1, (-1, group))
+    scale = w.abs().amax(-1, keepdim=True) / 7.5
+    return (w / scale).round().clamp(-8, 7).flatten(1), scale.squeeze(-1)
+
+
+# --8<-- [end:formulas]
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.set_num_threads(1)
+    weight = new()[0].weight
+    x = torch.randn(32, K)
+    exact = F.linear(x, weight)
+
+    # --8<-- [start:quantize_]
+    by_channel, dynamic, by_group = new(), new(), new()
+    quantize_(by_channel, Int8WeightOnlyConfig())
+    quantize_(dynamic, Int8DynamicActivationInt8WeightConfig())
+    quantize_(by_group, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    # --8<-- [end:quantize_]
+
+    def report(name: str, model: nn.Module, ours: torch.Tensor) -> None:
+        w = model[0].weight
+        parts = {key: getattr(w, key) for key in w.tensor_data_names}
+        kept = ", ".join(
+            f"{k} {str(t.dtype)[6:]} {tuple(t.shape)}"
+            for k, t in parts.items()
+            if t is not None
+        )
+        error = ((model(x) - exact).norm() / exact.norm()).item()
+        print(f"{name}: {type(w).__name__}\n  {kept}\n  error of the output {error:.2%}")
+        assert (model(x) - ours).norm() < 0.5 * (model(x) - exact).norm()
+
+    q, scale = int8(weight)
+    # the largest of a row is ±127.5 steps: a tie, which may fall either way
+    assert (by_channel[0].weight.qdata - q).abs().max() <= 1
+    report("Int8WeightOnlyConfig", by_channel, F.linear(x, q * scale))
+    xq, x_scale = int8(x)  # each token has a scale of its own, found when it arrives
+    report("Int8DynamicActivationInt8WeightConfig", dynamic, F.linear(xq * x_scale, q * scale))
+    q, scale = int4(weight, 32)
+    assert (by_group[0].weight.qdata - q).abs().max() <= 1
+    ours = (q.unflatten(1, (-1, 32)) * scale.unsqueeze(-1)).flatten(1)
+    report("IntxWeightOnlyConfig, int4, groups of 32", by_group, F.linear(x, ours))
+    print("the same integers as by the formulas, but for ties")
+
+    try:
+        quantize_(new().bfloat16(), Int4WeightOnlyConfig(group_size=32))
+    except ImportError as error:
+        print(f"Int4WeightOnlyConfig on a CPU: ImportError: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A cache longer than the position table: errors that name neither, or an empty answer.
+
+The table has a row for each of 64 positions. What token 65 meets depends on how its row is
+fetched: by slice, by embedding, or by clamping the index.
+"""
+
+import torch
+from torch import nn
+
+CONTEXT, HIDDEN = 64, 16
+
+
+def shown(words: str, work) -> None:
+    try:
+        result = work()
+    except (RuntimeError, IndexError, ValueError) as error:
+        print(f"{words}: {type(error).__name__}: {str(error).splitlines()[0]}")
+    else:
+        print(f"{words}: no error, shape {list(result.shape)}")
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(CONTEXT, HIDDEN)
+    head = nn.Linear(HIDDEN, 37)
+
+    # --8<-- [start:failures]
+    def by_slice(ids_length: int, start: int) -> torch.Tensor:
+        x = torch.randn(1, ids_length, HIDDEN)
+        return head(x + table.weight[start : start + ids_length])
+
+    shown("a prompt of 65, by slice", lambda: by_slice(65, 0))
+    shown("token 65 after 64, by slice", lambda: by_slice(1, 64))
+    shown("its logits, last place", lambda: by_slice(1, 64)[:, -1])
+    shown("token 65, by embedding", lambda: table(torch.tensor([[64]])))
+    # --8<-- [end:failures]
+    assert by_slice(1, 64).shape[1] == 0, "a sum with no rows has no rows"
+
+    # --8<-- [start:mend]
+    def position(start: int, new: int) -> torch.Tensor:
+        if start + new > CONTEXT:
+            raise ValueError(
+                f"{start} tokens cached and {new} new exceed the {CONTEXT} positions"
+            )
+        return table.weight[start : start + new]
+
+    shown("mended", lambda: position(64, 1))
+    # --8<-- [end:mend]
+    torch.testing.assert_close(position(63, 1), table(torch.tensor([63])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""torch.export: a model as a graph that needs none of its Python, for lengths it was told of.
+
+What is not said to be dynamic is a constant. The errors shown are those of an example's shape
+that got burnt in, of a promise that the model breaks, and of a value that decides.
+"""
+
+import io
+
+import torch
+from torch import nn
+from torch.export import Dim, export
+from torch.nn import functional as F
+
+
+# --8<-- [start:model]
+class Decoder(nn.Module):
+    """One block: ids [b, s] -> logits of the next token [b, v]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(37, 64), nn.Embedding(64, 64)
+        self.qkv, self.head = nn.Linear(64, 192), nn.Linear(64, 37)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.token(ids) + self.position.weight[: ids.shape[1]]
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).unbind(-3)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head((x + mixed.transpose(1, 2).flatten(2))[:, -1])
+
+
+# --8<-- [end:model]
+
+
+# --8<-- [start:broken]
+class Halves(Decoder):
+    def forward(self, ids):  # works for an even number of tokens alone
+        return super().forward(ids.unflatten(1, (2, -1)).flatten(1))
+
+
+class Stops(Decoder):
+    def forward(self, ids):
+        logits = super().forward(ids)
+        if logits.max() > 100:  # Python needs a value that does not exist yet
+            return logits / 2
+        return logits
+
+
+class StopsNot(Decoder):
+    def forward(self, ids):
+        logits = super().forward(ids)
+        return torch.where(logits.max() > 100, logits / 2, logits)
+
+
+# --8<-- [end:broken]
+
+
+def words(error: Exception, *looked_for: str) -> str:
+    """The line of the message that has the decisive words."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next(line for line in lines if any(w in line for w in looked_for))
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    example, longer = torch.randint(37, (2, 16)), torch.randint(37, (2, 40))
+
+    # --8<-- [start:dynamic]
+    batch, length = Dim("batch", min=1, max=64), Dim("length", min=2, max=64)
+    program = export(model, (example,), dynamic_shapes=({0: batch, 1: length},))
+    graph = program.module()
+    for ids in (example, longer, longer[:1]):
+        torch.testing.assert_close(graph(ids), model(ids))
+    print("dynamic: equal to the model for 2 × 16, 2 × 40 and 1 × 40 tokens")
+
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    torch.testing.assert_close(loaded(longer), model(longer))
+    print("saved and loaded: equal; the class Decoder is not in the file")
+    # --8<-- [end:dynamic]
+
+    fixed = export(model, (example,)).module()
+    for name, work, looked_for in (
+        ("another length than the example's", lambda: fixed(longer), ("Guard", "Expected")),
+        ("beyond the range", lambda: graph(torch.zeros(1, 65, dtype=torch.long)),
+         ("Guard", "Expected")),
+        ("an even length, promised any", lambda: export(
+            Halves(), (example,), dynamic_shapes=({1: length},)), ("Not all values",
+            "must be", "specialized", "violated")),
+        ("a value that decides", lambda: export(Stops(), (example,)),
+         ("data-dependent", "Data-dependent")),
+    ):  # fmt: skip
+        try:
+            work()
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}")
+            print(f"  {words(error, *looked_for)}")
+        else:
+            raise AssertionError(f"{name}: no error")
+    mended = export(StopsNot(), (example,)).module()
+    assert mended(example).shape == (2, 37)
+    print("torch.where in place of if: exported")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Grouped-query attention from scratch: several query heads read one head of keys and values.
+
+With one group per head it is multi-head attention, with a single group multi-query attention.
+It equals multi-head attention whose keys and values are repeated, and torch's own.
+"""
+
+import torch
+from torch.nn import functional as F
+
+
+# --8<-- [start:grouped]
+def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """One decode step: q [b, a, 1, d], k and v [b, g, s, d], a a multiple of g -> as q."""
+    groups = k.shape[1]
+    q = q.unflatten(1, (groups, -1)).squeeze(3)  # [b, g, a/g, d]: a group's queries as rows
+    scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5  # [b, g, a/g, s]
+    return (scores.softmax(-1) @ v).flatten(1, 2).unsqueeze(2)
+
+
+# --8<-- [end:grouped]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    b, a, s, d = 2, 8, 100, 32
+    q = torch.randn(b, a, 1, d)
+    print("groups   cache of 100 tokens   FLOPs per byte of the cache read")
+    for g in (8, 4, 2, 1):
+        k, v = torch.randn(2, b, g, s, d)
+        repeated = (t.repeat_interleave(a // g, 1) for t in (k, v))  # head i reads i // (a/g)
+        expected = F.scaled_dot_product_attention(q, *repeated)
+        torch.testing.assert_close(grouped(q, k, v), expected)
+        torch.testing.assert_close(
+            F.scaled_dot_product_attention(q, k, v, enable_gqa=True), expected
+        )
+        held = (k.nbytes + v.nbytes) // b
+        assert held == 2 * g * d * s * 4
+        flops = 4 * a * d * s  # q·k and weights·v, two each
+        print(
+            f"{g:6}   {held / 1024:15.1f} KiB   {flops / (2 * g * d * s * 2):8.1f} at 2 bytes"
+        )
+    print("equal to repeated heads and to scaled_dot_product_attention(enable_gqa=True)")
+
+    k, v = torch.randn(2, b, 4, s, d)
+    wrong = F.scaled_dot_product_attention(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))
+    right = grouped(q, k, v)
+    off = (wrong - right).abs().amax((0, 2, 3)) > 1e-4
+    print(f"repeat in place of repeat_interleave: {int(off.sum())} of {a} heads are wrong")
+    assert off.tolist() == [False] + [True] * 6 + [False]
+
+
+if __name__ == "__main__":
+    main()

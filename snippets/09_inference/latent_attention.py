@@ -1,0 +1,107 @@
+"""Latent attention in small: the cache holds one narrow vector per token and no keys or values.
+
+After DeepSeek-V2 (2405.04434, Section 2.1). Expanded, each head makes its keys and values from
+the latent vector. Absorbed, the matrix that makes keys moves over to the query, the one that
+makes values behind the sum, and attention runs on the latent vectors as they are.
+"""
+
+import torch
+from torch import nn
+
+HIDDEN, HEADS, WIDTH, LATENT, ROTARY = 256, 8, 32, 48, 16
+
+
+# --8<-- [start:weights]
+class LatentAttention(nn.Module):
+    """The last of s tokens attends to all; the cache is [b, s, LATENT + ROTARY]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        scale = HIDDEN**-0.5
+        self.query = nn.Parameter(scale * torch.randn(HEADS, HIDDEN, WIDTH))
+        self.query_rotary = nn.Parameter(scale * torch.randn(HEADS, HIDDEN, ROTARY))
+        self.down = nn.Parameter(scale * torch.randn(HIDDEN, LATENT))  # what is cached
+        self.key_rotary = nn.Parameter(scale * torch.randn(HIDDEN, ROTARY))  # one for all heads
+        self.up_key = nn.Parameter(LATENT**-0.5 * torch.randn(HEADS, LATENT, WIDTH))
+        self.up_value = nn.Parameter(LATENT**-0.5 * torch.randn(HEADS, LATENT, WIDTH))
+
+    def cache(self, x: torch.Tensor) -> torch.Tensor:  # [b, s, h] -> [b, s, LATENT + ROTARY]
+        return torch.cat([x @ self.down, rotate(x @ self.key_rotary)], -1)
+
+    def queries(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        content = torch.einsum("bh,ahd->bad", x[:, -1], self.query)
+        rotary = torch.einsum("bsh,ahr->basr", x, self.query_rotary)
+        return content, rotate(rotary)[:, :, -1]
+
+
+# --8<-- [end:weights]
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Rotary positions: pair i of token s turns by s / 10000^(2i/d)."""
+    half = x.shape[-1] // 2
+    turns = torch.arange(x.shape[-2])[:, None] / 10_000 ** (torch.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * turns.cos() - b * turns.sin(), a * turns.sin() + b * turns.cos()], -1)
+
+
+# --8<-- [start:both]
+def expanded(m: LatentAttention, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """Make every head's keys and values, then attend: [b, a, d]."""
+    latent, rotary = cache.split([LATENT, ROTARY], -1)
+    content, turned = m.queries(x)
+    keys = torch.einsum("bsl,ald->basd", latent, m.up_key)
+    values = torch.einsum("bsl,ald->basd", latent, m.up_value)
+    scores = torch.einsum("bad,basd->bas", content, keys)
+    scores += torch.einsum("bar,bsr->bas", turned, rotary)
+    weights = (scores / (WIDTH + ROTARY) ** 0.5).softmax(-1)
+    return torch.einsum("bas,basd->bad", weights, values)
+
+
+def absorbed(m: LatentAttention, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """The same, with q·(U c) = (Uᵀq)·c: one head of keys, shared by all queries."""
+    content, turned = m.queries(x)
+    query = torch.cat([torch.einsum("bad,ald->bal", content, m.up_key), turned], -1)
+    scores = torch.einsum("bac,bsc->bas", query, cache)  # the cache itself is the keys
+    weights = (scores / (WIDTH + ROTARY) ** 0.5).softmax(-1)
+    mixed = torch.einsum("bas,bsl->bal", weights, cache[..., :LATENT])  # and the values
+    return torch.einsum("bal,ald->bad", mixed, m.up_value)
+
+
+# --8<-- [end:both]
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    m, x = LatentAttention(), torch.randn(2, 200, HIDDEN)
+    cache = m.cache(x)
+    torch.testing.assert_close(absorbed(m, x, cache), expanded(m, x, cache))
+    print("absorbed equals expanded")
+
+    full = 2 * HEADS * WIDTH
+    print(f"cached per token and layer: {cache.shape[-1]} values; "
+          f"keys and values of {HEADS} heads: {full}")  # fmt: skip
+
+    # what a decode step multiplies for each cached token
+    grow = 2 * HEADS * 2 * LATENT * WIDTH + 2 * HEADS * (2 * WIDTH + ROTARY)
+    stay = 2 * HEADS * (2 * LATENT + ROTARY)
+    print(f"FLOPs per cached token: {grow} expanded, {stay} absorbed")
+    assert grow > 10 * stay
+
+    # Why the rotary part is apart: turned keys are no longer one matrix times the latent vector
+    keys = torch.einsum("bsl,ald->basd", cache[..., :LATENT], m.up_key)
+    query = torch.randn(2, HEADS, WIDTH)
+    moved = torch.einsum("bad,ald->bal", query, m.up_key)
+    plain = torch.einsum("bad,basd->bas", query, keys)
+    turned = torch.einsum("bad,basd->bas", query, rotate(keys))
+    absorbed_scores = torch.einsum("bal,bsl->bas", moved, cache[..., :LATENT])
+    torch.testing.assert_close(absorbed_scores, plain, rtol=1e-4, atol=1e-4)
+    off = (absorbed_scores - turned).abs().mean() / turned.abs().mean()
+    print(f"had the keys been turned: scores off by {off:.1f} of their size")
+    assert off > 0.3
+
+
+if __name__ == "__main__":
+    main()

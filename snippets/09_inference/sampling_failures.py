@@ -1,0 +1,83 @@
+"""probability tensor contains either `inf`, `nan` or element < 0: four ways to get there.
+
+torch.multinomial refuses what is no distribution. Each way is followed by its mend.
+"""
+
+import math
+
+import torch
+
+
+def draw(logits: torch.Tensor) -> str:
+    """Sample from softmax(logits): how many tokens can come, or the error's words."""
+    p = logits.softmax(-1)
+    try:
+        torch.multinomial(p, 1)
+    except RuntimeError as error:
+        return f"RuntimeError: {str(error).splitlines()[0]}"
+    return f"a token of {int((p > 0).sum())}"
+
+
+# --8<-- [start:top_p]
+def top_p_wrong(logits: torch.Tensor, p: float) -> torch.Tensor:
+    ordered, index = logits.sort(descending=True)
+    held = ordered.softmax(-1).cumsum(-1)  # includes the token itself
+    drop = torch.empty_like(held, dtype=torch.bool).scatter_(-1, index, held > p)
+    return logits.masked_fill(drop, -math.inf)
+
+
+def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+    ordered, index = logits.sort(descending=True)
+    shares = ordered.softmax(-1)
+    before = shares.cumsum(-1) - shares  # without it: 0 for the first, which always stays
+    drop = torch.empty_like(before, dtype=torch.bool).scatter_(-1, index, before >= p)
+    return logits.masked_fill(drop, -math.inf)
+
+
+# --8<-- [end:top_p]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    logits = torch.tensor([4.0, 1.0, 0.5, 0.0, -1.0])
+    print(f"the most likely token has {logits.softmax(-1)[0]:.2f}")
+    rows = [
+        ("top-p 0.8, an empty set", top_p_wrong(logits, 0.8)),
+        ("  the token that crosses p stays", top_p(logits, 0.8)),
+        ("temperature 0", logits / 0.0),
+        ("  argmax for 0, else divide", logits / 1e-3),
+    ]
+    # --8<-- [start:half]
+    hidden = torch.full((1, 256), 24.0, dtype=torch.float16)
+    head = torch.full((256, 5), 12.0, dtype=torch.float16)
+    over = (hidden @ head)[0]  # 256 · 24 · 12 = 73,728: beyond fp16
+    rows += [
+        ("logits of 73,728 in fp16", over),
+        ("  the head's product in fp32", (hidden.float() @ head.float())[0]),
+    ]
+    # --8<-- [end:half]
+    banned = torch.full((5,), -math.inf)
+    rows += [
+        ("every token banned by a grammar", banned),
+        ("  the end token stays allowed", banned.clone().index_fill_(0, torch.tensor([4]), 0)),
+    ]
+    for words, row in rows:
+        result = draw(row)
+        print(f"{words}:\n    {result}")
+        assert result.startswith("RuntimeError") != words.startswith("  "), words
+    assert torch.isinf(over).all()
+
+    try:  # many draws at once take another path, and say it in other words
+        torch.multinomial(over.softmax(-1), 1000, replacement=True)
+    except RuntimeError as error:
+        print(f"1,000 draws of logits in fp16:\n    RuntimeError: {error}")
+
+    # the same mistake where the set is not empty: no error, and a smaller set than asked for
+    flat = torch.tensor([0.5, 0.3, 0.2]).log()
+    kept = (top_p_wrong(flat, 0.7) > -math.inf).sum(), (top_p(flat, 0.7) > -math.inf).sum()
+    print(f"shares 0.5, 0.3, 0.2 and p = 0.7: {kept[0]} token kept, {kept[1]} should be")
+    assert kept == (1, 2)
+
+
+if __name__ == "__main__":
+    main()

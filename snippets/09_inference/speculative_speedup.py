@@ -1,0 +1,135 @@
+"""When speculation pays: predicted from what a draft and a check cost, then run.
+
+Draft and target are stacks of matrices; each draft is accepted with probability α by the toss
+of a coin, so that α is known. Draws speculative_speedup.svg from the formula.
+"""
+
+import random
+import time
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+
+HIDDEN = 2048
+
+
+# --8<-- [start:formula]
+def tokens(alpha: float, gamma: int) -> float:
+    """Tokens of a round: one for sure, one more for each draft that all before it survived."""
+    return sum(alpha**i for i in range(gamma + 1))
+
+
+def speedup(alpha: float, gamma: int, draft: float, check: float) -> float:
+    """Times as fast as plain decoding; `draft` and `check` in steps of the target."""
+    return tokens(alpha, gamma) / (gamma * draft + check)
+
+
+# --8<-- [end:formula]
+
+
+def stack(layers: int) -> list[torch.Tensor]:
+    return [torch.randn(HIDDEN, HIDDEN) / HIDDEN**0.5 for _ in range(layers)]
+
+
+def forward(weights: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    for weight in weights:
+        x = x @ weight.T
+    return x
+
+
+# --8<-- [start:run]
+def generate(target, draft, alpha: float, gamma: int, rounds: int, coin: random.Random) -> int:
+    """Run rounds of speculation; return how many tokens they gave."""
+    given = 0
+    for _ in range(rounds):
+        x = torch.ones(1, HIDDEN)
+        for _ in range(gamma):
+            x = forward(draft, x)
+        forward(target, torch.ones(gamma + 1, HIDDEN))
+        kept = 0
+        while kept < gamma and coin.random() < alpha:
+            kept += 1
+        given += kept + 1
+    return given
+
+
+# --8<-- [end:run]
+
+
+def clock(work, rounds: int = 1) -> float:
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        work()
+    return (time.perf_counter() - begin) / rounds
+
+
+def draw() -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "spec", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    gammas = range(17)
+    for alpha, color in ((0.9, "#0b6e99"), (0.7, "#7c3aed"), (0.4, "#c2410c")):
+        curve = [speedup(alpha, g, 0.05, 1) if g else 1 for g in gammas]
+        axes.plot(gammas, curve, "-o", markersize=4, color=color)
+        axes.text(16.3, curve[-1], f"α = {alpha}", color=color, va="center")
+    axes.plot([0, 16], [1, 1], color="#52525b", linestyle=":", linewidth=1.2)
+    axes.set(xlabel="tokens drafted per round, γ", ylabel="times as fast", xlim=(0, 18.5))
+    axes.set_xticks(range(0, 17, 4))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("speculative_speedup.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    for alpha in (0.3, 0.8):
+        closed = (1 - alpha**6) / (1 - alpha)
+        assert abs(tokens(alpha, 5) - closed) < 1e-12
+        coin = random.Random(0)
+        drawn = generate([], [], alpha, 5, 20_000, coin) / 20_000
+        print(f"α = {alpha}, γ = 5: {closed:.3f} tokens a round, by coins ≈{drawn:.3f}")
+        assert abs(drawn - closed) < 0.05
+
+    target, draft = stack(12), stack(1)  # 192 MiB, and a twelfth
+    gamma = 4
+    one, several = torch.ones(1, HIDDEN), torch.ones(gamma + 1, HIDDEN)
+    forward(target, several)
+    times: dict[str, list[float]] = {"step": [], "check": [], "draft": []}
+    for _ in range(5):
+        times["step"].append(clock(lambda: forward(target, one)))
+        times["check"].append(clock(lambda: forward(target, several)))
+        times["draft"].append(clock(lambda: forward(draft, one)))
+    step, check, cost = (sorted(t)[2] for t in times.values())
+    print(f"one token ≈{1e3 * step:.1f} ms; a check of {gamma + 1} costs ≈{check / step:.2f} "
+          f"of that, a draft ≈{cost / step:.2f}")  # fmt: skip
+    print("α      predicted   measured")
+    for alpha in (0.1, 0.5, 0.9):
+        coin = random.Random(1)
+        begin = time.perf_counter()
+        given = generate(target, draft, alpha, gamma, 12, coin)
+        measured = given * step / (time.perf_counter() - begin)
+        coin = random.Random(1)
+        drawn = generate([], [], alpha, gamma, 12, coin)
+        assert drawn == given
+        predicted = drawn / 12 / (gamma * cost / step + check / step)
+        print(f"{alpha}    ≈{predicted:.2f}       ≈{measured:.2f}")
+    assert speedup(0.1, 4, cost / step, max(1.0, check / step)) < speedup(
+        0.9, 4, cost / step, 1
+    )
+
+    print("\nthe best γ, if a check costs one step       a draft costs 0.02      0.2")
+    for alpha in (0.4, 0.7, 0.9):
+        best = [max(range(1, 33), key=lambda g, a=alpha, c=c: speedup(a, g, c, 1))
+                for c in (0.02, 0.2)]  # fmt: skip
+        gains = [speedup(alpha, g, c, 1) for g, c in zip(best, (0.02, 0.2), strict=True)]
+        print(f"  α = {alpha}                               {best[0]:9}: {gains[0]:.2f} times"
+              f"{best[1]:5}: {gains[1]:.2f} times")  # fmt: skip
+    assert speedup(0.1, 4, 0.2, 1) < 1
+    draw()
+
+
+if __name__ == "__main__":
+    main()

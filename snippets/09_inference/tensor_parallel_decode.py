@@ -1,0 +1,132 @@
+"""Tensor-parallel decoding: heads, their cache and the MLP split over ranks; equal to one.
+
+Every rank keeps whole heads, so the cache never travels. Two sums per layer do, of one token's
+activations each: few bytes, so what they cost is latency.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+HIDDEN, HEADS, LAYERS, MOST, VOCABULARY = 64, 4, 3, 32, 37
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(
+            "start this program with: torchrun --nproc-per-node=2 tensor_parallel_decode.py"
+        )
+    if HEADS % int(os.environ["WORLD_SIZE"]):
+        sys.exit(f"{HEADS} heads are split evenly over 1, 2 or 4 ranks")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+def make_weights(device: torch.device) -> dict:
+    """The same on every rank: per layer q, k, v [h, 3, a, d], out [a, d, h], up, down."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int, rows: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator) / rows**0.5).to(device)
+
+    width = HIDDEN // HEADS
+    return {
+        "token": draw(VOCABULARY, HIDDEN, rows=1),
+        "layers": [
+            (draw(HIDDEN, 3, HEADS, width, rows=HIDDEN),
+             draw(HEADS, width, HIDDEN, rows=HIDDEN),
+             draw(HIDDEN, 4 * HIDDEN, rows=HIDDEN),
+             draw(4 * HIDDEN, HIDDEN, rows=4 * HIDDEN))
+            for _ in range(LAYERS)
+        ],
+    }  # fmt: skip
+
+
+# --8<-- [start:shard]
+def shard(weights: dict, rank: int, n: int) -> dict:
+    """This rank's heads, and its columns of `up` with the rows of `down` that fit them."""
+    heads = slice(rank * HEADS // n, (rank + 1) * HEADS // n)
+    wide = slice(rank * 4 * HIDDEN // n, (rank + 1) * 4 * HIDDEN // n)
+    return weights | {
+        "layers": [(qkv[:, :, heads], out[heads], up[:, wide], down[wide])
+                   for qkv, out, up, down in weights["layers"]]
+    }  # fmt: skip
+
+
+# --8<-- [end:shard]
+
+
+# --8<-- [start:decode]
+def decode(weights: dict, prompt: list[int], tokens: int, reduce) -> tuple:
+    """Greedy tokens, the last logits and the cache; `reduce` sums over ranks in place."""
+    heads, width = weights["layers"][0][1].shape[:2]
+    token = weights["token"]
+    cache = torch.zeros(LAYERS, 2, heads, MOST, width, device=token.device)
+    ids = list(prompt)
+    for at in range(len(prompt) + tokens - 1):
+        x = token[ids[at]]  # [h]
+        for i, (qkv, out, up, down) in enumerate(weights["layers"]):
+            q, k, v = torch.einsum("h,hcad->cad", F.rms_norm(x, (HIDDEN,)), qkv)
+            cache[i, 0, :, at], cache[i, 1, :, at] = k, v
+            scores = torch.einsum("ad,asd->as", q, cache[i, 0, :, : at + 1]) / width**0.5
+            mixed = torch.einsum("as,asd->ad", scores.softmax(-1), cache[i, 1, :, : at + 1])
+            x = x + reduce(torch.einsum("ad,adh->h", mixed, out))
+            x = x + reduce(F.gelu(F.rms_norm(x, (HIDDEN,)) @ up) @ down)
+        logits = token @ x
+        if at + 1 == len(ids):
+            ids.append(int(logits.argmax()))
+    return ids, logits, cache
+
+
+# --8<-- [end:decode]
+
+
+@torch.no_grad()
+def main() -> None:
+    device = start()
+    torch.set_num_threads(1)
+    rank, n = dist.get_rank(), dist.get_world_size()
+    weights = make_weights(device)
+    whole_ids, whole_logits, whole_cache = decode(weights, [3, 1, 4], 20, lambda x: x)
+
+    sums, sent = 0, 0
+
+    def reduce(x: torch.Tensor) -> torch.Tensor:
+        nonlocal sums, sent
+        sums, sent = sums + 1, x.nbytes
+        dist.all_reduce(x)
+        return x
+
+    ids, logits, cache = decode(shard(weights, rank, n), [3, 1, 4], 20, reduce)
+    assert ids == whole_ids
+    torch.testing.assert_close(logits, whole_logits, rtol=1e-4, atol=1e-4)
+    mine = slice(rank * HEADS // n, (rank + 1) * HEADS // n)
+    torch.testing.assert_close(cache, whole_cache[:, :, mine], rtol=1e-4, atol=1e-4)
+    steps = 3 + 20 - 1
+    assert sums == 2 * LAYERS * steps and cache.nbytes * n == whole_cache.nbytes
+
+    everyone: list = [None] * n
+    dist.all_gather_object(everyone, ids)
+    assert all(other == ids for other in everyone)
+    if rank == 0:
+        print(f"{n} rank{'s' * (n > 1)}: 20 tokens, logits and caches equal to one process")
+        print(
+            f"  all-reduces per token: {sums // steps} = 2 × {LAYERS} layers, {sent} bytes each"
+        )
+        print(f"  cache per rank: {cache.nbytes} of {whole_cache.nbytes} bytes")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

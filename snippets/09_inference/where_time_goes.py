@@ -1,0 +1,105 @@
+"""Where a token's time goes at batch 1: in operators that do little, or in weights to be read.
+
+Three models, the same code. For each: operators per token, times what the smallest operator
+costs; bytes of weights, over the rate at which they are read.
+"""
+
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Block(nn.Module):
+    """One token over a static cache, as in static_cache.py."""
+
+    def __init__(self, hidden: int, heads: int, most: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.keys, self.values = torch.zeros(2, 1, heads, most, hidden // heads)
+
+    def forward(self, x, position, seen):  # x [1, h]
+        q, k, v = self.qkv(self.norm1(x)).view(3, 1, self.heads, 1, -1)
+        self.keys.index_copy_(2, position, k)
+        self.values.index_copy_(2, position, v)
+        mixed = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=seen)
+        x = x + self.out(mixed.view(1, -1))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+# --8<-- [start:count]
+class Count(TorchDispatchMode):
+    """Counts operators, views among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+# --8<-- [end:count]
+
+
+def best(work, rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tiny = torch.ones(1)
+    overhead = best(lambda: [torch.add(tiny, tiny) for _ in range(1000)], 10) / 1000
+    wide = torch.randn(64 * 2**20)  # 256 MiB
+    bandwidth = wide.nbytes / best(wide.sum, 2)
+    print(f"the smallest operator, λ: ≈{1e6 * overhead:.1f} µs")
+    print("hidden   operators × λ          weights      read from memory    one token")
+    took = {}
+    for hidden in (32, 64, 2048):
+        blocks = nn.ModuleList(Block(hidden, 4, 64) for _ in range(4))
+        position = torch.tensor([5])
+        seen = (torch.arange(64) <= position).view(1, 1, 1, 64)
+
+        def token(blocks=blocks, hidden=hidden, position=position, seen=seen) -> torch.Tensor:
+            x = torch.ones(1, hidden)
+            for block in blocks:
+                x = block(x, position, seen)
+            return x
+
+        with Count() as count:
+            token()
+        size = sum(p.nbytes for p in blocks.parameters())
+        if hidden == 2048:  # in turn with reading, so that neither has the quiet moment
+            took[hidden] = 1.0
+            for _ in range(5):
+                took[hidden] = min(took[hidden], best(token, 1))
+                bandwidth = max(bandwidth, wide.nbytes / best(wide.sum, 1))
+        else:
+            took[hidden] = best(token, 200)
+        calls, read = count.operators * overhead, size / bandwidth
+        memory = f"≈{1e3 * read:6.2f} ms" if size > 2**28 else "in a cache"
+        mib, ms = size / 2**20, 1e3 * took[hidden]
+        calls *= 1e3
+        print(f"{hidden:5}    {count.operators:3} × λ = ≈{calls:.2f} ms   {mib:6.1f} MiB   "
+              f"{memory:>16}    ≈{ms:.2f} ms")  # fmt: skip
+    assert took[64] < 3 * took[32], "four times the weights should hardly matter here"
+    assert 1e3 * took[2048] > 10 * calls and took[2048] > 10 * took[64]
+    print(f"memory was read at ≈{bandwidth / 1e9:.1f} GB/s")
+    print("the small models wait for calls, the large one for weights")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""One transformer block, one set of documents, and six ways to run its attention: all equal.
+
+Alone with is_causal, padded with a boolean mask, packed with a mask, packed with a block mask,
+a prompt in pieces, and one token at a time with a cache. For each: the tokens that went through
+the block, the pairs that its kernel had to compute, and the kernel.
+"""
+
+import warnings
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+H, A, A_KV, D = 64, 4, 2, 16
+LENGTHS = [70, 20, 38]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.RMSNorm(H), nn.RMSNorm(H)
+        self.qkv = nn.Linear(H, (A + 2 * A_KV) * D, bias=False)
+        self.out = nn.Linear(H, H, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(H, 4 * H), nn.SiLU(), nn.Linear(4 * H, H))
+
+    # --8<-- [start:choice]
+    def attend(self, q, k, v, how):
+        """q [b, 4, s_q, d], k and v [b, 2, s_k, d]; `how` is what the caller knows."""
+        if isinstance(how, torch.Tensor):  # any other pattern, as a boolean mask
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=how, enable_gqa=True)
+        if how is not None:  # a BlockMask
+            return flex_attention(q, k, v, block_mask=how, enable_gqa=True)
+        s_q, s_k = q.shape[2], k.shape[2]
+        if s_q == s_k:  # whole sequences: the flag, and no mask in memory
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if s_q == 1:  # one new token sees everything: no mask, and not is_causal
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        bias = causal_lower_right(s_q, s_k)  # a piece of a prompt
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
+
+    # --8<-- [end:choice]
+
+    def forward(self, x, position, how=None, cache=None):
+        """x [b, s, h], position [s] or [b, s] within the document, cache a list of (k, v)."""
+        b, s, _ = x.shape
+        heads = self.qkv(self.norm_1(x)).view(b, s, A + 2 * A_KV, D).transpose(1, 2)
+        q, k, v = heads.split([A, A_KV, A_KV], dim=1)
+        q, k = rotary(q, position), rotary(k, position)
+        if cache is not None:
+            cache.append((k, v))
+            k, v = (torch.cat(parts, dim=2) for parts in zip(*cache, strict=True))
+        out = self.attend(q, k, v, how)
+        x = x + self.out(out.transpose(1, 2).reshape(b, s, H))
+        return x + self.mlp(self.norm_2(x))
+
+
+def rotary(x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    angle = position[:, None] / 10000 ** (torch.arange(0, D, 2) / D)
+    even, odd = x[..., ::2], x[..., 1::2]
+    turned = (even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos())
+    return torch.stack(turned, dim=-1).flatten(-2)
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+    block = Block().eval()
+    documents = [torch.randn(1, n, H) for n in LENGTHS]
+    truth = torch.cat([block(x, torch.arange(x.shape[1])) for x in documents], dim=1)
+    total, longest = sum(LENGTHS), max(LENGTHS)
+
+    def show(name: str, out: torch.Tensor, tokens: int, pairs: int) -> None:
+        torch.testing.assert_close(out, truth, rtol=1e-4, atol=1e-5)
+        print(f"{name:30} {tokens:6} {pairs:7}   equal")
+
+    print("way                            tokens   pairs")
+    show("each alone, is_causal", truth, total, sum(n * (n + 1) // 2 for n in LENGTHS))
+
+    # --8<-- [start:padded]
+    padded = nn.utils.rnn.pad_sequence([x[0] for x in documents], batch_first=True)
+    real = torch.arange(longest) < torch.tensor(LENGTHS)[:, None]  # [b, s]
+    mask = real[:, None, None, :] & torch.ones(longest, longest, dtype=torch.bool).tril()
+    out = block(padded, torch.arange(longest), mask)[real][None]
+    # --8<-- [end:padded]
+    show("padded, boolean mask", out, 3 * longest, 3 * longest**2)
+
+    # --8<-- [start:packed]
+    document = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    position = torch.cat([torch.arange(n) for n in LENGTHS])
+    place = torch.arange(total)
+    mask = (document[:, None] == document) & (place[:, None] >= place)
+    out = block(torch.cat(documents, dim=1), position, mask)
+
+    def mask_mod(b, h, q, k):
+        return (document[q] == document[k]) & (q >= k)
+
+    blocks = create_block_mask(mask_mod, None, None, total, total, "cpu", BLOCK_SIZE=16)
+    flex = block(torch.cat(documents, dim=1), position, blocks)
+    # --8<-- [end:packed]
+    show("packed, boolean mask", out, total, total**2)
+    visited = round((1 - blocks.sparsity() / 100) * total**2)
+    show("packed, block mask of 16", flex, total, visited)
+
+    # --8<-- [start:cached]
+    pieces, steps = [], []
+    for x in documents:
+        cache: list = []
+        positions = torch.arange(x.shape[1])
+        for part, where in zip(x.split(16, dim=1), positions.split(16), strict=True):
+            pieces.append(block(part, where, cache=cache))
+        cache = []
+        for i in positions:
+            steps.append(block(x[:, i : i + 1], positions[i : i + 1], cache=cache))
+    # --8<-- [end:cached]
+    ends = [min(i + 16, n) * min(16, n - i) for n in LENGTHS for i in range(0, n, 16)]
+    show("pieces of 16, lower right", torch.cat(pieces, dim=1), total, sum(ends))
+    alone = sum(n * (n + 1) // 2 for n in LENGTHS)
+    show("token by token, no mask", torch.cat(steps, dim=1), total, alone)
+
+
+if __name__ == "__main__":
+    main()

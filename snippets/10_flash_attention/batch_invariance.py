@@ -1,0 +1,62 @@
+"""The same request, alone and in a batch: other bits, because the split depends on the batch.
+
+Decode kernels cut the keys into as many parts as fill the GPU, and so fewer in a larger batch.
+Sums in another order round differently. A split of fixed size gives the same bits in any batch.
+"""
+
+import math
+
+import torch
+
+SMS, KV_HEADS, D, CONTEXT = 132, 8, 64, 1000
+
+
+# --8<-- [start:attend]
+def attend(q, k, v, part: int) -> torch.Tensor:
+    """One query against the keys in parts of `part`; q [1, d], k and v [s, d]."""
+    outs, lses = [], []
+    for kk, vv in zip(k.split(part), v.split(part), strict=True):
+        scores = q @ kk.T / D**0.5
+        lses.append(scores.logsumexp(-1))
+        outs.append(torch.softmax(scores, -1) @ vv)
+    lse = torch.stack(lses)  # [parts, 1]
+    weights = torch.exp(lse - lse.logsumexp(0))
+    return (weights[..., None] * torch.stack(outs)).sum(0)
+
+
+def part_to_fill(batch: int) -> int:
+    """Keys in a part, if the parts of all requests and heads are to fill the SMs once."""
+    return math.ceil(CONTEXT / max(1, SMS // (batch * KV_HEADS)))
+
+
+# --8<-- [end:attend]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    q = torch.randn(64, 1, D)  # 64 positions of one request, to have more than one number
+    k, v = torch.randn(CONTEXT, D), torch.randn(CONTEXT, D)
+
+    def request(part: int) -> torch.Tensor:
+        return torch.stack([attend(row, k, v, part) for row in q])
+
+    exact = torch.softmax(q.double() @ k.double().T / D**0.5, -1) @ v.double()
+    alone = request(part_to_fill(1))
+    print("batch   parts   same bits as alone   largest error")
+    for batch in (1, 2, 4, 16):
+        out = request(part_to_fill(batch))
+        parts = math.ceil(CONTEXT / part_to_fill(batch))
+        error = (out - exact).abs().max().item()
+        assert error < 1e-5, "every split is right"
+        same = torch.equal(out, alone)
+        assert same == (batch == 1)
+        print(f"{batch:5} {parts:7} {same!s:>20}   ≈{error:.1e}")
+    fixed = request(256)
+    for batch in (1, 2, 4, 16):  # the part no longer knows the batch
+        assert torch.equal(request(256), fixed), batch
+    print("parts of 256 keys in every batch: the same bits")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Dropout in a tiled kernel: the mask is a function of seed, row and column, never stored.
+
+Forward and backward visit the scores in other tiles and another order. A counter-based
+generator gives each position its own random number whenever it is asked, so both see one mask.
+A generator with a state gives its first numbers to the tile that comes first: then backward
+drops others.
+"""
+
+import torch
+
+S, D, P, SEED = 48, 16, 0.25, 7
+
+
+# --8<-- [start:counter]
+def hashed(x: torch.Tensor) -> torch.Tensor:
+    """MurmurHash3's final mix: 32 bits in, 32 well-mixed bits out (held in int64)."""
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def keep(seed: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """1/(1-p) where the weight at (row, column) stays, else 0; any tile, in any order."""
+    counter = rows[:, None] * S + columns  # the position's number in the matrix
+    uniform = hashed(hashed(counter) ^ seed).double() / 2**32
+    return (uniform >= P) / (1 - P)
+
+
+# --8<-- [end:counter]
+
+
+class Stateful:
+    """The generator that is wrong here: what it draws depends on what was drawn before."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(SEED)
+
+    def __call__(self, seed: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        shape = len(rows), len(columns)
+        return (torch.rand(shape, generator=self.generator) >= P).double() / (1 - P)
+
+
+# --8<-- [start:tiles]
+def forward(q, k, v, mask, tile: int):
+    """Rows of `tile` queries at a time; return the output and the rows' log-sum-exp."""
+    out, lse = torch.empty_like(v), q.new_empty(S)
+    columns = torch.arange(S)
+    for rows in torch.arange(S).split(tile):
+        scores = q[rows] @ k.T / D**0.5
+        lse[rows] = scores.logsumexp(-1)
+        weights = torch.exp(scores - lse[rows, None])  # softmax first, dropout after it
+        out[rows] = (weights * mask(SEED, rows, columns)) @ v
+    return out, lse
+
+
+def backward(d_out, q, k, v, out, lse, mask, tile: int):
+    """Columns of `tile` keys at a time, last first: dQ, dK and dV."""
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    dot = (d_out * out).sum(-1, keepdim=True)  # the same D as without dropout
+    rows = torch.arange(S)
+    for columns in reversed(rows.split(tile)):
+        weights = torch.exp(q @ k[columns].T / D**0.5 - lse[:, None])
+        kept = mask(SEED, rows, columns)  # drawn again
+        dv[columns] = (weights * kept).T @ d_out
+        d_scores = weights * (kept * (d_out @ v[columns].T) - dot) / D**0.5
+        dq += d_scores @ k[columns]
+        dk[columns] = d_scores.T @ q
+    return dq, dk, dv
+
+
+# --8<-- [end:tiles]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    q, k, v, d_out = (torch.randn(S, D, dtype=torch.float64) for _ in range(4))
+    whole = torch.arange(S)
+    full = keep(SEED, whole, whole)
+    tiles = torch.cat([keep(SEED, rows, whole) for rows in whole.split(7)])
+    assert torch.equal(full, tiles) and not torch.equal(full, keep(SEED + 1, whole, whole))
+    share = (full > 0).double().mean().item()
+    assert abs(share - (1 - P)) < 0.04 and abs((full > 0).double().mean(0) - 0.75).max() < 0.3
+    print(f"kept {100 * share:.1f}% of {S * S} weights; any tiling gives the same mask")
+
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]  # the truth: the mask stored
+    weights = torch.softmax(inputs[0] @ inputs[1].T / D**0.5, dim=-1)
+    truth = (weights * full) @ inputs[2]
+    truth.backward(d_out)
+    for name, make in (("counter", lambda: keep), ("stateful", Stateful)):
+        out, lse = forward(q, k, v, make(), tile=16)
+        gradients = backward(d_out, q, k, v, out, lse, make(), tile=12)
+        if name == "counter":
+            torch.testing.assert_close(out, truth)
+            torch.testing.assert_close(list(gradients), [x.grad for x in inputs])
+            print("counter:  output, dQ, dK and dV equal those with a stored mask")
+            continue
+        mask = torch.cat([rule(SEED, r, whole) for rule in [make()] for r in whole.split(16)])
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        ((torch.softmax(inputs[0] @ inputs[1].T / D**0.5, -1) * mask) @ inputs[2]).backward(
+            d_out
+        )
+        error = (gradients[2] - inputs[2].grad).norm() / inputs[2].grad.norm()
+        assert error > 0.1
+        print(f"stateful: the same seed in both, dV off by ≈{100 * error:.0f}%")
+    print(
+        f"kept for backward: a seed and an offset, 16 bytes, in place of {S * S} mask entries"
+    )
+
+
+if __name__ == "__main__":
+    main()

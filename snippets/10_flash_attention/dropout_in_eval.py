@@ -1,0 +1,41 @@
+"""dropout_p is an argument and no module: eval() does not turn it off.
+
+A model that passes a constant goes on dropping attention weights when it is evaluated.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+# --8<-- [start:modules]
+class Forgetful(nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+
+
+class Mended(nn.Module):
+    def forward(self, q, k, v):
+        p = 0.1 if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+
+
+# --8<-- [end:modules]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    q, k, v = (torch.randn(1, 4, 64, 16) for _ in range(3))
+    truth = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for module in (Forgetful().eval(), Mended().eval()):
+        first, second = module(q, k, v), module(q, k, v)
+        off = ((first - truth).norm() / truth.norm()).item()
+        name = type(module).__name__
+        print(f"{name:10} in eval: twice the same {torch.equal(first, second)!s:5}", end="  ")
+        print(f"off by ≈{100 * off:.0f}% of the norm")
+        assert (name == "Mended") == torch.equal(first, second) == (off < 1e-5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""[b, s, heads, d] in place of [b, heads, s, d]: it runs, and each token sees itself alone.
+
+Attention goes over the last dimension but one. In the wrong layout that is the heads: they
+attend to each other within a token, and no token learns of any other.
+"""
+
+import torch
+from torch.nn import functional as F
+
+
+def tokens_reached(attend, x: torch.Tensor) -> list[int]:
+    """Change token 0, and see whose outputs change; x [b, s, heads, d], output likewise."""
+    changed = x.clone()
+    changed[:, 0] += 1
+    moved = (attend(changed) - attend(x)).abs().amax(dim=(0, 2, 3))
+    return moved.gt(1e-6).nonzero().flatten().tolist()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 6, 4, 8)  # 6 tokens, 4 heads
+
+    # --8<-- [start:layouts]
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def right(x: torch.Tensor) -> torch.Tensor:
+        q = x.transpose(1, 2)  # [b, s, heads, d] -> [b, heads, s, d], a view
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2)
+
+    # --8<-- [end:layouts]
+    for attend, reached in ((wrong, [0]), (right, [0, 1, 2, 3, 4, 5])):
+        out = attend(x)
+        print(f"{attend.__name__:5} {list(out.shape)}: token 0 reaches tokens", end=" ")
+        print(tokens_reached(attend, x))
+        assert tokens_reached(attend, x) == reached
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Merging by log-sum-exp under autograd: its gradient counts, and a kernel may drop it.
+
+A loss on the merged output reaches the scores by two ways, through each part's output and
+through each part's lse. A backward that ignores the second gives wrong gradients, silently.
+"""
+
+import torch
+
+S, D = 32, 8
+
+
+# --8<-- [start:part]
+class Part(torch.autograd.Function):
+    """Attention to some keys: output [s_q, d] and lse [s_q, 1], both differentiable."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, use_lse_gradient: bool):
+        scores = q @ k.T / D**0.5
+        lse = scores.logsumexp(-1, keepdim=True)
+        out = torch.exp(scores - lse) @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.use_lse_gradient = use_lse_gradient
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, d_out, d_lse):
+        q, k, v, out, lse = ctx.saved_tensors
+        weights = torch.exp(q @ k.T / D**0.5 - lse)
+        dot = (d_out * out).sum(-1, keepdim=True)
+        if ctx.use_lse_gradient:
+            dot = dot - d_lse  # the lse's derivative by a score is that score's weight
+        d_scores = weights * (d_out @ v.T - dot) / D**0.5
+        return d_scores @ k, d_scores.T @ q, weights.T @ d_out, None
+
+
+# --8<-- [end:part]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    inputs = [torch.randn(S, D, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    loss_weights = torch.randn(S, D, dtype=torch.float64)
+
+    def gradients(out: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad((out * loss_weights).sum(), inputs))
+
+    q, k, v = inputs
+    truth = gradients(torch.softmax(q @ k.T / D**0.5, -1) @ v)
+    for use in (True, False):
+        # --8<-- [start:merge]
+        first, lse_1 = Part.apply(q, k[:20], v[:20], use)
+        second, lse_2 = Part.apply(q, k[20:], v[20:], use)
+        lse = torch.logaddexp(lse_1, lse_2)
+        out = torch.exp(lse_1 - lse) * first + torch.exp(lse_2 - lse) * second
+        # --8<-- [end:merge]
+        torch.testing.assert_close(out, torch.softmax(q @ k.T / D**0.5, -1) @ v)
+        off = [(a - b).norm() / b.norm() for a, b in zip(gradients(out), truth, strict=True)]
+        print(f"the lse's gradient {'used:   ' if use else 'dropped:'} output equal,", end=" ")
+        if use:
+            assert max(off) < 1e-12
+            print("dQ, dK and dV equal")
+        else:
+            assert min(off[:2]) > 0.01 and off[2] < 1e-12
+            print(f"dV equal, dQ off by ≈{100 * off[0]:.0f}%, dK by ≈{100 * off[1]:.0f}%")
+
+
+if __name__ == "__main__":
+    main()

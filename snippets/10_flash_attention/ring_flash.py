@@ -1,0 +1,181 @@
+"""Ring attention with a flash kernel as the tile: causal, zigzag, forward and backward.
+
+Rank r holds chunks r and 2n-1-r of the sequence. Then every step of the ring after the first
+is one dense rectangle without any mask: all queries against the first half of the arriving
+keys, or the second half of the queries against all of them. The kernel returns an output and
+its log-sum-exp, which merge; backward gives each tile the finished output and log-sum-exp.
+Output, gradients, bytes sent and pairs computed are checked against one process and against
+formulas.
+"""
+
+import math
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+from torch.nn import functional as F
+
+B, A, S, D = 1, 4, 480, 16  # 1, 2, 3 and 4 ranks cut S into 2n chunks
+count = {"bytes": 0, "pairs": 0}
+
+
+# --8<-- [start:tile]
+def tile_forward(q, k, v, causal: bool):
+    """A tile's output [b, a, s_q, d] and log-sum-exp [b, a, s_q], from a library's kernel."""
+    count["pairs"] += q.shape[2] * (q.shape[2] if causal else 2 * k.shape[2]) // 2
+    if q.device.type == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    scores = q @ k.mT / math.sqrt(D)  # elsewhere by the definition
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
+    return torch.softmax(scores, -1) @ v, scores.logsumexp(-1)
+
+
+def tile_backward(d_out, q, k, v, out, lse, causal: bool):
+    """A tile's share of dQ, dK and dV; `out` and `lse` are those of the whole row."""
+    if q.device.type == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            d_out, q, k, v, out, lse, 0.0, causal
+        )
+    weights = torch.exp(q @ k.mT / math.sqrt(D) - lse[..., None])
+    weights = weights.tril() if causal else weights
+    dot = (d_out * out).sum(-1, keepdim=True)
+    d_scores = weights * (d_out @ v.mT - dot) / math.sqrt(D)
+    return d_scores @ k, d_scores.mT @ q, weights.mT @ d_out
+
+
+# --8<-- [end:tile]
+
+
+def pass_on(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Give `tensors` to the next rank; return those of the rank before."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    arriving, ops = [torch.empty_like(x) for x in tensors], []
+    for outgoing, incoming in zip(tensors, arriving, strict=True):
+        ops.append(dist.P2POp(dist.isend, outgoing, (rank + 1) % n))
+        ops.append(dist.P2POp(dist.irecv, incoming, (rank - 1) % n))
+        count["bytes"] += outgoing.nbytes
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return arriving
+
+
+# --8<-- [start:ring]
+def rectangle(step: int, half: int) -> tuple[slice, slice]:
+    """Which of our queries and of the arriving keys meet; nothing in it is masked."""
+    everything, rank, n = slice(0, 2 * half), dist.get_rank(), dist.get_world_size()
+    source = (rank - step) % n  # whose keys these are
+    if step == 0:
+        return everything, everything  # our own: causal, in the order we hold them
+    if source < rank:  # their first chunk lies before both of ours, their second behind both
+        return everything, slice(0, half)
+    return slice(half, 2 * half), everything  # both of theirs lie between our two
+
+
+class ZigzagRing(torch.autograd.Function):
+    """Causal attention over all ranks' tokens; q, k, v are this rank's, in zigzag order."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        n, half = dist.get_world_size(), q.shape[2] // 2
+        block = [k.contiguous(), v.contiguous()]
+        for step in range(n):
+            rows, keys = rectangle(step, half)
+            part = [x[:, :, keys] for x in block]
+            new, new_lse = tile_forward(q[:, :, rows], *part, causal=step == 0)
+            if step == 0:
+                out, lse = new, new_lse
+            else:  # merge: two outputs weighted by the exponentials of their log-sum-exps
+                old, old_lse = out[:, :, rows], lse[:, :, rows]
+                both = torch.logaddexp(old_lse, new_lse)
+                out[:, :, rows] = old * (old_lse - both).exp()[..., None]
+                out[:, :, rows] += new * (new_lse - both).exp()[..., None]
+                lse[:, :, rows] = both
+            if step < n - 1:
+                block = pass_on(block)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out):
+        q, k, v, out, lse = ctx.saved_tensors
+        n, half = dist.get_world_size(), q.shape[2] // 2
+        dq, block = torch.zeros_like(q), [k.contiguous(), v.contiguous()]
+        own = collected = None
+        for step in range(n):
+            rows, keys = rectangle(step, half)
+            ours = [x[:, :, rows].contiguous() for x in (d_out, q, out, lse)]
+            part = [x[:, :, keys].contiguous() for x in block]
+            share = tile_backward(ours[0], ours[1], *part, *ours[2:], causal=step == 0)
+            dq[:, :, rows] += share[0]
+            gradients = [torch.zeros_like(x) for x in block]
+            for gradient, piece in zip(gradients, share[1:], strict=True):
+                gradient[:, :, keys] = piece
+            if step == 0:
+                own = gradients  # stays; what others collect for us comes home at the end
+            else:  # the block's gradients travel one hop behind it
+                before = collected or [torch.zeros_like(x) for x in block]
+                collected = pass_on([a + b for a, b in zip(before, gradients, strict=True)])
+            if step < n - 1:
+                block = pass_on(block)
+        dk, dv = (a + b for a, b in zip(own, collected, strict=True)) if collected else own
+        return dq, dk, dv
+
+
+# --8<-- [end:ring]
+
+
+def main() -> None:
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 ring_flash.py")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
+        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+        dist.init_process_group(device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if S % (2 * n):
+        dist.destroy_process_group()
+        sys.exit(f"twice the number of ranks must divide {S} tokens")
+
+    torch.manual_seed(0)
+    whole = [torch.randn(B, A, S, D, device=device, requires_grad=True) for _ in range(3)]
+    truth = F.scaled_dot_product_attention(*whole, is_causal=True)
+    d_out = torch.randn_like(truth)
+    truth.backward(d_out)
+
+    def zigzag(x: torch.Tensor) -> torch.Tensor:
+        chunks = x.detach().chunk(2 * n, dim=2)
+        return torch.cat([chunks[rank], chunks[2 * n - 1 - rank]], dim=2)
+
+    ours = [zigzag(x).requires_grad_() for x in whole]
+    out = ZigzagRing.apply(*ours)
+    sent_forward, pairs = count["bytes"], count["pairs"]
+    out.backward(zigzag(d_out))
+    torch.testing.assert_close(out, zigzag(truth), rtol=1e-4, atol=1e-5)
+    for mine, full in zip(ours, whole, strict=True):
+        torch.testing.assert_close(mine.grad, zigzag(full.grad), rtol=1e-4, atol=1e-5)
+
+    size = 4 * B * A * S * D  # S, the bytes of Q, of K, of V or of the output
+    assert sent_forward == 2 * (n - 1) * size // n
+    assert count["bytes"] == 6 * (n - 1) * size // n
+    assert pairs == S * S // (2 * n), "every rank computes an equal share of the triangle"
+    every = [torch.zeros((), dtype=torch.long, device=device) for _ in range(n)]
+    dist.all_gather(every, torch.tensor(pairs, device=device))
+    if rank == 0:
+        print(f"{n} ranks, {S} tokens; one of Q, K, V is {size // 1024} KiB")
+        print(f"sent by a rank: {sent_forward // 1024} KiB forward, ", end="")
+        print(f"{count['bytes'] // 1024} KiB with backward: 6(n-1)/n · S")
+        print(f"pairs computed by each rank: {[x.item() for x in every]}, s²/2n each")
+        print("output, dQ, dK and dV equal causal attention in one process")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

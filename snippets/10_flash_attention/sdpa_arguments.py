@@ -1,0 +1,64 @@
+"""What scaled_dot_product_attention computes: its definition in ten lines, and every argument.
+
+The definition stores all scores; the function need not. Both give the same numbers.
+"""
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+
+# --8<-- [start:definition]
+def attention(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """q [b, a, s_q, d], k [b, a_kv, s_k, d], v [b, a_kv, s_k, d_v] -> [b, a, s_q, d_v]."""
+    if enable_gqa:  # each key head serves a/a_kv neighbouring query heads
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if is_causal:  # query i sees keys 0 to i, counted from the first of each
+        keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~keep, -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # True takes part
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:  # any float is added to the score
+        scores = scores + attn_mask
+    return torch.softmax(scores, dim=-1) @ v
+
+
+# --8<-- [end:definition]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    q = torch.randn(2, 8, 48, 16)
+    k, v = torch.randn(2, 8, 48, 16), torch.randn(2, 8, 48, 16)
+    few_k, few_v = torch.randn(2, 2, 48, 16), torch.randn(2, 2, 48, 16)
+    long_k, long_v = torch.randn(2, 8, 80, 16), torch.randn(2, 8, 80, 24)
+    padding = torch.ones(2, 1, 1, 48, dtype=torch.bool)
+    padding[0, ..., 40:] = False  # broadcast over heads and queries
+    bias = torch.randn(8, 48, 48)
+
+    # --8<-- [start:cases]
+    cases = {
+        "nothing but q, k, v": ((q, k, v), {}),
+        "is_causal=True": ((q, k, v), {"is_causal": True}),
+        "boolean attn_mask [2, 1, 1, 48]": ((q, k, v), {"attn_mask": padding}),
+        "float attn_mask [8, 48, 48]": ((q, k, v), {"attn_mask": bias}),
+        "scale=1.0": ((q, k, v), {"scale": 1.0}),
+        "80 keys, values of width 24": ((q, long_k, long_v), {}),
+        "enable_gqa=True, 2 key heads": ((q, few_k, few_v), {"enable_gqa": True}),
+    }
+    # --8<-- [end:cases]
+    plain = F.scaled_dot_product_attention(q, k, v)
+    for name, (tensors, options) in cases.items():
+        out = F.scaled_dot_product_attention(*tensors, **options)
+        expected = attention(*(x.double() for x in tensors), **options)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+        if name != "nothing but q, k, v" and out.shape == plain.shape:
+            assert (out - plain).abs().max() > 0.1, "the argument did nothing"
+        print(f"{name:32} {list(out.shape)!s:16} equal to the definition in float64")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Which kernel does scaled_dot_product_attention start, and why was the fused one refused?
+
+A dispatch mode sees the operator that ran. Then the flash backend alone is allowed: what it
+cannot do raises "No available kernel", and the reasons come as warnings.
+"""
+
+import statistics
+import time
+import warnings
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+# --8<-- [start:which]
+class Operators(TorchDispatchMode):
+    """Note the name of every operator below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name().removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+def which(*tensors: torch.Tensor, **options) -> str:
+    """The fused kernel that runs for this call, or "math"."""
+    with Operators() as operators:
+        F.scaled_dot_product_attention(*tensors, **options)
+    for name in operators.names:
+        if name.startswith("_scaled_dot_product_"):
+            return name.removeprefix("_scaled_dot_product_").split("_attention")[0]
+    return "math"
+
+
+# --8<-- [end:which]
+
+
+# --8<-- [start:why_not]
+def why_not(backend: SDPBackend, *tensors: torch.Tensor, **options) -> list[str]:
+    """Allow one backend alone; return its reasons to refuse this call, none if it runs."""
+    with sdpa_kernel(backend), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            F.scaled_dot_product_attention(*tensors, **options)
+            return []
+        except RuntimeError as error:
+            reasons = [str(error).split("\n")[0]]
+    section = ""
+    for warning in caught:  # a header for each backend, then the first check that failed
+        text = str(warning.message).split(" (Triggered")[0]
+        if text.endswith("not used because:"):
+            section = text
+        elif section.startswith("Flash"):
+            reasons.append(text)
+    return reasons
+
+
+# --8<-- [end:why_not]
+
+
+def median_ms(function) -> float:
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return 1e3 * statistics.median(times)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    cuda = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
+    q, k, v = (torch.randn(1, 4, 64, 32, device=device, dtype=dtype) for _ in range(3))
+    mask = torch.ones(64, 64, dtype=torch.bool, device=device).tril()
+    bias = torch.zeros(64, 64, device=device, dtype=dtype, requires_grad=True)
+    # --8<-- [start:cases]
+    cases = {
+        "plain": ((q, k, v), {}),
+        "is_causal": ((q, k, v), {"is_causal": True}),
+        "boolean mask": ((q, k, v), {"attn_mask": mask}),
+        "one key head, enable_gqa": ((q, k[:, :1], v[:, :1]), {"enable_gqa": True}),
+        "dropout_p=0.1": ((q, k, v), {"dropout_p": 0.1}),
+        "a mask that is learned": ((q, k, v), {"attn_mask": bias}),
+        "no batch dimension": ((q[0], k[0], v[0]), {}),
+        "values half as wide": ((q, k, v[..., :16]), {}),
+        "keys stored as [d, s]": ((q, k.mT.contiguous().mT, v), {}),
+    }
+    # --8<-- [end:cases]
+    refused = {}
+    for name, (tensors, options) in cases.items():
+        ran = which(*tensors, **options)
+        reasons = why_not(SDPBackend.FLASH_ATTENTION, *tensors, **options)
+        assert cuda or (ran == "math") == bool(reasons), "the choice and the reasons disagree"
+        print(f"{name:26} {ran}")
+        if reasons:
+            refused[name] = reasons
+    assert refused, "something must be refused, or the reasons were not seen"
+    print("\nwith the flash backend alone:")
+    for name, (error, *reasons) in refused.items():
+        print(f"{name}: {' '.join(error.split())}")
+        for reason in reasons:
+            print(f"    {' '.join(reason.split())}")
+
+    q, k, v = (torch.randn(1, 4, 1024, 64, device=device, dtype=dtype) for _ in range(3))
+    print("\n1,024 tokens, 4 heads of 64, causal:")
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+
+        def call(backend=backend) -> None:
+            with sdpa_kernel(backend):
+                F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                if cuda:
+                    torch.cuda.synchronize()
+
+        call()
+        print(f"{backend.name:16} ≈{median_ms(call):.2f} ms")
+
+
+if __name__ == "__main__":
+    main()

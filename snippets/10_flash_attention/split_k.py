@@ -1,0 +1,124 @@
+"""Decode with split keys (flash-decoding): parts of the cache on many SMs, merged by their lse.
+
+One query per request leaves most of a GPU idle. Cutting the keys makes more blocks. The parts'
+outputs are merged exactly; how many parts to take is flash-attention's own rule, and its
+example is reproduced. Draws split_k.svg.
+"""
+
+import math
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import torch
+from torch.nn import functional as F
+
+SMS = 132  # of an H100
+
+
+# --8<-- [start:split]
+def partial(q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention to some of the keys: the output, and the log of the softmax's denominator."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    lse = scores.logsumexp(-1, keepdim=True)
+    return torch.exp(scores - lse) @ v, lse
+
+
+def merge(outs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
+    """Outputs [parts, ..., d] and their lses [parts, ..., 1], weighted by e^lse."""
+    return (torch.softmax(lses, dim=0) * outs).sum(0)
+
+
+def split_attention(q, k, v, parts: int) -> torch.Tensor:
+    """Each part is independent: on a GPU, a block on an SM of its own."""
+    pieces = zip(k.tensor_split(parts, dim=-2), v.tensor_split(parts, dim=-2), strict=True)
+    outs, lses = zip(*(partial(q, kk, vv) for kk, vv in pieces), strict=True)
+    return merge(torch.stack(outs), torch.stack(lses))
+
+
+# --8<-- [end:split]
+
+
+# --8<-- [start:rule]
+def efficiency(blocks: int, parts: int, sms: int = SMS) -> float:
+    """Share of the SMs' time in use, if every block of a wave takes equally long."""
+    waves = blocks * parts / sms
+    return waves / math.ceil(waves)
+
+
+def choose(blocks: int, key_tiles: int, sms: int = SMS, most: int = 128) -> int:
+    """The fewest parts with 85% of the best efficiency (FlashAttention-2's rule)."""
+    if blocks >= 0.8 * sms:
+        return 1
+    each = [math.ceil(key_tiles / n) for n in range(1, min(most, sms, key_tiles) + 1)]
+    eligible = [n for n in range(1, len(each) + 1) if n == 1 or each[n - 1] != each[n - 2]]
+    best = max(efficiency(blocks, n, sms) for n in eligible)
+    return next(n for n in eligible if efficiency(blocks, n, sms) >= 0.85 * best)
+
+
+# --8<-- [end:rule]
+
+
+def draw() -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "split_k", "font.size": 11}
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    parts = list(range(1, 41))
+    for blocks, colour in ((8, "#0b6e99"), (24, "#c2410c"), (96, "#15803d")):
+        values = [100 * efficiency(blocks, n) for n in parts]
+        axes.plot(parts, values, color=colour, linewidth=1.5, label=f"{blocks} blocks")
+        chosen = choose(blocks, key_tiles=256)
+        axes.plot(chosen, 100 * efficiency(blocks, chosen), "o", color=colour, markersize=8)
+    axes.set(
+        xlabel="parts that the keys are cut into",
+        ylabel="SM time in use, %",
+        ylim=(0, 105),
+        xlim=(0, 40),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right", labelcolor="linecolor")
+    figure.tight_layout()
+    figure.savefig("split_k.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    q = torch.randn(2, 8, 1, 64)  # one new token in each of two requests
+    k, v = torch.randn(2, 8, 1000, 64), torch.randn(2, 8, 1000, 64)
+    k[..., 900, :] = 3 * q[..., 0, :]  # one part outweighs the rest
+    truth = F.scaled_dot_product_attention(q, k, v)
+    for parts in (1, 2, 7, 64, 1000):
+        torch.testing.assert_close(split_attention(q, k, v, parts), truth, rtol=1e-4, atol=1e-5)
+    pieces = zip(k.chunk(8, 2), v.chunk(8, 2), strict=True)
+    outs = torch.stack([partial(q, kk, vv)[0] for kk, vv in pieces])
+    assert (outs.mean(0) - truth).abs().max() > 0.1, "a plain mean of the parts is wrong"
+    print("1, 2, 7, 64 and 1,000 parts: equal to SDPA; the mean of the parts is not")
+
+    example = [round(efficiency(48, n, sms=108), 2) for n in (2, 3)]
+    assert example == [0.89, 0.67] and choose(48, 64, sms=108) == 2
+    print(f"48 blocks on 108 SMs: 2 parts {example[0]}, 3 parts {example[1]}")
+
+    print(f"\n{SMS} SMs, 8 key heads, tiles of 128 keys")
+    print("requests   context   blocks   in use   parts   in use")
+    for requests, context in (
+        (1, 512),
+        (1, 4096),
+        (1, 32768),
+        (4, 32768),
+        (12, 32768),
+        (16, 512),
+    ):
+        blocks, tiles = requests * 8, math.ceil(context / 128)
+        parts = choose(blocks, tiles)
+        before, after = efficiency(blocks, 1), efficiency(blocks, parts)
+        assert after >= before
+        print(
+            f"{requests:8} {context:9} {blocks:8} {100 * before:7.0f}%"
+            f" {parts:7} {100 * after:7.0f}%"
+        )
+    draw()
+
+
+if __name__ == "__main__":
+    main()
