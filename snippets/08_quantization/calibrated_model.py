@@ -100,11 +100,15 @@ def percentile(x: torch.Tensor, bits: int, share: float = 0.999) -> float:
     return x.abs().kthvalue(int(share * x.numel())).values.item()
 
 
-def error(x: torch.Tensor, clip: float, bits: int) -> float:
-    """Return the mean square error of symmetric quantization to [-clip, clip]."""
+def quantize(x: torch.Tensor, clip: float, bits: int) -> torch.Tensor:
+    """Round symmetrically within [-clip, clip] and return what comes back."""
     largest = 2 ** (bits - 1) - 1
     step = clip / largest
-    return ((x / step).round().clamp(-largest, largest) * step - x).square().mean().item()
+    return (x / step).round().clamp(-largest, largest) * step
+
+
+def error(x: torch.Tensor, clip: float, bits: int) -> float:
+    return (quantize(x, clip, bits) - x).square().mean().item()
 
 
 def least_squares(x: torch.Tensor, bits: int) -> float:
@@ -152,11 +156,9 @@ def record(model: nn.Module, windows: torch.Tensor) -> dict[nn.Linear, torch.Ten
 
 def quantized_bits(model, held_out, clips: dict[nn.Linear, float], bits: int) -> float:
     """Bits per character with every Linear's input rounded and clamped to its range."""
-    largest = 2 ** (bits - 1) - 1
 
     def replace(layer: nn.Linear, args: tuple[torch.Tensor]) -> torch.Tensor:
-        step = clips[layer] / largest
-        return (args[0] / step).round().clamp(-largest, largest) * step
+        return quantize(args[0], clips[layer], bits)
 
     hooks = [layer.register_forward_pre_hook(replace) for layer in clips]
     result = bits_per_character(model, held_out)
@@ -180,6 +182,9 @@ def main() -> None:
 
     inputs = record(model, text[: 16 * 64].view(16, 64))
     print(f"{len(inputs)} layers, each calibrated on 1,024 characters")
+    x = inputs[model.head]
+    theirs = torch.fake_quantize_per_tensor_affine(x, 1 / 7, 0, -7, 7)  # 4 bits, clip 1
+    assert ((quantize(x, 1.0, 4) - theirs).abs() > 0.5 / 7).float().mean() < 1e-3  # ties
     added: dict[tuple, float] = {}
     clipped: dict[tuple, float] = {}
     widths = (8, 5, 4)

@@ -109,9 +109,8 @@ class Int8Linear(nn.Module):
 
     def __init__(self, layer: nn.Linear, grain: str | tuple[float, float]) -> None:
         super().__init__()
-        step = (
-            layer.weight.detach().abs().amax(1, keepdim=True).clamp(min=TINY) / 127
-        )  # [out, 1]
+        largest = layer.weight.detach().abs().amax(1, keepdim=True)
+        step = (largest / 127).clamp(min=TINY)  # [out, 1]
         weight = (layer.weight.detach() / step).round().to(torch.int8)
         self.register_buffer("weight", weight.T.contiguous())  # [in, out]
         self.register_buffer("step", step.T)  # [1, out]
