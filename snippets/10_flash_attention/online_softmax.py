@@ -115,9 +115,7 @@ def main() -> None:
         torch.equal(x, y) for answer in answers for x, y in zip(answer, whole, strict=True)
     )
     assert same
-    print(
-        f"{len(answers)} orders and trees of {len(pieces)} blocks, base 2: one result, bit for bit"
-    )
+    print(f"{len(answers)} orders and trees of {len(pieces)} blocks in base 2: the same bits")
 
 
 if __name__ == "__main__":

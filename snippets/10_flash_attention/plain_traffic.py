@@ -1,4 +1,4 @@
-"""What plain attention moves: operators and elements counted, beside the formula, and a roofline.
+"""What plain attention moves: elements counted by operator, beside the formula, and a roofline.
 
 One head of s queries and keys of width d. Forward moves 4s² + 6sd elements for 4s²d FLOPs;
 backward 7s² + 10sd for 8s²d. So the intensity has a ceiling, about d/g FLOPs per byte at g
@@ -93,7 +93,7 @@ def main() -> None:
     for name, traffic in (("forward", forward), ("backward", backward)):
         for operator, read, written in traffic.rows:
             print(
-                f"  {name:8} {operator:22} {read / s**2:5.3f} read {written / s**2:6.3f} written"
+                f"  {name:8} {operator:22} {read / s**2:5.3f} read {written / s**2:.3f} written"
             )
     moved = [sum(r + w for _, r, w in traffic.rows) for traffic in (forward, backward)]
     predicted = [4 * s * s + 6 * s * d, 7 * s * s + 10 * s * d]
