@@ -51,8 +51,9 @@ def main() -> None:
         relative = (wrong.norm() / (q @ k.T).norm() * D**0.5).item()
         errors[name] = (out - truth).square().mean().sqrt().item()
         print(
-            f"{name:25} largest entry of Q ≈{(q @ turn).abs().max():.0f}, scores off by "
-            f"≈{relative:.1%}, at most ≈{wrong.abs().max():.1f}; output RMSE ≈{errors[name]:.1e}"
+            f"{name:25} largest of Q ≈{(q @ turn).abs().max():.0f}; "
+            f"scores off by ≈{relative:.1%}, at most ≈{wrong.abs().max():.1f}; "
+            f"output RMSE ≈{errors[name]:.1e}"
         )
     baseline, block, rotated, both = errors.values()
     assert rotated < 0.7 * baseline and both < 0.7 * block

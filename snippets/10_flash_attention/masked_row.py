@@ -45,11 +45,8 @@ def online(q, k, v, seen, guard: bool):
         new = torch.maximum(m, z.max(-1).values)
         base = new.masked_fill(new == -torch.inf, 0) if guard else new
         p, shrink = (z - base[:, None]).exp(), (m - base).exp()
-        total, out, m = (
-            total * shrink + p.sum(-1),
-            out * shrink[:, None] + p @ v[j : j + 2],
-            new,
-        )
+        total = total * shrink + p.sum(-1)
+        out, m = out * shrink[:, None] + p @ v[j : j + 2], new
     return out / (total.masked_fill(total == 0, 1) if guard else total)[:, None]
 
 

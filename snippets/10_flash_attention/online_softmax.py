@@ -22,10 +22,8 @@ def summarise(z: torch.Tensor, v: torch.Tensor, exp=torch.exp) -> State:
 
 def merge(a: State, b: State, exp=torch.exp) -> State:
     m = torch.maximum(a[0], b[0])
-    left, right = (
-        exp(a[0] - finite(m)),
-        exp(b[0] - finite(m)),
-    )  # at most 1, and one of them is 1
+    # both factors are at most 1, and one of them is 1
+    left, right = exp(a[0] - finite(m)), exp(b[0] - finite(m))
     return m, a[1] * left + b[1] * right, a[2] * left[:, None] + b[2] * right[:, None]
 
 

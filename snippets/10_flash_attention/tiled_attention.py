@@ -22,9 +22,8 @@ class TiledAttention(torch.autograd.Function):
         """One tile of scaled scores; shift is s_k - s_q, or None where nothing is masked."""
         TiledAttention.tiles += 1
         z = q[..., rows, :] @ k[..., columns, :].mT * q.shape[-1] ** -0.5
-        if (
-            shift is not None and columns.stop - 1 > rows.start + shift
-        ):  # the mask cuts this tile
+        cut = shift is not None and columns.stop - 1 > rows.start + shift
+        if cut:  # the diagonal runs through this tile
             i = torch.arange(rows.start, rows.stop, device=q.device)[:, None] + shift
             j = torch.arange(columns.start, columns.stop, device=q.device)
             z = z.masked_fill(j > i, -torch.inf)

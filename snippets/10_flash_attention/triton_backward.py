@@ -105,9 +105,8 @@ def dq_kernel(
             v = tl.load(v_ptr + at, mask=j[:, None] < n, other=0.0)
             z = product(q, tl.trans(k), tl.zeros((BM, BN), tl.float32))
             p = tl.exp2(z * (scale * LOG2E) - (lse * LOG2E)[:, None])
-            seen = (
-                j[None, :] < n
-            )  # a key behind the end has score 0, and e^(0 - lse) may overflow
+            # a key behind the end has score 0, and e^(0 - lse) may overflow
+            seen = j[None, :] < n
             if CAUSAL:
                 seen = seen & (j[None, :] <= i[:, None] + shift)
             p = tl.where(seen, p, 0.0)
@@ -188,19 +187,19 @@ def main() -> None:
     on_gpu = torch.accelerator.is_available()
     device = torch.accelerator.current_accelerator() if on_gpu else torch.device("cpu")
     print("relative errors of dQ, dK, dV against float64, and those of plain bf16 attention")
-    for lengths, k_lengths, heads, kv_heads, d, causal in (
-        ((33,), (33,), 2, 2, 16, False),
-        ((1, 36, 17), (1, 36, 17), 4, 2, 32, True),
-        ((5, 20), (37, 20), 2, 1, 16, True),  # fewer queries than keys
-        ((20, 16), (7, 33), 2, 1, 64, True),  # 13 queries that see no key
+    for lengths, k_lengths, heads, kv_heads, d, causal, offset in (
+        ((33,), (33,), 2, 2, 16, False, 0),
+        ((1, 36, 17), (1, 36, 17), 4, 2, 32, True, 0),
+        ((5, 20), (37, 20), 2, 1, 16, True, 0),  # fewer queries than keys
+        ((20, 16), (7, 33), 2, 1, 64, True, 0),  # 13 queries that see no key
+        ((20,), (20,), 1, 1, 16, False, 6),  # scores near -144
     ):
         starts, k_starts = (
             torch.tensor([0, *x], device=device).cumsum(0).int() for x in (lengths, k_lengths)
         )
-        q = torch.randn(sum(lengths), heads, d, device=device).bfloat16()
-        k, v = (
-            torch.randn(sum(k_lengths), kv_heads, d, device=device).bfloat16() for _ in "kv"
-        )
+        q = (torch.randn(sum(lengths), heads, d, device=device) + offset).bfloat16()
+        k = (torch.randn(sum(k_lengths), kv_heads, d, device=device) - offset).bfloat16()
+        v = torch.randn(k.shape, device=device).bfloat16()
         do = torch.randn_like(q)
         results = []
         for dtype in (torch.float64, torch.bfloat16):

@@ -105,9 +105,8 @@ def forward_kernel(
 
         o = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # no key: zero, not NaN
         tl.store(o_ptr + row, o.to(o_ptr.dtype.element_ty), mask=i[:, None] < m_q)
-        lse = (
-            m + tl.log2(tl.where(total == 0.0, 1.0, total))
-        ) * 0.6931471805599453  # natural, as everyone expects
+        log2 = tl.log2(tl.where(total == 0.0, 1.0, total))
+        lse = (m + log2) * 0.6931471805599453  # natural, as everyone expects
         tl.store(lse_ptr + head * tokens + q0 + i, lse, mask=i < m_q)
 
 
