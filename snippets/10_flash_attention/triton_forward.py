@@ -131,27 +131,14 @@ def attention(q, k, v, starts, causal=False, k_starts=None, block=None, longest=
     k_starts = starts if k_starts is None else k_starts
     longest = longest or int((starts[1:] - starts[:-1]).max())  # asking the GPU is a wait
     o, lse = torch.empty_like(q), torch.empty(heads, tokens, device=q.device)
-    arguments = (
-        q,
-        k,
-        v,
-        o,
-        lse,
-        starts,
-        k_starts,
-        d**-0.5,
-        tokens,
-        heads,
-        k.shape[1],
-        d,
-        causal,
-    )
+    tensors = (q, k, v, o, lse, starts, k_starts)
+    numbers = (d**-0.5, tokens, heads, k.shape[1], d, causal)
     if block is None:
         grid = lambda meta: (triton.cdiv(longest, meta["BM"]), heads, len(starts) - 1)  # noqa: E731
-        autotuned[grid](*arguments)
+        autotuned[grid](*tensors, *numbers)
     else:
         grid = (triton.cdiv(longest, block[0]), heads, len(starts) - 1)
-        forward_kernel[grid](*arguments, BM=block[0], BN=block[1])
+        forward_kernel[grid](*tensors, *numbers, BM=block[0], BN=block[1])
     return o, lse
 
 
