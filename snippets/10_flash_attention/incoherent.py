@@ -39,6 +39,7 @@ def main() -> None:
     rotation = torch.randn(D).sign()[:, None] * hadamard(D)
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(D), atol=1e-5, rtol=0)
     errors = {}
+    print("                       largest of Q   scores off, at most   output RMSE")
     for name, rows, turn in (
         ("one scale for each tensor", S, torch.eye(D)),
         ("one scale for 64 rows", TILE, torch.eye(D)),
@@ -50,10 +51,9 @@ def main() -> None:
         wrong = (x @ y.T - q @ k.T) / D**0.5
         relative = (wrong.norm() / (q @ k.T).norm() * D**0.5).item()
         errors[name] = (out - truth).square().mean().sqrt().item()
+        largest, worst = (q @ turn).abs().max(), wrong.abs().max()
         print(
-            f"{name:25} largest of Q ≈{(q @ turn).abs().max():.0f}; "
-            f"scores off by ≈{relative:.1%}, at most ≈{wrong.abs().max():.1f}; "
-            f"output RMSE ≈{errors[name]:.1e}"
+            f"{name:26} ≈{largest:2.0f}   ≈{relative:.1%}  ≈{worst:.1f}    ≈{errors[name]:.1e}"
         )
     baseline, block, rotated, both = errors.values()
     assert rotated < 0.7 * baseline and both < 0.7 * block

@@ -55,7 +55,7 @@ def online(q, k, v, seen, guard: bool):
 
 def describe(x: torch.Tensor) -> str:
     bad = int(x.isnan().any(-1).sum())
-    return f"{bad} of {len(x)} rows NaN" if bad else "finite"
+    return f"NaN in {bad}" if bad else "finite"
 
 
 def main() -> None:
@@ -67,7 +67,8 @@ def main() -> None:
     library = lambda q, k, v, seen: scaled_dot_product_attention(  # noqa: E731
         q[None, None], k[None, None], v[None, None], attn_mask=seen
     )[0, 0]
-    print("causal mask, three tokens of padding in front")
+    print("causal mask, three tokens of padding in front; rows of 6 that have NaN")
+    print("                    out       dQ        dK        dV")
     results = {}
     for name, way in (
         ("masked_fill", plain),
@@ -79,8 +80,7 @@ def main() -> None:
         out = way(q, k, v, seen)
         gradients = torch.autograd.grad(out[3:].sum(), (q, k, v))  # no loss on padding
         results[name] = (out, gradients)
-        dq, dk, dv = map(describe, gradients)
-        print(f"{name:15} out {describe(out)}; dQ {dq}; dK {dk}; dV {dv}")
+        print(f"{name:20}" + "".join(f"{describe(t):10}" for t in (out, *gradients)))
     assert (
         results["added bias"][1][0].isnan().any()
         and results["nan_to_num after"][1][2].isnan().any()
@@ -91,7 +91,7 @@ def main() -> None:
     with torch.no_grad():
         for guard in (False, True):
             out = online(q, k, v, seen, guard)
-            print(f"online, {'guarded' if guard else 'as it is'}: out {describe(out)}")
+            print(f"{'online, guarded' if guard else 'online, as it is':20}{describe(out)}")
         torch.testing.assert_close(out, results["guarded"][0])
         assert online(q, k, v, seen, False).isnan().any()
 

@@ -56,7 +56,8 @@ def main() -> None:
             "start it without a GPU, as: python triton_compiled_attention.py FORWARD BACKWARD"
         )
     forward, backward = (load(path) for path in sys.argv[1:])
-    print("kernel   target  d    tile       warps stages  instruction      shared memory")
+    print("d = 128; shared memory in KiB")
+    print("kernel   target tile      warps stages   instruction      shared memory")
     for name, kernel, capability, d, bm, bn, warps, stages in (
         ("forward", forward.forward_kernel, 80, 128, 128, 64, 8, 3),
         ("forward", forward.forward_kernel, 90, 128, 128, 128, 8, 3),
@@ -69,8 +70,8 @@ def main() -> None:
         verdict = "fits" if kib <= LIMIT[capability] else "too much"
         assert instruction == ("wgmma.mma_async" if capability == 90 else "mma.sync")
         print(
-            f"{name:8} sm_{capability}   {d}  {bm:3} x {bn:3}  {warps:4} {stages:6}   "
-            f"{instruction:15}  {kib:5.0f} of {LIMIT[capability]} KiB, {verdict}"
+            f"{name:8} sm_{capability}  {bm:3} x {bn:3} {warps:5} {stages:6}   {instruction:15}"
+            f"  {kib:3.0f} of {LIMIT[capability]}, {verdict}"
         )
 
 

@@ -27,21 +27,10 @@ def product(a, b, acc):
 
 @triton.jit
 def visit(
-    q,
-    m,
-    total,
-    acc,
-    k_at,
-    v_at,
-    scale,
-    i,
-    start,
-    n,
-    shift,
-    BN: tl.constexpr,
-    MASK: tl.constexpr,
-):
-    """One tile of keys: scores, the new maximum, what came before shrunk, the product added."""
+    q, m, total, acc, k_at, v_at, scale, i, start, n, shift,
+    BN: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys: scores, new maximum, what came before shrunk, product added."""
     j = start + tl.arange(0, BN)
     inside = j[:, None] < n
     k = tl.load(k_at, mask=inside, other=0.0) if MASK else tl.load(k_at)
