@@ -60,10 +60,7 @@ def dkdv_kernel(
                 lse = tl.where(lse == -float("inf"), float("inf"), lse)  # no key: weights 0
                 delta = tl.load(delta_ptr + stat, mask=i < m_q, other=0.0)
                 z = product(k, tl.trans(q), tl.zeros((BN, BM), tl.float32))  # scores, turned
-                if CAUSAL:
-                    seen = j[:, None] <= i[None, :] + shift
-                else:
-                    seen = j[:, None] < n
+                seen = j[:, None] <= i[None, :] + shift if CAUSAL else j[:, None] < n
                 z = tl.where(seen, z, -float("inf"))
                 p = tl.exp2(z * (scale * LOG2E) - (lse * LOG2E)[None, :])
                 dv = product(p.to(do.dtype), do, dv)
