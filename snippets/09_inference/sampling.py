@@ -19,7 +19,7 @@ def temperature(logits: torch.Tensor, t: float) -> torch.Tensor:
 
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the k most likely."""
+    """Keep the k most likely, and whatever ties with the last of them."""
     least = logits.topk(k).values[..., -1:]
     return logits.masked_fill(logits < least, -math.inf)
 
