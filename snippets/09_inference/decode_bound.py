@@ -100,6 +100,7 @@ def main() -> None:
         print(f"{name}: {matrices(*model) / 1e9:.2f}B weights in products, "
               f"{2 * matrices(*model) / 1e9:.1f} GB, cache {cache_bytes(*model) >> 10} KiB "
               f"per token")  # fmt: skip
+    assert [cache_bytes(*model) >> 10 for model in MODELS.values()] == [128, 320]  # published
     print("FLOPs of a step: the formula equals torch's counter")
 
     print("\nLlama 3 8B          ridge   a token alone    2,048 of a prompt   the ratio")
