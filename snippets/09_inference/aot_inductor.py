@@ -19,9 +19,9 @@ MOST = 32
 
 # --8<-- [start:model]
 class DecodeStep(nn.Module):
-    """Two blocks with a static cache: an embedded token [1, h] and its position -> [1, h]."""
+    """A block with a static cache: an embedded token [1, h] and its position -> [1, h]."""
 
-    def __init__(self, hidden=128, heads=4, layers=2) -> None:
+    def __init__(self, hidden=128, heads=4, layers=1) -> None:
         super().__init__()
         self.heads = heads
         self.qkv = nn.ModuleList(nn.Linear(hidden, 3 * hidden) for _ in range(layers))
@@ -43,7 +43,7 @@ class DecodeStep(nn.Module):
 
 def decode(step, tokens: int) -> tuple[torch.Tensor, float]:
     """Outputs of `tokens` steps, each fed to the next, and seconds per step."""
-    cache, x, outputs = torch.zeros(2, 2, 4, MOST, 32), torch.ones(1, 128), []
+    cache, x, outputs = torch.zeros(1, 2, 4, MOST, 32), torch.ones(1, 128), []
     begin = time.perf_counter()
     for at in range(tokens):
         x = step(x, torch.tensor([at]), cache)
@@ -59,7 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = DecodeStep().eval()
-    arguments = (torch.ones(1, 128), torch.tensor([0]), torch.zeros(2, 2, 4, MOST, 32))
+    arguments = (torch.ones(1, 128), torch.tensor([0]), torch.zeros(1, 2, 4, MOST, 32))
 
     # --8<-- [start:package]
     folder = tempfile.TemporaryDirectory()

@@ -43,7 +43,7 @@ def main() -> None:
     assert equal_groups == 2.25  # as the paper on DeepSeek-V2 has it
     print(f"  a grouped cache of that size would have {equal_groups:.2f} heads of 128")
 
-    print("beside Llama 3 8B's 16.1 GB on 80 GB, a tenth kept free:")
+    print("beside Llama 3 8B's 16.1 GB on 80 GB, a tenth of them free for the rest:")
     left = 0.9 * 80e9 - 16.1e9
     for name, size in (
         ("grouped", per_token(32, 8, 128)),

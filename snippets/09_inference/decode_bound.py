@@ -103,21 +103,23 @@ def main() -> None:
     assert [cache_bytes(*model) >> 10 for model in MODELS.values()] == [128, 320]  # published
     print("FLOPs of a step: the formula equals torch's counter")
 
-    print("\nLlama 3 8B          ridge   a token alone    2,048 of a prompt   the ratio")
+    print("\nLlama 3 8B          ridge   a token alone    2,048 of a prompt   tokens for one")
     model = MODELS["Llama 3 8B"]
     for name, gpu in GPUS.items():
         one = least(model, gpu, 1, 0)
         prefill = 2048 * 2 * matrices(*model) / gpu[0]  # its products; attention not counted
         print(f"  {name}        {gpu[0] / gpu[1]:9.0f}   {1e3 * one:8.2f} ms   "
-              f"{1e3 * prefill:12.1f} ms   {2048 * one / prefill:14.0f}")  # fmt: skip
+              f"{1e3 * prefill:12.1f} ms   {2048 * one / prefill:15.0f}")  # fmt: skip
 
     print("\nLlama 3 8B on one H100, 2,048 tokens cached each")
     for b in (1, 8, 64, 256):
         flops, read = step(model, b, 2048)
         time = least(model, GPUS["H100"], b, 2048)
-        cache = b * 2048 * cache_bytes(*model) / read
-        print(f"  {b:3} sequences: {flops / read:5.1f} FLOPs per byte, {1e3 * time:5.2f} ms, "
-              f"{b / time:6.0f} tokens/s, cache {cache:.0%} of the bytes")  # fmt: skip
+        caches = b * 2048 * cache_bytes(*model)
+        held = 2 * (matrices(*model) + model[0] * V) + caches  # the embedding is kept, too
+        print(f"  {b:3} sequences: {flops / read:4.1f} FLOPs per byte, {1e3 * time:5.2f} ms, "
+              f"{b / time:5.0f} tokens/s, cache {caches / read:3.0%} of the bytes, "
+              f"{held / 1e9:.1f} GB{', too many' * (held > 80e9)}")  # fmt: skip
     most = GPUS["H100"][1] / (2048 * cache_bytes(*model))
     print(f"  and never more than W / (context × cache): {most:.0f} tokens/s")
     assert 4096 / least(model, GPUS["H100"], 4096, 2048) < most

@@ -1,7 +1,7 @@
 """Prefill and decode on this machine: one set of weights, more and more tokens at a time.
 
-The weights are larger than any cache, so each step reads them from memory. One token costs what
-reading costs; more tokens are nearly free until arithmetic takes over.
+The weights are larger than any cache, so each step reads them from memory. One token costs
+about what reading costs; 64 cost a few times that, and not 64 times.
 """
 
 import time

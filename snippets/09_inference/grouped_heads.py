@@ -12,9 +12,8 @@ from torch.nn import functional as F
 def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """One decode step: q [b, a, 1, d], k and v [b, a_kv, s, d] -> as q."""
     groups = k.shape[1]
-    q = q.unflatten(1, (groups, -1)).squeeze(
-        3
-    )  # [b, a_kv, a/a_kv, d]: a group's queries as rows
+    # [b, a_kv, a/a_kv, d]: a group's queries become the rows of one product
+    q = q.unflatten(1, (groups, -1)).squeeze(3)
     scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5  # [b, a_kv, a/a_kv, s]
     return (scores.softmax(-1) @ v).flatten(1, 2).unsqueeze(2)
 
@@ -39,9 +38,8 @@ def main() -> None:
         held = (k.nbytes + v.nbytes) // b
         assert held == 2 * kv * d * s * 4
         flops = 4 * a * d * s  # q·k and weights·v, two each
-        print(
-            f"{kv:6}   {held / 1024:15.1f} KiB   {flops / (2 * kv * d * s * 2):8.1f} at 2 bytes"
-        )
+        print(f"{kv:6}   {held / 1024:15.1f} KiB   "
+              f"{flops / (2 * kv * d * s * 2):8.1f} at 2 bytes")  # fmt: skip
     print("equal to repeated heads and to scaled_dot_product_attention(enable_gqa=True)")
 
     k, v = torch.randn(2, b, 4, s, d)

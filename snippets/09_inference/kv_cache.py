@@ -109,8 +109,8 @@ def main() -> None:
                 logits, cache = model(piece, cache)
                 parts.append(logits)
             torch.testing.assert_close(torch.cat(parts, 1), whole)
-            print(f"prompt in {len(pieces):2} piece{'s' if len(pieces) > 1 else ' '}: "
-                  f"logits equal")  # fmt: skip
+            words = "48 × 1" if len(pieces) == 48 else " + ".join(map(str, pieces))
+            print(f"prompt as {words}: logits equal")
 
     held = sum(t.nbytes for pair in cache for t in pair)
     formula = 2 * 2 * 4 * 16 * 4  # keys and values, layers, heads, width of a head, bytes

@@ -67,7 +67,7 @@ def away(tokens: torch.Tensor, p: torch.Tensor) -> float:
 
 def draw(rows: dict[str, torch.Tensor]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sampling", "font.size": 12}
-    names = ("plain", "temperature 2", "top-k 5", "top-p 0.8")
+    names = ("plain", "temperature 2", "top-k 5", "top-p 0.9")
     names += ("min-p 0.1", "temperature 2, then min-p 0.1")
     figure, grid = plt.subplots(2, 3, figsize=(7, 3.9), sharex=True, sharey=True)
     order = rows["plain"].argsort(descending=True)
@@ -101,7 +101,7 @@ def main() -> None:
         "temperature 0.5": temperature(logits, 0.5),
         "temperature 2": temperature(logits, 2.0),
         "top-k 5": top_k(logits, 5),
-        "top-p 0.8": top_p(logits, 0.8),
+        "top-p 0.9": top_p(logits, 0.9),
         "min-p 0.1": min_p(logits, 0.1),
         "repetition 1.3": repetition_penalty(logits, used, 1.3),
         "temperature 2, then min-p 0.1": min_p(temperature(logits, 2.0), 0.1),
@@ -113,7 +113,7 @@ def main() -> None:
         drawn = gumbel_max(filtered, 100_000, generator)
         bits = -torch.xlogy(q, q).sum() / math.log(2)
         print(f"{words:30} {int((q > 0).sum()):7} {q.max():12.3f} {bits:8.2f}   "
-              f"≈{abs(away(drawn, q)):.1f}")  # fmt: skip
+              f"≈{away(drawn, q):+.1f}")  # fmt: skip
         assert away(drawn, q) < 5
     assert (
         away(gumbel_max(logits, 100_000, generator), temperature(logits, 1.1).softmax(-1)) > 5
@@ -126,8 +126,8 @@ def main() -> None:
     penalised, rest = repetition_penalty(logits, used, 1.3), torch.ones(24, dtype=torch.bool)
     rest[used] = False
     assert (penalised[used] < logits[used]).all() and penalised[rest].equal(logits[rest])
-    kept = p[top_p(logits, 0.8) > -math.inf]
-    assert kept.sum() >= 0.8 > kept.sum() - kept.min()
+    kept = p[top_p(logits, 0.9) > -math.inf]
+    assert kept.sum() >= 0.9 > kept.sum() - kept.min()
     assert (min_p(logits, 0.1) > -math.inf).equal(p >= 0.1 * p.max())
     assert gumbel_max(temperature(logits, 1e-4), 100, generator).unique().item() == p.argmax()
     print("the definitions hold; temperature 0.0001 is greedy; a wrong temperature is noticed")

@@ -45,7 +45,7 @@ def main() -> None:
     rows = [
         ("top-p 0.8, an empty set", top_p_wrong(logits, 0.8)),
         ("  the token that crosses p stays", top_p(logits, 0.8)),
-        ("temperature 0", logits / 0.0),
+        ("temperature 0, a division", logits / 0.0),
         ("  argmax in place of it", banned.index_fill(0, logits.argmax(), 0)),
     ]
     # --8<-- [start:half]

@@ -15,7 +15,7 @@ def speculate(p: torch.Tensor, q: torch.Tensor, draws: int, generator):
     drafted = torch.multinomial(q, draws, replacement=True, generator=generator)
     keep = torch.rand(draws, generator=generator) < p[drafted] / q[drafted]
     residual = (p - q).clamp(min=0)
-    residual /= residual.sum()
+    residual = residual if residual.any() else p  # p = q: nothing will be refused
     fresh = torch.multinomial(residual, draws, replacement=True, generator=generator)
     return torch.where(keep, drafted, fresh), keep
 
@@ -47,12 +47,13 @@ def main() -> None:
     residual = (p - q).clamp(min=0) / (p - q).clamp(min=0).sum()
     result = torch.minimum(p, q) + (1 - eta) * residual
     torch.testing.assert_close(result, p)
-    print(f"exactly: kept + replaced = p; kept {eta:.4f} = 1 - distance "
-          f"{1 - 0.5 * (p - q).abs().sum():.4f}")  # fmt: skip
+    print(f"exactly: kept + replaced = p; kept {eta:.4f} = 1 - total "
+          f"variation {1 - 0.5 * (p - q).abs().sum():.4f}")  # fmt: skip
     # --8<-- [end:exact]
 
     draws = 10**6
     tokens, keep = speculate(p, q, draws, generator)
+    assert speculate(p, p.clone(), 1000, generator)[1].all()  # a perfect draft is always kept
     plain = torch.multinomial(p, draws, replacement=True, generator=generator)
     print(f"a million draws: kept ≈{keep.float().mean():.4f}")
     assert abs(keep.float().mean() - eta) < 0.003
