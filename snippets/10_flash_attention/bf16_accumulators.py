@@ -20,6 +20,7 @@ def online(z: torch.Tensor, v: torch.Tensor, carried: torch.dtype) -> torch.Tens
         product = p.bfloat16().float() @ v[j : j + TILE].float()
         out = (out.float() * shrink[:, None] + product).to(carried)
         m = new
+    assert out.dtype == total.dtype == carried
     return out.float() / total.float()[:, None]
 
 

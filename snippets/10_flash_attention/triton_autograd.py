@@ -6,10 +6,15 @@ use: a log-sum-exp in another base, or a gradient with odd strides, would show h
 """
 
 import importlib.util
+import os
 import sys
 from itertools import pairwise
 
 import torch
+
+if not torch.accelerator.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+import triton  # noqa: F401  (both programs need it)
 
 
 def load(path: str):
