@@ -122,7 +122,7 @@ def draw(rows: list[tuple[int, int, int]]) -> None:
     axes.axhline(4 * S * D, color="#15803d", linewidth=1.2, linestyle="--")
     axes.text(3.2e4, 1.2e6, "plain: 4s² + 4sd", color="#52525b", ha="right")
     axes.text(1000, 5.2e4, "each tensor once: 4sd", color="#15803d", va="top")
-    axes.text(4600, 4.6e5, "keys outside: sd(4 + 3s/Bc)", color="#c2410c")
+    axes.text(5400, 5.2e5, "keys outside: sd(4 + 3s/Bc)", color="#c2410c")
     axes.text(2600, 2.2e5, "queries outside:\n2sd(1 + s/Br)", color="#0b6e99", ha="right")
     axes.set(xscale="log", yscale="log", xlabel="fast memory M, elements")
     axes.set(ylabel="elements moved", ylim=(3.5e4, 3e6))
