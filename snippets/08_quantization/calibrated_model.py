@@ -112,7 +112,8 @@ def error(x: torch.Tensor, clip: float, bits: int) -> float:
 
 
 def least_squares(x: torch.Tensor, bits: int) -> float:
-    candidates = [min_max(x, bits) * i / 100 for i in range(1, 101)]
+    widest = min_max(x, bits)
+    candidates = [widest * i / 100 for i in range(1, 101)]
     return min(candidates, key=lambda clip: error(x, clip, bits))
 
 
@@ -178,7 +179,7 @@ def main() -> None:
     model = CharModel(len(alphabet))
     train(model, text)
     fp32 = bits_per_character(model, held_out)
-    print(f"fp32: ≈{fp32:.3f} bits per character; what 8, 5 and 4 bits for activations add:")
+    print(f"fp32: ≈{fp32:.3f} bits per character")
 
     inputs = record(model, text[: 16 * 64].view(16, 64))
     print(f"{len(inputs)} layers, each calibrated on 1,024 characters")
@@ -188,6 +189,7 @@ def main() -> None:
     added: dict[tuple, float] = {}
     clipped: dict[tuple, float] = {}
     widths = (8, 5, 4)
+    print("added at         8 bits     5 bits     4 bits")
     for method in (min_max, percentile, least_squares, entropy):
         for bits in widths:
             clips = {layer: method(x.flatten(), bits) for layer, x in inputs.items()}
@@ -200,7 +202,19 @@ def main() -> None:
         f"{m.__name__} ≈{clipped[m, 4]:.1%}" for m in (percentile, least_squares, entropy)
     )
     print(f"clipped at 4 bits: {', '.join(shares)}")
-    assert max(added[m, 8] for m in (min_max, percentile, least_squares, entropy)) < 0.03
+    # entropy's share comes from two layers: those behind GELU, whose minimum is -0.17
+    behind = [block.down for block in model.blocks]
+    clips = {layer: entropy(x.flatten(), 4) for layer, x in inputs.items()}
+    cut = {layer: (x.abs() > clips[layer]).float().mean() for layer, x in inputs.items()}
+    others = cut.keys() - set(behind)
+    ranges = " and ".join(f"≈{clips[layer]:.2f}" for layer in behind)
+    print(f"entropy behind GELU: ranges {ranges}, clipped ≈{max(cut[x] for x in behind):.0%}; "
+          f"elsewhere at most ≈{max(cut[x] for x in others):.1%}")  # fmt: skip
+    assert all(0.1 < clips[layer] < 0.4 and cut[layer] > 0.05 for layer in behind)
+    for layer in others:  # there entropy clips less than least squares does
+        x = inputs[layer].abs()
+        assert cut[layer] < (x > least_squares(x.flatten(), 4)).float().mean()
+    assert max(added[m, 8] for m in (min_max, percentile, least_squares, entropy)) < 0.01
     assert added[min_max, 4] > 3 * added[min_max, 8]
     assert all(added[least_squares, bits] < added[min_max, bits] for bits in (5, 4))
     assert clipped[entropy, 4] > 4 * clipped[least_squares, 4] > 0

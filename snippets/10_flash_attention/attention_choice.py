@@ -1,15 +1,18 @@
-"""One transformer block, one set of documents, and six ways to run its attention: all equal.
+"""One transformer block, one set of documents, six ways to run its attention: all equal.
 
 Alone with is_causal, padded with a boolean mask, packed with a mask, packed with a block mask,
-a prompt in pieces, and one token at a time with a cache. For each: the tokens that went through
-the block, the pairs that its kernel had to compute, and the kernel.
+a prompt in pieces, and one token at a time with a cache: each against SDPA's definition, the
+math backend, in float64. Beside it, the tokens that went through the block and the pairs that
+the kernel's interface makes it compute.
 """
 
+import copy
 import warnings
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -70,7 +73,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
     block = Block().eval()
     documents = [torch.randn(1, n, H) for n in LENGTHS]
-    truth = torch.cat([block(x, torch.arange(x.shape[1])) for x in documents], dim=1)
+    exact = copy.deepcopy(block).double()
+    with sdpa_kernel(SDPBackend.MATH):
+        truth = [exact(x.double(), torch.arange(x.shape[1])) for x in documents]
+    truth = torch.cat(truth, dim=1).float()
     total, longest = sum(LENGTHS), max(LENGTHS)
 
     def show(name: str, out: torch.Tensor, tokens: int, pairs: int) -> None:
@@ -78,7 +84,8 @@ def main() -> None:
         print(f"{name:30} {tokens:6} {pairs:7}   equal")
 
     print("way                            tokens   pairs")
-    show("each alone, is_causal", truth, total, sum(n * (n + 1) // 2 for n in LENGTHS))
+    out = torch.cat([block(x, torch.arange(x.shape[1])) for x in documents], dim=1)
+    show("each alone, is_causal", out, total, sum(n * (n + 1) // 2 for n in LENGTHS))
 
     # --8<-- [start:padded]
     padded = nn.utils.rnn.pad_sequence([x[0] for x in documents], batch_first=True)

@@ -38,7 +38,7 @@ def main() -> None:
     truth = (q.double() @ k.double().T / D**0.5).softmax(-1) @ v.double()
     rotation = torch.randn(D).sign()[:, None] * hadamard(D)
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(D), atol=1e-5, rtol=0)
-    errors = {}
+    errors, averages, tails = {}, [], []
     print("                       largest of Q   scores off, at most   output RMSE")
     for name, rows, turn in (
         ("one scale for each tensor", S, torch.eye(D)),
@@ -52,11 +52,15 @@ def main() -> None:
         relative = (wrong.norm() / (q @ k.T).norm() * D**0.5).item()
         errors[name] = (out - truth).square().mean().sqrt().item()
         largest, worst = (q @ turn).abs().max(), wrong.abs().max()
+        averages.append(relative)
+        tails.append(worst.item())
         print(
             f"{name:26} ≈{largest:2.0f}   ≈{relative:.1%}  ≈{worst:.1f}    ≈{errors[name]:.1e}"
         )
     baseline, block, rotated, both = errors.values()
     assert rotated < 0.7 * baseline and both < 0.7 * block
+    assert max(averages) < 1.1 * min(averages) and max(tails[2:]) < 0.7 * min(tails[:2])
+    print(f"per tensor / per block and rotated: ≈{baseline / both:.1f}")
 
 
 if __name__ == "__main__":

@@ -40,26 +40,26 @@ class FastMemory:
 
 
 def update(fast, q, k, v, m, total, out) -> None:
-    """One tile of the online softmax, in place; the scores are the only thing it makes."""
-    p = fast.make(q.shape[0], k.shape[0])
+    """One tile of the online softmax, in place; it makes the scores and one more vector."""
+    p, new = fast.make(q.shape[0], k.shape[0]), fast.make(q.shape[0])
     torch.matmul(q, k.T, out=p)
-    new = torch.maximum(m, p.max(-1).values)
+    torch.maximum(m, torch.amax(p, -1, out=new), out=new)
     p.sub_(new[:, None]).exp_()
-    shrink = (m - new).exp()
-    total.mul_(shrink).add_(p.sum(-1))
+    shrink = m.sub_(new).exp_()  # in the place of the old maximum
     out.mul_(shrink[:, None]).addmm_(p, v)
+    total.mul_(shrink).add_(torch.sum(p, -1, out=m))
     m.copy_(new)
-    fast.drop(p)
+    fast.drop(p, new)
 
 
 # --8<-- [start:orders]
 def query_tile(m_elements: int) -> int:
-    """Rows of q and out that fit beside a narrow tile of k and v, scores, m and total."""
-    return (m_elements - 2 * NARROW * D) // (2 * D + NARROW + 2)
+    """Rows of q and out that fit beside a narrow tile of k and v, scores and three vectors."""
+    return (m_elements - 2 * NARROW * D) // (2 * D + NARROW + 3)
 
 
 def key_tile(m_elements: int) -> int:
-    return (m_elements - NARROW * (2 * D + 2)) // (2 * D + NARROW)
+    return (m_elements - NARROW * (2 * D + 3)) // (2 * D + NARROW)
 
 
 def queries_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
@@ -122,7 +122,7 @@ def draw(rows: list[tuple[int, int, int]]) -> None:
     axes.axhline(4 * S * D, color="#15803d", linewidth=1.2, linestyle="--")
     axes.text(3.2e4, 1.2e6, "plain: 4s² + 4sd", color="#52525b", ha="right")
     axes.text(1000, 5.2e4, "each tensor once: 4sd", color="#15803d", va="top")
-    axes.text(4600, 4.6e5, "keys outside: sd(4 + 3s/Bc)", color="#c2410c")
+    axes.text(5400, 5.2e5, "keys outside: sd(4 + 3s/Bc)", color="#c2410c")
     axes.text(2600, 2.2e5, "queries outside:\n2sd(1 + s/Br)", color="#0b6e99", ha="right")
     axes.set(xscale="log", yscale="log", xlabel="fast memory M, elements")
     axes.set(ylabel="elements moved", ylim=(3.5e4, 3e6))

@@ -109,6 +109,10 @@ def main() -> None:
         print(f"   {'pass' if passes else 'CAUGHT':>9}{bits!s:>10}{close!s:>12}")
         assert passes == (name in RIGHT), "the rule must pass right kernels and no other"
         assert not bits, "not even the right ones are equal to the last bit"
+        assert close == (name in RIGHT or "bf16" in name), "what a hand-picked tolerance sees"
+    rounded = ratios["tiled, bf16 sums"]
+    assert rounded[0] <= 2 < rounded[-1], "it passes at 64 keys and fails at 1,024"
+    assert max(max(ratios[name]) for name in RIGHT) < 1, "better than plain bf16"
     draw(ratios)
 
 

@@ -39,11 +39,14 @@ def main() -> None:
     truth = weights.T @ do
     for name, lse in (("base 2", lse2), ("natural", lse2 * math.log(2))):
         sums = recomputed(q, k, lse).sum(-1)
-        error = ((gradient_of_v(q, k, lse, do) - truth).norm() / truth.norm()).item()
+        dv = gradient_of_v(q, k, lse, do)
+        error = ((dv - truth).norm() / truth.norm()).item()
+        cosine = ((dv * truth).sum() / dv.norm() / truth.norm()).item()
         print(
-            f"{name:7}  weights sum to {sums.min():.2f} to {sums.max():.2f}, "
-            f"relative error of dV ≈{error:.1e}"
+            f"{name:7}  weights sum to {sums.min():.2f} to {sums.max():.2f}; "
+            f"dV: relative error ≈{error:.1e}, cosine ≈{cosine:.3f}"
         )
+        assert cosine > 0.97  # the direction alone would pass
     assert error < 1e-5 and (sums - 1).abs().max() < 1e-4
     wrong = recomputed(q, k, lse2).sum(-1)
     assert wrong.max() < 0.5

@@ -1,7 +1,8 @@
 """Peak memory of attention's forward and backward: s² against s, counted in live storages.
 
 Three ways to write it: plain; the same tiles as flash attention but with autograd left to save
-what it wants; tiles with a backward of their own. Draws memory_peak.svg.
+what it wants; tiles with a backward of their own. Each beside what it should come to. Draws
+memory_peak.svg.
 """
 
 import weakref
@@ -14,7 +15,10 @@ D, TILE = 32, 128
 
 
 class Live(TorchDispatchMode):
-    """Bytes of live storages that operators made, and their peak."""
+    """Bytes of the storages behind what operators return, and their peak.
+
+    An input counts from the first view of it on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,6 +92,22 @@ class Flash(torch.autograd.Function):
 # --8<-- [end:kept]
 
 
+# --8<-- [start:predicted]
+def predicted(s: int) -> dict[str, int]:
+    """Bytes in fp32 at the peak, which is in backward."""
+    return {
+        # P, dP and dz; q, k, v and two gradients or results
+        "plain": 4 * (3 * s * s + 5 * s * D),
+        # every p, and for each of them the scaled queries; what grows with s is left out
+        "tiles, autograd": 4 * s * s * (TILE + D) // TILE,
+        # four inputs and outputs, four gradients, two numbers a query, four tiles
+        "own backward": 4 * (8 * s * D + 2 * s + 4 * TILE * TILE),
+    }
+
+
+# --8<-- [end:predicted]
+
+
 def peak(attention, s: int) -> tuple[int, list[torch.Tensor]]:
     torch.manual_seed(0)
     q, k, v = (torch.randn(s, D, requires_grad=True) for _ in range(3))
@@ -144,12 +164,18 @@ def main() -> None:
             f"{s:7}"
             + "".join(f"{f'≈{values[i] / 1024:,.0f}':>17}" for values in peaks.values())
         )
+    theory = predicted(lengths[-1])
+    print("formula" + "".join(f"{f'{theory[name] / 1024:,.0f}':>17}" for name in ways))
     growth = {name: values[-1] / values[-2] for name, values in peaks.items()}
     print("last x2" + "".join(f"{f'≈{x:.2f}':>17}" for x in growth.values()))
     assert growth["plain"] > 3.7 and growth["tiles, autograd"] > 3.5
     assert growth["own backward"] < 2.05
+    for name, allowed in (("plain", 0.05), ("tiles, autograd", 0.12), ("own backward", 0.05)):
+        assert abs(peaks[name][-1] / theory[name] - 1) < allowed, name
     s = lengths[-1]
-    print(f"plain: ≈{peaks['plain'][-1] / (4 * s * s):.1f} matrices of s² at the peak")
+    matrices = peaks["plain"][-1] / (4 * s * s)
+    print(f"plain: ≈{matrices:.1f} matrices of s² at the peak")
+    assert 3 <= matrices < 3.3
     draw(lengths, peaks)
 
 

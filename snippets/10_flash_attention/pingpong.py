@@ -17,8 +17,8 @@ SOFTMAX = TILE[0] * TILE[1] / EXP
 def simulate(groups: int, overlap: bool) -> tuple[float, list]:
     """End of the last tile, and every (group, unit, start, duration).
 
-    With overlap, units are separate and whoever is ready first is served first; without it a
-    group has the multiprocessor to itself for a whole tile.
+    With overlap, units are separate and whoever is ready first is served first; without it
+    one unit works at a time.
     """
     free = {"tensor": 0.0, "exp": 0.0}
     ready = [0.0] * groups

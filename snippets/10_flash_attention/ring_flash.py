@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # early, or it would hold the group to the end
 from torch.nn import functional as F
 
-B, A, S, D = 1, 4, 480, 16  # 1, 2, 3 and 4 ranks cut S into 2n chunks
+B, A, TOKENS, D = 1, 4, 480, 16  # 1, 2, 3 and 4 ranks cut TOKENS into 2n chunks
 count = {"bytes": 0, "pairs": 0}
 
 
@@ -140,12 +140,12 @@ def main() -> None:
         dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
-    if S % (2 * n):
+    if TOKENS % (2 * n):
         dist.destroy_process_group()
-        sys.exit(f"twice the number of ranks must divide {S} tokens")
+        sys.exit(f"twice the number of ranks must divide {TOKENS} tokens")
 
     torch.manual_seed(0)
-    whole = [torch.randn(B, A, S, D, device=device, requires_grad=True) for _ in range(3)]
+    whole = [torch.randn(B, A, TOKENS, D, device=device, requires_grad=True) for _ in range(3)]
     truth = F.scaled_dot_product_attention(*whole, is_causal=True)
     d_out = torch.randn_like(truth)
     truth.backward(d_out)
@@ -162,16 +162,16 @@ def main() -> None:
     for mine, full in zip(ours, whole, strict=True):
         torch.testing.assert_close(mine.grad, zigzag(full.grad), rtol=1e-4, atol=1e-5)
 
-    size = 4 * B * A * S * D  # S, the bytes of Q, of K, of V or of the output
+    size = 4 * B * A * TOKENS * D  # the bytes of Q, of K, of V or of the output
     assert sent_forward == 2 * (n - 1) * size // n
     assert count["bytes"] == 6 * (n - 1) * size // n
-    assert pairs == S * S // (2 * n), "every rank computes an equal share of the triangle"
+    assert pairs == TOKENS**2 // (2 * n), "every rank computes an equal share of the triangle"
     every = [torch.zeros((), dtype=torch.long, device=device) for _ in range(n)]
     dist.all_gather(every, torch.tensor(pairs, device=device))
     if rank == 0:
-        print(f"{n} ranks, {S} tokens; one of Q, K, V is {size // 1024} KiB")
+        print(f"{n} ranks, {TOKENS} tokens; one of Q, K, V is {size // 1024} KiB")
         print(f"sent by a rank: {sent_forward // 1024} KiB forward, ", end="")
-        print(f"{count['bytes'] // 1024} KiB with backward: 6(n-1)/n · S")
+        print(f"{count['bytes'] // 1024} KiB with backward: 6(n-1)/n of {size // 1024}")
         print(f"pairs computed by each rank: {[x.item() for x in every]}, s²/2n each")
         print("output, dQ, dK and dV equal causal attention in one process")
     dist.destroy_process_group()

@@ -88,6 +88,7 @@ def main() -> None:
         "one key head, enable_gqa": ((q, k[:, :1], v[:, :1]), {"enable_gqa": True}),
         "dropout_p=0.1": ((q, k, v), {"dropout_p": 0.1}),
         "a mask that is learned": ((q, k, v), {"attn_mask": bias}),
+        "a mask of three dimensions": ((q, k, v), {"attn_mask": mask.expand(4, 64, 64)}),
         "no batch dimension": ((q[0], k[0], v[0]), {}),
         "values half as wide": ((q, k, v[..., :16]), {}),
         "keys stored as [d, s]": ((q, k.mT.contiguous().mT, v), {}),

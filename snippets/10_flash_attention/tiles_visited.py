@@ -38,8 +38,7 @@ def check(s_q: int, s_k: int, bm: int, bn: int) -> dict[str, int]:
             for i in range(min(bm, s_q - first))
             for j in range(bn)
         ]
-        assert all(seen) or kind != "whole"
-        assert not any(seen) or kind != "skipped"
+        assert kind == ("whole" if all(seen) else "cut" if any(seen) else "skipped")
         counts[kind] += 1
     return counts
 
@@ -74,11 +73,12 @@ def main() -> None:
         counts = check(s_q, s_k, bm, bn)
         print(f"{s_q:7} {s_k:5}   {bm} x {bn}" + "".join(f"{x:8}" for x in counts.values()))
     for s, b in ((8192, 128), (131072, 128)):
+        ends = [bounds(first, s, s, b, b) for first in range(0, s, b)]
+        computed = sum(end // b for _, end in ends)
+        masked = sum((end - whole) // b for whole, end in ends)
         t = s // b
-        counts = (t * (t - 1) // 2, t, t * (t - 1) // 2)
-        print(
-            f"{s:7} {s:6} 128 x 128: {counts[1] / (counts[0] + counts[1]):.1%} of tiles masked"
-        )
+        assert (masked, computed) == (t, t * (t + 1) // 2)  # 2 of t + 1 are masked
+        print(f"{s:7} {s:6} {b} x {b}: {masked} of {computed:,} computed tiles are masked")
     draw([(24, 24, 4, 4), (16, 36, 4, 4)])
 
 

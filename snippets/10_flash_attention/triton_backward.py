@@ -117,6 +117,19 @@ def dq_kernel(
 
 
 # --8<-- [end:dq]
+@triton.jit
+def delta_kernel(
+    o_ptr, do_ptr, delta_ptr, tokens, HEADS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr
+):
+    """Σ dO·O for BM queries of one head, in one pass over both."""
+    i, head = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1)
+    c = tl.arange(0, D)
+    row = i.to(tl.int64)[:, None] * (HEADS * D) + head * D + c[None, :]
+    o = tl.load(o_ptr + row, mask=i[:, None] < tokens, other=0.0).to(tl.float32)
+    do = tl.load(do_ptr + row, mask=i[:, None] < tokens, other=0.0).to(tl.float32)
+    tl.store(delta_ptr + head * tokens + i, tl.sum(o * do, 1), mask=i < tokens)
+
+
 # --8<-- [start:launch]
 CONFIGS = [
     triton.Config({"BM": bm, "BN": bn}, num_warps=warps, num_stages=stages)
@@ -131,11 +144,14 @@ tuned_dq = triton.autotune(CONFIGS, key=KEY)(dq_kernel)
 def backward(
     q, k, v, o, lse, do, starts, causal=False, k_starts=None, block=None, longest=None
 ):
-    """Gradients of q, k and v; tensors as in the forward kernel, `do` contiguous."""
+    """Gradients of q, k and v; tensors as in the forward kernel, all contiguous."""
+    if not all(t.is_contiguous() for t in (q, k, v, o, lse, do)):
+        raise ValueError("backward takes contiguous tensors, the gradient too")
     (tokens, heads, d), kv_heads = q.shape, k.shape[1]
     k_starts = starts if k_starts is None else k_starts
     longest_q, longest_k = (longest or int((x[1:] - x[:-1]).max()) for x in (starts, k_starts))
-    delta = (o.float() * do.float()).sum(-1).t().contiguous()  # [heads, tokens]
+    delta = torch.empty(heads, tokens, device=q.device)
+    delta_kernel[(triton.cdiv(tokens, 64), heads)](o, do, delta, tokens, heads, d, BM=64)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     inputs = (q, k, v, do, lse, delta)
     rest = (starts, k_starts, d**-0.5, tokens, heads, kv_heads, d, causal)
