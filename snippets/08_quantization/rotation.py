@@ -58,7 +58,7 @@ def main() -> None:
     spike = torch.zeros(N, dtype=torch.float64)
     spike[7] = 1
     torch.testing.assert_close(fwht(spike).abs(), torch.full_like(spike, N**-0.5))
-    print("(xH)(Hᵀw) = xw, and one spike becomes 512 equal magnitudes")
+    print("xR · Rᵀw = xw, and one spike becomes 512 equal magnitudes")
     print(f"largest / rms of x: {crest(x):.1f}, rotated {crest(fwht(x)):.1f}; "
           f"√(2 ln n) of a Gaussian's {x.numel():,} numbers: "
           f"{math.sqrt(2 * math.log(x.numel())):.1f}")  # fmt: skip
