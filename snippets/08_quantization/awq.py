@@ -59,20 +59,23 @@ def main() -> None:
         print(f"all rounded, α = {tenths / 10:.1f}: error {errors[tenths]:6.1%}{mark}")
     assert errors[best] < 0.8 * errors[0] and 0 < best < 10
 
-    # one column scaled by 2: its error is halved as long as it does not set the group's range
+    # one column scaled by s: Δ/s is its error, as long as it does not set the group's range
     column = salient[0]
-    scale = torch.ones(K, dtype=torch.float64)
-    scale[column] = 2
-    before = (nearest(w) - w)[:, column].square().mean().sqrt()
-    after = (nearest(w * scale) / scale - w)[:, column].square().mean().sqrt()
     others = torch.arange(K) // GROUP == column // GROUP
     others[column] = False
-    grown = (nearest(w * scale) / scale - w)[:, others].norm() / (nearest(w) - w)[
-        :, others
-    ].norm()
-    print(f"one column × 2: its error × {after / before:.2f}, its group's other columns' "
-          f"× {grown:.2f}")  # fmt: skip
-    assert 0.4 < after / before < 0.6 and grown < 1.1
+    own, rest, layer = {}, {}, {}
+    for s in (1, 2, 4, 8, 16):
+        scale = torch.ones(K, dtype=torch.float64)
+        scale[column] = s
+        off = nearest(w * scale) / scale - w
+        own[s], rest[s] = off[:, column].norm().item(), off[:, others].norm().item()
+        layer[s] = error(w + off)
+        if s > 1:
+            mine, theirs = own[s] / own[1], rest[s] / rest[1]
+            print(f"one column × {s:2}: its error × {mine:.2f}, its group's other columns' "
+                  f"× {theirs:.2f}, the layer's {layer[s]:.1%}")  # fmt: skip
+    assert 0.4 < own[2] / own[1] < 0.6 and rest[2] < 1.1 * rest[1]
+    assert own[16] < own[8] and rest[16] > 2 * rest[8] and layer[16] > layer[8]
 
 
 if __name__ == "__main__":

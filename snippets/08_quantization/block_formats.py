@@ -87,6 +87,7 @@ def main() -> None:
     for kind in tensors:  # of those with at most 4.5 bits
         rivals = [errors[name, kind] for name, (bits, _) in formats.items() if bits <= 4.5]
         assert min(rivals) == errors["NVFP4, 16", kind]
+    assert errors["MXFP4, 32", "Gaussian"] < errors["int4, 128", "Gaussian"]
     loud = "one loud column"
     assert errors["E4M3, per channel", loud] < errors["int8, per channel", loud]
     assert errors["int4, per channel", "one loud column"] > 2 * errors["int4, 32", "Gaussian"]

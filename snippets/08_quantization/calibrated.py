@@ -195,6 +195,14 @@ def main() -> None:
     starts = torch.randint(len(text) - 64, (32, 1))
     calibration = text[starts + torch.arange(64)]
 
+    shown = []  # if no weight changes, layers are shown what a forward gives them
+    layer_by_layer(model, lambda w, x, bits, group: shown.append(x) or w, calibration, 4)
+    hook = model.blocks[-1].down.register_forward_pre_hook(
+        lambda _, args: torch.testing.assert_close(args[0].flatten(0, 1), shown[-1])
+    )
+    model(calibration)
+    hook.remove()
+
     def loss(model: CharModel, method: Method, ids: torch.Tensor, bits: int) -> float:
         return evaluate(layer_by_layer(model, method, ids, bits))
 

@@ -45,6 +45,7 @@ def main() -> None:
         torch.testing.assert_close(upper.T @ upper @ mended, torch.eye(K), atol=1e-3, rtol=0)
         torch.testing.assert_close(x @ kept.T, x @ w.T)  # a dead input's weight is not missed
         assert kept.eq(0).any() == (name == "a dead channel")
+    factor(prepared(dead.T @ dead, w, damping=0)[0])  # a dead input needs no damping
     print("with dead inputs set apart and 1% on the diagonal, both have a factor")
     try:
         factor(dead.T @ dead)

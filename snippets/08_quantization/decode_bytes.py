@@ -38,6 +38,11 @@ def batch_of_balance(bits: float) -> float:
     return bits / 8 / 2 * PEAK / BANDWIDTH
 
 
+def context_of_balance(parameters: float, cache_per_token: float) -> float:
+    """From here on a sequence's cache takes longer to read than its products take to do."""
+    return 2 * parameters * BANDWIDTH / PEAK / cache_per_token
+
+
 # --8<-- [end:bounds]
 
 
@@ -59,7 +64,8 @@ def measure(batches: list[int]) -> dict[int, float]:
 def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "decode_bytes", "font.size": 11}
     figure, axes = plt.subplots(figsize=(7, 3.6))
-    batches = [2 ** (i / 4) for i in range(45)]
+    corners = [batch_of_balance(bits) for bits in (16, 8, 4.5)]
+    batches = sorted([2 ** (i / 4) for i in range(45)] + corners)
     lines = {"bf16": (16, "#c2410c"), "int8": (8, "#0b6e99"), "int4, 32": (4.5, "#15803d")}
     for name, (bits, colour) in lines.items():
         step = [seconds_per_step(bits, 8.03e9, 0, batch) * 1e3 for batch in batches]
@@ -104,6 +110,20 @@ def main() -> None:
         print(f"  b = {batch:3}: {gain:.2f} ×")
         predicted = min(16 / 4.5, max(1, bf16 / batch))
         assert abs(gain / predicted - 1) < 1e-9 and int4 < bf16
+    print("arithmetic is the bound at no batch, if the context of each sequence is longer than")
+    for name, (parameters, cache_per_token) in MODELS.items():
+        tokens = context_of_balance(parameters, cache_per_token)
+        print(f"  {name:12}{tokens:6,.0f} tokens")
+        for length, waits in ((0.5 * tokens, False), (1.01 * tokens, True)):
+            cache = length * cache_per_token
+            computing = 2 * parameters * 1e6 / PEAK  # for a million sequences
+            assert (seconds_per_step(4.5, parameters, cache, 10**6) > computing) == waits
+    parameters, cache = MODELS["Llama 3 8B"][0], MODELS["Llama 3 8B"][1] * context
+    for bits in (16, 4.5):
+        print(f"  200 sequences of {context:,} tokens, the 8B model in {bits:4} bits: "
+              f"{seconds_per_step(bits, parameters, cache, 200) * 1e3:.1f} ms, "
+              f"of these {200 * cache / BANDWIDTH * 1e3:.1f} for caches; "
+              f"products {2 * parameters * 200 / PEAK * 1e3:.1f}")  # fmt: skip
 
     draw()
     seconds = measure([1, 4, 16, 64])

@@ -73,10 +73,11 @@ def main() -> None:
             w -= LR * (1 - step / STEPS) * average(x.T @ (x @ w - y) / SAMPLES)
         distance[name] = ((w - best).norm() / best.norm()).item()
     if rank == 0:
-        print(f"{n} rank{'s' * (n > 1)}, distance to the solution after {STEPS} steps")
+        print(f"{n} rank{'s' * (n > 1)}, distance to the solution after {STEPS} steps, "
+              "the start's being 1")  # fmt: skip
         for name, far in distance.items():
             print(f"  {name:24} ≈{far:.4f}")
-        assert distance["fp32"] < 1e-3
+        assert distance["fp32"] < 0.01
         if n > 1:
             assert distance["one bit, error feedback"] < distance["one bit"] / 10
     dist.destroy_process_group()

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 LAYERS, GROUP, LINEAR_WEIGHTS = ("qkv", "out", "up", "down"), 32, 98_304
 NF4 = torch.tensor([-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
                     0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0])  # fmt: skip
+FULL = torch.full((32, 64), 127, dtype=torch.int8)
+INT_MM_IS_EXACT = (torch._int_mm(FULL, FULL.T.contiguous()) == 64 * 127 * 127).all().item()
 
 
 def unicode_names() -> tuple[str, torch.Tensor, torch.Tensor]:
@@ -99,6 +101,11 @@ def bits_per_character(model: nn.Module, ids: torch.Tensor, context=64) -> float
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item() / math.log(2)
 
 
+def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """torch._int_mm, and on an x86 without VNNI, where that saturates, a slower product."""
+    return torch._int_mm(a, b) if INT_MM_IS_EXACT else a.int() @ b.int()
+
+
 class Stored(nn.Module):
     """A linear layer that keeps less than its weight and makes floats of it when called."""
 
@@ -134,7 +141,7 @@ class Int8Dynamic(Int8):
         rows = x.flatten(0, -2)
         x_scale = self.scale_of(rows)
         q = (rows / x_scale).round().clamp(-127, 127).to(torch.int8)
-        y = torch._int_mm(q, self.q.T) * x_scale * self.scale.T
+        y = int_mm(q, self.q.T) * x_scale * self.scale.T
         return (y + self.bias).unflatten(0, x.shape[:-1])
 
 

@@ -121,7 +121,7 @@ def main() -> None:
         assert errors[4] < errors[3] < min(errors[:3])
         if block == 64:
             share = torch.bincount(codes(w, nf4).flatten(), minlength=16) / w.numel()
-            draw({"even": even, "NF4": nf4, "best": best})
+            draw({"even": even, "NF4": nf4, "Lloyd's": best})
     heavy = torch.distributions.StudentT(3.0).sample((2**12, 64)).double()
     heavy_even, heavy_nf4 = relative_error(heavy, even), relative_error(heavy, nf4)
     print(f"Student's t with 3 degrees of freedom, blocks of 64: even 16 {heavy_even:.2%}, "

@@ -273,7 +273,14 @@ def main() -> None:
 
     columns = (seen["1.up"].abs().amax(0) > 6).sum()
     print(f"channels into blocks.1.up with anything above 6: ≈{columns} of 64")
-    assert losses["with outliers", "tensor"] > exact + 0.5
+    for where in ("tensor", "token"):
+        assert abs(losses["without outliers", where] - exact) < 0.01
+        rotation = losses["Hadamard rotation", where]
+        assert rotation > max(
+            losses[mend, where] for mend in ("LLM.int8", "SmoothQuant, α = 0.5")
+        )
+    ruined = losses["with outliers", "tensor"] - exact
+    assert ruined > 0.5 and 0.03 < losses["with outliers", "token"] - exact < ruined / 3
     for name in ("LLM.int8", "SmoothQuant, α = 0.5", "Hadamard rotation"):
         assert losses[name, "tensor"] < exact + 0.2 and losses[name, "token"] < exact + 0.05
     draw(seen["1.up"], smooth(x_max["1.up"], loud.blocks[1].up.weight, 0.5))

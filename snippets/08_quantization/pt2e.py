@@ -22,7 +22,7 @@ except ImportError:
 
 
 def fake(x: torch.Tensor, scale, zero: int, low: int, high: int) -> torch.Tensor:
-    return ((x / scale + zero).round().clamp(low, high) - zero) * scale
+    return (((x * (1 / scale)).round() + zero).clamp(low, high) - zero) * scale
 
 
 @torch.no_grad()
@@ -66,9 +66,10 @@ def main() -> None:
     theirs, ours, exact = converted(x), by_hand(x), model(x)
     between = ((theirs - ours).norm() / exact.norm()).item()
     error = ((theirs - exact).norm() / exact.norm()).item()
-    # a row's largest weight is ±127.5 steps, a tie that the two may round differently
-    print(f"error against fp32 {error:.1%}, difference to ours by hand ≈{between:.1%}")
-    assert between < error / 3 < 0.02
+    # a row's largest weight is a tie, ±127.5 steps: x / scale for x · (1 / scale) rounds
+    # some of them the other way, and would make a seventh of the error
+    print(f"error against fp32 {error:.1%}, difference to ours by hand ≈{between:.2%}")
+    assert between < 0.001 and error < 0.03
 
 
 if __name__ == "__main__":

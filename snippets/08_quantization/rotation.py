@@ -58,7 +58,7 @@ def main() -> None:
     spike = torch.zeros(N, dtype=torch.float64)
     spike[7] = 1
     torch.testing.assert_close(fwht(spike).abs(), torch.full_like(spike, N**-0.5))
-    print("(xH)(Hᵀw) = xw, and one spike becomes 512 equal magnitudes")
+    print("xR · Rᵀw = xw, and one spike becomes 512 equal magnitudes")
     print(f"largest / rms of x: {crest(x):.1f}, rotated {crest(fwht(x)):.1f}; "
           f"√(2 ln n) of a Gaussian's {x.numel():,} numbers: "
           f"{math.sqrt(2 * math.log(x.numel())):.1f}")  # fmt: skip
@@ -78,6 +78,10 @@ def main() -> None:
     plain, rotated, half = errors["as it is"], errors["rotated"], errors["smoothed, α = 0.5"]
     assert half[0] < min(errors["smoothed, α = 0.0"][0], errors["smoothed, α = 1.0"][0])
     assert half[0] < plain[0] / 2 and rotated[0] < plain[0] / 2 and rotated[2] < 0.7 * plain[2]
+    assert rotated[0] == min(e[0] for e in errors.values())
+    assert abs(half[1] / rotated[1] - 1) < 0.15  # equally good, with a scale per token
+    for end in ("smoothed, α = 0.0", "smoothed, α = 1.0"):
+        assert errors[end][0] > plain[0]  # worse than nothing
     assert min(errors.values(), key=lambda e: e[2]) == errors["smoothed, α = 0.75"]
 
     def rms_norm(x: torch.Tensor) -> torch.Tensor:

@@ -132,7 +132,7 @@ def main() -> None:
         cost[name], share[name] = bits_per_character(changed, held_out) - exact, count / numbers
         each = cost[name] / share[name] / 100
         print(f"{name:12} ≈{cost[name]:+.3f}   {share[name]:6.1%} of the weights, "
-              f"≈{each:+.3f} for each percent")  # fmt: skip
+              f"≈{each:+.4f} for each percent")  # fmt: skip
     assert cost["norms"] / share["norms"] > 10 * cost["MLP"] / share["MLP"]
     assert cost["embeddings"] / share["embeddings"] > cost["MLP"] / share["MLP"]
 
