@@ -151,7 +151,7 @@ def each(site: Site, faults_of) -> None:
 
 def test_build_is_quick(site: Site) -> None:
     assert len(site.pages) > 5
-    assert site.seconds < 90  # 20 s alone on two cores
+    assert site.seconds < 240  # 25 s alone on two cores
 
 
 def test_pages_ask_no_other_host(site: Site) -> None:

@@ -20,7 +20,7 @@ COLOURS = {2: "#52525b", 3: "#7c3aed", 4: "#c2410c", 6: "#15803d", 8: "#0b6e99"}
 
 # --8<-- [start:clip]
 def distortion(clip: float, bits: int) -> tuple[float, float]:
-    """Mean square error inside [-clip, clip] and outside, with 2^bits - 1 steps around 0."""
+    """Mean square error inside [-clip, clip] and outside, with 2^bits - 1 levels around 0."""
     largest = 2 ** (bits - 1) - 1
     step = clip / largest
     error = ((X / step).round().clamp(max=largest) * step - X).square() * DENSITY
@@ -74,7 +74,7 @@ def check_against_max() -> None:
 def draw(clips: dict[int, float]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "best_clip", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    grid = torch.linspace(1, 6, 60).tolist()
+    grid = torch.linspace(0.5, 6, 67).tolist()
     for bits, colour in COLOURS.items():
         totals = [sum(distortion(c, bits)) for c in grid]
         axes.plot(grid, totals, color=colour, linewidth=2)
@@ -85,8 +85,10 @@ def draw(clips: dict[int, float]) -> None:
         values = [(c, value) for c, value in values if value > 2e-6]
         axes.plot(*zip(*values, strict=True), ":", color=COLOURS[4], linewidth=1.5)
     axes.text(3.9, 3.4e-5, "4 bits: clipping", color=COLOURS[4])
-    axes.text(1.05, 6e-4, "4 bits:\nrounding", color=COLOURS[4], va="top")
-    axes.set(yscale="log", xlabel="clip, in standard deviations", xlim=(1, 6.9), ylim=(2e-6, 3))
+    axes.text(0.95, 5e-4, "4 bits:\nrounding", color=COLOURS[4], va="top")
+    axes.set(
+        yscale="log", xlabel="clip, in standard deviations", xlim=(0.5, 6.9), ylim=(2e-6, 3)
+    )
     axes.set(ylabel="mean square error / variance", xticks=range(1, 7))
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)

@@ -37,9 +37,7 @@ def e2m1(w: torch.Tensor) -> torch.Tensor:
 
 def mxfp4(w: torch.Tensor) -> torch.Tensor:
     w = w.unflatten(1, (-1, 32))
-    scale = torch.exp2(
-        largest(w).log2().floor() - 2
-    )  # 2 is the exponent of E2M1's largest, 4·1.5
+    scale = torch.exp2(largest(w).log2().floor() - 2)  # 2 is the exponent of E2M1's largest
     return (e2m1(w / scale) * scale).flatten(1)
 
 
@@ -86,7 +84,11 @@ def main() -> None:
     for kind in tensors:
         assert low < errors["E4M3, per channel", kind] < high
     assert errors["int8, per channel", "Gaussian"] < errors["E4M3, per channel", "Gaussian"] / 2
-    assert errors["NVFP4, 16", "Gaussian"] < errors["MXFP4, 32", "Gaussian"]
+    for kind in tensors:  # of those with at most 4.5 bits
+        rivals = [errors[name, kind] for name, (bits, _) in formats.items() if bits <= 4.5]
+        assert min(rivals) == errors["NVFP4, 16", kind]
+    loud = "one loud column"
+    assert errors["E4M3, per channel", loud] < errors["int8, per channel", loud]
     assert errors["int4, per channel", "one loud column"] > 2 * errors["int4, 32", "Gaussian"]
 
 

@@ -25,7 +25,8 @@ def error(x: torch.Tensor, clip: float, bits: int) -> float:
 
 
 def least_squares(x: torch.Tensor, bits: int) -> float:
-    candidates = [min_max(x, bits) * i / 100 for i in range(1, 101)]
+    widest = min_max(x, bits)
+    candidates = [widest * i / 100 for i in range(1, 101)]
     return min(candidates, key=lambda clip: error(x, clip, bits))
 
 

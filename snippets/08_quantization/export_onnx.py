@@ -62,7 +62,7 @@ def main() -> None:
     # --8<-- [start:export]
     for path, module in (("model.onnx", model), ("model_int8.onnx", quantized)):
         program = torch.onnx.export(
-            module, (x,), dynamo=True, verbose=False,
+            module, (x,), dynamo=True, verbose=False, opset_version=20,
             input_names=["x"], output_names=["y"],
         )  # fmt: skip
         program.save(path)

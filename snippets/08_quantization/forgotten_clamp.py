@@ -10,7 +10,7 @@ def main() -> None:
     # --8<-- [start:wraps]
     scale = w.abs().amax(1, keepdim=True) / 127  # rounded to bf16, up or down
     steps = (w / scale).round()  # bf16 has steps of ½ here
-    q = steps.to(torch.int8)  # no clamp
+    q = steps.to(torch.int8)  # no clamp: what becomes of 128 is not defined
     # --8<-- [end:wraps]
     flipped = (q.float() * w < 0).sum()
     error = ((q * scale.float() - w).norm() / w.float().norm()).item()
@@ -20,7 +20,7 @@ def main() -> None:
     q = steps.clamp(-127, 127).to(torch.int8)
     mended = ((q * scale.float() - w).norm() / w.float().norm()).item()
     print(f"with clamp(-127, 127) {mended:.1%}")
-    assert flipped > 0 and error > 3 * mended
+    assert flipped > 0 and error > 4 * mended
 
 
 if __name__ == "__main__":

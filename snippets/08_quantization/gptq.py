@@ -3,6 +3,7 @@
 After Frantar et al., GPTQ (2022). What counts is the error of the layer's output, |Xwᵀ - Xŵᵀ|²,
 whose Hessian for each row of weights is 2XᵀX. `slow` is the plain rule with an inverse for each
 column; `gptq` takes all of them from one Cholesky factorization and gives the same weights.
+Both errors are predicted from Δ²/12: one by the diagonal of XᵀX, the other by that factor's.
 """
 
 import time
@@ -75,31 +76,33 @@ def main() -> None:
     mixing = torch.randn(K, K, dtype=torch.float64) / K**0.5
     spread = torch.logspace(0, -2, K, dtype=torch.float64)
     inputs = {
-        "independent": torch.linalg.qr(torch.randn(SAMPLES, K, dtype=torch.float64)).Q * 45,
+        "orthogonal": torch.linalg.qr(torch.randn(SAMPLES, K, dtype=torch.float64)).Q * 45,
         "correlated": torch.randn(SAMPLES, K, dtype=torch.float64) * spread @ mixing,
     }
     w = torch.randn(N, K, dtype=torch.float64) / K**0.5
 
-    def relative(x: torch.Tensor, q: torch.Tensor) -> float:
-        return ((x @ (w - q).T).norm() / (x @ w.T).norm()).item()
-
-    print(
-        "error of the output    bits   to nearest     GPTQ   ratio   error of the weights: GPTQ"
-    )
+    print("error of the output   to nearest  Δ²/12      GPTQ  Δ²/12   ratio  error of weights")
     for name, x in inputs.items():
-        h = x.T @ x
-        h += 0.01 * h.diagonal().mean() * torch.eye(K)  # damping, as in the paper
+        # damping as in the paper, 1% of H's mean diagonal: K more rows of calibration
+        x = torch.cat([x, (0.01 * x.square().sum() / K).sqrt() * torch.eye(K)])
+        h, size = x.T @ x, (x @ w.T).norm()
+        upper = torch.linalg.cholesky(torch.linalg.inv(h), upper=True)
         for bits in (4, 3, 2):
             nearest, ours = to_grid(w, grid(w, bits), bits), gptq(w, h, bits)
-            a, b = relative(x, nearest), relative(x, ours)
-            grown = ((w - ours).norm() / (w - nearest).norm()).item()
-            print(
-                f"{name:20} {bits:6} {a:11.1%} {b:9.1%} {a / b:7.2f}{grown:18.2f} × nearest's"
-            )
-            if name == "independent":
+            a, b = ((x @ (w - q).T).norm() / size for q in (nearest, ours))
+            # --8<-- [start:predicted]
+            noise = grid(w, bits).square().sum() / 12  # Δ²/12, summed over the outputs
+            for_nearest = (noise * h.diagonal().sum()).sqrt() / size
+            for_gptq = (noise * upper.diagonal().pow(-2).sum()).sqrt() / size
+            # --8<-- [end:predicted]
+            grown = (w - ours).norm() / (w - nearest).norm()
+            print(f"{name:12}{bits:3} bits{a:15.1%}{for_nearest:8.1%}{b:10.1%}{for_gptq:7.1%}"
+                  f"{a / b:8.2f}   × {grown:.2f}")  # fmt: skip
+            assert abs(a / for_nearest - 1) < 0.03 and abs(b / for_gptq - 1) < 0.03
+            if name == "orthogonal":
                 torch.testing.assert_close(nearest, ours)  # nothing to be made up for
             else:
-                assert b < 0.7 * a and grown > 1
+                assert b < 0.5 * a and grown > 1.3
 
     start = time.perf_counter()
     one = slow(w, h, 3)

@@ -76,7 +76,9 @@ def main() -> None:
             found[bits, "per channel", "per token"],
             found[bits, "per token", "per token"],
         )
-        assert kivi[0] < worst[0] / 2  # scores
+        # a step is in proportion to a range: 32 Gaussian numbers span 4.1 standard deviations,
+        # and with the loud one among them, of mean 20 or 15, about 22 or 17
+        assert 3.8 < worst[0] / kivi[0] < 5.8
         assert kivi[1] <= min(f[1] for (b, _, _), f in found.items() if b == bits)
     both = found[4, "per channel", "per token"][1]
     only_k = error(per_channel(keys, 4), values)[1]

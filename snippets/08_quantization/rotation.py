@@ -78,6 +78,7 @@ def main() -> None:
     plain, rotated, half = errors["as it is"], errors["rotated"], errors["smoothed, α = 0.5"]
     assert half[0] < min(errors["smoothed, α = 0.0"][0], errors["smoothed, α = 1.0"][0])
     assert half[0] < plain[0] / 2 and rotated[0] < plain[0] / 2 and rotated[2] < 0.7 * plain[2]
+    assert min(errors.values(), key=lambda e: e[2]) == errors["smoothed, α = 0.75"]
 
     def rms_norm(x: torch.Tensor) -> torch.Tensor:
         return x / x.square().mean(-1, keepdim=True).sqrt()

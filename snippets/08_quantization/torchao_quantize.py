@@ -8,6 +8,7 @@ from torch import nn
 
 try:
     from torchao.quantization import (
+        Float8WeightOnlyConfig,
         Int4WeightOnlyConfig,
         Int8DynamicActivationInt8WeightConfig,
         Int8WeightOnlyConfig,
@@ -51,15 +52,25 @@ def main() -> None:
     exact = F.linear(x, weight)
 
     # --8<-- [start:quantize_]
-    by_channel, dynamic, by_group = new(), new(), new()
+    by_channel, dynamic, by_group, fp8 = new(), new(), new(), new()
     quantize_(by_channel, Int8WeightOnlyConfig())
     quantize_(dynamic, Int8DynamicActivationInt8WeightConfig())
     quantize_(by_group, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    quantize_(fp8, Float8WeightOnlyConfig())
     # --8<-- [end:quantize_]
+
+    def check(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, top: float) -> None:
+        """The same scales; where integers differ, the quotient is a tie."""
+        torch.testing.assert_close(w.scale, scale)
+        steps = (weight.unflatten(1, (scale.shape[1], -1)) / scale.unsqueeze(-1)).flatten(1)
+        assert steps.abs().max() > top - 1e-3  # the largest of a row or group is one
+        differs = w.qdata != q
+        assert ((steps[differs] % 1 - 0.5).abs() < 1e-3).all()
+        assert (w.qdata - q).abs().max() <= 1 and differs.float().mean() < 0.03
 
     def report(name: str, model: nn.Module, ours: torch.Tensor) -> None:
         w = model[0].weight
-        parts = {key: getattr(w, key) for key in w.tensor_data_names}
+        parts = {key: getattr(w, key, None) for key in w.tensor_data_names}
         kept = ", ".join(
             f"{k} {str(t.dtype)[6:]} {tuple(t.shape)}"
             for k, t in parts.items()
@@ -70,15 +81,17 @@ def main() -> None:
         assert (model(x) - ours).norm() < 0.5 * (model(x) - exact).norm()
 
     q, scale = int8(weight)
-    # the largest of a row is ±127.5 steps: a tie, which may fall either way
-    assert (by_channel[0].weight.qdata - q).abs().max() <= 1
+    check(by_channel[0].weight, q, scale, 127.5)
     report("Int8WeightOnlyConfig", by_channel, F.linear(x, q * scale))
     xq, x_scale = int8(x)  # each token has a scale of its own, found when it arrives
     report("Int8DynamicActivationInt8WeightConfig", dynamic, F.linear(xq * x_scale, q * scale))
     q, scale = int4(weight, 32)
-    assert (by_group[0].weight.qdata - q).abs().max() <= 1
+    check(by_group[0].weight, q, scale, 7.5)
     ours = (q.unflatten(1, (-1, 32)) * scale.unsqueeze(-1)).flatten(1)
     report("IntxWeightOnlyConfig, int4, groups of 32", by_group, F.linear(x, ours))
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    e4m3 = (weight / scale).to(torch.float8_e4m3fn).float() * scale
+    report("Float8WeightOnlyConfig", fp8, F.linear(x, e4m3))
     print("the same integers as by the formulas, but for ties")
 
     try:

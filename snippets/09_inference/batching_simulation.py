@@ -123,7 +123,7 @@ def draw(curves: dict[str, list[tuple[float, float]]]) -> None:
         axes.plot(*zip(*points, strict=True), "o-", color=colours[policy], markersize=5)
         axes.text(*places[policy], policy, color=colours[policy])
     axes.set(xlabel="throughput, thousand tokens/s", ylabel="mean latency per token, ms")
-    axes.set(yscale="log", xlim=(0, None))
+    axes.set(yscale="log", xlim=(0, None), yticks=[1, 10, 100], yticklabels=[1, 10, 100])
     axes.spines[["top", "right"]].set_visible(False)
     axes.patch.set_visible(False)
     figure.tight_layout()

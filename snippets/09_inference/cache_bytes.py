@@ -39,7 +39,8 @@ def main() -> None:
     print(f"{'DeepSeek-V3, latent':24} {size / KIB:5.1f} KiB   {size * 8192 / GIB:8.2f} GiB")
     print(f"  with its 128 heads of keys (192) and values (128) cached: {heads / KIB:.0f} KiB, "
           f"{heads / size:.0f} times as much")  # fmt: skip
-    equal_groups = (512 + 64) / (2 * 128)
+    equal_groups = size / per_token(61, 1, 128)
+    assert equal_groups == 2.25  # as the paper on DeepSeek-V2 has it
     print(f"  a grouped cache of that size would have {equal_groups:.2f} heads of 128")
 
     print("beside Llama 3 8B's 16.1 GB on 80 GB, a tenth kept free:")

@@ -10,12 +10,15 @@ from torch import nn
 CONTEXT, HIDDEN = 64, 16
 
 
-def shown(words: str, work) -> None:
+def shown(words: str, work, expected: type[Exception] | None) -> None:
+    """Print what `work` does, and hold it against the error that it should raise."""
     try:
         result = work()
     except (RuntimeError, IndexError, ValueError) as error:
         print(f"{words}: {type(error).__name__}: {str(error).splitlines()[0]}")
+        assert type(error) is expected
     else:
+        assert expected is None, f"{words}: no error"
         print(f"{words}: no error, shape {list(result.shape)}")
 
 
@@ -29,10 +32,10 @@ def main() -> None:
         x = torch.randn(1, ids_length, HIDDEN)
         return head(x + table.weight[start : start + ids_length])
 
-    shown("a prompt of 65, by slice", lambda: by_slice(65, 0))
-    shown("token 65 after 64, by slice", lambda: by_slice(1, 64))
-    shown("its logits, last place", lambda: by_slice(1, 64)[:, -1])
-    shown("token 65, by embedding", lambda: table(torch.tensor([[64]])))
+    shown("a prompt of 65, by slice", lambda: by_slice(65, 0), RuntimeError)
+    shown("token 65 after 64, by slice", lambda: by_slice(1, 64), None)
+    shown("its logits, last place", lambda: by_slice(1, 64)[:, -1], IndexError)
+    shown("token 65, by embedding", lambda: table(torch.tensor([[64]])), IndexError)
     # --8<-- [end:failures]
     assert by_slice(1, 64).shape[1] == 0, "a sum with no rows has no rows"
 
@@ -44,7 +47,7 @@ def main() -> None:
             )
         return table.weight[start : start + new]
 
-    shown("mended", lambda: position(64, 1))
+    shown("mended", lambda: position(64, 1), ValueError)
     # --8<-- [end:mend]
     torch.testing.assert_close(position(63, 1), table(torch.tensor([63])))
 

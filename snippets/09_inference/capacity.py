@@ -1,14 +1,14 @@
 """How many GPUs: from requests per second to a batch, from memory and the SLO to its limit.
 
 Everything comes from published sizes and data sheets: weights and cache are read once a step,
-FLOPs are 2Ψ a token. Real kernels reach a part of both; `--efficiency` says which. A simulation
-that goes step by step checks the formula.
+FLOPs are 2Ψ a token, and Ψ leaves out the input embeddings, which are looked up. Real kernels
+reach a part of both; `--efficiency` says which. A simulation that goes step by step checks the
+formula.
 """
 
 import argparse
 import math
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 # --8<-- [start:model]
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 class Model:
     name: str
     parameters: float
+    multiplied: float  # Ψ: of these, all but the input embeddings
     cache_bytes: int  # of one token
     gpus: int  # that one copy is spread over
 
@@ -33,30 +34,26 @@ MEMORY, BANDWIDTH, FLOPS = 80e9, 3.35e12, 989e12  # H100 SXM
 
 
 def plan(model: Model, load: Load, weight_bytes: float, efficiency: float) -> dict:
-    """Limits of one copy, and how many copies carry the load."""
+    """Limits of one copy, and how many copies carry the load; none do if no batch is left."""
     weights = model.parameters * weight_bytes
     rate, speed = (model.gpus * x * efficiency for x in (BANDWIDTH, FLOPS))
     room = 0.9 * model.gpus * MEMORY - weights
     held = (load.prompt + load.answer / 2) * model.cache_bytes  # a sequence, half-way
     by_memory = int(room / held)
 
-    prefill = (
-        load.computed * 2 * model.parameters * load.prompt / speed
-    )  # seconds of one request
-    token = held / rate + 2 * model.parameters / speed  # of one more sequence, a step
-    fixed = weights / rate  # of a step
+    prefill = 2 * model.multiplied * load.computed * load.prompt / speed  # s, of one request
+    token = held / rate + 2 * model.multiplied / speed  # of one more sequence, a step
+    fixed = model.multiplied * weight_bytes / rate  # of a step
     by_gap = int((load.gap - fixed) / (token + prefill / load.answer))
     batch = min(by_memory, by_gap)
-    if batch < 1:
-        sys.exit(f"{model.name}: not even one sequence fits or keeps {1e3 * load.gap:.0f} ms")
+    limits = {"weights": weights, "by_memory": by_memory, "by_gap": by_gap}
+    if batch < 1:  # not even one sequence fits, or keeps the promise
+        return limits | {"copies": 0}
     # a step also does its share of prefill: every sequence brings one prompt in `answer` steps
     step = fixed + batch * (token + prefill / load.answer)
     served = batch / (load.answer * step)  # Little: batch = rate · time in the system
     copies = math.ceil(load.requests / (0.7 * served))  # at 70% utilisation queues stay short
-    return {
-        "weights": weights, "by_memory": by_memory, "by_gap": by_gap, "step": step,
-        "served": served, "copies": copies, "gpus": copies * model.gpus,
-    }  # fmt: skip
+    return limits | {"step": step, "served": served, "copies": copies}
 
 
 # --8<-- [end:model]
@@ -70,8 +67,8 @@ def simulated(model: Model, load: Load, weight_bytes: float, efficiency: float, 
     for _ in range(2 * load.answer):
         cached = sum(load.prompt + age for age in ages)
         tokens = batch + load.computed * load.prompt * ages.count(0)  # new ones bring a prompt
-        clock += (model.parameters * weight_bytes + cached * model.cache_bytes) / rate
-        clock += 2 * model.parameters * tokens / speed
+        clock += (model.multiplied * weight_bytes + cached * model.cache_bytes) / rate
+        clock += 2 * model.multiplied * tokens / speed
         finished += ages.count(load.answer - 1)
         ages = [(age + 1) % load.answer for age in ages]  # its place goes to the next
     return finished / clock
@@ -83,8 +80,8 @@ def main() -> None:
     efficiency = parser.parse_args().efficiency
     if not 0 < efficiency <= 1:
         parser.error("the efficiency lies above 0 and is at most 1")
-    small = Model("Llama 3 8B", 8.03e9, 2 * 32 * 8 * 128 * 2, 1)
-    large = Model("Llama 3 70B", 70.6e9, 2 * 80 * 8 * 128 * 2, 4)
+    small = Model("Llama 3 8B", 8.03e9, 7.50e9, 2 * 32 * 8 * 128 * 2, 1)
+    large = Model("Llama 3 70B", 70.6e9, 69.5e9, 2 * 80 * 8 * 128 * 2, 4)
     assert small.cache_bytes == 128 * 2**10 and large.cache_bytes == 320 * 2**10
     share = f"H100 at {efficiency:.0%} of its bandwidth and FLOP/s"
     print(f"{share}; 50 requests/s of 2,000 + 300 tokens")
@@ -94,16 +91,20 @@ def main() -> None:
     rows += [(large, 1, 0.050, 1, 1), (large, 1, 0.050, 0.5, 1), (large, 2, 0.050, 1, 0.1)]
     gpus, worst = [], 0.0
     for model, weight_bytes, gap, cache, computed in rows:
-        sized = Model(model.name, model.parameters, int(cache * model.cache_bytes), model.gpus)
+        sized = replace(model, cache_bytes=int(cache * model.cache_bytes))
         load = Load(50, 2000, 300, gap, computed)
         p = plan(sized, load, weight_bytes, efficiency)
-        gpus.append(p["gpus"])
+        gpus.append(p["copies"] * model.gpus)
         note = "   8-bit cache" * (cache < 1) + "   9/10 of the prompt shared" * (computed < 1)
         print(
             f"{model.name:12} {p['weights'] / 1e9:5.0f} GB {1e3 * gap:4.0f} ms "
-            f"{p['by_memory']:8} {p['by_gap']:9}   {1e3 * p['step']:4.1f} ms "
-            f"{p['served']:8.1f} {p['gpus']:8}{note}"
+            f"{max(p['by_memory'], 0):8} {max(p['by_gap'], 0):9}   ",
+            end="",
         )
+        if not p["copies"]:
+            print(f"not one sequence fits or keeps the promise{note}")
+            continue
+        print(f"{1e3 * p['step']:4.1f} ms {p['served']:8.1f} {gpus[-1]:8}{note}")
         assert p["step"] <= gap
         batch = min(p["by_memory"], p["by_gap"])
         stepped = simulated(sized, load, weight_bytes, efficiency, batch)

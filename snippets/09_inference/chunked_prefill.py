@@ -105,13 +105,14 @@ def serve(model: CachedCharModel, prompt: list[int], budget: int) -> tuple[Slots
     for slot in range(7):
         engine.run(slot, list(range(slot, slot + 16)))
     for step in range(24):
-        begin = time.perf_counter()
+        before, begin = sum(engine.length), time.perf_counter()
         latest = [engine.run(slot, [step]) for slot in range(7)]
         if step >= 4 and done < len(prompt):  # what is left of the budget goes to the prompt
             chunk = prompt[done : done + budget - len(latest)]
             latest.append(engine.run(7, chunk))
             done += len(chunk)
         gaps.append(time.perf_counter() - begin)
+        assert sum(engine.length) - before <= budget
         logits.append(torch.stack(latest))
     return engine, gaps, logits
 
@@ -129,6 +130,11 @@ def draw(gaps: dict[str, list[float]]) -> None:
         axes.bar(steps, [1e3 * seconds for seconds in times], 0.4, color=colour)
         axes.text(*{"whole": (5, 0.9), "in chunks": (9, 0.3)}[words], words, color=colour,
                   transform=axes.get_xaxis_transform())  # fmt: skip
+    level = 1e3 * sorted(gaps["in chunks"][:4])[1]
+    axes.axhline(level, color="#52525b", linewidth=1)
+    axes.annotate("the prompt\ncomes", (3.8, 0.08), (-0.9, 0.4), color="#52525b",
+                  xycoords=axes.get_xaxis_transform(),
+                  arrowprops={"arrowstyle": "->", "color": "#52525b"})  # fmt: skip
     axes.set(xlabel="step", ylabel="time until every sequence\nhas its next token, ms")
     axes.spines[["top", "right"]].set_visible(False)
     axes.patch.set_visible(False)
@@ -144,20 +150,20 @@ def main() -> None:
     prompt = torch.randint(42, (LONG,)).tolist()
     serve(model, prompt[:64], BUDGET)  # warm up
     shown, engines, ends = {}, {}, {}
+    print("            steps with prompt   usual gap   worst gap   the prompt's first token")
     for words, budget in (("whole", 7 + LONG), ("in chunks", BUDGET)):
-        gaps = None
-        for _ in range(3):  # the quietest of three: other work on the machine only adds
+        gaps, first, chunks = None, [], -(-LONG // (budget - 7))
+        for _ in range(9):  # the quietest of nine: other work on the machine only adds
             engines[words], times, logits = serve(model, prompt, budget)
             gaps = times if gaps is None else list(map(min, gaps, times))
-        chunks = -(-LONG // (budget - 7))
+            first.append(sum(times[4 : 4 + chunks]))
         assert [len(step) for step in logits] == [7] * 4 + [8] * chunks + [7] * (20 - chunks)
         ends[words] = logits
         shown[words] = gaps
         usual = sorted(gaps[:4])[1]
         print(
-            f"{words:10} {chunks:2} steps with a part of the prompt; between tokens "
-            f"usually ≈{1e3 * usual:.1f} ms, at worst ≈{1e3 * max(gaps):.0f} ms; the prompt's "
-            f"first token after ≈{1e3 * sum(gaps[4 : 4 + chunks]):.0f} ms"
+            f"{words:10}  {chunks:14}      ≈{1e3 * usual:.1f} ms   ≈{1e3 * max(gaps):.0f} ms"
+            f"      ≈{1e3 * min(first):.0f} ms"
         )
     one, other = engines["whole"], engines["in chunks"]
     torch.testing.assert_close(one.cache, other.cache, rtol=1e-4, atol=1e-4)

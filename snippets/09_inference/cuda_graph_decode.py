@@ -14,7 +14,7 @@ from torch.nn import functional as F
 HIDDEN, HEADS, LAYERS, MOST, VOCABULARY = 1024, 16, 16, 512, 4096
 
 
-class Block(nn.Module):
+class StaticBlock(nn.Module):
     """One token over a static cache, as in static_cache.py."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(VOCABULARY, HIDDEN), nn.Embedding(MOST, HIDDEN)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(StaticBlock() for _ in range(LAYERS))
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
     def forward(self, token, position):  # both [1]

@@ -76,8 +76,10 @@ def draw() -> None:
     for context, color in ((0, "#0b6e99"), (2048, "#c2410c"), (8192, "#7c3aed")):
         rates = [b / least(model, gpu, b, context) for b in batches]
         axes.loglog(batches, rates, color=color, linewidth=1.8)
-        # where 80 GB are full of weights and caches
-        full = (80e9 - 2 * matrices(*model)) / max(1, context * cache_bytes(*model))
+        # where 80 GB are full of weights, the embedding among them, and caches
+        full = (80e9 - 2 * (matrices(*model) + model[0] * V)) / max(
+            1, context * cache_bytes(*model)
+        )
         if full < batches[-1]:
             axes.plot(full, full / least(model, gpu, full, context), "o", color=color)
     axes.text(4, 2000, "weights alone", color="#0b6e99", ha="center", rotation=35)
@@ -98,6 +100,7 @@ def main() -> None:
         print(f"{name}: {matrices(*model) / 1e9:.2f}B weights in products, "
               f"{2 * matrices(*model) / 1e9:.1f} GB, cache {cache_bytes(*model) >> 10} KiB "
               f"per token")  # fmt: skip
+    assert [cache_bytes(*model) >> 10 for model in MODELS.values()] == [128, 320]  # published
     print("FLOPs of a step: the formula equals torch's counter")
 
     print("\nLlama 3 8B          ridge   a token alone    2,048 of a prompt   the ratio")

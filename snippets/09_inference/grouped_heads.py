@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 # --8<-- [start:grouped]
 def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """One decode step: q [b, a, 1, d], k and v [b, g, s, d], a a multiple of g -> as q."""
+    """One decode step: q [b, a, 1, d], k and v [b, a_kv, s, d] -> as q."""
     groups = k.shape[1]
-    q = q.unflatten(1, (groups, -1)).squeeze(3)  # [b, g, a/g, d]: a group's queries as rows
-    scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5  # [b, g, a/g, s]
+    q = q.unflatten(1, (groups, -1)).squeeze(
+        3
+    )  # [b, a_kv, a/a_kv, d]: a group's queries as rows
+    scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5  # [b, a_kv, a/a_kv, s]
     return (scores.softmax(-1) @ v).flatten(1, 2).unsqueeze(2)
 
 
@@ -26,19 +28,19 @@ def main() -> None:
     b, a, s, d = 2, 8, 100, 32
     q = torch.randn(b, a, 1, d)
     print("groups   cache of 100 tokens   FLOPs per byte of the cache read")
-    for g in (8, 4, 2, 1):
-        k, v = torch.randn(2, b, g, s, d)
-        repeated = (t.repeat_interleave(a // g, 1) for t in (k, v))  # head i reads i // (a/g)
+    for kv in (8, 4, 2, 1):
+        k, v = torch.randn(2, b, kv, s, d)
+        repeated = (t.repeat_interleave(a // kv, 1) for t in (k, v))  # head i reads i // (a/kv)
         expected = F.scaled_dot_product_attention(q, *repeated)
         torch.testing.assert_close(grouped(q, k, v), expected)
         torch.testing.assert_close(
             F.scaled_dot_product_attention(q, k, v, enable_gqa=True), expected
         )
         held = (k.nbytes + v.nbytes) // b
-        assert held == 2 * g * d * s * 4
+        assert held == 2 * kv * d * s * 4
         flops = 4 * a * d * s  # q·k and weights·v, two each
         print(
-            f"{g:6}   {held / 1024:15.1f} KiB   {flops / (2 * g * d * s * 2):8.1f} at 2 bytes"
+            f"{kv:6}   {held / 1024:15.1f} KiB   {flops / (2 * kv * d * s * 2):8.1f} at 2 bytes"
         )
     print("equal to repeated heads and to scaled_dot_product_attention(enable_gqa=True)")
 

@@ -149,6 +149,8 @@ def main() -> None:
     print("logits at every position: paged = contiguous = no cache")
 
     paged.release(2)
+    held = [block for table in paged.tables.values() for block in table]
+    assert sorted(held + paged.free) == list(range(32)), "every block is held once, or free"
     print(f"sequence 2 ends: {len(paged.free)} of 32 blocks free; the next takes them over")
     again = feed(paged, {4: texts[2]})[4]
     torch.testing.assert_close(again, other[2])

@@ -27,7 +27,6 @@ def lengths() -> list[tuple[int, int]]:
     return result
 
 
-# --8<-- [start:rows]
 def contiguous(exact: bool) -> tuple[float, float]:
     """Mean number of sequences and of tokens held, with a row of places for each sequence.
 
@@ -52,9 +51,6 @@ def contiguous(exact: bool) -> tuple[float, float]:
         if step >= WARM:
             running, held = running + len(rows), held + sum(row[2] for row in rows)
     return running / (STEPS - WARM), held / (STEPS - WARM)
-
-
-# --8<-- [end:rows]
 
 
 # --8<-- [start:blocks]
@@ -125,9 +121,8 @@ def draw(blocks: list[int], shares: list[float], longest: float, exact: float) -
 
 
 def main() -> None:
-    print(
-        "cache                    sequences   pool in use   empty in the last block   gave way"
-    )
+    head = "cache                    sequences   pool in use   empty in the last block"
+    print(f"{head}   times one gave way")
     results = {}
     for words, exact in (("rows for the longest", False), ("rows of exact length", True)):
         running, held = contiguous(exact)

@@ -5,6 +5,7 @@ block more and none is free, nobody moves. Three mends: reserve the worst case, 
 blocks of the latest arrival and later compute them again, or keep them on the host meanwhile.
 """
 
+import itertools
 import random
 from collections import deque
 
@@ -95,9 +96,15 @@ class Pool:
 class Sequence:
     """A request: its text so far, its blocks, and what was saved of them."""
 
+    numbers = itertools.count()
+
     def __init__(self, prompt: list[int]) -> None:
         self.ids, self.cached, self.table = list(prompt), 0, []
         self.saved: torch.Tensor | None = None
+        self.number = next(Sequence.numbers)
+
+    def precedes(self, other: "Sequence") -> bool:
+        return self.number < other.number
 
 
 # --8<-- [start:serve]
@@ -115,6 +122,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], mend: str) -> dict:
     sequences = [Sequence(prompt) for prompt in prompts]
     waiting, running = deque(sequences), []
     done = {"steps": 0, "preempted": 0, "recomputed": 0, "blocks": 0, "bytes moved": 0}
+    done["younger kept"] = 0
 
     def preempt(victim: Sequence) -> None:
         if mend == "swap":
@@ -124,6 +132,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], mend: str) -> dict:
             done["recomputed"] += victim.cached
             victim.cached = 0
         done["preempted"] += 1
+        done["younger kept"] += any(map(victim.precedes, running))
         done["blocks"] += len(victim.table)
         pool.free += victim.table
         victim.table = []
@@ -203,6 +212,7 @@ def main() -> None:
         moved = 2 * done["blocks"] * block_bytes  # out, and in again
         assert done["bytes moved"] == (moved if mend == "swap" else 0)
         assert (done["preempted"] > 0) == (mend != "reserve")
+        assert done["younger kept"] == 0, "the latest gives way, so the oldest gets on"
         assert (done["recomputed"] > 0) == (mend == "recompute")
     assert steps["recompute"] == steps["swap"] < steps["reserve"]
 

@@ -19,7 +19,7 @@ def temperature(logits: torch.Tensor, t: float) -> torch.Tensor:
 
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the k most likely."""
+    """Keep the k most likely, and whatever ties with the last of them."""
     least = logits.topk(k).values[..., -1:]
     return logits.masked_fill(logits < least, -math.inf)
 
@@ -95,7 +95,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(24, generator=generator) * 1.5
     p = logits.softmax(-1)
-    used = p.topk(3).indices
+    used = torch.cat([p.topk(2).indices, p.argmin()[None]])  # the last has a negative logit
     rows = {
         "plain": logits,
         "temperature 0.5": temperature(logits, 0.5),
@@ -123,6 +123,9 @@ def main() -> None:
 
     # what the definitions promise
     torch.testing.assert_close(temperature(logits, 0.5).softmax(-1), p**2 / (p**2).sum())
+    penalised, rest = repetition_penalty(logits, used, 1.3), torch.ones(24, dtype=torch.bool)
+    rest[used] = False
+    assert (penalised[used] < logits[used]).all() and penalised[rest].equal(logits[rest])
     kept = p[top_p(logits, 0.8) > -math.inf]
     assert kept.sum() >= 0.8 > kept.sum() - kept.min()
     assert (min_p(logits, 0.1) > -math.inf).equal(p >= 0.1 * p.max())

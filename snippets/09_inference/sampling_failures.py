@@ -41,11 +41,12 @@ def main() -> None:
     torch.manual_seed(0)
     logits = torch.tensor([4.0, 1.0, 0.5, 0.0, -1.0])
     print(f"the most likely token has {logits.softmax(-1)[0]:.2f}")
+    banned = torch.full((5,), -math.inf)
     rows = [
         ("top-p 0.8, an empty set", top_p_wrong(logits, 0.8)),
         ("  the token that crosses p stays", top_p(logits, 0.8)),
         ("temperature 0", logits / 0.0),
-        ("  argmax for 0, else divide", logits / 1e-3),
+        ("  argmax in place of it", banned.index_fill(0, logits.argmax(), 0)),
     ]
     # --8<-- [start:half]
     hidden = torch.full((1, 256), 24.0, dtype=torch.float16)
@@ -56,10 +57,9 @@ def main() -> None:
         ("  the head's product in fp32", (hidden.float() @ head.float())[0]),
     ]
     # --8<-- [end:half]
-    banned = torch.full((5,), -math.inf)
     rows += [
         ("every token banned by a grammar", banned),
-        ("  the end token stays allowed", banned.clone().index_fill_(0, torch.tensor([4]), 0)),
+        ("  the end token stays allowed", banned.index_fill(0, torch.tensor(4), 0)),
     ]
     for words, row in rows:
         result = draw(row)

@@ -80,6 +80,11 @@ def alone(r: Request) -> float:
 
 
 def main() -> None:
+    requests = load(rate=1e6)  # all at once: what the server can do
+    serve(requests, POLICIES["first come"])
+    most = REQUESTS / max(r.last for r in requests)
+    print(f"{RATE} requests/s to a server that can do {most:.0f}")
+    assert 0.9 * most < RATE < most
     print("policy           mean latency      p50       p99    worst   slowdown p99")
     mean, worst = {}, {}
     for name, policy in POLICIES.items():

@@ -155,8 +155,8 @@ def main() -> None:
     alphabet, text, _ = unicode_names()
     kinds = len(alphabet)
     torch.manual_seed(0)
-    model = CharModel(kinds)
-    train(model, text, steps=350)
+    model = CharModel(kinds, layers=1, context=32)
+    train(model, text, steps=400, rows=16, context=32)
     table = counts(text, kinds)
     generator = torch.Generator().manual_seed(0)
 
@@ -185,19 +185,19 @@ def main() -> None:
 
     print("drafted   kept of those tested   tokens per round   formula")
     for gamma in (1, 2, 4, 8):
-        ids = torch.zeros(40, 64, dtype=torch.long)
+        ids = torch.zeros(120, 32, dtype=torch.long)
         ids[:, : len(prompt)] = prompt
-        length = torch.full((40,), len(prompt))
+        length = torch.full((120,), len(prompt))
         extra = []
-        while length.max() + gamma + 1 <= 60:
+        while length.max() + gamma + 1 <= 32:
             extra.append(round_(model, table, ids, length, gamma, generator))
             length += extra[-1]
         got = torch.stack(extra).double()
         kept = (got - 1).sum()
         tested = kept + (got <= gamma).sum()  # one test failed in each round that ended early
-        alpha = (kept / tested).item()
-        formula = (1 - alpha ** (gamma + 1)) / (1 - alpha)
-        print(f"{gamma:4}      ≈{alpha:.2f}                  ≈{got.mean():.2f}              "
+        eta = (kept / tested).item()
+        formula = (1 - eta ** (gamma + 1)) / (1 - eta)
+        print(f"{gamma:4}      ≈{eta:.2f}                  ≈{got.mean():.2f}              "
               f"≈{formula:.2f}")  # fmt: skip
         assert abs(got.mean() / formula - 1) < 0.15
 

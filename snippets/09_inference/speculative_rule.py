@@ -1,7 +1,7 @@
 """The acceptance rule: a token drafted from q, kept or replaced so that it is distributed as p.
 
 Keep x with probability min(1, p(x)/q(x)); otherwise draw from what p has above q. The result is
-computed exactly, then tested by chi-square on a million draws. Two likely mistakes fail.
+computed exactly, then tested by chi-square on a million draws. Three likely mistakes fail.
 """
 
 import math
@@ -10,8 +10,8 @@ import torch
 
 
 # --8<-- [start:rule]
-def speculate(p: torch.Tensor, q: torch.Tensor, draws: int, generator) -> torch.Tensor:
-    """Draw `draws` tokens from `q`, and correct them to `p`."""
+def speculate(p: torch.Tensor, q: torch.Tensor, draws: int, generator):
+    """Draw `draws` tokens from `q`, correct them to `p`; return them and which were kept."""
     drafted = torch.multinomial(q, draws, replacement=True, generator=generator)
     keep = torch.rand(draws, generator=generator) < p[drafted] / q[drafted]
     residual = (p - q).clamp(min=0)
@@ -43,11 +43,11 @@ def main() -> None:
     q = (p.log() + 0.7 * torch.randn(30, generator=generator)).softmax(0)
 
     # --8<-- [start:exact]
-    alpha = torch.minimum(p, q).sum()  # the share that is kept
+    eta = torch.minimum(p, q).sum()  # the share that is kept
     residual = (p - q).clamp(min=0) / (p - q).clamp(min=0).sum()
-    result = torch.minimum(p, q) + (1 - alpha) * residual
+    result = torch.minimum(p, q) + (1 - eta) * residual
     torch.testing.assert_close(result, p)
-    print(f"exactly: kept + replaced = p; kept {alpha:.4f} = 1 - distance "
+    print(f"exactly: kept + replaced = p; kept {eta:.4f} = 1 - distance "
           f"{1 - 0.5 * (p - q).abs().sum():.4f}")  # fmt: skip
     # --8<-- [end:exact]
 
@@ -55,7 +55,7 @@ def main() -> None:
     tokens, keep = speculate(p, q, draws, generator)
     plain = torch.multinomial(p, draws, replacement=True, generator=generator)
     print(f"a million draws: kept ≈{keep.float().mean():.4f}")
-    assert abs(keep.float().mean() - alpha) < 0.003
+    assert abs(keep.float().mean() - eta) < 0.003
     print("standard deviations from p, by chi-square (above 5 is no accident)")
     drafted = torch.multinomial(q, draws, replacement=True, generator=generator)
     keep = torch.rand(draws, generator=generator) < p[drafted] / q[drafted]

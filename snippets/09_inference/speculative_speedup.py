@@ -1,7 +1,7 @@
 """When speculation pays: predicted from what a draft and a check cost, then run.
 
-Draft and target are stacks of matrices; each draft is accepted with probability α by the toss
-of a coin, so that α is known. Draws speculative_speedup.svg from the formula.
+Draft and target are stacks of matrices; each draft is accepted with probability η by the toss
+of a coin, so that η is known. Draws speculative_speedup.svg from the formula.
 """
 
 import random
@@ -17,14 +17,14 @@ HIDDEN = 2048
 
 
 # --8<-- [start:formula]
-def tokens(alpha: float, gamma: int) -> float:
+def tokens(eta: float, gamma: int) -> float:
     """Tokens of a round: one for sure, one more for each draft that all before it survived."""
-    return sum(alpha**i for i in range(gamma + 1))
+    return sum(eta**i for i in range(gamma + 1))
 
 
-def speedup(alpha: float, gamma: int, draft: float, check: float) -> float:
+def speedup(eta: float, gamma: int, draft: float, check: float) -> float:
     """Times as fast as plain decoding; `draft` and `check` in steps of the target."""
-    return tokens(alpha, gamma) / (gamma * draft + check)
+    return tokens(eta, gamma) / (gamma * draft + check)
 
 
 # --8<-- [end:formula]
@@ -41,7 +41,7 @@ def forward(weights: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 
 
 # --8<-- [start:run]
-def generate(target, draft, alpha: float, gamma: int, rounds: int, coin: random.Random) -> int:
+def generate(target, draft, eta: float, gamma: int, rounds: int, coin: random.Random) -> int:
     """Run rounds of speculation; return how many tokens they gave."""
     given = 0
     for _ in range(rounds):
@@ -50,7 +50,7 @@ def generate(target, draft, alpha: float, gamma: int, rounds: int, coin: random.
             x = forward(draft, x)
         forward(target, torch.ones(gamma + 1, HIDDEN))
         kept = 0
-        while kept < gamma and coin.random() < alpha:
+        while kept < gamma and coin.random() < eta:
             kept += 1
         given += kept + 1
     return given
@@ -70,10 +70,10 @@ def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "spec", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 3.6))
     gammas = range(17)
-    for alpha, color in ((0.9, "#0b6e99"), (0.7, "#7c3aed"), (0.4, "#c2410c")):
-        curve = [speedup(alpha, g, 0.05, 1) if g else 1 for g in gammas]
+    for eta, color in ((0.9, "#0b6e99"), (0.7, "#7c3aed"), (0.4, "#c2410c")):
+        curve = [speedup(eta, g, 0.05, 1) if g else 1 for g in gammas]
         axes.plot(gammas, curve, "-o", markersize=4, color=color)
-        axes.text(16.3, curve[-1], f"α = {alpha}", color=color, va="center")
+        axes.text(16.3, curve[-1], f"η = {eta}", color=color, va="center")
     axes.plot([0, 16], [1, 1], color="#52525b", linestyle=":", linewidth=1.2)
     axes.set(xlabel="tokens drafted per round, γ", ylabel="times as fast", xlim=(0, 18.5))
     axes.set_xticks(range(0, 17, 4))
@@ -85,12 +85,12 @@ def draw() -> None:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    for alpha in (0.3, 0.8):
-        closed = (1 - alpha**6) / (1 - alpha)
-        assert abs(tokens(alpha, 5) - closed) < 1e-12
+    for eta in (0.3, 0.8):
+        closed = (1 - eta**6) / (1 - eta)
+        assert abs(tokens(eta, 5) - closed) < 1e-12
         coin = random.Random(0)
-        drawn = generate([], [], alpha, 5, 20_000, coin) / 20_000
-        print(f"α = {alpha}, γ = 5: {closed:.3f} tokens a round, by coins ≈{drawn:.3f}")
+        drawn = generate([], [], eta, 5, 20_000, coin) / 20_000
+        print(f"η = {eta}, γ = 5: {closed:.3f} tokens a round, by coins ≈{drawn:.3f}")
         assert abs(drawn - closed) < 0.05
 
     target, draft = stack(12), stack(1)  # 192 MiB, and a twelfth
@@ -105,27 +105,25 @@ def main() -> None:
     step, check, cost = (sorted(t)[2] for t in times.values())
     print(f"one token ≈{1e3 * step:.1f} ms; a check of {gamma + 1} costs ≈{check / step:.2f} "
           f"of that, a draft ≈{cost / step:.2f}")  # fmt: skip
-    print("α      predicted   measured")
-    for alpha in (0.1, 0.5, 0.9):
+    print("η      predicted   measured")
+    seen = {}
+    for eta in (0.1, 0.5, 0.9):
         coin = random.Random(1)
         begin = time.perf_counter()
-        given = generate(target, draft, alpha, gamma, 12, coin)
+        given = generate(target, draft, eta, gamma, 12, coin)
         measured = given * step / (time.perf_counter() - begin)
-        coin = random.Random(1)
-        drawn = generate([], [], alpha, gamma, 12, coin)
-        assert drawn == given
-        predicted = drawn / 12 / (gamma * cost / step + check / step)
-        print(f"{alpha}    ≈{predicted:.2f}       ≈{measured:.2f}")
-    assert speedup(0.1, 4, cost / step, max(1.0, check / step)) < speedup(
-        0.9, 4, cost / step, 1
-    )
+        seen[eta] = measured
+        # from the tokens that these coins gave, not from their mean over many rounds
+        predicted = given / 12 / (gamma * cost / step + check / step)
+        print(f"{eta}    ≈{predicted:.2f}       ≈{measured:.2f}")
+    assert seen[0.9] > 1.3 * seen[0.1], "kept drafts should be worth more than refused ones"
 
     print("\nthe best γ, if a check costs one step       a draft costs 0.02      0.2")
-    for alpha in (0.4, 0.7, 0.9):
-        best = [max(range(1, 33), key=lambda g, a=alpha, c=c: speedup(a, g, c, 1))
+    for eta in (0.4, 0.7, 0.9):
+        best = [max(range(1, 33), key=lambda g, a=eta, c=c: speedup(a, g, c, 1))
                 for c in (0.02, 0.2)]  # fmt: skip
-        gains = [speedup(alpha, g, c, 1) for g, c in zip(best, (0.02, 0.2), strict=True)]
-        print(f"  α = {alpha}                               {best[0]:9}: {gains[0]:.2f} times"
+        gains = [speedup(eta, g, c, 1) for g, c in zip(best, (0.02, 0.2), strict=True)]
+        print(f"  η = {eta}                               {best[0]:9}: {gains[0]:.2f} times"
               f"{best[1]:5}: {gains[1]:.2f} times")  # fmt: skip
     assert speedup(0.1, 4, 0.2, 1) < 1
     draw()

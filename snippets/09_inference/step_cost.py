@@ -92,8 +92,8 @@ def main() -> None:
         if c in (64, 256) or s > 1:
             print(f"{b:9} {s:5} {c:9}   ≈{1e3 * measured:.2f} ms   ≈{1e3 * predicted:.2f} ms")
     # what the third constant is for: fit the first two alone
-    short = [(b, s, 0) for b, s, _ in shapes]
-    c0, c1 = fit(short[::2], seconds[::2], terms=2).tolist()
+    without = [(b, s, 0) for b, s, _ in shapes]
+    c0, c1 = fit(without[::2], seconds[::2], terms=2).tolist()
     blind = [
         abs((c0 + c1 * b * s) / measured - 1)
         for (b, s, _), measured in list(zip(shapes, seconds, strict=True))[1::2]
@@ -103,6 +103,8 @@ def main() -> None:
     print(f"with two constants, without the context:        ≈{worse:.0%}")
     assert error < 0.5, "three constants do not describe the steps"
     assert error < worse, "the cache costs nothing"
+    full, short = seconds[shapes.index((32, 1, 256))], seconds[shapes.index((32, 1, 32))]
+    assert full > 1.5 * short, "eight times the context is not read"
     alone, together = seconds[shapes.index((1, 1, 32))], seconds[shapes.index((32, 1, 32))]
     print(f"32 tokens in 32 steps take ≈{32 * alone / together:.0f} times as long as in one")
     assert together < 16 * alone

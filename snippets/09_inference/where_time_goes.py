@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Block(nn.Module):
+class StaticBlock(nn.Module):
     """One token over a static cache, as in static_cache.py."""
 
     def __init__(self, hidden: int, heads: int, most: int) -> None:
@@ -69,7 +69,7 @@ def main() -> None:
     print("hidden   operators × λ          weights      read from memory    one token")
     took = {}
     for hidden in (32, 64, 2048):
-        blocks = nn.ModuleList(Block(hidden, 4, 64) for _ in range(4))
+        blocks = nn.ModuleList(StaticBlock(hidden, 4, 64) for _ in range(4))
         position = torch.tensor([5])
         seen = (torch.arange(64) <= position).view(1, 1, 1, 64)
 
@@ -93,7 +93,7 @@ def main() -> None:
         memory = f"≈{1e3 * read:6.2f} ms" if size > 2**28 else "in a cache"
         mib, ms = size / 2**20, 1e3 * took[hidden]
         calls *= 1e3
-        print(f"{hidden:5}    {count.operators:3} × λ = ≈{calls:.2f} ms   {mib:6.1f} MiB   "
+        print(f"{hidden:5}    ≈{count.operators:3} × λ = ≈{calls:.2f} ms   {mib:6.1f} MiB   "
               f"{memory:>16}    ≈{ms:.2f} ms")  # fmt: skip
     assert took[64] < 3 * took[32], "four times the weights should hardly matter here"
     assert 1e3 * took[2048] > 10 * calls and took[2048] > 10 * took[64]

@@ -1,0 +1,47 @@
+"""Triton's interpreter multiplies bf16 tiles as whole numbers: right in fp16, absurd in bf16.
+
+It keeps bf16 as 16-bit integers, and tl.dot hands those to NumPy. Converting to fp32 first is
+exact, and what the kernels of this chapter do when they are interpreted.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+import triton
+import triton.language as tl
+
+
+# --8<-- [start:kernel]
+@triton.jit
+def product_kernel(a_ptr, b_ptr, c_ptr, WIDEN: tl.constexpr):
+    i = tl.arange(0, 16)
+    at = i[:, None] * 16 + i[None, :]
+    a, b = tl.load(a_ptr + at), tl.load(b_ptr + at)
+    if WIDEN:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    tl.store(c_ptr + at, tl.dot(a, b))
+
+
+# --8<-- [end:kernel]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randint(-2, 3, (16, 16)) for _ in "ab")
+    expected = (a.double() @ b.double()).float()
+    for kind, widen in (
+        (torch.float16, False),
+        (torch.bfloat16, False),
+        (torch.bfloat16, True),
+    ):
+        c = torch.zeros(16, 16)
+        product_kernel[(1,)](a.to(kind), b.to(kind), c, WIDEN=widen)
+        error = (c - expected).abs().max().item()
+        name = str(kind).removeprefix("torch.") + (", widened" if widen else "")
+        print(f"{name:17}  largest error {f'≈{error:.0e}' if error else 'none'}")
+        assert (error == 0) == (widen or kind == torch.float16)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A query that may see no key: NaN in its row, then in gradients of all rows, and the mends.
+
+Such rows come from padding in front, from documents of one token, from a causal mask with more
+queries than keys. Softmax of minus infinities is 0/0.
+"""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+# --8<-- [start:plain]
+def plain(q, k, v, seen):
+    z = (q @ k.T * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+    return z.softmax(-1) @ v
+
+
+def added(q, k, v, seen):
+    """The mask as a bias of minus infinity: its addition passes every gradient on."""
+    bias = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+    return (q @ k.T * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v
+
+
+def guarded(q, k, v, seen):
+    """Scores of an empty row become 0 before the softmax, its weights 0 after it."""
+    empty = ~seen.any(-1, keepdim=True)
+    z = (q @ k.T * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+    return z.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ v
+
+
+def late(q, k, v, seen):
+    """A mend that is none: the output is clean, the gradient of softmax still meets NaN."""
+    return plain(q, k, v, seen).nan_to_num(0.0)
+
+
+# --8<-- [end:plain]
+
+
+# --8<-- [start:online]
+def online(q, k, v, seen, guard: bool):
+    """Tiles of two keys; without the guard, e^(-inf - (-inf))."""
+    m, total, out = torch.full((len(q),), -torch.inf), torch.zeros(len(q)), torch.zeros_like(q)
+    for j in range(0, len(k), 2):
+        z = q @ k[j : j + 2].T * q.shape[-1] ** -0.5
+        z = z.masked_fill(~seen[:, j : j + 2], -torch.inf)
+        new = torch.maximum(m, z.max(-1).values)
+        base = new.masked_fill(new == -torch.inf, 0) if guard else new
+        p, shrink = (z - base[:, None]).exp(), (m - base).exp()
+        total = total * shrink + p.sum(-1)
+        out, m = out * shrink[:, None] + p @ v[j : j + 2], new
+    return out / (total.masked_fill(total == 0, 1) if guard else total)[:, None]
+
+
+# --8<-- [end:online]
+
+
+def describe(x: torch.Tensor) -> str:
+    bad = int(x.isnan().any(-1).sum())
+    return f"NaN in {bad}" if bad else "finite"
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    n, d = 6, 4
+    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    seen[:, :3] = False  # three tokens of padding in front: rows 0, 1 and 2 see nothing
+    q, k, v = (torch.randn(n, d, requires_grad=True) for _ in range(3))
+    library = lambda q, k, v, seen: scaled_dot_product_attention(  # noqa: E731
+        q[None, None], k[None, None], v[None, None], attn_mask=seen
+    )[0, 0]
+    print("causal mask, three tokens of padding in front; rows of 6 that have NaN")
+    print("                    out       dQ        dK        dV")
+    results = {}
+    for name, way in (
+        ("masked_fill", plain),
+        ("added bias", added),
+        ("nan_to_num after", late),
+        ("guarded", guarded),
+        ("library", library),
+    ):
+        out = way(q, k, v, seen)
+        gradients = torch.autograd.grad(out[3:].sum(), (q, k, v))  # no loss on padding
+        results[name] = (out, gradients)
+        print(f"{name:20}" + "".join(f"{describe(t):10}" for t in (out, *gradients)))
+    assert (
+        results["added bias"][1][0].isnan().any()
+        and results["nan_to_num after"][1][2].isnan().any()
+    )
+    for name in ("guarded", "library"):
+        assert all(t.isfinite().all() for t in (results[name][0], *results[name][1]))
+    torch.testing.assert_close(results["guarded"], results["library"])
+    with torch.no_grad():
+        for guard in (False, True):
+            out = online(q, k, v, seen, guard)
+            print(f"{'online, guarded' if guard else 'online, as it is':20}{describe(out)}")
+        torch.testing.assert_close(out, results["guarded"][0])
+        assert online(q, k, v, seen, False).isnan().any()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The online softmax: blocks merged in any order, held to float64 on inputs made to break it.
+
+A block of scores z with values v is summed up by (m, l, o): its maximum, Σ e^(z-m) and
+Σ e^(z-m) v. Such a triple stands for the two sums e^m·l and e^m·o, and merging adds them: that
+is why any order and any tree will do. The last part checks it with powers of two, bit by bit.
+"""
+
+import random
+
+import torch
+
+State = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+# --8<-- [start:merge]
+def summarise(z: torch.Tensor, v: torch.Tensor, exp=torch.exp) -> State:
+    """One block, scores z [rows, n] and values v [n, d]: its maximum, sum and weighted sum."""
+    m = z.max(-1).values
+    p = exp(z - finite(m)[:, None])
+    return m, p.sum(-1), p @ v
+
+
+def merge(a: State, b: State, exp=torch.exp) -> State:
+    m = torch.maximum(a[0], b[0])
+    # both factors are at most 1, and one of them is 1
+    left, right = exp(a[0] - finite(m)), exp(b[0] - finite(m))
+    return m, a[1] * left + b[1] * right, a[2] * left[:, None] + b[2] * right[:, None]
+
+
+def finite(m: torch.Tensor) -> torch.Tensor:
+    """0 for a maximum of minus infinity: e^(-inf - 0) is 0, e^(-inf + inf) would be NaN."""
+    return m.masked_fill(m == -torch.inf, 0)
+
+
+def finish(state: State) -> torch.Tensor:
+    _, total, out = state
+    return out / total.masked_fill(total == 0, 1)[:, None]  # a row without keys gives 0
+
+
+def online(z: torch.Tensor, v: torch.Tensor, block: int) -> torch.Tensor:
+    state = None
+    for start in range(0, z.shape[1], block):
+        piece = summarise(z[:, start : start + block], v[start : start + block])
+        state = piece if state is None else merge(state, piece)
+    return finish(state)
+
+
+# --8<-- [end:merge]
+
+
+def exact(z: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """float64, by the definition; a row of minus infinities gives 0."""
+    return z.double().softmax(-1).nan_to_num(0.0) @ v.double()
+
+
+def tree(states: list[State], exp=torch.exp) -> State:
+    while len(states) > 1:
+        pairs = range(0, len(states) - 1, 2)
+        rest = states[len(states) - len(states) % 2 :]
+        states = [merge(states[i], states[i + 1], exp) for i in pairs] + rest
+    return states[0]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows, n, d = 4, 1000, 8
+    normal = torch.randn(rows, n)
+    masked = normal.clone()
+    masked[:, :400] = -torch.inf  # whole blocks before the first key
+    masked[1] = -torch.inf  # a row that sees nothing
+    masked[2, :-1] = -torch.inf  # one that sees the last key alone
+    one_hot = torch.zeros(rows, n)
+    one_hot[:, 777] = 1e4
+    cases = {
+        "normal": normal,
+        "times 1e4": 1e4 * normal,
+        "rising to 1e4": torch.linspace(9990, 10000, n).expand(rows, n),
+        "falling from 1e4": torch.linspace(10000, 9990, n).expand(rows, n),
+        "all equal to 1e4": torch.full((rows, n), 1e4),
+        "one-hot, 1e4": one_hot,
+        "masked, -inf": masked,
+    }
+    v = torch.randn(n, d) + 3
+    print("error against float64, over the largest output: blocks of 1, 7, 64; softmax in fp32")
+    for name, z in cases.items():
+        truth = exact(z, v)
+        scale = truth.abs().max()
+        errors = [((online(z, v, b) - truth).abs().max() / scale).item() for b in (1, 7, 64)]
+        plain = ((z.softmax(-1).nan_to_num(0.0) @ v - truth).abs().max() / scale).item()
+        assert max(errors) < n * 2**-24, (name, errors)  # at most one rounding a merge
+        assert errors[2] <= 3 * plain + 5e-7, (name, errors, plain)
+        print(f"{name:18} " + " ".join(f"≈{e:.0e}" for e in (*errors, plain)))
+    assert online(masked, v, 7)[1].eq(0).all() and online(masked, v, 7)[2].equal(v[-1])
+
+    # Powers of two instead of e: whole numbers as scores, and nothing is ever rounded.
+    z = torch.randint(-6, 7, (rows, 64), dtype=torch.float64)
+    values = torch.randint(-8, 9, (64, d), dtype=torch.float64)
+    pieces = [
+        summarise(x, y, torch.exp2)
+        for x, y in zip(z.split(5, dim=1), values.split(5), strict=True)
+    ]
+    shuffle = random.Random(0)
+    answers = []
+    for _ in range(20):
+        order = shuffle.sample(pieces, len(pieces))
+        folded = order[0]
+        for piece in order[1:]:
+            folded = merge(folded, piece, torch.exp2)
+        answers += [folded, tree(order, torch.exp2)]
+    whole = summarise(z, values, torch.exp2)
+    same = all(
+        torch.equal(x, y) for answer in answers for x, y in zip(answer, whole, strict=True)
+    )
+    assert same
+    print(f"{len(answers)} orders and trees of {len(pieces)} blocks in base 2: the same bits")
+
+
+if __name__ == "__main__":
+    main()

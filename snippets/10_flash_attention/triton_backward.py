@@ -1,0 +1,245 @@
+"""Flash attention's backward in Triton: two kernels, no atomics, the same bits every time.
+
+One program of the first kernel owns a tile of keys, and goes over all queries (and all heads
+that share those keys) to sum dK and dV; one of the second owns a tile of queries and goes over
+the keys to sum dQ. Both recompute the weights from the log-sum-exp that forward kept. Packed
+sequences as in the forward kernel.
+"""
+
+import os
+
+import torch
+
+if not torch.accelerator.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def product(a, b, acc):
+    if INTERPRETED:  # which multiplies bf16 bit patterns as if they were whole numbers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc)
+
+
+# --8<-- [start:dkdv]
+@triton.jit
+def dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, q_starts, k_starts,
+    scale, tokens, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    kv_head, sequence = tl.program_id(1), tl.program_id(2)
+    q0, k0 = tl.load(q_starts + sequence), tl.load(k_starts + sequence)
+    m_q = tl.load(q_starts + sequence + 1) - q0
+    n = tl.load(k_starts + sequence + 1) - k0
+    first = tl.program_id(0) * BN
+    if first < n:
+        j = first + tl.arange(0, BN)
+        c = tl.arange(0, D)
+        at = (k0 + j).to(tl.int64)[:, None] * (KV_HEADS * D) + kv_head * D + c[None, :]
+        k = tl.load(k_ptr + at, mask=j[:, None] < n, other=0.0)
+        v = tl.load(v_ptr + at, mask=j[:, None] < n, other=0.0)
+        dk = tl.zeros((BN, D), tl.float32)
+        dv = tl.zeros((BN, D), tl.float32)
+        shift = n - m_q
+        begin = tl.maximum(0, first - shift) // BM * BM if CAUSAL else 0  # earlier: hidden
+        for member in tl.static_range(HEADS // KV_HEADS):
+            head = kv_head * (HEADS // KV_HEADS) + member
+            for start in range(begin, m_q, BM):
+                i = start + tl.arange(0, BM)
+                row = (q0 + i).to(tl.int64)[:, None] * (HEADS * D) + head * D + c[None, :]
+                q = tl.load(q_ptr + row, mask=i[:, None] < m_q, other=0.0)
+                do = tl.load(do_ptr + row, mask=i[:, None] < m_q, other=0.0)
+                stat = head * tokens + q0 + i
+                lse = tl.load(lse_ptr + stat, mask=i < m_q, other=float("inf"))
+                lse = tl.where(lse == -float("inf"), float("inf"), lse)  # no key: weights 0
+                delta = tl.load(delta_ptr + stat, mask=i < m_q, other=0.0)
+                z = product(k, tl.trans(q), tl.zeros((BN, BM), tl.float32))  # scores, turned
+                seen = j[:, None] <= i[None, :] + shift if CAUSAL else j[:, None] < n
+                z = tl.where(seen, z, -float("inf"))
+                p = tl.exp2(z * (scale * LOG2E) - (lse * LOG2E)[None, :])
+                dv = product(p.to(do.dtype), do, dv)
+                dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32))
+                dz = p * (dp - delta[None, :])
+                dk = product(dz.to(q.dtype), q, dk)
+        tl.store(dk_ptr + at, (dk * scale).to(dk_ptr.dtype.element_ty), mask=j[:, None] < n)
+        tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=j[:, None] < n)
+
+
+# --8<-- [end:dkdv]
+# --8<-- [start:dq]
+@triton.jit
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, q_starts, k_starts,
+    scale, tokens, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    kv_head = head // (HEADS // KV_HEADS)
+    q0, k0 = tl.load(q_starts + sequence), tl.load(k_starts + sequence)
+    m_q = tl.load(q_starts + sequence + 1) - q0
+    n = tl.load(k_starts + sequence + 1) - k0
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    if first < m_q:
+        i = first + tl.arange(0, BM)
+        c = tl.arange(0, D)
+        row = (q0 + i).to(tl.int64)[:, None] * (HEADS * D) + head * D + c[None, :]
+        q = tl.load(q_ptr + row, mask=i[:, None] < m_q, other=0.0)
+        do = tl.load(do_ptr + row, mask=i[:, None] < m_q, other=0.0)
+        stat = head * tokens + q0 + i
+        lse = tl.load(lse_ptr + stat, mask=i < m_q, other=float("inf"))
+        lse = tl.where(lse == -float("inf"), float("inf"), lse)
+        delta = tl.load(delta_ptr + stat, mask=i < m_q, other=0.0)
+        dq = tl.zeros((BM, D), tl.float32)
+        shift = n - m_q
+        end = tl.minimum(n, tl.maximum(0, first + BM + shift)) if CAUSAL else n
+        for start in range(0, end, BN):
+            j = start + tl.arange(0, BN)
+            at = (k0 + j).to(tl.int64)[:, None] * (KV_HEADS * D) + kv_head * D + c[None, :]
+            k = tl.load(k_ptr + at, mask=j[:, None] < n, other=0.0)
+            v = tl.load(v_ptr + at, mask=j[:, None] < n, other=0.0)
+            z = product(q, tl.trans(k), tl.zeros((BM, BN), tl.float32))
+            # a key behind the end has score 0, and e^(0 - lse) may overflow
+            seen = j[None, :] < n
+            if CAUSAL:
+                seen = seen & (j[None, :] <= i[:, None] + shift)
+            z = tl.where(seen, z, -float("inf"))
+            p = tl.exp2(z * (scale * LOG2E) - (lse * LOG2E)[:, None])
+            dp = product(do, tl.trans(v), tl.zeros((BM, BN), tl.float32))
+            dz = p * (dp - delta[:, None])
+            dq = product(dz.to(k.dtype), k, dq)
+        tl.store(dq_ptr + row, (dq * scale).to(dq_ptr.dtype.element_ty), mask=i[:, None] < m_q)
+
+
+# --8<-- [end:dq]
+@triton.jit
+def delta_kernel(
+    o_ptr, do_ptr, delta_ptr, tokens, HEADS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr
+):
+    """Σ dO·O for BM queries of one head, in one pass over both."""
+    i, head = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1)
+    c = tl.arange(0, D)
+    row = i.to(tl.int64)[:, None] * (HEADS * D) + head * D + c[None, :]
+    o = tl.load(o_ptr + row, mask=i[:, None] < tokens, other=0.0).to(tl.float32)
+    do = tl.load(do_ptr + row, mask=i[:, None] < tokens, other=0.0).to(tl.float32)
+    tl.store(delta_ptr + head * tokens + i, tl.sum(o * do, 1), mask=i < tokens)
+
+
+# --8<-- [start:launch]
+CONFIGS = [
+    triton.Config({"BM": bm, "BN": bn}, num_warps=warps, num_stages=stages)
+    for bm, bn, warps in ((64, 128, 8), (128, 64, 8), (64, 64, 4))
+    for stages in (2, 3)
+]
+KEY = ["HEADS", "KV_HEADS", "D", "CAUSAL"]
+tuned_dkdv = triton.autotune(CONFIGS, key=KEY)(dkdv_kernel)
+tuned_dq = triton.autotune(CONFIGS, key=KEY)(dq_kernel)
+
+
+def backward(
+    q, k, v, o, lse, do, starts, causal=False, k_starts=None, block=None, longest=None
+):
+    """Gradients of q, k and v; tensors as in the forward kernel, all contiguous."""
+    if not all(t.is_contiguous() for t in (q, k, v, o, lse, do)):
+        raise ValueError("backward takes contiguous tensors, the gradient too")
+    (tokens, heads, d), kv_heads = q.shape, k.shape[1]
+    k_starts = starts if k_starts is None else k_starts
+    longest_q, longest_k = (longest or int((x[1:] - x[:-1]).max()) for x in (starts, k_starts))
+    delta = torch.empty(heads, tokens, device=q.device)
+    delta_kernel[(triton.cdiv(tokens, 64), heads)](o, do, delta, tokens, heads, d, BM=64)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    inputs = (q, k, v, do, lse, delta)
+    rest = (starts, k_starts, d**-0.5, tokens, heads, kv_heads, d, causal)
+
+    def launch(kernel, autotuned, outputs, longest, by, width):
+        sequences = len(starts) - 1
+        if block is None:
+            grid = lambda meta: (triton.cdiv(longest, meta[by]), width, sequences)  # noqa: E731
+            autotuned[grid](*inputs, *outputs, *rest)
+        else:
+            sizes = dict(zip(("BM", "BN"), block, strict=True))
+            kernel[(triton.cdiv(longest, sizes[by]), width, sequences)](
+                *inputs, *outputs, *rest, **sizes
+            )
+
+    launch(dkdv_kernel, tuned_dkdv, (dk, dv), longest_k, "BN", kv_heads)
+    launch(dq_kernel, tuned_dq, (dq,), longest_q, "BM", heads)
+    return dq, dk, dv
+
+
+# --8<-- [end:launch]
+
+
+def plain(q, k, v, starts, causal, k_starts):
+    """Sequence by sequence, by the definition, in the precision of the arguments."""
+    outs, lses, group = [], [], q.shape[1] // k.shape[1]
+    for (a, b), (c, e) in zip(pairs(starts), pairs(k_starts), strict=True):
+        x = q[a:b].transpose(0, 1)
+        y, w = (t[c:e].repeat_interleave(group, 1).transpose(0, 1) for t in (k, v))
+        z = x @ y.mT * q.shape[-1] ** -0.5
+        if causal:
+            seen = torch.ones(b - a, e - c, dtype=torch.bool, device=q.device)
+            z = z.masked_fill(~seen.tril(e - c - b + a), -torch.inf)
+        empty = (z == -torch.inf).all(-1, keepdim=True)  # softmax of such a row would be NaN
+        outs.append(
+            (z.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ w).transpose(0, 1)
+        )
+        lses.append(z.logsumexp(-1))
+    return torch.cat(outs), torch.cat(lses, 1)
+
+
+def pairs(starts: torch.Tensor) -> list[tuple[int, int]]:
+    return list(zip(starts.tolist(), starts.tolist()[1:], strict=False))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    on_gpu = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if on_gpu else torch.device("cpu")
+    print("relative errors of dQ, dK, dV: ours, and those of plain bf16 attention")
+    print("queries x keys  heads   d mask     ours                 plain")
+    for lengths, k_lengths, heads, kv_heads, d, causal, offset in (
+        ((33,), (33,), 2, 2, 16, False, 0),
+        ((1, 36, 17), (1, 36, 17), 4, 2, 32, True, 0),
+        ((5, 20), (37, 20), 2, 1, 16, True, 0),  # fewer queries than keys
+        ((20, 16), (7, 33), 2, 1, 64, True, 0),  # 13 queries that see no key
+        ((20,), (20,), 1, 1, 16, False, 6),  # scores near -144
+    ):
+        starts, k_starts = (
+            torch.tensor([0, *x], device=device).cumsum(0).int() for x in (lengths, k_lengths)
+        )
+        q = (torch.randn(sum(lengths), heads, d, device=device) + offset).bfloat16()
+        k = (torch.randn(sum(k_lengths), kv_heads, d, device=device) - offset).bfloat16()
+        v = torch.randn(k.shape, device=device).bfloat16()
+        do = torch.randn_like(q)
+        results = []
+        for dtype in (torch.float64, torch.bfloat16):
+            leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+            o, lse = plain(*leaves, starts, causal, k_starts)
+            results.append((o, lse, torch.autograd.grad(o, leaves, do.to(dtype))))
+        (o, lse, truth), (_, _, rounded) = results
+        o, lse = o.detach().bfloat16(), lse.detach().float()  # what forward would have kept
+        ours, again = (
+            backward(q, k, v, o, lse, do, starts, causal, k_starts, (16, 16)) for _ in range(2)
+        )
+        assert all(torch.equal(x, y) for x, y in zip(ours, again, strict=True))
+        cells = []
+        for gradient, exact, plainly in zip(ours, truth, rounded, strict=True):
+            error, yardstick = ((x - exact).norm() / exact.norm() for x in (gradient, plainly))
+            assert error <= 2 * yardstick + 1e-3, (error, yardstick)
+            cells.append((f"≈{error:.3f}", f"≈{yardstick:.3f}"))
+        name = "+".join(map(str, lengths)) + " x " + "+".join(map(str, k_lengths))
+        mask = "causal" if causal else "full"
+        columns = "   ".join(" ".join(column) for column in zip(*cells, strict=True))
+        print(f"{name:17} {heads}/{kv_heads}  {d:2} {mask:6}   {columns}")
+    print("run twice: the same bits, dQ, dK and dV")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Flash attention's forward in Triton: causal, grouped heads, variable lengths, bf16.
+
+Sequences lie one after another in packed tensors, q [tokens, heads, d] and k, v [tokens,
+kv_heads, d]; `starts` [sequences + 1] says where each begins. One program computes one tile of
+queries of one head of one sequence. Runs in the interpreter where there is no GPU.
+"""
+
+import os
+
+import torch
+
+if not torch.accelerator.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+# --8<-- [start:kernel]
+@triton.jit
+def product(a, b, acc):
+    if INTERPRETED:  # which multiplies bf16 bit patterns as if they were whole numbers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc)
+
+
+@triton.jit
+def visit(
+    q, m, total, acc, k_at, v_at, scale, i, start, n, shift,
+    BN: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys: scores, new maximum, what came before shrunk, product added."""
+    j = start + tl.arange(0, BN)
+    inside = j[:, None] < n
+    k = tl.load(k_at, mask=inside, other=0.0) if MASK else tl.load(k_at)
+    z = product(q, tl.trans(k), tl.zeros((q.shape[0], BN), tl.float32))
+    if MASK:
+        z = tl.where((j[None, :] < n) & (j[None, :] <= i[:, None] + shift), z, -float("inf"))
+    new = tl.maximum(m, tl.max(z, 1) * scale)
+    safe = tl.where(new == -float("inf"), 0.0, new)
+    p = tl.exp2(z * scale - safe[:, None])  # one multiply-add, one exp2
+    shrink = tl.exp2(m - safe)
+    total = total * shrink + tl.sum(p, 1)
+    v = tl.load(v_at, mask=inside, other=0.0) if MASK else tl.load(v_at)
+    acc = product(p.to(v.dtype), v, acc * shrink[:, None])
+    return new, total, acc
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, q_starts, k_starts, scale, tokens,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    kv_head = head // (HEADS // KV_HEADS)  # grouped heads: an index, not a copy
+    q0, k0 = tl.load(q_starts + sequence), tl.load(k_starts + sequence)
+    m_q = tl.load(q_starts + sequence + 1) - q0
+    n = tl.load(k_starts + sequence + 1) - k0
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # causal: the longest rows first
+    if first < m_q:  # the grid is made for the longest sequence
+        i = first + tl.arange(0, BM)
+        c = tl.arange(0, D)
+        row = (q0 + i).to(tl.int64)[:, None] * (HEADS * D) + head * D + c[None, :]
+        q = tl.load(q_ptr + row, mask=i[:, None] < m_q, other=0.0)
+        scale *= 1.4426950408889634  # e^x = 2^(x / ln 2), and 2^x is one instruction
+        m = tl.full((BM,), -float("inf"), tl.float32)
+        total = tl.zeros((BM,), tl.float32)
+        acc = tl.zeros((BM, D), tl.float32)
+
+        if CAUSAL:
+            shift = n - m_q  # the last query sees the last key
+            end = tl.minimum(n, tl.maximum(0, first + BM + shift))
+            whole = tl.minimum(n, tl.maximum(0, first + shift + 1)) // BN * BN
+        else:
+            shift = n
+            end, whole = n, n // BN * BN
+        j = (k0 + tl.arange(0, BN)).to(tl.int64)
+        at = j[:, None] * (KV_HEADS * D) + kv_head * D + c[None, :]
+        k_at, v_at = k_ptr + at, v_ptr + at
+        for start in range(0, whole, BN):  # tiles that need no mask: most of them
+            m, total, acc = visit(
+                q, m, total, acc, k_at, v_at, scale, i, start, n, shift, BN, False
+            )
+            k_at += BN * KV_HEADS * D
+            v_at += BN * KV_HEADS * D
+        for start in range(whole, end, BN):  # the diagonal, and the end of the sequence
+            m, total, acc = visit(
+                q, m, total, acc, k_at, v_at, scale, i, start, n, shift, BN, True
+            )
+            k_at += BN * KV_HEADS * D
+            v_at += BN * KV_HEADS * D
+
+        o = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # no key: zero, not NaN
+        tl.store(o_ptr + row, o.to(o_ptr.dtype.element_ty), mask=i[:, None] < m_q)
+        log2 = tl.log2(tl.where(total == 0.0, 1.0, total))
+        lse = (m + log2) * 0.6931471805599453  # natural, as everyone expects
+        tl.store(lse_ptr + head * tokens + q0 + i, lse, mask=i < m_q)
+
+
+# --8<-- [end:kernel]
+# --8<-- [start:launch]
+CONFIGS = [
+    triton.Config({"BM": 128, "BN": bn}, num_warps=warps, num_stages=stages)
+    for bn, warps in ((128, 8), (64, 8), (64, 4))
+    for stages in (2, 3)
+]
+autotuned = triton.autotune(CONFIGS, key=["HEADS", "KV_HEADS", "D", "CAUSAL"])(forward_kernel)
+
+
+def attention(q, k, v, starts, causal=False, k_starts=None, block=None, longest=None):
+    """Output [tokens, heads, d] and log-sum-exp [heads, tokens]; autotuned if `block` is None.
+
+    d is a power of two from 16 on. Causal: the last query of a sequence sees its last key.
+    """
+    tokens, heads, d = q.shape
+    if d & (d - 1) or d < 16 or not all(t.is_contiguous() for t in (q, k, v)):
+        raise ValueError("attention takes contiguous tensors with d a power of two, 16 or more")
+    k_starts = starts if k_starts is None else k_starts
+    longest = longest or int((starts[1:] - starts[:-1]).max())  # asking the GPU is a wait
+    o, lse = torch.empty_like(q), torch.empty(heads, tokens, device=q.device)
+    tensors = (q, k, v, o, lse, starts, k_starts)
+    numbers = (d**-0.5, tokens, heads, k.shape[1], d, causal)
+    if block is None:
+        grid = lambda meta: (triton.cdiv(longest, meta["BM"]), heads, len(starts) - 1)  # noqa: E731
+        autotuned[grid](*tensors, *numbers)
+    else:
+        grid = (triton.cdiv(longest, block[0]), heads, len(starts) - 1)
+        forward_kernel[grid](*tensors, *numbers, BM=block[0], BN=block[1])
+    return o, lse
+
+
+# --8<-- [end:launch]
+
+
+def reference(q, k, v, starts, causal, k_starts, dtype):
+    """Sequence by sequence, by the definition, every step in `dtype`."""
+    outs, lses = [], []
+    for (a, b), (c, e) in zip(pairs(starts), pairs(k_starts), strict=True):
+        group = q.shape[1] // k.shape[1]
+        x = q[a:b].to(dtype).transpose(0, 1)
+        y, w = (t[c:e].to(dtype).repeat_interleave(group, 1).transpose(0, 1) for t in (k, v))
+        z = x @ y.mT * q.shape[-1] ** -0.5
+        if causal:
+            hidden = ~torch.ones(b - a, e - c, dtype=torch.bool, device=q.device).tril(
+                e - c - b + a
+            )
+            z = z.masked_fill(hidden, -torch.inf)
+        outs.append((z.softmax(-1).nan_to_num(0.0) @ w).transpose(0, 1))
+        lses.append(z.logsumexp(-1))
+    return torch.cat(outs), torch.cat(lses, 1)
+
+
+def pairs(starts: torch.Tensor) -> list[tuple[int, int]]:
+    return list(zip(starts.tolist(), starts.tolist()[1:], strict=False))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    on_gpu = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if on_gpu else torch.device("cpu")
+    print("queries       keys          heads  d   causal  error / that of plain bf16 attention")
+    for lengths, k_lengths, heads, kv_heads, d, causal in (
+        ((33,), (33,), 2, 2, 16, False),
+        ((1, 40, 17), (1, 40, 17), 4, 2, 32, True),
+        ((5, 20), (37, 20), 4, 1, 16, True),  # fewer queries than keys, as with a cache
+        ((20, 16), (7, 33), 2, 1, 64, True),  # 13 queries that see no key
+    ):
+        starts, k_starts = (
+            torch.tensor([0, *x], device=device).cumsum(0).int() for x in (lengths, k_lengths)
+        )
+        q = torch.randn(sum(lengths), heads, d, device=device, dtype=torch.bfloat16)
+        k, v = (
+            torch.randn(sum(k_lengths), kv_heads, d, device=device).bfloat16() for _ in "kv"
+        )
+        o, lse = attention(q, k, v, starts, causal, k_starts, block=(16, 16))
+        truth, exact_lse = reference(q, k, v, starts, causal, k_starts, torch.float64)
+        plain, _ = reference(q, k, v, starts, causal, k_starts, torch.bfloat16)
+        error, yardstick = ((x - truth).abs().max().item() for x in (o, plain))
+        assert error <= 2 * yardstick + 1e-3, (error, yardstick)
+        torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-4, atol=1e-4)  # fp32
+        print(
+            f"{'+'.join(map(str, lengths)):13} {'+'.join(map(str, k_lengths)):13} "
+            f"{heads}/{kv_heads}    {d:2}  {causal!s:6}  ≈{error:.4f} / ≈{yardstick:.4f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
