@@ -275,6 +275,15 @@ def test_transcripts_say_something(site: Site) -> None:
     assert any(page.read.transcripts for page in site.pages.values())
 
 
+def test_every_column_of_a_table_has_a_name(site: Site) -> None:
+    nameless = [
+        page.url
+        for page in site.pages.values()
+        if re.search(r"<th[^>]*>\s*</th>", page.path.read_text("utf-8"))
+    ]
+    assert nameless == []
+
+
 def test_search_knows_the_code(site: Site) -> None:
     index = json.loads((site.folder / "search/search_index.json").read_text("utf-8"))
     separator = re.compile(index["config"]["separator"])
