@@ -70,7 +70,8 @@ def main() -> int:
             dist.all_gather(losses, loss.detach())
             names = drifted(ddp.module)
             if rank == 0:
-                of_ranks = ", ".join(f"{value.item():.3g}" for value in losses)
+                about = "≈" if step == 50 else ""  # by then rounding decides
+                of_ranks = ", ".join(f"{about}{value.item():.3g}" for value in losses)
                 print(f"step {step:2}: loss of each rank {of_ranks};", end=" ")
                 print(f"drifted: {', '.join(names) or 'nothing'}", flush=True)
 
