@@ -27,12 +27,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-# What these show is told by processes that are forks of no other.
+# What these show or count is told by processes that are forks of no other.
 _AS_TYPED = {
     "snippets/01_parallelism_strategies/rendezvous_by_hand.py",
     "snippets/02_ddp/group_survives.py",
     "snippets/02_ddp/threads_or_processes.py",
     "labs/lab01_multi_gpu_setup.py",
+    "labs/lab05_deepspeed.py",
 }
 _PLAIN = set("|&;<>()$`\\\"'*?[]#~=%!{}\n")
 

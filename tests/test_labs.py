@@ -22,7 +22,7 @@ import pytest
 from book import runner
 from book.plugin import SESSION
 
-INPUTS = ["labs", "tests/labs", "tests/test_labs.py"]
+INPUTS = ["book/runner.py", "book/warm.py", "labs", "tests/labs", "tests/test_labs.py"]
 
 ROOT = Path(__file__).parent.parent
 LABS = ROOT / "labs"
@@ -210,11 +210,8 @@ def test_reference_runs_alone_in_an_empty_folder(
 ) -> None:
     reference, warm = REFERENCES[lab], pytestconfig.stash[SESSION].warm
     command = f"torchrun --nproc-per-node={ranks} {reference.name}"
-    # as typed: lab 01 looks at processes, and lab 05 counts what gloo's thread may still hold
-    if warm is not None and (
-        lab in ("lab01", "lab05") or not warm.takes(command, "labs", number=1)
-    ):
-        warm = None
+    if warm is not None and not warm.takes(command, f"labs/{reference.name}", number=1):
+        warm = None  # as typed
     with runner.empty_folder() as folder:
         (folder / reference.name).write_text(reference.read_text())
         done = runner.run(command, folder, limit=300, warm=warm)
