@@ -377,14 +377,10 @@ def _children_of(pid: int) -> list[int]:
 
 def _descendants(*pids: int) -> list[int]:
     """The processes that come from these, themselves left out."""
-    if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        children = _children_of
-    else:
-        tree = _children()
-        children = lambda pid: tree.get(pid, [])  # noqa: E731
-    found = [*pids]
+    listed = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+    tree, found = {} if listed else _children(), [*pids]
     for process in found:
-        found += children(process)
+        found += _children_of(process) if listed else tree.get(process, [])
     return found[len(pids) :]
 
 
