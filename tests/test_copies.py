@@ -9,8 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["snippets", "tests/test_copies.py"]
-ORIGINAL = ROOT / "snippets/08_quantization/char_model.py"
-COPIES = sorted(path for path in (ROOT / "snippets").glob("0[89]_*/*.py") if path != ORIGINAL)
+PROGRAMS = sorted((ROOT / "snippets").glob("0[89]_*/*.py"))
+# what has one of these names is what the program has under it; what differs has another name
+ORIGINALS = {
+    "char_model": ("unicode_names", "Block", "CharModel", "train", "bits_per_character"),
+    "int8_product": ("int_mm",),
+}
 
 
 def definitions(path: Path) -> dict[str, str]:
@@ -20,11 +24,12 @@ def definitions(path: Path) -> dict[str, str]:
     return {node.name: ast.unparse(node) for node in tree.body if isinstance(node, kinds)}
 
 
-@pytest.mark.parametrize("path", COPIES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_the_character_model_is_the_same_in_every_program(path: Path) -> None:
-    """What has the name of one of its parts is that part; what differs has another name."""
-    original, copy = definitions(ORIGINAL), definitions(path)
-    for name in {"unicode_names", "Block", "CharModel", "train", "bits_per_character"} & {
-        *copy
-    }:
-        assert copy[name] == original[name], f"{name} is not that of char_model.py"
+@pytest.mark.parametrize("original", ORIGINALS)
+def test_what_programs_repeat_is_the_same_in_all(original: str) -> None:
+    defined = {path: definitions(path) for path in PROGRAMS}
+    whole = next(parts for path, parts in defined.items() if path.stem == original)
+    for name in ORIGINALS[original]:
+        copies = {path: parts[name] for path, parts in defined.items() if name in parts}
+        assert len(copies) > 1, f"no other program has {name}"
+        different = [path.name for path, copy in copies.items() if copy != whole[name]]
+        assert different == [], f"{name} is not that of {original}.py"

@@ -8,8 +8,12 @@ import math
 
 import torch
 
-
 # --8<-- [start:product]
+# an x86 without VNNI adds pairs of products in 16 bits, which saturate
+FULL = torch.full((32, 64), 127, dtype=torch.int8)
+INT_MM_IS_EXACT = (torch._int_mm(FULL, FULL.T.contiguous()) == 64 * 127 * 127).all().item()
+
+
 def parameters(x: torch.Tensor) -> tuple[float, int]:
     """Scale and zero point for int8, -128 … 127."""
     low, high = min(x.min().item(), 0.0), max(x.max().item(), 0.0)
@@ -23,9 +27,7 @@ def quantize(x: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
 
 def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """[m, k] and [k, n] of int8 -> [m, n] of int32, exact on every processor."""
-    full = torch.full((32, 64), 127, dtype=torch.int8)
-    exact = (torch._int_mm(full, full.T.contiguous()) == 64 * 127 * 127).all()
-    return torch._int_mm(a, b) if exact else a.int() @ b.int()  # slow: an x86 without VNNI
+    return torch._int_mm(a, b) if INT_MM_IS_EXACT else a.int() @ b.int()
 
 
 def product(qa: torch.Tensor, za: int, qb: torch.Tensor, zb: int) -> torch.Tensor:
