@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parent.parent
 # Tests whose names begin alike share something that is slow to make: they go to one worker.
 TOGETHER = re.compile(
-    r"tests/test_site\.py|tests/test_engine\.py::test_broken|"
+    r"tests/test_engine\.py::test_broken|"
     r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+-"
 )
+ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
+CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
 RECORDED = (
     "# recorded 2026-01-01 on 2 CPU cores (test), torch 2.13.0, Python 3.11.7, in 1.0 s\n"
 )
@@ -32,6 +44,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if ON_THE_SITE.match(nodeid):
+                return "site"
             together = TOGETHER.match(nodeid)
             return together[0] if together else nodeid
 
@@ -142,6 +156,61 @@ class Book:
 def book(tmp_path: Path) -> Book:
     """An empty book."""
     return Book(tmp_path)
+
+
+@dataclass
+class BuiltSite:
+    """The site as it is published, built once for all tests that read it."""
+
+    folder: Path
+    seconds: float
+
+
+@pytest.fixture(scope="session")
+def built_site(tmp_path_factory: pytest.TempPathFactory) -> BuiltSite:
+    for needed in ("mkdocs", "material", "ziamath"):
+        pytest.importorskip(needed)
+    folder = tmp_path_factory.mktemp("site")
+    start = time.perf_counter()
+    build = subprocess.run(  # not --quiet: what is not said does not count as a warning
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    seconds = time.perf_counter() - start
+    assert build.returncode == 0, f"the site does not build:\n{build.stdout}{build.stderr}"
+    return BuiltSite(folder, seconds)
+
+
+@pytest.fixture(scope="session")
+def address(built_site: BuiltSite) -> Iterator[str]:
+    """Where the built site is served: a URL that ends in a slash, on a free port."""
+    handler = functools.partial(_Quiet, directory=built_site.folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium, the one installed on this machine."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing")
+    chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if chromium is None:
+        pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 def marked_processes(mark: str) -> list[str]:

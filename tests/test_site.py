@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -121,24 +120,12 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    folder = tmp_path_factory.mktemp("site")
-    start = time.perf_counter()
-    build = subprocess.run(  # not --quiet: what is not said does not count as a warning
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    seconds = time.perf_counter() - start
-    assert build.returncode == 0, f"the site does not build:\n{build.stdout}{build.stderr}"
-    pages = {}
+def site(built_site) -> Site:
+    folder, pages = built_site.folder, {}
     for path in sorted(folder.rglob("*.html")):
         url = path.relative_to(folder).as_posix().removesuffix("index.html")
         pages[url] = Page(path, url, Reader(path.read_text("utf-8")))
-    return Site(folder, seconds, pages)
+    return Site(folder, built_site.seconds, pages)
 
 
 def each(site: Site, faults_of) -> None:
