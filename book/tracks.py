@@ -4,13 +4,13 @@ A Python-Markdown extension. A page asks for a picture, a table or a list by a c
 
     <!-- track: NAME path -->           the learning path
     <!-- track: NAME overview -->       its parts, what each needs, and how long they take
-    <!-- track: NAME rows GROUP -->     what each part of a group teaches, where, by what program
+    <!-- track: NAME rows GROUP -->     what the parts of a group teach, where, by what program
     <!-- track: NAME checklist -->      what shows that you can do it; docs/assets/checklist.js
 
 It becomes Markdown, so MkDocs checks every link. A row names sections (`02_ddp#overlap`), lab
-steps (`lab02#step-6-buckets`) and the program to run, which one of its sections must embed; its
-time is what those sections take to read, less what an earlier row has read. Whatever is unknown,
-missing or said twice stops the build and names the file and the row.
+steps (`lab02#step-6`) and the program to run, which one of its sections must embed; its time is
+what those sections take to read, less what an earlier row has read. What is unknown, missing or
+said twice stops the build and names the file and the row.
 """
 
 from __future__ import annotations
@@ -218,7 +218,9 @@ class Track:
         self.groups = [self._group(each) for each in data["groups"]]
         self.checklist = [self._criterion(each) for each in data["checklist"]]
         stops = {part.id: Stop.at([part], part.short or part.name) for part in self.parts}
-        stops |= {each.id: Stop.at(each.parts, each.short) for each in self.groups if each.short}
+        stops |= {
+            each.id: Stop.at(each.parts, each.short) for each in self.groups if each.short
+        }
         self.path: list[list[Stop]] = []
         for stage in data["path"]:
             unknown = [each for each in stage if each not in stops]
@@ -271,7 +273,8 @@ class Track:
             raise self._fault(part.id, f"{part.minutes} minutes, its rows {part.reading}")
         if part.minutes and part.reading > part.minutes:
             raise self._fault(
-                part.id, f"its rows take {part.reading} minutes to read, more than {part.minutes}"
+                part.id,
+                f"its rows take {part.reading} minutes to read, more than {part.minutes}",
             )
         return part
 
@@ -355,14 +358,16 @@ class Track:
         return f"[{place} · {source.headings[rest].text}]({url}#{rest})".replace("[ · ", "[")
 
     def _question(self, source: Source, start: str, where: str) -> str:
-        asked = [m[1] for line in source.lines if (m := re.match(r'\?\?\? question "(.*)"', line))]
+        asked = [
+            m[1] for line in source.lines if (m := re.match(r'\?\?\? question "(.*)"', line))
+        ]
         found = [question for question in asked if question.startswith(start)]
         if len(found) != 1:
             raise self._fault(where, f"{len(found)} questions of {source.path.name}: {start!r}")
         return re.match(r".+?[.?](?= |$)", found[0])[0]
 
     def _programs(self, target: str, where: str) -> list[str] | None:
-        """What the section embeds; None where a lab, or a page that needs no program, teaches."""
+        """What the section embeds; None for a lab, or a page that needs no program."""
         self.link(target, where)
         page, _, anchor = target.partition("#")
         if not re.match(r"(?!11)\d\d_", page):
@@ -387,17 +392,24 @@ class Track:
     # -- what the page shows
 
     def show_path(self) -> list[str]:
-        out = ['<ol class="track-path" markdown="1">', ""]
+        out, shown = ['<ol class="track-path" markdown="1">', ""], set()
         for stage in self.path:
-            out += ['<li markdown="1">', ""]
+            out += [
+                '<li class="track-any" markdown="1">' if stage[1:] else '<li markdown="1">',
+                "",
+            ]
             for stop in stage:
+                out += ['<div class="track-pair" markdown="1">', ""]
                 out += ['<p class="track-stop" markdown="span">']
                 out += [f"[{stop.name}](#{stop.anchor}) <span>{hours(stop.minutes)}</span>"]
                 out += ["</p>", ""]
-            if labs := [lab for stop in stage for lab in stop.labs]:
-                out += ['<div class="track-labs" markdown="1">', ""]
-                for lab in labs:
-                    out += [f'<p markdown="span">{self.link(f"lab{lab}", "path")}</p>', ""]
+                labs = [lab for lab in stop.labs if lab not in shown]  # each stands once
+                shown.update(labs)
+                if labs:
+                    out += ['<div class="track-labs" markdown="1">', ""]
+                    for lab in labs:
+                        out += [f'<p markdown="span">{self.link(f"lab{lab}", "path")}</p>', ""]
+                    out += ["</div>", ""]
                 out += ["</div>", ""]
             out += ["</li>", ""]
         return [*out, "</ol>", ""]
@@ -459,7 +471,9 @@ class Track:
             out += [f"| {head} |", "|---|---|---|---|--:|" if wide else "|---|---|---|---|"]
             for row in part.rows:
                 read = "<br>".join(self.link(target, part.id) for target in row.read)
-                run = f"[{Path(row.run).name}]({program_page(row.run)})" if row.run else "the lab"
+                run = (
+                    f"[{Path(row.run).name}]({program_page(row.run)})" if row.run else "the lab"
+                )
                 if not row.run and not any(each.startswith("lab") for each in row.read):
                     run = "–"
                 time = hours(row.minutes) if row.stated else str(row.minutes or "read")
@@ -510,7 +524,9 @@ def render(lines: list[str], root: Path = ROOT) -> list[str]:
                 raise TrackError(f"not understood: {line.strip()}")
             out.append(line)
             continue
-        track = tracks.setdefault(match["name"], Track(match["name"], root))
+        if match["name"] not in tracks:
+            tracks[match["name"]] = Track(match["name"], root)
+        track = tracks[match["name"]]
         out += ["", *track.show(match["what"], match["group"])]
     return out
 
