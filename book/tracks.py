@@ -485,7 +485,7 @@ class Track:
     def show_checklist(self) -> list[str]:
         out = [f'<div class="checklist" data-checklist="{self.name}" markdown="1">', ""]
         for each in self.checklist:
-            box = f"{self.name}-{each.id}".replace("_", "-")
+            box = f"shown-{self.name}-{each.id}".replace("_", "-")
             links = " · ".join(self.link(target, each.id) for target in each.shown)
             out += [
                 f'- <input type="checkbox" id="{box}" autocomplete="off">'

@@ -15,7 +15,7 @@ INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/
 HOST = "https://world-size.github.io/world-size/"
 KEY = "world-size:checklist"
 TRACKS = ["gpu_and_distributed", "distributed_core", "pytorch_gpu"]
-A, B = "gpu-and-distributed-architecture", "gpu-and-distributed-kernels"
+A, B = "shown-gpu-and-distributed-architecture", "shown-gpu-and-distributed-kernels"
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_the_next_page_without_a_reload(
     page.wait_for_selector(".checklist[data-ready] .checklist-count")
     assert page.evaluate("window.sameDocument") is True
     assert page.locator(".checklist-count").inner_text() == "0 of 7 shown."
-    page.check("#pytorch-gpu-components")
+    page.check("#shown-pytorch-gpu-components")
     page.go_back()
     page.wait_for_selector(f"#{A}")
     page.wait_for_selector(".checklist[data-ready] .checklist-count")
@@ -179,6 +179,8 @@ def test_fits_a_phone(browser: Browser, address: str, track: str) -> None:
     papers = set()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
+        name = {"light": "default", "dark": "slate"}[scheme]
+        page.wait_for_selector(f"body[data-md-color-scheme={name}]")
         paper, *inks = page.eval_on_selector(
             ".track-stop",
             """stop => [getComputedStyle(stop).backgroundColor,
