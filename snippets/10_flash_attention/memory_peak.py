@@ -130,10 +130,10 @@ def draw(lengths: list[int], peaks: dict[str, list[int]]) -> None:
         kib = [value / 2**10 for value in values]
         axes.plot(lengths, kib, "o-", color=colour, linewidth=2)
         axes.text(lengths[-1] * 1.06, kib[-1], name, color=colour, va="center")
-    for slope, start, name in ((2, 1600, "slope 2: ×4 a doubling"), (1, 290, "slope 1: ×2")):
+    for slope, start, name in ((2, 1600, "slope 2: ×4 a doubling"), (1, 210, "slope 1: ×2")):
         guide = [start * (s / lengths[0]) ** slope for s in lengths]
         axes.plot(lengths, guide, color="#6b7280", linewidth=1.2, linestyle="--")
-        axes.text(780 if slope == 2 else 1150, 22000 if slope == 2 else 750, name,
+        axes.text(780 if slope == 2 else 1150, 22000 if slope == 2 else 560, name,
                   color="#6b7280", ha="right" if slope == 2 else "left")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="sequence length s", ylabel="peak, KiB")
     axes.set_xticks(lengths, lengths)
