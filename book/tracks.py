@@ -351,11 +351,17 @@ class Track:
         if lab:  # `step-4` stands for `step-4-average-the-gradients`
             rest = next((each for each in source.headings if each.startswith(f"{rest}-")), rest)
         if rest not in source.headings:
-            if page in COMING or page == "glossary":  # its sections are made from data
-                text = rest.replace("-", " ")
-                return f"[{COMING.get(page, 'Glossary')}: {text}]({url}#{rest})"
+            if title := self._entry(page, rest):
+                return f"[{place} · {title}]({url}#{rest})"
             raise self._fault(where, f"{page} has no section #{rest}")
         return f"[{place} · {source.headings[rest].text}]({url}#{rest})".replace("[ · ", "[")
+
+    def _entry(self, page: str, name: str) -> str | None:
+        """The title of an entry of chapter 11, whose page is made from data."""
+        data = self.root / "docs/references.yml"
+        if page != "11_references" or not data.is_file():
+            return None
+        return _entries(data, data.stat().st_mtime_ns).get(name)
 
     def _question(self, source: Source, start: str, where: str) -> str:
         asked = [
@@ -470,7 +476,9 @@ class Track:
             out += ['<div class="track-rows" markdown="1">', ""]
             out += [f"| {head} |", "|---|---|---|---|--:|" if wide else "|---|---|---|---|"]
             for row in part.rows:
-                read = "<br>".join(self.link(target, part.id) for target in row.read)
+                read = "<br>".join(
+                    dict.fromkeys(self.link(target, part.id) for target in row.read)
+                )
                 run = (
                     f"[{Path(row.run).name}]({program_page(row.run)})" if row.run else "the lab"
                 )
@@ -478,7 +486,7 @@ class Track:
                     run = "–"
                 time = hours(row.minutes) if row.stated else str(row.minutes or "read")
                 cells = [row.topic, row.can, read, run, *([time] if wide else [])]
-                out.append(f"| {' | '.join(cells)} |")
+                out.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
             out += ["", "</div>", ""]
         return out
 
@@ -506,6 +514,12 @@ class Track:
 
 def _is(name: str, run: str) -> bool:
     return run in (Path(name).name, Path(name).stem)
+
+
+@functools.lru_cache(maxsize=2)
+def _entries(data: Path, changed: int) -> dict[str, str]:
+    entries = yaml.safe_load(data.read_text("utf-8"))["entries"]
+    return {entry["id"]: entry["title"] for entry in entries}
 
 
 @functools.lru_cache(maxsize=64)
