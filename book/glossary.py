@@ -128,9 +128,9 @@ class _Tooltips(Treeprocessor):
         pieces, last = [], 0
         for match in self.pattern.finditer(text):
             name, meaning = self.terms[match[1].lower()]
-            if name in self.seen or (name != name.lower() and match[1] != name):
-                continue  # explained already; or "zeros", which are not ZeRO
-            self.seen.add(name)
+            if meaning in self.seen or (name != name.lower() and match[1] != name):
+                continue  # explained already, also by its other name; or "zeros", which are not ZeRO
+            self.seen.add(meaning)
             pieces.append((text[last : match.start()], match[0], meaning))
             last = match.end()
         if not pieces:

@@ -135,12 +135,29 @@ def names_of(entry: str) -> list[str]:
 
 def uses(term: str, text: str) -> int:
     """Count a term in a text, in the plural too, as tooltips do."""
+    if term.lower() not in text.lower():
+        return 0
     flags = re.IGNORECASE if term == term.lower() else 0
     return len(re.findall(rf"(?<![\w-]){re.escape(term)}(?:e?s)?(?![\w-])", text, flags))
 
 
 def base(name: str) -> str:
     return re.sub(r" \(.*\)$", "", name)
+
+
+def test_index_lists_every_name_once() -> None:
+    html = markdown.markdown("<!-- all terms by letter -->", extensions=["book.glossary"])
+    listed = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', html)
+    assert sorted(name for _, name in listed) == sorted(
+        name for entry in entries() for name in names_of(entry)
+    )
+    places = {glossary.slug(names_of(entry)[0]) for entry in entries()}
+    assert len(places) == len(entries()) and {to for to, _ in listed} == places
+
+
+def test_other_name_of_a_term_explained_is_left_alone() -> None:
+    html = markdown.markdown("Tensor parallelism (TP), TP, MoE.", extensions=["book.glossary"])
+    assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["Tensor parallelism", "MoE"]
 
 
 def test_there_are_terms_enough() -> None:
@@ -184,3 +201,106 @@ def test_other_names_are_of_terms_that_need_them() -> None:
         assert not uses(base(name), text), (
             f"{name} has its own name where it is taught, not only {called}"
         )
+
+
+@cache
+def field() -> dict[str, str]:
+    """Return each word of the list with the reason for its not being in the glossary, or none."""
+    lines = FIELD.read_text("utf-8").splitlines()
+    pairs = [line.split(": ", 1) for line in lines if line and not line.startswith("#")]
+    assert len({pair[0] for pair in pairs}) == len(pairs), "a word stands there twice"
+    return {pair[0]: pair[1] if len(pair) > 1 else "" for pair in pairs}
+
+
+def prose(markdown: str) -> str:
+    """Return a page's words, without code, formulas, alternative texts and addresses."""
+    text = re.sub(r"\A---\n.*?\n---\n", "", markdown, flags=re.DOTALL)
+    text = re.sub(
+        r"!\[[^]]*\]\([^)]*\)|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$", " , ", text, flags=re.DOTALL
+    )
+    return plain(text)
+
+
+def undefined(pages: dict[str, str], words: dict[str, str], known: set[str]) -> list[str]:
+    """Return what is used on a page, often or in a heading, and has neither entry nor reason."""
+    found = []
+    for page, text in pages.items():
+        text = without_fences(text)
+        headings = [prose(line) for line in re.findall(r"(?m)^#{1,4} (.+)$", text)]
+        words_of_page = prose(text)
+        for word, reason in words.items():
+            if reason or word.lower() in known:
+                continue
+            times, heads = uses(word, words_of_page), sum(uses(word, h) for h in headings)
+            if times >= USES or heads:
+                found.append(f"{page}: {word}, {times} times" + ", in a heading" * bool(heads))
+    return found
+
+
+@cache
+def known() -> set[str]:
+    """Return the glossary's names; what has a qualifier in brackets does not count without."""
+    return {name.lower() for entry in entries() for name in names_of(entry)}
+
+
+def test_words_of_the_field_are_defined() -> None:
+    assert len(field()) >= 400
+    pages = {
+        str(path.relative_to(DOCS)): path.read_text("utf-8")
+        for path in sorted(DOCS.rglob("*.md"))
+        if path != glossary.GLOSSARY and "labs" not in path.relative_to(DOCS).parts
+    }
+    found = undefined(pages, field(), known())
+    assert not found, "\n".join(
+        [
+            *found,
+            "",
+            "Write an entry in docs/glossary.md, or a reason in tests/field_terms.txt.",
+        ]
+    )
+
+
+def test_definitions_use_no_undefined_word() -> None:
+    unknown = [
+        word for word, reason in field().items() if not reason and word.lower() not in known()
+    ]
+    definitions = {entry: prose(definition) for entry, definition in entries().items()}
+    found = [
+        f"{entry}: {word}"
+        for entry, definition in definitions.items()
+        for word in unknown
+        if uses(word, definition)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_definitions_are_not_of_themselves() -> None:
+    meanings = glossary.terms()
+    found = [name for name, meaning in meanings.items() if uses(base(name), prose(meaning))]
+    assert not found, f"defined by themselves: {', '.join(found)}"
+
+
+def test_reasons_are_true() -> None:
+    found = []
+    for word, reason in field().items():
+        if reason and word.lower() in known():
+            found.append(f"{word} has an entry and needs no reason")
+        for file, place in re.findall(r"(\w+\.md)#([\w-]+)", reason):
+            _, text = sections(file).get(place, ("", ""))
+            if word.lower() not in text.lower():
+                found.append(f"{word}: {file}#{place} is not there or does not say it")
+    assert not found, "\n".join(found)
+
+
+def test_an_undefined_word_is_found() -> None:
+    page = "# A\n\nA gizmo, `gizmo`, two gizmos.\n\n```python\ngizmo\n```\n"
+    words = {"gizmo": "", "widget": "", "gadget": "known to all"}
+    assert undefined({"a.md": page}, words, set()) == []
+    assert undefined({"a.md": page + "One gizmo more."}, words, set()) == [
+        "a.md: gizmo, 3 times"
+    ]
+    assert undefined({"a.md": page + "One gizmo more."}, words, {"gizmo"}) == []
+    assert undefined({"a.md": "## The widget\n"}, words, set()) == [
+        "a.md: widget, 1 times, in a heading"
+    ]
+    assert undefined({"a.md": "## The gadget\n"}, words, set()) == []
