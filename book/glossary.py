@@ -129,7 +129,7 @@ class _Tooltips(Treeprocessor):
         for match in self.pattern.finditer(text):
             name, meaning = self.terms[match[1].lower()]
             if meaning in self.seen or (name != name.lower() and match[1] != name):
-                continue  # explained already, also by its other name; or "zeros", which are not ZeRO
+                continue  # explained already, perhaps by another name; or "zeros", not ZeRO
             self.seen.add(meaning)
             pieces.append((text[last : match.start()], match[0], meaning))
             last = match.end()
