@@ -1,8 +1,9 @@
 """References: the entries of `docs/references.yml` as tables on a page.
 
 A Python-Markdown extension. A line `<!-- references: entries -->` becomes one table for each
-topic; `counts`, `orders` and `syllabus` in place of entries become what their functions say. The tables are written as Markdown, so their links are checked like those of any page. The
-marks that `docs/assets/references.js` filters by are attributes of each entry's link.
+topic; `counts`, `orders` and `syllabus` in place of entries become what their functions say.
+The tables are written as Markdown, so their links are checked like those of any page. The marks
+that `docs/assets/references.js` filters by are attributes of each entry's link.
 """
 
 from __future__ import annotations
