@@ -35,7 +35,7 @@ PRIORITIES = {"must": "must", "should": "should", "deep": "deep dive"}
 # What an entry rests on. What was opened says nothing; the rest says so in the table.
 BASES = {
     "opened": "",
-    "chapters": "Its sections are named as far as this book's chapters cite them.",
+    "chapters": "Sections as the chapter cites them.",
     "outline": "Rests on its table of contents.",
     "abstract": "Rests on its abstract.",
     "description": "Neither opened nor watched for this list.",
@@ -173,10 +173,11 @@ def row(entry: dict) -> str:
         f'{{ #{entry["id"]} .reference data-topics="{topics}" data-kind="{entry["kind"]}" '
         f'data-priority="{entry["priority"]}" }}'
     )
-    facts = [entry["kind"], f"**{PRIORITIES[entry['priority']]}**", duration(entry["minutes"])]
+    time = duration(entry["minutes"]).replace(" ", "\u00a0")
+    facts = [entry["kind"], f"**{PRIORITIES[entry['priority']]}**", time]
     source = [
         f"[{entry['title']}]({entry['url']}){marks}",
-        f"{entry['by']} ({entry['year']}). {entry['where']}",
+        _origin(entry),
         " · ".join(filter(None, facts)),
     ]
     why = [f"**Focus:** {entry['focus']}", f"**Insight:** {entry['insight']}"]
@@ -189,6 +190,14 @@ def row(entry: dict) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def _origin(entry: dict) -> str:
+    """Who, when and where: no year for what is kept up to date, and no publisher twice."""
+    if entry["year"] != "living":
+        return f"{entry['by']} ({entry['year']}). {entry['where']}"
+    named = entry["by"] in entry["where"]
+    return entry["where"] if named else f"{entry['by']}. {entry['where']}"
+
+
 def _flat(lines: list[str]) -> list[str]:
     return [" ".join(line.split()) for line in lines]
 
@@ -197,9 +206,9 @@ def orders(data: dict) -> list[str]:
     """The reading orders: what, in which order, and how long all of it takes."""
     known = {entry["id"]: entry for entry in data["entries"]}
     lines = []
-    for order in data["orders"]:
+    for place, order in enumerate(data["orders"], start=1):
         total = duration(sum(known[name]["minutes"] for name in order["read"]))
-        lines += [f"### {order['title']}: {total}", "", order["why"], ""]
+        lines += [f"### {order['title']}: {total} {{ #order-{place} }}", "", order["why"], ""]
         for number, name in enumerate(order["read"], start=1):
             entry = known[name]
             lines.append(f"{number}. [{entry['title']}](#{name}), {duration(entry['minutes'])}")
@@ -214,19 +223,19 @@ def syllabus(data: dict) -> list[str]:
     def link(item: dict, field: str) -> str:
         name = item[field]
         part = item.get(f"{field}_part")
-        return f"[{known[name]['title']}](#{name})" + (f", {part}" if part else "")
+        mark = "{ .watch }" if field == "video" else ""
+        return f"[{known[name]['title']}](#{name}){mark}" + (f", {part}" if part else "")
 
     lines = [
-        "| topic | video | post or page | what to take from them | in this book |",
-        "|---|---|---|---|---|",
+        "| topic | video | post or page | what to take from them, and where it is here |",
+        "|---|---|---|---|",
     ]
     for item in data["syllabus"]:
         cells = [
             f"{item['number']} {item['title']}",
             link(item, "video"),
             link(item, "post"),
-            item["take"],
-            item["book"],
+            f"{item['take']} {item['book']}.",
         ]
         lines.append("| " + " | ".join(_flat(cells)) + " |")
     return [*lines, ""]
