@@ -136,14 +136,16 @@ def counts(data: dict) -> list[str]:
     entries = data["entries"]
     kinds = Counter(entry["kind"] for entry in entries)
     priorities = Counter(entry["priority"] for entry in entries)
-    unopened = sum(entry["basis"] == "description" for entry in entries)
+    rests = Counter(entry["basis"] for entry in entries)
     hours = sum(entry["minutes"] for entry in entries if entry["priority"] == "must") / 60
     of_kinds = ", ".join(f"{kinds[kind]} {plural}" for kind, plural in KINDS.items())
     return [
         f"There are {len(entries)} entries: {of_kinds}. {priorities['must']} are marked must "
         f"(together some {hours:.0f} hours), {priorities['should']} should, "
-        f"{priorities['deep']} are for a deep dive. {unopened} could not be opened for this "
-        "list; each of those says so, and on what its line rests."
+        f"{priorities['deep']} are for a deep dive. {rests['opened']} were opened for this list; "
+        f"of {rests['chapters']} the sections are those that the chapters cite, "
+        f"of {rests['outline'] + rests['abstract']} a table of contents or an abstract was read; "
+        f"{rests['description']} could not be opened, and say on what their lines rest."
     ]
 
 
