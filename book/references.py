@@ -142,9 +142,10 @@ def counts(data: dict) -> list[str]:
     return [
         f"There are {len(entries)} entries: {of_kinds}. {priorities['must']} are marked must "
         f"(together some {hours:.0f} hours), {priorities['should']} should, "
-        f"{priorities['deep']} are for a deep dive. {rests['opened']} were opened for this list; "
+        f"{priorities['deep']} are for a deep dive. "
+        f"{rests['opened']} were opened for this list; "
         f"of {rests['chapters']} the sections are those that the chapters cite, "
-        f"of {rests['outline'] + rests['abstract']} a table of contents or an abstract was read; "
+        f"of {rests['outline'] + rests['abstract']} a table of contents or an abstract; "
         f"{rests['description']} could not be opened, and say on what their lines rest."
     ]
 
