@@ -1,0 +1,132 @@
+"""The reading list in a browser: the filter by keyboard, links into it, and a page without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("yaml")
+
+from book import references
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/conftest.py"]
+ENTRIES = references.load((ROOT / references.FILE).read_text("utf-8"))["entries"]
+SHOWN = "a.reference:visible"
+
+
+def fitting(**wanted: str) -> int:
+    """How many entries have these marks."""
+    return sum(
+        all(
+            value in [entry["topic"], *entry.get("also", [])]
+            if name == "topic"
+            else entry[name] == value
+            for name, value in wanted.items()
+        )
+        for entry in ENTRIES
+    )
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    failed: list[str] = []
+    page.on("console", lambda message: failed.append(message.text))
+    page.on("pageerror", lambda error: failed.append(str(error)))
+    page.goto(f"{address}11_references/", wait_until="load")
+    page.wait_for_selector(".reference-filter form")
+    yield page
+    page.close()
+    assert not failed
+
+
+def test_filter_by_keyboard_alone(page: Page) -> None:
+    assert page.locator(SHOWN).count() == len(ENTRIES)
+    page.locator("#references-topic").focus()
+    page.keyboard.type("ZeRO")  # a native list goes to the option that is typed
+    assert page.locator(SHOWN).count() == fitting(topic="zero")
+    page.keyboard.press("Tab")
+    page.keyboard.type("must")
+    left = fitting(topic="zero", priority="must")
+    assert page.locator(SHOWN).count() == left
+    assert f"{left} of {len(ENTRIES)}" in page.locator(".reference-filter output").inner_text()
+    assert page.locator("#quantization").is_hidden()  # the heading of an empty topic
+    page.keyboard.press("Tab")
+    page.keyboard.type("paper")
+    assert page.locator(SHOWN).count() == fitting(topic="zero", priority="must", kind="paper")
+    page.keyboard.press("Tab")
+    page.keyboard.type("no such word")
+    assert page.locator(SHOWN).count() == 0
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Show all"
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        f"document.querySelector('output').textContent == 'all {len(ENTRIES)} entries'"
+    )
+    assert page.locator(SHOWN).count() == len(ENTRIES)
+    assert page.locator("#quantization").is_visible()
+
+
+def test_a_word_finds_an_entry(page: Page) -> None:
+    page.locator("#references-word").fill("pipedream")
+    titles = page.locator(SHOWN).all_inner_texts()
+    assert any("PipeDream" in title for title in titles) and len(titles) < 8
+    page.keyboard.press("Enter")  # sends nothing anywhere
+    assert "?" not in page.url
+
+
+def test_a_link_to_a_hidden_entry_shows_it(page: Page) -> None:
+    page.locator("#references-topic").select_option("attention")
+    assert page.locator("#zero").is_hidden()
+    page.evaluate("location.hash = 'zero'")
+    page.locator("#zero").wait_for(state="visible")
+    assert page.locator(SHOWN).count() == len(ENTRIES)
+
+
+def test_controls_have_names_and_size(page: Page) -> None:
+    controls = page.locator(".reference-filter :is(input, select, button)")
+    assert controls.count() == 5
+    for control in controls.all():
+        assert control.evaluate("e => e.labels?.[0]?.textContent || e.textContent").strip()
+        assert control.bounding_box()["height"] >= 24
+    assert page.locator(".reference-filter output").get_attribute("aria-live") == "polite"
+
+
+def test_the_filter_comes_once_and_after_instant_navigation(page: Page, address: str) -> None:
+    page.locator("a.md-tabs__link, .md-nav__link", has_text="Glossary").first.evaluate(
+        "e => e.click()"
+    )
+    page.wait_for_url("**/glossary/")
+    assert page.locator(".reference-filter form").count() == 0
+    page.go_back()
+    page.wait_for_selector(".reference-filter form")
+    assert page.locator(".reference-filter form").count() == 1
+    page.locator("#references-kind").select_option("video")
+    assert page.locator(SHOWN).count() == fitting(kind="video")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_without_javascript_and_on_a_phone(browser: Browser, address: str, scheme: str) -> None:
+    context = browser.new_context(
+        java_script_enabled=False, viewport={"width": 390, "height": 844}, color_scheme=scheme
+    )
+    page = context.new_page()
+    page.goto(f"{address}11_references/")
+    assert page.locator(SHOWN).count() == len(ENTRIES)
+    assert page.locator(".reference-filter").inner_html() == ""
+    context.close()
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(f"{address}11_references/")
+    page.wait_for_selector(".reference-filter form")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    table = page.locator("table:has(a.reference)").first
+    assert table.evaluate("e => e.getBoundingClientRect().right") <= 390
+    context.close()

@@ -1,0 +1,242 @@
+"""The reading list: its data is whole, and it holds what the three syllabuses name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("yaml")
+pytest.importorskip("markdown")
+
+from book import BookError, references
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = ["book", "docs", "labs", "tests/test_references.py"]
+TEXT = (ROOT / references.FILE).read_text("utf-8")
+DATA = references.load(TEXT)
+ENTRIES = {entry["id"]: entry for entry in DATA["entries"]}
+
+# What the source documents of the three tracks name, by the address they give, or by title.
+NAMED = """
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/
+https://pytorch.org/tutorials/beginner/dist_overview.html
+https://docs.nvidia.com/deeplearning/performance/
+https://discuss.pytorch.org/c/distributed
+https://forums.developer.nvidia.com/
+https://reddit.com/r/MachineLearning
+nvidia-smi
+nvtop
+torch.profiler
+Nsight Systems
+Weights & Biases
+https://arxiv.org/abs/1910.02054
+https://arxiv.org/abs/1909.08053
+https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+https://pytorch.org/docs/stable/fsdp.html
+https://www.deepspeed.ai/docs/config-json/
+https://arxiv.org/abs/1710.03740
+https://arxiv.org/abs/1811.06965
+https://arxiv.org/abs/1806.03377
+https://github.com/NVIDIA/Megatron-LM
+https://github.com/microsoft/DeepSpeedExamples
+https://pytorch.org/tutorials/intermediate/FSDP_tutorial.html
+https://github.com/pytorch/torchtune
+https://arxiv.org/abs/2205.05198
+https://arxiv.org/abs/2006.15704
+https://arxiv.org/abs/2104.07857
+https://arxiv.org/abs/2104.04473
+https://pytorch.org/docs/stable/profiler.html
+https://developer.nvidia.com/nsight-systems
+https://www.youtube.com/watch?v=LuhJEEJQgUM
+https://pytorch.org/docs/stable/notes/cuda.html
+https://www.youtube.com/watch?v=V_xro1bcAuA
+https://www.geeksforgeeks.org/how-to-set-up-and-run-cuda-operations-in-pytorch/
+https://www.youtube.com/watch?v=cXpTDKjjKZE
+https://pytorch.org/docs/stable/notes/cuda.html#memory-management
+https://www.youtube.com/watch?v=d_jBX7OrptI
+https://developer.nvidia.com/cudnn
+https://www.youtube.com/watch?v=kMjeGA2T9Ns
+https://pytorch.org/docs/stable/backends.html#torch.backends.cuda.matmul.allow_tf32
+https://www.youtube.com/watch?v=v_q2JTIqE20
+https://pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+https://www.youtube.com/watch?v=ebEulxb1tNw
+https://pytorch.org/blog/accelerating-pytorch-with-cuda-graphs/
+https://www.youtube.com/watch?v=wEdUcQwCdNM
+https://pytorch.org/docs/stable/notes/cuda.html#just-in-time-compilation
+https://developer.nvidia.com/blog/advanced-strategies-for-high-performance-gpu-programming-with-nvidia-cuda/
+https://www.youtube.com/watch?v=toUSzwR0EV8
+https://pytorch.org/tutorials/beginner/ddp_series_multigpu.html
+https://pytorch.org/tutorials/beginner/ddp_series_intro.html
+https://medium.com/codex/a-comprehensive-tutorial-to-pytorch-distributeddataparallel-1f4b42bb1b51
+https://www.youtube.com/watch?v=nOxKexn3iBo
+https://pytorch.org/tutorials/advanced/cpp_extension.html
+https://www.youtube.com/watch?v=86FAWCzIe_4
+https://pytorch.org/docs/stable/notes/cuda.html#cufft-plan-cache
+https://pytorch.org/docs/stable/sparse.html
+https://www.youtube.com/watch?v=2NgpYFdsduY
+https://pytorch.org/docs/stable/generated/torch.cuda.manual_seed.html
+https://pytorch.org/docs/stable/quantization.html
+https://www.youtube.com/watch?v=bH9TfuHFB4Q
+https://earthinversion.com/data-science/understanding-the-working-of-a-gpu-from-architecture-to-computation-with-pytorch/
+https://developer.nvidia.com/on-demand/session/gtcspring23-S51821
+https://github.com/pytorch/pytorch/blob/master/CONTRIBUTING.md
+""".strip().splitlines()
+
+TOPICS_OF_THE_SYLLABUS = [
+    *("1.1", "1.2", "1.3", "2.1", "2.2", "2.3", "3.1", "3.2", "3.3"),
+    *("4.1", "4.2", "5.1", "5.2", "5.3", "6.1", "6.2", "7.1", "7.2"),
+]
+
+GOOD = """\
+topics:
+  zero: {title: ZeRO, about: Who keeps what.}
+orders: []
+syllabus: []
+entries:
+- id: one
+  title: A paper
+  by: Somebody
+  year: 2020
+  where: arXiv 1910.02054
+  url: https://arxiv.org/abs/1910.02054
+  kind: paper
+  topic: zero
+  priority: must
+  minutes: 60
+  basis: opened
+  focus: Section 3.
+  insight: One thing.
+  book: "[there](04_zero_and_fsdp.md)"
+"""
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_everything_that_the_syllabuses_name_is_there(named: str) -> None:
+    addresses = {
+        address
+        for entry in DATA["entries"]
+        for address in [entry["url"], *entry.get("formerly", [])]
+    }
+    titles = [entry["title"] for entry in DATA["entries"]]
+    assert named in addresses or any(named in title for title in titles)
+
+
+def test_each_topic_of_the_syllabus_has_a_video_and_a_text() -> None:
+    assert [item["number"] for item in DATA["syllabus"]] == TOPICS_OF_THE_SYLLABUS
+    for item in DATA["syllabus"]:
+        assert ENTRIES[item["video"]]["kind"] == "video"
+        assert ENTRIES[item["post"]]["kind"] in {"documentation", "post", "tutorial"}
+
+
+def test_the_list_is_long_enough_and_no_longer() -> None:
+    assert 90 <= len(ENTRIES) <= 140
+    assert len((ROOT / "docs/11_references.md").read_text("utf-8").split()) > 2000
+    must = sum(entry["priority"] == "must" for entry in DATA["entries"])
+    assert must <= len(ENTRIES) / 4  # where all is essential nothing is
+
+
+def test_links_have_one_form() -> None:
+    page = (ROOT / "docs/11_references.md").read_text("utf-8")
+    for url in re.findall(r"\bhttps?:[^\s)\"'>]+", TEXT + page):
+        assert url.startswith("https://"), url
+        assert not re.search(r"[?&](utm_|si=|t=|feature=|ref=|list=|fbclid)", url), url
+    for entry in DATA["entries"]:
+        assert entry["url"] not in entry.get("formerly", [])
+        assert not re.search(r"//(www\.)?pytorch\.org/(docs|tutorials)/", entry["url"])
+        assert "/blob/master/" not in entry["url"]
+    urls = [entry["url"] for entry in DATA["entries"]]
+    assert len(set(urls)) == len(urls)
+
+
+def test_a_section_is_named_only_where_it_was_seen() -> None:
+    for entry in DATA["entries"]:
+        if entry["basis"] in {"description", "abstract"}:
+            assert not re.search(r"[Ss]ection \d|Figure \d", entry["focus"]), entry["id"]
+
+
+def test_every_entry_leads_back_into_the_book() -> None:
+    for entry in DATA["entries"]:
+        links = re.findall(r"\]\((\d\d_\w+\.md)#[\w-]+\)", entry["book"])
+        assert links, entry["id"]
+        assert all((ROOT / "docs" / link).exists() for link in links)
+
+
+def test_orders_add_up() -> None:
+    assert len(DATA["orders"]) == 3
+    for order in DATA["orders"]:
+        total = sum(ENTRIES[name]["minutes"] for name in order["read"])
+        heading = f"### {order['title']}: {references.duration(total)} {{"
+        assert any(line.startswith(heading) for line in references.orders(DATA))
+        assert all(ENTRIES[name]["minutes"] for name in order["read"])
+        assert all(ENTRIES[name]["basis"] != "description" for name in order["read"])
+
+
+@pytest.mark.parametrize(
+    ("minutes", "said"),
+    [(0, ""), (45, "45 min"), (60, "1 h"), (75, "1¼ h"), (130, "2¼ h"), (590, "9¾ h"), (720, "12 h")],
+)  # fmt: skip
+def test_a_time_is_said_as_one_says_it(minutes: int, said: str) -> None:
+    assert references.duration(minutes) == said
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "why"),
+    [
+        ("  kind: paper\n", "", "kind missing"),
+        ("kind: paper", "kind: leaflet", "kind 'leaflet' is none of"),
+        ("kind: paper", "kind: paper\n  stars: 3", "stars unknown"),
+        ("topic: zero", "topic: hero", "topic 'hero' is none of"),
+        ("priority: must", "priority: perhaps", "priority 'perhaps'"),
+        ("minutes: 60", "minutes: an hour", "minutes is no whole number"),
+        ("https://arxiv.org/abs/1910.02054", "http://arxiv.org/abs/1910.02054", "not https"),
+        ("abs/1910.02054\n  kind", "abs/1910.02054?x=1\n  kind", "parameters"),
+        ("abs/1910.02054\n  kind", "pdf/1910.02054\n  kind", "an arXiv link is"),
+        ("abs/1910.02054\n  kind", "abs/1910.02054v3\n  kind", "an arXiv link is"),
+        ("basis: opened", "basis: description", "rests missing"),
+        ("focus: Section 3.", "focus: Section 3", "focus is no sentence"),
+        ("insight: One thing.", "insight: One | thing.", "insight is no sentence"),
+        ("minutes: 60", 'minutes: 60\n  labs: ["77"]', "no such lab"),
+        ("minutes: 60", "minutes: 60\n  also: [hero]", "also hero"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_its_line(line: str, instead: str, why: str) -> None:
+    assert references.load(GOOD)
+    assert line in GOOD
+    with pytest.raises(BookError) as caught:
+        references.load(GOOD.replace(line, instead))
+    assert why in str(caught.value)
+    assert str(caught.value).startswith("docs/references.yml:6: entry 'one': ")
+
+
+def test_wrong_parts_are_named() -> None:
+    twice = GOOD + GOOD[GOOD.index("- id") :]
+    with pytest.raises(
+        BookError, match=r"references\.yml:6: entry 'one': this id stands twice"
+    ):
+        references.load(twice)
+    order = GOOD.replace("orders: []", "orders: [{title: First, why: So., read: [two]}]")
+    with pytest.raises(BookError, match="orders, 'First': no entry 'two'"):
+        references.load(order)
+    with pytest.raises(BookError, match="its parts are"):
+        references.load(GOOD.replace("syllabus: []\n", ""))
+    with pytest.raises(BookError, match=r"references\.yml: while"):
+        references.load(GOOD + "  [")
+
+
+def test_a_page_becomes_tables() -> None:
+    import markdown
+
+    html = markdown.markdown(
+        "<!-- references: entries -->",
+        extensions=["tables", "attr_list", "md_in_html", "book.references"],
+    )
+    links = re.findall(r"<a [^>]*>", html)
+    own = [link for link in links if "data-topics" in link]
+    assert len(own) == len(ENTRIES)
+    for link in own:
+        assert re.search(r' class="reference"', link) and re.search(r' id="[\w-]+"', link)
+    assert html.count("<table>") == len(DATA["topics"])
+    with pytest.raises(BookError, match="none of counts, entries"):
+        markdown.markdown("<!-- references: all -->", extensions=["book.references"])
