@@ -80,7 +80,8 @@ def main() -> None:
         sys.exit("flight_recorder.py needs 3 ranks or more, started by torchrun")
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+    first = os.environ["RANK"] == "0"  # rank 0 gives up first, and closes its connections
+    dist.init_process_group("gloo", timeout=timedelta(seconds=8 if first else 60))
     try:
         for number in range(4):
             step(number)

@@ -20,7 +20,7 @@ ABSENT = (2, 3)
 # --8<-- [start:ask]
 def ask(what: str, group: dist.ProcessGroup) -> str:
     """Meet the others in one of three ways; what rank 0 is told."""
-    short = timedelta(seconds=2)
+    short = timedelta(seconds=4)
     try:
         if what == "all_reduce":
             dist.all_reduce(torch.ones(1), group=group)
@@ -39,10 +39,12 @@ def main() -> None:
     rank = dist.get_rank()
     said = {}
     for what in ("all_reduce", "monitored_barrier", "monitored_barrier, wait for all"):
-        group = dist.new_group(timeout=timedelta(seconds=2))  # each failure costs its group
+        dist.barrier()
+        patience = timedelta(seconds=4 if rank == 0 else 20)  # the others hear it from rank 0
+        group = dist.new_group(timeout=patience)  # each failure costs its group
         dist.barrier()
         if rank in ABSENT:
-            time.sleep(3)
+            time.sleep(5)
         else:
             said[what] = ask(what, group)
     if rank == 0:

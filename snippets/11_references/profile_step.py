@@ -34,7 +34,7 @@ class Scores(nn.Module):
 
 # --8<-- [start:profile]
 def record(model: nn.Module, x: torch.Tensor) -> profile:
-    """Profile two steps of five: one is skipped, one warms up."""
+    """Profile two steps of four: one is skipped, one warms up."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
