@@ -1,0 +1,96 @@
+"""A job hangs, every rank dumps its flight recorder, and torchfrtrace reads the dumps.
+
+Rank 1 takes another branch in step 2. When the timeout ends the wait, each rank writes what its
+recorder holds; with NCCL the watchdog does that by itself (TORCH_NCCL_DUMP_ON_TIMEOUT=1).
+
+    --read    compare the dumps: by hand, and by torch's analyser
+"""
+
+import argparse
+import os
+import pickle
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+
+
+def step(number: int) -> None:
+    gradient = torch.ones(4)
+    if number == 2 and dist.get_rank() == 1:
+        dist.broadcast(gradient, src=0)  # a branch that the others do not take
+    dist.all_reduce(gradient)
+
+
+# --8<-- [start:dump]
+def dump(folder: str) -> None:
+    """Write this rank's recorder as FOLDER/rank_N, in the form that torchfrtrace reads."""
+    from torch._C._distributed_c10d import _dump_fr_trace
+
+    recorded = pickle.loads(_dump_fr_trace(True, True, False))  # collectives, stacks, all
+    if "" in recorded["pg_config"]:  # gloo's entries say "0", its group has no name
+        everyone = str(list(range(dist.get_world_size())))
+        recorded["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": everyone}}
+    Path(folder).mkdir(exist_ok=True)
+    Path(folder, f"rank_{dist.get_rank()}").write_bytes(pickle.dumps(recorded))
+
+
+# --8<-- [end:dump]
+
+
+# --8<-- [start:read]
+def read(folder: str) -> None:
+    """Print the dumps side by side, and the verdict of torch's analyser."""
+    dumps = [pickle.loads(p.read_bytes()) for p in sorted(Path(folder).glob("rank_*"))]
+    print("call   " + "".join(f"rank {rank:<18}" for rank in range(len(dumps))))
+    for calls in zip(*(d["entries"] for d in dumps), strict=True):
+        row = ""
+        for call in calls:
+            line = next(f["line"] for f in call["frames"] if f["filename"].endswith(NAME))
+            row += f"{call['profiling_name'].split(':')[1]} (line {line})".ljust(23)
+        print(f"{calls[0]['collective_seq_id']:4}   {row}".rstrip())
+
+    analyser = "torch.distributed.flight_recorder.fr_trace"
+    command = [sys.executable, "-m", analyser, folder, "--prefix", "rank_"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    for line in (said.stdout + said.stderr).splitlines():
+        if re.match(r"(.*Collective sequence number|collective:|input sizes|error msg)", line):
+            print(re.sub(r"^.*(?=Collective seq)", "", line))
+    assert "Culprit rank 1" in said.stdout + said.stderr
+
+
+# --8<-- [end:read]
+
+NAME = Path(__file__).name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--read", metavar="FOLDER")
+    args = parser.parse_args()
+    if args.read:
+        return read(args.read)
+    if int(os.environ.get("WORLD_SIZE", "1")) < 3:
+        sys.exit("flight_recorder.py needs 3 ranks or more, started by torchrun")
+
+    torch.set_num_threads(1)
+    first = os.environ["RANK"] == "0"  # rank 0 gives up first, and closes its connections
+    dist.init_process_group("gloo", timeout=timedelta(seconds=8 if first else 60))
+    try:
+        for number in range(4):
+            step(number)
+    except RuntimeError as error:
+        if dist.get_rank() == 0:
+            print(f"rank 0, step {number}:", re.sub(r"^\[/\S+\] ", "", str(error)))
+    dump("dumps")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

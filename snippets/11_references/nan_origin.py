@@ -1,0 +1,77 @@
+"""Where did the NaN come from? Anomaly mode names the forward line that backward fell over.
+
+The loss is finite and the gradient is not: the derivative of sqrt at 0 is infinite, and
+infinity times the 0 of a mask is NaN. Hooks would look at outputs, and every output is fine.
+"""
+
+import re
+import statistics
+import time
+import warnings
+
+import torch
+
+
+# --8<-- [start:model]
+def distances(points: torch.Tensor) -> torch.Tensor:
+    """The mean distance of each pair of different points."""
+    squared = (points[:, None] - points[None]).square().sum(-1)
+    length = squared.sqrt()
+    return length[~torch.eye(len(points), dtype=torch.bool)].mean()
+
+
+def mended(points: torch.Tensor) -> torch.Tensor:
+    squared = (points[:, None] - points[None]).square().sum(-1)
+    apart = squared > 0  # outside these, sqrt must not see the 0
+    length = torch.where(apart, squared, 1.0).sqrt()
+    return length[apart].mean()
+
+
+# --8<-- [end:model]
+
+
+def seconds(check: bool) -> float:
+    """The median time of a forward and backward, with anomaly mode on or off."""
+    points, times = torch.randn(64, 8, requires_grad=True), []
+    for _ in range(15):
+        start = time.perf_counter()
+        with torch.autograd.set_detect_anomaly(check):
+            mended(points).backward()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    points = torch.randn(5, 3, requires_grad=True)
+    loss = distances(points)
+    loss.backward()
+    missing = points.grad.isnan().sum()
+    print(f"loss finite: {loss.isfinite().item()}, NaN in the gradient: {missing} of 15")
+    assert loss.isfinite() and points.grad.isnan().all()
+
+    # --8<-- [start:ask]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            with torch.autograd.detect_anomaly():
+                distances(points).backward()
+        except RuntimeError as error:
+            print(f"RuntimeError: {error}")
+    forward = next(
+        str(w.message) for w in said if "Traceback of forward call" in str(w.message)
+    )
+    print(f"  called at: {re.findall(r'^    (.*)', forward, re.MULTILINE)[-1].strip()}")
+    # --8<-- [end:ask]
+    assert "squared.sqrt()" in forward
+
+    points.grad = None
+    mended(points).backward()
+    torch.testing.assert_close(mended(points), distances(points))
+    print(f"mended: NaN in the gradient: {points.grad.isnan().sum()}, the same loss")
+    print(f"a step in anomaly mode: ≈{seconds(True) / seconds(False):.1f} times as long")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""torch.profiler in three questions: which operator, which of its calls, and who allocates.
+
+The step has a planted fault: a float64 buffer that turns a product, and all behind it, into
+float64.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+B, S, H = 8, 128, 256
+
+
+# --8<-- [start:model]
+class Scores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(H, H), nn.Linear(H, H)
+        slope = torch.linspace(0, 1, S, dtype=torch.float64)  # nobody wanted float64
+        self.register_buffer("slope", slope[:, None])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) * self.slope
+        x = nn.functional.linear(x, self.second.weight.double())
+        return (x @ x.transpose(1, 2)).softmax(-1)
+
+
+# --8<-- [end:model]
+
+
+# --8<-- [start:profile]
+def record(model: nn.Module, x: torch.Tensor) -> profile:
+    """Profile two steps of four: one is skipped, one warms up."""
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    with profile(
+        activities=activities,
+        schedule=schedule(wait=1, warmup=1, active=2),
+        record_shapes=True,
+        profile_memory=True,
+    ) as profiler:
+        for _ in range(4):
+            model(x)
+            profiler.step()
+    return profiler
+
+
+# --8<-- [end:profile]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    device = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    )
+    profiler = record(Scores().to(device), torch.randn(B, S, H, device=device))
+
+    # --8<-- [start:ask]
+    print("which operator takes the time itself, without those it calls")
+    rows = {row.key: row for row in profiler.key_averages()}
+    total = sum(row.self_cpu_time_total for row in rows.values())
+    for name in ("aten::addmm", "aten::mm", "aten::bmm"):
+        share = rows[name].self_cpu_time_total / total
+        print(f"  {name:12} {rows[name].count} calls  ≈{100 * share:.0f} %")
+
+    print("which of its calls, and in which type")
+    for row in profiler.key_averages(group_by_input_shape=True):
+        if row.key in ("aten::addmm", "aten::mm"):
+            shapes = [shape for shape in row.input_shapes if len(shape) == 2]
+            print(f"  {row.key:12} {shapes}  ≈{row.self_cpu_time_total / row.count:.0f} µs")
+
+    print("who allocates, in two steps")
+    allocating = [row for row in rows.values() if row.self_cpu_memory_usage > 2**20]
+    for row in sorted(allocating, key=lambda row: (-row.self_cpu_memory_usage, row.key)):
+        print(
+            f"  {row.key:20} {row.count:2} calls  {row.self_cpu_memory_usage / 2**20:.2f} MiB"
+        )
+    # --8<-- [end:ask]
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    casts = [e for e in events if e.get("name") == "aten::to" and e.get("cat") == "cpu_op"]
+    print(f"chrome trace: ≈{len(events)} events, aten::to among them {len(casts)} times")
+    single, double = (rows[name].self_cpu_memory_usage for name in ("aten::addmm", "aten::mm"))
+    assert double == 2 * single  # the same shape, 8 bytes and not 4
+
+
+if __name__ == "__main__":
+    main()

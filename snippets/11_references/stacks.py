@@ -1,0 +1,82 @@
+"""A hang, seen by where every rank stands: faulthandler prints the stacks after three seconds.
+
+Rank 1 waits for a batch that never comes. The others wait in an all-reduce, and theirs is the
+error that a log would show. The rank to look at is the one that stands elsewhere.
+"""
+
+import contextlib
+import faulthandler
+import os
+import queue
+import re
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+
+
+def next_batch(batches: queue.Queue) -> torch.Tensor:
+    return batches.get(timeout=8)  # in a real run: a lock, a file system, a worker that died
+
+
+def average(gradient: torch.Tensor) -> None:
+    dist.all_reduce(gradient)
+
+
+def train(batches: queue.Queue) -> None:
+    for _ in range(3):
+        average(next_batch(batches))
+
+
+# --8<-- [start:main]
+def main() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+    rank, n = dist.get_rank(), dist.get_world_size()
+    batches: queue.Queue = queue.Queue()
+    for _ in range(2 if rank == 1 else 3):
+        batches.put(torch.ones(4))
+
+    log = open(f"stack_{rank}.txt", "w")  # noqa: SIM115  it stays open: faulthandler writes late
+    faulthandler.dump_traceback_later(3, repeat=False, file=log)
+    with contextlib.suppress(RuntimeError, queue.Empty):  # all that a log has: Timed out
+        train(batches)
+    faulthandler.cancel_dump_traceback_later()
+    Path(f"done_{rank}").touch()
+    # --8<-- [end:main]
+    if rank == 0:
+        stacks = read_stacks(n)
+        for number, frames in enumerate(stacks):
+            print(f"rank {number}: {' < '.join(frames)}")
+        usual = max(stacks, key=stacks.count)
+        elsewhere = [r for r, frames in enumerate(stacks) if frames != usual]
+        print(f"elsewhere than the others: rank {elsewhere}")
+        assert elsewhere == [1]
+    dist.destroy_process_group()
+
+
+# --8<-- [start:read]
+def read_stacks(n: int) -> list[list[str]]:
+    """The main thread of each rank, innermost call first, without the standard library's."""
+    while not all(Path(f"done_{rank}").exists() for rank in range(n)):
+        time.sleep(0.05)
+    stacks = []
+    for rank in range(n):
+        text = Path(f"stack_{rank}.txt").read_text()
+        main_thread = text.split("most recent call first):")[-1]
+        frames = re.findall(r'File "(\S+)", line \d+ in (\w+|<module>)', main_thread)
+        ours = [name for file, name in frames if file == __file__ or "distributed_c10d" in file]
+        stacks.append(ours)
+    return stacks
+
+
+# --8<-- [end:read]
+
+if __name__ == "__main__":
+    if int(os.environ.get("WORLD_SIZE", "1")) < 3:
+        sys.exit("stacks.py needs 3 ranks or more, started by torchrun")
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,202 @@
+"""Six mistakes with two collectives, and what each of four tools says of them.
+
+Every mistake is made by two ranks, once bare and once under TORCH_DISTRIBUTED_DEBUG=DETAIL, the
+first one also behind a monitored_barrier. After each the Flight Recorder is read: it keeps the
+last collectives of a rank (2,000 of them), on gloo as on NCCL. Compared over
+the ranks, its entries say more than the error does: each has the Python stack of the call.
+
+The ranks are forked, so torch is imported once. Linux and macOS only.
+"""
+
+import os
+import pickle
+import re
+import signal
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of torch 2.13; 0 turns it off
+import torch
+import torch._inductor.codecache  # the recorder's stacks need it: here once, not in 12 ranks
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+
+TIMEOUT = timedelta(seconds=6)
+
+
+# --8<-- [start:mistakes]
+def reduce_loss(value: torch.Tensor) -> None:
+    dist.all_reduce(value)
+
+
+def reduce_count(value: torch.Tensor) -> None:
+    dist.all_reduce(value)
+
+
+def skipped(rank: int) -> float:
+    loss = torch.full((4,), float(rank + 1))
+    if rank == 0:  # rank 1 found a bad batch, and goes on with the next
+        reduce_loss(loss)
+    return loss[0].item()
+
+
+def other_operation(rank: int) -> float:
+    loss = torch.full((4,), float(rank + 1))
+    reduce_loss(loss) if rank == 0 else dist.broadcast(loss, src=0)
+    return loss[0].item()
+
+
+def longer(rank: int) -> float:
+    loss = torch.full((4 + 2 * rank,), float(rank + 1))
+    reduce_loss(loss)
+    return loss[0].item()
+
+
+def more_dimensions(rank: int) -> float:
+    loss = torch.full((2, 2) if rank else (4,), float(rank + 1))
+    reduce_loss(loss)
+    return loss.flatten()[0].item()
+
+
+def other_type(rank: int) -> float:
+    loss = torch.full((4,), rank + 1, dtype=torch.int32 if rank else torch.float32)
+    reduce_loss(loss)
+    return float(loss[0])
+
+
+def swapped(rank: int) -> float:
+    loss, count = torch.full((4,), float(rank + 1)), torch.full((4,), 100.0)
+    calls = [(reduce_loss, loss), (reduce_count, count)]
+    for call, value in calls if rank == 0 else reversed(calls):
+        call(value)
+    return loss[0].item()
+
+
+# --8<-- [end:mistakes]
+
+
+# --8<-- [start:recorder]
+def recorded() -> list[tuple]:
+    """This rank's collectives: operation, shapes, types, and the function that called it."""
+    from torch._C._distributed_c10d import _dump_fr_trace  # private, and what the tools use
+
+    entries = pickle.loads(_dump_fr_trace(True, True, False))["entries"]
+    mine = []
+    for entry in entries:
+        calls = [f["name"] for f in entry["frames"] if f["filename"] == __file__]
+        name = entry["profiling_name"].split(":")[-1]
+        mine.append((name, str(entry["input_sizes"]), str(entry["input_dtypes"]), calls[0]))
+    return mine
+
+
+def first_difference(ranks: tuple[list, ...]) -> str:
+    """The first collective that the ranks did not call alike."""
+    for number in range(max(map(len, ranks))):
+        calls = [rank[number] if number < len(rank) else ("nothing",) * 4 for rank in ranks]
+        for field, what in enumerate(("", "sizes", "types", "called by")):
+            if len(seen := {call[field] for call in calls}) > 1:
+                assert len(seen) == len(ranks)
+                return f"{what} {' | '.join(call[field] for call in calls)}".strip()
+    return "no difference"
+
+
+# --8<-- [end:recorder]
+
+
+def run_rank(mistakes: list, tool: str, rank: int, folder: Path) -> None:
+    """One forked rank: make the mistakes, write down what was said and what was recorded."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if tool == "DETAIL" else "OFF"
+    dist.set_debug_level_from_env()
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=TIMEOUT)
+    dist.barrier()
+    for mistake in mistakes:
+        before = len(recorded())
+        said = folder / f"{mistake.__name__}.{rank}"
+        said.write_bytes(pickle.dumps(("ended by a signal", [])))
+        try:
+            if tool == "barrier" and rank == 0:  # before the collective, and skipped with it
+                dist.monitored_barrier(timeout=TIMEOUT)
+            text = f"no error, {mistake(rank):.4g}"
+        except RuntimeError as error:
+            text = re.sub(r"^\[/\S+\] ", "", str(error))
+        said.write_bytes(pickle.dumps((text, recorded()[before:])))
+    (folder / f"done.{rank}").touch()
+    while not (folder / f"done.{1 - rank}").exists():  # it may still wait for this rank
+        time.sleep(0.05)
+
+
+def run(mistakes: list, tool: str, folder: Path) -> list[int]:
+    """Start two ranks that make these mistakes one after the other; their processes."""
+    folder.mkdir()
+    children = []
+    for rank in range(2):
+        if (pid := os.fork()) == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
+            signal.alarm(60)
+            run_rank(mistakes, tool, rank, folder)
+            os._exit(0)
+        children.append(pid)
+    return children
+
+
+def short(said: list[str]) -> str:
+    """An outcome of two ranks in a few words."""
+    both = " ".join(said)
+    if aspects := re.search(r"differ in the following aspects:(.*)", said[0]):
+        names = re.findall(r"Op type|Tensor shapes|Tensor dtypes|Tensor devices", aspects[1])
+        named = ", ".join(n.removeprefix("Tensor ").lower() for n in names)
+        other = re.search(r"but Rank 1 .*?OpType=(\w+)", said[0])[1]
+        return f"names {named}; rank 1 runs {other}"
+    if missing := re.search(r"Ranks? (1) failed to pass monitoredBarrier", both):
+        return f"names rank {missing[1]}"
+    if "ended by a signal" in said:
+        return "process dies"
+    if all(s.startswith("no error") for s in said):
+        return "; ".join(said).replace("; no error,", " and").replace("no error,", "silent:")
+    assert "Timed out" in both or "Connection closed" in both, both
+    return "hangs until the timeout"
+
+
+def main() -> None:
+    if not hasattr(os, "fork"):
+        sys.exit("which_tool.py forks its ranks: it needs Linux or macOS")
+    torch.set_num_threads(1)
+    mistakes = [other_operation, longer, more_dimensions, other_type, swapped, skipped]
+    runs = [([m], "bare") for m in (other_operation, longer, skipped)]  # these end a group
+    runs += [([more_dimensions, other_type, swapped], "bare"), (mistakes, "DETAIL")]
+    runs += [([skipped], "barrier")]
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name, str(number)) for number in range(len(runs))]
+        started = [
+            pid for f, (ms, t) in zip(folders, runs, strict=True) for pid in run(ms, t, f)
+        ]
+        for pid in started:
+            os.waitpid(pid, 0)
+        answers: dict = {mistake: {} for mistake in mistakes}
+        for folder, (made, tool) in zip(folders, runs, strict=True):
+            for mistake in made:
+                files = [folder / f"{mistake.__name__}.{rank}" for rank in range(2)]
+                said, ranks = zip(*(pickle.loads(f.read_bytes()) for f in files), strict=True)
+                answers[mistake][tool] = short(list(said))
+                if tool == "bare":
+                    dead = "ended by a signal" in said
+                    difference = "gone with the process" if dead else first_difference(ranks)
+                    answers[mistake]["recorder"] = difference
+
+    for mistake, said in answers.items():
+        print(mistake.__name__.replace("_", " "))
+        for tool in ("bare", "DETAIL", "barrier", "recorder"):
+            if tool in said:
+                print(f"  {tool:9} {said[tool]}")
+    assert answers[skipped]["DETAIL"] == answers[skipped]["barrier"] == "names rank 1"
+    assert answers[other_type]["bare"] == "silent: 1 and 1.065e+09"
+    assert answers[swapped]["DETAIL"] == answers[swapped]["bare"] == "silent: 101 and 102"
+    assert answers[swapped]["recorder"] == "called by reduce_loss | reduce_count"
+
+
+if __name__ == "__main__":
+    main()
