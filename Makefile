@@ -25,8 +25,8 @@ READ := $(VENV)/.read
 TEST := $(VENV)/.test
 endif
 
-# As many workers as cores where pytest-xdist is there; one on a machine that has none.
-WORKERS = $(shell $(RUN) -c 'import importlib.util as u; print("-n auto --dist loadscope" if u.find_spec("xdist") else "")')
+# One worker more than there are cores, for some tests only wait; none where there is no pytest-xdist.
+WORKERS = $(shell $(RUN) -c 'import importlib.util as u, os; print(f"-n {(os.cpu_count() or 1) + 1} --dist loadscope" if u.find_spec("xdist") else "")')
 
 .PHONY: help serve test record site gpu clean
 

@@ -103,8 +103,14 @@ class Book:
             )
         return path
 
-    def start(self, *arguments: str) -> subprocess.Popen:
-        """Start pytest on the book."""
+    def start(self, *arguments: str, warm: bool = False) -> subprocess.Popen:
+        """Start pytest on the book.
+
+        A process with torch in it costs more than the one or two commands of a small book, so
+        there is none but where `warm` asks for what a session does by default.
+        """
+        if not warm:
+            arguments += ("--plain",)
         env = {
             key: value
             for key, value in os.environ.items()
@@ -121,10 +127,10 @@ class Book:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
-    def pytest(self, *arguments: str, timeout: float = 150) -> Report:
+    def pytest(self, *arguments: str, timeout: float = 150, warm: bool = False) -> Report:
         """Run pytest on the book and read what came of it."""
         results = self.root / f".results-{os.getpid()}.xml"
-        process = self.start(f"--junitxml={results}", *arguments)
+        process = self.start(f"--junitxml={results}", *arguments, warm=warm)
         try:
             text, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

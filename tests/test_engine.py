@@ -335,7 +335,7 @@ dist.barrier()
         "docs/quotes.md",
         "# Q\n\n```text\n4 right\n```\n\n```text\nnobody printed this\n```\n",
     )
-    return book.pytest("--device", "auto", "-n", "2", "--time-limit", "60", timeout=300)
+    return book.pytest("--device", "auto", "-n", "2", "--time-limit", "60", timeout=300, warm=True)
 
 
 # All tests of this book are called test_broken…: so they go to one worker, and it is run once.
@@ -503,6 +503,7 @@ dist.barrier()
         "--time-limit",
         limit,
         *(["--warm"] if mode == "warm" else []),
+        warm=mode == "warm",
     )
     message = report.messages["snippets.t.hang::cpu"]
     assert f"still running after {limit} s" in message
@@ -553,7 +554,7 @@ def test_two_runs_at_once(book: Book) -> None:
     code = DISTRIBUTED + "dist.barrier()\nprint(rank) if rank == 0 else None\n"
     for name in ("one", "two"):
         book.program(name, code, f"$ torchrun --nproc-per-node=2 {name}.py\n0\n")
-    runs = [book.start("snippets"), book.start("snippets")]
+    runs = [book.start("snippets", warm=True), book.start("snippets", warm=True)]
     texts = [run.communicate(timeout=120)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], texts
     report = book.pytest("snippets")
@@ -693,8 +694,8 @@ dist.destroy_process_group()
         "import sys, torch\nprint(sys.argv, torch.ones(3).sum())\nsys.exit(2)\n",
         "$ python single.py a\n['single.py', 'a'] tensor(3.)\n[exit status 2]\n",
     )
-    plain = book.pytest("snippets", "-k", "cpu", "--all", "--plain")
-    warm = book.pytest("snippets", "-k", "cpu", "--all", "--warm")
+    plain = book.pytest("snippets", "-k", "cpu", "--all")
+    warm = book.pytest("snippets", "-k", "cpu", "--all", "--warm", warm=True)
     assert plain.status == 0, plain.text
     assert warm.status == 0, warm.text
     assert "did something else when started warm" not in warm.text
@@ -730,10 +731,10 @@ os._exit(0)
         "$ torchrun --nproc-per-node=2 doubted.py\nas typed\n"
         "$ torchrun --nproc-per-node=2 doubted.py a\nas typed\n",
     )
-    report = book.pytest("snippets", "-k", "cpu", "--all")
+    report = book.pytest("snippets", "-k", "cpu", "--all", warm=True)
     assert report.status == 0, report.text
     assert float(re.search(r"([\d.]+) s in commands", report.text)[1]) < 60, "os._exit waits"
-    report = book.pytest("snippets", "-k", "kept and cpu", "--all", "--plain")
+    report = book.pytest("snippets", "-k", "kept and cpu", "--all")
     assert report.status == 1, report.text
 
 

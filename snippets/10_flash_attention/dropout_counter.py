@@ -8,7 +8,7 @@ drops others.
 
 import torch
 
-S, D, P, SEED = 48, 16, 0.25, 7
+S, D, DROP, SEED = 48, 16, 0.25, 7
 
 
 # --8<-- [start:counter]
@@ -23,7 +23,7 @@ def keep(seed: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """1/(1-p) where the weight at (row, column) stays, else 0; any tile, in any order."""
     counter = rows[:, None] * S + columns  # the position's number in the matrix
     uniform = hashed(hashed(counter) ^ seed).double() / 2**32
-    return (uniform >= P) / (1 - P)
+    return (uniform >= DROP) / (1 - DROP)
 
 
 # --8<-- [end:counter]
@@ -37,7 +37,7 @@ class Stateful:
 
     def __call__(self, seed: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         shape = len(rows), len(columns)
-        return (torch.rand(shape, generator=self.generator) >= P).double() / (1 - P)
+        return (torch.rand(shape, generator=self.generator) >= DROP).double() / (1 - DROP)
 
 
 # --8<-- [start:tiles]
@@ -56,7 +56,7 @@ def forward(q, k, v, mask, tile: int):
 def backward(d_out, q, k, v, out, lse, mask, tile: int):
     """Columns of `tile` keys at a time, last first: dQ, dK and dV."""
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-    dot = (d_out * out).sum(-1, keepdim=True)  # the same D as without dropout
+    dot = (d_out * out).sum(-1, keepdim=True)  # as without dropout
     rows = torch.arange(S)
     for columns in reversed(rows.split(tile)):
         weights = torch.exp(q @ k[columns].T / D**0.5 - lse[:, None])
@@ -80,7 +80,9 @@ def main() -> None:
     tiles = torch.cat([keep(SEED, rows, whole) for rows in whole.split(7)])
     assert torch.equal(full, tiles) and not torch.equal(full, keep(SEED + 1, whole, whole))
     share = (full > 0).double().mean().item()
-    assert abs(share - (1 - P)) < 0.04 and abs((full > 0).double().mean(0) - 0.75).max() < 0.3
+    assert (
+        abs(share - (1 - DROP)) < 0.04 and abs((full > 0).double().mean(0) - 0.75).max() < 0.3
+    )
     print(f"kept {100 * share:.1f}% of {S * S} weights; any tiling gives the same mask")
 
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]  # the truth: the mask stored

@@ -1,6 +1,6 @@
 """An accumulator that is not shrunk when the maximum rises: wrong, finite, and well hidden.
 
-The error depends on where the largest scores stand, and on their size. Three inputs pass or
+The error depends on where the largest scores stand, and on their size. Four inputs pass or
 fail the same bug. The last variant is the update as two papers print it, with an inverse.
 """
 
@@ -36,6 +36,7 @@ def main() -> None:
     inputs = {
         "random scores": z,
         "largest first": z.sort(-1, descending=True).values,
+        "largest last": z.sort(-1).values,
         "small scores (x 0.01)": 0.01 * z,
     }
     print("largest error            " + "".join(f"{name:>12}" for name in VARIANTS))
@@ -52,6 +53,7 @@ def main() -> None:
     assert max(case["right"] for case in worst.values()) < 1e-5
     assert worst["random scores"]["forgotten"] > 0.1
     assert worst["largest first"]["forgotten"] < 1e-5  # the test that proves nothing
+    assert worst["largest last"]["forgotten"] > 3 * worst["random scores"]["forgotten"]
     assert worst["small scores (x 0.01)"]["forgotten"] < 0.02
     assert all(
         case["inverted"] == torch.inf for case in worst.values()

@@ -39,7 +39,7 @@ def main() -> None:
     rotation = torch.randn(D).sign()[:, None] * hadamard(D)
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(D), atol=1e-5, rtol=0)
     errors, averages, tails = {}, [], []
-    print("                       largest of Q   scores off, at most   output RMSE")
+    print("                       largest of Q   scores: relative, worst   output RMSE")
     for name, rows, turn in (
         ("one scale for each tensor", S, torch.eye(D)),
         ("one scale for 64 rows", TILE, torch.eye(D)),
@@ -55,7 +55,8 @@ def main() -> None:
         averages.append(relative)
         tails.append(worst.item())
         print(
-            f"{name:26} ≈{largest:2.0f}   ≈{relative:.1%}  ≈{worst:.1f}    ≈{errors[name]:.1e}"
+            f"{name:26} ≈{largest:2.0f}          ≈{relative:.1%}, ≈{worst:.1f}"
+            f"              ≈{errors[name]:.1e}"
         )
     baseline, block, rotated, both = errors.values()
     assert rotated < 0.7 * baseline and both < 0.7 * block

@@ -77,7 +77,7 @@ def errors(s: int) -> dict[str, tuple[float, bool, bool]]:
 
 def draw(ratios: dict[str, list[float]]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "kernel_test", "font.size": 11}
-    figure, axes = plt.subplots(figsize=(7, 3.8))
+    figure, axes = plt.subplots(figsize=(7, 4.2))
     colours = ["#0b6e99", "#15803d", "#7c3aed", "#c2410c", "#be185d", "#a16207"]
     markers = ["o", "s", "^", "v", "D", "P"]
     for (name, values), colour, marker in zip(ratios.items(), colours, markers, strict=True):
@@ -88,8 +88,8 @@ def draw(ratios: dict[str, list[float]]) -> None:
     axes.set_xticks(LENGTHS, LENGTHS)
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(
-        frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), labelcolor="linecolor"
+    axes.legend(  # above and at the left: there on a narrow screen too
+        frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, labelcolor="linecolor"
     )
     figure.tight_layout()
     figure.savefig("kernel_test.svg", transparent=True, metadata={"Date": None})

@@ -43,6 +43,7 @@ def main() -> None:
             leak = not torch.allclose(way(other)[real], out, atol=1e-5)
             assert right != leak and right == ("~real" not in name or "Multi" in name)
             print(f"{name:43} right: {right!s:5}  padding changes it: {leak}")
+        assert not out.isnan().any(), "no NaN betrays the inverted mask"
         print(f"NaN in the last: {bool(out.isnan().any())}")
 
 

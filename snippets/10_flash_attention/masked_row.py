@@ -1,7 +1,7 @@
 """A query that may see no key: NaN in its row, then in gradients of all rows, and the mends.
 
-Such rows come from padding in front, from documents of one token, from a causal mask with more
-queries than keys. Softmax of minus infinities is 0/0.
+Such rows come from padding in front, from an empty context in cross-attention, from a causal
+mask with more queries than keys. Softmax of minus infinities is 0/0.
 """
 
 import torch

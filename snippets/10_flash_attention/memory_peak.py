@@ -96,7 +96,7 @@ class Flash(torch.autograd.Function):
 def predicted(s: int) -> dict[str, int]:
     """Bytes in fp32 at the peak, which is in backward."""
     return {
-        # P, dP and dz; q, k, v and two gradients or results
+        # P, dP and dz; scaled q, k, v, the output, dV
         "plain": 4 * (3 * s * s + 5 * s * D),
         # every p, and for each of them the scaled queries; what grows with s is left out
         "tiles, autograd": 4 * s * s * (TILE + D) // TILE,
@@ -130,8 +130,11 @@ def draw(lengths: list[int], peaks: dict[str, list[int]]) -> None:
         kib = [value / 2**10 for value in values]
         axes.plot(lengths, kib, "o-", color=colour, linewidth=2)
         axes.text(lengths[-1] * 1.06, kib[-1], name, color=colour, va="center")
-    axes.text(800, 14000, "slope 2: ×4 a doubling", color="#52525b", ha="right")
-    axes.text(1100, 900, "slope 1: ×2 a doubling", color="#52525b")
+    for slope, start, name in ((2, 1600, "slope 2: ×4 a doubling"), (1, 210, "slope 1: ×2")):
+        guide = [start * (s / lengths[0]) ** slope for s in lengths]
+        axes.plot(lengths, guide, color="#6b7280", linewidth=1.2, linestyle="--")
+        axes.text(780 if slope == 2 else 1150, 22000 if slope == 2 else 560, name,
+                  color="#6b7280", ha="right" if slope == 2 else "left")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="sequence length s", ylabel="peak, KiB")
     axes.set_xticks(lengths, lengths)
     axes.minorticks_off()

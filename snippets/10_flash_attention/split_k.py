@@ -64,7 +64,7 @@ def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "split_k", "font.size": 11}
     figure, axes = plt.subplots(figsize=(7, 3.4))
     parts = list(range(1, 41))
-    for blocks, colour in ((8, "#0b6e99"), (24, "#c2410c"), (96, "#15803d")):
+    for blocks, colour in ((8, "#0b6e99"), (20, "#c2410c"), (96, "#15803d")):
         values = [100 * efficiency(blocks, n) for n in parts]
         axes.plot(parts, values, color=colour, linewidth=1.5, label=f"{blocks} blocks")
         chosen = choose(blocks, key_tiles=256)
@@ -76,7 +76,9 @@ def draw() -> None:
         xlim=(0, 40),
     )
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right", labelcolor="linecolor")
+    axes.legend(  # above and at the left: there on a narrow screen too
+        frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, labelcolor="linecolor"
+    )
     figure.tight_layout()
     figure.savefig("split_k.svg", transparent=True, metadata={"Date": None})
 
@@ -97,10 +99,14 @@ def main() -> None:
 
     example = [round(efficiency(48, n, sms=108), 2) for n in (2, 3)]
     assert example == [0.89, 0.67] and choose(48, 64, sms=108) == 2
-    print(f"48 blocks on 108 SMs: 2 parts {example[0]}, 3 parts {example[1]}")
+    print(
+        f"FlashAttention's example, 48 blocks on an A100's 108 SMs: {example[0]:.0%} in use",
+        end="",
+    )
+    print(f" with 2 parts, {example[1]:.0%} with 3")
 
     print(f"\n{SMS} SMs, 8 key heads, tiles of 128 keys")
-    print("requests   context   blocks   in use   parts   in use")
+    print("requests   context   blocks   in use   parts   then in use")
     for requests, context in (
         (1, 512),
         (1, 4096),
@@ -115,7 +121,7 @@ def main() -> None:
         assert after >= before
         print(
             f"{requests:8} {context:9} {blocks:8} {100 * before:7.0f}%"
-            f" {parts:7} {100 * after:7.0f}%"
+            f" {parts:7} {100 * after:12.0f}%"
         )
     draw()
 

@@ -57,7 +57,9 @@ def draw(cases: list[tuple[int, int, int, int]]) -> None:
             size = min(bn, s_k - start), min(bm, s_q - first)
             axis.add_patch(plt.Rectangle((start, first), *size, facecolor=colours[kind],
                                          edgecolor="#9ca3af", linewidth=1))  # fmt: skip
-        axis.plot([s_k - s_q, s_k], [0, s_q], color="#52525b", linewidth=1.2, linestyle="--")
+        ends = [s_k - s_q, s_k], [0, s_q]
+        axis.plot(*ends, color="#ffffff", linewidth=3)  # so that it shows on any colour
+        axis.plot(*ends, color="#111827", linewidth=1.5, linestyle="--")
         axis.set(xlim=(0, s_k), ylim=(s_q, 0), aspect="equal", xlabel="keys")
         axis.set_xticks(range(0, s_k + 1, 2 * bn))
         axis.set_yticks(range(0, s_q + 1, bm))
