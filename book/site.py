@@ -175,7 +175,10 @@ def counts(root: Path) -> dict[str, int]:
         r"^## What (?:goes wrong|each error).*?(?=^## |\Z)", "\n".join(pages), re.M | re.S
     )
     return {
-        "programs": sum(program.name.startswith("snippets/") for program in every),
+        "programs": sum(
+            program.name.startswith("snippets/") and "cpu" in program.devices
+            for program in every
+        ),
         "transcripts": sum(len(program.devices) for program in every),
         "figures": sum(program.figure.exists() for program in every),
         "labs": sum(bool(re.match(r"labs/lab\d\d_", program.name)) for program in every),
