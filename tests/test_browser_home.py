@@ -42,7 +42,7 @@ def test_counts_are_those_of_the_repository(built_site: BuiltSite) -> None:
     ]
     assert f" {len(every):,} transcripts" in words
     assert f" {len(list((ROOT / 'labs').glob('lab??_*.py')))} labs run whole" in words
-    assert int(re.search(r"(\d+) of them, each a program that really fails", words)[1]) > 50
+    assert int(re.search(r"(\d+) of them, each made to happen by a program", words)[1]) > 50
     assert "{{" not in words
 
 
