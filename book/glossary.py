@@ -3,6 +3,7 @@
 On the glossary page each term gets an id. On every other page the first use of a term in each
 section becomes an `<abbr>` whose title is the first sentence of the term's definition. A page
 with a sense of its own for some says so: ``<!-- not of the glossary: node, capacity -->``.
+The line ``<!-- all terms by letter -->`` becomes an index of the glossary.
 """
 
 import functools
@@ -38,7 +39,39 @@ def terms() -> dict[str, str]:
 
 
 def slug(term: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", term.lower()).strip("-")
+    latin = term.lower().replace("α", "alpha").replace("β", "beta").replace("+", "p")
+    return re.sub(r"[^a-z0-9]+", "-", latin).strip("-")
+
+
+def by_letter() -> dict[str, list[tuple[str, str]]]:
+    """Return, for each first letter, the terms with the slugs of their entries."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    entries = re.findall(r"^(\S.*)\n:   ", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    for names in (entry.split(" / ") for entry in entries):
+        for name in names:
+            first = slug(name)[0].upper()
+            letter = first if first.isalpha() else "0–9"
+            found.setdefault(letter, []).append((name, slug(names[0])))
+    return {
+        letter: sorted(found[letter], key=lambda term: slug(term[0]))
+        for letter in sorted(found)
+    }
+
+
+class _Index(Preprocessor):
+    """Puts a line of links for each letter in the place of the comment that asks for it."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        result = []
+        for line in lines:
+            place = re.match(r"( *)<!-- all terms by letter -->$", line)
+            if not place:
+                result.append(line)
+                continue
+            for letter, terms_there in by_letter().items():
+                links = " · ".join(f"[{name}](#{to})" for name, to in terms_there)
+                result += [f"{place[1]}**{letter}** {links}", ""]
+        return result
 
 
 class _OwnSense(Preprocessor):
@@ -95,9 +128,9 @@ class _Tooltips(Treeprocessor):
         pieces, last = [], 0
         for match in self.pattern.finditer(text):
             name, meaning = self.terms[match[1].lower()]
-            if name in self.seen or (name != name.lower() and match[1] != name):
-                continue  # explained already; or "zeros", which are not ZeRO
-            self.seen.add(name)
+            if meaning in self.seen or (name != name.lower() and match[1] != name):
+                continue  # explained already, perhaps by another name; or "zeros", not ZeRO
+            self.seen.add(meaning)
             pieces.append((text[last : match.start()], match[0], meaning))
             last = match.end()
         if not pieces:
@@ -120,6 +153,7 @@ class GlossaryExtension(Extension):
     def extendMarkdown(self, md: Markdown) -> None:
         own_sense = _OwnSense(md)
         md.preprocessors.register(own_sense, "glossary", 26)
+        md.preprocessors.register(_Index(md), "glossary-index", 26.5)
         md.treeprocessors.register(_Tooltips(md, own_sense), "glossary", 8)
 
 

@@ -73,6 +73,9 @@ def environment(folder: Path, device: str) -> dict[str, str]:
     env["PYTHONFAULTHANDLER"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
     env["PYTHONDONTWRITEBYTECODE"] = "1"
+    # torch.compile would compile its headers first, to use them once: the folder is removed
+    env["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
+    env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     # with PYTHON=python3 the packages may lie in a folder named by PYTHONPATH; ours do not
     outside = [
         entry

@@ -1,0 +1,306 @@
+"""The glossary: each term has a section that teaches it, and no word of the field lacks a term."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+markdown = pytest.importorskip("markdown")
+from markdown.extensions.toc import slugify, unique  # noqa: E402
+
+from book import glossary  # noqa: E402
+
+INPUTS = ["book", "docs", "tests/field_terms.txt", "tests/test_glossary.py"]
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+FIELD = ROOT / "tests/field_terms.txt"
+USES = 3  # on one page
+
+# What a term is called in its section, where that is not its name.
+CALLED = {
+    "local rank": "LOCAL_RANK",
+    "world size": "WORLD_SIZE",
+    "elastic restart": "--max-restarts",
+    "ring all-reduce": "ring",
+    "gradient hook": "hook",
+    "gradient accumulation": "accumulate",
+    "uneven inputs": "unequal",
+    "expandable segments": "expandable_segments",
+    "weight-only quantization": "weight-only",
+    "scaling efficiency": "efficiency",
+    "straggler": "slowest rank",
+    "gradient clipping": "clip",
+    "tensor parallelism": "tensor and sequence parallelism",
+    "pipeline parallelism": "pipeline",
+    "pipeline schedule": "schedule",
+    "pipeline flush": "flush",
+    "weight stashing": "keeps the weights it used",
+    "column-parallel layer": "column-parallel",
+    "row-parallel layer": "row-parallel",
+    "vocabulary parallelism": "cut by vocabulary",
+    "lower-precision list": "lower precision",
+    "thread block": "blocks",
+    "warp lane": "lanes",
+    "warp divergence": "divergence",
+    "swizzle": "swizzling",
+    "register tile": "registers",
+    "double buffering": "a second pair of tiles",
+    "data race": "two threads at one byte",
+    "CUDA context": "context",
+    "CUDA stream": "stream",
+    "CUDA event": "event",
+    "custom operator": "custom_op",
+    "dispatch key": "keys",
+    "2:4 sparsity": "2:4",
+    "allocator segment": "segment",
+    "launch overhead": "overhead",
+    "compile guard": "guards",
+    "version counter": "counts versions",
+    "fused optimizer": "fused",
+    "fake quantization": "fake quantized",
+    "per-channel quantization": "per channel",
+    "per-group quantization": "per group",
+    "dequantization": "dequantized",
+    "BatchNorm folding": "fold",
+    "requantization": "quantized twice",
+    "Hadamard rotation": "Hadamard",
+    "decode phase": "decode",
+    "sampling temperature": "temperature",
+    "draft model": "draft",
+    "target model": "target",
+    "head-of-line blocking": "head of line",
+    "score matrix": "matrix of scores",
+    "IO complexity": "what crosses",
+    "pingpong scheduling": "pingpong",
+    "incoherent processing": "orthogonal",
+    "split-K (warps)": "keys split over four warps",
+    "sequence packing": "packing",
+    "SDPA": "scaled_dot_product_attention",
+}
+SEE = re.compile(
+    r"See \[(?P<page>\d\d|Lab \d\d) · (?P<title>.+)\]\((?P<file>[^)#]+)#(?P<place>[^)]+)\)\.$"
+)
+
+
+def without_fences(text: str) -> str:
+    kept, fence = [], ""
+    for line in text.splitlines():
+        mark = re.match(r"\s*(`{3,}|~{3,})", line)
+        if mark and not fence:
+            fence = mark[1]
+        elif mark and line.strip() == fence:
+            fence = ""
+        elif not fence:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def plain(text: str) -> str:
+    """Return the words of Markdown, on one line."""
+    text = re.sub(r"<!--.*?-->", " ", text, flags=re.DOTALL)
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
+    return " ".join(re.sub(r"[*`]", "", text).split())
+
+
+@cache
+def sections(file: str) -> dict[str, tuple[str, str]]:
+    """Return the title and the text, up to the next heading, of each place on a page."""
+    found: dict[str, tuple[str, str]] = {}
+    pieces = re.split(r"(?m)^#{1,4} (.+)$", without_fences((DOCS / file).read_text("utf-8")))
+    for title, text in zip(pieces[1::2], pieces[2::2], strict=True):
+        place = unique(slugify(plain(title), "-"), set(found))
+        found[place] = (title.strip(), plain(title + " " + text))
+    return found
+
+
+@cache
+def entries() -> dict[str, str]:
+    """Return each entry's name or names with its definition."""
+    text = glossary.GLOSSARY.read_text("utf-8")
+    return {
+        names: " ".join(definition.split())
+        for names, definition in re.findall(
+            r"^(\S.*)\n:   (.+(?:\n    .+)*)", text, re.MULTILINE
+        )
+    }
+
+
+def names_of(entry: str) -> list[str]:
+    return entry.split(" / ")
+
+
+def uses(term: str, text: str) -> int:
+    """Count a term in a text, in the plural too, as tooltips do."""
+    if term.lower() not in text.lower():
+        return 0
+    flags = re.IGNORECASE if term == term.lower() else 0
+    return len(re.findall(rf"(?<![\w-]){re.escape(term)}(?:e?s)?(?![\w-])", text, flags))
+
+
+def base(name: str) -> str:
+    return re.sub(r" \(.*\)$", "", name)
+
+
+def test_index_lists_every_name_once() -> None:
+    html = markdown.markdown("<!-- all terms by letter -->", extensions=["book.glossary"])
+    listed = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', html)
+    assert sorted(name for _, name in listed) == sorted(
+        name for entry in entries() for name in names_of(entry)
+    )
+    places = {glossary.slug(names_of(entry)[0]) for entry in entries()}
+    assert len(places) == len(entries()) and {to for to, _ in listed} == places
+
+
+def test_other_name_of_a_term_explained_is_left_alone() -> None:
+    html = markdown.markdown("Tensor parallelism (TP), TP, MoE.", extensions=["book.glossary"])
+    assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["Tensor parallelism", "MoE"]
+
+
+def test_there_are_terms_enough() -> None:
+    assert len(entries()) >= 120
+    every = [name.lower() for entry in entries() for name in names_of(entry)]
+    assert not [name for name, count in Counter(every).items() if count > 1]
+
+
+def faults_of(entry: str) -> str:
+    see = SEE.search(entries()[entry])
+    if not see:
+        return "does not end with “See [04 · Title](page.md#place).”"
+    if not see["file"].startswith(see["page"] + "_"):
+        return f"{see['file']} is not of chapter {see['page']}"
+    there = sections(see["file"])
+    if see["place"] not in there:
+        return f"{see['file']} has no place {see['place']}"
+    title, text = there[see["place"]]
+    if see["title"] != title:
+        return f"the title of {see['place']} is “{title}”"
+    called = [CALLED[name] for name in (entry, *names_of(entry)) if name in CALLED]
+    words = called[:1] or [base(name) for name in names_of(entry)]
+    if not any(
+        re.search(rf"(?<![\w-]){re.escape(word)}", text, re.IGNORECASE) for word in words
+    ):
+        return f"{see['file']}#{see['place']} does not say {' or '.join(words)}"
+    return ""
+
+
+def test_terms_lead_to_the_sections_that_teach_them() -> None:
+    faults = [f"{entry}: {fault}" for entry in entries() if (fault := faults_of(entry))]
+    assert not faults, "\n".join(faults)
+
+
+def test_other_names_are_of_terms_that_need_them() -> None:
+    for name, called in CALLED.items():
+        entry = next((e for e in entries() if name in (e, *names_of(e))), None)
+        assert entry, f"{name} is no term"
+        see = SEE.search(entries()[entry])
+        _, text = sections(see["file"])[see["place"]]
+        assert not uses(base(name), text), (
+            f"{name} has its own name where it is taught, not only {called}"
+        )
+
+
+@cache
+def field() -> dict[str, str]:
+    """Return each word of the list with the reason for its not being in the glossary, or none."""
+    lines = FIELD.read_text("utf-8").splitlines()
+    pairs = [line.split(": ", 1) for line in lines if line and not line.startswith("#")]
+    assert len({pair[0] for pair in pairs}) == len(pairs), "a word stands there twice"
+    return {pair[0]: pair[1] if len(pair) > 1 else "" for pair in pairs}
+
+
+def prose(markdown: str) -> str:
+    """Return a page's words, without code, formulas, alternative texts and addresses."""
+    text = re.sub(r"\A---\n.*?\n---\n", "", markdown, flags=re.DOTALL)
+    text = re.sub(
+        r"!\[[^]]*\]\([^)]*\)|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$", " , ", text, flags=re.DOTALL
+    )
+    return plain(text)
+
+
+def undefined(pages: dict[str, str], words: dict[str, str], known: set[str]) -> list[str]:
+    """Return what is used on a page, often or in a heading, and has neither entry nor reason."""
+    found = []
+    for page, text in pages.items():
+        text = without_fences(text)
+        headings = [prose(line) for line in re.findall(r"(?m)^#{1,4} (.+)$", text)]
+        words_of_page = prose(text)
+        for word, reason in words.items():
+            if reason or word.lower() in known:
+                continue
+            times, heads = uses(word, words_of_page), sum(uses(word, h) for h in headings)
+            if times >= USES or heads:
+                found.append(f"{page}: {word}, {times} times" + ", in a heading" * bool(heads))
+    return found
+
+
+@cache
+def known() -> set[str]:
+    """Return the glossary's names; what has a qualifier in brackets does not count without."""
+    return {name.lower() for entry in entries() for name in names_of(entry)}
+
+
+def test_words_of_the_field_are_defined() -> None:
+    assert len(field()) >= 400
+    pages = {
+        str(path.relative_to(DOCS)): path.read_text("utf-8")
+        for path in sorted(DOCS.rglob("*.md"))
+        if path != glossary.GLOSSARY and "labs" not in path.relative_to(DOCS).parts
+    }
+    found = undefined(pages, field(), known())
+    assert not found, "\n".join(
+        [
+            *found,
+            "",
+            "Write an entry in docs/glossary.md, or a reason in tests/field_terms.txt.",
+        ]
+    )
+
+
+def test_definitions_use_no_undefined_word() -> None:
+    unknown = [
+        word for word, reason in field().items() if not reason and word.lower() not in known()
+    ]
+    definitions = {entry: prose(definition) for entry, definition in entries().items()}
+    found = [
+        f"{entry}: {word}"
+        for entry, definition in definitions.items()
+        for word in unknown
+        if uses(word, definition)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_definitions_are_not_of_themselves() -> None:
+    meanings = glossary.terms()
+    found = [name for name, meaning in meanings.items() if uses(base(name), prose(meaning))]
+    assert not found, f"defined by themselves: {', '.join(found)}"
+
+
+def test_reasons_are_true() -> None:
+    found = []
+    for word, reason in field().items():
+        if reason and word.lower() in known():
+            found.append(f"{word} has an entry and needs no reason")
+        for file, place in re.findall(r"(\w+\.md)#([\w-]+)", reason):
+            _, text = sections(file).get(place, ("", ""))
+            if word.lower() not in text.lower():
+                found.append(f"{word}: {file}#{place} is not there or does not say it")
+    assert not found, "\n".join(found)
+
+
+def test_an_undefined_word_is_found() -> None:
+    page = "# A\n\nA gizmo, `gizmo`, two gizmos.\n\n```python\ngizmo\n```\n"
+    words = {"gizmo": "", "widget": "", "gadget": "known to all"}
+    assert undefined({"a.md": page}, words, set()) == []
+    assert undefined({"a.md": page + "One gizmo more."}, words, set()) == [
+        "a.md: gizmo, 3 times"
+    ]
+    assert undefined({"a.md": page + "One gizmo more."}, words, {"gizmo"}) == []
+    assert undefined({"a.md": "## The widget\n"}, words, set()) == [
+        "a.md: widget, 1 times, in a heading"
+    ]
+    assert undefined({"a.md": "## The gadget\n"}, words, set()) == []
