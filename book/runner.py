@@ -76,6 +76,7 @@ def environment(folder: Path, device: str) -> dict[str, str]:
     # torch.compile would compile its headers first, to use them once: the folder is removed
     env["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
     env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    env["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # nor compile a test of the processor's vectors first
     # with PYTHON=python3 the packages may lie in a folder named by PYTHONPATH; ours do not
     outside = [
         entry

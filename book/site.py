@@ -205,22 +205,27 @@ def with_counts(markdown: str, root: Path) -> str:
     return re.sub(r"\{\{ (\w+) \}\}", count, markdown)
 
 
-def page_facts(markdown: str, root: Path) -> list[str]:
-    """Reading time, the number of programs, and the machines they were recorded on."""
+def reading_minutes(markdown: str) -> float:
+    """How long a part of a page takes to read, its programs and outputs included."""
     prose = re.sub(r"^(\s*)(`{3,}).*?^\1\2", "", markdown, flags=re.MULTILINE | re.DOTALL)
     words = len(re.findall(r"\w+", prose))
+    embeds = sum(1 for line in markdown.split("\n") if EMBED.match(line))
+    shown = markdown.count("\n") - prose.count("\n") + 12 * embeds
+    return words / WORDS_PER_MINUTE + shown * SECONDS_PER_CODE_LINE / 60
+
+
+def page_facts(markdown: str, root: Path) -> list[str]:
+    """Reading time, the number of programs, and the machines they were recorded on."""
     targets = [m["target"] for line in markdown.split("\n") if (m := EMBED.match(line))]
     names = dict.fromkeys(target_file(target) for target in targets)
     here = [Program(root, root / name) for name in names if is_program(root / name, root)]
-    shown = markdown.count("\n") - prose.count("\n") + 12 * len(targets)
-    minutes = round(words / WORDS_PER_MINUTE + shown * SECONDS_PER_CODE_LINE / 60)
     machines = set()
     for program in here:
         for device in program.devices:
             transcript = Transcript.parse(program.transcript_path(device).read_text("utf-8"))
             if transcript.provenance:
                 machines.add(transcript.provenance.device)
-    facts = [f"{max(1, minutes)} minutes"]
+    facts = [f"{max(1, round(reading_minutes(markdown)))} minutes"]
     if here:
         facts.append(f"{len(here)} programs")
         facts.append("run on " + " and ".join(sorted(machines)))
