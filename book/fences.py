@@ -457,6 +457,61 @@ def _toml(fence: Fence, run: Run) -> None:
         raise _not_a(fence, "TOML", str(error), int(at[1]) if at else 0) from None
 
 
+# what may begin a line of a Dockerfile, and which of them have arguments of their own grammar
+_INSTRUCTIONS = {
+    "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL",
+    "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
+}  # fmt: skip
+
+
+def _dockerfile(fence: Fence, run: Run) -> None:
+    """Hold a Dockerfile to what can be known without building it.
+
+    Its instructions exist, FROM comes first, a form with brackets is JSON, what RUN starts is
+    a shell script, what COPY takes is in this repository, and no variable is undeclared.
+    """
+    joined = re.sub(r"\\\n", lambda m: " \0", fence.code)  # keeps the count of lines
+    number, begun, declared = 1, False, {"PATH", "HOME"}
+    for logical in joined.split("\n"):
+        at, number = number, number + logical.count("\0") + 1
+        line = logical.replace("\0", "").strip()
+        if not line or line.startswith("#"):
+            continue
+        word, _, rest = line.partition(" ")
+        name, rest = word.upper(), rest.strip()
+        if name not in _INSTRUCTIONS or word != name or not rest:
+            raise _not_a(fence, "Dockerfile", f"{line!r} is no instruction", at)
+        begun = begun or name == "FROM"
+        if not begun and name != "ARG":
+            raise _not_a(fence, "Dockerfile", f"{name} stands before FROM", at)
+        if name in {"ARG", "ENV"}:
+            keys = re.findall(r"(?:^|\s)(\w+)(?==|$)", rest)
+            if not keys or (name == "ENV" and "=" not in rest):
+                raise _not_a(fence, "Dockerfile", f"{name} without a name", at)
+            declared |= set(keys)
+        if name == "COPY" and "--from" not in rest:
+            *sources, _ = [part for part in rest.split() if not part.startswith("--")] or [""]
+            missing = [part for part in sources if not (fence.root / part).exists()]
+            if missing or not sources:
+                raise _not_a(fence, "Dockerfile", f"there is no {missing or 'source'}", at)
+        if rest.startswith("["):
+            try:
+                json.loads(rest)
+            except ValueError as error:
+                raise _not_a(fence, "Dockerfile", f"{name}: {error}", at) from None
+        elif name == "RUN":
+            checked = subprocess.run(
+                ["bash", "-n"], input=rest, capture_output=True, text=True, check=False
+            )
+            if checked.returncode:
+                raise _not_a(fence, "Dockerfile", f"RUN: {checked.stderr.strip()}", at)
+        unknown = set(re.findall(r"\$\{?(\w+)", rest)) - declared
+        if unknown and name != "CMD":
+            raise _not_a(fence, "Dockerfile", f"nothing sets {', '.join(sorted(unknown))}", at)
+    if not begun:
+        raise _not_a(fence, "Dockerfile", "it has no FROM", 0)
+
+
 def _not_a(fence: Fence, what: str, why: str, line: int) -> BookError:
     page = fence.page.relative_to(fence.root).as_posix()
     return BookError(f"{page}:{fence.line + line}: not a valid {what}: {why}")
@@ -499,5 +554,6 @@ HANDLERS: dict[str, Callable[[Fence, Run], float | None]] = {
     "yml": _yaml,
     "json": _json,
     "toml": _toml,
+    "dockerfile": _dockerfile,
     "text": _text,
 }

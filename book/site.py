@@ -15,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from book import BookError
 from book.embeds import EMBED, embedded_files, target_file
 from book.markdown import DEVICE_NAMES, program_page, transcript_lines
 from book.program import Program, is_program, programs
@@ -155,13 +156,53 @@ def _what_ran_where(root: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put reading time and machines under the title of a chapter."""
+    """Put reading time and machines under the title of a chapter, counts into the home page."""
+    if page.file.src_uri == "index.md":
+        return with_counts(markdown, _root(config))
     if not re.match(r"\d\d_\w+\.md$", page.file.src_uri):
         return markdown
     facts = " · ".join(page_facts(markdown, _root(config)))
     return re.sub(
         r"^(# .+)$", rf"\1\n\n{facts}\n{{ .page-facts }}", markdown, count=1, flags=re.MULTILINE
     )
+
+
+def counts(root: Path) -> dict[str, int]:
+    """How many there are of what the home page speaks of."""
+    every = programs(root)
+    pages = [page.read_text("utf-8") for page in sorted((root / "docs").glob("*.md"))]
+    galleries = re.findall(
+        r"^## What (?:goes wrong|each error).*?(?=^## |\Z)", "\n".join(pages), re.M | re.S
+    )
+    return {
+        "programs": sum(
+            program.name.startswith("snippets/") and "cpu" in program.devices
+            for program in every
+        ),
+        "transcripts": sum(len(program.devices) for program in every),
+        "figures": sum(program.figure.exists() for program in every),
+        "labs": sum(bool(re.match(r"labs/lab\d\d_", program.name)) for program in every),
+        "failures": sum(_failures(gallery) for gallery in galleries),
+    }
+
+
+def _failures(gallery: str) -> int:
+    """The failures of a gallery: its deepest headings, each with an embedded program."""
+    deepest = "#### " if re.search(r"^#### ", gallery, re.MULTILINE) else "### "
+    parts = re.split(rf"^{deepest}", gallery, flags=re.MULTILINE)[1:]
+    return sum("--8<--" in part for part in parts)
+
+
+def with_counts(markdown: str, root: Path) -> str:
+    """Put the counts where the text has {{ their name }}; raise BookError for another name."""
+    known = counts(root)
+
+    def count(match: re.Match[str]) -> str:
+        if match[1] not in known:
+            raise BookError(f"docs/index.md: nothing counts {match[1]!r}, only {list(known)}")
+        return f"{known[match[1]]:,}"
+
+    return re.sub(r"\{\{ (\w+) \}\}", count, markdown)
 
 
 def reading_minutes(markdown: str) -> float:

@@ -291,7 +291,7 @@ def test_labs_are_slim_and_can_be_taken_away(site: Site) -> None:
     assert labs
     for page in labs:
         name = page.path.parent.name
-        assert page.path.stat().st_size < 250_000, name
+        assert page.path.stat().st_size < 300_000, name  # with the navigation, which grows
         assert "jp-" not in page.path.read_text("utf-8"), "notebook styles"
         script = page.path.with_name(f"{name}.py")
         assert script.read_text("utf-8") == (ROOT / "labs" / f"{name}.py").read_text("utf-8")

@@ -1,0 +1,101 @@
+"""The home page: short, true in its counts, and usable by keyboard, on a phone, without scripts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from book import BookError
+from book.site import with_counts
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from tests.conftest import BuiltSite
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = [
+    "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/conftest.py",
+    "tests/test_browser_home.py",
+]  # fmt: skip
+
+
+def article(site: BuiltSite) -> str:
+    """The words of the home page, without its frame and its code."""
+    html = (site.folder / "index.html").read_text("utf-8")
+    html = re.search(r"<article.*?</article>", html, re.DOTALL)[0]
+    html = re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def test_counts_are_those_of_the_repository(built_site: BuiltSite) -> None:
+    words = article(built_site)
+    hidden = [p for p in (ROOT / "snippets").rglob("*.cpu.txt") if not p.name.startswith(".")]
+    assert f" {len(hidden):,} programs run on a CPU" in words
+    every = [
+        *hidden,
+        *(ROOT / "labs").glob("*.c*.txt"),
+        *(ROOT / "snippets").rglob("*.cuda.txt"),
+    ]
+    assert f" {len(every):,} transcripts" in words
+    assert f" {len(list((ROOT / 'labs').glob('lab??_*.py')))} labs run whole" in words
+    assert int(re.search(r"(\d+) of them, each made to happen by a program", words)[1]) > 50
+    assert "{{" not in words
+
+
+def test_no_count_is_typed() -> None:
+    """A number before the name of what is counted would be wrong after the next program."""
+    number = r"\b(\d[\d,]*|[a-z]+ (hundred|thousand|dozen)) "
+    what = r"(programs|transcripts|figures|failures|outputs|recorded)\b"
+    for name in ("docs/index.md", "README.md"):
+        assert not re.findall(number + what, (ROOT / name).read_text("utf-8"), re.I), name
+
+
+def test_what_nothing_counts_stops_the_build() -> None:
+    assert re.fullmatch(r"\d+ labs", with_counts("{{ labs }} labs", ROOT))
+    with pytest.raises(BookError, match=r"docs/index\.md: nothing counts 'stars'"):
+        with_counts("{{ stars }} stars", ROOT)
+
+
+def test_the_page_is_short(browser: Browser, address: str) -> None:
+    """One screen and a half at a desk, without the frame around it."""
+    page = browser.new_page(viewport={"width": 1440, "height": 1000})
+    page.goto(address, wait_until="networkidle")
+    assert page.evaluate("document.querySelector('article').offsetHeight") < 1700
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_phone_has_all_of_it(
+    browser: Browser, address: str, scheme: str, scripts: bool
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 800}, color_scheme=scheme, java_script_enabled=scripts
+    )
+    page = context.new_page()
+    page.goto(address)
+    for part in (".home-lead", ".grid.cards li", ".home-example .transcript", ".home-columns"):
+        box = page.locator(part).first.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390, part
+        assert page.locator(part).first.is_visible()
+    assert page.locator('.grid.cards li a[href*="tracks/"]').count() == 3
+    for button in page.locator("article .md-button").all():
+        assert button.bounding_box()["height"] >= 24
+    context.close()
+
+
+def test_keyboard_reaches_the_first_chapter(browser: Browser, address: str) -> None:
+    page = browser.new_page(viewport={"width": 1440, "height": 1000})
+    page.goto(address, wait_until="networkidle")
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if "Begin with" in page.evaluate("document.activeElement.textContent"):
+            break
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/01_parallelism_strategies/")
+    page.close()
