@@ -96,6 +96,8 @@ def test_controls_have_names_and_size(page: Page) -> None:
     for control in controls.all():
         assert control.evaluate("e => e.labels?.[0]?.textContent || e.textContent").strip()
         assert control.bounding_box()["height"] >= 24
+        # a field without a frame is not seen
+        assert control.evaluate("e => getComputedStyle(e).borderTopStyle") == "solid"
     assert page.locator(".reference-filter output").get_attribute("aria-live") == "polite"
 
 

@@ -458,3 +458,18 @@ def test_ink_is_legible_on_every_paper(scheme: str) -> None:
         if (ratio := _contrast(colours[ink], colours[paper])) < 4.5
     }
     assert not pale
+
+
+@pytest.mark.parametrize(
+    "sheet", sorted((ROOT / "docs/assets").glob("*.css")), ids=lambda p: p.name
+)
+def test_every_rule_of_a_style_sheet_is_closed(sheet: Path) -> None:
+    """One brace short, and a browser takes all the rules below it for a part of that one."""
+    depth = 0
+    for number, line in enumerate(sheet.read_text("utf-8").splitlines(), start=1):
+        if line.startswith("/* ----"):
+            assert depth == 0, f"{sheet.name}:{number}: a rule above this part is not closed"
+        code = re.sub(r"/\*.*?\*/", "", line)
+        depth += code.count("{") - code.count("}")
+        assert depth >= 0, f"{sheet.name}:{number}: a brace closes nothing"
+    assert depth == 0, f"{sheet.name}: the last rule is not closed"
