@@ -43,13 +43,13 @@ EXAMPLES = {
     "ZeRO-1": f"{zero(1, 7.5e9, 64) / 1e9:.1f} GB",
     "ZeRO-2": f"{zero(2, 7.5e9, 64) / 1e9:.1f} GB",
     "ZeRO-3, FSDP": f"{zero(3, 7.5e9, 64) / 1e9:.2f} GB",
-    "activations of a layer, fused attention": f"{34 * S * H / 1e9:.2f} GB",
+    "activations of a GPT layer, fused attention": f"{34 * S * H / 1e9:.2f} GB",
     "the same, scores kept": f"{S * H * (34 + 5 * HEADS * S / H) / 1e9:.1f} GB",
-    "with TP and SP, degree *t*": f"{34 * S * H / 8 / 1e9:.2f} GB",
+    "with TP and SP": f"{34 * S * H / 8 / 1e9:.2f} GB",
     "KV cache of a token": f"{2 * 80 * 8 * 128 * 2 / 1024:.0f} KiB",
     "training FLOPs": f"{6 * PSI * 15e12 / 1e24:.1f} · 10²⁴",
-    "attention beside it, per token": f"{S / (6 * H):.0%}",
-    "MFU": f"{6 * PSI * 8192 / (PEAK * 7):.0%}",
+    "attention beside it, per token": f"{12 * L * H * S / (6 * PSI):.0%}",
+    "MFU": f"{(6 * PSI + 12 * L * H * S) * 8192 / (PEAK * 8):.0%}",
     "days": f"{8 * 175e9 * 300e9 / (1024 * 140e12) / 86400:.0f} days",
     "ridge": f"{PEAK / W:.0f} FLOP/byte",
     "decode, at least": f"{2 * 8.03e9 / W * 1e3:.1f} ms",
@@ -60,12 +60,12 @@ EXAMPLES = {
     "tokens a draft round": f"{(1 - 0.8**5) / (1 - 0.8):.1f}",
     "ring all-reduce": f"{2 * 7 / 8:.2f} GB",
     "reduce-scatter, all-gather, all-to-all": f"{7 / 8:.3f} GB",
-    "its time": f"{ring_time * 1e3:.1f} ms",
-    "bus bandwidth": f"{2 * 7 / 8 * 1e9 / ring_time / 1e9:.0f} GB/s",
+    "ring all-reduce, time": f"{ring_time * 1e3:.1f} ms",
+    "its bus bandwidth": f"{2 * 7 / 8 * 1e9 / ring_time / 1e9:.0f} GB/s",
     "DDP, ZeRO-1, 2, bf16": f"{2 * PSI * 2 / 1e9:.0f} GB",
     "ZeRO-3, bf16": f"{3 * PSI * 2 / 1e9:.0f} GB",
     "TP, each layer": f"{2 * S * H / 1e6:.0f} MB",
-    "PP, each border": f"{2 * S * H / 1e6:.0f} MB",
+    "PP, each border and micro-batch": f"{2 * S * H / 1e6:.0f} MB",
     "A100 SXM": f"{312 / 2.039:.0f}",
     "H100 SXM": f"{989 / 3.35:.0f}",
     "H200 SXM": f"{989 / 4.8:.0f}",
@@ -105,6 +105,35 @@ def test_formats() -> None:
     assert "; ".join(f"{torch.finfo(k).max:.0f}" for k in kinds) in text
     assert "; ".join(f"{torch.finfo(k).eps:g}" for k in kinds) in text
     assert f"| {torch.finfo(torch.half).max:.0f} |" in text
+
+
+def test_reading_takes_as_long_as_the_list_says() -> None:
+    pytest.importorskip("yaml")
+    from book import references
+
+    data = references.load((CARD.parent / "references.yml").read_text("utf-8"))
+    minutes = {entry["url"]: entry["minutes"] for entry in data["entries"]}
+    said = re.findall(
+        r"\]\((https://[^)]+)\)[^|]*\| ([^|]+) \|$", CARD.read_text("utf-8"), re.M
+    )
+    assert len(said) == 6
+    for url, time in said:
+        assert references.duration(minutes[url]) == time, url
+
+
+def test_every_letter_of_a_formula_is_explained() -> None:
+    """In the card's first paragraph, or in the words of its own row."""
+    text = CARD.read_text("utf-8")
+    intro = text.split("{ .card-intro }")[0]
+    for line in re.sub(r"`[^`]*`", "", text).splitlines():
+        for formula in re.findall(r"\$([^$]+)\$", line if line.startswith("|") else ""):
+            plain = re.sub(r"\\text\{[^}]*\}|_\\text\{\w+\}|_\{\w+\}", "", formula)
+            plain = plain.replace(r"\Psi", "Ψ").replace(r"\alpha", "α").replace(r"\beta", "β")
+            plain = plain.replace(r"\delta", "δ").replace(r"\eta", "η").replace(r"\gamma", "γ")
+            for letter in re.findall(r"[^\W\d_]", re.sub(r"\\[a-z]+", "", plain)):
+                words = intro + re.sub(r"\$[^$]+\$", "", line)
+                named = f"*{letter}*" in words or (not letter.isascii() and letter in words)
+                assert named, f"{letter} is not explained: {line}"
 
 
 @pytest.mark.parametrize("paper", ["A4", "Letter"])
