@@ -152,3 +152,13 @@ def test_fits_the_screen(browser: Browser, address: str, name: str, width: int) 
     page.goto(f"{address}{name}/", wait_until="networkidle")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.close()
+
+
+def test_nothing_of_the_card_is_out_of_sight_on_a_phone(browser: Browser, address: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    page.goto(f"{address}11_reference_card/", wait_until="networkidle")
+    wide = page.locator(".reference-card table").evaluate_all(
+        "tables => tables.map(table => table.getBoundingClientRect().right)"
+    )
+    assert len(wide) == 9 and max(wide) <= 390
+    page.close()
