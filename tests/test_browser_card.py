@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,67 +14,95 @@ if TYPE_CHECKING:
 INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/conftest.py"]
 CARD = Path(__file__).resolve().parent.parent / "docs" / "11_reference_card.md"
 
-# the card's model, Llama 3 70B, and its cluster
-H, S, HEADS, L = 8192, 8192, 64, 80
-PSI, PEAK, W = 70e9, 989e12, 3.35e12
+# the card's model, Llama 3 70B, its GPU, and a message of 1 GB among eight ranks
+MODEL = {r"\Psi": 70e9, "L": 80, "h": 8192, "s": 8192, "a": 64, "b": 1, "g": 2}
+GPU = {"P": 989e12, "W": 3.35e12}
+PAPER = {r"\Psi": 7.5e9, "N": 64}  # ZeRO, Figure 1
+RING = {"n": 8, "S": 1e9, r"\alpha": 10e-6, r"\beta": 1 / 100e9}
+RING_TIME = 2 * 7 * 10e-6 + 2 * 7 / 8 * 1e9 / 100e9
 
 
-def rows() -> dict[str, str]:
-    """The last cell of each row of the card, by the words of the first."""
+def rows() -> dict[str, list[str]]:
+    """The cells of each row of the card, by the words of the first."""
     found = {}
     for line in CARD.read_text("utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| ") and len(cells) >= 2:
             name = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cells[0])
             assert name not in found or name == "what", f"two rows are called {name}"
-            found[name] = cells[-1]
+            found[name] = cells
     return found
 
 
-def zero(stage: int, parameters: float, ranks: int) -> float:
-    """Bytes a rank holds, mixed precision with Adam."""
-    return parameters * {1: 4 + 12 / ranks, 2: 2 + 14 / ranks, 3: 16 / ranks}[stage]
+def computed(tex: str, **values: float) -> float:
+    """The number that a formula of the card gives for the values of its letters."""
+    for command, sign in ((r"\frac", "⅟"), (r"\sqrt", "√"), (r"\cdot", " "), (r"\,", " ")):
+        tex = tex.replace(command, sign)
+    tex = tex.replace(r"\lceil", "⌈").replace(r"\rceil", "⌉")
+    for name in sorted(values, key=len, reverse=True):
+        tex = tex.replace(name, f"({values[name]:.20f})")
+    while "{" in tex:
+        before = tex
+        tex = re.sub(r"⅟\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", tex)
+        tex = re.sub(r"√\{([^{}]*)\}", r"((\1)**0.5)", tex)
+        tex = re.sub(r"\^\{([^{}]*)\}", r"**(\1)", tex)
+        assert tex != before, f"not understood: {tex}"
+    tex = re.sub(r"⌈(.*)⌉", r"-(-(\1)//1)", tex)
+    tex = re.sub(r"(?<=[\d)])\s*(?=\()|(?<=\))\s*(?=\d)", "*", tex)
+    assert not re.search(r"[^-+*/().\d\s]", tex), f"not understood: {tex}"
+    return eval(tex)
 
 
-ring_time = 2 * 7 * 10e-6 + 2 * 7 / 8 * 1e9 / 100e9
+# of each row: values of its letters, a factor, and the form of each of its examples
 EXAMPLES = {
-    "mixed precision, Adam": f"{16 * 7.5e9 / 1e9:.0f} GB",
-    "ZeRO-1": f"{zero(1, 7.5e9, 64) / 1e9:.1f} GB",
-    "ZeRO-2": f"{zero(2, 7.5e9, 64) / 1e9:.1f} GB",
-    "ZeRO-3, FSDP": f"{zero(3, 7.5e9, 64) / 1e9:.2f} GB",
-    "activations of a GPT layer, fused attention": f"{34 * S * H / 1e9:.2f} GB",
-    "the same, scores kept": f"{S * H * (34 + 5 * HEADS * S / H) / 1e9:.1f} GB",
-    "with TP and SP": f"{34 * S * H / 8 / 1e9:.2f} GB",
-    "KV cache of a token": f"{2 * 80 * 8 * 128 * 2 / 1024:.0f} KiB",
-    "training FLOPs": f"{6 * PSI * 15e12 / 1e24:.1f} · 10²⁴",
-    "attention beside it, per token": f"{12 * L * H * S / (6 * PSI):.0%}",
-    "MFU": f"{(6 * PSI + 12 * L * H * S) * 8192 / (PEAK * 8):.0%}",
-    "days": f"{8 * 175e9 * 300e9 / (1024 * 140e12) / 86400:.0f} days",
-    "ridge": f"{PEAK / W:.0f} FLOP/byte",
-    "decode, at least": f"{2 * 8.03e9 / W * 1e3:.1f} ms",
-    "pipeline bubble / work; of the whole": f"{7 / 32:.1%}; {7 / 39:.1%}",
-    "interleaved / work": f"{7 / (4 * 32):.1%}",
-    "loader's workers": f": {math.ceil(300 / 40)}",
-    "save every": f"{math.sqrt(2 * 120 * 8 * 3600) / 60:.0f} min",
-    "tokens a draft round": f"{(1 - 0.8**5) / (1 - 0.8):.1f}",
-    "ring all-reduce": f"{2 * 7 / 8:.2f} GB",
-    "reduce-scatter, all-gather, all-to-all": f"{7 / 8:.3f} GB",
-    "ring all-reduce, time": f"{ring_time * 1e3:.1f} ms",
-    "its bus bandwidth": f"{2 * 7 / 8 * 1e9 / ring_time / 1e9:.0f} GB/s",
-    "DDP, ZeRO-1, 2, bf16": f"{2 * PSI * 2 / 1e9:.0f} GB",
-    "ZeRO-3, bf16": f"{3 * PSI * 2 / 1e9:.0f} GB",
-    "TP, each layer": f"{2 * S * H / 1e6:.0f} MB",
-    "PP, each border and micro-batch": f"{2 * S * H / 1e6:.0f} MB",
-    "A100 SXM": f"{312 / 2.039:.0f}",
-    "H100 SXM": f"{989 / 3.35:.0f}",
-    "H200 SXM": f"{989 / 4.8:.0f}",
-    "B200": f"{2250 / 8:.0f}",
-}
+    "mixed precision, Adam": (PAPER, 1e-9, "{:.0f} GB"),
+    "ZeRO-1": (PAPER, 1e-9, "{:.1f} GB"),
+    "ZeRO-2": (PAPER, 1e-9, "{:.1f} GB"),
+    "ZeRO-3, FSDP": (PAPER, 1e-9, "{:.2f} GB"),
+    "activations of a GPT layer, fused attention": (MODEL, 1e-9, "{:.2f} GB"),
+    "the same, scores kept": (MODEL, 1e-9, "{:.1f} GB"),
+    "with TP and SP": ({"t": 34 * 8192 * 8192 / 8}, 1e-9, "{:.2f} GB"),
+    "KV cache of a token": (MODEL | {"a_{kv}": 8, "d": 128}, 1 / 1024, "{:.0f} KiB"),
+    "training FLOPs": (MODEL | {"T": 15e12}, 1e-24, "{:.1f} · 10²⁴"),
+    "attention beside it, per token": (MODEL, 100 / (6 * 70e9), "{:.0f}%"),
+    "MFU": (MODEL | GPU | {"N": 1, "T": 8192, r"\text{time}": 8}, 100, "{:.0f}%"),
+    "days": (
+        {r"\Psi": 175e9, "T": 300e9, "N": 1024, "X": 140e12}, 1 / 86400, "{:.0f} days"
+    ),
+    "ridge": (GPU, 1, "{:.0f} FLOP/byte"),
+    "decode, at least": (MODEL | GPU | {r"\Psi": 8.03e9}, 1e3, "{:.1f} ms"),
+    "pipeline bubble / work; of the whole": ({"p": 8, "m": 32}, 100, "{:.1f}%; {:.1f}%"),
+    "interleaved / work": ({"p": 8, "m": 32, "v": 4}, 100, "{:.1f}%"),
+    "loader's workers": (
+        {r"t_\text{load}": 0.3, r"t_\text{step}": 0.04}, 1, ": {:.0f}"
+    ),
+    "save every": ({r"\delta": 2 * 60, "M": 8 * 3600}, 1 / 60, "{:.0f} min"),
+    "tokens a draft round": ({r"\eta": 0.8, r"\gamma": 4}, 1, "{:.1f}"),
+    "ring all-reduce": (RING, 1e-9, "{:.2f} GB"),
+    "reduce-scatter, all-gather, all-to-all": (RING, 1e-9, "{:.3f} GB"),
+    "ring all-reduce, time": (RING, 1e3, "{:.1f} ms"),
+    "its bus bandwidth": (RING | {r"\text{time}": RING_TIME}, 1e-9, "{:.0f} GB/s"),
+    "DDP, ZeRO-1, 2, bf16": (MODEL, 2e-9, "{:.0f} GB"),
+    "ZeRO-3, bf16": (MODEL, 2e-9, "{:.0f} GB"),
+    "TP, each layer": (MODEL, 1e-6, "{:.0f} MB"),
+    "PP, each border and micro-batch": (MODEL, 1e-6, "{:.0f} MB"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example(name: str) -> None:
-    assert re.search(rf"(?<![\d.]){re.escape(EXAMPLES[name])}(?![\d.])", rows()[name])
+def test_a_formula_gives_its_example(name: str) -> None:
+    values, factor, form = EXAMPLES[name]
+    _, cell, said = rows()[name]
+    results = [computed(tex, **values) * factor for tex in re.findall(r"\$([^$]+)\$", cell)
+               if all(letter in values for letter in re.findall(r"\\Psi|[A-Z]", tex))]  # fmt: skip
+    expected = form.format(*results)
+    assert re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", said), (expected, said)
+
+
+@pytest.mark.parametrize("name", ["A100 SXM", "H100 SXM", "H200 SXM", "B200"])
+def test_a_ridge_is_one_division(name: str) -> None:
+    _, flops, _, bandwidth, ridge = rows()[name]
+    assert ridge == f"{float(flops) * 1e3 / float(bandwidth):.0f}"
 
 
 def test_every_formula_has_an_example_that_is_recomputed() -> None:
@@ -99,7 +126,7 @@ def test_formats() -> None:
     ):
         mantissa, exponent = f"{torch.finfo(dtype).eps:.1e}".split("e")
         raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        assert rows()[name] == f"{mantissa} · 10{raised}"
+        assert rows()[name][-1] == f"{mantissa} · 10{raised}"
     text = CARD.read_text("utf-8")
     kinds = (torch.float8_e4m3fn, torch.float8_e5m2)
     assert "; ".join(f"{torch.finfo(k).max:.0f}" for k in kinds) in text
