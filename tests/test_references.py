@@ -173,6 +173,26 @@ def test_orders_add_up() -> None:
         assert all(ENTRIES[name]["basis"] != "description" for name in order["read"])
 
 
+def test_the_five_readings_take_an_hour() -> None:
+    page = (ROOT / "docs/11_references.md").read_text("utf-8")
+    part = page.split("### The five readings in an hour")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| \[[^]]+\]\(#([\w-]+)\)", part, re.M)
+    assert len(rows) == 5
+    assert sum(int(minutes) for minutes, _ in rows) == 60
+    for minutes, name in rows:  # a part of what its entry names
+        assert int(minutes) < ENTRIES[name]["minutes"]
+
+
+def test_in_a_topic_the_most_important_stands_first() -> None:
+    lines = references.tables(DATA)
+    for start in [n for n, line in enumerate(lines) if line.startswith("### ")]:
+        found = re.findall(
+            r'data-priority="(\w+)"', "\n".join(lines[start:]).split("\n### ", 1)[0]
+        )
+        assert found
+        assert found == sorted(found, key=list(references.PRIORITIES).index)
+
+
 @pytest.mark.parametrize(
     ("minutes", "said"),
     [(0, ""), (45, "45 min"), (60, "1 h"), (75, "1¼ h"), (130, "2¼ h"), (590, "9¾ h"), (720, "12 h")],
