@@ -3,7 +3,7 @@
 A Python-Markdown extension. The page has two comment lines:
 
     <!-- quiz: questions -->     every lesson and its questions
-    <!-- quiz: lessons -->       a table of the lessons, which docs/assets/quiz.js fills with a score
+    <!-- quiz: lessons -->       a table of lessons, for docs/assets/quiz.js to count in
 
 Each becomes Markdown, so MkDocs checks every link. As it stands the page is whole: options are
 lists, and answers are folded. The script makes the lists into forms.

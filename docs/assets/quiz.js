@@ -87,13 +87,14 @@
         inputs.forEach((input, place) => { input.checked = answer.includes(place) })
       },
       mark(answer) {
+        const words = said(whys[answer[0]])
         inputs.forEach((input, place) => {
           const mine = answer.includes(place), good = right.includes(place)
           if (mine) yours(whys[place])
           if (mine) sign(input.parentElement, good, good ? "right" : "wrong")
           else if (good) sign(input.parentElement, true, "right, not chosen")
         })
-        if (!several) return said(whys[answer[0]])
+        if (!several) return words
         const missing = right.filter(place => !answer.includes(place)).length
         const wrong = answer.filter(place => !right.includes(place)).length
         const parts = []
