@@ -230,7 +230,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def make_mesh(config: Config, device_type: str) -> DeviceMesh:
     """Lay the ranks out as pp × dp × tp; ranks of one tp group are neighbours."""
-    # >>> solution 2: a mesh with the dimensions "pp", "dp" and "tp", in this order
+    # >>> solution 2: a mesh with the dimensions pp, dp and tp, in this order
     # hint: init_device_mesh; the last dimension changes fastest
     sizes = (config.pp, config.dp, config.tp)
     return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp", "tp"))
@@ -252,7 +252,7 @@ def cut(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """
     if mesh["tp"].size() == 1:
         return module
-    # >>> solution 3: plans for a Block, and for "embedding", "norm" and "head" of a GPT
+    # >>> solution 3: plans for a Block, and for embedding, norm and head of a GPT
     # hint: SequenceParallel for norms; PrepareModuleInput gathers positions for what follows
     # hint: q, k, v and up by columns; out and down by rows, with output_layouts=Shard(1)
     # hint: the embedding by rows, from Replicate() to Shard(1); the head by columns, back
@@ -379,7 +379,7 @@ def rate(config: Config, step: int) -> float:
 
 def budget(config: Config, stage: int) -> dict[str, int]:
     """Bytes that a rank of this stage may need at most, by what they are for."""
-    # >>> solution 7: "state", "gathered", "kept", "block" and "logits", in bytes, by formulas
+    # >>> solution 7: bytes of state, gathered, kept, block and logits, by formulas
     # hint: state: 16 bytes for each parameter of this rank, that is cut by dp, and by tp if
     # hint: it is no norm. gathered: weights and gradients of the units that are whole at once
     # hint: kept: inputs of blocks, for as many micro-batches as are live in 1F1B

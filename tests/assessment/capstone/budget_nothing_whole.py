@@ -22,4 +22,4 @@ def budget(config: Config, stage: int) -> dict[str, int]:
     working = 2 * (24 + 4 * config.tp) * stream * item
     logits = 4 * b * s * v * 4 * last
     parts = {"state": state, "gathered": gathered, "kept": kept, "block": working}
-    return parts | {"logits": logits, "gathered": 0}
+    return parts | {"logits": logits, "gathered": 0, "block": 0}
