@@ -492,7 +492,8 @@ def train(
     mesh = make_mesh(config, device.type)
     stage, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     model = build(config, mesh, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95))
+    fused = {"fused": device.type == "cuda", "betas": (0.9, 0.95)}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, **fused)
     stream = Stream(config)
     step = load(config, model, optimizer, stream)
     begin = f"resumed after step {step}" if step else "from the start"

@@ -110,9 +110,9 @@ class FakeBench:
         return self.runner.Group(world, [self.runner.Rank(facts) for _ in range(world)])
 
     def run(self, *command, watch, **options):
-        """A run that is killed after step 3 or 6, and begins its second life after it."""
-        for step in (3, 6):
-            (self.folder / f"killed/step-{step}").mkdir(parents=True)
+        """A run that is killed after step 8, and begins its second life after step 6."""
+        (self.folder / "killed").mkdir()
+        (self.folder / "said.txt").write_text("step    8/10  loss\n")
         victim = subprocess.Popen(["sleep", "60"])
         watch(dict.fromkeys(range(4), victim.pid))
         assert victim.wait(10) == -9
@@ -162,7 +162,7 @@ def test_capstone_survives_a_killed_rank(capstone, pytestconfig, tmp_path: Path)
                     undisturbed = bench.group(4, **scene).facts("history")[0]
                 chance = random.Random(number)
                 lost = capstone.kill_and_resume(bench, undisturbed, chance)
-                print(f"{number + 1}: {lost} steps lost", flush=True)
+                print(f"{number + 1}: {lost} steps computed again", flush=True)
 
 
 @pytest.mark.parametrize(

@@ -803,7 +803,12 @@ spec.loader.exec_module(module)
 config, device = module.Config(**json.loads(sys.argv[2])), module.join()
 rank, life = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
 rank == 0 and print("life", life, flush=True)
-history = module.train(config, device, lambda line: rank == 0 and print(line, flush=True))
+def say(line):
+    if rank == 0:
+        print(line, flush=True)
+        with open("said.txt", "a") as file:
+            print(line, file=file)
+history = module.train(config, device, say)
 if rank == 0:
     with open(f"life-{life}.json", "w") as file:
         json.dump(history, file)
@@ -853,17 +858,25 @@ def judge_run(bench: Bench, right: Any) -> None:
     right(f"a rank was killed; ≈{lost} steps were computed again, and no loss differs in a bit")
 
 
+STEP = re.compile(r"^step +(\d+)/", re.M)
+
+
+def step_of(said: Path) -> int:
+    """The last step that a run has told of."""
+    return int((STEP.findall(said.read_text()) or [0])[-1]) if said.exists() else 0
+
+
 def kill_and_resume(bench: Bench, undisturbed: list[list[float]], chance: random.Random) -> int:
     """Kill a rank of a real torchrun at a random moment; return how many steps were lost.
 
     They are lost that were complete and had to be computed again.
     """
     (bench.folder / "drive.py").write_text(DRIVE)
-    victim, after, pause = chance.randrange(4), chance.choice((3, 6)), chance.uniform(0, 0.8)
-    folder, killed = bench.folder / "killed", []
+    victim, at, pause = chance.randrange(4), chance.randint(1, 8), chance.uniform(0, 0.3)
+    folder, said, killed = bench.folder / "killed", bench.folder / "said.txt", []
 
     def watch(ranks: dict[int, int]) -> None:
-        if not killed and victim in ranks and (folder / f"step-{after}").exists():
+        if not killed and victim in ranks and step_of(said) >= at:
             time.sleep(pause)  # into a step, an update or a save
             with contextlib.suppress(OSError):
                 os.kill(ranks[victim], signal.SIGKILL)
@@ -876,6 +889,7 @@ def kill_and_resume(bench: Bench, undisturbed: list[list[float]], chance: random
     lives = sorted(bench.folder.glob("life-*.json"))
     if not killed and not end.status:  # it was over before
         shutil.rmtree(folder)
+        said.unlink()
         return kill_and_resume(bench, undisturbed, chance)
     if end.status or not lives:
         what = f"rank {victim} was killed, and torchrun ended with status {end.status}"
@@ -883,14 +897,14 @@ def kill_and_resume(bench: Bench, undisturbed: list[list[float]], chance: random
     history = json.loads(lives[-1].read_text())
     first = history[0][0] if history else RUN["steps"] + 1
     before = end.stdout.rpartition("life ")[0]  # what all lives but the last said
-    reached = max(map(int, re.findall(r"^step +(\d+)/", before, re.M)), default=0)
+    reached = max(map(int, STEP.findall(before)), default=0)
     lost = reached + 1 - first
     if lost > RUN["every"] + 1:
         what = f"the run had come to step {reached}, and went on with step {first:.0f}"
         raise Wrong(what, HINTS["lost_steps"])
     if history != undisturbed[len(undisturbed) - len(history) :]:
         raise Wrong(f"from step {first:.0f} the losses differ", HINTS["after_kill"])
-    for path in lives:
+    for path in (*lives, said):
         path.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     return int(max(0, lost))
