@@ -38,6 +38,15 @@ RECORDED = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--times",
+        type=int,
+        default=0,
+        help="how often the capstone's rank is killed and its run resumed (0)",
+    )
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
     """Give each worker one test after the other, but those of `TOGETHER` at once."""
