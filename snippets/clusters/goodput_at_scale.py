@@ -78,15 +78,16 @@ def draw() -> None:
 
 def main() -> None:
     sizes = (10, 1_000, 16_384, 100_000)
-    print("save, restart      " + "".join(f"{n:>17,} GPUs" for n in sizes))
+    print("save every … min, useful by formula, simulated")
+    print("save, restart" + "".join(f"{n:>15,} GPUs" for n in sizes))
     for name, (save, restart) in WAYS.items():
         cells = []
         for n in sizes:
             formula, seen = goodput(save, restart, n), simulate(save, restart, n)
             assert abs(formula - seen) < 0.006, (name, n)
             every = best_interval(save, PER_GPU / n) / 60
-            cells.append(f"{every:6.1f} min {formula:5.1%} {seen:5.1%}")
-        print(f"{save:3} s, {restart / 60:5} min  " + "".join(cells))
+            cells.append(f"{every:8.1f} {formula:5.1%} {seen:5.1%}")
+        print(f"{save:2} s, {restart / 60:4g} m " + "".join(cells))
 
     between = PER_GPU / 16_384
     print("to be useful 90% of the time on 16,384 GPUs a restart may take, on average,")

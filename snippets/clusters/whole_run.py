@@ -1,7 +1,8 @@
 """A 405B run on 1,024 to 131,072 GPUs: bubble, noise, gradients and failures at once.
 
-The prediction is a product: one factor for each loss. The simulation takes one step after the
-other, with the slowest of N ranks drawn for each, and failures that come when they come.
+The prediction adds the parts of a step and divides by the goodput. The simulation takes one
+step after the other, with the slowest of N ranks drawn for each, and failures that come when
+they come.
 Assumed: half of the peak while a GPU computes, 1% noise, 4 slices per stage, gradients in bf16
 half hidden, 5 s to save, 3 min to restart. Draws whole_run.svg.
 """
