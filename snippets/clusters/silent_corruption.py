@@ -36,7 +36,7 @@ def simulate(keep, size: int, count: int = 30_000) -> tuple[float, float, int]:
     """Share of faults with no good checkpoint left, mean hours lost, most files at a time."""
     dice, ruined, lost, files = random.Random(6), 0, 0.0, 0
     for _ in range(count):
-        happened = dice.uniform(1000, 2000)  # in intervals; checkpoint i is written at time i
+        happened = dice.uniform(1000, 2000)  # in intervals; save i ends at time i
         noticed = happened + dice.expovariate(INTERVAL / NOTICED)
         on_disk = keep(math.floor(noticed), size)
         good = [i for i in on_disk if i <= happened]
