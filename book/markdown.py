@@ -84,7 +84,7 @@ def render(lines: list[str], root: Path) -> list[str]:
     while number < len(lines):
         match = _FENCE.match(lines[number])
         if match is None:
-            line = lines[number].replace("](../snippets/", "](/programs/")
+            line = re.sub(r"\]\((\.\./)+snippets/", "](/programs/", lines[number])
             out.append(line)
             number += 1
             continue
