@@ -52,7 +52,7 @@ class Net(nn.Module):
         self.convolutions = nn.ModuleList(
             nn.Conv2d(channels, width, 3, padding=1) for channels in (3, width, width)
         )
-        self.norms = nn.ModuleList(nn.GroupNorm(8, width) for _ in range(3))
+        self.norms = nn.ModuleList(nn.GroupNorm(4, width) for _ in range(3))
         self.head = nn.Linear(width, CLASSES)
         self.register_buffer("mean", torch.full((3, 1, 1), 0.43))
         self.register_buffer("std", torch.full((3, 1, 1), 0.16))

@@ -42,7 +42,7 @@ def order(samples: int, epoch: int) -> list[int]:
     return torch.randperm(samples, generator=torch.Generator().manual_seed(epoch)).tolist()
 
 
-MICRO = 4  # more did not fit on the old card
+MICRO = 8  # more did not fit on the old card
 PARTS = BATCH // MICRO
 
 
@@ -75,9 +75,9 @@ def batches(path: Path, indices: list[int] | None) -> DataLoader:
 
 
 class Norm(nn.Module):
-    """Group norm: each of 8 groups of channels to mean 0 and variance 1."""
+    """Group norm: each of 4 groups of channels to mean 0 and variance 1."""
 
-    def __init__(self, channels: int, groups: int = 8):
+    def __init__(self, channels: int, groups: int = 4):
         super().__init__()
         self.groups = groups
         self.weight = nn.Parameter(torch.ones(channels))

@@ -72,8 +72,8 @@ HINTS = {
     "debug_backend": "Which backend does torch.compile use, and what does it make faster?",
     "replicas": "The model is wrapped for several devices, in one process.",
     "eval_graph": "Evaluation has no backward pass. Does it know?",
-    "slow": "No fault of the list is left, and still it is slow: profile it (chapter "
-    "\"Memory and performance\"), and look at what train does outside of forward and backward.",
+    "slow": "Mend first what the steps above name. If nothing is left there: profile it "
+    "(chapter \"Memory and performance\"), and look at what train does beside its steps.",
 }  # fmt: skip
 MORE = {
     "steps": "Keep BATCH samples to an update, and `order` as it is.",
@@ -209,6 +209,11 @@ def watch_host(folder: Path) -> tuple[Notes, dict[str, Any]]:
     def add(name: str, value: Any = 1) -> None:
         seen[name] += value
 
+    def described(source: DataLoader) -> list[int]:
+        with contextlib.suppress(TypeError):
+            return [source.num_workers, len(source.dataset)]
+        return [source.num_workers, 0]
+
     def backward(*_: Any, **__: Any) -> None:
         add("backwards")
         add("anomaly", int(torch.is_anomaly_enabled()))
@@ -217,7 +222,7 @@ def watch_host(folder: Path) -> tuple[Notes, dict[str, Any]]:
         add("backends", [str(backend)])
 
     workers = dataloader._MultiProcessingDataLoaderIter
-    before(workers, "__init__", lambda _, source: add("workers", [source.num_workers]))
+    before(workers, "__init__", lambda _, source: add("workers", [described(source)]))
     before(gc, "collect", lambda *_: add("garbage"))
     before(torch.autograd, "backward", backward)
     before(torch, "compile", compiled)
@@ -480,6 +485,8 @@ def time_it(lesson: Lesson) -> None:
             module.train(folder, cpu, 1)
             times.setdefault(name, []).append(time.perf_counter() - begin)
 
+        timed("slow", load("exercise_slow"))
+        torch.autograd.set_detect_anomaly(False)
         finished = load("exercise")
         for _ in range(4):
             timed("finished", finished)
@@ -487,8 +494,6 @@ def time_it(lesson: Lesson) -> None:
             timed("yours", lesson.module)
             if times["yours"][0] > 20 * times["finished"][-1]:
                 break  # slow enough to be seen at once
-        torch.autograd.set_detect_anomaly(False)
-        timed("slow", load("exercise_slow"))
     # the first call is different, if there are others
     lesson.fact("seconds", {name: statistics.median(t[1:] or t) for name, t in times.items()})
 
@@ -621,8 +626,9 @@ def judge_lists(seen: dict, steps: int) -> str | None:
 
 @host("workers")
 def judge_workers(seen: dict, steps: int) -> str | None:
-    if len(seen["workers"]) > 2:
-        count = sum(seen["workers"])
+    of = [samples for _, samples in seen["workers"]]
+    if len(set(of)) < len(of):  # again for the same data
+        count = sum(number for number, _ in seen["workers"])
         return f"{count} worker processes were started in {EPOCHS} epochs"
 
 
