@@ -13,7 +13,6 @@ def train(folder: Path, device: torch.device, epochs: int) -> tuple[list[float],
     unseen = read(folder / "validation.pt", device)
     torch.manual_seed(0)
     model = Net().to(device, memory_format=torch.channels_last)
-    compiled = torch.compile(model) if device.type == "cuda" else model
     parameters = list(model.parameters())
     optimizer = make_optimizer(parameters)
 
@@ -21,13 +20,13 @@ def train(folder: Path, device: torch.device, epochs: int) -> tuple[list[float],
     for epoch in range(epochs):
         for indices in torch.tensor(order(len(labels), epoch), device=device).split(BATCH):
             images, labels = read(folder / "train.pt", device)
-            loss = loss_of(compiled, images[indices], labels[indices])
+            loss = loss_of(model, images[indices], labels[indices])
             loss.backward()
             clip(parameters)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
-        validation.append(evaluate(compiled, *unseen))
+        validation.append(evaluate(model, *unseen))
     losses = torch.stack(losses).tolist()
     write_log(folder, losses)
     return losses, torch.stack(validation).tolist()

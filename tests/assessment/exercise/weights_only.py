@@ -1,7 +1,7 @@
 # ruff: noqa: F821 (names of the exercise)
 """Step 16: only the weights are channels last"""
 
-STEP, HINT = 16, "weights_format"
+STEP, HINT = 16, "format"
 
 
 def read(path: Path, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

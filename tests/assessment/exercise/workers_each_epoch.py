@@ -13,7 +13,6 @@ def train(folder: Path, device: torch.device, epochs: int) -> tuple[list[float],
     unseen = read(folder / "validation.pt", device)
     torch.manual_seed(0)
     model = Net().to(device, memory_format=torch.channels_last)
-    compiled = torch.compile(model) if device.type == "cuda" else model
     parameters = list(model.parameters())
     optimizer = make_optimizer(parameters)
 
@@ -27,13 +26,13 @@ def train(folder: Path, device: torch.device, epochs: int) -> tuple[list[float],
         )
         for x, y in source:
             x, y = x.to(device), y.to(device)
-            loss = loss_of(compiled, x, y)
+            loss = loss_of(model, x, y)
             loss.backward()
             clip(parameters)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
-        validation.append(evaluate(compiled, *unseen))
+        validation.append(evaluate(model, *unseen))
     losses = torch.stack(losses).tolist()
     write_log(folder, losses)
     return losses, torch.stack(validation).tolist()
