@@ -10,16 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from grading import (
-    LABS,
-    ROOT,
-    all_hints,
-    check,
-    constants,
-    grade_wrong_answers,
-    run,
-    spoiled,
-)  # fmt: skip
+from grading import LABS, ROOT, all_hints, constants, grade_wrong_answers, run
 
 INPUTS = [
     "assessment", "book/runner.py", "labs/check.py", "labs/start.py", "labs/graders/runner.py",
@@ -83,36 +74,3 @@ def test_starter_has_no_solution_and_fails_kindly(name: str, tmp_path: Path) -> 
     assert "Traceback" not in done.stdout
     assert re.search(r"^step 1  blank ", done.stdout, re.M), done.stdout
     assert "wrong " not in done.stdout
-
-
-def test_exercise_begins_as_the_slow_program_and_is_not_overwritten(tmp_path: Path) -> None:
-    for status in (0, 1):
-        done = run(sys.executable, LABS / "start.py", "exercise", cwd=tmp_path)
-        assert done.returncode == status
-    copy = tmp_path / "my_labs/exercise.py"
-    assert copy.read_text() == (ASSESSMENT / "exercise_slow.py").read_text()
-    assert "I will not overwrite your work" in done.stderr
-
-
-def test_more_says_how_to_mend_it(tmp_path: Path) -> None:
-    wrong = (ROOT / "tests/assessment/exercise/collects_garbage.py").read_text()
-    copy = tmp_path / "exercise.py"
-    copy.write_text(spoiled(GRADED["exercise"].read_text(), wrong))
-    done = check(copy, "--step", "18", "--more", cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert "        mend:  Drop gc.collect()." in done.stdout
-
-
-def test_the_two_programs_of_the_exercise_share_what_must_stay() -> None:
-    ours, slow = (
-        (ASSESSMENT / f"{name}.py").read_text() for name in ("exercise", "exercise_slow")
-    )
-    for first, last in (
-        ("CLASSES, BATCH", "\n\n\ndef write_data"),
-        ("def write_data", "\n\n\n"),
-    ):
-        start = slow.index(first)
-        assert slow[start : slow.index(last, start)] in ours
-    start = slow.index("def order")
-    assert slow[start : slow.index("\n\n\n", start)] in ours
-    assert slow[slow.index("def main") :] in ours
