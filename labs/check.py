@@ -44,7 +44,12 @@ def ranks(worlds: list[int]) -> str:
 
 
 def grade(
-    machine: runner.Runner, step: runner.Step, path: Path, output: bool, alone: bool
+    machine: runner.Runner,
+    step: runner.Step,
+    path: Path,
+    output: bool,
+    alone: bool,
+    more: bool = False,
 ) -> bool:
     """Run one step at all its world sizes, stop at the first failure, print; True if passed.
 
@@ -52,7 +57,7 @@ def grade(
     runs what it needs by itself.
     """
     if isinstance(step, runner.Trial):
-        return grade_trial(machine, step, path, output)
+        return grade_trial(machine, step, path, output, more)
     passed = []
     for world in step.worlds:
         found: list[str] = []
@@ -87,7 +92,9 @@ def grade(
     return True
 
 
-def grade_trial(machine: runner.Runner, step: runner.Trial, path: Path, output: bool) -> bool:
+def grade_trial(
+    machine: runner.Runner, step: runner.Trial, path: Path, output: bool, more: bool
+) -> bool:
     """Run a trial, print what it found; True if it passed."""
     found: list[str] = []
     with machine.bench(step, path) as bench:
@@ -103,6 +110,8 @@ def grade_trial(machine: runner.Runner, step: runner.Trial, path: Path, output: 
                 show("right:", text)
             show("wrong:", wrong.what)
             show("hint:", wrong.hint)
+            if more and wrong.more:
+                show("mend:", wrong.more)
             for line in bench.last_words() if output else []:
                 print(f"{INDENT}it printed: {line}")
             return False
@@ -112,7 +121,9 @@ def grade_trial(machine: runner.Runner, step: runner.Trial, path: Path, output: 
     return True
 
 
-def grade_file(path: Path, chosen: int | None, limit: float, output: bool, gpus: bool) -> bool:
+def grade_file(
+    path: Path, chosen: int | None, limit: float, output: bool, gpus: bool, more: bool = False
+) -> bool:
     """Grade all steps of a file, or one and those it needs; True if all asked for passed."""
     lab = re.match(r"\w+(?=\.|-|$)", path.name)
     graders = sorted(Path(__file__).parent.glob("graders/lab*.py"))
@@ -139,7 +150,7 @@ def grade_file(path: Path, chosen: int | None, limit: float, output: bool, gpus:
                 show(
                     "to do:", f"this step builds on step {missing[0]}: make that one pass first"
                 )
-            elif grade(machine, step, path.resolve(), output, sizes == [1]):
+            elif grade(machine, step, path.resolve(), output, sizes == [1], more):
                 passed.add(step.number)
             sys.stdout.flush()
     print(f"{len(passed)} of {len(wanted)} steps pass", flush=True)
@@ -156,12 +167,17 @@ def main() -> None:
     parser.add_argument(
         "--gpu", action="store_true", help="programs may use the GPUs (assessment)"
     )
+    parser.add_argument(
+        "--more", action="store_true", help="say how to mend it, too (exercise)"
+    )
     parser.add_argument("--output", action="store_true", help="show what failing ranks printed")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         results = [
-            grade_file(path, options.step, options.limit, options.output, options.gpu)
+            grade_file(
+                path, options.step, options.limit, options.output, options.gpu, options.more
+            )
             for path in options.files
         ]
     except KeyboardInterrupt:

@@ -1,8 +1,9 @@
 """Write your own copy of a lab, with the solutions taken out: python labs/start.py 02
 
 `python labs/start.py capstone` does the same with a part of the assessment, and copies what it
-reads, its configuration say. The copy goes to my_labs/ in the current folder. A file that is
-there already is left alone.
+reads, its configuration say. `python labs/start.py exercise` gives you a program without
+blanks, to be made fast. The copy goes to my_labs/ in the current folder. A file that is there
+already is left alone.
 """
 
 import re
@@ -47,8 +48,17 @@ def all_parts() -> dict[str, Path]:
     """What can be begun: labs by number, the programs of the assessment by name."""
     labs = {path.stem[3:5]: path for path in sorted(LABS.glob("lab??_*.py"))}
     tasks = sorted(ASSESSMENT.glob("[a-z]*.py"))
-    marked = [path for path in tasks if "# >>> solution" in path.read_text(encoding="utf-8")]
+    marked = [
+        path
+        for path in tasks
+        if slow(path).exists() or "# >>> solution" in path.read_text(encoding="utf-8")
+    ]
     return labs | {path.stem: path for path in marked}
+
+
+def slow(path: Path) -> Path:
+    """Where a program begins that is not made of blanks: it works, and is slow."""
+    return path.with_name(f"{path.stem}_slow.py")
 
 
 def title_of(path: Path) -> str:
@@ -79,7 +89,8 @@ def main() -> None:
         sys.exit(f"there is no lab {' '.join(sys.argv[1:])}: choose one of {', '.join(parts)}")
     original = parts[wanted]
     begin = "labs" if original.parent == LABS else "assessment"
-    copies = {Path("my_labs", original.name): original}
+    begins = slow(original) if slow(original).exists() else original
+    copies = {Path("my_labs", original.name): begins}
     for path in companions(original):
         if "__pycache__" not in path.parts:
             copies[Path("my_labs", path.relative_to(ASSESSMENT))] = path

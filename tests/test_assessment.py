@@ -68,7 +68,10 @@ def test_every_hint_is_provoked(name: str) -> None:
     assert len(provoked) >= 5
 
 
-@pytest.mark.parametrize("name", GRADED)
+BLANKED = [name for name in GRADED if "# >>> solution" in GRADED[name].read_text()]
+
+
+@pytest.mark.parametrize("name", BLANKED)
 def test_starter_has_no_solution_and_fails_kindly(name: str, tmp_path: Path) -> None:
     done = run(sys.executable, LABS / "start.py", name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -278,7 +278,7 @@ def test_start_does_not_overwrite(starter: Path, tmp_path: Path) -> None:
 
 def test_start_lists_the_labs_and_refuses_other_numbers(tmp_path: Path) -> None:
     listed = run(sys.executable, LABS / "start.py", cwd=tmp_path)
-    assert "02  Lab 02: DDP from scratch, then torch's" in listed.stdout
+    assert re.search("^02 +Lab 02: DDP from scratch, then torch's$", listed.stdout, re.M)
     for wrong in ("99", "two", "-1", ""):
         done = run(sys.executable, LABS / "start.py", wrong, cwd=tmp_path)
         assert done.returncode == 1

@@ -116,11 +116,11 @@ class Group:
 
 
 class Wrong(Exception):
-    """A judge's finding: what is wrong, and the hint for it."""
+    """A judge's finding: what is wrong, the hint for it, and perhaps how to mend it."""
 
-    def __init__(self, what: str, hint: str):
+    def __init__(self, what: str, hint: str, more: str = ""):
         super().__init__(what)
-        self.what, self.hint = what, hint
+        self.what, self.hint, self.more = what, hint, more
 
 
 class Blank(Exception):
