@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 2: a pinned buffer is filled again before its copy"""
 
 STEP, HINT = 2, "device_curve"

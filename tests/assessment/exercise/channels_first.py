@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 16: channels first"""
 
 STEP, HINT = 16, "format"

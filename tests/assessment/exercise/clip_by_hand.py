@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 13: a number for each parameter"""
 
 STEP, HINT = 13, "clip"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 18: the garbage is collected in every step"""
 
 STEP, HINT = 18, "garbage"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 11: mean and std cross in every step"""
 
 STEP, HINT = 11, "constants"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 20: an attribute that changes"""
 
 STEP, HINT = 20, "recompiles"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 7: a model in float64"""
 
 STEP, HINT = 7, "float64"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 23: evaluates again and again"""
 
 STEP, HINT = 23, "slow"

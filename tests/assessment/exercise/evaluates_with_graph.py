@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 22: evaluation keeps a graph"""
 
 STEP, HINT = 22, "eval_graph"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 1: no zero_grad"""
 
 STEP, HINT = 1, "later"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 1: twice as many updates, of half a batch"""
 
 STEP, HINT = 1, "steps"

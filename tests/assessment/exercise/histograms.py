@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 17: all weights to the host in every step"""
 
 STEP, HINT = 17, "histograms"

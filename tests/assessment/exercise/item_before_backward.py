@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 12: an inf is looked for in every step"""
 
 STEP, HINT = 12, "asks"

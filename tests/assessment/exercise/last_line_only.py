@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 1: the log has the last step only"""
 
 STEP, HINT = 1, "log"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 17: the log is opened in every step"""
 
 STEP, HINT = 17, "log_opened"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 19: a switch for debugging"""
 
 STEP, HINT = 19, "anomaly"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 1: a mean of means over batches of 60 and 4"""
 
 STEP, HINT = 1, "unseen"

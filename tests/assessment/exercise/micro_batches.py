@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 6: four parts, one after the other"""
 
 STEP, HINT = 6, "micro"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 8: fp32 on the device"""
 
 STEP, HINT = 8, "no_autocast"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 14: a loop over groups"""
 
 STEP, HINT = 14, "launches"

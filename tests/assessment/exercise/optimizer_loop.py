@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 15: parameter by parameter"""
 
 STEP, HINT = 15, "optimizer"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 10: batches from pageable memory"""
 
 STEP, HINT = 10, "pageable"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 8: parameters in bf16"""
 
 STEP, HINT = 8, "converted"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 10: pinned, and the host waits all the same"""
 
 STEP, HINT = 10, "pageable"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 1: pixels from 0 to 255, as from 0 to 1"""
 
 STEP, HINT = 1, "first"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 3: the file is read in every step"""
 
 STEP, HINT = 3, "read"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 21: DataParallel around it"""
 
 STEP, HINT = 21, "replicas"

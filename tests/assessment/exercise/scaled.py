@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 9: loss scaling without fp16"""
 
 STEP, HINT = 9, "scaler"

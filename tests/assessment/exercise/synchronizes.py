@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 12: a clock that stops the device in every step"""
 
 STEP, HINT = 12, "synchronize"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 4: pixels go through a list"""
 
 STEP, HINT = 4, "lists"

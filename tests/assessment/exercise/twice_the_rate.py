@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 1: another learning rate"""
 
 STEP, HINT = 1, "later"

@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 16: only the weights are channels last"""
 
 STEP, HINT = 16, "format"

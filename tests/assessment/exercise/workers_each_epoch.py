@@ -1,4 +1,3 @@
-# ruff: noqa: F821 (names of the exercise)
 """Step 5: a loader with workers for every epoch"""
 
 STEP, HINT = 5, "workers"
