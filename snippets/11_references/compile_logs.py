@@ -1,7 +1,7 @@
 """What torch.compile writes when asked: TORCH_LOGS for the eye, TORCH_TRACE for a program.
 
-The function breaks its graph at a value, and is compiled again for another number and another
-length. Both logs come from one run; `--read` keeps their decisive lines.
+The function breaks its graph at a value, and is compiled again for another length. Both logs
+come from one run; `--read` keeps their decisive lines.
 
     --read LOG FOLDER    what stands in the two logs
 """
@@ -16,7 +16,6 @@ import torch
 
 
 # --8<-- [start:step]
-@torch.compile(backend="eager")  # the eager backend: graphs are taken, and no code is made
 def step(x: torch.Tensor, rate: float) -> torch.Tensor:
     y = x * rate
     if y.sum() > 0:
@@ -25,8 +24,9 @@ def step(x: torch.Tensor, rate: float) -> torch.Tensor:
 
 
 def train() -> None:
+    compiled = torch.compile(step, backend="eager")  # graphs are taken, and no code is made
     for length in (4, 5, 6):
-        step(torch.ones(length), length * 0.5)
+        compiled(torch.ones(length), length * 0.5)
 
 
 # --8<-- [end:step]
