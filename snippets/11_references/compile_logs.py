@@ -32,7 +32,6 @@ def train() -> None:
 # --8<-- [end:step]
 
 
-# --8<-- [start:read]
 def decisive(log: str) -> list[str]:
     """The lines of TORCH_LOGS that say what and why, without prefix and folder."""
     text = re.sub(r"^[VIWE]\d{4} .*?\[__\w+\] ?", "", log, flags=re.MULTILINE)
@@ -41,6 +40,7 @@ def decisive(log: str) -> list[str]:
     return [re.sub(r"/\S*/|\s+#.*", "", line).strip() for line in lines]
 
 
+# --8<-- [start:events]
 def events(folder: Path) -> Counter:
     """The structured log of TORCH_TRACE: one JSON object a line, payloads indented below it."""
     found: Counter = Counter()
@@ -53,7 +53,7 @@ def events(folder: Path) -> Counter:
     return found
 
 
-# --8<-- [end:read]
+# --8<-- [end:events]
 
 
 def read(log: str, folder: str) -> None:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 
+# --8<-- [start:say]
 WORK = """
 import torch, torch.distributed as dist
 import torch.distributed.nn
@@ -20,7 +21,6 @@ torch.ones(2, 3) @ torch.ones(2, 3)
 """
 
 
-# --8<-- [start:say]
 def say(**variables: str) -> str:
     """What a process with these variables writes to stderr."""
     command = [sys.executable, "-c", WORK]
@@ -29,14 +29,14 @@ def say(**variables: str) -> str:
     ).stderr
 
 
+# --8<-- [end:say]
+
+
 def line_with(text: str, words: str) -> str:
     """The first line with these words, without time, rank and folder, or a line's number."""
     line = next(line for line in text.splitlines() if re.search(words, line))
     line = re.sub(r"^(\[rank\d\]: ?)?(\[[IWE]\d{4} .*?\] ?)?|/\S*/", "", line)
     return re.sub(r"(\.\w+):\d+", r"\1", line).strip()
-
-
-# --8<-- [end:say]
 
 
 def main() -> None:
