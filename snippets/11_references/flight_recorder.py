@@ -7,10 +7,11 @@ recorder holds; with NCCL the watchdog does that by itself (TORCH_NCCL_DUMP_ON_T
 """
 
 import argparse
+import contextlib
+import io
 import os
 import pickle
 import re
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -56,13 +57,14 @@ def read(folder: str) -> None:
             row += f"{call['profiling_name'].split(':')[1]} (line {line})".ljust(23)
         print(f"{calls[0]['collective_seq_id']:4}   {row}".rstrip())
 
-    analyser = "torch.distributed.flight_recorder.fr_trace"
-    command = [sys.executable, "-m", analyser, folder, "--prefix", "rank_"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    for line in (said.stdout + said.stderr).splitlines():
+    with contextlib.redirect_stderr(io.StringIO()) as said:  # torchfrtrace DUMPS --prefix rank_
+        from torch.distributed.flight_recorder.fr_trace import main as torchfrtrace
+
+        torchfrtrace([folder, "--prefix", "rank_"])
+    for line in said.getvalue().splitlines():
         if re.match(r"(.*Collective sequence number|collective:|input sizes|error msg)", line):
             print(re.sub(r"^.*(?=Collective seq)", "", line))
-    assert "Culprit rank 1" in said.stdout + said.stderr
+    assert "Culprit rank 1" in said.getvalue()
 
 
 # --8<-- [end:read]

@@ -1,6 +1,6 @@
 """Why torch sees no GPU: five facts, and the one sentence that torch says for each mismatch.
 
-Without arguments it judges this machine; with --invented, six that are made up, and it holds
+Without arguments it judges this machine; with --invented, seven that are made up, and it holds
 its rule about compute capabilities to torch's own.
 """
 
@@ -24,6 +24,7 @@ class Machine:
     gpus: list[Version]  # the compute capability of each GPU
     code: list[int] = field(default_factory=list)  # what torch has kernels for: 80 is sm_80
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    ptx: list[int] = field(default_factory=list)  # and PTX, which the driver compiles
 
 
 def runs_on(code: int, gpu: Version) -> bool:
@@ -46,7 +47,8 @@ def why(machine: Machine) -> str:
     if machine.visible in ("", "-1") or not machine.gpus:
         return "No CUDA GPUs are available: look at CUDA_VISIBLE_DEVICES, and at nvidia-smi"
     for gpu in machine.gpus:
-        if not any(runs_on(code, gpu) for code in machine.code):
+        compiled = any(10 * gpu[0] + gpu[1] >= code for code in machine.ptx)
+        if not compiled and not any(runs_on(code, gpu) for code in machine.code):
             return (
                 f"no kernel image is available for execution on the device: "
                 f"it is sm_{gpu[0]}{gpu[1]}, the build has "
@@ -63,9 +65,11 @@ def this_machine() -> Machine:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
     driver = (number.value // 1000, number.value % 1000 // 10) if number.value else None
     gpus = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
-    code = [int(name.removeprefix("sm_").rstrip("af")) for name in torch.cuda.get_arch_list()
-            if name.startswith("sm_")]  # fmt: skip
-    return Machine(build or None, driver, gpus, code, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    code: dict[str, list[int]] = {"sm": [], "compute": []}  # machine code, and PTX
+    for kind, number_of in (name.split("_") for name in torch.cuda.get_arch_list()):
+        code[kind].append(int(number_of.rstrip("af")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return Machine(build or None, driver, gpus, code["sm"], visible, code["compute"])
 
 
 CU126 = [50, 60, 70, 75, 80, 86, 90]  # torch/cuda/__init__.py of 2.13, wheels for x86-64
@@ -76,17 +80,21 @@ INVENTED = {
     "a driver for CUDA 12.4, and a cu130 build": Machine((13, 0), (12, 4), [(8, 0)], CU130),
     "the same driver, and a cu126 build": Machine((12, 6), (12, 4), [(8, 0)], CU126),
     "a V100, and a cu130 build": Machine((13, 0), (13, 0), [(7, 0)], CU130),
+    "a GPU later than the code, and a build with PTX": Machine(
+        (13, 0), (13, 0), [(12, 1)], code=[75, 80], ptx=[80]),
     "the variable is set, and empty": Machine((13, 0), (13, 0), [(9, 0)], CU130, visible=""),
 }  # fmt: skip
 
 
 def main() -> None:
     if sys.argv[1:] != ["--invented"]:
+        if torch.version.hip or torch.xpu.is_available() or sys.platform == "darwin":
+            sys.exit("why_no_gpu.py is about NVIDIA's GPUs, and this torch is built for others")
         print(why(this_machine()))
         return
     for name, machine in INVENTED.items():
         print(f"{name}\n  {why(machine)}")
-    assert [why(m).startswith("nothing") for m in INVENTED.values()].count(True) == 1
+    assert [why(m).startswith("nothing") for m in INVENTED.values()].count(True) == 2
     assert why(INVENTED["the same driver, and a cu126 build"]).startswith("nothing")
 
     capabilities = [(5, 0), (6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0),

@@ -1,0 +1,90 @@
+"""The set-up page and the page of tools: what they say without a program is still held to a source."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+INPUTS = ["docs/11_tools.md", "docs/setup.md", "labs", "requirements", "snippets"]
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = Path(util.find_spec("torch").origin).parent
+# read by builds for NVIDIA's and Apple's GPUs alone
+OTHER_BUILDS = {"PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_ENABLE_MPS_FALLBACK"}
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def torchs_variables(text: str) -> set[str]:
+    """The environment variables of torch that a page names."""
+    return set(re.findall(r"\b(?:TORCH|PYTORCH|TORCHINDUCTOR)_[A-Z0-9_]*[A-Z0-9]\b", text))
+
+
+def read_by_torch(names: set[str]) -> set[str]:
+    """Those of the names which stand in torch's headers, Python files or libraries."""
+    found: set[str] = set()
+    headers = (TORCH / "include/torch/csrc/distributed/c10d").glob("*.hpp")
+    folders = [TORCH / "_logging", TORCH / "utils", TORCH / "_inductor/runtime"]
+    sources = [file for folder in folders for file in folder.glob("*.py")]
+    for file in [*headers, *sources, TORCH / "_environment.py"]:
+        if file.is_file():
+            text = file.read_text("utf-8", errors="replace")
+            found |= {name for name in names - found if name in text}
+    for library in sorted((TORCH / "lib").glob("lib*.so")) + sorted(
+        (TORCH / "lib").glob("*.dylib")
+    ):
+        if names - found:
+            with library.open("rb") as file:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                found |= {name for name in names - found if content.find(name.encode()) >= 0}
+    return found
+
+
+def test_each_variable_of_torch_is_one_that_torch_reads() -> None:
+    names = torchs_variables(page("11_tools.md")) | torchs_variables(page("setup.md"))
+    assert len(names) >= 15
+    missing = names - OTHER_BUILDS - read_by_torch(names)
+    assert not missing, f"torch reads no such variable: {sorted(missing)}"
+
+
+def test_an_invented_variable_is_not_found() -> None:
+    assert not read_by_torch({"TORCH_NCCL_NOBODY_READS_THIS"})
+
+
+def test_the_doctors_last_lines_are_those_of_its_transcript() -> None:
+    quoted = re.search(r"```text\n(slow\n.*?)```", page("setup.md"), re.DOTALL)[1]
+    recorded = (ROOT / "labs/lab01_multi_gpu_setup.cpu.txt").read_text("utf-8")
+    assert quoted in recorded
+
+
+def test_the_vision_package_is_named_alike_in_table_and_gallery() -> None:
+    text = page("setup.md")
+    table = dict(re.findall(r"^\| (2\.\d+) \|.*\| (0\.\d+) \|$", text, re.MULTILINE))
+    sentence = re.search(r"belongs to one torch: (.*?)\. ", text)[1]
+    assert table == {
+        torch: vision for vision, torch in re.findall(r"(0\.\d+) to (2\.\d+)", sentence)
+    }
+    assert len(table) == 3
+
+
+@pytest.mark.parametrize(("name", "rows"), [("11_tools.md", 16), ("setup.md", 4)])
+def test_the_map_and_the_checks_lead_somewhere(name: str, rows: int) -> None:
+    """Every row of a map from what one sees to what one does has a link."""
+    head = {"11_tools.md": "| you see |", "setup.md": "| check | asks |"}[name]
+    table = page(name).split(head)[1].split("\n\n")[0].splitlines()[2:]
+    assert len(table) >= rows
+    unlinked = [row for row in table if "](" not in row and "its report says" not in row]
+    assert not unlinked
+
+
+def test_the_cpu_image_installs_the_torch_that_the_tests_pin() -> None:
+    pinned = re.search(
+        r"^torch==(\S+)", (ROOT / "requirements/test.txt").read_text("utf-8"), re.M
+    )[1]
+    named = set(re.findall(r"\btorch==(\d[\d.]*\d)", page("setup.md")))
+    assert named == {pinned}
