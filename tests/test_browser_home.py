@@ -54,6 +54,15 @@ def test_no_count_is_typed() -> None:
         assert not re.findall(number + what, (ROOT / name).read_text("utf-8"), re.I), name
 
 
+def test_everything_of_the_navigation_is_linked() -> None:
+    """A chapter, lab or track that is added stands on the home page too."""
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
+    pages = re.findall(r": (\S+\.(?:md|py))$", nav, re.M)
+    assert len(pages) > 30
+    home = (ROOT / "docs/index.md").read_text("utf-8")
+    assert not [page for page in pages if f"]({page}" not in home and page != "index.md"]
+
+
 def test_what_nothing_counts_stops_the_build() -> None:
     assert re.fullmatch(r"\d+ labs", with_counts("{{ labs }} labs", ROOT))
     with pytest.raises(BookError, match=r"docs/index\.md: nothing counts 'stars'"):

@@ -335,7 +335,9 @@ dist.barrier()
         "docs/quotes.md",
         "# Q\n\n```text\n4 right\n```\n\n```text\nnobody printed this\n```\n",
     )
-    return book.pytest("--device", "auto", "-n", "2", "--time-limit", "60", timeout=300, warm=True)
+    return book.pytest(
+        "--device", "auto", "-n", "2", "--time-limit", "60", timeout=300, warm=True
+    )
 
 
 # All tests of this book are called test_broken…: so they go to one worker, and it is run once.

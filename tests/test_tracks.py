@@ -601,6 +601,8 @@ def test_lessons_take_what_the_plan_says() -> None:
     assert 15 * 60 <= labs.minutes <= 20 * 60
     assert 3 * 60 <= assessment.minutes <= 4 * 60
     assert 30 * 60 <= track.minutes <= 35 * 60
+    assert "More than half of the time is the labs" in page_of(track)
+    assert labs.minutes > track.minutes / 2
 
 
 def minutes_of(text: str) -> int:
