@@ -417,7 +417,7 @@ class Track:
         return [*out, "</ol>", ""]
 
     def show_overview(self) -> list[str]:
-        out = ["| part | labs | read | do | together | needs |", "|---|---|--:|--:|--:|---|"]
+        out = ["| part | labs | read | do | total | needs |", "|---|---|--:|--:|--:|---|"]
         read = 0
         for group in self.groups:
             timed = [part for part in group.parts if part.minutes]
