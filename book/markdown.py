@@ -33,7 +33,7 @@ def program_page(name: str) -> str:
     """The page of a program, from the root of ``docs/``: ``/programs/02_ddp/naive.md``."""
     folder, _, rest = name.partition("/")
     stem = rest.rsplit(".", 1)[0]
-    return f"/programs/{stem}.md" if folder == "snippets" else f"/programs/labs/{stem}.md"
+    return f"/programs/{stem}.md" if folder == "snippets" else f"/programs/{folder}/{stem}.md"
 
 
 def provenance_sentence(provenance: Provenance) -> str:
@@ -84,7 +84,7 @@ def render(lines: list[str], root: Path) -> list[str]:
     while number < len(lines):
         match = _FENCE.match(lines[number])
         if match is None:
-            line = lines[number].replace("](../snippets/", "](/programs/")
+            line = re.sub(r"\]\((\.\./)+snippets/", "](/programs/", lines[number])
             out.append(line)
             number += 1
             continue

@@ -1,0 +1,137 @@
+"""Pipeline bubbles when the batch stays and GPUs are added: 1F1B and interleaved, op by op.
+
+Every forward and backward of every stage is placed on a clock as soon as its input and its GPU
+are ready. With N GPUs, TP 8 and p = 16, a batch of 2,048 sequences leaves m = 2048·128/N
+micro-batches to a pipeline. Draws bubble_at_scale.svg.
+"""
+
+import math
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+STAGES, TENSOR, BATCH = 16, 8, 2048
+FORWARD, BACKWARD = 1.0, 2.0  # of one micro-batch on one stage
+
+
+# --8<-- [start:order]
+def order(rank: int, p: int, m: int, v: int) -> list[tuple[bool, int, int]]:
+    """(forward?, micro-batch, slice) of a rank: 1F1B, and for v > 1 Megatron's interleaved.
+
+    m is a multiple of p, or less than p, where Megatron has no schedule of this kind.
+    """
+
+    def unit(forward: bool, k: int) -> tuple[bool, int, int]:
+        if v == 1:
+            return forward, k, 0
+        g = min(m, p)  # groups of g micro-batches go through one slice after the other
+        piece = k // g % v
+        return forward, k // (g * v) * g + k % g, piece if forward else v - 1 - piece
+
+    warm = p - rank - 1 if v == 1 else 2 * (p - rank - 1) + (v - 1) * p
+    warm = m * v if v > 1 and m < p else min(warm, m * v)  # too few: all forwards first
+    ops = [unit(True, k) for k in range(warm)]
+    for k in range(m * v - warm):
+        ops += [unit(True, warm + k), unit(False, k)]
+    return ops + [unit(False, k) for k in range(m * v - warm, m * v)]
+
+
+def simulate(p: int, m: int, v: int, slow: float = 1.0) -> float:
+    """Seconds of a step; the last rank is `slow` times as slow as the others."""
+    ended: dict[tuple[bool, int, int], float] = {}  # (forward?, micro-batch, virtual stage)
+    queues, at, clock = [order(r, p, m, v) for r in range(p)], [0] * p, [0.0] * p
+    last = p * v - 1
+    while any(at[r] < len(queues[r]) for r in range(p)):
+        before = sum(at)
+        for r in range(p):
+            while at[r] < len(queues[r]):
+                forward, batch, piece = queues[r][at[r]]
+                stage = piece * p + r
+                if forward:
+                    needs = (True, batch, stage - 1) if stage else None
+                else:
+                    needs = (True, batch, stage) if stage == last else (False, batch, stage + 1)
+                if needs is not None and needs not in ended:
+                    break
+                takes = (FORWARD if forward else BACKWARD) / v * (slow if r == p - 1 else 1)
+                clock[r] = max(clock[r], ended.get(needs, 0.0)) + takes
+                ended[forward, batch, stage] = clock[r]
+                at[r] += 1
+        assert sum(at) > before, "the schedule waits for itself"
+    return max(clock)
+
+
+# --8<-- [end:order]
+
+
+# --8<-- [start:predict]
+def predict(p: int, m: int, v: int, slow: float = 1.0) -> float:
+    full = m * slow + (p - 1) / v  # a stage works all the time once it is reached
+    trip = p + (m - 1) / v  # one micro-batch's way through all slices, and the others behind it
+    return max(full, trip) * (FORWARD + BACKWARD)
+
+
+# --8<-- [end:predict]
+
+
+def micro_batches(gpus: int) -> int:
+    return BATCH * STAGES * TENSOR // gpus
+
+
+def draw() -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "bubble", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for v, colour in ((1, "#c2410c"), (2, "#7c3aed"), (4, "#a16207"), (8, "#0b6e99")):
+        sizes = [128 * 2**k for k in range(12)]
+        ms = [micro_batches(n) for n in sizes]
+        useful = [m * (FORWARD + BACKWARD) / predict(STAGES, m, v) for m in ms]
+        axes.plot(sizes, useful, color=colour, linewidth=2)
+        for n, m in zip(sizes, ms, strict=True):
+            if m <= 64:
+                seen = m * (FORWARD + BACKWARD) / simulate(STAGES, m, v)
+                axes.plot(n, seen, "o", color=colour, markersize=5)
+        label = "1F1B" if v == 1 else f"{v} slices"
+        axes.text(250, 0.62 - 0.11 * math.log2(v), f"● {label}", color=colour)
+    axes.set(xscale="log", ylim=(0, 1.05), xlabel="GPUs that share a batch of 2,048 sequences")
+    axes.set_ylabel("share of the step that works")
+    ticks = [128, 1024, 8192, 65536]
+    axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("bubble_at_scale.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    print("share of the step that works, formula and simulated")
+    print("   GPUs    m      1F1B          2 slices      4 slices      8 slices")
+    shares = {}
+    for n in (1_024, 4_096, 8_192, 16_384, 32_768, 131_072):
+        m, cells = micro_batches(n), []
+        for v in (1, 2, 4, 8):
+            ideal, predicted = m * (FORWARD + BACKWARD), predict(STAGES, m, v)
+            if m <= 64:
+                seen = simulate(STAGES, m, v)
+                assert math.isclose(seen, predicted), (n, v)
+                cells.append(f"{ideal / predicted:.1%} {ideal / seen:.1%}")
+            else:
+                cells.append(f"{ideal / predicted:.1%} –    ")
+            shares[n, v] = ideal / predicted
+        print(f"{n:7,} {m:4}   {'   '.join(cells)}".rstrip())
+
+    print("16,384 GPUs against 8,192, rate of one GPU (Llama 3: 400/430 = 0.93):")
+    ratios = [f"{v}: {shares[16_384, v] / shares[8_192, v]:.2f}" for v in (1, 2, 4, 8)]
+    print("  slices " + ", ".join(ratios))
+    seen, predicted = simulate(16, 32, 1, slow=1.1), predict(16, 32, 1, slow=1.1)
+    assert math.isclose(seen, predicted)
+    print(
+        f"one GPU of 16 is 10% slow, m = 32: the step is {seen / predict(16, 32, 1) - 1:.1%} "
+        f"longer, as m·slow + p - 1 says"
+    )
+    draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+"""The quiz in a browser: by keyboard alone, without a script, and what the browser keeps of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from book import quiz
+
+if TYPE_CHECKING:
+    from conftest import BuiltSite
+    from playwright.sync_api import Browser, BrowserContext, Locator, Page
+
+INPUTS = [
+    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
+    "tests/conftest.py", "tests/test_browser_quiz.py",
+]  # fmt: skip
+KEY = "world-size:quiz"
+HOST = "https://world-size.github.io/world-size/"
+ROOT = Path(__file__).resolve().parent.parent
+QUESTIONS = {each.id: each for lesson in quiz.load(ROOT) for each in lesson.questions}
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    yield context
+    context.close()
+
+
+def opened(context: BrowserContext, address: str) -> Page:
+    page = context.new_page()
+    page.failed = []
+    page.on("pageerror", lambda error: page.failed.append(str(error)))
+    page.on("console", lambda message: page.failed.append(message.text))
+    page.goto(f"{address}assessment/quiz/")
+    ready(page)
+    return page
+
+
+def ready(page: Page) -> None:
+    page.wait_for_function(
+        "document.querySelectorAll('.quiz-question[data-ready]').length === 25"
+    )
+
+
+def box(page: Page, name: str) -> Locator:
+    return page.locator(f".quiz-question[data-quiz='{name}']")
+
+
+def check(page: Page, name: str) -> str:
+    """Press Check; return what is said."""
+    box(page, name).get_by_role("button", name="Check").click()
+    return verdict(page, name)
+
+
+def verdict(page: Page, name: str) -> str:
+    return box(page, name).locator(".quiz-verdict").inner_text()
+
+
+def answer(page: Page, name: str, text: str) -> str:
+    page.fill(f"#{name}-number", text)
+    return check(page, name)
+
+
+def kept(page: Page) -> dict:
+    return json.loads(page.evaluate(f"localStorage.getItem('{KEY}')") or "{}")
+
+
+def row(page: Page, start: str) -> list[str]:
+    rows = [each.inner_text() for each in page.locator(".quiz-result tbody tr").all()]
+    (cells,) = [each.split("\t") for each in rows if each.startswith(start)]
+    return cells[1:]
+
+
+def tab_to(page: Page, wanted: str) -> None:
+    """Press Tab until the focus is on what the selector names."""
+    for _ in range(400):
+        if page.evaluate(f"document.activeElement.matches({json.dumps(wanted)})"):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"Tab does not lead to {wanted}")
+
+
+def test_all_of_it_by_keyboard_alone(context: BrowserContext, address: str) -> None:
+    page = opened(context, address)
+    press = page.keyboard.press
+    for name, question in QUESTIONS.items():
+        here = f".quiz-question[data-quiz='{name}'] "
+        if question.kind == "number":
+            tab_to(page, f"#{name}-number")
+            page.keyboard.type(f"{question.answer:g} {question.unit}")
+            press("Enter")
+        elif question.kind == "several":
+            for place in question.right:
+                tab_to(page, f"#{name}-option-{place + 1}")
+                press("Space")
+        elif question.kind == "order":
+            for place in range(len(question.options)):
+                up = f"{here}[data-step='{place}'] button:first-child"
+                tab_to(page, up)
+                there = page.locator(f"{here}.quiz-steps > li").nth(place)
+                while there.get_attribute("data-step") != str(place):
+                    press("Enter")
+                    assert page.evaluate(f'document.activeElement.matches("{up}")')
+        else:
+            tab_to(page, f"#{name}-option-1")
+            press("Space")
+            for _ in range(question.right[0]):
+                press("ArrowDown")
+        if question.kind != "number":
+            tab_to(page, f"{here}button[type=submit]")
+            width = "parseFloat(getComputedStyle(document.activeElement).outlineWidth)"
+            assert page.evaluate(width) >= 1  # the focus can be seen
+            press("Enter")
+        assert verdict(page, name).startswith("✓ Right."), name
+        assert box(page, name).locator("details").get_attribute("open") is not None
+    assert row(page, "all") == ["25", "25", "25"]
+    assert "25 of 25 answered, 25 right, 25 at the first try." in page.inner_text(
+        ".quiz-result"
+    )
+    assert page.locator(".quiz-again a").count() == 0
+    page.reload()
+    ready(page)
+    assert row(page, "all") == ["25", "25", "25"]
+
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    clear = page.get_by_role("button", name="Clear all answers")
+    clear.focus()
+    press("Enter")
+    assert row(page, "all") == ["25", "25", "25"]
+    page.once("dialog", lambda dialog: dialog.accept())
+    press("Enter")
+    assert kept(page) == {} and row(page, "all") == ["25", "–", "–"]
+    assert page.get_by_text("All answers are cleared.").get_attribute("role") == "status"
+    assert page.evaluate("document.activeElement.textContent") == "Clear all answers"
+    assert not page.failed
+
+
+def test_wrong_answers_get_their_explanation(context: BrowserContext, address: str) -> None:
+    page = opened(context, address)
+    assert check(page, "ring") == "Give a number first."
+    assert check(page, "wider") == "Choose an answer first."
+    assert kept(page) == {}
+    for number, question in QUESTIONS.items():
+        if question.kind == "number":  # each slip gets its own words
+            for slip in question.slips:
+                said = answer(page, number, f"{slip['value']:g}")
+                assert said.startswith("✗ Not right.") and slip["why"][:30] in said, said
+    assert answer(page, "ring", "55 MiB").startswith("✗ Not right. The answer below")
+
+    for place, option in enumerate(QUESTIONS["utilisation"].options):
+        page.check(f"#utilisation-option-{place + 1}")
+        said = check(page, "utilisation")
+        assert said.startswith("✓" if option.right else "✗") and option.why[:30] in said
+        mine = box(page, "utilisation").locator(".quiz-why li:has(.quiz-mark)")
+        assert mine.count() == 1 and option.why[:20] in mine.inner_text()
+
+    page.check("#divergence-option-1")
+    page.check("#divergence-option-2")
+    said = check(page, "divergence")
+    assert "1 of your choices is wrong, 1 is missing." in said
+    signs = box(page, "divergence").locator(".quiz-sign").all_inner_texts()
+    assert signs == ["✗ wrong", "✓ right", "✓ right, not chosen"]  # not by colour alone
+    page.uncheck("#divergence-option-1")  # a changed answer has no verdict
+    assert verdict(page, "divergence") == ""
+    assert box(page, "divergence").locator(".quiz-sign").count() == 0
+    assert not box(page, "divergence").locator("details").is_visible()
+
+    assert check(page, "graph").startswith("✗ Not right. 0 of 6 stand in their place.")
+    last = box(page, "graph").locator(".quiz-steps > li").last
+    last.get_by_role("button", name="Down").press("Enter")
+    assert verdict(page, "graph").endswith("is last already.")
+    last.get_by_role("button", name="Up").click()
+    assert verdict(page, "graph").endswith("is now 5 of 6.")
+    assert box(page, "graph").locator(".quiz-verdict").get_attribute("role") == "status"
+    # what to read again, each once, and a first try that does not come back
+    links = page.locator(".quiz-again a").all_inner_texts()
+    assert "01 · All-reduce from send and recv" in links and len(links) == len(set(links))
+    assert answer(page, "ring", "21").startswith("✓")
+    assert row(page, "4 ·") == ["3", "1", "0"]
+    assert "01 · All-reduce from send and recv" not in page.inner_text(".quiz-again")
+    assert not page.failed
+
+
+NUMBERS = {  # what is typed, and whether it is right; None is no answer
+    "state": {
+        "140": True, "140 GB": True, "140GB": True, "0.14 TB": True, "130.4 GiB": True,
+        "140,000 MB": True, "140 000 MB": True, "≈ 139": True, "1120/8": True, "1.4e2 gb": True,
+        "130 GB": False, "140 GiB": False, "140 Gb": None, "-140": False, "14,0": False,
+        "many": None, "140 14": None, "1/0": None, "": None,
+    },
+    "sectors": {"1024": True, "1,024 bytes": True, "1 KiB": True, "1 kB": False, "1023": False},
+    "ridge": {"295": True, "295,2": True, "300": True, "295 FLOP/B": True, "310": False,
+              "295 GB": None},
+    "counter": {"256": True, "256.": True, "256 B": None},
+}  # fmt: skip
+
+
+def test_numbers_and_units(context: BrowserContext, address: str) -> None:
+    page = opened(context, address)
+    for name, cases in NUMBERS.items():
+        for text, right in cases.items():
+            said = answer(page, name, text)
+            sign = {True: "✓ Right.", False: "✗ Not right."}
+            if right is None:
+                assert said and not said.startswith(("✓", "✗")), (name, text, said)
+            else:
+                assert said.startswith(sign[right]), (name, text, said)
+
+
+def test_what_the_browser_keeps(context: BrowserContext, address: str) -> None:
+    page = opened(context, address)
+    answer(page, "ring", "24 MiB")
+    page.check("#syncs-option-2")
+    check(page, "syncs")
+    shown = [box(page, "graph").locator("li").nth(n).inner_text() for n in range(3)]
+    box(page, "graph").locator(".quiz-steps > li").nth(2).get_by_role(
+        "button", name="Up"
+    ).click()
+    check(page, "graph")
+    page.check("#mesh-option-4")  # chosen and not checked: not kept
+    assert kept(page).keys() == {"ring", "syncs", "graph"}
+    page.reload()
+    ready(page)
+    assert page.input_value("#ring-number") == "24 MiB"
+    assert verdict(page, "ring").startswith("✗ Not right. 24 MiB: twice the tensor.")
+    assert page.is_checked("#syncs-option-2") and not page.is_checked("#mesh-option-4")
+    assert shown[2].split("\n")[-1] in box(page, "graph").locator("li").nth(1).inner_text()
+    assert row(page, "all") == ["25", "0", "0"]
+
+    other = opened(context, address)
+    answer(other, "ring", "21 MiB")  # another tab is followed
+    page.wait_for_function("document.querySelector('#ring-number').value === '21 MiB'")
+    assert verdict(page, "ring").startswith("✓") and row(page, "all") == ["25", "1", "0"]
+    assert not page.failed and not other.failed
+
+
+def follow(page: Page, end: str) -> None:
+    link = page.locator(f".md-nav--primary a[href$='{end}']").first
+    link.evaluate("link => link.click()")  # it may lie in a closed drawer
+
+
+def test_the_next_page_and_back_without_a_reload(
+    context: BrowserContext, address: str, built_site: BuiltSite
+) -> None:
+    # the theme replaces pages that the sitemap names; name them where they are served
+    pages = (built_site.folder / "sitemap.xml").read_text("utf-8").replace(HOST, address)
+    context.route("**/sitemap.xml", lambda route: route.fulfill(body=pages))
+    with (page := context.new_page()).expect_response("**/sitemap.xml"):
+        page.goto(f"{address}assessment/capstone/")
+    page.evaluate("window.sameDocument = true")
+    for expected in (["25", "–", "–"], ["25", "1", "1"]):
+        follow(page, "assessment/quiz/")
+        ready(page)
+        assert row(page, "all") == expected
+        assert page.locator(".quiz-form").count() == 25
+        assert page.locator(".quiz-result button").count() == 1
+        assert answer(page, "ring", "21 MiB").startswith("✓")
+        assert row(page, "all") == ["25", "1", "1"]
+        follow(page, "assessment/capstone/")
+        page.wait_for_function("document.title.startsWith('Capstone')")
+        assert page.locator(".quiz-question").count() == 0
+    assert page.evaluate("window.sameDocument") is True
+
+
+def entry(name: str, **changes: object) -> dict:
+    return {"v": QUESTIONS[name].version, "answer": "21", "first": True} | changes
+
+
+UNREADABLE = {
+    "mesh": 3, "counter": None, "unknown": {"v": 1},
+    "segments": entry("segments", v="older", answer="11"),
+    "sectors": entry("sectors", answer="many"),
+    "state": entry("state", answer=[1]),
+    "wider": entry("wider", answer=[2, 2]),
+    "padding": entry("padding", answer=[9]),
+    "silent": entry("silent", answer=[]),
+    "scaler": entry("scaler", answer=[0, 1]),
+    "graph": entry("graph", answer="0"),
+}  # fmt: skip
+
+
+def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, address: str) -> None:
+    page = opened(context, address)
+    for stored in ["{", "[1]", json.dumps(UNREADABLE)]:
+        page.evaluate("value => localStorage.setItem(...value)", [KEY, stored])
+        page.reload()
+        ready(page)
+        assert row(page, "all") == ["25", "–", "–"], stored
+        assert answer(page, "ring", "21").startswith("✓")
+        assert row(page, "all") == ["25", "1", "1"], stored
+        assert kept(page)["ring"]["answer"] == "21"
+    assert kept(page)["unknown"] == {"v": 1}  # nothing else is lost
+    assert not page.failed
+
+
+def test_a_window_that_keeps_nothing(context: BrowserContext, address: str) -> None:
+    context.add_init_script(
+        "Object.defineProperty(window, 'localStorage',"
+        " { get() { throw new DOMException('denied', 'SecurityError') } })"
+    )
+    page = opened(context, address)
+    answer(page, "ring", "21")
+    assert answer(page, "state", "35").startswith("✗")
+    assert row(page, "all") == ["25", "1", "1"]
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Clear all answers").click()
+    assert row(page, "all") == ["25", "–", "–"] and page.input_value("#ring-number") == ""
+    assert not [each for each in page.failed if "quiz.js" in each]
+
+
+def test_without_javascript(browser: Browser, address: str) -> None:
+    context = browser.new_context(java_script_enabled=False, color_scheme="dark")
+    page = context.new_page()
+    page.goto(f"{address}assessment/quiz/")
+    assert page.locator(".quiz-question").count() == 25
+    assert page.locator(".quiz-question :is(input, button)").count() == 0
+    for name, question in QUESTIONS.items():
+        here = box(page, name)
+        assert here.locator(".quiz-text").is_visible()
+        items = here.locator(":is(.quiz-options, .quiz-steps) > li")
+        assert items.count() == len(question.options)
+        details = here.locator("details")
+        assert not details.locator(".quiz-key").is_visible()
+        details.locator("summary").focus()
+        page.keyboard.press("Enter")
+        assert details.locator(".quiz-key").is_visible()
+        whys = details.locator(".quiz-why > li")
+        assert whys.count() == len(question.options) + len(question.slips)
+        assert details.locator(".quiz-read a").count() == len(question.read)
+        assert details.locator("pre").count() == len(question.settled)
+    assert page.locator(".quiz-result tbody tr").count() == 9
+    context.close()
+
+
+def test_fits_a_phone_and_is_legible(browser: Browser, address: str) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    page = opened(context, address)
+    for name, question in QUESTIONS.items():
+        if question.kind == "number":
+            page.fill(f"#{name}-number", "3")
+        elif question.kind != "order":
+            page.check(f"#{name}-option-1")
+        check(page, name)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    cut = page.eval_on_selector_all(
+        ".quiz-form :is(li, label, input, button, p), .quiz-answer li, .quiz-result td",
+        "all => all.filter(x => x.getBoundingClientRect().right > 390).map(x => x.textContent)",
+    )
+    assert not cut
+    small = page.eval_on_selector_all(
+        ".quiz-form :is(input, button), .quiz-result button, .quiz-answer summary",
+        """all => all.map(x => [x, x.getBoundingClientRect()])
+            .filter(([x, r]) => r.width < 24 || r.height < 24).map(([x, r]) => x.outerHTML)""",
+    )
+    assert not small
+    unnamed = page.eval_on_selector_all(
+        ".quiz-form input",
+        "all => all.filter(x => x.labels.length !== 1 || !x.labels[0].innerText.trim())"
+        ".map(x => x.id)",
+    )
+    assert not unnamed
+    groups = page.eval_on_selector_all(
+        ".quiz-form fieldset",
+        """all => all.map(x => x.getAttribute("aria-labelledby").split(" ")
+            .map(id => document.getElementById(id).innerText.trim().length > 0))""",
+    )
+    assert groups == [[True, True]] * 25
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(x => x.id)")
+    assert len(set(ids)) == len(ids)
+    papers = set()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        papers.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        faint = page.evaluate(CONTRAST)
+        assert not faint, scheme
+    assert len(papers) == 2
+    context.close()
+
+
+CONTRAST = """() => {
+  const rgb = text => text.match(/[\\d.]+/g).map(Number)
+  const light = colour => {
+    const [r, g, b] = colour.map(x => x / 255)
+      .map(x => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4))
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+  }
+  const paper = node => { // what lies under it, washes laid over each other
+    const layers = []
+    for (let each = node; each; each = each.parentElement) {
+      const text = getComputedStyle(each).backgroundColor
+      if (!text.startsWith("rgb")) throw new Error(text)
+      const [r, g, b, a = 1] = rgb(text)
+      layers.push([r, g, b, a])
+      if (a === 1) break
+    }
+    return layers.reverse().reduce(
+      (under, [r, g, b, a]) => [r, g, b].map((x, i) => a * x + (1 - a) * under[i]), [255, 255, 255])
+  }
+  const faint = []
+  const wanted = ".quiz-sign, .quiz-verdict, .quiz-hint, .quiz-form label, .quiz-form input, " +
+    ".quiz-step, .quiz-mark, .quiz-moves button:not([aria-disabled=true]), .quiz-form .md-button"
+  for (const node of document.querySelectorAll(wanted)) {
+    if (!node.textContent.trim()) continue
+    const ink = light(rgb(getComputedStyle(node).color).slice(0, 3)), under = light(paper(node))
+    const ratio = (Math.max(ink, under) + 0.05) / (Math.min(ink, under) + 0.05)
+    if (ratio < 4.5) faint.push(`${node.className} ${ratio.toFixed(2)}: ${node.textContent}`)
+  }
+  return faint
+}"""

@@ -1,0 +1,516 @@
+"""The quiz: its keys are computed here from the book's programs, and a wrong file is refused."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+
+import markdown
+import pytest
+import yaml
+
+from book import quiz
+from book.quiz import Question, QuizError
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = ["book", "docs", "snippets", "tests/test_quiz.py"]
+LESSONS = quiz.load(ROOT)
+QUESTIONS = {each.id: each for lesson in LESSONS for each in lesson.questions}
+
+
+@cache
+def program(name: str) -> ModuleType:
+    """A program of the book, imported."""
+    path = ROOT / "snippets" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"quiz_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the quiz as it is
+
+
+def test_twenty_five_questions_of_five_kinds_over_eight_lessons() -> None:
+    assert len(QUESTIONS) == 25 and len(LESSONS) == 8
+    assert all(2 <= len(lesson.questions) <= 4 for lesson in LESSONS)
+    kinds = Counter(question.kind for question in QUESTIONS.values())
+    assert set(kinds) == set(quiz.KINDS) and min(kinds.values()) >= 4
+    assert sum(bool(question.settled) for question in QUESTIONS.values()) >= 20
+
+
+def test_the_right_answer_cannot_be_guessed_from_its_place() -> None:
+    ones = [question.right[0] for question in QUESTIONS.values() if len(question.right) == 1]
+    assert max(Counter(ones).values()) <= len(ones) // 2
+    lengths = []  # nor from its length
+    for question in QUESTIONS.values():
+        if question.kind in ("one", "output"):
+            texts = [each.text for each in question.options]
+            lengths.append(max(texts, key=len) == texts[question.right[0]])
+    assert sum(lengths) <= len(lengths) // 2
+
+
+def test_every_option_is_explained_for_itself() -> None:
+    whys = [each.why for question in QUESTIONS.values() for each in question.options] + [
+        slip["why"] for question in QUESTIONS.values() for slip in question.slips
+    ]
+    assert len(set(whys)) == len(whys)
+    assert min(len(why) for why in whys) > 15
+    for question in QUESTIONS.values():
+        assert question.kind != "number" or len(question.slips) >= 3
+
+
+def test_steps_are_shown_out_of_place_and_alike_in_every_build() -> None:
+    for question in QUESTIONS.values():
+        if question.kind == "order":
+            shown = question.shuffled()
+            assert shown == question.shuffled()
+            assert all(step != place for place, step in enumerate(shown))
+
+
+# ---- the keys, computed
+
+
+def number(question: Question, value: float) -> None:
+    assert question.accepts(value), f"{question.id}: {question.answer}, computed {value}"
+    assert not any(question.accepts(slip["value"]) for slip in question.slips)
+
+
+def right_options(question: Question, holds: Callable[[str], bool]) -> None:
+    """The right options are those of which `holds` is true."""
+    for option in question.options:
+        assert holds(option.text) == option.right, f"{question.id}: {option.text}"
+
+
+def ridge(question: Question) -> None:
+    number(question, 989e12 / 3350e9)
+    slips = [each["value"] for each in question.slips]
+    computed = [3350e9 / 989e12, 989 / 3350, 2 * 989e12 / 3350e9, 67e12 / 3350e9]
+    assert slips == pytest.approx(computed, rel=0.01)
+
+
+def wider(question: Question) -> None:
+    crossing = program("06_gpu_computing/crossing")
+
+    def step(width: int) -> float:  # as the program counts it: three layers, batch 32
+        flops, weights = 3 * 3 * 2 * 32 * width**2, 3 * width**2
+        return crossing.modelled(flops, 3 * 4 * weights, 0, launches=30)
+
+    assert step(64) == pytest.approx(300e-6, rel=0.02)
+    assert step(1024) < 1.1 * step(64)
+
+
+def hierarchy(question: Question) -> None:
+    page = (ROOT / "docs/06_gpu_computing.md").read_text("utf-8")
+    names = ["shared memory", "device memory", "NVLink", "PCIe"]
+    found = [next(p for p, s in enumerate(question.options) if n in s.text) for n in names]
+    assert found == sorted(found)
+    assert round(132 * 128 * 1.98e9 / 1e12) == 33
+    for rate in ("33$ TB/s", "3,350 GB/s", "450 GB/s one way", "63 GB/s one way"):
+        assert rate.replace("$", "") in page.replace("$", "")
+
+
+def sectors(question: Question) -> None:
+    coalescing = program("06_gpu_computing/coalescing")
+
+    def delivered(stride: int) -> int:
+        return 32 * coalescing.sectors(coalescing.strided(stride), 4)
+
+    number(question, delivered(8))
+    assert delivered(2) == 256 and delivered(1) == 128 and delivered(1024) == 1024
+
+
+def divergence(question: Question) -> None:
+    simt = program("06_gpu_computing/divergence")
+    without, _ = simt.run(lambda warp: warp.work(10))
+
+    def twice(condition: str) -> bool:
+        side = condition.strip("`").replace("/", "//")  # C divides whole numbers so
+        issued, _ = simt.run(simt.two_sides(lambda thread: eval(side, {"thread": thread})))
+        return issued == 2 * without
+
+    right_options(question, twice)
+
+
+def syncs(question: Question) -> None:
+    import torch
+
+    counter = program("06_gpu_computing/hidden_syncs").CountWaits
+
+    def waits(line: str) -> bool:
+        line = line.strip("`").replace("break", "pass").replace("print(", "str(")
+        names = {
+            "torch": torch,
+            "total": torch.zeros(()),
+            "loss": torch.tensor(2.0, requires_grad=True) * 1,
+            "labels": torch.arange(4),
+            "predicted": torch.tensor([0, 1, 3, 2]),
+            "x": torch.ones(4),
+            "mask": torch.tensor([True, False, True, True]),
+            "logits": torch.randn(4, 3),
+        }
+        with counter() as counted:
+            exec(line, names)
+        return sum(counted.waits.values()) > 0
+
+    right_options(question, waits)
+
+
+def staging(question: Question) -> None:
+    import torch
+
+    staged = program("07_memory_and_performance/staging")
+    engine, there = staged.CopyEngine(seconds=0.02), torch.full((6, 4), -1.0)
+    staged.one_buffer(engine, there, pinned=True)
+    assert there[:, 0].tolist() == [5.0] * 6 and question.right == [1]
+
+
+def counter(question: Question) -> None:
+    import torch
+
+    for dtype, stops in ((torch.bfloat16, 256), (torch.float16, 2048)):
+        total, one = torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)
+        for _ in range(1024 if dtype is torch.bfloat16 else 2100):
+            total += one
+        assert total.item() == stops
+        if dtype is torch.bfloat16:
+            number(question, total.item())
+
+
+def scaler(question: Question) -> None:
+    """The lines run in the order of the key, and the norm that clipping sees is the true one."""
+    import torch
+
+    def norm(order: list[int]) -> float:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        names = {
+            "torch": torch,
+            "x": torch.ones(2, 4),
+            "y": None,
+            "model": lambda x, y: forward(x).sum(),
+            "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+            "scaler": torch.amp.GradScaler("cpu", init_scale=1024.0),
+        }
+        forward, model_parameters = model, model.parameters
+        names["model"].parameters = model_parameters
+        for step in order:
+            line = question.options[step].text.strip("`")
+            line = line.replace('"cuda", torch.float16', '"cpu", torch.bfloat16')
+            seen = re.match(r"torch.nn.utils.clip", line)
+            exec(f"norm = {line}" if seen else line, names)
+        return float(names["norm"])
+
+    right = norm([0, 1, 2, 3, 4, 5])
+    assert norm([0, 1, 3, 2, 4, 5]) == pytest.approx(1024 * right, rel=0.01)
+
+
+def ring(question: Question) -> None:
+    def each(n: int) -> float:
+        return 2 * (n - 1) / n * 12
+
+    number(question, each(8))
+    values = {slip["value"] for slip in question.slips}
+    assert values == {12, 24, each(8) / 2, 7 * 12, each(4)}
+
+
+def halves(question: Question) -> None:
+    n, size = 8, 1.0
+    reduce_scatter = all_gather = (n - 1) / n * size
+    assert reduce_scatter + all_gather == 2 * (n - 1) / n * size
+    assert question.options[question.right[0]].text == "as much"
+
+
+def state(question: Question) -> None:
+    number(question, 70 * (2 + 2 + 4 + 4 + 4) / 8)
+    assert [each["value"] for each in question.slips] == [
+        70 * 16, 70 * 2 / 8, 70 * 4 / 8, 70 * 12 / 8,
+    ]  # fmt: skip
+
+
+def padding(question: Question) -> None:
+    from torch.utils.data import DistributedSampler
+
+    drawn = [list(DistributedSampler(range(10), 4, rank, shuffle=False)) for rank in range(4)]
+    twice = [each for each, count in Counter(chain(*drawn)).items() if count > 1]
+    assert sum(map(len, drawn)) == 12 and twice == [0, 1]
+
+
+def one_f_one_b(question: Question) -> None:
+    schedules = program("03_model_parallelism/schedules")
+    first, second = schedules.gpipe(4, 8), schedules.one_f_one_b(4, 8)
+    assert schedules.bubble(first) == schedules.bubble(second) == pytest.approx(3 / 11)
+    assert [schedules.peak_live(ops, 1) for ops in first] == [8, 8, 8, 8]
+    assert [schedules.peak_live(ops, 1) for ops in second] == [4, 3, 2, 1]
+
+
+def column_row(question: Question) -> None:
+    t, wide = 4, 4  # ranks; the hidden layer is four times as wide; in b·s·h
+    part = (t - 1) / t
+    sent = {  # all-reduce 2·part, reduce-scatter and all-gather part each
+        "the first by columns, the second by rows": 2 * part,
+        "both matrices by columns": wide * part + part,
+        "both matrices by rows": wide * part + 2 * part,
+        "the first by rows, the second by columns": 2 * wide * part + part,
+    }
+    right_options(question, lambda text: sent[text] == min(sent.values()))
+
+
+def mesh(question: Question) -> None:
+    import torch
+
+    def stays(text: str) -> bool:
+        call = re.search(r'\((\d), (\d)\), mesh_dim_names=\("(\w+)", "(\w+)"\)', text)
+        if not call:
+            return False
+        ranks = torch.arange(32).reshape(int(call[1]), int(call[2]))
+        groups = (ranks if call[4] == "tp" else ranks.T).tolist()
+        nodes = [{rank // 8 for rank in group} for group in groups]
+        return all(len(each) == 1 for each in nodes) and len(groups[0]) == 8
+
+    right_options(question, stays)
+
+
+def segments(question: Question) -> None:
+    def peak(k: int) -> float:
+        return k + 2 * 64 / k
+
+    number(question, min(range(1, 65), key=peak))
+    number(question, (2 * 64) ** 0.5)
+    assert peak(2) == peak(64) == 66
+
+
+def leaks(question: Question) -> None:
+    program_ = program("07_memory_and_performance/leaks")
+    ways = [
+        program_.loss_with_graph,
+        program_.loss_as_number,
+        program_.error_kept,
+        program_.hook_left,
+        None,  # zero_grad, below
+    ]
+    unit = program_.TOKENS * program_.H * 4
+    for option, way in zip(question.options, ways, strict=True):
+        if way is not None:
+            assert (program_.leak(way) > 5 * unit) == option.right, option.text
+
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(model.parameters()).zero_grad()
+    assert model.weight.grad is None
+
+
+def utilisation(question: Question) -> None:
+    gpu = program("07_memory_and_performance/utilisation")
+    kernels = gpu.back_to_back(1.0, 0.0, 1, 1.0)
+    end = kernels[-1].start + 1.0
+    assert gpu.utilisation(kernels, 0.0, end) == 1.0 > 100 * gpu.sm_activity(kernels, 0.0, end)
+
+
+def workers(question: Question) -> None:
+    def batch(workers: int) -> float:
+        return max(80 / workers, 20)
+
+    number(question, min(range(1, 20), key=lambda w: (batch(w), w)))
+    assert batch(3) == pytest.approx(26.7, abs=0.1)
+
+
+COMPUTED = {
+    "ridge": ridge, "wider": wider, "hierarchy": hierarchy, "sectors": sectors,
+    "divergence": divergence, "syncs": syncs, "staging": staging, "counter": counter,
+    "scaler": scaler, "ring": ring, "halves": halves, "state": state, "padding": padding,
+    "one-f-one-b": one_f_one_b, "column-row": column_row, "mesh": mesh, "segments": segments,
+    "leaks": leaks, "utilisation": utilisation, "workers": workers,
+}  # fmt: skip
+
+
+def test_the_keys_are_what_the_programs_compute() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    for name, check in COMPUTED.items():
+        check(QUESTIONS[name])
+    # the rest is held to lines of transcripts alone
+    rest = QUESTIONS.keys() - COMPUTED
+    assert all(QUESTIONS[name].settled for name in rest), rest
+
+
+# ---- a program that says something else, and a file that is wrong
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A book with one program and the pages that the quiz below leads to."""
+    for name in ("06_gpu_computing/coalescing.py", "06_gpu_computing/coalescing.cpu.txt"):
+        (tmp_path / "snippets" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "snippets" / name, tmp_path / "snippets" / name)
+    (tmp_path / "docs/assessment").mkdir(parents=True)
+    (tmp_path / "docs/06_gpu_computing.md").write_text("# 06\n\n## Global `memory` here\n")
+    return tmp_path
+
+
+QUOTE = {"program": "06_gpu_computing/coalescing.py", "lines": ["x[8 * i]"]}
+COMMON = {
+    "title": "t",
+    "ask": "a?",
+    "say": "s.",
+    "read": ["06_gpu_computing#global-memory-here"],
+}
+NUMBER = COMMON | {
+    "id": "n", "kind": "number", "unit": "B", "answer": 1024, "tolerance": 0,
+    "number": r"x\[8 \* i\] +128 B +\d+ +(\d+) B", "settled": [QUOTE],
+    "slips": [{"value": 128, "why": "asked for."}],
+}  # fmt: skip
+ONE = COMMON | {
+    "id": "o", "kind": "one",
+    "options": [
+        {"text": "one", "why": "no."},
+        {"text": "two", "right": True, "why": "yes."},
+        {"text": "three", "why": "no, either."},
+    ],
+    "settled": [QUOTE], "holds": ["12.5%"],
+}  # fmt: skip
+
+
+def load(root: Path, *questions: dict) -> list[quiz.Lesson]:
+    data = {"lessons": [{"id": "l", "name": "L", "questions": list(questions)}]}
+    (root / quiz.FILE).write_text(yaml.safe_dump(data))
+    return quiz.load(root)
+
+
+def edited(question: dict, **changes: object) -> dict:
+    """The question with some fields changed; a field of None is left out."""
+    made = copy.deepcopy(question) | changes
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def test_a_small_quiz_is_read(root: Path) -> None:
+    (lesson,) = load(root, NUMBER, ONE)
+    assert [each.id for each in lesson.questions] == ["n", "o"]
+    page = markdown.markdown(
+        "# Q\n\n<!-- quiz: questions -->\n\n<!-- quiz: lessons -->",
+        extensions=[
+            quiz.makeExtension(root=str(root)),
+            "md_in_html", "attr_list", "tables", "pymdownx.superfences",
+        ],
+    )  # fmt: skip
+    assert 'id="n"' in page and "<strong>1,024 B</strong>" in page
+    text = re.sub(r"<[^>]*>", "", page)
+    assert re.search(r"\$ python coalescing.py\n…\nx\[8 \* i\] +128 B .*\n…", text)
+    assert (
+        'href="/06_gpu_computing.md#global-memory-here">06 · Global <code>memory</code>' in page
+    )
+    assert page.count("<details") == 2 and "<td><a" in page
+
+
+def test_a_program_that_says_something_else_is_noticed(root: Path) -> None:
+    load(root, NUMBER, ONE)
+    transcript = root / "snippets/06_gpu_computing/coalescing.cpu.txt"
+    text = transcript.read_text()
+    transcript.write_text(
+        text.replace("32  1024 B    12.5%\nx[1024", "16   512 B    25.0%\nx[1024")
+    )
+    with pytest.raises(QuizError, match=r"n: the answer is 1024, the program printed 512"):
+        load(root, NUMBER)
+    with pytest.raises(QuizError, match=r"o: the program no longer says '12.5%'"):
+        load(root, ONE)
+    transcript.write_text(text.replace("x[8 * i] ", "x[9 * i] "))
+    with pytest.raises(QuizError, match=r"n: 0 lines of coalescing.cpu.txt begin with"):
+        load(root, NUMBER)
+
+
+WRONG = {
+    "a field is missing": (edited(ONE, say=None), "o: there is no say"),
+    "a field is unknown": (edited(ONE, hint="h"), "o: one has no hint"),
+    "an unknown kind": (edited(ONE, kind="essay"), "o: 'essay' is no kind"),
+    "no such page": (edited(ONE, read=["99_none"]), "o: there is no page 99_none"),
+    "no such section": (
+        edited(ONE, read=["06_gpu_computing#none"]),
+        "o: 06_gpu_computing has no section #none",
+    ),
+    "nothing to read": (edited(ONE, read=[]), "o: leads to no section"),
+    "no such program": (
+        edited(ONE, settled=[QUOTE | {"program": "06_gpu_computing/none.py"}]),
+        "o: 06_gpu_computing/none.py is no program with a transcript",
+    ),
+    "several lines": (
+        edited(ONE, settled=[QUOTE | {"lines": ["x["]}]), "o: 8 lines of coalescing",
+    ),
+    "no such command": (
+        edited(ONE, settled=[QUOTE | {"command": "--none"}]), "o: 0 commands of coalescing",
+    ),
+    "settled by nothing it says": (edited(ONE, holds=None), "o: `settled` and `holds` go"),
+    "a number by nothing": (edited(NUMBER, number=None), "n: `settled` and `number` go"),
+    "two right ones": (
+        edited(ONE, options=[each | {"right": True} for each in ONE["options"]]),
+        "o: needs three options or more, one of them right",
+    ),
+    "several, and all of them right": (
+        edited(
+            ONE, kind="several", options=[each | {"right": True} for each in ONE["options"]]
+        ),
+        "o: needs right options and wrong ones",
+    ),
+    "an option twice": (edited(ONE, options=[*ONE["options"], ONE["options"][0]]), "said twice"),
+    "an option without a why": (
+        edited(ONE, options=[*ONE["options"], {"text": "four"}]), "o: there is no why",
+    ),
+    "a link in an option": (
+        edited(ONE, options=[*ONE["options"], {"text": "[a](b)", "why": "w"}]), "o: no link",
+    ),
+    "a formula in a why": (
+        edited(ONE, options=[*ONE["options"], {"text": "b", "why": "$w$"}]), "o: no link",
+    ),
+    "a slip that is right": (
+        edited(NUMBER, slips=[{"value": 1024, "why": "w"}]), "n: the slip 1024 counts as right",
+    ),
+    "an unknown unit": (edited(NUMBER, unit="furlong"), "n: the unit 'furlong' is not known"),
+    "no mapping": ("text", "is no kind"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_a_wrong_file_names_the_question(root: Path, why: str) -> None:
+    question, message = WRONG[why]
+    with pytest.raises(QuizError) as raised:
+        load(root, question)
+    assert message in str(raised.value) and quiz.FILE in str(raised.value)
+
+
+def test_an_id_twice_and_a_comment_that_means_nothing(root: Path) -> None:
+    with pytest.raises(QuizError, match="o: said twice"):
+        load(root, ONE, ONE)
+    load(root, ONE)
+    for comment in ("<!-- quiz: score -->", "<!-- quiz: a b -->"):
+        with pytest.raises(QuizError):
+            markdown.markdown(comment, extensions=[quiz.makeExtension(root=str(root))])
+
+
+def test_an_edited_question_has_another_version(root: Path) -> None:
+    def version(question: dict) -> str:
+        return load(root, question)[0].questions[0].version
+
+    assert version(ONE) == version(edited(ONE, say="Something else."))
+    assert version(ONE) != version(edited(ONE, options=ONE["options"][::-1]))
+
+
+def test_units() -> None:
+    sizes = quiz.units("MiB")
+    assert sizes[""] == sizes["MiB"] == sizes["mib"] == 1.0
+    assert (
+        sizes["KiB"] == 1 / 1024 and sizes["MB"] == 1e6 / 2**20 and sizes["kB"] == 1e3 / 2**20
+    )
+    assert "Mb" not in sizes  # bits are no bytes
+    assert quiz.units("FLOPs per byte")["FLOP/B"] == 1.0
+    assert quiz.units("") == {"": 1.0}
