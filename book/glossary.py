@@ -3,7 +3,8 @@
 On the glossary page each term gets an id. On every other page the first use of a term in each
 section becomes an `<abbr>` whose title is the first sentence of the term's definition. A page
 with a sense of its own for some says so: ``<!-- not of the glossary: node, capacity -->``.
-The line ``<!-- all terms by letter -->`` becomes an index of the glossary.
+The line ``<!-- all terms by letter -->`` becomes an index of the glossary, and the line
+``<!-- letters of all terms -->`` a row of links to its letters.
 """
 
 import functools
@@ -59,18 +60,24 @@ def by_letter() -> dict[str, list[tuple[str, str]]]:
 
 
 class _Index(Preprocessor):
-    """Puts a line of links for each letter in the place of the comment that asks for it."""
+    """Puts a list of links for each letter in the place of the comment that asks for it."""
 
     def run(self, lines: list[str]) -> list[str]:
         result = []
         for line in lines:
-            place = re.match(r"( *)<!-- all terms by letter -->$", line)
+            place = re.match(r"( *)<!-- (all terms by letter|letters of all terms) -->$", line)
             if not place:
                 result.append(line)
-                continue
-            for letter, terms_there in by_letter().items():
-                links = " · ".join(f"[{name}](#{to})" for name, to in terms_there)
-                result += [f"{place[1]}**{letter}** {links}", ""]
+            elif place[2] == "letters of all terms":
+                letters = (f"[{letter}](#terms-{slug(letter)})" for letter in by_letter())
+                result += [" ".join(letters), "{: .terms-letters }"]
+            else:
+                for letter, terms_there in by_letter().items():
+                    links = [f"- [{name}](#{to})" for name, to in terms_there]
+                    head = f"**{letter}**{{: #terms-{slug(letter)} }}"
+                    result += [
+                        place[1] + each if each else "" for each in (head, "", *links, "")
+                    ]
         return result
 
 

@@ -37,10 +37,6 @@ except ImportError:
 
 # Pages that a track may name before they are written: a name without a link until they are.
 COMING = {
-    "11_references": "11 · Extended reading",
-    "11_tools": "11 · Tools",
-    "11_reference_card": "11 · Reference card",
-    "setup": "Set-up",
     "assessment/quiz": "Quiz",
     "assessment/exercise": "Practical exercise",
     "assessment/capstone": "Capstone",
@@ -421,7 +417,7 @@ class Track:
         return [*out, "</ol>", ""]
 
     def show_overview(self) -> list[str]:
-        out = ["| part | labs | read | do | together | needs |", "|---|---|--:|--:|--:|---|"]
+        out = ["| part | labs | read | do | total | needs |", "|---|---|--:|--:|--:|---|"]
         read = 0
         for group in self.groups:
             timed = [part for part in group.parts if part.minutes]
@@ -484,7 +480,7 @@ class Track:
                 )
                 if not row.run and not any(each.startswith("lab") for each in row.read):
                     run = "–"
-                time = hours(row.minutes) if row.stated else str(row.minutes or "read")
+                time = hours(row.minutes) if row.stated else str(row.minutes)
                 cells = [row.topic, row.can, read, run, *([time] if wide else [])]
                 out.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
             out += ["", "</div>", ""]

@@ -172,7 +172,7 @@ def test_fits_a_phone(browser: Browser, address: str, track: str) -> None:
     page = opened(context, address, track)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     cut = page.eval_on_selector_all(  # the way and the rows are read without scrolling sideways
-        ".track-path p, .track-rows td, .checklist li",
+        ".track-path p, .track-overview td, .track-rows td, .checklist li",
         "all => all.filter(x => x.getBoundingClientRect().right > 390).map(x => x.textContent)",
     )
     assert not cut

@@ -36,9 +36,11 @@ def test_counts_are_those_of_the_repository(built_site: BuiltSite) -> None:
     hidden = [p for p in (ROOT / "snippets").rglob("*.cpu.txt") if not p.name.startswith(".")]
     assert f" {len(hidden):,} programs run on a CPU" in words
     every = [
-        *hidden,
-        *(ROOT / "labs").glob("*.c*.txt"),
-        *(ROOT / "snippets").rglob("*.cuda.txt"),
+        path
+        for folder in ("snippets", "labs", "assessment")
+        for device in ("cpu", "cuda")
+        for path in (ROOT / folder).rglob(f"*.{device}.txt")
+        if not path.name.startswith(".")
     ]
     assert f" {len(every):,} transcripts" in words
     assert f" {len(list((ROOT / 'labs').glob('lab??_*.py')))} labs run whole" in words
@@ -52,6 +54,19 @@ def test_no_count_is_typed() -> None:
     what = r"(programs|transcripts|figures|failures|outputs|recorded)\b"
     for name in ("docs/index.md", "README.md"):
         assert not re.findall(number + what, (ROOT / name).read_text("utf-8"), re.I), name
+
+
+def test_every_chapter_lab_and_track_is_linked() -> None:
+    """What is added to the navigation is on the home page too; of other parts one page is."""
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
+    home = (ROOT / "docs/index.md").read_text("utf-8")
+    sections = re.split(r"^  - (.+):$", nav, flags=re.M)[1:]
+    assert len(sections) >= 2 * 6
+    for name, entries in zip(sections[::2], sections[1::2], strict=True):
+        pages = re.findall(r": (\S+\.(?:md|py))$", entries, re.M)
+        linked = [page for page in pages if f"]({page})" in home]
+        every = name in ("Tracks", "Chapters", "Labs")
+        assert linked == pages if every else linked, f"{name}: {set(pages) - set(linked)}"
 
 
 def test_what_nothing_counts_stops_the_build() -> None:

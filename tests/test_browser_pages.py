@@ -27,3 +27,24 @@ def test_home_page(browser: Browser, address: str, width: int) -> None:
     assert not [url for url in asked if not url.startswith((address, "data:"))]
     assert not failed
     page.close()
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_letter_opens_the_glossary_at_its_terms(
+    browser: Browser, address: str, scripts: bool
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 800}, java_script_enabled=scripts
+    )
+    page = context.new_page()
+    page.goto(f"{address}glossary/")
+    assert not page.locator("#terms-q").is_visible()
+    page.focus('.terms-letters a[href$="#terms-q"]')
+    page.keyboard.press("Enter")
+    page.locator("#terms-q").wait_for(state="visible")
+    link = page.locator('details.terms a[href$="#quantization"]')
+    box = link.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+    link.click()
+    assert page.url.endswith("#quantization")
+    context.close()

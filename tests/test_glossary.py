@@ -32,7 +32,6 @@ CALLED = {
     "expandable segments": "expandable_segments",
     "weight-only quantization": "weight-only",
     "scaling efficiency": "efficiency",
-    "straggler": "slowest rank",
     "gradient clipping": "clip",
     "tensor parallelism": "tensor and sequence parallelism",
     "pipeline parallelism": "pipeline",
@@ -82,7 +81,7 @@ CALLED = {
     "SDPA": "scaled_dot_product_attention",
 }
 SEE = re.compile(
-    r"See \[(?P<page>\d\d|Lab \d\d) · (?P<title>.+)\]\((?P<file>[^)#]+)#(?P<place>[^)]+)\)\.$"
+    r"See \[(?P<page>\d\d|Lab \d\d|Set-up) · (?P<title>.+)\]\((?P<file>[^)#]+)#(?P<place>[^)]+)\)\.$"
 )
 
 
@@ -147,12 +146,22 @@ def base(name: str) -> str:
 
 def test_index_lists_every_name_once() -> None:
     html = markdown.markdown("<!-- all terms by letter -->", extensions=["book.glossary"])
+    assert html.count("<li>") == html.count("<a ")  # each on its own line, to be found by eye
     listed = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', html)
     assert sorted(name for _, name in listed) == sorted(
         name for entry in entries() for name in names_of(entry)
     )
     places = {glossary.slug(names_of(entry)[0]) for entry in entries()}
     assert len(places) == len(entries()) and {to for to, _ in listed} == places
+
+
+def test_letters_lead_into_the_index() -> None:
+    page = "<!-- letters of all terms -->\n\n<!-- all terms by letter -->\n"
+    html = markdown.markdown(page, extensions=["attr_list", "book.glossary"])
+    letters = re.findall(r'<a href="#(terms-[^"]+)">([^<]+)</a>', html)
+    assert [letter for _, letter in letters] == list(glossary.by_letter())
+    for place, letter in letters:
+        assert f'<strong id="{place}">{letter}</strong>' in html
 
 
 def test_other_name_of_a_term_explained_is_left_alone() -> None:
@@ -170,8 +179,8 @@ def faults_of(entry: str) -> str:
     see = SEE.search(entries()[entry])
     if not see:
         return "does not end with “See [04 · Title](page.md#place).”"
-    if not see["file"].startswith(see["page"] + "_"):
-        return f"{see['file']} is not of chapter {see['page']}"
+    if not re.match("setup" if see["page"] == "Set-up" else f"{see['page']}_", see["file"]):
+        return f"{see['file']} is not of {see['page']}"
     there = sections(see["file"])
     if see["place"] not in there:
         return f"{see['file']} has no place {see['place']}"

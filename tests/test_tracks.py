@@ -601,6 +601,8 @@ def test_lessons_take_what_the_plan_says() -> None:
     assert 15 * 60 <= labs.minutes <= 20 * 60
     assert 3 * 60 <= assessment.minutes <= 4 * 60
     assert 30 * 60 <= track.minutes <= 35 * 60
+    assert "More than half of the time is the labs" in page_of(track)
+    assert labs.minutes > track.minutes / 2
 
 
 def minutes_of(text: str) -> int:
@@ -623,6 +625,17 @@ def test_times_shown_add_up(track: Track) -> None:
     for read, do, together in numbers:
         assert read + do == together
     assert total[2] == track.minutes
+
+
+def test_the_way_passes_every_part_and_lab(track: Track) -> None:
+    """The picture has the parts of the overview in their order, and each lab of the table."""
+    way = [stop for stage in track.path for stop in stage]
+    table = [line for line in track.show_overview() if re.match(r"\| \[", line)]
+    parts = [re.match(r"\| \[(.+?)\]\(", line)[1] for line in table]
+    assert [stop.name for stop in way] == [name for name in parts if name != "Labs"]
+    labs = next(part for part in track.parts if part.id == "labs")
+    listed = {row.read[0].partition("#")[0].removeprefix("lab") for row in labs.rows}
+    assert {lab for stop in way for lab in stop.labs} == listed
 
 
 def test_reading_leaves_time_to_run(track: Track) -> None:
