@@ -46,13 +46,13 @@ test: $(TEST) ## run everything that runs
 	@$(RUN) -m pytest $(WORKERS) $(ARGS) $(WHAT)
 
 record: $(TEST) ## run programs one after the other and rewrite the transcripts that no longer hold
-	@$(RUN) -m pytest --record --device cpu $(ARGS) $(or $(WHAT),snippets labs docs)
+	@$(RUN) -m pytest --record --device cpu $(ARGS) $(or $(WHAT),snippets labs assessment docs)
 
 site: $(READ) ## build the book into site/, strictly
 	@$(RUN) -m mkdocs build --strict && echo 'The book is in site/index.html'
 
 gpu: $(TEST) ## run everything on this machine's GPUs and record *.cuda.txt
-	@$(RUN) -m pytest --record --device cuda $(ARGS) $(or $(WHAT),snippets labs)
+	@$(RUN) -m pytest --record --device cuda $(ARGS) $(or $(WHAT),snippets labs assessment)
 
 clean: ## remove what these commands made
 	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache

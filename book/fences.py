@@ -28,7 +28,7 @@ from pathlib import Path
 
 from book import BookError, runner
 from book.embeds import EMBED, expand, target_file
-from book.program import SUFFIXES, Program, copy_labs, is_program, replace
+from book.program import FOLDERS, SUFFIXES, Program, copy_labs, is_program, replace
 from book.transcript import Transcript, TranscriptError, difference, output_lines
 
 _HEADER = re.compile(r"^\{?\s*\.?(?P<language>[\w+#-]*)(?P<options>.*?)\}?\s*$")
@@ -345,8 +345,8 @@ def _console(fence: Fence, run: Run) -> float:
 
 
 def _place_named(fence: Fence, text: str, folder: Path) -> None:
-    """Give a command the files of the book that it names: programs, the labs as a folder."""
-    if re.search(r"(?<![\w/])labs/", text):
+    """Give a command the files of the book that it names: programs, the labs as they stand."""
+    if re.search(r"(?<![\w/])(labs|assessment)/", text):
         copy_labs(fence.root, folder)
     for name in set(re.findall(r"(?<![\w/])snippets/[\w./-]+", text)):
         if is_program(fence.root / name, fence.root) and (fence.root / name).exists():
@@ -520,7 +520,7 @@ def _not_a(fence: Fence, what: str, why: str, line: int) -> BookError:
 def _text(fence: Fence, run: Run) -> None:
     """Plain text is a quotation: each line stands in a transcript, or is a block's output."""
     known = set()
-    for folder in ("snippets", "labs"):
+    for folder in FOLDERS:
         for path in (fence.root / folder).rglob("*.txt"):
             known |= {" ".join(line.split()) for line in path.read_text("utf-8").splitlines()}
     for number, line in enumerate(fence.code.splitlines(), 1):

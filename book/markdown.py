@@ -33,7 +33,7 @@ def program_page(name: str) -> str:
     """The page of a program, from the root of ``docs/``: ``/programs/02_ddp/naive.md``."""
     folder, _, rest = name.partition("/")
     stem = rest.rsplit(".", 1)[0]
-    return f"/programs/{stem}.md" if folder == "snippets" else f"/programs/labs/{stem}.md"
+    return f"/programs/{stem}.md" if folder == "snippets" else f"/programs/{folder}/{stem}.md"
 
 
 def provenance_sentence(provenance: Provenance) -> str:

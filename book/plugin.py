@@ -268,12 +268,16 @@ class Run(BookItem):
 
     def inputs(self) -> str:
         name = self.program.name
-        own = self.program.root / "labs" if name.startswith("labs/") else self.program.path
+        root, own = self.program.root, [self.program.path]
+        if name.startswith("labs/"):
+            own = [root / "labs"]
+        elif name.startswith("assessment/"):  # with start.py, check.py and their runner
+            own = [root / "assessment", root / "labs"]
         return passed.digest(
             name,
             self.device,
             runner.describe_device(self.device),
-            own,
+            *own,
             *program.companions(self.program),
             *(self.program.transcript_path(device) for device in program.DEVICES),
             self.program.figure,
@@ -354,7 +358,8 @@ class Block(BookItem):
         fence = self.fence
         if fence.embeds or fence.language == "text":
             return ""  # cheap: always checked
-        labs = [fence.root / "labs"] if "labs/" in fence.code else []
+        named = "labs/" in fence.code or "assessment/" in fence.code
+        labs = [fence.root / name for name in ("labs", "assessment")] if named else []
         return passed.digest(
             str(fence.language),
             repr(sorted(fence.options.items())),

@@ -1,4 +1,4 @@
-"""Programs: whole files under ``snippets/`` and ``labs/``, and what must be true of each.
+"""Programs: files under ``snippets/``, ``labs/``, ``assessment/``; what is true of each.
 
 A program has a transcript beside it (``NAME.cpu.txt``, ``NAME.cuda.txt``), a chapter embeds it,
 its commands print what the transcript says, and if it draws ``NAME.svg`` that figure lies
@@ -34,7 +34,7 @@ from book.transcript import (
     same_line,
 )
 
-FOLDERS = ("snippets", "labs")
+FOLDERS = ("snippets", "labs", "assessment")
 SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 DEVICES = ("cpu", "cuda")
 
@@ -79,14 +79,14 @@ class Program:
 
 
 def is_program(path: Path, root: Path) -> bool:
-    """Whether a file is a program: anywhere under ``snippets/``, or directly in ``labs/``."""
+    """Whether a file is a program: anywhere under ``snippets/``, or directly in the others."""
     try:
         first, *rest = path.relative_to(root).parts
     except ValueError:
         return False
     if path.suffix not in SUFFIXES or path.name.startswith(("_", ".")) or path.is_symlink():
         return False  # a link to a program, which labs/ may hold, is not one more
-    return (first == "snippets" and bool(rest)) or (first == "labs" and len(rest) == 1)
+    return (first == "snippets" and bool(rest)) or (first in FOLDERS and len(rest) == 1)
 
 
 def programs(root: Path) -> list[Program]:
@@ -168,11 +168,11 @@ class Outcome:
 
 
 def place(program: Program, folder: Path) -> None:
-    """Copy into ``folder`` what a reader would: the program alone, or the labs as a folder.
+    """Copy into ``folder`` what a reader would: the program alone, or the labs as they stand.
 
     With a program go the programs beside it that its commands name.
     """
-    if program.name.startswith("labs/"):
+    if program.name.startswith(("labs/", "assessment/")):
         copy_labs(program.root, folder)
     else:
         for path in (program.path, *companions(program)):
@@ -221,12 +221,14 @@ def _kernel_packages(program: Program) -> list[str]:
 
 
 def copy_labs(root: Path, folder: Path) -> None:
-    """The labs as a learner has them, without their transcripts."""
-    shutil.copytree(
-        root / "labs",
-        folder / "labs",
-        ignore=shutil.ignore_patterns("__pycache__", "*.txt", ".*"),
-    )
+    """The labs and the assessment as a learner has them, without their transcripts."""
+    for name in ("labs", "assessment"):
+        if (root / name).exists():
+            shutil.copytree(
+                root / name,
+                folder / name,
+                ignore=shutil.ignore_patterns("__pycache__", "*.txt", ".*"),
+            )
 
 
 def gpus_needed(transcript: Transcript) -> int:
@@ -322,6 +324,7 @@ def _output(
         place_of_error = _place_of_error(program, result) or f"{program.name}:1"
         renamed = {
             f"{folder}/labs/": "labs/",
+            f"{folder}/assessment/": "assessment/",
             f"{folder}/": f"{program.path.parent.relative_to(program.root)}/",
         }
         raise BookError(f"{place_of_error}: {where}{came}\n{runner.explain(result, renamed)}")

@@ -32,7 +32,7 @@ def _root(config: MkDocsConfig) -> Path:
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Watch what the pages are made of, beside docs/."""
-    for folder in ("snippets", "labs", "book", "overrides"):
+    for folder in ("snippets", "labs", "assessment", "book", "overrides"):
         if (_root(config) / folder).exists():
             config.watch.append(str(_root(config) / folder))
     return config

@@ -13,11 +13,13 @@ import sys
 import textwrap
 from pathlib import Path
 
-# before torch is imported: ranks share the processor, and the grade is always that of the CPU
+# before torch is imported: ranks share the processor, and the grade is that of the CPU
+GPUS = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
 sys.dont_write_bytecode = True
 
+import graders as graders_of  # noqa: E402
 from graders import runner  # noqa: E402
 
 INDENT = " " * 8
@@ -46,8 +48,11 @@ def grade(
 ) -> bool:
     """Run one step at all its world sizes, stop at the first failure, print; True if passed.
 
-    `alone`: the lab is a program of one process, so nothing need be said about ranks.
+    `alone`: the lab is a program of one process, so nothing need be said about ranks. A trial
+    runs what it needs by itself.
     """
+    if isinstance(step, runner.Trial):
+        return grade_trial(machine, step, path, output)
     passed = []
     for world in step.worlds:
         found: list[str] = []
@@ -82,10 +87,36 @@ def grade(
     return True
 
 
-def grade_file(path: Path, chosen: int | None, limit: float, output: bool) -> bool:
+def grade_trial(machine: runner.Runner, step: runner.Trial, path: Path, output: bool) -> bool:
+    """Run a trial, print what it found; True if it passed."""
+    found: list[str] = []
+    with machine.bench(step, path) as bench:
+        try:
+            step.judge(bench, found.append)
+        except runner.Blank as blank:
+            print(f"step {step.number}  blank   {step.title}")
+            show("to do:", str(blank))
+            return False
+        except runner.Wrong as wrong:
+            print(f"step {step.number}  wrong   {step.title}")
+            for text in found:
+                show("right:", text)
+            show("wrong:", wrong.what)
+            show("hint:", wrong.hint)
+            for line in bench.last_words() if output else []:
+                print(f"{INDENT}it printed: {line}")
+            return False
+    print(f"step {step.number}  passed  {step.title}")
+    for text in [*found, step.proves]:
+        show("right:", text)
+    return True
+
+
+def grade_file(path: Path, chosen: int | None, limit: float, output: bool, gpus: bool) -> bool:
     """Grade all steps of a file, or one and those it needs; True if all asked for passed."""
-    lab = re.match(r"lab\d\d_\w+?(?=\.|-|$)", path.name)
+    lab = re.match(r"\w+(?=\.|-|$)", path.name)
     graders = sorted(Path(__file__).parent.glob("graders/lab*.py"))
+    graders += sorted((graders_of.ASSESSMENT / "graders").glob("[a-z]*.py"))
     known = [grader.stem for grader in graders]
     if lab is None or lab[0] not in known:
         sys.exit(f"{path.name}: the name must begin with that of a lab: {', '.join(known)}")
@@ -99,9 +130,9 @@ def grade_file(path: Path, chosen: int | None, limit: float, output: bool) -> bo
 
     sizes = sorted({world for step in steps for world in step.worlds})
     at = "" if sizes == [1] else f" at {ranks(sizes)}"
-    print(f"{path}, graded on the CPU{at}")
+    print(f"{path}, graded on {'this machine' if gpus else 'the CPU'}{at}")
     passed: set[int] = set()
-    with runner.Runner(lab[0], limit) as machine:
+    with runner.Runner(lab[0], limit, GPUS if gpus else {}) as machine:
         for step in (step for step in steps if step.number in wanted):
             if missing := [number for number in step.needs if number not in passed]:
                 print(f"step {step.number}  later   {step.title}")
@@ -117,15 +148,20 @@ def grade_file(path: Path, chosen: int | None, limit: float, output: bool) -> bo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path, help="your copies of labs")
+    parser.add_argument(
+        "files", nargs="+", type=Path, help="your copies of labs, or of parts of the assessment"
+    )
     parser.add_argument("--step", type=int, help="grade this step (and those it builds on)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for a step (60)")
+    parser.add_argument(
+        "--gpu", action="store_true", help="programs may use the GPUs (assessment)"
+    )
     parser.add_argument("--output", action="store_true", help="show what failing ranks printed")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         results = [
-            grade_file(path, options.step, options.limit, options.output)
+            grade_file(path, options.step, options.limit, options.output, options.gpu)
             for path in options.files
         ]
     except KeyboardInterrupt:

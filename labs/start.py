@@ -1,6 +1,8 @@
 """Write your own copy of a lab, with the solutions taken out: python labs/start.py 02
 
-The copy goes to my_labs/ in the current folder. A file that is there already is left alone.
+`python labs/start.py capstone` does the same with a part of the assessment, and copies what it
+reads, its configuration say. The copy goes to my_labs/ in the current folder. A file that is
+there already is left alone.
 """
 
 import re
@@ -36,33 +38,74 @@ def blank(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+LABS = Path(__file__).parent
+ASSESSMENT = LABS.parent / "assessment"
+READ_BY_PROGRAMS = (".toml", ".yml", ".json")
+
+
+def all_parts() -> dict[str, Path]:
+    """What can be begun: labs by number, the programs of the assessment by name."""
+    labs = {path.stem[3:5]: path for path in sorted(LABS.glob("lab??_*.py"))}
+    tasks = sorted(ASSESSMENT.glob("[a-z]*.py"))
+    marked = [path for path in tasks if "# >>> solution" in path.read_text(encoding="utf-8")]
+    return labs | {path.stem: path for path in marked}
+
+
+def title_of(path: Path) -> str:
+    """The heading of a lab; of another program, the first sentence of its docstring."""
+    first, second = path.read_text(encoding="utf-8").splitlines()[:2]
+    return second.removeprefix("# # ") if path.stem.startswith("lab") else first.strip('"')
+
+
+def companions(path: Path) -> list[Path]:
+    """What belongs to a program of the assessment: files of its name, a folder of its name."""
+    if path.parent != ASSESSMENT:
+        return []
+    files = [p for p in ASSESSMENT.glob(f"{path.stem}*") if p.suffix in READ_BY_PROGRAMS]
+    folder = ASSESSMENT / path.stem
+    return sorted([*files, *(p for p in folder.rglob("*") if p.is_file())])
+
+
 def main() -> None:
-    labs = {path.stem[3:5]: path for path in sorted(Path(__file__).parent.glob("lab??_*.py"))}
+    parts = all_parts()
     if len(sys.argv) == 1:
-        for number, path in labs.items():
-            title = path.read_text(encoding="utf-8").splitlines()[1].removeprefix("# # ")
-            print(f"{number}  {title}")
-        print("begin one with: python labs/start.py NUMBER")
+        width = max(map(len, parts))
+        for name, path in parts.items():
+            print(f"{name:{width}}  {title_of(path)}")
+        print("begin one with: python labs/start.py NUMBER, or NAME")
         return
     wanted = sys.argv[1].zfill(2)
-    if len(sys.argv) > 2 or wanted not in labs:
-        sys.exit(f"there is no lab {' '.join(sys.argv[1:])}: choose one of {', '.join(labs)}")
-    copy = Path("my_labs", labs[wanted].name)
-    try:
-        copy.parent.mkdir(exist_ok=True)
-        with copy.open("x", encoding="utf-8") as file:
-            file.write(blank(labs[wanted].read_text(encoding="utf-8")))
-    except FileExistsError:
-        sys.exit(
-            f"{copy} exists already, and I will not overwrite your work: move it away first"
-        )
-    except OSError as error:
-        sys.exit(f"cannot write {copy}: {error.strerror}")
-    print(f"wrote {copy}")
+    if len(sys.argv) > 2 or wanted not in parts:
+        sys.exit(f"there is no lab {' '.join(sys.argv[1:])}: choose one of {', '.join(parts)}")
+    original = parts[wanted]
+    begin = "labs" if original.parent == LABS else "assessment"
+    copies = {Path("my_labs", original.name): original}
+    for path in companions(original):
+        if "__pycache__" not in path.parts:
+            copies[Path("my_labs", path.relative_to(ASSESSMENT))] = path
+    for copy in copies:  # nothing is written if something would be overwritten
+        if copy.exists():
+            sys.exit(
+                f"{copy} exists already, and I will not overwrite your work: move it away first"
+            )
+    for copy, path in copies.items():
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with copy.open("x", encoding="utf-8") as file:
+                file.write(blank(path.read_text(encoding="utf-8")))
+        except FileExistsError:
+            sys.exit(
+                f"{copy} exists already, and I will not overwrite your work: move it away first"
+            )
+        except OSError as error:
+            sys.exit(f"cannot write {copy}: {error.strerror}")
+        print(f"wrote {copy}")
     # by the command that stands at the top of the lab: as many ranks as it says
-    text = labs[wanted].read_text(encoding="utf-8")
-    command = re.search(r"^#     ((?:torchrun|python) .*)labs/lab", text, re.M)[1]
-    print(f"run it:   {command}{copy}")
+    text, copy = original.read_text(encoding="utf-8"), Path("my_labs", original.name)
+    command = re.search(
+        rf"^(?:#| ) +((?:torchrun|python) .*{begin}/{original.name}.*)$", text, re.M
+    )
+    print(f"run it:   {command[1].replace(f'{begin}/', 'my_labs/')}")
     print(f"grade it: python {Path(sys.argv[0])} {copy}".replace("start.py", "check.py"))
 
 

@@ -28,13 +28,23 @@ ROOT = Path(__file__).resolve().parent.parent
 # Tests whose names begin alike share something that is slow to make: they go to one worker.
 TOGETHER = re.compile(
     r"tests/test_engine\.py::test_broken|"
-    r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+-"
+    r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+-|"
+    r"tests/test_assessment\.py::test_wrong_answer_gets_its_hint\[[a-z0-9_]+-"
 )
 ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
 RECORDED = (
     "# recorded 2026-01-01 on 2 CPU cores (test), torch 2.13.0, Python 3.11.7, in 1.0 s\n"
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--times",
+        type=int,
+        default=0,
+        help="how often the capstone's rank is killed and its run resumed (0)",
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,7 +9,10 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/conftest.py"]
+INPUTS = [
+    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
+    "tests/conftest.py",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -7,131 +7,38 @@ itself, all of one lab in one process.
 
 import ast
 import functools
-import importlib
-import json
-import os
 import re
-import subprocess
 import sys
-import time
-import uuid
 from pathlib import Path
 
 import pytest
+from grading import (
+    all_hints,
+    check,
+    constants,
+    grade_wrong_answers,
+    run,
+    spoiled,
+    unwrapped,
+)  # fmt: skip
 
 from book import runner
 from book.plugin import SESSION
 
-INPUTS = ["book/runner.py", "book/warm.py", "labs", "tests/labs", "tests/test_labs.py"]
+INPUTS = [
+    "book/runner.py", "book/warm.py", "labs", "tests/grading.py", "tests/labs",
+    "tests/test_labs.py",
+]  # fmt: skip
 
 ROOT = Path(__file__).parent.parent
 LABS = ROOT / "labs"
 REFERENCES = {path.name[:5]: path for path in sorted(LABS.glob("lab??_*.py"))}
 REFERENCE = REFERENCES["lab02"]
+ASSESSED = [path.stem for path in sorted(ROOT.glob("assessment/graders/[a-z]*.py"))]
 WRONG = sorted((ROOT / "tests/labs").glob("lab??/*.py"))
-TAG = "WORLD_SIZE_LAB_TEST"
-
-
-def constants(path: Path) -> tuple[int, str]:
-    """The step and the hint that a wrong answer names."""
-    step, hint = re.search(r'^STEP, HINT = (\d+), "(\w+)"$', path.read_text(), re.M).groups()
-    return int(step), hint
-
-
-def run(*command: str | Path, cwd: Path, limit: float = 300) -> subprocess.CompletedProcess:
-    """Run a program in a folder; fail if it leaves a process behind."""
-    tag = f"{TAG}={uuid.uuid4().hex}"
-    name, _, value = tag.partition("=")
-    environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-    environment |= {"OMP_NUM_THREADS": "1", name: value}
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-    )
-    left = survivors(tag)
-    deadline = time.monotonic() + 5
-    while left and time.monotonic() < deadline:
-        time.sleep(0.1)
-        left = survivors(tag)
-    assert not left, f"left behind by {command}: {left}"
-    return done
-
-
-def survivors(tag: str) -> list[str]:
-    """Processes that carry the tag in their environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if tag.encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            pass
-    return found
-
-
-def check(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess:
-    return run(sys.executable, LABS / "check.py", *arguments, cwd=cwd)
-
-
-def unwrapped(output: str) -> str:
-    """The output of check.py with its paragraphs in one line each."""
-    return re.sub(r"\n {15}", " ", output)
-
-
-@functools.lru_cache
-def all_hints(reference: Path = REFERENCE, runners: bool = True) -> dict[str, str]:
-    """The hints of a lab by name, and those of the runner."""
-    sys.path.insert(0, str(LABS))
-    try:
-        ours = importlib.import_module(f"graders.{reference.stem}").HINTS
-        return importlib.import_module("graders.runner").HINTS | ours if runners else ours
-    finally:
-        sys.path.remove(str(LABS))
-
-
-def span(node: ast.AST) -> tuple[int, int]:
-    """First and last line of a definition, decorators included."""
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno
-
-
-def spoiled(reference: str, wrong: str) -> str:
-    """The reference with the functions and methods of `wrong` in place of its own."""
-    ours, theirs = ast.parse(reference), ast.parse(wrong)
-    lines, new = reference.splitlines(), wrong.splitlines()
-    edits = []
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    for node in [n for n in theirs.body if isinstance(n, kinds)]:
-        old = next(n for n in ours.body if isinstance(n, kinds) and n.name == node.name)
-        pairs = [(old, node)]
-        if isinstance(node, ast.ClassDef):
-            methods = {n.name: n for n in old.body if isinstance(n, ast.FunctionDef)}
-            pairs = [(methods[m.name], m) for m in node.body]
-        edits += [(span(before), span(after)) for before, after in pairs]
-    for (first, last), (start, end) in sorted(edits, reverse=True):
-        lines[first - 1 : last] = new[start - 1 : end]
-    return "\n".join(lines) + "\n"
 
 
 # --- wrong answers ------------------------------------------------------------------------
-
-
-# grades the wrong answers of each step in one call of check.py's main, in one process
-GRADE_ALL = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import check
-for step, names in json.loads(sys.argv[2]).items():
-    sys.argv = ["check.py", *names, "--step", step]
-    try:
-        check.main()
-    except SystemExit as left:
-        assert left.code == 1, left.code
-"""
 
 
 @pytest.fixture(scope="module")
@@ -140,17 +47,8 @@ def graded(tmp_path_factory: pytest.TempPathFactory):
 
     @functools.lru_cache
     def of_lab(lab: str) -> dict[str, str]:
-        folder = tmp_path_factory.mktemp(lab)
-        reference, steps = REFERENCES[lab], {}
-        for path in (p for p in WRONG if p.parent.name == lab):
-            name = f"{reference.stem}-{path.name}"
-            (folder / name).write_text(spoiled(reference.read_text(), path.read_text()))
-            steps.setdefault(constants(path)[0], []).append(name)
-        all_steps = json.dumps(steps, sort_keys=True)
-        done = run(sys.executable, "-c", GRADE_ALL, LABS, all_steps, cwd=folder, limit=600)
-        assert done.returncode == 0, done.stderr
-        parts = re.split(r"^lab\w+-(\w+\.py), graded .*\n", done.stdout, flags=re.M)
-        return dict(zip(parts[1::2], map(unwrapped, parts[2::2]), strict=True))
+        answers = [path for path in WRONG if path.parent.name == lab]
+        return grade_wrong_answers(REFERENCES[lab], answers, tmp_path_factory.mktemp(lab))
 
     return lambda path: of_lab(path.parent.name)[path.name]
 
@@ -425,7 +323,11 @@ def mischief(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("what", MISCHIEF)
 def test_check_survives_a_function_that(what: str, mischief: dict[str, str]) -> None:
-    hints = [name for name, text in all_hints().items() if f"hint:  {text}" in mischief[what]]
+    hints = [
+        name
+        for name, text in all_hints(REFERENCE).items()
+        if f"hint:  {text}" in mischief[what]
+    ]
     assert hints == [MISCHIEF[what][1]], mischief[what]
 
 
@@ -451,7 +353,7 @@ def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
     done = check(*names, "--step", "4", cwd=tmp_path)  # run() sees the orphan, if it is left
     parts = re.split(r"^lab02_ddp-\w+\.py, graded .*\n", done.stdout, flags=re.M)[1:]
     result = dict(zip(files, map(unwrapped, parts), strict=True))
-    hints = all_hints()
+    hints = all_hints(REFERENCE)
     assert "step 4  passed" in result["flood"], result["flood"]
     assert "step 4  passed" in result["orphan"], result["orphan"]
     assert "cannot be imported: SyntaxError, line" in result["syntax"]
@@ -483,7 +385,7 @@ def test_check_is_deterministic(tmp_path: Path) -> None:
         (
             ["nothing.py"],
             "nothing.py: the name must begin with that of a lab: "
-            + ", ".join(path.stem for path in REFERENCES.values()),
+            + ", ".join([path.stem for path in REFERENCES.values()] + ASSESSED),
         ),
         (["lab02_ddp.py"], "there is no file lab02_ddp.py: python labs/start.py writes one"),
         ([str(REFERENCE), "--step", "9"], "lab02_ddp has steps 1 to 8, there is no step 9"),

@@ -18,7 +18,7 @@ yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
-    ".ci", ".github", "CONTRIBUTING.md", "Makefile", "README.md", "book", "docs", "labs",
+    ".ci", ".github", "assessment", "CONTRIBUTING.md", "Makefile", "README.md", "book", "docs", "labs",
     "pyproject.toml", "requirements", "snippets", "tests/test_project.py",
 ]  # fmt: skip
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -172,7 +172,7 @@ def test_workflows_run_what_a_reader_runs() -> None:
     assert said.index("make test") < said.index("make site")
     assert "mkdocs build --strict" in MAKEFILE
     gpu = [step.get("run", "") for step in workflow("gpu.yml")["jobs"]["gpu"]["steps"]]
-    call = next(run for run in gpu if 'make test WHAT="snippets labs"' in run)
+    call = next(run for run in gpu if 'make test WHAT="snippets labs assessment"' in run)
     assert "--device cuda --all" in call
     assert "--device cuda --all" in (ROOT / "CONTRIBUTING.md").read_text()
 

@@ -23,7 +23,10 @@ pytest.importorskip("ziamath")
 from book import glossary, mathematics, notebooks, theme
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/test_site.py"]
+INPUTS = [
+    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
+    "tests/test_site.py",
+]  # fmt: skip
 HOST = "https://world-size.github.io/world-size/"
 
 # What a browser fetches by itself: tag, attribute.

@@ -17,6 +17,9 @@ the judge is out of reach.
   machine under load does not look so. The time limit is for endless loops.
 - After a group, everything it left is killed, processes that detached themselves too (Linux:
   the checker adopts orphans).
+
+A *trial* is a step that decides itself what to run on its bench, in one folder: groups one
+after the other, some of whose ranks die on purpose, and whole commands as a user types them.
 """
 
 import contextlib
@@ -29,6 +32,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -147,6 +151,122 @@ class Step:
     stuck: Callable[[Group], None] | None = None  # says why ranks wait that are not symmetric
 
 
+@dataclass(frozen=True)
+class Trial(Step):
+    """A step whose `judge(bench, right)` runs groups and commands on a `Bench`.
+
+    A group's ranks call `probe(lesson)`, and find what the judge gave them in `lesson.scene`.
+    A trial that has commands only needs no probe.
+    """
+
+
+@dataclass
+class Done:
+    """What a command came to."""
+
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+    stopped: str = ""  # "asleep" or "limit" if it had to be ended
+
+
+class Bench:
+    """Where a trial runs things: one folder, which lasts from the first run to the verdict."""
+
+    def __init__(self, runner: "Runner", step: Step, path: Path, folder: Path):
+        self.runner, self.step, self.path, self.folder = runner, step, path, folder
+        self.limit, self._said = runner.limit, ""
+
+    @property
+    def gpus(self) -> bool:
+        """Whether commands may use the GPUs of this machine."""
+        return bool(self.runner.visible)
+
+    def group(self, world: int, dies: bool = False, **scene: Any) -> Group:
+        """Run the probe on a new group of ranks, each of which sees `scene`.
+
+        Raises `Blank` or `Wrong` unless all came to their end; with `dies`, the group is
+        returned whatever became of it.
+        """
+        group = self.runner.run(self.step, self.path, world, self.folder, scene)
+        said = "".join(rank.output for rank in group.ranks)
+        self._said = said or self._said
+        if not dies:
+            judge_ends(group, self.step)
+            if self.step.symmetric:
+                compare_calls(group, self.step)
+        return group
+
+    def run(
+        self,
+        *command: str | Path,
+        limit: float | None = None,
+        patience: float | None = None,
+        watch: Callable[[dict[int, int]], None] | None = None,
+        **variables: str,
+    ) -> Done:
+        """Run a command in the folder, with its keeping: nothing outlives it, a hang ends.
+
+        `python` and `torchrun` are those of this Python. `watch(ranks)` is called twenty times
+        a second with the process of each rank. `patience` is how long all may sleep; None is
+        for ever. What hung leaves its Python stacks on stderr.
+        """
+        words = list(map(str, command))
+        starts = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
+        if words[0] in starts:
+            words = [sys.executable, *starts[words[0]], *words[1:]]
+        env = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"} | variables
+        for name, value in self.runner.visible.items():
+            env.pop(name, None)
+            env |= {name: value} if value is not None else {}
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            start = time.monotonic()
+            process = subprocess.Popen(
+                words, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
+                stderr=err, start_new_session=True,
+            )  # fmt: skip
+            try:
+                stopped = self._wait(process, limit or self.limit, patience, watch)
+            finally:
+                self.runner.end_all([], spare=self.runner.keeper, also=process)
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        self._said = "".join(texts)
+        return Done(process.returncode, *texts, time.monotonic() - start, stopped)
+
+    def _wait(self, process: subprocess.Popen, limit: float, patience, watch) -> str:
+        """Wait for a command; say why it was ended, if it was."""
+        start = quiet_since = time.monotonic()
+        ticks, stopped = -1, ""
+        while process.poll() is None and not stopped:
+            time.sleep(0.05)
+            pids = [process.pid, *_descendants(process.pid)]
+            if watch is not None:
+                watch(_ranks(pids))
+            used = [_ticks_and_sleep(pid) for pid in pids]
+            total = sum(count for count, _ in used)
+            now = time.monotonic()
+            if total != ticks or not all(asleep for _, asleep in used):
+                quiet_since, ticks = now, total
+            if patience is not None and now - quiet_since > patience:
+                stopped = "asleep"
+            if now - start > limit:
+                stopped = "limit"
+        if stopped:
+            for pid in _ranks(pids).values() or [process.pid]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGABRT)  # faulthandler prints the stack
+            time.sleep(0.5)
+        return stopped
+
+    def last_words(self) -> list[str]:
+        """The end of what the last group or command printed."""
+        return self._said.splitlines()[-20:]
+
+
 # --- inside a rank ------------------------------------------------------------------------
 
 
@@ -193,6 +313,7 @@ class Lesson:
         self.rank, self.world, self._send = rank, world, send
         self.module: ModuleType | None = None
         self.current_phase, self.calls = "", 0
+        self.scene: dict[str, Any] = {}  # what a trial tells its ranks
 
     def fact(self, name: str, value: Any) -> None:
         """Report a fact; a later one of the same name replaces it."""
@@ -280,7 +401,7 @@ def _describe(error: BaseException, path: str) -> dict[str, Any]:
 
 
 def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
-           folder: str, events: Any, output: Any) -> None:  # fmt: skip
+           folder: str, events: Any, output: Any, scene: dict[str, Any]) -> None:  # fmt: skip
     """The whole life of a rank: import, probe, report; then sleep until it is killed."""
     os.setsid()
     if LINUX:
@@ -296,8 +417,8 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
         RANK=str(rank), WORLD_SIZE=str(world),
         LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
-        TORCHELASTIC_RESTART_COUNT="0", GROUP_RANK="0", OMP_NUM_THREADS="1",
-        CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="",
+        TORCHELASTIC_RESTART_COUNT=str(scene.get("restart", 0)), GROUP_RANK="0",
+        OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="",
     )  # fmt: skip
 
     def send(event: dict) -> None:
@@ -305,6 +426,7 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
 
     step = find_step(lab, number)
     lesson = Lesson(rank, world, send)
+    lesson.scene = scene
     doing = "join"
     try:
         lesson.watch_collectives()
@@ -403,11 +525,25 @@ def _ticks_and_sleep(pid: int) -> tuple[int, bool]:
     return ticks, asleep
 
 
+def _ranks(pids: list[int]) -> dict[int, int]:
+    """The processes among these that are ranks of torchrun, by rank."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            variables = Path("/proc", str(pid), "environ").read_bytes()
+            if rank := re.search(rb"(?:^|\0)RANK=(\d+)", variables):
+                found.setdefault(int(rank[1]), pid)
+    return found
+
+
 class Runner:
     """Runs steps of one lab on one file. A context manager: on leaving, nothing is left."""
 
-    def __init__(self, lab: str, limit: float = 60.0):
-        self.lab, self.limit = lab, limit
+    def __init__(
+        self, lab: str, limit: float = 60.0, visible: dict[str, str | None] | None = None
+    ):
+        """`visible`: the variables by which commands of trials see GPUs; none hides them."""
+        self.lab, self.limit, self.visible = lab, limit, visible or {}
 
     def __enter__(self) -> "Runner":
         if LINUX:
@@ -421,17 +557,29 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_all([self.keeper] if self.keeper else [], spare=None)
+        self.end_all([self.keeper] if self.keeper else [], spare=None)
         self.folder.cleanup()
 
-    def run(self, step: Step, path: Path, world: int) -> Group:
+    @contextlib.contextmanager
+    def bench(self, step: Trial, path: Path) -> Iterator[Bench]:
+        """A bench for one trial, in a new folder."""
+        yield Bench(self, step, path, Path(tempfile.mkdtemp(dir=self.folder.name)))
+
+    def run(
+        self,
+        step: Step,
+        path: Path,
+        world: int,
+        folder: Path | None = None,
+        scene: dict[str, Any] | None = None,
+    ) -> Group:
         """Run one step at one world size; once more if the ranks could not even meet.
 
         Once more, too, if all ranks fell asleep and no call of theirs says why: a machine that
         stalls looks the same, and what truly hangs does so again.
         """
         for attempt in range(3):
-            group = self._run(step, path, world)
+            group = self._run(step, path, world, folder, scene or {})
             if any(rank.error.get("doing") == "join" for rank in group.ranks):
                 continue
             if attempt == 0 and group.stopped == "asleep" and _sleeps_without_reason(group):
@@ -439,17 +587,19 @@ class Runner:
             return group
         sys.exit(f"the checker cannot start {world} ranks: {group.ranks[0].error}")
 
-    def _run(self, step: Step, path: Path, world: int) -> Group:
+    def _run(
+        self, step: Step, path: Path, world: int, folder: Path | None, scene: dict[str, Any]
+    ) -> Group:
         group = Group(world, [Rank() for _ in range(world)])
         processes, events, outputs = [], [], []
-        folder = tempfile.mkdtemp(dir=self.folder.name)
+        folder = folder or tempfile.mkdtemp(dir=self.folder.name)
         try:
             port = self._new_store()
             for rank in range(world):
                 receive, send = self.context.Pipe(duplex=False)
                 read, write = self.context.Pipe(duplex=False)
                 arguments = (self.lab, step.number, str(path), rank, world, port)
-                arguments += (folder, send, write)
+                arguments += (str(folder), send, write, scene)
                 process = self.context.Process(target=_serve, args=arguments)
                 process.start()
                 send.close()
@@ -459,7 +609,7 @@ class Runner:
                 outputs.append(read)
             self._listen(group, processes, events, outputs)
         finally:
-            self._end_all(processes, spare=self.keeper)
+            self.end_all(processes, spare=self.keeper)
             for connection in [*events, *outputs]:
                 connection.close()
         return group
@@ -536,8 +686,19 @@ class Runner:
                     rank.end, rank.error = event["end"], event
 
     @staticmethod
-    def _end_all(processes: list, spare: multiprocessing.Process | None) -> None:
-        """Kill the ranks and everything they left behind, but for the keeper of stores."""
+    def end_all(
+        processes: list,
+        spare: multiprocessing.Process | None,
+        also: subprocess.Popen | None = None,
+    ) -> None:
+        """Kill the ranks and everything they left behind, but for the keeper of stores.
+
+        `also`: a command, whose status is kept.
+        """
+        if also is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(also.pid, signal.SIGKILL)
+            also.wait()
         for process in processes:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,10 @@
+"""Gradients are summed."""
+
+STEP, HINT = 6, "pp_scale"
+
+
+def make_schedule(config: Config, model: GPT, mesh: DeviceMesh, device: torch.device):
+    """One forward, one backward, over the stages of the pp dimension."""
+    number, group = mesh["pp"].get_local_rank(), mesh["pp"].get_group()
+    stage = PipelineStage(model, number, config.pp, device, group=group)
+    return Schedule1F1B(stage, config.micro_batches, loss_fn=loss_of, scale_grads=False)
