@@ -36,7 +36,7 @@ def to_tf32(x: torch.Tensor) -> torch.Tensor:
 
 def matmul_3xtf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """[m, k] times [k, n] nearly as exact as in fp32, from three calls of mma."""
-    # >>> solution 2: each operand as a large and a small TF32 number, all products but small·small
+    # >>> solution 2: split each into a large and a small TF32 number; leave out small·small
     a_large, b_large = to_tf32(a), to_tf32(b)
     a_small, b_small = to_tf32(a - a_large), to_tf32(b - b_large)
     return mma(a_small, b_large) + mma(a_large, b_small) + mma(a_large, b_large)
