@@ -96,7 +96,7 @@ def missing_in_files(folder: Path) -> Iterator[str]:
 
     if lacks(cpp, r"TORCH_LIBRARY(_FRAGMENT)?\(") or lacks(cpp, r"TORCH_LIBRARY_IMPL\("):
         yield "kernel"
-    if lacks(text_of(folder, "setup.py"), r"(Cpp|CUDA)Extension\("):
+    if lacks(text_of(folder, "setup.py"), r"\b(Cpp|CUDA)Extension\b"):
         yield "build"
     if lacks(cpp, r"TORCH_CHECK"):
         yield "checked_arguments"
@@ -138,6 +138,7 @@ def missing_at_work(folder: Path) -> Iterator[str]:
     empty = any(t.numel() == 0 for t in tensors)
     if len(samples) < 5 or not empty or all(t.is_contiguous() for t in tensors):
         yield "samples"
+    registered = torch._C._dispatch_dump(named["name"])
     kernels = re.findall(r"^(?:CPU|Composite\w+)\S*: registered at (\S+)", registered, re.M)
     if all(".py:" in place for place in kernels):
         yield "not_cpp"
