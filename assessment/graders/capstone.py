@@ -899,7 +899,7 @@ def kill_and_resume(bench: Bench, undisturbed: list[list[float]], chance: random
     before = end.stdout.rpartition("life ")[0]  # what all lives but the last said
     reached = max(map(int, STEP.findall(before)), default=0)
     lost = reached + 1 - first
-    if lost > RUN["every"] + 1:
+    if lost > RUN["every"]:
         what = f"the run had come to step {reached}, and went on with step {first:.0f}"
         raise Wrong(what, HINTS["lost_steps"])
     if history != undisturbed[len(undisturbed) - len(history) :]:
