@@ -1,0 +1,232 @@
+"""The steps of assignment 6: a generator, its numbers, dropout, rounding, int8."""
+
+import torch
+import torch._dynamo  # autograd functions may import it: once here, not in every process
+from graders._compare import below, borrow, finished, hold, that
+from graders.runner import Lesson, Step
+from torch import nn
+
+HINTS = {
+    "rounds": "Philox4x32-10 has ten rounds.",
+    "key": "The key of the second round is that of the first plus WEYL, in 32 bits.",
+    "words": "The words change places in each round: hi1 ^ b ^ k0, lo1, hi0 ^ d ^ k1, lo0.",
+    "range": "A number is 1 or more, or below 0: take the 24 high bits, for fp32 has no more, "
+    "and divide by 2^24.",
+    "low_bits": "The numbers are not those of the high bits: shift by 8.",
+    "position": "An element's number depends on where the call begins: element i has word "
+    "i % 4 of the counter i // 4, also if `first` is no multiple of 4.",
+    "offset": "The offset plays no part, or only 32 bits of it.",
+    "seed": "A seed has 64 bits, and its high word is not used.",
+    "not_scaled": "What is kept must be divided by 1 - p, so that the mean stays.",
+    "share": "The share of zeros is not p: keep where the number is >= p.",
+    "stored": "Something as large as x is stored for backward. Draw the mask again.",
+    "other_mask": "The gradient has another mask than the output: draw it from the same seed, "
+    "offset and place.",
+    "first": "A part of the tensor gets another mask than it has in the whole: `first`.",
+    "biased": "The mean is not x: floor(x + u) goes up with the probability of the fraction.",
+    "moves_integers": "An integer must stay what it is.",
+    "one_scale": "One scale for all rows: a row of small numbers becomes zero.",
+    "unused": "The largest of a row must become ±127, not less.",
+    "wraps": "A number became its opposite: ±128 does not fit. The largest becomes 127.",
+    "zero_row": "A row of zeros was divided by zero.",
+    "int8_sums": "The sums wrapped around: products of int8 are added up in int32.",
+    "dequantized": "The product is computed in floating point. Multiply integers, and scale "
+    "afterwards.",
+    "scales": "The result has the wrong scale: a row's times a column's, and then the bias.",
+    "other": "The numbers fit no common mistake. Compare with the known answers of Random123.",
+}  # fmt: skip
+OURS = finished("assignment6_random_bits")
+SOLVED = "philox uniform Dropout.forward Dropout.backward round_by_chance quantize_rows"
+
+
+def probe_philox(lesson: Lesson) -> None:
+    module = lesson.module
+    draw = torch.Generator().manual_seed(0)
+    counters = torch.randint(0, 2**32, (8, 4), generator=draw)
+    keys = (0, 0), (0xA4093822, 0x299F31D0)
+    pairs = [(module.philox(counters, key), OURS.philox(counters, key)) for key in keys]
+    lesson.fact("the words are right", all(torch.equal(*pair) for pair in pairs))
+    calls, real = [], module.multiply
+
+    def counted(m: int, x):
+        calls.append(m)
+        return real(m, x)
+
+    module.multiply = counted
+    module.philox(counters, keys[0])
+    lesson.fact("products of 32 bits", len(calls))
+    # words that a round with a constant key would give
+    module.multiply = real
+    weyl, module.WEYL = module.WEYL, (0, 0)
+    same = torch.equal(module.philox(counters, keys[1]), _constant_key(counters, keys[1]))
+    module.WEYL = weyl
+    lesson.fact("right without the key's changes", same)
+
+
+def _constant_key(counters, key):
+    weyl, OURS.WEYL = OURS.WEYL, (0, 0)
+    words = OURS.philox(counters, key)
+    OURS.WEYL = weyl
+    return words
+
+
+def probe_uniform(lesson: Lesson) -> None:
+    borrow(lesson.module, OURS, SOLVED, "uniform")
+    uniform = lesson.module.uniform
+    long = uniform(1, 2, 0, 4000)
+    lesson.fact("numbers outside of [0, 1)", int(((long < 0) | (long >= 1)).sum()))
+    close = torch.equal(long, OURS.uniform(1, 2, 0, 4000))
+    lesson.fact("numbers of elements 0 to 3999", close)
+    starts = [torch.equal(uniform(1, 2, k, 50), long[k : k + 50]) for k in range(9)]
+    lesson.fact("the same if a call begins at 0 to 8", starts)
+    far = 2**40
+    lesson.fact("another offset gives others", not torch.equal(uniform(1, 3, 0, 9), long[:9])
+                and torch.equal(uniform(1, far, 0, 9), OURS.uniform(1, far, 0, 9)))  # fmt: skip
+    lesson.fact(
+        "a seed of 41 bits",
+        torch.equal(uniform(far + 1, 2, 0, 9), OURS.uniform(far + 1, 2, 0, 9)),
+    )
+
+
+def probe_dropout(lesson: Lesson) -> None:
+    module = lesson.module
+    borrow(module, OURS, SOLVED, "Dropout.forward Dropout.backward")
+    x = torch.ones(40, 50, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append(t.numel()) or t, lambda t: t
+    ):
+        y = module.Dropout.apply(x, 0.25, 5, 1)
+    held = [v for v in vars(y.grad_fn).values() if torch.is_tensor(v)]
+    lesson.fact("numbers stored for backward", sum(saved) + sum(t.numel() for t in held))
+    truth = OURS.Dropout.apply(x, 0.25, 5, 1)
+    lesson.fact("share of zeros", (y == 0).float().mean().item())
+    lesson.fact("zeros are where they should be", torch.equal(y == 0, truth == 0))
+    lesson.fact("what is kept of 1", y.max().item())
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    lesson.fact("the gradient's zeros are those of the output", torch.equal(grad == 0, y == 0))
+    lesson.fact("what is kept of a gradient of 1", grad.max().item())
+    part = module.Dropout.apply(x[10:20], 0.25, 5, 1, 500)
+    (grad,) = torch.autograd.grad(part.sum(), x)
+    lesson.fact(
+        "rows 10 to 19 alone have the mask they have in the whole",
+        torch.equal(part == 0, truth[10:20] == 0),
+    )
+    lesson.fact("and their gradient, too", torch.equal(grad[10:20] == 0, truth[10:20] == 0))
+
+
+def probe_chance(lesson: Lesson) -> None:
+    borrow(lesson.module, OURS, SOLVED, "round_by_chance")
+    chance = lesson.module.round_by_chance
+    means = []
+    for value in (0.25, -0.25, 3.9, -7.5):
+        found = chance(torch.full((4000,), value), 3, 0)
+        means.append(abs(found.mean().item() - value))
+        lesson.fact("fractions in the result", bool((found != found.round()).any()))
+    lesson.fact("largest distance of four means", max(means))
+    whole = torch.arange(-8.0, 8.0).repeat(64)
+    lesson.fact("integers that were changed", int((chance(whole, 3, 1) != whole).sum()))
+
+
+def probe_int8(lesson: Lesson) -> None:
+    module = lesson.module
+    borrow(module, OURS, SOLVED, "quantize_rows")
+    x = torch.randn(6, 64, generator=torch.Generator().manual_seed(2))
+    x[1] *= 1e-4
+    x[2] = 0
+    x[3, :2] = torch.tensor([-9.0, 9.0])
+    numbers, scale = module.quantize_rows(x)
+    lesson.fact(
+        "scale of a row of zeros is finite",
+        bool(torch.isfinite(scale).all() and (scale > 0).all()),
+    )
+    lesson.fact("largest number of each row", numbers.int().abs().amax(1).tolist())
+    back = numbers.float() * scale
+    lesson.fact("signs that changed", int((back * x < 0).sum()))
+    wrong = (back - x).abs().amax(1) / x.abs().amax(1).clamp(1e-30)
+    lesson.fact("largest error of a row, of its largest number", wrong.max().item())
+
+    linear = nn.Linear(2048, 8)
+    with torch.no_grad():
+        linear.weight.fill_(0.5)
+        linear.bias.fill_(3.0)
+    module.quantize_rows = OURS.quantize_rows
+    layer, kinds = module.Int8Linear(linear), []
+    real = torch.Tensor.__matmul__
+
+    def watched(a, b):
+        kinds.append(str(a.dtype))
+        return real(a, b)
+
+    torch.Tensor.__matmul__ = watched
+    linear_calls = torch.nn.functional.linear
+    torch.nn.functional.linear = lambda a, b, *rest: (
+        kinds.append(str(a.dtype)) or linear_calls(a, b, *rest)
+    )
+    out = layer(torch.full((2, 2048), 2.0))
+    lesson.fact("2048 products of 0.5 and 2, plus 3", [round(v, 1) for v in out[:, 0].tolist()])
+    lesson.fact("the product is of integers", not any("float" in kind for kind in kinds))
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(4, 2048, generator=draw) * torch.tensor([[1.0], [10.0], [0.1], [1.0]])
+    error = (layer(x) - linear(x)).norm(dim=1) / linear(x).norm(dim=1)
+    lesson.fact("largest error of four rows", error.max().item())
+
+
+def step(number: int, title: str, proves: str, probe, uses: str, *checks, crashes=()) -> Step:
+    return Step(
+        number, title, proves, probe, hold(HINTS, *checks), tuple(uses.split()), (1,),
+        joins=False, crashes=crashes,
+    )  # fmt: skip
+
+
+STEPS = [
+    step(
+        1, "Philox", "the words of Random123, by twenty products", probe_philox, "philox",
+        ("products of 32 bits", 20, "rounds"),
+        ("right without the key's changes", True, "words"),
+        ("the words are right", True, "key"),
+    ),
+    step(
+        2, "uniform numbers", "a function of seed, offset and place alone", probe_uniform,
+        "uniform",
+        ("numbers outside of [0, 1)", 0, "range"),
+        ("numbers of elements 0 to 3999", True, "low_bits"),
+        ("the same if a call begins at 0 to 8", [True] * 9, "position"),
+        ("another offset gives others", True, "offset"),
+        ("a seed of 41 bits", True, "seed"),
+        crashes=(("size|shape|index", HINTS["position"]),),
+    ),
+    step(
+        3, "dropout without a mask", "drawn again in backward, alike on every rank",
+        probe_dropout, "Dropout",
+        ("numbers stored for backward", 0, "stored"),
+        ("share of zeros", that("about 0.25", lambda s: abs(s - 0.25) < 0.05), "share"),
+        ("what is kept of 1", that("4/3", lambda v: abs(v - 4 / 3) < 1e-3), "not_scaled"),
+        ("what is kept of a gradient of 1", that("4/3", lambda v: abs(v - 4 / 3) < 1e-3),
+         "not_scaled"),
+        ("the gradient's zeros are those of the output", True, "other_mask"),
+        ("rows 10 to 19 alone have the mask they have in the whole", True, "first"),
+        ("and their gradient, too", True, "first"),
+        ("zeros are where they should be", True, "other"),
+    ),
+    step(
+        4, "rounding by chance", "right on the average, and exact for integers", probe_chance,
+        "round_by_chance",
+        ("integers that were changed", 0, "moves_integers"),
+        ("fractions in the result", False, "biased"),
+        ("largest distance of four means", below(0.05), "biased"),
+    ),
+    step(
+        5, "a layer in int8", "rows and channels scaled, sums in int32", probe_int8,
+        "quantize_rows Int8Linear",
+        ("scale of a row of zeros is finite", True, "zero_row"),
+        ("signs that changed", 0, "wraps"),
+        ("largest error of a row, of its largest number", below(0.1), "one_scale"),
+        ("largest number of each row", [127, 127, 0, 127, 127, 127], "unused"),
+        ("the product is of integers", True, "dequantized"),
+        ("2048 products of 0.5 and 2, plus 3",
+         that("2051", lambda out: max(map(abs, out)) > 130), "int8_sums"),
+        ("2048 products of 0.5 and 2, plus 3", [2051.0, 2051.0], "scales"),
+        ("largest error of four rows", below(0.1), "scales"),
+    ),
+]  # fmt: skip

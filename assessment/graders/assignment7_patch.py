@@ -1,0 +1,271 @@
+"""The steps of assignment 7: samples, a comparison, a bisection, a patch."""
+
+import random
+from collections.abc import Callable
+from itertools import count
+
+import torch
+from graders._compare import below, finished, hold, that
+from graders.runner import Lesson, Step
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+HINTS = {
+    "good_refused": "These samples refuse a patch that is right: compare with a tolerance in "
+    "mind, and keep infinities out of them.",
+    "always_clips": "A patch that makes short gradients longer passes: a sample whose norm is "
+    "below the limit.",
+    "never_clips": "A patch that never clips passes: a sample whose norm is above the limit.",
+    "none": "A patch that fails without gradients passes: an empty list.",
+    "empty": "A patch that fails for a tensor without elements passes.",
+    "strides": "A patch that scales a copy passes: a transposed or cut gradient.",
+    "dtypes": "A patch that takes all gradients for one dtype passes: fp16 beside fp32.",
+    "overflow": "A patch that squares in fp16 passes: values of some hundreds in fp16.",
+    "zeros": "A patch that divides by the norm passes: gradients that are all zero.",
+    "shared": "Calls of samples() return the same tensors, and a patch in place has changed "
+    "them: make them anew.",
+    "order": "The machine became slower between the two, and you blame the patch: let old and "
+    "new take turns.",
+    "noise": "Noise was called a difference: nine of ten rounds must agree.",
+    "small": "A difference below 2% is none that a benchmark of this kind can show.",
+    "missed": "The patch is twice as fast, and you do not see it.",
+    "outlier": "A single slow round moved the ratio: take the median.",
+    "cold": "The first call is slow for both, and was measured: warm up.",
+    "ratio": "The ratio is old over new: 2 for a patch that is twice as fast.",
+    "wrong_commit": "This is not the first slow commit: keep one bound known to be fast, the "
+    "other known to be slow, and stop when they are neighbours.",
+    "noisy_bisect": "One slow measurement misled you: the smallest of three.",
+    "too_many": "More commits were measured than halving needs.",
+    "not_same": "The patch gives something else than the slow function.",
+    "not_in_place": "The gradients of the caller are as they were: scale them in place.",
+    "launches": "The number of launches grows with the number of gradients: foreach operators "
+    "take the whole list.",
+    "host": "The host waits for a value: no item(), no `if` on a tensor. clamp does without.",
+    "copies": "Something as large as all gradients together is made.",
+    "other": "The numbers fit no common mistake. Compare with slow_clip.",
+}  # fmt: skip
+OURS = finished("assignment7_patch")
+
+
+# --- 1: samples ---------------------------------------------------------------------------
+
+
+def patch(change: str) -> Callable:
+    """A right patch, or one with one fault."""
+
+    def clip(gradients: list[torch.Tensor], limit: float) -> torch.Tensor:
+        if not gradients:
+            if change == "none":
+                raise RuntimeError("torch.cat(): expected a non-empty list")
+            return torch.zeros(())
+        if change == "empty" and any(g.numel() == 0 for g in gradients):
+            raise RuntimeError("max(): expected a tensor with elements")
+        if change == "dtypes" and len({g.dtype for g in gradients}) > 1:
+            raise RuntimeError("expected all tensors to have one dtype")
+        squares = [
+            (g.square().sum() if change == "overflow" else g.float().square().sum()).float()
+            for g in gradients
+        ]
+        norm = torch.stack(squares).sum().sqrt()
+        scale = limit / norm if change == "zeros" else limit / (norm + 1e-6)
+        if change != "always_clips":
+            scale = scale.clamp(max=1.0)
+        if change == "zeros":
+            scale = torch.where(norm == 0, torch.nan, scale)
+        for g in gradients:
+            target = g.contiguous() if change == "strides" else g
+            target.mul_(1.0 if change == "never_clips" else scale.to(g.dtype))
+        return norm
+
+    return clip
+
+
+CHANGES = [
+    "never_clips",
+    "always_clips",
+    "none",
+    "empty",
+    "strides",
+    "dtypes",
+    "overflow",
+    "zeros",
+]
+
+
+def refused(clip: Callable, samples: Callable) -> bool:
+    """Whether a test that compares with the slow function refuses the patch."""
+    for (mine, limit), (truth, _) in zip(samples(), samples(), strict=True):
+        try:
+            found, wanted = clip(mine, limit), OURS.slow_clip(truth, limit)
+            torch.testing.assert_close(found, wanted)
+            torch.testing.assert_close(mine, truth)
+        except (AssertionError, RuntimeError):
+            return True
+    return False
+
+
+def probe_samples(lesson: Lesson) -> None:
+    samples = lesson.module.samples
+    kept = [samples(), samples()]
+    ids = [{g.data_ptr() for some, _ in each for g in some if g.numel()} for each in kept]
+    lesson.fact("tensors that two calls share", len(ids[0] & ids[1]))
+    lesson.fact("a right patch is refused", refused(patch(""), samples))
+    for change in CHANGES:
+        caught = refused(patch(change), samples)
+        lesson.fact(f"fault {change} is refused", caught)
+
+
+# --- 2: a comparison ----------------------------------------------------------------------
+
+
+class Machine:
+    """A clock, and functions that take a time times what the machine adds to it."""
+
+    def __init__(self, slowdown: Callable[[int], float]) -> None:
+        self.now, self.calls, self.slowdown = 0.0, 0, slowdown
+
+    def function(self, seconds: float, first: float = 0.0) -> Callable[[], None]:
+        left = [first]
+
+        def call() -> None:
+            self.now += seconds * self.slowdown(self.calls) + left[0]
+            left[0] = 0.0
+            self.calls += 1
+
+        return call
+
+    def clock(self) -> float:
+        return self.now
+
+
+def probe_compare(lesson: Lesson) -> None:
+    def verdict(old: float, new: float, slowdown=lambda call: 1.0, first: float = 0.0) -> list:
+        machine = Machine(slowdown)
+        word, ratio = lesson.module.compare(
+            machine.function(old, first), machine.function(new), machine.clock
+        )
+        return [word, round(ratio, 2)]
+
+    lesson.fact("2 s against 1 s", verdict(2.0, 1.0))
+    lesson.fact("1 s against 2 s", verdict(1.0, 2.0))
+    slower = verdict(1, 1, lambda call: 1.5 if call > 31 else 1.0)
+    lesson.fact("1 s against 1 s while the machine slows down", slower[0])
+    noise = random.Random(1)
+    noisy = verdict(1, 1, lambda call: noise.uniform(1, 1.2))
+    lesson.fact("1 s against 1 s with noise of 20%", noisy[0])
+    lesson.fact("1.01 s against 1 s", verdict(1.01, 1.0)[0])
+    outlier = verdict(2.0, 1.0, lambda call: 50.0 if call == 20 else 1.0)
+    lesson.fact("2 s against 1 s with one call of 50", outlier)
+    lesson.fact("1 s against 1 s, the first call 100 s slow", verdict(1.0, 1.0, first=100.0)[1])
+
+
+# --- 3: a bisection -----------------------------------------------------------------------
+
+
+def probe_bisect(lesson: Lesson) -> None:
+    right, most = [], 0
+    for n, bad in ((2, 1), (3, 1), (100, 1), (100, 99), (100, 37), (101, 64)):
+        tried: set[str] = set()
+
+        def measure(commit: str, bad=bad, tried=tried) -> float:
+            tried.add(commit)
+            return 2.0 if int(commit) >= bad else 1.0
+
+        found = lesson.module.bisect([str(i) for i in range(n)], measure, 1.5)
+        right.append(found == str(bad))
+        most = max(most, len(tried))
+    lesson.fact("found in six histories", right)
+    lesson.fact("commits measured of 101, at most", most)
+    calls = count()
+
+    def noisy(commit: str) -> float:
+        return (2.0 if int(commit) >= 60 else 1.0) + (next(calls) % 3 == 0)
+
+    found = lesson.module.bisect([str(i) for i in range(100)], noisy, 1.5)
+    lesson.fact("the first slow commit of 60, with noise", found)
+
+
+# --- 4: the patch -------------------------------------------------------------------------
+
+HOST = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero"}
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches, self.largest, self.host = 0, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.launches += 1
+        self.host += func.overloadpacket.__name__ in HOST
+        mine = {t.data_ptr() for t in tree_leaves(args) if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.data_ptr() not in mine:
+                self.largest = max(self.largest, tensor.numel())
+        return result
+
+
+def probe_patch(lesson: Lesson) -> None:
+    clip = lesson.module.fast_clip
+    mine, truth = ([torch.full((4,), 3.0)] for _ in range(2))
+    clip(mine, 1.0), OURS.slow_clip(truth, 1.0)
+    lesson.fact("a gradient of 3 becomes", round(mine[0][0].item(), 3))
+    wrong = []
+    pairs = zip(OURS.samples(), OURS.samples(), strict=True)
+    for i, ((mine, limit), (truth, _)) in enumerate(pairs):
+        try:
+            torch.testing.assert_close(clip(mine, limit), OURS.slow_clip(truth, limit))
+            torch.testing.assert_close(mine, truth)
+        except (AssertionError, RuntimeError, IndexError, ValueError) as error:
+            wrong.append(f"{i}: {str(error).splitlines()[0][:40]}")
+    lesson.fact("samples on which it differs", wrong)
+    gradients = [torch.ones(100) for _ in range(150)]
+    with Watch() as watch:
+        clip(gradients, 1.0)
+    lesson.fact("launches for 150 gradients", watch.launches)
+    lesson.fact("times the host waits", watch.host)
+    lesson.fact("the most numbers in a new tensor", watch.largest)
+
+
+def step(number: int, title: str, proves: str, probe, uses: str, *checks) -> Step:
+    return Step(
+        number, title, proves, probe, hold(HINTS, *checks), (uses,), (1,), joins=False,
+    )  # fmt: skip
+
+
+STEPS = [
+    step(
+        1, "samples", "they let a right patch pass, and refuse eight wrong ones", probe_samples,
+        "samples",
+        ("tensors that two calls share", 0, "shared"),
+        ("a right patch is refused", False, "good_refused"),
+        *((f"fault {change} is refused", True, change) for change in CHANGES),
+    ),
+    step(
+        2, "faster, slower or the same", "seven machines, one of them noisy", probe_compare,
+        "compare",
+        ("1 s against 2 s", ["slower", 0.5], "ratio"),
+        ("2 s against 1 s", ["faster", 2.0], "missed"),
+        ("1 s against 1 s while the machine slows down", "same", "order"),
+        ("1 s against 1 s, the first call 100 s slow", 1.0, "cold"),
+        ("2 s against 1 s with one call of 50", ["faster", 2.0], "outlier"),
+        ("1 s against 1 s with noise of 20%", "same", "noise"),
+        ("1.01 s against 1 s", "same", "small"),
+    ),
+    step(
+        3, "which commit", "found in log2(n) builds, in spite of noise", probe_bisect, "bisect",
+        ("found in six histories", [True] * 6, "wrong_commit"),
+        ("commits measured of 101, at most", below(9), "too_many"),
+        ("the first slow commit of 60, with noise", "60", "noisy_bisect"),
+    ),
+    step(
+        4, "the patch", "the same on every sample, by a few launches for all", probe_patch,
+        "fast_clip",
+        ("a gradient of 3 becomes", that("0.5", lambda value: value != 3.0), "not_in_place"),
+        ("samples on which it differs", [], "not_same"),
+        ("times the host waits", 0, "host"),
+        ("the most numbers in a new tensor", below(1000), "copies"),
+        ("launches for 150 gradients", below(8), "launches"),
+    ),
+]  # fmt: skip

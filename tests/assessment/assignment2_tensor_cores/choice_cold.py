@@ -1,0 +1,16 @@
+"""Step 5: the first run is timed, and alone"""
+
+STEP, HINT = 5, "cold"
+
+
+class Chooser:
+    def choose(self, x: torch.Tensor, weight: torch.Tensor, candidates: list[Algorithm]):
+        best, best_time = None, float("inf")
+        for algorithm in [a for a in candidates if a.workspace <= self.limit]:
+            if self.deterministic and not algorithm.deterministic:
+                continue
+            start = self.clock()
+            algorithm.run()
+            if (time := self.clock() - start) < best_time:
+                best, best_time = algorithm, time
+        return best

@@ -1,0 +1,142 @@
+"""The mini-project's checker: a complete package passes, each fault is named."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from grading import ROOT
+
+INPUTS = ["assessment/package_check.py", "tests/test_package_check.py"]
+PROGRAM = ROOT / "assessment/package_check.py"
+
+FILES = {
+    "pyproject.toml": '[tool.operator]\nname = "graded::twice"\nsamples = "twice:samples"\n',
+    "README.md": "| n | old | new |\n|---|---|---|\n| 1024 | 3 | 2 |\n",
+    "setup.py": 'CppExtension("twice._C", ["csrc/twice.cpp"])\n',
+    "csrc/twice.cpp": "TORCH_CHECK(x);\nTORCH_LIBRARY(graded, m) {}\n"
+    "TORCH_LIBRARY_IMPL(graded, CPU, m) {}\n",
+    "csrc/twice.cu": "auto s = at::cuda::getCurrentCUDAStream();\nDeviceGuard guard(x);\n"
+    "twice<<<1, 1, 0, s>>>();\nC10_CUDA_KERNEL_LAUNCH_CHECK();\n",
+    "benchmark.py": "time.perf_counter()\n",
+    "tests/test_twice.py": '''\
+"""opcheck(op), gradcheck(op)"""
+
+
+def test_nothing():
+    pass
+''',
+    "twice/__init__.py": """\
+import torch
+
+
+@torch.library.custom_op("graded::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+twice.register_fake(lambda x: torch.empty_like(x))
+twice.register_autograd(lambda ctx, grad: 2 * grad)
+
+
+def samples():
+    wanted = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    shapes = [(torch.ones(n),) for n in (0, 1, 5)]
+    return [*shapes, (torch.ones(4, 5).t(),), (wanted,)]
+""",
+}
+WRONG = {  # a fault: the file, what is replaced in it
+    "names": ("pyproject.toml", "graded::twice", "twice"),
+    "kernel": ("csrc/twice.cpp", "TORCH_LIBRARY_IMPL", "IMPL"),
+    "build": ("setup.py", "CppExtension", "Nothing"),
+    "checked_arguments": ("csrc/twice.cpp", "TORCH_CHECK", "CHECK"),
+    "stream": ("csrc/twice.cu", "getCurrentCUDAStream", "getDefaultCUDAStream"),
+    "guard": ("csrc/twice.cu", "DeviceGuard", "Nobody"),
+    "launch_error": ("csrc/twice.cu", "C10_CUDA_KERNEL_LAUNCH_CHECK", "hope"),
+    "fake": ("twice/__init__.py", "register_fake", "print"),
+    "autograd": ("twice/__init__.py", "register_autograd", "print"),
+    "opcheck": ("tests/test_twice.py", "opcheck(", "look("),
+    "gradcheck": ("tests/test_twice.py", "gradcheck(", "look("),
+    "benchmark": ("benchmark.py", "perf_counter", "time"),
+    "readme": ("README.md", "| 1024 | 3 | 2 |", "soon"),
+}
+AT_WORK = {
+    "not_cpp": ("README.md", "1024", "1024"),  # always: this kernel is registered by Python
+    "samples": ("twice/__init__.py", "(0, 1, 5)", "(2, 1, 5)"),
+    "opcheck_fails": ("twice/__init__.py", "torch.empty_like(x)", "x.new_empty(1)"),
+    "gradcheck_fails": ("twice/__init__.py", "2 * grad)", "3 * grad)"),
+    "import": ("twice/__init__.py", "import torch", "import torch, twice._C"),
+    "tests_fail": ("tests/test_twice.py", "pass", "raise ValueError"),
+}
+# grades all folders in one process: the import of torch is what takes time
+GRADE = """
+import sys, importlib.util, torch
+spec = importlib.util.spec_from_file_location("package_check", sys.argv[1])
+checker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(checker)
+from pathlib import Path
+for folder in sys.argv[2:]:
+    path = list(sys.path)
+    print("FOUND", folder, *checker.missing_at_work(Path(folder)), flush=True)
+    sys.path[:] = path
+    sys.modules.pop("twice", None)
+"""
+
+
+def write(folder: Path, file: str = "", old: str = "", new: str = "") -> Path:
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert name != file or old in text
+        path.write_text(text.replace(old, new) if name == file else text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checker():
+    spec = importlib.util.spec_from_file_location("package_check", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_complete_files_lack_nothing(checker, tmp_path: Path) -> None:
+    assert list(checker.missing_in_files(write(tmp_path / "twice"))) == []
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_files_are_read(fault: str, checker, tmp_path: Path) -> None:
+    assert list(checker.missing_in_files(write(tmp_path / "twice", *WRONG[fault]))) == [fault]
+
+
+def test_every_point_of_the_rubric_is_provoked(checker) -> None:
+    assert set(checker.RUBRIC) == {*WRONG, *AT_WORK}
+
+
+def test_operator_at_work(tmp_path: Path) -> None:
+    """The faults that show only when it runs, each in a namespace of its own."""
+    folders = []
+    for fault, change in AT_WORK.items():
+        folder = write(tmp_path / fault, *change)
+        for name in ("pyproject.toml", "twice/__init__.py"):
+            path = folder / name
+            path.write_text(path.read_text().replace("graded::", f"graded_{fault}::"))
+        folders.append(str(folder))
+    done = subprocess.run(
+        [sys.executable, "-c", GRADE, str(PROGRAM), *folders],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    found = {Path(folder).name: faults for folder, *faults in lines}
+    for fault in AT_WORK:
+        wanted = [fault] if fault in ("not_cpp", "import") else sorted([fault, "not_cpp"])
+        assert sorted(found[fault]) == wanted, done.stdout
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAM), "--new", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "I will not overwrite your work" in done.stderr
