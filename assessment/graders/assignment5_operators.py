@@ -5,7 +5,7 @@ import tempfile
 
 import torch
 import torch._dynamo  # torch.library imports it: once here, not in every process
-from graders._compare import below, borrow, finished, hold, that
+from graders._compare import below, borrow, finished, hold, import_late_parts, that
 from graders.runner import Lesson, Step
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -43,6 +43,7 @@ HINTS = {
     "other": "The numbers fit no common mistake. Try n = 3 and k = 2 by hand.",
 }  # fmt: skip
 OURS = finished("assignment5_operators")
+import_late_parts()
 SOLVED = "source register fast_size fft_causal"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import count
 
 import torch
-from graders._compare import below, finished, hold, that
+from graders._compare import below, finished, hold, import_late_parts, that
 from graders.runner import Lesson, Step
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -45,6 +45,7 @@ HINTS = {
     "other": "The numbers fit no common mistake. Compare with slow_clip.",
 }  # fmt: skip
 OURS = finished("assignment7_patch")
+import_late_parts()
 
 
 # --- 1: samples ---------------------------------------------------------------------------

@@ -13,5 +13,5 @@ def fast_step(x: torch.Tensor, codes: torch.Tensor):
             if len(rows):
                 new[j] = rows.mean(0)
     for i in range(len(x)):
-        _ = scores[i, nearest[i]]
+        least = least + scores[i, nearest[i]] * 0
     return nearest, new, (least.sum() + x.square().sum()) / len(x)
