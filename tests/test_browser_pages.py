@@ -43,6 +43,7 @@ def test_a_letter_opens_the_glossary_at_its_terms(
     page.keyboard.press("Enter")
     page.locator("#terms-q").wait_for(state="visible")
     link = page.locator('details.terms a[href$="#quantization"]')
+    link.scroll_into_view_if_needed()  # waits until it is there and still
     box = link.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390
     link.click()
