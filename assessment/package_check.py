@@ -119,6 +119,7 @@ def missing_in_files(folder: Path) -> Iterator[str]:
             yield name
 
 
+# --8<-- [start:at_work]
 def missing_at_work(folder: Path) -> Iterator[str]:
     """What the operator does: samples, its kernel, opcheck, gradcheck; then its tests."""
     import torch
@@ -148,6 +149,7 @@ def missing_at_work(folder: Path) -> Iterator[str]:
         yield "tests_fail"
 
 
+# --8<-- [end:at_work]
 def refused(op: Callable, samples: list[tuple], torch) -> Iterator[str]:
     """opcheck on every sample, gradcheck on those of fp64 that require gradients."""
     for sample in samples:
