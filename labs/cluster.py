@@ -1,8 +1,9 @@
-"""A cluster on one Linux machine: 2 to 4 nodes, each with a network of its own behind a slow link.
+"""A cluster on one Linux machine: 2 to 4 nodes, each with a network of its own.
 
     python labs/cluster.py -- hostname
     python labs/cluster.py --nodes 2 --rate 200mbit -- torchrun --nnodes={nodes} \\
-        --node-rank={node} --nproc-per-node=2 --master-addr={master} --master-port={port} train.py
+        --node-rank={node} --nproc-per-node=2 --master-addr={master} \\
+        --master-port={port} train.py
 
 runs the command once on each node. A node is a network namespace with a name (`node0`), an
 address (10.77.0.1), an interface `eth0` and a `/etc/hosts` that knows the others; a bridge is
@@ -10,12 +11,15 @@ the switch between them, and `tc` shapes both directions of each node's link. In
 {node}, {nodes}, {master}, {port}, {address} and {interface} are filled in.
 
 Nothing is left behind, however it ends. The nodes live in namespaces without a name, under a
-process which is the first of its own process namespace: when that one dies, the kernel kills all
-that it contains and takes links, addresses and mounts away. It dies with this program, also
-with `kill -9`. Root is not needed where the system allows user namespaces. Where it does not,
-or `ip` or `tc` is missing, the nodes are plain processes on localhost: no link between them is
-slow then, and this program says so. `--check` says which it would be, `--down` removes what a
-machine that lost power, say, has left in the folder for temporary files.
+process which is the first of its own process namespace: when that one dies, the kernel kills
+all that it contains, and takes links, addresses and mounts away. It dies with this program,
+also with `kill -9`. Root is not needed where the system allows user namespaces.
+
+Where it does not, or `ip` or `tc` is missing, the nodes are plain processes on localhost: no
+link between them is slow then, and this program says so. `--localhost`, or the variable
+CLUSTER_ON_LOCALHOST, asks for that. `--check` says which it would be. Should a folder of a
+cluster be left because everything was killed at once, the next call, or `--down`, removes it
+and what still runs in it.
 """
 
 import argparse
@@ -81,7 +85,7 @@ class Plan:
 def make_plan(
     nodes: int = 2, rate: str = "200mbit", delay: str = "", localhost: bool = False
 ) -> Plan:
-    """See what this machine allows: a whole cluster of one node is built for it, and removed."""
+    """See what this machine allows: a cluster of one node is built for it, and removed."""
     clean()
     isolated = Plan(nodes, rate, delay)
     if localhost or os.environ.get("CLUSTER_ON_LOCALHOST"):
@@ -106,7 +110,7 @@ def program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
-def run(plan: Plan, commands: Sequence[Sequence[str]], stderr=None) -> int:
+def run(plan: Plan, commands: Sequence[Sequence[str]], stdout=None, stderr=None) -> int:
     """Run one command on each node and wait; the status is that of the first that failed.
 
     Whatever ends this function, or the program that called it, ends the cluster.
@@ -123,6 +127,7 @@ def run(plan: Plan, commands: Sequence[Sequence[str]], stderr=None) -> int:
             start_new_session=True,  # Ctrl-C reaches this process alone
             env=os.environ | {TAG: folder.name, "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,
+            stdout=stdout,
             stderr=stderr,
         )
         return process.wait()
@@ -233,7 +238,7 @@ def keep(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> int:
 
 
 def keep_isolated(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> int:
-    """Start the first process of a new process namespace, and wait until it or the owner ends."""
+    """Start the first process of a new process namespace; wait until it or the owner ends."""
     user, group = os.getuid(), os.getgid()
     if user != 0:
         call("unshare", CLONE_NEWUSER)
