@@ -59,6 +59,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
@@ -255,7 +256,7 @@ if IS_RANK:
             time.sleep(60)  # one rank says it; torchrun then ends the others
         sys.exit("this lab needs two nodes with two ranks or more: python lab09_multi_node.py")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
     inner, outer = make_groups(nodes, ranks)
 
@@ -595,7 +596,8 @@ if IS_RANK:
         for name in ("fp32", "bf16", "PowerSGD of rank 2"):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1024))
-            ddp = DistributedDataParallel(model)
+            # one bucket: PowerSGD's callbacks wait for all-reduces, and gloo has two threads
+            ddp = DistributedDataParallel(model, bucket_cap_mb=16)
             if name == "bf16":
                 ddp.register_comm_hook(dist.group.WORLD, bf16_hook)
             elif exact is not None:
