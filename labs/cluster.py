@@ -448,7 +448,8 @@ def main() -> None:
     try:
         plan = make_plan(options.nodes, options.rate, options.delay, options.localhost)
         if options.check:
-            print(f"no namespaces: {plan.why}" if plan.why else "each node can have a network")
+            possible = "each node can have a network of its own"
+            print(f"no namespaces: {plan.why}" if plan.why else possible)
             sys.exit(0 if plan.isolated else 1)
         if not options.command:
             parser.error("what shall the nodes run? Put it after --")

@@ -70,7 +70,7 @@ HINTS = {
     "outer": "`ranks` rings over the nodes, each of size / ranks bytes.",
     "inside_only": "The sums stop at the node's border: all-reduce your piece in the outer "
     "group.",
-    "no_gather": "Each rank has the total of its own piece alone. All-gather the pieces inside "
+    "no_gather": "Each rank knows the total of its own piece alone. All-gather the pieces inside "
     "the node.",
     "whole_crosses": "The result is right, but the whole tensor crosses in every outer group. "
     "Reduce-scatter first: then one piece of it crosses in each.",
@@ -495,7 +495,10 @@ def judge_hierarchical(group: Group, right: Callable[[str], None]) -> None:
     for rank, outcome in enumerate(outcomes):
         if outcome != "right":
             what = f"on rank {rank} the sum is wrong ({outcome}); rank 0 called {shown}"
-            raise Wrong(what, HINTS[hints.get(outcome, "hierarchical")])
+            hint = hints.get(outcome, "hierarchical")
+            if outcome == "unchanged" and "gather" not in shown:
+                hint = "no_gather"
+            raise Wrong(what, HINTS[hint])
     right("the sum over all ranks, on every rank")
     crossing = [
         [call for call in calls if len({r // k for r in call[2] or range(group.world)}) > 1]
