@@ -359,10 +359,12 @@ def start(
         os.environ.update(CLUSTER_NODE=str(node), CLUSTER_NODES=str(plan.nodes))
         os.environ.update(CLUSTER_LINK=link, CLUSTER_RATE=plan.rate if link else "")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        os.execvp(command[0], command)
+        try:
+            os.execvp(command[0], command)
+        except OSError as error:
+            raise OSError(f"{command[0]}: {error.strerror}") from None
     except OSError as error:
-        said = f"{command[0]}: {error.strerror}" if error.filename else error.strerror or error
-        print(f"cluster: node {node}: {said}", file=sys.stderr, flush=True)
+        print(f"cluster: node {node}: {error.strerror or error}", file=sys.stderr, flush=True)
     finally:
         os._exit(127)
 
