@@ -86,8 +86,8 @@ def main() -> None:
             formula, seen = goodput(save, restart, n), simulate(save, restart, n)
             assert abs(formula - seen) < 0.006, (name, n)
             every = best_interval(save, PER_GPU / n) / 60
-            cells.append(f"{every:8.1f} {formula:5.1%} {seen:5.1%}")
-        print(f"{save:2} s, {restart / 60:4g} m " + "".join(cells))
+            cells.append(f"{every:6.1f} {formula:6.1%} {seen:6.1%}")
+        print(f"{save:2} s, {restart / 60:4g} min" + "".join(cells))
 
     between = PER_GPU / 16_384
     print("to be useful 90% of the time on 16,384 GPUs a restart may take, on average,")
