@@ -186,10 +186,10 @@ if LAUNCHES:
 #     Gloo connectFullMesh failed with […] timed out connecting:
 #     SO_ERROR: Connection refused, remote=[127.0.1.1]:42407
 #
-# (Seen on this cluster, without what you are about to write.) NCCL takes the first interface
-# it finds, `lo` and `docker*` only if there is no other, and a node with a fast and a slow
-# network has two. Two variables settle it: **`GLOO_SOCKET_IFNAME`** and
-# **`NCCL_SOCKET_IFNAME`**, each with the name of an interface.
+# (Seen on this cluster, without what you are about to write.) NCCL prefers names that begin
+# with `ib`, and takes `lo` and `docker*` only if there is nothing else; a node with a fast and
+# a slow Ethernet still leaves it a choice. Two variables settle it: **`GLOO_SOCKET_IFNAME`**
+# and **`NCCL_SOCKET_IFNAME`**, each with the name of an interface.
 #
 # The right one is the one whose network contains the address of another node. If several do,
 # the kernel sends through the one with the longest prefix, and so should you.
@@ -359,7 +359,7 @@ def hold(seen: Watched, formula: float, what: str) -> str:
     Headers and acknowledgements, the barriers and the store's messages are allowed for.
     """
     if not LINK:
-        return f"{formula / MIB:.2f} MiB by formula (not counted on localhost)"
+        return f"{formula / MIB:.2f} MiB by formula (not counted here)"
     counted = f"{formula / MIB:.2f} MiB by formula, ≈{seen.crossed / MIB:.2f} MiB on {LINK}"
     low, high = 0.97 * formula - 32e3, 1.1 * formula + 128e3
     assert low <= seen.crossed <= high, f"{what}: {counted}"
@@ -546,8 +546,8 @@ if IS_RANK:
 #
 # If the link is the limit, send less. DDP lets a **communication hook** carry each bucket of
 # gradients: it gets a group and a bucket, starts what it likes, and returns a *future* of the
-# averaged bucket. Yours sends bf16: half the bytes, an error of at most one part in 256, and
-# unlike fp16 the range of fp32. The buckets stay fp32 on both sides of the wire.
+# averaged bucket. Yours sends bf16: half the bytes, an error of at most one part in 256
+# at each rounding, and unlike fp16 the range of fp32. The buckets stay fp32 on both sides of the wire.
 #
 # The hook must not wait. DDP calls it while backward still runs, and waits for the futures at
 # the end.
@@ -631,10 +631,10 @@ if IS_RANK:
     dist.destroy_process_group()
 
 # %% [markdown]
-# When does it pay? Narrowing costs a pass over memory and a division, microseconds per MiB;
-# the link saves half of its time. On 200 Mbit/s any compression pays. At 400 Gbit/s the plain
-# all-reduce hides behind backward already, and you would be paying in accuracy for nothing.
-# Compute first what step 4's formula says for your link, and compare that with backward.
+# When does it pay? Narrowing costs two passes over the bucket; the link saves half of its time.
+# On 200 Mbit/s any compression pays. Where the plain all-reduce already hides behind backward,
+# you pay in accuracy for nothing. Compute first what step 4's formula says for your link, and
+# compare that with the time of backward.
 #
 # ## Step 8: elastic rendezvous
 #
