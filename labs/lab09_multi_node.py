@@ -547,7 +547,7 @@ if IS_RANK:
 # If the link is the limit, send less. DDP lets a **communication hook** carry each bucket of
 # gradients: it gets a group and a bucket, starts what it likes, and returns a *future* of the
 # averaged bucket. Yours sends bf16: half the bytes, an error of at most one part in 256
-# at each rounding, and unlike fp16 the range of fp32. The buckets stay fp32 on both sides of the wire.
+# at each rounding, and unlike fp16 the range of fp32. The buckets stay fp32 at both ends.
 #
 # The hook must not wait. DDP calls it while backward still runs, and waits for the futures at
 # the end.
