@@ -70,8 +70,8 @@ HINTS = {
     "outer": "`ranks` rings over the nodes, each of size / ranks bytes.",
     "inside_only": "The sums stop at the node's border: all-reduce your piece in the outer "
     "group.",
-    "no_gather": "Each rank knows the total of its own piece alone. All-gather the pieces inside "
-    "the node.",
+    "no_gather": "Each rank knows the total of its own piece alone. All-gather the pieces "
+    "inside the node.",
     "whole_crosses": "The result is right, but the whole tensor crosses in every outer group. "
     "Reduce-scatter first: then one piece of it crosses in each.",
     "still_flat": "The result is right, but a collective over all ranks crosses the link as "
