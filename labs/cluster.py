@@ -393,10 +393,18 @@ def watch(life: int, nodes: list[int]) -> int:
                 told, first_status = True, first_status or 143
                 deadline = time.monotonic() + KIND_END
                 for pid in running:
-                    with contextlib.suppress(OSError):
-                        os.killpg(pid, signal.SIGTERM)
+                    ask_to_end(pid)
             time.sleep(0.02)
     return first_status
+
+
+def ask_to_end(node: int) -> None:
+    """Send SIGTERM to all of a node's session; to itself, if it has not made one yet."""
+    for send in (os.killpg, os.kill):
+        try:
+            return send(node, signal.SIGTERM)
+        except OSError:
+            pass
 
 
 def remove_my_descendants() -> None:

@@ -2,12 +2,12 @@
 # # Lab 09: more than one machine
 #
 # Between two GPUs of a node lie hundreds of GB/s; between two nodes, a tenth of that or less.
-# Everything that is new about several machines follows from this step: who starts the ranks and
+# Everything that is new about several machines follows from that drop: who starts the ranks and
 # how they find each other, which collective crosses the slow link and with how many bytes,
 # which kind of parallelism may lie across it, and what compression gains there. In this lab
 # your Linux machine becomes a cluster of two nodes, each with a network of its own behind a
 # link of 200 Mbit/s. You write the commands that start it, and what its ranks send; what
-# crosses the link is counted by the kernel and held to your formulas.
+# crosses the link is counted by Linux and held to your formulas.
 #
 #     python labs/lab09_multi_node.py
 #
@@ -192,7 +192,7 @@ if LAUNCHES:
 # and **`NCCL_SOCKET_IFNAME`**, each with the name of an interface.
 #
 # The right one is the one whose network contains the address of another node. If several do,
-# the kernel sends through the one with the longest prefix, and so should you.
+# Linux sends through the one with the longest prefix, and so should you.
 
 
 # %%
@@ -315,7 +315,7 @@ def hierarchical_crossing(size: float, nodes: int, ranks: int) -> float:
 # for each GPU, while the flat ring passes through one. (NCCL therefore lays several rings,
 # each leaving the node by another card.)
 #
-# Now the kernel counts. `watched` reads the counter of bytes sent through `eth0`, from
+# Now Linux counts. `watched` reads the counter of bytes sent through `eth0`, from
 # `/proc/net/dev`, before and after; barriers keep others from sending meanwhile.
 
 
