@@ -83,6 +83,8 @@ def say(text: str) -> None:
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on a blank or on a failed check with one sentence from one rank."""
+    if issubclass(kind, KeyboardInterrupt):
+        return None
     if not issubclass(kind, (NotImplementedError, AssertionError)):
         return sys.__excepthook__(kind, error, trace)
     blank = issubclass(kind, NotImplementedError)
@@ -333,7 +335,7 @@ def sent_by_node() -> int:
 
 
 class Watched:
-    """How long something took, and what left this node meanwhile."""
+    """How long something took, and what left a node meanwhile, the one that sent most."""
 
     seconds, crossed = 0.0, 0
 
@@ -349,8 +351,10 @@ def watched() -> Iterator[Watched]:
     yield result
     result.seconds = time.perf_counter() - start
     dist.barrier()
-    result.crossed = sent_by_node() - before if LINK else 0
+    sent = torch.tensor(sent_by_node() - before if LINK else 0)
     dist.barrier()
+    dist.all_reduce(sent, op=dist.ReduceOp.MAX)
+    result.crossed = sent.item()
 
 
 def hold(seen: Watched, formula: float, what: str) -> str:
