@@ -166,6 +166,25 @@ def syncs(question: Question) -> None:
     right_options(question, waits)
 
 
+def shown(question: Question) -> list[float]:
+    """The measured numbers in the output that a question shows."""
+    return [float(n) for n in re.findall(r"≈([\d.]+)", "\n".join(question.shows.lines))]
+
+
+def clock(question: Question) -> None:
+    launches, synchronized, events = shown(question)
+    assert synchronized > 3 * 40 and events > 3 * 40 > 100 * launches
+    assert "launches into a queue" in question.options[question.right[0]].text
+
+
+def oom(question: Question) -> None:
+    asked, capacity, free, allocated, cached = shown(question)
+    assert cached > 3 * asked > asked > free  # enough is cached, and no piece is large enough
+    assert capacity == pytest.approx(allocated + cached + free, abs=1)  # nobody else's
+    assert 0.6 < allocated / capacity < 0.75  # "about two thirds"
+    assert "fragmentation" in question.options[question.right[0]].text
+
+
 def staging(question: Question) -> None:
     import torch
 
@@ -329,7 +348,7 @@ def workers(question: Question) -> None:
 
 COMPUTED = {
     "ridge": ridge, "wider": wider, "hierarchy": hierarchy, "sectors": sectors,
-    "divergence": divergence, "syncs": syncs, "staging": staging, "counter": counter,
+    "divergence": divergence, "clock": clock, "oom": oom, "syncs": syncs, "staging": staging, "counter": counter,
     "scaler": scaler, "ring": ring, "halves": halves, "state": state, "padding": padding,
     "one-f-one-b": one_f_one_b, "column-row": column_row, "mesh": mesh, "segments": segments,
     "leaks": leaks, "utilisation": utilisation, "workers": workers,
