@@ -116,7 +116,8 @@ MORE = {
     "default where training is long; here, where it is short, no torch.compile.",
     "replicas": "Drop nn.DataParallel. For several GPUs: DistributedDataParallel.",
     "eval_graph": "with torch.no_grad(): around it, or torch.inference_mode().",
-    "slow": "torch.profiler.profile() around train, sorted by cpu_time_total.",
+    "slow": "torch.profiler.profile() around train, sorted by cpu_time_total. A compilation "
+    "counts, and takes longer than this training.",
 }  # fmt: skip
 
 ASSESSMENT = Path(__file__).resolve().parents[1]
