@@ -6,6 +6,7 @@ functions that replace those of the finished program, the step it spoils, the hi
 
 import functools
 import importlib
+import json
 import random
 import re
 import sys
@@ -111,37 +112,25 @@ def capstone():
         sys.path.remove(str(LABS))
 
 
-# the judges of learners' runs, on two ranks and with fewer steps
-SMALL_RUN = {"dp": 2, "layers": 2, "steps": 7, "every": 3, "log": 1}
-SMALL_BOX = {"pp": 2, "steps": 2}
-
-
 @pytest.fixture(scope="module")
-def machine(capstone):
-    with sys.modules["graders.runner"].Runner("capstone", 300.0) as machine:
-        yield machine
-
-
-@pytest.fixture(scope="module")
-def undisturbed(capstone, machine) -> list[list[float]]:
-    """What the finished program's losses and norms are if nobody is killed."""
-    with machine.bench(capstone.STEPS[-1], GRADED["capstone"]) as bench:
-        return bench.group(2, config=SMALL_RUN).facts("history")[0]
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What was found wrong with each whole run, and the hint; the judge is that of learners."""
+    folder, reference = tmp_path_factory.mktemp("whole"), GRADED["capstone"]
+    for path in WHOLE:
+        program = folder / f"{constants(path)[1]}-{path.name}"
+        program.write_text(spoiled(reference.read_text(), path.read_text()))
+    judge = ROOT / "tests/assessment/whole_runs.py"
+    programs = sorted(folder.glob("*.py"))
+    done = run(sys.executable, judge, reference, *programs, cwd=folder, limit=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
-def test_wrong_whole_run_gets_its_hint(
-    path: Path, capstone, machine, undisturbed, tmp_path: Path
-) -> None:
-    runner, hint = sys.modules["graders.runner"], constants(path)[1]
-    program = tmp_path / "capstone.py"
-    program.write_text(spoiled(GRADED["capstone"].read_text(), path.read_text()))
-    with machine.bench(capstone.STEPS[-1], program) as bench, pytest.raises(runner.Wrong) as no:
-        if hint in ("not_truth", "slow"):
-            capstone.judge_run(bench, lambda text: None, SMALL_RUN, SMALL_BOX)
-        else:  # what comes before would find nothing
-            capstone.kill_and_resume(bench, undisturbed, random.Random(0), SMALL_RUN)
-    assert no.value.hint == capstone.HINTS[hint], no.value.what
+def test_wrong_whole_run_gets_its_hint(path: Path, judged, capstone) -> None:
+    hint = constants(path)[1]
+    what, given = judged[f"{hint}-{path.stem}"]
+    assert given == capstone.HINTS[hint], what
 
 
 def test_capstone_survives_a_killed_rank(capstone, pytestconfig, tmp_path: Path) -> None:
@@ -166,6 +155,7 @@ def test_capstone_survives_a_killed_rank(capstone, pytestconfig, tmp_path: Path)
     ("change", "sentence"),
     [
         ("mesh.tp=3", "heads = 4 cannot be cut into 3 equal parts"),
+        ("mesh.dp=0", "dp is a whole number from 1 on, not 0"),
         ("train.batch=10", "batch = 10 cannot be cut into 8 equal parts"),
         ("train.speed=1", "unknown or missing: speed"),
         ("mesh", "cannot be read with"),

@@ -93,7 +93,7 @@ HINTS = {
     "state": "Between the steps a rank holds 4 bytes of weight and 8 of moments for each of "
     "its parameters, and 4 of gradient after backward. What is cut by tp is cut by dp as well.",
     "gathered": "Without a pipeline, at most two blocks are whole at once, and the ends; with "
-    "it, the whole stage from the first micro-batch to the last. Count gradients, too.",
+    "it, the whole stage, from the first backward to the last. Count gradients, too.",
     "kept": "With recomputation a block keeps its input alone, and each rank has s / tp "
     "positions of it. Stage i of p has p - i micro-batches live.",
     "too_small": "The run needed more than the budget allows. Look at the parts: what is whole "
@@ -122,7 +122,7 @@ HINTS = {
     "not_truth": "Every part passes on its own and the whole run does not have the losses of "
     "one process. Is there code of yours outside the marked places?",
     "not_recovered": "A rank was killed and the run did not come to its last step. Start it "
-    "with torchrun --max-restarts=3, kill a rank, and read what the next life says.",
+    "with torchrun --max-restarts=3 and --die=8:1, and read what the next life says.",
     "untold": "The run tells of no step, so that nobody can watch it. Call say with the line "
     '"step 5/15 …" of each step that config.log asks for.',
     "lost_steps": "More steps were computed again than lie between two checkpoints. The next "
