@@ -826,7 +826,7 @@ with open(f"rank-{rank}", "w") as file:
     file.write(str(os.getpid()))
 def say(line):
     if rank == 0:
-        with open("said.txt", "a") as file:
+        with open("said.txt", "a", encoding="utf-8") as file:
             print(line, file=file)
 say(f"life {life}")
 try:
