@@ -22,7 +22,7 @@ UNKILLED = ("not_truth", "slow")
 
 
 def main() -> None:
-    finished, *wrong = map(Path, sys.argv[1:])
+    finished, *wrong = (Path(word).resolve() for word in sys.argv[1:])
     step, found = capstone.STEPS[-1], {}
     with runner.Runner("capstone", 120.0) as machine:
         with machine.bench(step, finished) as bench:
