@@ -110,6 +110,8 @@ HINTS = {
     "when save returns.",
     "not_dropped": "Old checkpoints stay for ever: keep the newest `config.keep`, and drop an "
     "old one only after the new one has its name.",
+    "left_over": "Each save leaves something beside the checkpoints. A copy takes time, and a rank "
+    "can die meanwhile: give the folder its name by rename, which is one operation.",
     "steps_sorted": "Step 10 comes after step 9: sort by number, not by name.",
     "resume_step": "load must return the step that the checkpoint was saved after, or training "
     "repeats or leaves out steps.",
@@ -718,6 +720,7 @@ def probe_save(lesson: Lesson) -> None:
     config, scene = config_of(dp=2, keep=2), lesson.scene
     if "list" in scene:
         lesson.fact("complete", list(map(int, module.complete(config))))
+        lesson.fact("entries", len(os.listdir(config.folder)))
         return
     state = lab.training_state(*begun(lab, config), 0)
     if "die" in scene:
@@ -747,7 +750,8 @@ def judge_save(bench: Bench, right: Any) -> None:
     dying = bench.group(2, dies=True, steps=[8], die=True)
     if dying.ranks[1].status != -signal.SIGKILL:
         raise Wrong("save does not write by dcp.save", HINTS["no_dcp"])
-    found = bench.group(1, list=True).facts("complete")[0]
+    facts = bench.group(1, list=True).ranks[0].facts
+    found, entries = facts["complete"], facts["entries"]
     if 8 in found:
         what = f"a rank died while it saved step 8, and complete() is {found}"
         raise Wrong(what, HINTS["half_counted"])
@@ -755,10 +759,15 @@ def judge_save(bench: Bench, right: Any) -> None:
         what = f"a rank died while it saved step 8, and complete() is {found}"
         raise Wrong(what, HINTS["overwritten"])
     right("a save that a rank did not survive leaves the checkpoint before it")
-    found = bench.group(2, steps=[9, 10, 11]).facts("complete")[0]
+    bench.group(2, steps=[9, 10, 11])
+    facts = bench.group(1, list=True).ranks[0].facts
+    found = facts["complete"]
     if found != [10, 11]:
         hint = "steps_sorted" if sorted(found) == [10, 11] or 9 in found[-1:] else "not_dropped"
         raise Wrong(f"after 9, 10 and 11, with keep = 2, complete() is {found}", HINTS[hint])
+    if (stay := facts["entries"]) > entries + 1:
+        what = f"the folder had {entries} entries, and after 9, 10 and 11 it has {stay}"
+        raise Wrong(f"{what}, with keep = 2", HINTS["left_over"])
 
 
 # --- step 9: resuming ---------------------------------------------------------------------
