@@ -110,8 +110,8 @@ HINTS = {
     "when save returns.",
     "not_dropped": "Old checkpoints stay for ever: keep the newest `config.keep`, and drop an "
     "old one only after the new one has its name.",
-    "left_over": "Each save leaves something beside the checkpoints. A copy takes time, and a rank "
-    "can die meanwhile: give the folder its name by rename, which is one operation.",
+    "left_over": "Each save leaves something beside the checkpoints. A copy takes time, a rank "
+    "can die in it: give the folder its name by rename, which is one operation.",
     "steps_sorted": "Step 10 comes after step 9: sort by number, not by name.",
     "resume_step": "load must return the step that the checkpoint was saved after, or training "
     "repeats or leaves out steps.",
