@@ -1,9 +1,10 @@
 """The steps of assignment 1: the rules of the allocator, one by one, on an emulated device."""
 
+import functools
 from types import ModuleType
 
-from graders._compare import borrow, finished, hold
-from graders.runner import Lesson, Step
+from graders._compare import alone, borrow, finished
+from graders.runner import Lesson
 
 MIB = 2**20
 HINTS = {
@@ -239,16 +240,11 @@ def probe_report(lesson: Lesson) -> None:
         lesson.fact(f"MiB {name}", found.get(name, 0) // MIB)
 
 
-def step(number: int, title: str, proves: str, probe, *checks) -> Step:
-    return Step(
-        number, title, proves, probe, hold(HINTS, *checks), uses=("Allocator",), worlds=(1,),
-        joins=False,
-    )  # fmt: skip
-
-
+step = functools.partial(alone, HINTS)
 STEPS = [
     step(
-        1, "best fit and split", "the block PyTorch takes, and the rest it keeps", probe_fit,
+        1, "best fit and split", "the block PyTorch takes, and the rest it keeps",
+        probe_fit, "Allocator",
         ("for 3 MiB if 2 MiB are free", None, "too_small"),
         ("for 3 MiB if another stream has 4 MiB free", None, "streams"),
         ("for 1 MiB if a large segment has 1.5 free", None, "pools"),
@@ -263,7 +259,7 @@ STEPS = [
     ),
     step(
         2, "free neighbours are one block", "in any order, the segment is whole again",
-        probe_merge,
+        probe_merge, "Allocator",
         *((f"bytes in the cache, freed {way}", lambda n: n is not None and n <= 20, "stale")
           for way in WAYS),
         *((f"cached MiB, four of 5 freed {way}",
@@ -276,7 +272,7 @@ STEPS = [
     ),
     step(
         3, "other streams", "held back as long as someone reads, and not a moment longer",
-        probe_streams,
+        probe_streams, "Allocator",
         ("free at once, if its own stream alone used it", True, "held_back"),
         ("free while two streams read it, then one", [False, False], "given_early"),
         ("free when both are done", True, "kept_waiting"),
@@ -285,7 +281,8 @@ STEPS = [
         ("free then, though its own stream still works", True, "own_event"),
     ),
     step(
-        4, "a full device", "the cache is given up before the request is", probe_full,
+        4, "a full device", "the cache is given up before the request is",
+        probe_full, "Allocator",
         ("MiB reserved if the driver has 20 left", 62, "gives_up_early"),
         ("malloc of 26 MiB, with two segments of 12 cached", "26", "no_retry"),
         ("MiB reserved then", 64, "parts_freed"),
@@ -293,7 +290,8 @@ STEPS = [
         ("malloc of 60 MiB, with 40 waiting for a stream", "60", "waits_forgotten"),
     ),
     step(
-        5, "a report", "short of memory or only in pieces: the numbers say which", probe_report,
+        5, "a report", "short of memory or only in pieces: the numbers say which",
+        probe_report, "Allocator",
         ("a new allocator", 0, "report"),
         ("MiB used", 38, "report"),
         ("MiB waiting", 4, "report"),

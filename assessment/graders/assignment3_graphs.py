@@ -1,8 +1,10 @@
 """The steps of assignment 3: launches, buffers, kernels, replays, a trace."""
 
+import functools
+
 import torch
-from graders._compare import below, borrow, finished, hold, import_late_parts, that
-from graders.runner import Lesson, Step
+from graders._compare import alone, below, borrow, finished, import_late_parts, that
+from graders.runner import Lesson
 
 HINTS = {
     "views": "A view launches nothing. func.is_view tells.",
@@ -67,14 +69,17 @@ def probe_capture(lesson: Lesson) -> None:
     _, nodes = names(lambda: a.clone().add_(b))
     lesson.fact("add_ writes what clone wrote", nodes[-1].output == nodes[0].output)
     refused = []
-    for function in (lambda: a.sum().item(), lambda: a.nonzero(), lambda: a[a > 0]):
+    for function in (
+        lambda: a.sum().item(), lambda: a.nonzero(), lambda: a.masked_select(a > 0),
+        lambda: torch.equal(a, b),
+    ):  # fmt: skip
         try:
             with module.Capture():
                 function()
             refused.append(False)
         except RuntimeError:
             refused.append(True)
-    lesson.fact("item, nonzero and a mask are refused", refused[:2])
+    lesson.fact("item, nonzero, masked_select, equal are refused", refused)
 
 
 def random_program(seed: int) -> tuple[list, dict[int, int], set[int]]:
@@ -189,19 +194,13 @@ def probe_idle(lesson: Lesson) -> None:
     lesson.fact("idle seconds, the streams one after the other", list(idle(two[::-1])))
 
 
-def step(number: int, title: str, proves: str, probe, uses: str, *checks) -> Step:
-    return Step(
-        number, title, proves, probe, hold(HINTS, *checks), tuple(uses.split()), (1,),
-        joins=False, crashes=(("'NoneType'", HINTS["not_run"]),),
-    )  # fmt: skip
-
-
+step = functools.partial(alone, HINTS, crashes=(("'NoneType'", HINTS["not_run"]),))
 STEPS = [
     step(
         1, "capture", "launches, their buffers, and no host in between", probe_capture,
         "Capture",
         ("the result is that of the operator", True, "not_run"),
-        ("item, nonzero and a mask are refused", [True, True], "host_read"),
+        ("item, nonzero, masked_select, equal are refused", [True] * 4, "host_read"),
         ("recorded for a.t()[1:].relu()", ["relu"], "views"),
         ("recorded for a @ b + a", ["mm", "add"], "other"),
         ("inputs of cat([a, b])", [2], "nested"),

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from graders._compare import below, borrow, finished, hold, that
 from graders.runner import Group, Lesson, Step, Wrong
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 HINTS = {
     "not_all": "dist.new_group is collective: every rank calls it for every group, in one "
@@ -50,13 +51,12 @@ def probe_groups(lesson: Lesson) -> None:
     made = []
     new_group = dist.new_group
 
-    def counted(ranks=None, *args, **kwargs):
-        made.append(sorted(ranks))
-        return new_group(ranks, *args, **kwargs)
+    def noted(ranks=None, *args, use_local_synchronization=False, **kwargs):
+        if not use_local_synchronization:  # with it, a group is made by its members alone
+            made.append(sorted(ranks))
 
     # a rank alone in its calls would wait for the others: look before any group is made
-    dist.new_group = lambda ranks=None, *args, **kwargs: made.append(sorted(ranks))
-    lesson.module.dist.new_group = dist.new_group
+    dist.new_group = noted
     lesson.module.make_groups(2)
     everyone: list = [None] * 4
     dist.all_gather_object(everyone, made)
@@ -64,7 +64,7 @@ def probe_groups(lesson: Lesson) -> None:
     lesson.fact("all ranks make the same groups in one order", same)
     if not same:
         return
-    dist.new_group = lesson.module.dist.new_group = counted
+    dist.new_group = new_group
     node, rail = lesson.module.make_groups(2)
     found = [dist.get_process_group_ranks(group) for group in (node, rail)]
     lesson.fact("right node", found[0] == [[0, 1], [2, 3]][lesson.rank // 2])
@@ -75,14 +75,15 @@ def probe_two_levels(lesson: Lesson) -> None:
     borrow(lesson.module, OURS, SOLVED, "all_reduce_two_levels")
     node, rail = OURS.make_groups(2)
     rail_numel = [0]
-    for name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "all_gather",
-                 "reduce", "broadcast"):  # fmt: skip
+    for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter", "reduce", "broadcast",
+                 "all_gather_into_tensor", "all_gather", "all_to_all_single"):  # fmt: skip
         real = getattr(dist, name)
 
         def counted(*args, real=real, **kwargs):
-            if kwargs.get("group") is not node:
-                tensor = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
-                rail_numel[0] += tensor.numel()
+            given = (*args, *kwargs.values())
+            if not any(value is node for value in given):
+                tensors = (t for t in tree_leaves(given) if isinstance(t, torch.Tensor))
+                rail_numel[0] += next(tensors).numel()
             return real(*args, **kwargs)
 
         setattr(dist, name, counted)
@@ -127,7 +128,11 @@ def probe_hook(lesson: Lesson) -> None:
         kinds.add(str(tensor.dtype).removeprefix("torch."))
         waits.append(not kwargs.get("async_op", False))
         sent[now[0]] += tensor.float()
-        return real(tensor, *args, **kwargs)
+        work = real(tensor, *args, **kwargs)
+        if work is not None:
+            wait = work.wait
+            work.wait = lambda *args: waits.append(True) or wait(*args)
+        return work
 
     dist.all_reduce = counted
     gradients = torch.randn(2, 256, generator=torch.Generator().manual_seed(lesson.rank))
