@@ -29,6 +29,12 @@ GRADED = {
     if (ASSESSMENT / path.name).exists()
 }
 WRONG = sorted((ROOT / "tests/assessment").glob("*/*.py"))
+SMALL = [name for name in GRADED if name.startswith(("assignment", "challenge"))]
+
+
+def together(name: str) -> list[str]:
+    """What is graded in one process with this program: importing torch takes longest there."""
+    return SMALL if name in SMALL else [name]
 
 
 # hints of judges that are given what a group or a command would have come to, below
@@ -40,17 +46,17 @@ JUDGED = {
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory: pytest.TempPathFactory):
-    """Grade the wrong answers to one program in one process; return what was said of one."""
+    """Grade wrong answers in one process, all those to small programs; what is said of one."""
 
     @functools.lru_cache
-    def of(name: str) -> dict[str, str]:
-        answers = [path for path in WRONG if path.parent.name == name]
-        return grade_wrong_answers(GRADED[name], answers, tmp_path_factory.mktemp(name))
+    def of(*names: str) -> dict[Path, str]:
+        answers = [path for path in WRONG if path.parent.name in names]
+        return grade_wrong_answers(GRADED, answers, tmp_path_factory.mktemp("wrong"))
 
-    return lambda path: of(path.parent.name)[path.name]
+    return lambda path: of(*together(path.parent.name))[path]
 
 
-# the names of one program begin alike: they go to one worker, and are graded in one process
+# the names of what is graded together begin alike: one worker gets them (conftest.py)
 @pytest.mark.parametrize("path", WRONG, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
     step, hint = constants(path)
@@ -84,11 +90,10 @@ def checked_starters(tmp_path_factory: pytest.TempPathFactory):
         parts = re.split(r"^my_labs/(\w+)\.py, graded .*\n", done.stdout, flags=re.M)
         return dict(zip(parts[1::2], parts[2::2], strict=True))
 
-    small = [name for name in GRADED if name.startswith(("assignment", "challenge"))]
     for name in BLANKED:
         done = run(sys.executable, LABS / "start.py", name, cwd=folder)
         assert done.returncode == 0, done.stderr
-    return folder, lambda name: of(*(small if name in small else [name]))[name]
+    return folder, lambda name: of(*together(name))[name]
 
 
 @pytest.mark.parametrize("name", BLANKED)

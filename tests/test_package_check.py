@@ -70,14 +70,18 @@ AT_WORK = {
     "tests_fail": ("tests/test_twice.py", "pass", "raise ValueError"),
 }
 # grades all folders in one process: the import of torch is what takes time
+# the tests of the package are run once where they pass and once where they do not
 GRADE = """
-import sys, importlib.util, torch
+import subprocess, sys, importlib.util, torch
 spec = importlib.util.spec_from_file_location("package_check", sys.argv[1])
 checker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(checker)
 from pathlib import Path
+run, passed = subprocess.run, subprocess.CompletedProcess([], 0)
 for folder in sys.argv[2:]:
     path = list(sys.path)
+    tested = Path(folder).name in ("tests_fail", "not_cpp")
+    subprocess.run = run if tested else lambda *command, **options: passed
     print("FOUND", folder, *checker.missing_at_work(Path(folder)), flush=True)
     sys.path[:] = path
     sys.modules.pop("twice", None)
