@@ -46,8 +46,8 @@ def matmul_3xtf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def im2col(x: torch.Tensor, kernel: int, stride: int, padding: int, dilation: int):
     """The rows that a convolution multiplies: [n, c, h, w] -> [n·ho·wo, kernel²·c], ho, wo.
 
-    Within a row, c varies fastest: neighbours in channels_last are neighbours here. The numbers
-    are those of x, not yet rounded.
+    Within a row, c varies fastest: neighbours in channels_last are neighbours here. Nothing is
+    rounded yet.
     """
     n, c, h, w = x.shape
     # >>> solution 3: pad, take a slice for each place in the kernel, stack them before c

@@ -7,13 +7,15 @@ import torch
 from graders._compare import Watch, alone, below, borrow, finished, import_late_parts, that
 from graders.runner import Lesson
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 HINTS = {
     "rounds": "Philox4x32-10 has ten rounds.",
-    "key": "The key of the second round is that of the first plus WEYL, in 32 bits.",
+    "key": "The first round takes the key as it is, each later one that of the round before "
+    "plus WEYL, in 32 bits.",
     "words": "The words change places in each round: hi1 ^ b ^ k0, lo1, hi0 ^ d ^ k1, lo0.",
-    "range": "A number is 1 or more, or below 0: take the 24 high bits, for fp32 has no more, "
-    "and divide by 2^24.",
+    "range": "Take the 24 high bits, for fp32 has no more, and divide by 2^24: else a number "
+    "can be 1, or below 0.",
     "low_bits": "The numbers are not those of the high bits: shift by 8.",
     "counter": "The numbers come from other counters: (i // 4, offset), each of 64 bits, the "
     "low word first. The key is the seed.",
@@ -28,7 +30,8 @@ HINTS = {
     "offset and place.",
     "first": "A part of the tensor gets another mask than it has in the whole: `first`.",
     "biased": "The mean is not x: up where a uniform number is below the fraction, else down.",
-    "moves_integers": "An integer must stay what it is.",
+    "moves_integers": "An integer must stay what it is, a large one too: x + u is rounded to "
+    "fp32, so compare u with the fraction instead.",
     "one_scale": "One scale for all rows: a row of small numbers becomes zero.",
     "unused": "The largest of a row must become ±127, not less.",
     "wraps": "A number became its opposite: ±128 does not fit. The largest becomes 127.",
@@ -51,20 +54,22 @@ def probe_philox(lesson: Lesson) -> None:
     keys = (0, 0), (0xA4093822, 0x299F31D0)
     found = torch.cat([module.philox(counters, key) for key in keys])
 
-    def words(rounds: int, weyl: tuple[int, int] = OURS.WEYL) -> torch.Tensor:
-        return torch.cat([_philox(counters, key, rounds, weyl) for key in keys])
+    def words(rounds: int, weyl: tuple[int, int] = OURS.WEYL, **how) -> torch.Tensor:
+        return torch.cat([_philox(counters, key, rounds, weyl, **how) for key in keys])
 
     kinds = {f"{n} rounds": words(n) for n in (10, *range(1, 10), *range(11, 21))}
     kinds["a key that stays"] = words(10, (0, 0))
+    kinds["a key that changes too early"] = words(10, first=1)
+    kinds["a key of more than 32 bits"] = words(10, mask=-1)
     same = (kind for kind, wanted in kinds.items() if torch.equal(found, wanted))
     lesson.fact("the words are those of", next(same, "another function"))
 
 
-def _philox(counters, key, rounds: int, weyl: tuple[int, int]) -> torch.Tensor:
+def _philox(counters, key, rounds: int, weyl, first: int = 0, mask: int = OURS.MASK):
     a, b, c, d = counters.unbind(-1)
-    for n in range(rounds):
+    for n in range(first, first + rounds):
         (hi0, lo0), (hi1, lo1) = map(OURS.multiply, OURS.MULTIPLIERS, (a, c))
-        k0, k1 = ((k + n * step) & OURS.MASK for k, step in zip(key, weyl, strict=True))
+        k0, k1 = ((k + n * step) & mask for k, step in zip(key, weyl, strict=True))
         a, b, c, d = hi1 ^ b ^ k0, lo1, hi0 ^ d ^ k1, lo0
     return torch.stack([a, b, c, d], -1)
 
@@ -76,12 +81,18 @@ def probe_uniform(lesson: Lesson) -> None:
     lesson.fact("numbers outside of [0, 1)", int(((long < 0) | (long >= 1)).sum()))
     wanted = OURS.uniform(1, 2, 0, 4000)
     words = OURS.philox(_counters(4000, 2), (1, 0)).flatten()
-    low = torch.equal(long, (words & 0xFFFFFF).float() / 2**24)
-    close = "right" if torch.equal(long, wanted) else "of the low bits" if low else "others"
-    lesson.fact("numbers of elements 0 to 3999", close)
+    kinds = {
+        "right": torch.equal(long, wanted),
+        "of the low bits": torch.equal(long, (words & 0xFFFFFF).float() / 2**24),
+        "of more than 24 bits": torch.allclose(long, wanted, 0, 1e-6),
+    }
+    kind = next((kind for kind, holds in kinds.items() if holds), "others")
+    lesson.fact("numbers of elements 0 to 3999", kind)
     starts = [torch.equal(uniform(1, 2, k, 50), long[k : k + 50]) for k in range(9)]
     lesson.fact("the same if a call begins at 0 to 8", starts)
     far = 2**40
+    there = torch.equal(uniform(1, 2, far + 1, 9), OURS.uniform(1, 2, far + 1, 9))
+    lesson.fact("numbers from element 2^40 + 1 on are right", there)
     lesson.fact("another offset gives others", not torch.equal(uniform(1, 3, 0, 9), long[:9])
                 and torch.equal(uniform(1, far, 0, 9), OURS.uniform(1, far, 0, 9)))  # fmt: skip
     lesson.fact(
@@ -105,7 +116,7 @@ def probe_dropout(lesson: Lesson) -> None:
         lambda t: saved.append(t.numel()) or t, lambda t: t
     ):
         y = module.Dropout.apply(x, 0.25, 5, 1)
-    held = [v for v in vars(y.grad_fn).values() if torch.is_tensor(v)]
+    held = [v for v in tree_leaves(list(vars(y.grad_fn).values())) if torch.is_tensor(v)]
     lesson.fact("numbers stored for backward", sum(saved) + sum(t.numel() for t in held))
     truth = OURS.Dropout.apply(x, 0.25, 5, 1)
     lesson.fact("share of zeros", (y == 0).float().mean().item())
@@ -132,7 +143,7 @@ def probe_chance(lesson: Lesson) -> None:
         means.append(abs(found.mean().item() - value))
         lesson.fact("fractions in the result", bool((found != found.round()).any()))
     lesson.fact("largest distance of four means", max(means))
-    whole = torch.arange(-8.0, 8.0).repeat(64)
+    whole = torch.cat([torch.arange(-8.0, 8.0), torch.tensor([2.0**22, -(2.0**22)])]).repeat(64)
     lesson.fact("integers that were changed", int((chance(whole, 3, 1) != whole).sum()))
 
 
@@ -185,8 +196,11 @@ STEPS = [
         ("numbers outside of [0, 1)", 0, "range"),
         ("numbers of elements 0 to 3999",
          that("right", lambda found: found != "of the low bits"), "low_bits"),
+        ("numbers of elements 0 to 3999",
+         that("right", lambda found: "more" not in found), "range"),
         ("numbers of elements 0 to 3999", "right", "counter"),
         ("the same if a call begins at 0 to 8", [True] * 9, "position"),
+        ("numbers from element 2^40 + 1 on are right", True, "counter"),
         ("another offset gives others", True, "offset"),
         ("a seed of 41 bits", True, "seed"),
         crashes=(("size|shape|index", HINTS["position"]),),
