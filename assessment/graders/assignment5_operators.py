@@ -41,6 +41,7 @@ HINTS = {
     "row of dense.",
     "transposed": "The gradient of dense: the transposed product, so rows and columns change "
     "places.",
+    "compiler": "The checker compiles your kernel by g++, and finds none. Install it.",
     "other": "The numbers fit no common mistake. Try n = 3 and k = 2 by hand.",
 }  # fmt: skip
 OURS = finished("assignment5_operators")
@@ -186,6 +187,7 @@ def probe_sparse(lesson: Lesson) -> None:
 
 
 ALL = [True] * 3
+NO_COMPILER = (r"'g\+\+'", HINTS["compiler"])
 step = functools.partial(alone, HINTS)
 STEPS = [
     step(
@@ -196,6 +198,7 @@ STEPS = [
          that("all", lambda rows: rows in (ALL, [False] * 3)), "first_rows"),
         ("rows that are right from t = 3 on", ALL, "taps"),
         ("rows that are right", ALL, "leak"),
+        crashes=(NO_COMPILER,),
     ),
     step(
         2, "the operator", "any strides, two dtypes, shapes without numbers, gradients",
@@ -211,7 +214,7 @@ STEPS = [
         ("the result requires gradients", True, "no_autograd"),
         ("the gradient of x is right", True, "grad_x"),
         ("the gradient of w is right", True, "grad_w"),
-        crashes=(("autograd|gradient|grad", HINTS["no_autograd"]),),
+        crashes=(NO_COMPILER, ("autograd|gradient|grad", HINTS["no_autograd"])),
     ),
     step(
         3, "by FFT", "six lengths equal the sum, at fast sizes", probe_fft,
