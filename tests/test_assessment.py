@@ -31,21 +31,27 @@ WRONG = sorted((ROOT / "tests/assessment").glob("*/*.py"))
 # whole runs of the capstone, whose step would first grade all others
 WHOLE = [path for path in WRONG if path.parent.name == "capstone" and constants(path)[0] == 10]
 PARTS = [path for path in WRONG if path not in WHOLE]
+SMALL = [name for name in GRADED if name.startswith(("assignment", "challenge"))]
+
+
+def together(name: str) -> list[str]:
+    """What is graded in one process with this program: importing torch takes longest there."""
+    return SMALL if name in SMALL else [name]
 
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory: pytest.TempPathFactory):
-    """Grade the wrong answers to one program in one process; return what was said of one."""
+    """Grade wrong answers in one process, all those to small programs; what is said of one."""
 
     @functools.lru_cache
-    def of(name: str) -> dict[str, str]:
-        answers = [path for path in PARTS if path.parent.name == name]
-        return grade_wrong_answers(GRADED[name], answers, tmp_path_factory.mktemp(name))
+    def of(*names: str) -> dict[Path, str]:
+        answers = [path for path in PARTS if path.parent.name in names]
+        return grade_wrong_answers(GRADED, answers, tmp_path_factory.mktemp("wrong"))
 
-    return lambda path: of(path.parent.name)[path.name]
+    return lambda path: of(*together(path.parent.name))[path]
 
 
-# the names of one program begin alike: they go to one worker, and are graded in one process
+# the names of what is graded together begin alike: one worker gets them (conftest.py)
 @pytest.mark.parametrize("path", PARTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
     step, hint = constants(path)
@@ -78,11 +84,10 @@ def checked_starters(tmp_path_factory: pytest.TempPathFactory):
         parts = re.split(r"^my_labs/(\w+)\.py, graded .*\n", done.stdout, flags=re.M)
         return dict(zip(parts[1::2], parts[2::2], strict=True))
 
-    small = [name for name in GRADED if name.startswith(("assignment", "challenge"))]
     for name in BLANKED:
         done = run(sys.executable, LABS / "start.py", name, cwd=folder)
         assert done.returncode == 0, done.stderr
-    return folder, lambda name: of(*(small if name in small else [name]))[name]
+    return folder, lambda name: of(*together(name))[name]
 
 
 @pytest.mark.parametrize("name", BLANKED)
