@@ -269,7 +269,9 @@ class Run(BookItem):
     def inputs(self) -> str:
         name = self.program.name
         root, own = self.program.root, [self.program.path]
-        if name.startswith("labs/"):
+        if name.startswith(program.LAUNCH):
+            own = [root / program.LAUNCH]
+        elif name.startswith("labs/"):
             own = [root / "labs"]
         elif name.startswith("assessment/"):  # with start.py, check.py and their runner
             own = [root / "assessment", root / "labs"]
