@@ -172,8 +172,8 @@ class Outcome:
 def place(program: Program, folder: Path) -> None:
     """Copy into ``folder`` what a reader would: the program alone, or the labs as they stand.
 
-    With a program go the programs beside it that its commands name, and with one of labs/launch/
-    all of that folder, in which its commands are typed.
+    With a program go the programs beside it that its commands name, and with one of
+    labs/launch/ all of that folder, in which its commands are typed.
     """
     if program.name.startswith(LAUNCH):
         shutil.copytree(

@@ -1,7 +1,7 @@
 """A launcher by hand: a few variables for each rank, a loop that watches, signals passed on.
 
-One of it runs on each node, as one torchrun does. That it ends with torchrun's loss is the proof
-that a launcher owes a program nothing else.
+One of it runs on each node, as one torchrun does. That training under it ends with torchrun's
+loss is the proof that a launcher owes a program nothing else.
 
     python by_hand.py --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=HOST train.py …
 """
@@ -16,7 +16,7 @@ import time
 
 # --8<-- [start:variables]
 def variables(options: argparse.Namespace, local: int) -> dict[str, str]:
-    """What rank `local` of this node must know: who it is, how many there are, where to meet."""
+    """What rank `local` of this node must know: who it is, of how many, where to meet."""
     ranks = options.nproc_per_node
     return {
         "RANK": str(options.node_rank * ranks + local),

@@ -6,20 +6,19 @@ Ray sets the variables, calls `init_process_group`, and then the function: in a 
 worker, so that no signal handler can be set there. Needs ray[train].
 """
 
+import importlib.util
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(FOLDER))  # train.py lies beside this file's folder
-
-try:
-    import ray
-except ImportError:
+if importlib.util.find_spec("ray") is None:
     sys.exit("this needs Ray: pip install -r requirements/ray.txt")
+
+import ray
 import torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where train.py lies
 import train
 
 
@@ -52,6 +51,7 @@ def main() -> None:
     storage = options.checkpoints.resolve()
     # a worker's folder is Ray's own, so that the path must be whole
     arguments += ["--checkpoints", str(storage)]
+    # a cluster of two CPUs on this machine; on a cluster that runs already: ray.init("auto")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     result = trainer(arguments, ranks=2, storage=storage / "ray").fit()
     print(f"2 ranks, step {options.steps}, loss {result.return_value:.5f}")
