@@ -9,6 +9,7 @@ loss is the proof that a launcher owes a program nothing else.
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,12 +62,17 @@ def main() -> int:
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--nproc-per-node", type=int, default=1)
     parser.add_argument("--master-addr", default="127.0.0.1")
-    parser.add_argument("--master-port", type=int, default=29500)
+    parser.add_argument("--master-port", type=int, help="the same on every node")
     parser.add_argument("--grace", type=float, default=30, help="seconds until SIGKILL")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if not options.program:
         parser.error("name a program")
+    if options.master_port is None:
+        if options.nnodes > 1:
+            parser.error("several nodes must agree on --master-port")
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            options.master_port = server.getsockname()[1]
 
     # --8<-- [start:start]
     ranks: list[subprocess.Popen] = []

@@ -4,7 +4,7 @@
 set -u
 hosts=(${HOSTS:?name the hosts: HOSTS="a b" bash ssh/by_ssh.sh})
 first=${MASTER_ADDR:-${hosts[0]}}    # an address that every host can reach: that of the first
-port=${MASTER_PORT:-29500}
+port=${MASTER_PORT:-$((20000 + $$ % 20000))} # another for each job
 rsh=${RSH:-ssh -tt}                  # a terminal (-tt): when ssh ends, the far side is hung up on
 
 agents=()
