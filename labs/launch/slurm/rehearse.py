@@ -37,6 +37,7 @@ def free_ports(count: int) -> list[int]:
 def configuration(folder: Path, nodes: int, ports: list[int], gpus: int = 0) -> str:
     """slurm.conf for `nodes` nodes that are all this host, each with `gpus` pretended GPUs."""
     host = socket.gethostname()
+    listen = f"{ports[1]}-{ports[-1]}"
     generic = f" Gres=gpu:{gpus}" if gpus else ""
     select = "select/cons_tres\nSelectTypeParameters=CR_CPU" if gpus else "select/linear"
     return f"""
@@ -62,8 +63,7 @@ SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=1,sched_interval=2
 GresTypes=gpu
 SelectType={select}
-NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=4{generic}
-NodeName=n[1-{nodes}] Port={ports[1]}-{ports[-1]}
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={listen} CPUs=4{generic}
 PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """.lstrip()
 
