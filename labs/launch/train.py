@@ -111,7 +111,7 @@ def train(options: argparse.Namespace) -> float | None:
     if rank == 0:
         # where it resumes depends on when it was stopped: measured, not computed
         start = f"resumed at step ≈{first}" if first else "from the beginning"
-        print(f"{ranks} ranks, {start}", flush=True)
+        print(f"{ranks} rank{'s' * (ranks > 1)}, {start}", flush=True)
 
     for step in range(first, options.steps):
         x, y = batch(step, device)

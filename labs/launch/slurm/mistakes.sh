@@ -4,6 +4,7 @@ set -u
 cat >task.sh <<'END'
 echo "task $SLURM_PROCID on node $SLURM_NODEID: GPUs ${CUDA_VISIBLE_DEVICES-none}"
 END
+# --8<-- [start:traps]
 cat >late.sh <<'END'
 #!/bin/bash
 trap '[ $SECONDS -lt 5 ] && echo "saved in time" || echo "too late: the step is over"' USR1
@@ -18,10 +19,12 @@ srun sleep 5 &
 wait # a signal ends this one at once
 wait # until the step is over
 END
+# --8<-- [end:traps]
 
 submit() {  # a title, then sbatch's options: srun starts task.sh, sorted
     echo "$1"; shift
-    sbatch --wait --quiet --output=out "$@" --wrap 'srun --quiet bash task.sh | sort' 2>&1 | sed 's/^/  /'
+    sbatch --wait --quiet --output=out "$@" --wrap 'srun --quiet bash task.sh | sort' 2>&1 |
+        sed 's/^/  /'
     [ -e out ] && sed 's/^/  /' out; rm -f out
 }
 signalled() {  # a job script whose batch shell is sent USR1 as soon as it runs
@@ -33,8 +36,10 @@ signalled() {  # a job script whose batch shell is sent USR1 as soon as it runs
     sed 's/^/  /' out
 }
 
+# --8<-- [start:cases]
 submit "right: a task on each node, with its GPUs" --nodes=2 --ntasks-per-node=1 --gres=gpu:2
-submit "a task for each GPU: torchrun would start twice on a node" --nodes=2 --ntasks-per-node=2 --gres=gpu:2
+submit "a task for each GPU: torchrun would start twice on a node" --nodes=2 \
+    --ntasks-per-node=2 --gres=gpu:2
 submit "--gres forgotten" --nodes=2 --ntasks-per-node=1
 submit "more than a node has" --nodes=2 --gres=gpu:8
 submit "a kind of resource that nobody configured" --nodes=2 --gres=accelerator:2
@@ -44,6 +49,7 @@ sbatch --wait --quiet --output=out --nodes=2 --ntasks-per-node=1 \
 echo "the same in single quotes"
 sbatch --wait --quiet --output=out --nodes=2 --ntasks-per-node=1 \
     --wrap "srun bash -c 'echo torchrun --node-rank=\$SLURM_NODEID' | sort"; sed 's/^/  /' out
+# --8<-- [end:cases]
 signalled late.sh "a trap in the batch shell, while srun runs in the foreground"
 signalled in_time.sh "srun in the background, and wait"
 rm -f out started task.sh late.sh in_time.sh
