@@ -95,12 +95,12 @@ def train(options: argparse.Namespace) -> float | None:
     """Train in the default process group; return the final loss, None where time was up."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     local = int(os.environ.get("LOCAL_RANK", 0))
-    gpu = torch.accelerator.is_available() and torch.accelerator.device_count() > local
-    device = (
-        torch.device(torch.accelerator.current_accelerator().type, local)
-        if gpu
-        else torch.device("cpu")
-    )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
+    device = torch.device("cpu")
+    gpu = torch.accelerator.is_available() and torch.accelerator.device_count() >= here
+    if gpu:
+        device = torch.device(torch.accelerator.current_accelerator().type, local)
+        torch.accelerator.set_device_index(local)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, WIDTH)).to(device)
