@@ -1,0 +1,175 @@
+"""A link that slows down: every rank waits alike, and only pairs can tell which link it is.
+
+Four ranks sum a tensor round a ring. Then the link between ranks 1 and 2 holds every message for
+40 ms. Each rank's own time is as before and all spend as long in the collective, so the table
+that finds a slow rank finds none. A round of pings, each pair by itself, finds the link; and
+until it is repaired, a ring in another order does not use it.
+
+A sleep before the send plays the link: no rights are needed for it. The ranks are forked, so torch
+is imported once. Linux and macOS only.
+"""
+
+import itertools
+import os
+import pickle
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+
+RANKS, LINK, HELD, COMPUTE = 4, {1, 2}, 0.04, 0.02
+sick = False
+
+
+def send(tensor: torch.Tensor, to: int) -> dist.Work:
+    if sick and {dist.get_rank(), to} == LINK:
+        time.sleep(HELD)
+    return dist.isend(tensor, to)
+
+
+def ring_all_reduce(tensor: torch.Tensor, ring: list[int]) -> None:
+    """Sum over the ranks in place, round the ring: chapter 01 derives it."""
+    n, place = len(ring), ring.index(dist.get_rank())
+    after, before = ring[(place + 1) % n], ring[(place - 1) % n]
+    chunks = tensor.chunk(n)
+    incoming = torch.empty_like(chunks[0])
+    for turn in range(2 * (n - 1)):
+        late = turn >= n - 1  # the finished chunks go round
+        sending = send(chunks[(place - turn + late * n) % n], after)
+        dist.recv(incoming, before)
+        sending.wait()
+        chunk = chunks[(place - turn - 1) % n]
+        chunk.copy_(incoming) if late else chunk.add_(incoming)
+
+
+# --8<-- [start:ping]
+def ping_all_pairs() -> torch.Tensor:
+    """Round trip of every pair in seconds, [ranks, ranks]; no two pairs share a rank at a time.
+
+    A tournament: rank n-1 stays, the others move on by one after each of the n-1 rounds.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine, small = torch.zeros(n), torch.zeros(1)
+    for turn in range(n - 1):
+        seats = [n - 1] + [(turn + i) % (n - 1) for i in range(n - 1)]
+        pairs = [{seats[i], seats[n - 1 - i]} for i in range(n // 2)]
+        (partner,) = next(pair for pair in pairs if rank in pair) - {rank}
+        trips = []
+        for _ in range(5):
+            before = time.perf_counter()
+            if rank < partner:
+                send(small, partner).wait()
+                dist.recv(small, partner)
+            else:
+                dist.recv(small, partner)
+                send(small, partner).wait()
+            trips.append(time.perf_counter() - before)
+        mine[partner] = min(trips[1:])  # the least: what the link can do on a busy machine
+    rows = [torch.empty(n) for _ in range(n)]
+    dist.all_gather(rows, mine)
+    table = torch.stack(rows)
+    return (table + table.T) / 2  # both ends have a clock of their own
+
+
+def best_ring(trips: torch.Tensor) -> list[int]:
+    """The order whose slowest link is the fastest."""
+    rings = ([0, *rest] for rest in itertools.permutations(range(1, len(trips))))
+    return min(rings, key=lambda ring: max(trips[a, b] for a, b in links(ring)))
+
+
+# --8<-- [end:ping]
+
+
+def links(ring: list[int]) -> list[tuple[int, int]]:
+    return list(zip(ring, ring[1:] + ring[:1], strict=True))
+
+
+def phase(ring: list[int]) -> torch.Tensor:
+    """Every rank's median of own time and time in the collective, [ranks, 2]."""
+    own, waited = [], []
+    dist.barrier()
+    for _ in range(5):
+        before = time.perf_counter()
+        gradient = torch.full((4000,), dist.get_rank() + 1.0)
+        time.sleep(COMPUTE)
+        arrived = time.perf_counter()
+        ring_all_reduce(gradient, ring)
+        assert (gradient == sum(range(1, RANKS + 1))).all()
+        own.append(arrived - before)
+        waited.append(time.perf_counter() - arrived)
+    rows = [torch.empty(2) for _ in range(RANKS)]
+    dist.all_gather(rows, torch.tensor([statistics.median(own), statistics.median(waited)]))
+    return torch.stack(rows)
+
+
+def run(rank: int) -> tuple:
+    global sick
+    ring = list(range(RANKS))
+    healthy = phase(ring)
+    sick = True
+    slow, trips = phase(ring), ping_all_pairs()
+    detour = best_ring(trips)
+    return healthy, slow, trips, detour, phase(detour)
+
+
+def fork_rank(rank: int, folder: Path) -> int:
+    """Start a process that is this rank; its number."""
+    if pid := os.fork():
+        return pid
+    try:
+        signal.alarm(60)  # whatever happens, no rank outlives this
+        store = dist.FileStore(str(folder / "store"), RANKS)
+        timeout = timedelta(seconds=20)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
+        )
+        found = run(rank)
+        if rank == 0:
+            (folder / "found").write_bytes(pickle.dumps(found))
+        dist.barrier()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def main() -> None:
+    if not hasattr(os, "fork"):
+        sys.exit("slow_link.py forks its ranks: it needs Linux or macOS")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for pid in [fork_rank(rank, folder) for rank in range(RANKS)]:
+            assert os.waitpid(pid, 0)[1] == 0
+        healthy, slow, trips, detour, mended = pickle.loads((folder / "found").read_bytes())
+
+    for what, table in (("healthy", healthy), ("a slow link", slow)):
+        print(what)
+        for rank, (own, waited) in enumerate((table * 1e3).tolist()):
+            print(f"  rank {rank}: own ≈{own:.0f} ms, in all_reduce ≈{waited:.0f} ms")
+    assert slow[:, 0].max() < 1.5 * slow[:, 0].median()  # nobody is a straggler
+    assert slow[:, 1].min() > 2 * healthy[:, 1].max()
+    assert slow[:, 1].min() > 0.7 * slow[:, 1].max()  # and all wait alike
+    print("round trips in ms")
+    print("         " + "".join(f"rank {rank:<5}" for rank in range(RANKS)).rstrip())
+    for rank, row in enumerate((trips * 1e3).tolist()):
+        cells = ["-" if other == rank else f"≈{trip:.1f}" for other, trip in enumerate(row)]
+        print(f"  rank {rank} " + "".join(f"{cell:<10}" for cell in cells).rstrip())
+    worst = divmod(int(trips.argmax()), RANKS)
+    others = [trips[a, b] for a, b in itertools.combinations(range(RANKS), 2) if {a, b} != LINK]
+    assert set(worst) == LINK and trips[worst] > 4 * max(others)
+    print(f"the slowest link joins ranks {sorted(worst)}")
+    assert LINK not in [set(link) for link in links(detour)]
+    gain = (slow.sum(1).max() / mended.sum(1).max()).item()
+    print(f"a ring without it: {detour}; the slow step over the mended one: ≈{gain:.1f}")
+    assert gain > 1.5
+
+
+if __name__ == "__main__":
+    main()
