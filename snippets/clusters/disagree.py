@@ -169,7 +169,9 @@ def main() -> None:
         values = [results[name][0] for results in said["bare"]]
         assert all(isinstance(value, float) for value in values)  # nothing was raised
         assert any(abs(value - right) > 0.1 for value in values)  # and something is wrong
-        print(f"{name}: no error, {', '.join(f'{v:.4g}' for v in values)}; right is {right:.4g}")
+        print(
+            f"{name}: no error, {', '.join(f'{v:.4g}' for v in values)}; right is {right:.4g}"
+        )
         detail = [results[name][0] for results in said["DETAIL"]]
         if isinstance(detail[0], float):
             print("  DETAIL   no error")

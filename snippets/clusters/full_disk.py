@@ -86,7 +86,9 @@ def train(rank: int, folder: Path, careful: bool) -> list[str]:
         try:
             dist.all_reduce(gradient)
         except RuntimeError as error:
-            closed = re.search("Connection closed by peer|reset by peer|Broken pipe", str(error))
+            closed = re.search(
+                "Connection closed by peer|reset by peer|Broken pipe", str(error)
+            )
             return [*said, f"step {step}: " + ("Connection closed by peer" if closed else "?")]
         weights -= 0.1 * gradient
         if step % EVERY == 0:

@@ -122,7 +122,8 @@ def run(folder: Path, chance: random.Random | None) -> int:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={RANKS}", "--max-restarts=2", __file__, str(folder)]
     said = (folder / "stderr").open("w")
-    torchrun = subprocess.Popen(command, stderr=said, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}  # there are torchrun's logs
+    torchrun = subprocess.Popen(command, stderr=said, env=os.environ | own)
     try:
         if chance:
             victim, at = chance.randrange(RANKS), chance.randint(1, STEPS - 3)
