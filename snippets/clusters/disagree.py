@@ -1,10 +1,10 @@
 """Three ranks disagree about a collective, and nothing is raised: a ledger says who and where.
 
-Rank 1 calls two collectives in another order, brings another dtype, or another shape with as many
-elements. gloo adds what meets. TORCH_DISTRIBUTED_DEBUG=DETAIL sees the last two; the first has
-equal operations, shapes and dtypes. The ledger hashes every call with the line that made it. One
-number from each rank is compared now and then, and with three ranks the majority names the
-guilty one. Which calls hang or end the process instead is in which_tool.py.
+Rank 1 calls two collectives in another order, brings another dtype, or another shape with as
+many elements. gloo adds what meets. TORCH_DISTRIBUTED_DEBUG=DETAIL sees the last two; the first
+has equal operations, shapes and dtypes. The ledger hashes every call, with the function that
+made it. One number from each rank is compared now and then, and with three ranks the majority
+names the guilty one. Which calls hang or end the process instead is in which_tool.py.
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -141,6 +141,18 @@ def fork_rank(rank: int, tool: str, folder: Path) -> int:
         os._exit(1)
 
 
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
 def accused(message: str) -> str:
     """Whom DETAIL's message names, and what it says differs."""
     other = re.search(r"but Rank (\d+) is running", message)[1]
@@ -156,8 +168,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pids = [fork_rank(rank, tool, folder) for tool in tools for rank in range(RANKS)]
-        for pid in pids:
-            assert os.waitpid(pid, 0)[1] == 0
+        assert not any(wait_for(pids))
         said = {
             tool: [
                 pickle.loads((folder / f"{tool}.{rank}").read_bytes()) for rank in range(RANKS)

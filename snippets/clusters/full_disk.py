@@ -140,6 +140,18 @@ def fork_rank(rank: int, files: Path, folder: Path, careful: bool) -> int:
         os._exit(1)
 
 
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
 def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("full_disk.py forks its ranks: it needs Linux or macOS")
@@ -151,8 +163,7 @@ def main() -> None:
             folder = Path(sys.argv[sys.argv.index("--on") + 1]) if SMALL else files / "disk"
             folder.mkdir(exist_ok=True)
             ranks = [fork_rank(rank, files, folder, careful) for rank in range(2)]
-            for pid in ranks:
-                assert os.waitpid(pid, 0)[1] == 0
+            assert wait_for(ranks) == [0, 0]
             said = [(files / f"said.{rank}").read_text().splitlines() for rank in range(2)]
             for line in said[0]:
                 print(f"  rank 0, {line}")

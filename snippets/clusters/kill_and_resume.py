@@ -1,9 +1,9 @@
 """A rank is killed at a random moment, and the run ends with the bits it would have had anyway.
 
-Under torchrun this is a training program that saves every K steps and, in a new life, goes on from
-what it finds. Started with plain python it is the operator and the accident: one run in peace,
-then one in which it kills a random rank, from outside, at a random moment. The steps computed
-twice are counted and held to K; weights and losses are compared bit for bit.
+Under torchrun this is a training program that saves every K steps and, in a new life, goes on
+from what it finds. Started with plain python it is the operator and the accident: one run in
+peace, then one in which it kills a random rank, from outside, at a random moment. The steps
+computed twice are counted and held to K; weights and losses are compared bit for bit.
 
     --times N    kill in N runs, one after the other (1)
     --seed S     another choice of ranks and moments (by default, a new one each time)
@@ -112,7 +112,7 @@ def ranks_of(torchrun: int) -> dict[int, int]:
             if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == torchrun:
                 pairs = (entry / "environ").read_bytes().split(b"\0")
                 variables = dict(pair.split(b"=", 1) for pair in pairs if b"=" in pair)
-                found[int(variables[b"RANK"])] = int(entry.name)
+                found[int(variables[b"RANK"])] = int(entry.name)  # KeyError: not a rank yet
     return found
 
 
@@ -126,11 +126,14 @@ def run(folder: Path, chance: random.Random | None) -> int:
     torchrun = subprocess.Popen(command, stderr=said, env=os.environ | own)
     try:
         if chance:
-            victim, at = chance.randrange(RANKS), chance.randint(1, STEPS - 3)
+            victim, at = chance.randrange(RANKS), chance.randint(1, STEPS - 10)
+            ranks: dict[int, int] = {}
             while torchrun.poll() is None and last_line(folder / "life.0") < at:
+                if len(ranks) < RANKS:
+                    ranks = ranks_of(torchrun.pid)
                 time.sleep(0.005)
             time.sleep(chance.uniform(0, 0.06))  # into a step, an update or a save
-            os.kill(ranks_of(torchrun.pid)[victim], signal.SIGKILL)
+            os.kill(ranks[victim], signal.SIGKILL)
         return torchrun.wait(timeout=100)
     finally:
         torchrun.terminate()  # nothing to do where it has ended; else it ends its ranks
@@ -157,8 +160,8 @@ def operate(times: int, seed: int) -> None:
             assert run(folder, chance) == 0, (folder / "stderr").read_text()
             reached = last_line(folder / "life.0")
             first = int((folder / "life.1").read_text().split()[0])
-            print(f"killed after step ≈{reached}: went on from step ≈{first}, "
-                  f"steps computed twice ≈{reached - first}, at most {EVERY}", flush=True)  # fmt: skip
+            twice = f"steps computed twice ≈{reached - first}, at most {EVERY}"
+            print(f"killed after step ≈{reached}: on from step ≈{first}, {twice}", flush=True)
             assert 0 <= reached - first <= EVERY and first % EVERY == 0
             assert not (folder / "life.2").exists()  # one accident, one restart
             result = torch.load(folder / "result.pt")

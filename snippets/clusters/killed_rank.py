@@ -59,6 +59,18 @@ def fork_rank(rank: int, folder: Path) -> int:
         os._exit(1)
 
 
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
 def outcome(error: Path) -> str:
     """A rank's last words without the line of gloo's source, the address and the advice."""
     if not error.exists():
@@ -76,8 +88,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ranks = [fork_rank(rank, folder) for rank in range(RANKS)]
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+        statuses = wait_for([fork_rank(rank, folder) for rank in range(RANKS)])
         said = [outcome(folder / f"error.{rank}") for rank in range(RANKS)]
         beats = [int((folder / f"heartbeat.{rank}").read_text()) for rank in range(RANKS)]
 

@@ -1,7 +1,7 @@
 """A NaN on one rank is a NaN on all of them one step later: which rank brought it?
 
 Three ranks train a linear model. In step 4 rank 1 reads a damaged row. After the all-reduce all
-gradients, weights and losses are NaN everywhere, and no rank looks guiltier than another. So look
+gradients and weights are NaN everywhere, and no rank looks guiltier than another. So look
 before: each rank appends one flag for every rank to its gradient. NaN does not spread from one
 element of a sum to another, and one and the same all-reduce says who it was.
 
@@ -103,14 +103,25 @@ def fork_rank(rank: int, folder: Path) -> int:
         os._exit(1)
 
 
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
 def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("nan_rank.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for pid in [fork_rank(rank, folder) for rank in range(RANKS)]:
-            assert os.waitpid(pid, 0)[1] == 0
+        assert not any(wait_for([fork_rank(rank, folder) for rank in range(RANKS)]))
         ranks = [
             pickle.loads((folder / f"results.{rank}").read_bytes()) for rank in range(RANKS)
         ]

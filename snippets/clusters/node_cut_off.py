@@ -1,15 +1,17 @@
 """A node falls silent: nothing is closed, nobody answers, and the other node goes on alone.
 
 Two torchrun agents play two nodes. In the middle of the run all processes of node 1 are stopped
-(SIGSTOP): as with a pulled cable, its connections stay open and nothing comes through. So there is
-no error; there is a wait, and only a timeout ends it. A heartbeat from a thread of its own tells
-who waits (it beats) from who is gone (it does not). With --nnodes=1:2 the agent that is left
-meets with whoever comes, here nobody, and its rank goes on from the checkpoint with all the rows.
+(SIGSTOP): as with a pulled cable, its connections stay open and nothing comes through. So there
+is no error; there is a wait, and only a timeout ends it. A heartbeat from a thread of its own
+tells who waits (it beats) from who is gone (it does not). With --nnodes=1:2 the agent that is
+left meets with whoever comes, here nobody, and its rank goes on from the checkpoint with all
+rows.
 
 Under torchrun this is the training program; started with plain python it is the operator.
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -32,8 +34,9 @@ AGENT = [
     "--nproc-per-node=1",
     "--max-restarts=3",
     "--rdzv-backend=c10d",
-    # an agent that has not been heard of for 2 x 3 s is out; whoever is there waits 8 s for more
-    "--rdzv-conf=is_host={host},keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=8",
+    # an agent not heard of for 2 x 3 s is out; whoever is there waits 8 s for more
+    "--rdzv-conf=is_host={host},keep_alive_interval=2,keep_alive_max_attempt=3,"
+    "last_call_timeout=8",
 ]
 
 
@@ -53,7 +56,7 @@ def train(folder: Path) -> None:
     if (folder / "checkpoint.pt").exists():
         done, weights = torch.load(folder / "checkpoint.pt", weights_only=True).values()
     if rank == 0:
-        say(folder, f"{n} node{'s' * (n > 1)}: from step {done + 1}")
+        say(folder, f"{n} node{'s' * (n > 1)}: from step ≈{done + 1}")
     for step in range(done + 1, STEPS + 1):
         mine = gradient(weights, step, rank, n)
         try:
@@ -91,6 +94,11 @@ def say(folder: Path, line: str) -> None:
         log.write(line + "\n")
 
 
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when the one that started it ends, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def start_agent(node: int, port: int, folder: Path) -> subprocess.Popen:
     options = [option.format(host=int(node == 0)) for option in AGENT]
     options += ["--local-addr=127.0.0.1", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=7"]
@@ -99,23 +107,18 @@ def start_agent(node: int, port: int, folder: Path) -> subprocess.Popen:
     own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     own["TMPDIR"] = str(folder)  # for torchrun's logs
     said = (folder / f"stderr.{node}").open("w")
-    return subprocess.Popen(command, env=os.environ | own, stderr=said)
-
-
-def processes(agent: int) -> list[int]:
-    """An agent and its ranks, which are in sessions of their own (Linux: /proc says)."""
-    found = [agent]
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):
-            if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == agent:
-                found.append(int(entry.name))
-    return found
+    return subprocess.Popen(
+        command, env=os.environ | own, stderr=said, preexec_fn=die_with_parent
+    )
 
 
 def signal_node(agent: subprocess.Popen, number: signal.Signals) -> None:
-    for pid in processes(agent.pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+    """To an agent and its ranks, which are in sessions of their own (Linux: /proc says)."""
+    os.kill(agent.pid, number)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == agent.pid:
+                os.kill(int(entry.name), number)
 
 
 def wait_until(condition, agents: list[subprocess.Popen], limit: float = 60.0) -> None:
@@ -137,15 +140,14 @@ def operate(folder: Path, agents: list[subprocess.Popen]) -> None:
     wait_until(lambda: step.exists() and int(step.read_text() or 0) >= CUT_AT, agents)
     signal_node(agents[1], signal.SIGSTOP)
     cut = time.monotonic()
-    print("node 1 is cut off")
-    wait_until(lambda: silent(folder, 2.0) == [1], agents)
-    print(
-        f"after ≈{time.monotonic() - cut:.0f} s: no heartbeat of rank 1; rank 0 beats, and waits"
-    )
-    wait_until(lambda: "Timed out" in log.read_text(), agents)
-    print(f"after ≈{time.monotonic() - cut:.0f} s: the timeout ends the wait")
-    wait_until(lambda: "1 node:" in log.read_text(), agents)
-    print(f"after ≈{time.monotonic() - cut:.0f} s: one node goes on")
+    print("node 1 is cut off", flush=True)
+    for condition, what in (
+        (lambda: silent(folder, 2.0) == [1], "no heartbeat of rank 1; rank 0 beats, and waits"),
+        (lambda: "Timed out" in log.read_text(), "the timeout of the group ends the wait"),
+        (lambda: "1 node:" in log.read_text(), "one node goes on"),
+    ):
+        wait_until(condition, agents)
+        print(f"after ≈{time.monotonic() - cut:.0f} s: {what}")
     assert agents[0].wait(timeout=60) == 0
     for line in log.read_text().splitlines():
         print(f"  {line}")
@@ -160,6 +162,7 @@ def operate(folder: Path, agents: list[subprocess.Popen]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     if "RANK" in os.environ:
+        die_with_parent()
         return train(Path(sys.argv[1]))
     if not Path("/proc/self/stat").exists():
         sys.exit("node_cut_off.py finds the ranks of an agent in /proc: it needs Linux")
@@ -176,9 +179,9 @@ def main() -> None:
             result = torch.load(folder / "result.pt")
         finally:
             for agent in agents:
-                if agent.poll() is None:
-                    signal_node(agent, signal.SIGKILL)
-                    agent.wait()
+                agent.kill()  # and with it, by what they asked for, its ranks
+                agent.wait()
+            time.sleep(0.2)  # they write heartbeats until they are gone
     alone = torch.zeros(4)
     for step in range(1, STEPS + 1):
         alone -= 0.1 * gradient(alone, step, 0, 1)

@@ -1,12 +1,12 @@
 """A link that slows down: every rank waits alike, and only pairs can tell which link it is.
 
-Four ranks sum a tensor round a ring. Then the link between ranks 1 and 2 holds every message for
-40 ms. Each rank's own time is as before and all spend as long in the collective, so the table
-that finds a slow rank finds none. A round of pings, each pair by itself, finds the link; and
-until it is repaired, a ring in another order does not use it.
+Four ranks sum a tensor round a ring. Then the link between ranks 1 and 2 holds every message
+for 40 ms. Each rank's own time is as before and all spend as long in the collective, so the
+table that finds a slow rank finds none. A round of pings, each pair by itself, finds the link;
+and until it is repaired, a ring in another order does not use it.
 
-A sleep before the send plays the link: no rights are needed for it. The ranks are forked, so torch
-is imported once. Linux and macOS only.
+A sleep before the send plays the link: that needs no rights. The ranks are forked, so torch is
+imported once. Linux and macOS only.
 """
 
 import itertools
@@ -139,14 +139,25 @@ def fork_rank(rank: int, folder: Path) -> int:
         os._exit(1)
 
 
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
 def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("slow_link.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for pid in [fork_rank(rank, folder) for rank in range(RANKS)]:
-            assert os.waitpid(pid, 0)[1] == 0
+        assert not any(wait_for([fork_rank(rank, folder) for rank in range(RANKS)]))
         healthy, slow, trips, detour, mended = pickle.loads((folder / "found").read_bytes())
 
     for what, table in (("healthy", healthy), ("a slow link", slow)):

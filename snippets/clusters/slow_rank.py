@@ -1,9 +1,9 @@
 """A straggler, found by two numbers from each rank, and mended by giving it fewer rows.
 
-Three ranks share a batch of 48 rows. From step 6 on rank 1 needs three times as long for a row (a
-hot GPU, a neighbour on its cores). All ranks have the same time per step, so each measures its
-*own* part, up to the collective, and gathers it. Then rows are dealt by speed: the gradient stays
-the same, for each rank's sum counts by its rows.
+Three ranks share a batch of 48 rows. Then rank 1 needs three times as long for a row (a hot
+GPU, a neighbour on its cores). All ranks have the same time per step, so each measures its
+*own* part, up to the collective, and gathers it. Then rows are dealt by speed: the gradient
+stays the same, for each rank's sum counts by its rows.
 
 A sleep plays the kernel, so that two cores can play three GPUs. The ranks are forked, so torch
 is imported once. Linux and macOS only.
@@ -104,14 +104,25 @@ def fork_rank(rank: int, folder: Path) -> int:
         os._exit(1)
 
 
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
 def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("slow_rank.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for pid in [fork_rank(rank, folder) for rank in range(RANKS)]:
-            assert os.waitpid(pid, 0)[1] == 0
+        assert not any(wait_for([fork_rank(rank, folder) for rank in range(RANKS)]))
         ranks = [pickle.loads((folder / f"phases.{r}").read_bytes()) for r in range(RANKS)]
 
     names = ("healthy", f"rank {SLOW} is slow", "rows dealt by speed")
@@ -122,9 +133,8 @@ def main() -> None:
         print(f"{what}: step ≈{steps[-1] * 1e3:.0f} ms")
         for rank, (own, waited) in enumerate((table * 1e3).tolist()):
             rows = phases[0]["share"][rank]
-            print(
-                f"  rank {rank}: ≈{rows} rows, own ≈{own:.0f} ms, in all_reduce ≈{waited:.0f} ms"
-            )
+            times = f"own ≈{own:.0f} ms, in all_reduce ≈{waited:.0f} ms"
+            print(f"  rank {rank}: ≈{rows} rows, {times}")
         for other in phases:
             torch.testing.assert_close(other["gradient"], ranks[0][0]["gradient"])
     found = stragglers(ranks[0][1]["table"])
