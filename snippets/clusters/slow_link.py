@@ -167,6 +167,8 @@ def main() -> None:
     assert slow[:, 0].max() < 1.5 * slow[:, 0].median()  # nobody is a straggler
     assert slow[:, 1].min() > 2 * healthy[:, 1].max()
     assert slow[:, 1].min() > 0.7 * slow[:, 1].max()  # and all wait alike
+    added = 2 * (RANKS - 1) * HELD * 1e3
+    print(f"predicted: {2 * (RANKS - 1)} messages in a row, {added:.0f} ms more")
     print("round trips in ms")
     print("         " + "".join(f"rank {rank:<5}" for rank in range(RANKS)).rstrip())
     for rank, row in enumerate((trips * 1e3).tolist()):

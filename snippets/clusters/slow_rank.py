@@ -44,7 +44,7 @@ def step(rank: int, share: list[int], sick: bool) -> tuple[torch.Tensor, float, 
 
 
 def gather_times(own: list[float], waited: list[float]) -> torch.Tensor:
-    """Every rank's medians, [ranks, 2]: 16 bytes from each, once in a hundred steps."""
+    """Every rank's medians, [ranks, 2]: 8 bytes from each, once in a hundred steps."""
     mine = torch.tensor([statistics.median(own), statistics.median(waited)])
     table = [torch.empty(2) for _ in range(RANKS)]
     dist.all_gather(table, mine)
@@ -139,12 +139,14 @@ def main() -> None:
             torch.testing.assert_close(other["gradient"], ranks[0][0]["gradient"])
     found = stragglers(ranks[0][1]["table"])
     print(f"own time above 1.5 medians: rank {found}")
-    print(f"the slow step over the mended one: ≈{steps[1] / steps[2]:.1f}")
+    predicted = (TIMES_SLOWER * (RANKS - 1) + 1) / RANKS
+    gain = steps[1] / steps[2]
+    print(f"the slow step over the mended one: predicted {predicted:.1f}, ≈{gain:.1f}")
     print("gradient in all three, on all ranks: the same")
     assert not stragglers(ranks[0][0]["table"]) and found == [SLOW]
     waits = ranks[0][1]["table"][:, 1]
     assert waits.argmin() == SLOW  # and that is the one with the healthiest profile
-    assert steps[1] > 1.4 * steps[2]
+    assert gain > 1.4
 
 
 if __name__ == "__main__":
