@@ -48,7 +48,9 @@ def beat(folder: Path, rank: int, stop: threading.Event) -> None:
 
 
 def train(folder: Path) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # starting may take long
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=PATIENCE))  # a step may not
     rank, n = dist.get_rank(), dist.get_world_size()
     stop = threading.Event()
     threading.Thread(target=beat, args=(folder, rank, stop), daemon=True).start()
@@ -60,7 +62,7 @@ def train(folder: Path) -> None:
     for step in range(done + 1, STEPS + 1):
         mine = gradient(weights, step, rank, n)
         try:
-            dist.all_reduce(mine)
+            dist.all_reduce(mine, group=group)
         except RuntimeError as error:
             say(folder, f"rank {rank}: {re.sub(r'^.[^]]*. ', '', str(error))}")
             os._exit(1)  # torchrun sees it and meets again with whoever is left
@@ -121,7 +123,7 @@ def signal_node(agent: subprocess.Popen, number: signal.Signals) -> None:
                 os.kill(int(entry.name), number)
 
 
-def wait_until(condition, agents: list[subprocess.Popen], limit: float = 60.0) -> None:
+def wait_until(condition, agents: list[subprocess.Popen], limit: float = 90.0) -> None:
     ends = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < ends and all(agent.poll() is None for agent in agents)

@@ -77,7 +77,7 @@ def fork_rank(rank: int, folder: Path, how: str) -> int:
         signal.alarm(60)  # whatever happens, no rank outlives this
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         store = dist.FileStore(str(folder / f"store.{how}"), RANKS)
-        timeout = timedelta(seconds=5)
+        timeout = timedelta(seconds=20)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )
