@@ -2,8 +2,8 @@
 
 Four ranks sum a tensor round a ring. Then the link between ranks 1 and 2 holds every message
 for 40 ms. Each rank's own time is as before and all spend as long in the collective, so the
-table that finds a slow rank finds none. A round of pings, each pair by itself, finds the link;
-and until it is repaired, a ring in another order does not use it.
+table that finds a slow rank finds none (slow_link.svg has both). A round of pings, each pair by
+itself, finds the link; and until it is repaired, a ring in another order does not use it.
 
 A sleep before the send plays the link: that needs no rights. The ranks are forked, so torch is
 imported once. Linux and macOS only.
@@ -91,14 +91,14 @@ def links(ring: list[int]) -> list[tuple[int, int]]:
     return list(zip(ring, ring[1:] + ring[:1], strict=True))
 
 
-def phase(ring: list[int]) -> torch.Tensor:
+def phase(ring: list[int], slow_rank: int | None = None) -> torch.Tensor:
     """Every rank's median of own time and time in the collective, [ranks, 2]."""
     own, waited = [], []
     dist.barrier()
     for _ in range(5):
         before = time.perf_counter()
         gradient = torch.full((4000,), dist.get_rank() + 1.0)
-        time.sleep(COMPUTE)
+        time.sleep(COMPUTE * (6 if dist.get_rank() == slow_rank else 1))
         arrived = time.perf_counter()
         ring_all_reduce(gradient, ring)
         assert (gradient == sum(range(1, RANKS + 1))).all()
@@ -112,11 +112,11 @@ def phase(ring: list[int]) -> torch.Tensor:
 def run(rank: int) -> tuple:
     global sick
     ring = list(range(RANKS))
-    healthy = phase(ring)
+    healthy, straggler = phase(ring), phase(ring, slow_rank=1)
     sick = True
     slow, trips = phase(ring), ping_all_pairs()
     detour = best_ring(trips)
-    return healthy, slow, trips, detour, phase(detour)
+    return healthy, straggler, slow, trips, detour, phase(detour)
 
 
 def fork_rank(rank: int, folder: Path) -> int:
@@ -151,6 +151,31 @@ def wait_for(ranks: list[int]) -> list[int]:
             os.kill(pid, signal.SIGKILL)
 
 
+def draw(tables: dict[str, torch.Tensor]) -> None:
+    """For each table a bar for each rank: own time, then the collective."""
+    import matplotlib  # here, as no rank draws
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "slow_link", "font.size": 12}
+    figure, panels = plt.subplots(1, len(tables), figsize=(7, 2.5), sharey=True, sharex=True)
+    for axes, (what, table) in zip(panels, tables.items(), strict=True):
+        own, waited = (table * 1e3).T.tolist()
+        axes.barh(range(RANKS), own, color="#0b6e99", height=0.7, label="own time")
+        axes.barh(
+            range(RANKS), waited, left=own, color="#c2410c", height=0.7, label="all-reduce"
+        )
+        axes.set(title=what, yticks=range(RANKS))
+        axes.set_yticklabels([f"rank {rank}" for rank in range(RANKS)])
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].invert_yaxis()
+    panels[1].set_xlabel("time in a step (ms)")
+    panels[0].legend(frameon=False, loc="center right", fontsize=11)
+    figure.tight_layout()
+    figure.savefig("slow_link.svg", transparent=True, metadata={"Date": None})
+
+
 def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("slow_link.py forks its ranks: it needs Linux or macOS")
@@ -158,12 +183,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         assert not any(wait_for([fork_rank(rank, folder) for rank in range(RANKS)]))
-        healthy, slow, trips, detour, mended = pickle.loads((folder / "found").read_bytes())
+        found = pickle.loads((folder / "found").read_bytes())
+    healthy, straggler, slow, trips, detour, mended = found
 
-    for what, table in (("healthy", healthy), ("a slow link", slow)):
+    tables = {"healthy": healthy, "a slow rank": straggler, "a slow link": slow}
+    draw(tables)
+    for what, table in tables.items():
         print(what)
         for rank, (own, waited) in enumerate((table * 1e3).tolist()):
             print(f"  rank {rank}: own ≈{own:.0f} ms, in all_reduce ≈{waited:.0f} ms")
+    assert straggler[:, 1].argmin() == 1 and straggler[1, 0] > 2 * straggler[0, 0]
     assert slow[:, 0].max() < 1.5 * slow[:, 0].median()  # nobody is a straggler
     assert slow[:, 1].min() > 2 * healthy[:, 1].max()
     assert slow[:, 1].min() > 0.7 * slow[:, 1].max()  # and all wait alike
@@ -172,7 +201,7 @@ def main() -> None:
     print("round trips in ms")
     print("         " + "".join(f"rank {rank:<5}" for rank in range(RANKS)).rstrip())
     for rank, row in enumerate((trips * 1e3).tolist()):
-        cells = ["-" if other == rank else f"≈{trip:.1f}" for other, trip in enumerate(row)]
+        cells = ["-" if other == rank else f"≈{trip:.2f}" for other, trip in enumerate(row)]
         print(f"  rank {rank} " + "".join(f"{cell:<10}" for cell in cells).rstrip())
     worst = divmod(int(trips.argmax()), RANKS)
     others = [trips[a, b] for a, b in itertools.combinations(range(RANKS), 2) if {a, b} != LINK]
