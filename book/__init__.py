@@ -10,8 +10,8 @@ Read in this order; each module is one noun:
 - ``fences``      the code blocks of a chapter and what checks each language
 - ``passed``      what has passed already and need not run again
 - ``plugin``      how pytest sees all that
-- ``markdown``, ``mathematics``, ``notebooks``, ``glossary``, ``tracks``, ``references``,
-  ``quiz``, ``site``, ``theme``  how the reader sees it
+- ``data``, ``markdown``, ``mathematics``, ``notebooks``, ``glossary``, ``tracks``,
+  ``references``, ``quiz``, ``site``, ``theme``  how the reader sees it
 
 Everything up to ``plugin`` needs only pytest, pytest-codeblocks and the standard library at
 import time, so that the book also runs on a machine where nothing can be installed.

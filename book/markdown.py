@@ -16,10 +16,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from markdown import Extension
-from markdown.preprocessors import Preprocessor
-
-from book import ROOT, BookError
+from book import BookError
+from book.data import extension
 from book.embeds import EMBED, resolve, target_file
 from book.program import DEVICES, Program, companions, is_program
 from book.transcript import Provenance, Transcript
@@ -142,31 +140,7 @@ def _program_beside(folder: Path, stem: str, root: Path) -> Program:
     )
 
 
-class EmbedPreprocessor(Preprocessor):
-    """Runs before every other preprocessor."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self.root = root
-
-    def run(self, lines: list[str]) -> list[str]:
-        return render(lines, self.root)
-
-
-class BookExtension(Extension):
-    """Embedded programs and transcripts."""
-
-    def __init__(self, **kwargs) -> None:
-        self.config = {"root": [str(ROOT), "the folder that holds docs/ and snippets/"]}
-        super().__init__(**kwargs)
-
-    def extendMarkdown(self, md) -> None:
-        preprocessor = EmbedPreprocessor(Path(self.getConfig("root")))
-        md.preprocessors.register(preprocessor, "book_embeds", 40)
-
-
-def makeExtension(**kwargs) -> BookExtension:
-    return BookExtension(**kwargs)
+makeExtension = extension("book_embeds", render, priority=40)  # after what writes embeds
 
 
 __all__ = ["DEVICES", "makeExtension", "program_page", "provenance_sentence", "render"]

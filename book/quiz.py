@@ -26,19 +26,12 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-import yaml
-from markdown import Extension
 from markdown.extensions.toc import slugify
-from markdown.preprocessors import Preprocessor
 
-from book import ROOT, BookError
+from book import ROOT
+from book.data import DataError, check_fields, extension, read_yaml
 from book.markdown import program_page, provenance_sentence
 from book.transcript import Step, Transcript
-
-try:
-    from mkdocs.exceptions import BuildError  # printed with the page's name, without a trace
-except ImportError:
-    BuildError = BookError
 
 FILE = "docs/assessment/quiz.yml"
 KINDS = {
@@ -75,10 +68,6 @@ _FIELDS = {
     "a quote": ({"program", "lines"}, {"command"}),
 }
 _COMMENT = re.compile(r"<!-- quiz: (?P<what>\w+) -->$")
-
-
-class QuizError(BuildError):
-    """A quiz that cannot be shown as it is written."""
 
 
 def units(unit: str) -> dict[str, float]:
@@ -127,12 +116,12 @@ def quote(data: dict, where: str, root: Path) -> Quote:
     _check("a quote", data, where)
     path = (root / "snippets" / data["program"]).with_suffix(".cpu.txt")
     if not path.is_file() or not (root / "snippets" / data["program"]).is_file():
-        raise QuizError(f"{where}: {data['program']} is no program with a transcript")
+        raise DataError(f"{where}: {data['program']} is no program with a transcript")
     transcript = Transcript.parse(path.read_text("utf-8"))
     command = data.get("command", "")
     steps = [step for step in transcript.steps if command in step.command]
     if command and len(steps) != 1:
-        raise QuizError(
+        raise DataError(
             f"{where}: {len(steps)} commands of {path.name} have {command!r} in them"
         )
     chosen: dict[int, list[int]] = {}
@@ -145,7 +134,7 @@ def quote(data: dict, where: str, root: Path) -> Quote:
             if (" ".join(line.split()) + " ").startswith(wanted)
         ]
         if len(found) != 1:
-            raise QuizError(f"{where}: {len(found)} lines of {path.name} begin with {start!r}")
+            raise DataError(f"{where}: {len(found)} lines of {path.name} begin with {start!r}")
         chosen.setdefault(found[0][0], []).append(found[0][1])
     said = provenance_sentence(transcript.provenance) if transcript.provenance else ""
     return Quote(
@@ -160,7 +149,7 @@ def section_link(target: str, where: str, root: Path) -> str:
     page, _, anchor = target.partition("#")
     path = root / "docs" / f"{page}.md"
     if not path.is_file():
-        raise QuizError(f"{where}: there is no page {page}")
+        raise DataError(f"{where}: there is no page {page}")
     text = re.sub(r"^(`{3,}).*?^\1`*$", "", path.read_text("utf-8"), flags=re.M | re.S)
     for title in re.findall(r"^#{1,4} (.+?)(?:\s*\{[^}]*\})?$", text, re.MULTILINE):
         if not anchor or slugify(re.sub(r"[`*$]", "", title), "-") == anchor:
@@ -169,7 +158,7 @@ def section_link(target: str, where: str, root: Path) -> str:
             return f"[{number[0] + ' · ' if number else ''}{shown}](/{page}.md" + (
                 f"#{anchor})" if anchor else ")"
             )
-    raise QuizError(f"{where}: {page} has no section #{anchor}")
+    raise DataError(f"{where}: {page} has no section #{anchor}")
 
 
 # ---- the questions
@@ -230,20 +219,15 @@ class Lesson:
 
 
 def _check(kind: str, data: object, where: str) -> None:
-    needed, allowed = _FIELDS[kind]
-    if not isinstance(data, dict):
-        raise QuizError(f"{where}: {data!r} is not {kind}")
-    if missing := sorted(needed - data.keys()):
-        raise QuizError(f"{where}: there is no {', '.join(missing)}")
-    if unknown := sorted(data.keys() - needed - allowed):
-        raise QuizError(f"{where}: {kind} has no {', '.join(unknown)}")
+    what = f"a question {kind!r}" if kind in KINDS else kind
+    check_fields(data, what, *_FIELDS[kind], where)
 
 
 def _question(data: dict, root: Path) -> Question:
     where = f"{FILE}: {data.get('id') if isinstance(data, dict) else data}"
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind not in KINDS:
-        raise QuizError(f"{where}: {kind!r} is no kind; they are {', '.join(KINDS)}")
+        raise DataError(f"{where}: {kind!r} is no kind; they are {', '.join(KINDS)}")
     _check(kind, data, where)
     data = dict(data)
     pattern = data.pop("number", None)
@@ -252,7 +236,7 @@ def _question(data: dict, root: Path) -> Question:
             _check(each_kind, each, where)
             if "](" in each.get("text", "") or "$" in each["why"] + each.get("text", ""):
                 # an option becomes a label, and what is said of it is read aloud
-                raise QuizError(f"{where}: no link in an option, no formula in it or its why")
+                raise DataError(f"{where}: no link in an option, no formula in it or its why")
     options = [Option(**each) for each in data.pop("options", data.pop("steps", []))]
     settled = [quote(each, where, root) for each in data.pop("settled", [])]
     shows = data.pop("shows", None)
@@ -263,23 +247,23 @@ def _question(data: dict, root: Path) -> Question:
         shows=quote(shows, where, root) if shows else None,
     )
     if len({each.text for each in options}) != len(options):
-        raise QuizError(f"{where}: an option is said twice")
+        raise DataError(f"{where}: an option is said twice")
     if kind in ("one", "output") and (len(question.right) != 1 or len(options) < 3):
-        raise QuizError(f"{where}: needs three options or more, one of them right")
+        raise DataError(f"{where}: needs three options or more, one of them right")
     if kind == "several" and not 0 < len(question.right) < len(options):
-        raise QuizError(f"{where}: needs right options and wrong ones")
+        raise DataError(f"{where}: needs right options and wrong ones")
     if kind == "order" and len(options) < 3:
-        raise QuizError(f"{where}: needs three steps or more")
+        raise DataError(f"{where}: needs three steps or more")
     if not question.read:
-        raise QuizError(f"{where}: leads to no section")
+        raise DataError(f"{where}: leads to no section")
     for target in question.read:
         section_link(target, where, root)
     if kind == "number":
         if question.unit not in _BYTES and question.unit not in _ALIASES:
-            raise QuizError(f"{where}: the unit {question.unit!r} is not known")
+            raise DataError(f"{where}: the unit {question.unit!r} is not known")
         for slip in question.slips:
             if question.accepts(slip["value"]):
-                raise QuizError(f"{where}: the slip {slip['value']} counts as right")
+                raise DataError(f"{where}: the slip {slip['value']} counts as right")
     _hold(question, pattern, where)
     return question
 
@@ -289,31 +273,28 @@ def _hold(question: Question, pattern: str | None, where: str) -> None:
     text = "\n".join(line for each in question.settled for line in each.lines)
     if question.kind == "number":
         if bool(question.settled) != bool(pattern):
-            raise QuizError(f"{where}: `settled` and `number` go together")
+            raise DataError(f"{where}: `settled` and `number` go together")
         if pattern:
             found = re.findall(pattern, text)
             if len(found) != 1:
-                raise QuizError(
+                raise DataError(
                     f"{where}: {pattern!r} is in the quoted lines {len(found)} times"
                 )
             if not math.isclose(float(found[0].replace(",", "")), question.answer):
-                raise QuizError(
+                raise DataError(
                     f"{where}: the answer is {question.answer}, the program printed {found[0]}"
                 )
         return
     if bool(question.settled) != bool(question.holds):
-        raise QuizError(f"{where}: `settled` and `holds` go together")
+        raise DataError(f"{where}: `settled` and `holds` go together")
     for each in question.holds:
         if not re.search(each, text):
-            raise QuizError(f"{where}: the program no longer says {each!r}:\n{text}")
+            raise DataError(f"{where}: the program no longer says {each!r}:\n{text}")
 
 
 def load(root: Path = ROOT) -> list[Lesson]:
-    """Read the quiz; raise QuizError where it does not hold."""
-    try:
-        data = yaml.safe_load((root / FILE).read_text("utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise QuizError(f"{FILE}: {error}") from None
+    """Read the quiz; raise DataError where it does not hold."""
+    data = read_yaml(root / FILE, FILE)
     _check("the quiz", data, FILE)
     lessons, ids = [], set()
     for each in data["lessons"]:
@@ -324,7 +305,7 @@ def load(root: Path = ROOT) -> list[Lesson]:
         lessons.append(Lesson(each["id"], each["name"], questions))
         for name in [each["id"], *(question.id for question in questions)]:
             if name in ids:
-                raise QuizError(f"{FILE}: {name}: said twice")
+                raise DataError(f"{FILE}: {name}: said twice")
             ids.add(name)
     return lessons
 
@@ -441,40 +422,24 @@ def show_lessons(lessons: list[Lesson]) -> list[str]:
     return [*out, f"| all | {total} |", "", "</div>", ""]
 
 
-class _Quiz(Preprocessor):
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self.root = root
-
-    def run(self, lines: list[str]) -> list[str]:
-        if not any("<!-- quiz:" in line for line in lines):
-            return lines
-        lessons, out = load(self.root), []
-        for line in lines:
-            match = _COMMENT.match(line.strip())
-            if match is None and "<!-- quiz:" in line:
-                raise QuizError(f"not understood: {line.strip()}")
-            if match is None:
-                out.append(line)
-            elif match["what"] == "questions":
-                out += ["", *show_questions(lessons, self.root)]
-            elif match["what"] == "lessons":
-                out += ["", *show_lessons(lessons)]
-            else:
-                raise QuizError(f"{match['what']} is nothing that the quiz shows")
-        return out
+def render(lines: list[str], root: Path = ROOT) -> list[str]:
+    """A page's Markdown with the quiz shown."""
+    if not any("<!-- quiz:" in line for line in lines):
+        return lines
+    lessons, out = load(root), []
+    for line in lines:
+        match = _COMMENT.match(line.strip())
+        if match is None and "<!-- quiz:" in line:
+            raise DataError(f"not understood: {line.strip()}")
+        if match is None:
+            out.append(line)
+        elif match["what"] == "questions":
+            out += ["", *show_questions(lessons, root)]
+        elif match["what"] == "lessons":
+            out += ["", *show_lessons(lessons)]
+        else:
+            raise DataError(f"{match['what']} is nothing that the quiz shows")
+    return out
 
 
-class QuizExtension(Extension):
-    """Questions, their answers, and the programs that settle them."""
-
-    def __init__(self, **kwargs) -> None:
-        self.config = {"root": [str(ROOT), "the folder that holds docs/ and snippets/"]}
-        super().__init__(**kwargs)
-
-    def extendMarkdown(self, md) -> None:
-        md.preprocessors.register(_Quiz(Path(self.getConfig("root"))), "book_quiz", 41)
-
-
-def makeExtension(**kwargs) -> QuizExtension:
-    return QuizExtension(**kwargs)
+makeExtension = extension("book_quiz", render)

@@ -14,10 +14,9 @@ from collections import Counter
 from pathlib import Path
 
 import yaml
-from markdown import Extension, Markdown
-from markdown.preprocessors import Preprocessor
 
-from book import ROOT, BookError
+from book import ROOT
+from book.data import DataError, extension
 
 FILE = "docs/references.yml"
 KINDS = {
@@ -49,23 +48,23 @@ ADDRESS = re.compile(r"https://[\w.-]+(/[^\s?#]*)?(\?v=[\w-]{11})?(#[\w.-]+)?")
 
 
 def load(text: str) -> dict:
-    """The data, checked. Raises BookError, which names the file, the line and the entry."""
+    """The data, checked. Raises DataError, which names the file, the line and the entry."""
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise BookError(f"{FILE}: {error}") from error
+        raise DataError(f"{FILE}: {error}") from error
     if not isinstance(data, dict) or set(data) != {"topics", "entries", "orders", "syllabus"}:
-        raise BookError(f"{FILE}: its parts are topics, entries, orders and syllabus")
+        raise DataError(f"{FILE}: its parts are topics, entries, orders and syllabus")
     seen: set[str] = set()
     for entry in data["entries"]:
         if why := fault(entry, data["topics"], seen):
-            raise BookError(f"{FILE}:{_line(text, entry)}: entry {entry.get('id')!r}: {why}")
+            raise DataError(f"{FILE}:{_line(text, entry)}: entry {entry.get('id')!r}: {why}")
         seen.add(entry["id"])
     for part, fields in (("orders", ("read",)), ("syllabus", ("video", "post"))):
         for item in data[part]:
             for name in _names(item, fields):
                 if name not in seen:
-                    raise BookError(f"{FILE}: {part}, {item['title']!r}: no entry {name!r}")
+                    raise DataError(f"{FILE}: {part}, {item['title']!r}: no entry {name!r}")
     return data
 
 
@@ -252,35 +251,18 @@ def _loaded(text: str) -> dict:
     return load(text)
 
 
-class _Tables(Preprocessor):
-    def __init__(self, md: Markdown, root: Path) -> None:
-        super().__init__(md)
-        self.root = root
-
-    def run(self, lines: list[str]) -> list[str]:
-        out: list[str] = []
-        for line in lines:
-            match = re.fullmatch(r"<!-- references: (\w+) -->", line)
-            if match is None:
-                out.append(line)
-                continue
-            if match[1] not in PARTS:
-                raise BookError(f"<!-- references: {match[1]} -->: none of {', '.join(PARTS)}")
-            out += PARTS[match[1]](_loaded((self.root / FILE).read_text("utf-8")))
-        return out
+def render(lines: list[str], root: Path = ROOT) -> list[str]:
+    """A page's Markdown with its references shown."""
+    out: list[str] = []
+    for line in lines:
+        match = re.fullmatch(r"<!-- references: (\w+) -->", line)
+        if match is None:
+            out.append(line)
+            continue
+        if match[1] not in PARTS:
+            raise DataError(f"<!-- references: {match[1]} -->: none of {', '.join(PARTS)}")
+        out += PARTS[match[1]](_loaded((root / FILE).read_text("utf-8")))
+    return out
 
 
-class ReferencesExtension(Extension):
-    """Tables of references."""
-
-    def __init__(self, **kwargs) -> None:
-        self.config = {"root": [str(ROOT), "the folder that holds docs/references.yml"]}
-        super().__init__(**kwargs)
-
-    def extendMarkdown(self, md: Markdown) -> None:
-        tables_first = _Tables(md, Path(self.getConfig("root")))
-        md.preprocessors.register(tables_first, "book_references", 41)
-
-
-def makeExtension(**kwargs) -> ReferencesExtension:
-    return ReferencesExtension(**kwargs)
+makeExtension = extension("book_references", render)

@@ -20,20 +20,13 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-from markdown import Extension
 from markdown.extensions.toc import slugify
-from markdown.preprocessors import Preprocessor
 
-from book import ROOT, BookError
+from book import ROOT
+from book.data import DataError, check_fields, extension, read_yaml
 from book.embeds import EMBED, target_file
 from book.markdown import program_page
 from book.site import reading_minutes
-
-try:
-    from mkdocs.exceptions import BuildError  # printed with the page's name, without a trace
-except ImportError:
-    BuildError = BookError
 
 # Pages that a track may name before they are written: a name without a link until they are.
 COMING = {
@@ -51,10 +44,6 @@ _FIELDS = {
     "row": ({"topic", "can", "read"}, {"run", "minutes"}),
     "criterion": ({"id", "can", "how", "shown"}, set()),
 }
-
-
-class TrackError(BuildError):
-    """A track that cannot be shown as it is written."""
 
 
 # ---- what the book holds
@@ -202,11 +191,8 @@ class Track:
         self.file = f"docs/tracks/{name}.yml"
         path = root / self.file
         if not path.is_file():
-            raise TrackError(f"there is no track {name}: {self.file}")
-        try:
-            data = yaml.safe_load(path.read_text("utf-8"))
-        except yaml.YAMLError as error:
-            raise TrackError(f"{self.file}: {error}") from None
+            raise DataError(f"there is no track {name}: {self.file}")
+        data = read_yaml(path, self.file)
         self._fields("track", data, "the track")
         self.title: str = data["title"]
         self._read: dict[Path, set[int]] = {}
@@ -232,17 +218,11 @@ class Track:
     def minutes(self) -> int:
         return sum(part.minutes for part in self.parts)
 
-    def _fault(self, where: str, why: str) -> TrackError:
-        return TrackError(f"{self.file}: {where}: {why}")
+    def _fault(self, where: str, why: str) -> DataError:
+        return DataError(f"{self.file}: {where}: {why}")
 
     def _fields(self, kind: str, data: object, where: str) -> None:
-        needed, allowed = _FIELDS[kind]
-        if not isinstance(data, dict):
-            raise self._fault(where, f"is no {kind}: {data!r}")
-        if missing := sorted(needed - data.keys()):
-            raise self._fault(where, f"a {kind} needs {', '.join(missing)}")
-        if unknown := sorted(data.keys() - needed - allowed):
-            raise self._fault(where, f"a {kind} has no {', '.join(unknown)}")
+        check_fields(data, f"a {kind}", *_FIELDS[kind], f"{self.file}: {where}")
 
     def _new(self, kind: str, name: str) -> None:
         if name in self._ids:
@@ -514,7 +494,7 @@ def _is(name: str, run: str) -> bool:
 
 @functools.lru_cache(maxsize=2)
 def _entries(data: Path, changed: int) -> dict[str, str]:
-    entries = yaml.safe_load(data.read_text("utf-8"))["entries"]
+    entries = read_yaml(data, data.name)["entries"]
     return {entry["id"]: entry["title"] for entry in entries}
 
 
@@ -528,12 +508,12 @@ def render(lines: list[str], root: Path = ROOT) -> list[str]:
     out: list[str] = []
     tracks: dict[str, Track] = {}
     for line in lines:
-        match = _COMMENT.fullmatch(line.strip()) if "<!-- track:" in line else None
-        if match is None:
-            if "<!-- track:" in line:
-                raise TrackError(f"not understood: {line.strip()}")
+        if "<!-- track:" not in line:
             out.append(line)
             continue
+        match = _COMMENT.fullmatch(line.strip())
+        if match is None:
+            raise DataError(f"not understood: {line.strip()}")
         if match["name"] not in tracks:
             tracks[match["name"]] = Track(match["name"], root)
         track = tracks[match["name"]]
@@ -541,25 +521,4 @@ def render(lines: list[str], root: Path = ROOT) -> list[str]:
     return out
 
 
-class _Tracks(Preprocessor):
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self.root = root
-
-    def run(self, lines: list[str]) -> list[str]:
-        return render(lines, self.root)
-
-
-class TracksExtension(Extension):
-    """Ways through the book."""
-
-    def __init__(self, **kwargs) -> None:
-        self.config = {"root": [str(ROOT), "the folder that holds docs/ and snippets/"]}
-        super().__init__(**kwargs)
-
-    def extendMarkdown(self, md) -> None:
-        md.preprocessors.register(_Tracks(Path(self.getConfig("root"))), "book_tracks", 41)
-
-
-def makeExtension(**kwargs) -> TracksExtension:
-    return TracksExtension(**kwargs)
+makeExtension = extension("book_tracks", render)

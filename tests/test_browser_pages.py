@@ -43,9 +43,20 @@ def test_a_letter_opens_the_glossary_at_its_terms(
     page.keyboard.press("Enter")
     page.locator("#terms-q").wait_for(state="visible")
     link = page.locator('details.terms a[href$="#quantization"]')
-    link.scroll_into_view_if_needed()  # waits until it is there and still
+    link.click(trial=True)  # scrolls to it, and waits until it is still
     box = link.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390
     link.click()
     assert page.url.endswith("#quantization")
     context.close()
+
+
+def test_a_jump_within_a_page_forgets_nothing(browser: Browser, address: str) -> None:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.goto(f"{address}11_references/", wait_until="networkidle")
+    page.fill("#references-word", "attention")
+    page.click('.md-content a[href^="#"]:visible, .md-sidebar--secondary a[href^="#"]:visible')
+    page.wait_for_url("**/11_references/#*")
+    page.wait_for_load_state("networkidle")
+    assert page.input_value("#references-word") == "attention"
+    page.close()

@@ -101,7 +101,7 @@ def test_controls_have_names_and_size(page: Page) -> None:
     assert page.locator(".reference-filter output").get_attribute("aria-live") == "polite"
 
 
-def test_the_filter_comes_once_and_after_instant_navigation(page: Page, address: str) -> None:
+def test_the_filter_comes_once_and_after_coming_back(page: Page, address: str) -> None:
     page.locator("a.md-tabs__link, .md-nav__link", has_text="Glossary").first.evaluate(
         "e => e.click()"
     )

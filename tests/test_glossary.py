@@ -81,7 +81,7 @@ CALLED = {
     "SDPA": "scaled_dot_product_attention",
 }
 SEE = re.compile(
-    r"See \[(?P<page>\d\d|Lab \d\d|Set-up) · (?P<title>.+)\]\((?P<file>[^)#]+)#(?P<place>[^)]+)\)\.$"
+    r"See \[(?P<page>\d\d|Lab \d\d|Set-up|Clusters) · (?P<title>.+)\]\((?P<file>[^)#]+)#(?P<place>[^)]+)\)\.$"
 )
 
 
@@ -179,7 +179,8 @@ def faults_of(entry: str) -> str:
     see = SEE.search(entries()[entry])
     if not see:
         return "does not end with “See [04 · Title](page.md#place).”"
-    if not re.match("setup" if see["page"] == "Set-up" else f"{see['page']}_", see["file"]):
+    begins = {"Set-up": "setup", "Clusters": "clusters/"}.get(see["page"], f"{see['page']}_")
+    if not see["file"].startswith(begins):
         return f"{see['file']} is not of {see['page']}"
     there = sections(see["file"])
     if see["place"] not in there:

@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from book import quiz
-from book.quiz import Question, QuizError
+from book.data import DataError
+from book.quiz import Question
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "snippets", "tests/test_quiz.py"]
@@ -421,18 +422,18 @@ def test_a_program_that_says_something_else_is_noticed(root: Path) -> None:
     transcript.write_text(
         text.replace("32  1024 B    12.5%\nx[1024", "16   512 B    25.0%\nx[1024")
     )
-    with pytest.raises(QuizError, match=r"n: the answer is 1024, the program printed 512"):
+    with pytest.raises(DataError, match=r"n: the answer is 1024, the program printed 512"):
         load(root, NUMBER)
-    with pytest.raises(QuizError, match=r"o: the program no longer says '12.5%'"):
+    with pytest.raises(DataError, match=r"o: the program no longer says '12.5%'"):
         load(root, ONE)
     transcript.write_text(text.replace("x[8 * i] ", "x[9 * i] "))
-    with pytest.raises(QuizError, match=r"n: 0 lines of coalescing.cpu.txt begin with"):
+    with pytest.raises(DataError, match=r"n: 0 lines of coalescing.cpu.txt begin with"):
         load(root, NUMBER)
 
 
 WRONG = {
-    "a field is missing": (edited(ONE, say=None), "o: there is no say"),
-    "a field is unknown": (edited(ONE, hint="h"), "o: one has no hint"),
+    "a field is missing": (edited(ONE, say=None), "o: a question 'one' needs say"),
+    "a field is unknown": (edited(ONE, hint="h"), "o: a question 'one' has no hint"),
     "an unknown kind": (edited(ONE, kind="essay"), "o: 'essay' is no kind"),
     "no such page": (edited(ONE, read=["99_none"]), "o: there is no page 99_none"),
     "no such section": (
@@ -464,7 +465,7 @@ WRONG = {
     ),
     "an option twice": (edited(ONE, options=[*ONE["options"], ONE["options"][0]]), "said twice"),
     "an option without a why": (
-        edited(ONE, options=[*ONE["options"], {"text": "four"}]), "o: there is no why",
+        edited(ONE, options=[*ONE["options"], {"text": "four"}]), "o: an option needs why",
     ),
     "a link in an option": (
         edited(ONE, options=[*ONE["options"], {"text": "[a](b)", "why": "w"}]), "o: no link",
@@ -483,17 +484,17 @@ WRONG = {
 @pytest.mark.parametrize("why", WRONG)
 def test_a_wrong_file_names_the_question(root: Path, why: str) -> None:
     question, message = WRONG[why]
-    with pytest.raises(QuizError) as raised:
+    with pytest.raises(DataError) as raised:
         load(root, question)
     assert message in str(raised.value) and quiz.FILE in str(raised.value)
 
 
 def test_an_id_twice_and_a_comment_that_means_nothing(root: Path) -> None:
-    with pytest.raises(QuizError, match="o: said twice"):
+    with pytest.raises(DataError, match="o: said twice"):
         load(root, ONE, ONE)
     load(root, ONE)
     for comment in ("<!-- quiz: score -->", "<!-- quiz: a b -->"):
-        with pytest.raises(QuizError):
+        with pytest.raises(DataError):
             markdown.markdown(comment, extensions=[quiz.makeExtension(root=str(root))])
 
 

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("yaml")
 pytest.importorskip("markdown")
 
-from book import BookError, references
+from book import references
+from book.data import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "labs", "tests/test_references.py"]
@@ -224,7 +225,7 @@ def test_a_time_is_said_as_one_says_it(minutes: int, said: str) -> None:
 def test_a_wrong_entry_is_named_with_its_line(line: str, instead: str, why: str) -> None:
     assert references.load(GOOD)
     assert line in GOOD
-    with pytest.raises(BookError) as caught:
+    with pytest.raises(DataError) as caught:
         references.load(GOOD.replace(line, instead))
     assert why in str(caught.value)
     assert str(caught.value).startswith("docs/references.yml:6: entry 'one': ")
@@ -233,15 +234,15 @@ def test_a_wrong_entry_is_named_with_its_line(line: str, instead: str, why: str)
 def test_wrong_parts_are_named() -> None:
     twice = GOOD + GOOD[GOOD.index("- id") :]
     with pytest.raises(
-        BookError, match=r"references\.yml:6: entry 'one': this id stands twice"
+        DataError, match=r"references\.yml:6: entry 'one': this id stands twice"
     ):
         references.load(twice)
     order = GOOD.replace("orders: []", "orders: [{title: First, why: So., read: [two]}]")
-    with pytest.raises(BookError, match="orders, 'First': no entry 'two'"):
+    with pytest.raises(DataError, match="orders, 'First': no entry 'two'"):
         references.load(order)
-    with pytest.raises(BookError, match="its parts are"):
+    with pytest.raises(DataError, match="its parts are"):
         references.load(GOOD.replace("syllabus: []\n", ""))
-    with pytest.raises(BookError, match=r"references\.yml: while"):
+    with pytest.raises(DataError, match=r"references\.yml: while"):
         references.load(GOOD + "  [")
 
 
@@ -258,5 +259,5 @@ def test_a_page_becomes_tables() -> None:
     for link in own:
         assert re.search(r' class="reference"', link) and re.search(r' id="[\w-]+"', link)
     assert html.count("<table>") == len(DATA["topics"])
-    with pytest.raises(BookError, match="none of counts, entries"):
+    with pytest.raises(DataError, match="none of counts, entries"):
         markdown.markdown("<!-- references: all -->", extensions=["book.references"])

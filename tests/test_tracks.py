@@ -11,8 +11,9 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("yaml")
 
 from book import tracks
+from book.data import DataError
 from book.embeds import EMBED, target_file
-from book.tracks import COMING, Track, TrackError, hours, read_source
+from book.tracks import COMING, Track, hours, read_source
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "labs", "mkdocs.yml", "snippets", "tests/test_tracks.py"]
@@ -770,29 +771,29 @@ def test_a_good_track_reads(small) -> None:
 )
 def test_a_wrong_track_names_file_and_row(small, old: str, new: str, why: str) -> None:
     assert old in GOOD
-    with pytest.raises(TrackError, match=re.escape(why)) as raised:
+    with pytest.raises(DataError, match=re.escape(why)) as raised:
         small(GOOD.replace(old, new))
     assert "docs/tracks/t.yml" in str(raised.value)
 
 
 def test_a_topic_stands_once(small) -> None:
     row = '          - {topic: a, can: b, read: ["01_a#first"], run: p}\n'
-    with pytest.raises(TrackError, match="one: a: a second row of this name"):
+    with pytest.raises(DataError, match="one: a: a second row of this name"):
         small(GOOD.replace("checklist:", row + "checklist:"))
 
 
 def test_stated_minutes_add_up(small) -> None:
     rows = "            run: p\n            minutes: 9\n"
-    with pytest.raises(TrackError, match="one: 10 minutes, its rows 9"):
+    with pytest.raises(DataError, match="one: 10 minutes, its rows 9"):
         small(GOOD.replace("            run: p\n", rows))
 
 
 def test_a_comment_that_is_not_understood_stops_the_build(small, tmp_path: Path) -> None:
     small(GOOD)
     for comment in ("<!-- track: t -->", "<!-- track: t maps -->", "<!-- track: t rows h -->"):
-        with pytest.raises(TrackError):
+        with pytest.raises(DataError):
             tracks.render([comment], tmp_path)
-    with pytest.raises(TrackError, match="there is no track u"):
+    with pytest.raises(DataError, match="there is no track u"):
         tracks.render(["<!-- track: u path -->"], tmp_path)
     assert tracks.render(["text"], tmp_path) == ["text"]
 

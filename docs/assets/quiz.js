@@ -2,27 +2,6 @@
 // Without this script the page is whole, with its answers folded.
 {
   const KEY = "world-size:quiz"
-  let memory = null // where the browser keeps nothing, this page does until it is left
-
-  const kept = () => {
-    if (memory) return memory
-    try {
-      const value = JSON.parse(localStorage.getItem(KEY) ?? "{}")
-      return value && typeof value === "object" && !Array.isArray(value) ? value : {}
-    } catch {
-      return {} // a private window, or not ours
-    }
-  }
-
-  const keep = change => {
-    const value = kept() // read again: another tab may have written
-    change(value)
-    try {
-      localStorage.setItem(KEY, JSON.stringify(value))
-    } catch {
-      memory = value
-    }
-  }
 
   const element = (tag, attributes = {}, ...children) => {
     const made = document.createElement(tag)
@@ -235,7 +214,7 @@
     }
     // What is kept of this question, if it can still be read: { answer, good, first }.
     const state = () => {
-      const { v, answer, first } = kept()[id] ?? {}
+      const { v, answer, first } = kept.read(KEY)[id] ?? {}
       if (v !== version || !kind.valid(answer)) return null
       return { answer, good: kind.good(answer), first: first === true }
     }
@@ -256,7 +235,7 @@
         return
       }
       const first = state()?.first ?? kind.good(answer)
-      keep(value => { value[id] = { v: version, answer, first } })
+      kept.change(KEY, value => { value[id] = { v: version, answer, first } })
       judge(answer)
       verdict.append(` ${changed()}`)
     })
@@ -305,7 +284,7 @@
     }
     clear.addEventListener("click", () => {
       if (!confirm("Clear all answers of the quiz?")) return
-      keep(value => { for (const id of Object.keys(value)) delete value[id] })
+      kept.change(KEY, value => { for (const id of Object.keys(value)) delete value[id] })
       for (const each of questions) each.show()
       count()
       cleared.textContent = "All answers are cleared."
@@ -335,7 +314,7 @@
     for (const each of all) each.show()
     shown?.count()
   })
-  // The theme replaces the page without a reload.
+  // The theme says when a page is there.
   if (window.document$) window.document$.subscribe(setUp)
   else setUp()
 }

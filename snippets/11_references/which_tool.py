@@ -125,8 +125,9 @@ def run_rank(mistakes: list, tool: str, rank: int, folder: Path) -> None:
             text = re.sub(r"^\[/\S+\] ", "", str(error))
         said.write_bytes(pickle.dumps((text, recorded()[before:])))
     (folder / f"done.{rank}").touch()
-    while not (folder / f"done.{1 - rank}").exists():  # it may still wait for this rank
-        time.sleep(0.05)
+    end = time.monotonic() + 2 * TIMEOUT.total_seconds()
+    while not (folder / f"done.{1 - rank}").exists() and time.monotonic() < end:
+        time.sleep(0.05)  # the other may still wait for this rank, if it lives
 
 
 def run(mistakes: list, tool: str, folder: Path) -> list[int]:

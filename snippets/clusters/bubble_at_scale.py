@@ -18,7 +18,7 @@ FORWARD, BACKWARD = 1.0, 2.0  # of one micro-batch on one stage
 
 # --8<-- [start:order]
 def order(rank: int, p: int, m: int, v: int) -> list[tuple[bool, int, int]]:
-    """(forward?, micro-batch, slice) of a rank: 1F1B, and for v > 1 Megatron's interleaved.
+    """(forward?, micro-batch, chunk) of a rank: 1F1B, and for v > 1 Megatron's interleaved.
 
     m is a multiple of p, or less than p, where Megatron has no schedule of this kind.
     """
@@ -26,7 +26,7 @@ def order(rank: int, p: int, m: int, v: int) -> list[tuple[bool, int, int]]:
     def unit(forward: bool, k: int) -> tuple[bool, int, int]:
         if v == 1:
             return forward, k, 0
-        g = min(m, p)  # groups of g micro-batches go through one slice after the other
+        g = min(m, p)  # groups of g micro-batches go through one chunk after the other
         piece = k // g % v
         return forward, k // (g * v) * g + k % g, piece if forward else v - 1 - piece
 
@@ -69,7 +69,7 @@ def simulate(p: int, m: int, v: int, slow: float = 1.0) -> float:
 # --8<-- [start:predict]
 def predict(p: int, m: int, v: int, slow: float = 1.0) -> float:
     full = m * slow + (p - 1) / v  # a stage works all the time once it is reached
-    trip = p + (m - 1) / v  # one micro-batch's way through all slices, and the others behind it
+    trip = p + (m - 1) / v  # one micro-batch's way through all chunks, and the others behind it
     return max(full, trip) * (FORWARD + BACKWARD)
 
 
@@ -92,7 +92,7 @@ def draw() -> None:
             if m <= 64:
                 seen = m * (FORWARD + BACKWARD) / simulate(STAGES, m, v)
                 axes.plot(n, seen, "o", color=colour, markersize=5)
-        label = "1F1B" if v == 1 else f"{v} slices"
+        label = "1F1B" if v == 1 else f"{v} chunks"
         axes.text(250, 0.62 - 0.11 * math.log2(v), f"● {label}", color=colour)
     axes.set(xscale="log", ylim=(0, 1.05), xlabel="GPUs that share a batch of 2,048 sequences")
     axes.set_ylabel("share of the step that works")
@@ -106,7 +106,7 @@ def draw() -> None:
 
 def main() -> None:
     print("share of the step that works, formula and simulated")
-    print("   GPUs    m      1F1B          2 slices      4 slices      8 slices")
+    print("   GPUs    m      1F1B          2 chunks      4 chunks      8 chunks")
     shares = {}
     for n in (1_024, 4_096, 8_192, 16_384, 32_768, 131_072):
         m, cells = micro_batches(n), []
@@ -123,7 +123,7 @@ def main() -> None:
 
     print("16,384 GPUs against 8,192, rate of one GPU (Llama 3: 400/430 = 0.93):")
     ratios = [f"{v}: {shares[16_384, v] / shares[8_192, v]:.2f}" for v in (1, 2, 4, 8)]
-    print("  slices " + ", ".join(ratios))
+    print("  chunks " + ", ".join(ratios))
     seen, predicted = simulate(16, 32, 1, slow=1.1), predict(16, 32, 1, slow=1.1)
     assert math.isclose(seen, predicted)
     print(

@@ -38,7 +38,8 @@ def main() -> None:
             f"  shape {shape}: useful {seen:.1%}; best of eleven intervals "
             f"{interval:4.1f} min, {at_best:.1%}  {word}".rstrip()
         )
-        assert formula - 0.01 < seen < formula + 0.04  # bursts waste less, not more
+        assert formula - 0.01 < seen < formula + 0.04
+        assert (seen > formula + 0.004) == (shape < 1)  # bursts waste less, not more
         assert at_best - seen < 0.01, "Young's interval is not good enough here"
 
 

@@ -84,7 +84,7 @@ def draw(save: float, restart: float) -> None:
         axes.plot(best, goodput(best, save, restart, between), "^", color="#71717a", ms=11)
         axes.text(
             best,
-            goodput(best, save, restart, between) + (-0.09 if between == 360 else 0.045),
+            goodput(best, save, restart, between) + (-0.13 if between == 360 else 0.045),
             f"a failure every {name}",
             color=colour,
             ha="center",

@@ -31,7 +31,7 @@ def best_interval(save: float, between: float) -> float:
     return x * between
 
 
-def goodput(save: float, restart: float, gpus: int) -> float:
+def goodput(save: float, restart: float, gpus: float) -> float:
     between = PER_GPU / gpus
     interval = best_interval(save, between)
     attempts = math.expm1((interval + save) / between)
@@ -86,8 +86,15 @@ def main() -> None:
             formula, seen = goodput(save, restart, n), simulate(save, restart, n)
             assert abs(formula - seen) < 0.006, (name, n)
             every = best_interval(save, PER_GPU / n) / 60
-            cells.append(f"{every:8.1f} {formula:5.1%} {seen:5.1%}")
-        print(f"{save:2} s, {restart / 60:4g} m " + "".join(cells))
+            cells.append(f"{every:6.1f} {formula:6.1%} {seen:6.1%}")
+        print(f"{save:2} s, {restart / 60:4g} min" + "".join(cells))
+
+    print("with restarts of 15 min saving and restarting cost the same")
+    for save in (60, 5):
+        n = 2 * save * PER_GPU / 900**2
+        kept = goodput(save, 0, n)
+        assert abs((1 - kept) / -math.expm1(-900 * n / PER_GPU) - 1) < 0.05
+        print(f"  on {n:6,.0f} GPUs if a save takes {save} s: {1 - kept:.1%} each")
 
     between = PER_GPU / 16_384
     print("to be useful 90% of the time on 16,384 GPUs a restart may take, on average,")

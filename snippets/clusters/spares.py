@@ -57,7 +57,7 @@ def main() -> None:
         seen = [simulate(nodes, spares, shape, days) for shape in (0.6, 1.0, 5.0)]
         for out, short in seen:
             assert abs(out / mean - 1) < 0.1, nodes
-            assert short < 0.015, nodes
+            assert short < 0.01, nodes
         short = " ".join(f"{share:.2%}" for _, share in seen)
         print(
             f"{nodes:6,}  {mean:9.3f} {seen[1][0]:9.3f}   {spares:4} {more:4}"

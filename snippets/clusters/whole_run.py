@@ -3,7 +3,7 @@
 The prediction adds the parts of a step and divides by the goodput. The simulation takes one
 step after the other, with the slowest of N ranks drawn for each, and failures that come when
 they come.
-Assumed: half of the peak while a GPU computes, 1% noise, 4 slices per stage, gradients in bf16
+Assumed: half of the peak while a GPU computes, 1% noise, 4 chunks per stage, gradients in bf16
 half hidden, 5 s to save, 3 min to restart. Draws whole_run.svg.
 """
 
@@ -17,7 +17,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 PARAMETERS, TOKENS, BATCH, SEQUENCE = 405e9, 15.6e12, 2048, 8192
-RATE, SIGMA, SAVE, RESTART, SLICES = 0.5 * 989e12, 0.01, 5.0, 180.0, 4
+RATE, SIGMA, SAVE, RESTART, CHUNKS = 0.5 * 989e12, 0.01, 5.0, 180.0, 4
 STAGES, GROUP = 16, 128  # GPUs that hold one copy: TP 8, PP 16
 PER_GPU = 54 * 24 * 3600 * 16_384 / 419  # seconds between failures of one GPU
 BELL = statistics.NormalDist()
@@ -28,7 +28,7 @@ def parts(n: int, batch: int) -> dict[str, float]:
     """Seconds of a step on n GPUs, by what they go to; failures come on top."""
     m = batch * GROUP / n  # micro-batches of one sequence
     work = 6 * PARAMETERS * batch * SEQUENCE / n / RATE
-    slots = max(m + (STAGES - 1) / SLICES, STAGES + (m - 1) / SLICES)  # see the page
+    slots = max(m + (STAGES - 1) / CHUNKS, STAGES + (m - 1) / CHUNKS)  # see the page
     bubble = work * (slots / m - 1)
     points = [0.005 * (k + 0.5) for k in range(-1600, 1600)]
     slowest = SIGMA * 0.005 * sum((x > 0) - BELL.cdf(x) ** n for x in points)
@@ -103,8 +103,32 @@ def draw(rows: dict[str, dict[str, float]]) -> None:
     figure.savefig("whole_run.svg", transparent=True, metadata={"Date": None})
 
 
+def largest_loss(n: int, batch: int) -> str:
+    spent = parts(n, batch)
+    step = sum(spent.values())
+    _, useful = plan(n, step)
+    losses = {name: spent[name] / step * useful for name in spent if name != "work"}
+    losses["failures and saves"] = 1 - useful
+    return max(losses, key=losses.__getitem__)
+
+
+def vary_assumptions() -> None:
+    """Halve and double each assumption alone; with the batch kept, the bubble stays first."""
+    for name in ("RATE", "SIGMA", "SAVE", "RESTART", "CHUNKS", "PER_GPU"):
+        assumed = globals()[name]
+        for factor in (0.5, 2):
+            globals()[name] = assumed * factor
+            for n in (16_384, 65_536, 131_072):
+                assert largest_loss(n, BATCH) == "bubble", (name, factor, n)
+        globals()[name] = assumed
+    print("each assumption halved, or doubled: the bubble is the largest loss from 16,384 GPUs")
+    print(
+        f"on, while the batch stays; with 8 times the batch: {largest_loss(131_072, 8 * BATCH)}"
+    )
+
+
 def main() -> None:
-    rows = {}
+    rows, days = {}, {}
     print("               of a step's time                   of all     days of training")
     print(
         "   GPUs  batch works bubble  slow grads          goodput    predicted simulated  MFU"
@@ -120,6 +144,7 @@ def main() -> None:
         predicted = steps * step / useful / 86400
         seen = steps * simulate(n, batch, count=16_000 if n < 65_536 else 60_000) / 86400
         assert abs(seen / predicted - 1) < 0.03, (n, predicted, seen)
+        days[n, batch] = predicted
         share = {name: seconds / step * useful for name, seconds in spent.items()}
         share["failures and saves"] = 1 - useful
         rows[f"{n:,}" + ("\nbatch × 8" if batch > BATCH else "")] = share
@@ -129,6 +154,8 @@ def main() -> None:
             f"{n:7,} {batch:6} {cells}          {useful:5.1%}   "
             f"{predicted:9.1f} {seen:9.1f}   {mfu:4.0%}"
         )
+    assert days[131_072, BATCH] > days[65_536, BATCH], "more GPUs took less time"
+    vary_assumptions()
     draw(rows)
 
 
