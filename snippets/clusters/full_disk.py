@@ -108,6 +108,7 @@ def train(rank: int, folder: Path, careful: bool) -> list[str]:
         if careful and step == ROOM_AGAIN - 1:  # had the run been killed while it was full
             dist.barrier()
             said.append(f"on disk: {look(path)}, {sorted(p.name for p in folder.iterdir())}")
+            dist.barrier()  # nobody changes the disk before both have looked
     return said
 
 
