@@ -193,9 +193,9 @@ def main() -> None:
         for rank, (own, waited) in enumerate((table * 1e3).tolist()):
             print(f"  rank {rank}: own ≈{own:.0f} ms, in all_reduce ≈{waited:.0f} ms")
     assert straggler[:, 1].argmin() == 1 and straggler[1, 0] > 2 * straggler[0, 0]
-    assert slow[:, 0].max() < 1.5 * slow[:, 0].median()  # nobody is a straggler
-    assert slow[:, 1].min() > 2 * healthy[:, 1].max()
-    assert slow[:, 1].min() > 0.7 * slow[:, 1].max()  # and all wait alike
+    assert slow[:, 0].max() < 2 * slow[:, 0].median()  # nobody is a straggler
+    assert slow[:, 1].min() > 1.5 * healthy[:, 1].max()
+    assert slow[:, 1].min() > 0.6 * slow[:, 1].max()  # and all wait alike
     added = 2 * (RANKS - 1) * HELD * 1e3
     print(f"predicted: {2 * (RANKS - 1)} messages in a row, {added:.0f} ms more")
     print("round trips in ms")
