@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TOGETHER = re.compile(
     r"tests/test_engine\.py::test_broken|"
     r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+-|"
-    r"tests/test_assessment\.py::test_wrong_answer_gets_its_hint\[[a-z0-9_]+-"
+    r"tests/test_assessment\.py::test_wrong_answer_gets_its_hint\[[a-z0-9_]+-|"
+    r"tests/test_assessment\.py::test_wrong_whole_run"
 )
 ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
