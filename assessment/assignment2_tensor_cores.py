@@ -46,7 +46,8 @@ def matmul_3xtf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def im2col(x: torch.Tensor, kernel: int, stride: int, padding: int, dilation: int):
     """The rows that a convolution multiplies: [n, c, h, w] -> [n·ho·wo, kernel²·c], ho, wo.
 
-    Within a row, c varies fastest: neighbours in channels_last are neighbours here.
+    Within a row, c varies fastest: neighbours in channels_last are neighbours here. Nothing is
+    rounded yet.
     """
     n, c, h, w = x.shape
     # >>> solution 3: pad, take a slice for each place in the kernel, stack them before c
@@ -112,14 +113,20 @@ class Algorithm:
 
 
 class Chooser:
-    """cudnn.benchmark: the fastest algorithm that is permitted, measured once for each case."""
+    """cudnn.benchmark: the fastest algorithm that is permitted, measured once for each case.
+
+    `deterministic` may be set between two calls, as torch.backends.cudnn.deterministic may.
+    """
 
     def __init__(self, clock: Callable[[], float], limit: int, deterministic: bool = False):
         self.clock, self.limit, self.deterministic = clock, limit, deterministic
         self.chosen: dict[tuple, Algorithm] = {}
 
     def choose(self, x: torch.Tensor, weight: torch.Tensor, candidates: list[Algorithm]):
-        """Three timed runs of each after one that is not timed; the smallest time counts."""
+        """The algorithm to take for this x and this weight: None if no candidate is permitted.
+
+        A candidate runs once untimed, then three times; the smallest time counts.
+        """
         channels_last = x.is_contiguous(memory_format=torch.channels_last)
         # >>> solution 5: a key of all that matters; a measurement if it is new; the choice
         key = (x.shape, x.dtype, channels_last, weight.shape, self.deterministic)

@@ -9,6 +9,7 @@ that is needed: the kernel gets pointers, by ctypes.
 """
 
 import ctypes
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -138,6 +139,8 @@ class SparseProduct(torch.autograd.Function):
 
 # --8<-- [start:main]
 def main() -> None:
+    if shutil.which("g++") is None:
+        sys.exit("g++ compiles the kernel, and is not there")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -80,8 +80,9 @@ class Dropout(torch.autograd.Function):
 
 def round_by_chance(x: torch.Tensor, seed: int, offset: int) -> torch.Tensor:
     """Integers around x: up with the probability of the fraction, so the mean is x."""
-    # >>> solution 4: floor of x plus a uniform number
-    return (x + uniform(seed, offset, 0, x.numel()).view_as(x)).floor()
+    # >>> solution 4: floor, and one more where a uniform number is below the fraction
+    low = x.floor()  # floor(x + u) would do, were the sum not rounded to fp32
+    return low + (uniform(seed, offset, 0, x.numel()).view_as(x) < x - low)
     # <<< solution
 
 

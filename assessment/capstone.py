@@ -1,11 +1,11 @@
 """Train a GPT over a mesh of processes: pipeline × FSDP2 × tensor parallelism, and survive.
 
-    torchrun --nproc-per-node=4 --max-restarts=3 assessment/capstone.py assessment/capstone.toml
+    torchrun --nproc-per-node=4 assessment/capstone.py assessment/capstone.toml
 
 The mesh, the model and all else stand in the configuration; `mesh.pp=2` behind its name changes
 one key. On any mesh the losses are those of one process. A rank that dies costs the steps since
-the last checkpoint: torchrun starts all ranks again, and they go on from it, also on a mesh of
-another shape. Runs on as many accelerators as there are ranks, else on the CPU.
+the last checkpoint: with --max-restarts=3 torchrun starts all ranks again, and they go on from
+it, as a later run on another mesh can. On accelerators if each rank has one, else on the CPU.
 """
 
 import math
@@ -45,7 +45,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 # dense bf16 products, TFLOP/s by the data sheets; the first name that the device's contains
-PEAKS = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312, "4090": 165, "MI300X": 1307}
+PEAKS = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100": 989, "A100": 312, "4090": 165,
+         "MI300X": 1307}  # fmt: skip
 
 FLAT = Options(flatten_optimizer_state_dict=True)  # moments by names of parameters
 # of the logits, which nobody changes in place
@@ -99,21 +100,28 @@ def read_config(path: str, changes: Iterable[str] = ()) -> Config:
                 sections.setdefault(section, {}).update(keys)
         flat = {key: value for keys in sections.values() for key, value in keys.items()}
     except (OSError, AttributeError, TypeError, tomllib.TOMLDecodeError) as error:
-        sys.exit(f"{path}: cannot be read with {list(changes)}: {error}")
-    known = {field.name for field in fields(Config)}
-    if set(flat) != known:
-        sys.exit(f"{path}: unknown or missing: {', '.join(sorted(set(flat) ^ known))}")
+        refuse(f"{path}: cannot be read with {list(changes)}: {error}")
+    if wrong := set(flat) ^ {field.name for field in fields(Config)}:
+        refuse(f"{path}: unknown or missing: {', '.join(sorted(wrong))}")
     config = Config(**flat)
+    for what in ("pp", "dp", "tp", "batch", "micro", "heads", "keep"):
+        if type(flat[what]) is not int or flat[what] < 1:
+            refuse(f"{path}: {what} is a whole number from 1 on, not {flat[what]}")
     cuts = {"batch": config.dp * config.micro, "layers": config.pp, "hidden": config.heads}
     cuts |= dict.fromkeys(("heads", "vocabulary", "sequence"), config.tp)
     for what, parts in cuts.items():
         if flat[what] % parts:
-            sys.exit(f"{path}: {what} = {flat[what]} cannot be cut into {parts} equal parts")
+            refuse(f"{path}: {what} = {flat[what]} cannot be cut into {parts} equal parts")
     if config.precision not in ("fp32", "bf16"):
-        sys.exit(f"{path}: precision is fp32 or bf16, not {config.precision}")
+        refuse(f"{path}: precision is fp32 or bf16, not {config.precision}")
     if config.pp > config.micro_batches:
-        sys.exit(f"{path}: {config.pp} stages need as many micro-batches as that, at least")
+        refuse(f"{path}: {config.pp} stages need as many micro-batches as that, at least")
     return config
+
+
+def refuse(sentence: str) -> None:
+    """End the run; one rank says why."""
+    sys.exit(sentence if os.environ.get("RANK", "0") == "0" else 1)
 
 
 @lru_cache
@@ -480,8 +488,7 @@ def peak_flops(device: torch.device) -> float:
 
 def now(device: torch.device) -> float:
     """Seconds on a clock, when the device has done all that it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
+    device.type == "cpu" or torch.accelerator.synchronize()
     return time.perf_counter()
 
 
@@ -492,14 +499,13 @@ def train(
     mesh = make_mesh(config, device.type)
     stage, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     model = build(config, mesh, device)
-    fused = {"fused": device.type == "cuda", "betas": (0.9, 0.95)}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, **fused)
+    adam = {"lr": config.lr, "betas": (0.9, 0.95), "fused": True}
+    optimizer = torch.optim.AdamW(model.parameters(), **adam)
     stream = Stream(config)
     step = load(config, model, optimizer, stream)
     begin = f"resumed after step {step}" if step else "from the start"
-    say(
-        f"mesh pp × dp × tp = {config.pp} × {config.dp} × {config.tp} on {device.type}, {begin}"
-    )
+    shape = " × ".join(map(str, mesh.shape))
+    say(f"mesh pp × dp × tp = {shape} on {device.type}, {begin}")
     schedule = make_schedule(config, model, mesh, device) if config.pp > 1 else None
     peak, history = peak_flops(device) if config.log else 0.0, []
     tokens = config.batch * config.sequence * config.log
@@ -532,14 +538,11 @@ def train(
 
 def join() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
-    if "LOCAL_RANK" not in os.environ:
-        sys.exit("start me with: torchrun --nproc-per-node=4 capstone.py capstone.toml")
     # the agent's store outlives a life, and has the addresses of the dead: each life its own
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    first = os.environ["RANK"] == "0" and not agents
-    store = dist.PrefixStore(f"life {life}", dist.TCPStore(address, port, is_master=first))
+    own = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
+    store = dist.PrefixStore(f"life {life}", dist.TCPStore(address, port, is_master=own))
     group = {"store": store, "rank": int(os.environ["RANK"]),
              "world_size": int(os.environ["WORLD_SIZE"])}  # fmt: skip
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -556,14 +559,13 @@ def join() -> torch.device:
 
 def main() -> None:
     words = [word for word in sys.argv[1:] if not word.startswith("--die=")]
-    if not words:
-        sys.exit("name a configuration: torchrun --nproc-per-node=4 capstone.py capstone.toml")
-    config, device = read_config(words[0], words[1:]), join()
-    rank, life = dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if (ranks := config.pp * config.dp * config.tp) != dist.get_world_size():
-        rank == 0 and print(f"the mesh has {ranks} ranks: start as many", file=sys.stderr)
-        dist.barrier()
-        os._exit(1)
+    if not words or "LOCAL_RANK" not in os.environ:
+        refuse("start me with: torchrun --nproc-per-node=4 capstone.py capstone.toml")
+    config = read_config(words[0], words[1:])
+    if (ranks := config.pp * config.dp * config.tp) != int(os.environ["WORLD_SIZE"]):
+        refuse(f"the mesh has {ranks} ranks: start as many")
+    device, life = join(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    rank = dist.get_rank()
     for rest in Path(config.folder).glob("*.unfinished") if rank == 0 else ():
         shutil.rmtree(rest)  # what a life that was killed while saving has left
     dist.barrier()
@@ -572,8 +574,7 @@ def main() -> None:
     say = (lambda line: print(line, flush=True)) if rank == 0 else (lambda line: None)
     if life:
         say(f"life {life}: a rank died, all ranks were started again")
-    history = train(config, device, say)
-    say(f"{len(history)} steps in this life, {config.steps} in all")
+    say(f"{len(train(config, device, say))} steps in this life, {config.steps} in all")
 
 
 def die(step: int, rank: int) -> None:
@@ -591,8 +592,7 @@ if __name__ == "__main__":
     try:
         main()
     except NotImplementedError as blank:
-        if os.environ["RANK"] == "0":
-            print(f"a blank: {blank}", flush=True)
+        os.environ["RANK"] == "0" and print(f"a blank: {blank}", flush=True)
         os._exit(1)
     dist.destroy_process_group()
     sys.stdout.flush()

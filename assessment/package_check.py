@@ -61,6 +61,8 @@ RUBRIC = {
     "setup.py build_ext --inplace.",
     "samples": "The samples must have at least five tuples, one with an empty tensor and one "
     "with a tensor that is not contiguous.",
+    "gradient": "No sample is in fp64, not empty and with requires_grad: nothing for "
+    "gradcheck.",
     "not_cpp": "The kernel for the CPU is registered by Python, and not by your library.",
     "opcheck_fails": "torch.library.opcheck refuses a sample: read its message, it is precise.",
     "gradcheck_fails": "torch.autograd.gradcheck refuses the gradients in fp64.",
@@ -96,7 +98,7 @@ def missing_in_files(folder: Path) -> Iterator[str]:
 
     if lacks(cpp, r"TORCH_LIBRARY(_FRAGMENT)?\(") or lacks(cpp, r"TORCH_LIBRARY_IMPL\("):
         yield "kernel"
-    if lacks(text_of(folder, "setup.py"), r"\b(Cpp|CUDA)Extension\b"):
+    if lacks(text_of(folder, "setup.py"), r"\b(Cpp|CUDA)Extension\("):
         yield "build"
     if lacks(cpp, r"TORCH_CHECK"):
         yield "checked_arguments"
@@ -124,14 +126,14 @@ def missing_at_work(folder: Path) -> Iterator[str]:
     """What the operator does: samples, its kernel, opcheck, gradcheck; then its tests."""
     import torch
 
-    sys.path.insert(0, str(folder))
+    sys.path[:0] = [str(folder), str(folder / "src")]
     named = settings(folder)
     module, _, function = named["samples"].partition(":")
     try:
         samples = getattr(importlib.import_module(module), function)()
         space, _, operator = named["name"].partition("::")
         op = getattr(getattr(torch.ops, space), operator).default
-    except (ImportError, AttributeError, OSError) as error:
+    except Exception as error:  # whatever their code does
         print(f"{type(error).__name__}: {error}")
         yield "import"
         return
@@ -159,16 +161,22 @@ def refused(op: Callable, samples: list[tuple], torch) -> Iterator[str]:
             print(str(error)[:400])
             yield "opcheck_fails"
             return
+    checked = 0
     for sample in samples:
         wanted = [t for t in sample if isinstance(t, torch.Tensor) and t.requires_grad]
         if not wanted or not all(t.dtype == torch.float64 and t.numel() for t in wanted):
             continue
+        checked += 1
         if not torch.autograd.gradcheck(op, sample, raise_exception=False):
             yield "gradcheck_fails"
             return
+    if not checked:
+        yield "gradient"
 
 
 def begin(folder: Path) -> None:
+    if not folder.name.isidentifier():
+        sys.exit(f"{folder.name} cannot be imported: a name of letters, digits and _")
     if folder.exists():
         sys.exit(f"{folder} exists already, and I will not overwrite your work")
     for name, text in SKELETON.items():

@@ -269,7 +269,9 @@ class Run(BookItem):
     def inputs(self) -> str:
         name = self.program.name
         root, own = self.program.root, [self.program.path]
-        if name.startswith("labs/"):
+        if name.startswith(program.LAUNCH):
+            own = [root / program.LAUNCH]
+        elif name.startswith("labs/"):
             own = [root / "labs"]
         elif name.startswith("assessment/"):  # with start.py, check.py and their runner
             own = [root / "assessment", root / "labs"]
@@ -296,8 +298,9 @@ class Run(BookItem):
                 pytest.skip("needs a GPU, and is held to its GPU transcript on this machine")
             outcome = program.check_refusal(self.program, limit=session.limit)
         else:
-            if self.device in self.program.devices:
-                tool = program.missing_tool(self.program, self.program.transcript(self.device))
+            known = self.device if self.device in self.program.devices else "cpu"
+            if known in self.program.devices:
+                tool = program.missing_tool(self.program, self.program.transcript(known))
                 if tool:
                     pytest.skip(f"{tool} is not on this machine")
             outcome = program.check(

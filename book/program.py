@@ -37,6 +37,7 @@ from book.transcript import (
 )
 
 FOLDERS = ("snippets", "labs", "assessment")
+LAUNCH = "labs/launch/"  # job scripts and what they start: their commands are typed in there
 SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 DEVICES = ("cpu", "cuda")
 
@@ -81,14 +82,15 @@ class Program:
 
 
 def is_program(path: Path, root: Path) -> bool:
-    """Whether a file is a program: anywhere under ``snippets/``, or directly in the others."""
+    """Whether a file is a program: directly in a folder, or anywhere under some of them."""
     try:
         first, *rest = path.relative_to(root).parts
     except ValueError:
         return False
     if path.suffix not in SUFFIXES or path.name.startswith(("_", ".")) or path.is_symlink():
         return False  # a link to a program, which labs/ may hold, is not one more
-    return (first == "snippets" and bool(rest)) or (first in FOLDERS and len(rest) == 1)
+    anywhere = first == "snippets" or (first == "labs" and rest[:1] == ["launch"])
+    return (anywhere and bool(rest)) or (first in FOLDERS and len(rest) == 1)
 
 
 def programs(root: Path) -> list[Program]:
@@ -128,7 +130,7 @@ def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
                 f"{program.transcript_path(device).relative_to(program.root)}:1: it was never "
                 f"recorded: `make record WHAT={program.name}`"
             )
-    if program.name.startswith("labs/"):
+    if program.name.startswith("labs/") and not program.name.startswith(LAUNCH):
         return
     if program.name not in embedded:
         raise BookError(f"{program.name}:1: no page of docs/ embeds it")
@@ -149,7 +151,7 @@ def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
 
 def _named_in_a_lab(program: Program) -> bool:
     return any(
-        program.name in step.command
+        program.name.removeprefix(LAUNCH) in step.command
         for other in programs(program.root)
         if other.name.startswith("labs/")
         for device in other.devices
@@ -172,9 +174,17 @@ class Outcome:
 def place(program: Program, folder: Path) -> None:
     """Copy into ``folder`` what a reader would: the program alone, or the labs as they stand.
 
-    With a program go the programs beside it that its commands name.
+    With a program go the programs beside it that its commands name, and with one of
+    labs/launch/ all of that folder, in which its commands are typed.
     """
-    if program.name.startswith(("labs/", "assessment/")):
+    if program.name.startswith(LAUNCH):
+        shutil.copytree(
+            program.root / LAUNCH,
+            folder,
+            ignore=shutil.ignore_patterns("__pycache__", "*.txt", ".*"),
+            dirs_exist_ok=True,
+        )
+    elif program.name.startswith(("labs/", "assessment/")):
         copy_labs(program.root, folder)
     else:
         for path in (program.path, *companions(program)):
@@ -198,7 +208,7 @@ def companions(program: Program) -> list[Path]:
 
 
 def missing_tool(program: Program, transcript: Transcript) -> str | None:
-    """What the commands need and this machine lacks: a compiler, a package, namespaces, Linux.
+    """What the commands need and this machine lacks: a compiler, a package, Linux, Slurm, root.
 
     Only what is not made for every system counts: all else is in the requirements.
     """
@@ -210,9 +220,17 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
             return "Linux"
         if "labs/cluster.py" in step.command and (why := no_cluster(program.root)):
             return f"what labs/cluster.py needs ({why})"
+        if "slurm/rehearse.py" in step.command:
+            path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+            if any(shutil.which(name, path=path) is None for name in ("munged", "slurmctld")):
+                return "Slurm (Debian: slurm-wlm, munge)"
+            if os.geteuid() != 0:
+                return "root, which a cluster of one's own needs,"
     for package in _kernel_packages(program):
         if importlib.util.find_spec(package) is None:
             return package
+    if _needs_ray(program) and importlib.util.find_spec("ray") is None:
+        return "ray (pip install -r requirements/ray.txt)"
     return None
 
 
@@ -230,6 +248,14 @@ def _kernel_packages(program: Program) -> list[str]:
         return []
     imports = r"^\s*(?:import|from) (triton|numba)\b"
     return re.findall(imports, program.path.read_text("utf-8"), re.MULTILINE)
+
+
+def _needs_ray(program: Program) -> bool:
+    """Ray is no part of what the book installs."""
+    imports = r"^\s*import ray$"
+    return program.path.suffix == ".py" and bool(
+        re.search(imports, program.path.read_text("utf-8"), re.MULTILINE)
+    )
 
 
 def copy_labs(root: Path, folder: Path) -> None:

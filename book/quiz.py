@@ -359,7 +359,7 @@ def show_question(number: int, question: Question, lesson: str, root: Path) -> l
         out += question.shows.markdown()
     hint = KINDS[kind]
     if kind == "number" and question.unit:
-        hint = f"Give a number in {question.unit}."
+        hint = f"Give a number{', in' if question.unit in _BYTES else ' of'} {question.unit}."
     out += [f'<p class="quiz-hint">{hint}</p>', ""]
     if kind == "order":
         items = [
@@ -389,7 +389,7 @@ def show_question(number: int, question: Question, lesson: str, root: Path) -> l
         ]
         out += _list("ul", items, "quiz-why")
     elif kind == "order":
-        items = [("", f"{each.text} – {each.why}") for each in options]
+        items = [("", f"{each.text.rstrip('.')} – {each.why}") for each in options]
         out += _list("ol", items, "quiz-why quiz-ordered")
     else:
         items = [("", f"**{'Right' if e.right else 'Wrong'}.** {e.why}") for e in options]

@@ -29,7 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TOGETHER = re.compile(
     r"tests/test_engine\.py::test_broken|"
     r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+-|"
-    r"tests/test_assessment\.py::test_wrong_answer_gets_its_hint\[[a-z0-9_]+-"
+    r"tests/test_assessment\.py::test_wrong_whole_run|"
+    r"tests/test_assessment\.py::test_wrong_answer_gets_its_hint\["
+    r"(?:(?P<small>assignment|challenge)|[a-z]+)"
 )
 ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
@@ -57,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
             if ON_THE_SITE.match(nodeid):
                 return "site"
             together = TOGETHER.match(nodeid)
-            return together[0] if together else nodeid
+            return together.lastgroup or together[0] if together else nodeid
 
     return Scheduling(config, log)
 

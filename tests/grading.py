@@ -106,7 +106,7 @@ def spoiled(reference: str, wrong: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-# grades the wrong answers of each step in one call of check.py's main, in one process
+# grades the wrong answers to each step in one call of check.py's main, in one process
 GRADE_ALL = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -120,15 +120,24 @@ for step, names in json.loads(sys.argv[2]).items():
 """
 
 
-def grade_wrong_answers(reference: Path, answers: list[Path], folder: Path) -> dict[str, str]:
-    """Grade wrong answers to one program in one process; what check.py said of each."""
+def grade_wrong_answers(
+    references: dict[str, Path], answers: list[Path], folder: Path
+) -> dict[Path, str]:
+    """Grade wrong answers in one process; what check.py said of each.
+
+    An answer lies in a folder whose name has its reference.
+    """
     steps: dict[int, list[str]] = {}
+    copies: dict[str, Path] = {}
     for path in answers:
+        reference = references[path.parent.name]
         name = f"{reference.stem}-{path.name}"
         (folder / name).write_text(spoiled(reference.read_text(), path.read_text()))
         steps.setdefault(constants(path)[0], []).append(name)
+        copies[name] = path
     all_steps = json.dumps(steps, sort_keys=True)
     done = run(sys.executable, "-c", GRADE_ALL, LABS, all_steps, cwd=folder, limit=600)
     assert done.returncode == 0, done.stderr
-    parts = re.split(rf"^{reference.stem}-(\w+\.py), graded .*\n", done.stdout, flags=re.M)
-    return dict(zip(parts[1::2], map(unwrapped, parts[2::2]), strict=True))
+    parts = re.split(r"^(\w+-\w+\.py), graded .*\n", done.stdout, flags=re.M)
+    said = dict(zip(parts[1::2], map(unwrapped, parts[2::2]), strict=True))
+    return {path: said[name] for name, path in copies.items()}

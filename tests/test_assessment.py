@@ -9,12 +9,11 @@ import importlib
 import json
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from grading import LABS, ROOT, all_hints, constants, grade_wrong_answers, run
+from grading import LABS, ROOT, all_hints, constants, grade_wrong_answers, run, spoiled
 
 INPUTS = [
     "assessment", "book/runner.py", "labs/check.py", "labs/start.py", "labs/graders/runner.py",
@@ -29,29 +28,31 @@ GRADED = {
     if (ASSESSMENT / path.name).exists()
 }
 WRONG = sorted((ROOT / "tests/assessment").glob("*/*.py"))
+# whole runs of the capstone, whose step would first grade all others
+WHOLE = [path for path in WRONG if path.parent.name == "capstone" and constants(path)[0] == 10]
+PARTS = [path for path in WRONG if path not in WHOLE]
+SMALL = [name for name in GRADED if name.startswith(("assignment", "challenge"))]
 
 
-# hints of judges that are given what a group or a command would have come to, below
-JUDGED = {
-    ("capstone", hint)
-    for hint in ("not_truth", "slow", "not_recovered", "lost_steps", "after_kill")
-}
+def together(name: str) -> list[str]:
+    """What is graded in one process with this program: importing torch takes longest there."""
+    return SMALL if name in SMALL else [name]
 
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory: pytest.TempPathFactory):
-    """Grade the wrong answers to one program in one process; return what was said of one."""
+    """Grade wrong answers in one process, all those to small programs; what is said of one."""
 
     @functools.lru_cache
-    def of(name: str) -> dict[str, str]:
-        answers = [path for path in WRONG if path.parent.name == name]
-        return grade_wrong_answers(GRADED[name], answers, tmp_path_factory.mktemp(name))
+    def of(*names: str) -> dict[Path, str]:
+        answers = [path for path in PARTS if path.parent.name in names]
+        return grade_wrong_answers(GRADED, answers, tmp_path_factory.mktemp("wrong"))
 
-    return lambda path: of(path.parent.name)[path.name]
+    return lambda path: of(*together(path.parent.name))[path]
 
 
-# the names of one program begin alike: they go to one worker, and are graded in one process
-@pytest.mark.parametrize("path", WRONG, ids=lambda path: f"{path.parent.name}-{path.stem}")
+# the names of what is graded together begin alike: one worker gets them (conftest.py)
+@pytest.mark.parametrize("path", PARTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
     step, hint = constants(path)
     output, hints = graded(path), all_hints(GRADED[path.parent.name])
@@ -63,7 +64,6 @@ def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
 @pytest.mark.parametrize("name", GRADED)
 def test_every_hint_is_provoked(name: str) -> None:
     provoked = {constants(path)[1] for path in WRONG if path.parent.name == name}
-    provoked |= {hint for program, hint in JUDGED if program == name}
     assert set(all_hints(GRADED[name], runners=False)) - provoked <= {"other"}
     assert len(provoked) >= 5
 
@@ -84,11 +84,10 @@ def checked_starters(tmp_path_factory: pytest.TempPathFactory):
         parts = re.split(r"^my_labs/(\w+)\.py, graded .*\n", done.stdout, flags=re.M)
         return dict(zip(parts[1::2], parts[2::2], strict=True))
 
-    small = [name for name in GRADED if name.startswith(("assignment", "challenge"))]
     for name in BLANKED:
         done = run(sys.executable, LABS / "start.py", name, cwd=folder)
         assert done.returncode == 0, done.stderr
-    return folder, lambda name: of(*(small if name in small else [name]))[name]
+    return folder, lambda name: of(*together(name))[name]
 
 
 @pytest.mark.parametrize("name", BLANKED)
@@ -108,42 +107,6 @@ def test_starter_has_no_solution_and_fails_kindly(name: str, checked_starters) -
 
 # --- the capstone's last step -------------------------------------------------------------
 
-STEPS = 10
-
-
-def history(first: int = 1, loss: float = 3.0) -> list[list[float]]:
-    return [[step, loss, 1.0] for step in range(first, STEPS + 1)]
-
-
-class FakeBench:
-    """A bench where everything has happened already."""
-
-    def __init__(self, runner, folder: Path, spoilt: str) -> None:
-        self.runner, self.folder, self.spoilt = runner, folder, spoilt
-        self.path = folder / "capstone.py"
-
-    def group(self, world: int, **scene):
-        facts = {
-            "history": history(loss=4.0 if self.spoilt == "not_truth" else 3.0),
-            "seconds": 9.0 if self.spoilt == "slow" and "finished" not in scene else 1.0,
-            "truth": [[3.0, 1.0]] * STEPS,
-        }
-        return self.runner.Group(world, [self.runner.Rank(facts) for _ in range(world)])
-
-    def run(self, *command, watch, **options):
-        """A run that is killed after step 8, and begins its second life after step 6."""
-        (self.folder / "killed").mkdir()
-        (self.folder / "said.txt").write_text("step    8/10  loss\n")
-        victim = subprocess.Popen(["sleep", "60"])
-        watch(dict.fromkeys(range(4), victim.pid))
-        assert victim.wait(10) == -9
-        first = 1 if self.spoilt == "lost_steps" else 7
-        loss = 3.1 if self.spoilt == "after_kill" else 3.0
-        (self.folder / "life-1.json").write_text(json.dumps(history(first, loss)))
-        said = "life 0\n" + "".join(f"step    {n}/10  loss\n" for n in range(1, 9))
-        said += "life 1\n" + "".join(f"step    {n}/10  loss\n" for n in range(first, 11))
-        return self.runner.Done(int(self.spoilt == "not_recovered"), said, "", 1.0)
-
 
 @pytest.fixture(scope="module")
 def capstone():
@@ -154,18 +117,25 @@ def capstone():
         sys.path.remove(str(LABS))
 
 
-@pytest.mark.parametrize("hint", ["", *sorted(hint for _, hint in JUDGED)])
-def test_capstone_judges_a_whole_run(hint: str, capstone, tmp_path: Path) -> None:
-    runner, found = sys.modules["graders.runner"], []
-    assert capstone.RUN["steps"] == STEPS
-    bench = FakeBench(runner, tmp_path, hint)
-    if hint:
-        with pytest.raises(runner.Wrong) as wrong:
-            capstone.judge_run(bench, found.append)
-        assert wrong.value.hint == capstone.HINTS[hint]
-    else:
-        capstone.judge_run(bench, found.append)
-        assert found[-1].startswith("a rank was killed; ≈2 steps were computed again")
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What was found wrong with each whole run, and the hint; the judge is that of learners."""
+    folder, reference = tmp_path_factory.mktemp("whole"), GRADED["capstone"]
+    for path in WHOLE:
+        program = folder / f"{constants(path)[1]}-{path.name}"
+        program.write_text(spoiled(reference.read_text(), path.read_text()))
+    judge = ROOT / "tests/assessment/whole_runs.py"
+    programs = sorted(folder.glob("*.py"))
+    done = run(sys.executable, judge, reference, *programs, cwd=folder, limit=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
+def test_wrong_whole_run_gets_its_hint(path: Path, judged, capstone) -> None:
+    hint = constants(path)[1]
+    what, given = judged[f"{hint}-{path.stem}"]
+    assert given == capstone.HINTS[hint], what
 
 
 def test_capstone_survives_a_killed_rank(capstone, pytestconfig, tmp_path: Path) -> None:
@@ -190,6 +160,7 @@ def test_capstone_survives_a_killed_rank(capstone, pytestconfig, tmp_path: Path)
     ("change", "sentence"),
     [
         ("mesh.tp=3", "heads = 4 cannot be cut into 3 equal parts"),
+        ("mesh.dp=0", "dp is a whole number from 1 on, not 0"),
         ("train.batch=10", "batch = 10 cannot be cut into 8 equal parts"),
         ("train.speed=1", "unknown or missing: speed"),
         ("mesh", "cannot be read with"),

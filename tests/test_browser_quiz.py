@@ -169,7 +169,8 @@ def test_wrong_answers_get_their_explanation(context: BrowserContext, address: s
     assert box(page, "divergence").locator(".quiz-sign").count() == 0
     assert not box(page, "divergence").locator("details").is_visible()
 
-    assert check(page, "graph").startswith("✗ Not right. 0 of 6 stand in their place.")
+    said = check(page, "graph")
+    assert said.startswith("✗ Not right. 0 of 6 stand in their place.") and ".”" not in said
     last = box(page, "graph").locator(".quiz-steps > li").last
     last.get_by_role("button", name="Down").press("Enter")
     assert verdict(page, "graph").endswith("is last already.")

@@ -814,6 +814,55 @@ def test_a_program_whose_compiler_is_missing_is_skipped_with_the_reason(
     assert "nvcc is not on this machine" in report.text
 
 
+def test_job_scripts_are_typed_in_labs_launch_and_shown_by_a_page(book: Book) -> None:
+    book.write("labs/launch/train.py", "print('trained')\n")
+    book.write("labs/launch/slurm/job.sh", "python train.py\n")
+    book.write("labs/launch/slurm/go.sh", "bash slurm/job.sh\n")
+    book.write("labs/launch/slurm/forgotten.sh", "true\n")
+    book.write(
+        "labs/launch/slurm/go.cpu.txt",
+        RECORDED + "$ bash slurm/go.sh\ntrained\n$ bash slurm/job.sh\ntrained\n",
+    )
+    book.write("labs/launch/train.cpu.txt", RECORDED + "$ python train.py\ntrained\n")
+    book.write(
+        "docs/p.md",
+        '# P\n\n```bash\n--8<-- "labs/launch/slurm/go.sh"\n```\n\n'
+        '```console\n--8<-- "labs/launch/slurm/go.cpu.txt"\n```\n',
+    )
+    report = book.pytest("labs", "docs")
+    told = {
+        name.removeprefix("labs.launch."): (outcome, report.messages[name])
+        for name, outcome in report.outcomes.items()
+    }
+    for right in (
+        "slurm.go.sh::shown",
+        "slurm.go.sh::cpu",
+        "train::cpu",
+        "slurm.job.sh::shown",
+    ):
+        assert told[right][0] == "passed", told
+    assert "no page of docs/ embeds it" in told["train::shown"][1]
+    assert "it has no transcript" in told["slurm.forgotten.sh::shown"][1]
+
+
+def test_a_program_without_slurm_or_ray_is_skipped_with_the_reason(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from book import program
+    from book.transcript import Transcript
+
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    slurm = program.Program(
+        book.root, book.write("labs/launch/slurm/rehearse.py", "import os\n")
+    )
+    typed = Transcript.parse("$ python slurm/rehearse.py sinfo\n")
+    assert "slurm-wlm" in program.missing_tool(slurm, typed)
+    monkeypatch.setattr(program.importlib.util, "find_spec", lambda name: None)
+    ray = program.Program(book.root, book.write("labs/launch/ray/t.py", "import ray\n"))
+    said = program.missing_tool(ray, Transcript.parse("$ python ray/t.py\n"))
+    assert "pip install -r requirements/ray.txt" in said
+
+
 def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
     """On a GPU machine there may be torch, pytest and pytest-codeblocks, and nothing else."""
     import ast

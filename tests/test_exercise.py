@@ -4,10 +4,13 @@ Its wrong answers are graded in test_assessment.py; that the finished program pa
 one fails kindly, with each of its faults named, stands in their transcripts.
 """
 
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-from grading import LABS, ROOT, check, run, spoiled
+import pytest
+from grading import LABS, ROOT, all_hints, check, run, spoiled
 
 INPUTS = [
     "assessment/exercise.py", "assessment/exercise_slow.py", "assessment/graders/exercise.py",
@@ -26,13 +29,80 @@ def test_exercise_begins_as_the_slow_program_and_is_not_overwritten(tmp_path: Pa
     assert "I will not overwrite your work" in done.stderr
 
 
-def test_more_says_how_to_mend_it(tmp_path: Path) -> None:
-    wrong = (ROOT / "tests/assessment/exercise/collects_garbage.py").read_text()
-    copy = tmp_path / "exercise.py"
-    copy.write_text(spoiled((ASSESSMENT / "exercise.py").read_text(), wrong))
-    done = check(copy, "--step", "18", "--more", cwd=tmp_path)
+def test_other_ways_pass_and_more_says_how_to_mend_it(tmp_path: Path) -> None:
+    ours = (ASSESSMENT / "exercise.py").read_text()
+    another = ours
+    for old, new in (("torch.no_grad()", "torch.inference_mode()"), (", fused=True", "")):
+        assert old in another
+        another = another.replace(old, new)
+    wrong = (ROOT / "tests/assessment/exercise/optimizer_loop.py").read_text()
+    (tmp_path / "exercise-another.py").write_text(another)
+    (tmp_path / "exercise-loop.py").write_text(spoiled(ours, wrong))
+    done = check(
+        "exercise-another.py", "exercise-loop.py", "--step", "15", "--more", cwd=tmp_path
+    )
     assert done.returncode == 1, done.stderr
-    assert "        mend:  Drop gc.collect()." in done.stdout
+    first, second = done.stdout.split("exercise-loop.py")
+    assert "3 of 3 steps pass" in first, first
+    assert "        mend:  fused=True, or at least the default" in second, second
+
+
+@pytest.mark.parametrize(
+    ("yours", "passes"),
+    [(0.5, True), (0.9, True), (1.1, False), (0.049, True), (2.4, False)],
+)
+def test_both_margins_of_the_speed_hold(yours: float, passes: bool, monkeypatch) -> None:
+    """Ten times as long as the finished program, and a quarter of the slow one's time."""
+    all_hints(ASSESSMENT / "exercise.py")  # imports the grader
+    grader, found = sys.modules["graders.exercise"], []
+    finished, slow = (0.1, 9.0) if yours < 2 else (0.3, 9.0)
+    seconds = {"yours": yours, "finished": finished, "slow": slow}
+    monkeypatch.setattr(grader, "facts", lambda *_: {"seconds": seconds})
+    bench = SimpleNamespace(gpus=False)
+    if passes:
+        grader.judge_speed(bench, found.append)
+        assert found[0].startswith(f"on the CPU ≈{slow / yours:.1f} times as fast")
+    else:
+        with pytest.raises(sys.modules["graders.runner"].Wrong):
+            grader.judge_speed(bench, found.append)
+
+
+CURVE = [[2.4, 2.2], [2.1]]
+ON_A_GPU = {  # how the clock's program ended, and the hint that fits; "" passes
+    "as it should": ({}, CURVE, ""),
+    "another training": ({}, [[2.4, 1.9], [2.1]], "device_curve"),
+    "an error": ({"status": 1, "stderr": "…\nRuntimeError: two devices"}, CURVE, "elsewhere"),
+    "no end": ({"status": -6, "stopped": "limit", "stderr": "stacks"}, CURVE, "slow"),
+}
+
+
+@pytest.mark.parametrize("end", ON_A_GPU)
+def test_a_run_on_a_gpu_is_judged(end: str) -> None:
+    changes, yours, hint = ON_A_GPU[end]
+    hints = all_hints(ASSESSMENT / "exercise.py")
+    grader, runner, found = *map(sys.modules.get, ("graders.exercise", "graders.runner")), []
+    said = {
+        "device": "cuda",
+        "seconds": {"yours": 0.1, "finished": 0.1, "slow": 9.0},
+        "curves": {"yours": yours, "finished": CURVE, "slow": CURVE},
+    }
+
+    def ran(*_: object, limit: float) -> object:
+        assert limit >= 240  # the slow program needs a minute there, and a machine may be busy
+        return runner.Done(
+            changes.get("status", 0), f"printed\n{json.dumps(said)}\n",
+            changes.get("stderr", ""), 9.4, changes.get("stopped", ""),
+        )  # fmt: skip
+
+    bench = SimpleNamespace(gpus=True, path=ASSESSMENT / "exercise.py", run=ran)
+    if hint:
+        with pytest.raises(runner.Wrong) as wrong:
+            grader.judge_speed(bench, found.append)
+        assert wrong.value.hint == hints[hint]
+    else:
+        grader.judge_speed(bench, found.append)
+        assert found == ["on the cuda ≈90.0 times as fast as the slow program, the finished "
+                         "one ≈90.0 times"]  # fmt: skip
 
 
 def test_the_two_programs_of_the_exercise_share_what_must_stay() -> None:

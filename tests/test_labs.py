@@ -46,11 +46,11 @@ def graded(tmp_path_factory: pytest.TempPathFactory):
     """Grade the wrong answers of a lab in one process; return the output for one of them."""
 
     @functools.lru_cache
-    def of_lab(lab: str) -> dict[str, str]:
+    def of_lab(lab: str) -> dict[Path, str]:
         answers = [path for path in WRONG if path.parent.name == lab]
-        return grade_wrong_answers(REFERENCES[lab], answers, tmp_path_factory.mktemp(lab))
+        return grade_wrong_answers(REFERENCES, answers, tmp_path_factory.mktemp(lab))
 
-    return lambda path: of_lab(path.parent.name)[path.name]
+    return lambda path: of_lab(path.parent.name)[path]
 
 
 # the names of a lab begin alike: they go to one worker, which grades them all in one process

@@ -64,20 +64,25 @@ WRONG = {  # a fault: the file, what is replaced in it
 AT_WORK = {
     "not_cpp": ("README.md", "1024", "1024"),  # always: this kernel is registered by Python
     "samples": ("twice/__init__.py", "(0, 1, 5)", "(2, 1, 5)"),
+    "gradient": ("twice/__init__.py", "dtype=torch.float64, ", ""),
     "opcheck_fails": ("twice/__init__.py", "torch.empty_like(x)", "x.new_empty(1)"),
     "gradcheck_fails": ("twice/__init__.py", "2 * grad)", "3 * grad)"),
     "import": ("twice/__init__.py", "import torch", "import torch, twice._C"),
     "tests_fail": ("tests/test_twice.py", "pass", "raise ValueError"),
 }
 # grades all folders in one process: the import of torch is what takes time
+# the tests of the package are run once where they pass and once where they do not
 GRADE = """
-import sys, importlib.util, torch
+import subprocess, sys, importlib.util, torch
 spec = importlib.util.spec_from_file_location("package_check", sys.argv[1])
 checker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(checker)
 from pathlib import Path
+run, passed = subprocess.run, subprocess.CompletedProcess([], 0)
 for folder in sys.argv[2:]:
     path = list(sys.path)
+    tested = Path(folder).name in ("tests_fail", "complete")
+    subprocess.run = run if tested else lambda *command, **options: passed
     print("FOUND", folder, *checker.missing_at_work(Path(folder)), flush=True)
     sys.path[:] = path
     sys.modules.pop("twice", None)
@@ -117,6 +122,8 @@ def test_every_point_of_the_rubric_is_provoked(checker) -> None:
 def test_operator_at_work(tmp_path: Path) -> None:
     """The faults that show only when it runs, each in a namespace of its own."""
     folders = []
+    complete = write(tmp_path / "complete", "pyproject.toml", "graded::twice", "aten::celu")
+    folders.append(str(complete))  # a kernel in C++ that is there already
     for fault, change in AT_WORK.items():
         folder = write(tmp_path / fault, *change)
         for name in ("pyproject.toml", "twice/__init__.py"):
@@ -130,13 +137,20 @@ def test_operator_at_work(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
     found = {Path(folder).name: faults for folder, *faults in lines}
+    assert found["complete"] == [], done.stdout
     for fault in AT_WORK:
         wanted = [fault] if fault in ("not_cpp", "import") else sorted([fault, "not_cpp"])
         assert sorted(found[fault]) == wanted, done.stdout
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    command = [sys.executable, str(PROGRAM), "--new", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "I will not overwrite your work" in done.stderr
+def test_nothing_is_overwritten(checker, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name, sentence in (("mine", "I will not overwrite"), ("my-op", "cannot be imported")):
+        with pytest.raises(SystemExit, match=sentence):
+            checker.begin(tmp_path / name)
+
+
+def test_a_new_folder_lacks_every_file_but_the_gpu_ones(checker, tmp_path: Path) -> None:
+    checker.begin(tmp_path / "mine")
+    of_a_gpu = {"stream", "guard", "launch_error"}
+    assert set(checker.missing_in_files(tmp_path / "mine")) == {*WRONG} - of_a_gpu

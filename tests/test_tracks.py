@@ -115,6 +115,8 @@ TOPICS = {
         "assessment": """
             quiz
             practical exercise
+        """,
+        "capstone": """
             capstone
         """,
         "concepts-gpu": """
@@ -604,6 +606,36 @@ def test_lessons_take_what_the_plan_says() -> None:
     assert 30 * 60 <= track.minutes <= 35 * 60
     assert "More than half of the time is the labs" in page_of(track)
     assert labs.minutes > track.minutes / 2
+
+
+def test_quiz_and_exercise_take_what_their_pages_say() -> None:
+    parts = {part.id: part for part in Track("gpu_and_distributed").parts}
+    assert [row.minutes for row in parts["assessment"].rows] == [60, 3 * 60]
+    assert parts["capstone"].minutes == 0
+    for page, words in (
+        ("assessment/quiz", "an hour if you calculate"),
+        ("assessment/exercise", "Allow three to five hours"),
+        ("assessment/capstone", "It takes ten to fifteen hours"),
+        ("tracks/gpu_and_distributed", "A project of ten to fifteen hours"),
+    ):
+        assert words in (ROOT / f"docs/{page}.md").read_text("utf-8")
+
+
+def test_assignments_take_what_their_page_says() -> None:
+    """Each row of the track: the sum of a table's column, or the middle of a span in hours."""
+    page = (ROOT / "docs/assessment/assignments.md").read_text("utf-8")
+    hours = re.findall(r"^\| \[`assignment\d.*\| ([\d.]+) \|$", page, re.M)
+    assert len(hours) == 7 and f"| all seven | | {sum(map(float, hours)):g} |" in page
+    words = {"two": 2, "three": 3, "eight": 8, "twelve": 12, "twenty": 20, "forty": 40}
+    spans = re.findall(r"^\*(\w+) to (\w+) hours", page, re.M)
+    middles = [30 * (words[low.lower()] + words[high]) for low, high in spans]
+    for low, high in spans:
+        assert re.search(rf"{low.lower()} to {high}", page.partition("## How they work")[0])
+    steps = re.findall(r"^\d\. \*\*.+ \((\d+) to (\d+) hours", page, re.M)
+    sums = [sum(map(int, ends)) for ends in zip(*steps, strict=True)]
+    assert sums == [words[spans[-1][0].lower()], words[spans[-1][1]]]  # the final project
+    part = next(part for part in Track("pytorch_gpu").parts if part.id == "assignments")
+    assert [row.minutes for row in part.rows] == [60 * sum(map(float, hours)), *middles]
 
 
 def minutes_of(text: str) -> int:

@@ -13,20 +13,43 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from graders.runner import Group, Wrong
+from graders.runner import Group, Step, Wrong
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Check = tuple[str, Any, str]  # a fact, what it should be (or a test of it), the hint if not
 
 
-class Nothing(TorchDispatchMode):
+class Watch(TorchDispatchMode):
+    """What is launched: names with the dtype of the first tensor, and what new tensors hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[tuple[str, str]] = []
+        self.largest = 0  # numbers in one new tensor
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        dtype = str(given[0].dtype) if given else ""
+        self.launched.append((func.overloadpacket.__name__, dtype))
+        old = {numbers(t).data_ptr() for t in given}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and numbers(tensor).data_ptr() not in old:
+                self.largest = max(self.largest, numbers(tensor).numel())
+        return result
+
+
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """What it stores: of a sparse tensor the values."""
+    if tensor.layout == torch.strided:
+        return tensor
+    return tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()
 
 
 def import_late_parts() -> None:
     """What torch imports when a mode or assert_close is first used: here, not in each fork."""
-    with Nothing():
+    with Watch():
         torch.testing.assert_close(torch.ones(1) + 1, torch.ones(1) + 1)
 
 
@@ -48,6 +71,17 @@ def borrow(theirs: ModuleType, ours: ModuleType, names: str, keep: str) -> None:
         if owner:
             target, source = getattr(theirs, owner), getattr(ours, owner)
         setattr(target, method, vars(source)[method])
+
+
+def alone(
+    hints: dict[str, str], number: int, title: str, proves: str, probe: Callable, uses: str,
+    *checks: Check, crashes: tuple[tuple[str, str], ...] = (),
+) -> Step:  # fmt: skip
+    """A step in one process, judged by checks."""
+    return Step(
+        number, title, proves, probe, hold(hints, *checks), tuple(uses.split()), (1,),
+        joins=False, crashes=crashes,
+    )  # fmt: skip
 
 
 class below:

@@ -1,9 +1,10 @@
 """The steps of assignment 1: the rules of the allocator, one by one, on an emulated device."""
 
+import functools
 from types import ModuleType
 
-from graders._compare import borrow, finished, hold
-from graders.runner import Lesson, Step
+from graders._compare import alone, borrow, finished
+from graders.runner import Lesson
 
 MIB = 2**20
 HINTS = {
@@ -20,8 +21,10 @@ HINTS = {
     "it could serve no large request, and would never be used.",
     "never_split": "The rest of the block is lost as long as the block lives: make it a block "
     "of its own, and put it into `cached`.",
-    "links": "The chain of a segment is broken: the new block stands between block and what "
-    "was block.next, and all four links must say so.",
+    "small_rest": "In a small segment a rest of MIN_BLOCK bytes or more becomes a block; only "
+    "in a large one must it be over SMALL.",
+    "links": "The chain of a segment is broken: when one comes or goes, the blocks on both "
+    "sides must be told, by previous and by next.",
     "rest_stream": "The rest of a block belongs to the stream of the block.",
     "not_merged": "Two free neighbours are still two blocks: merge with the previous one and "
     "with the next one, whichever is free.",
@@ -36,9 +39,11 @@ HINTS = {
     "kernels come behind the earlier ones anyhow.",
     "own_event": "The block waits for its own stream. Only the other users count.",
     "kept_waiting": "All events have passed, and the block is not given back.",
+    "skipped": "Two blocks could be given back, and only one is: a loop over a list that it "
+    "shortens leaves out every second. Go over a copy.",
     "host_waits": "free and collect must not wait for the device: query says what has passed.",
-    "no_retry": "The device is full of blocks that nobody uses. Give whole cached segments "
-    "back to the driver, and ask again.",
+    "no_retry": "The device is full of blocks that nobody uses. Give all whole cached segments "
+    "back to the driver (go over a copy of the list), and ask again.",
     "waits_forgotten": "Blocks that wait for a stream could have been given back, too: wait "
     "for the device, collect, and only then look at the cache.",
     "parts_freed": "A segment can be given back only as a whole: block.size == block.segment.",
@@ -47,7 +52,7 @@ HINTS = {
     "report": "The numbers of the report: every byte of every segment is used, waiting or "
     "cached, and reserved is their sum.",
     "largest": "`largest` is the size of the largest cached block, for that is what the next "
-    "request can have at most without the driver.",
+    "request can have at most without the driver; 0 if nothing is cached.",
 }  # fmt: skip
 SOLVED = (
     "Allocator.best_fit Allocator.split Allocator.give_back Allocator.free "
@@ -181,6 +186,16 @@ def probe_streams(lesson: Lesson) -> None:
     lesson.fact("free when both are done", free_again(allocator, block))
 
     device, allocator, block = new()
+    both = [block, allocator.malloc(4 * MIB, stream=1)]
+    device.launch(2)
+    for block in both:
+        allocator.record_stream(block, 2)
+        allocator.free(block)
+    device.finish(1), device.finish(2)
+    allocator.collect()
+    lesson.fact("blocks that still wait when the reader of two is done", len(allocator.waiting))
+
+    device, allocator, block = new()
     allocator.record_stream(block, 2)
     device.launch(2)
     device.finish(2)
@@ -239,16 +254,11 @@ def probe_report(lesson: Lesson) -> None:
         lesson.fact(f"MiB {name}", found.get(name, 0) // MIB)
 
 
-def step(number: int, title: str, proves: str, probe, *checks) -> Step:
-    return Step(
-        number, title, proves, probe, hold(HINTS, *checks), uses=("Allocator",), worlds=(1,),
-        joins=False,
-    )  # fmt: skip
-
-
+step = functools.partial(alone, HINTS)
 STEPS = [
     step(
-        1, "best fit and split", "the block PyTorch takes, and the rest it keeps", probe_fit,
+        1, "best fit and split", "the block PyTorch takes, and the rest it keeps",
+        probe_fit, "Allocator",
         ("for 3 MiB if 2 MiB are free", None, "too_small"),
         ("for 3 MiB if another stream has 4 MiB free", None, "streams"),
         ("for 1 MiB if a large segment has 1.5 free", None, "pools"),
@@ -256,14 +266,14 @@ STEPS = [
         ("for 9 MiB, which of two blocks of 12 MiB", [0], "tie"),
         ("for 3 MiB, which of the blocks of 16, 4, 2, 4, 8 MiB", [1], "first_fit"),
         ("cached after 4 MiB were cut from 20", [16.0], "never_split"),
-        ("bytes cached if a small segment has 512 left", [512], "never_split"),
+        ("bytes cached if a small segment has 512 left", [512], "small_rest"),
         ("the chain then, from both ends", [[4.0, 16.0, 1.0]] * 2, "links"),
         ("the stream of the rest", [7], "rest_stream"),
         ("cached after 19.5 of 20 MiB", [], "always_split"),
     ),
     step(
         2, "free neighbours are one block", "in any order, the segment is whole again",
-        probe_merge,
+        probe_merge, "Allocator",
         *((f"bytes in the cache, freed {way}", lambda n: n is not None and n <= 20, "stale")
           for way in WAYS),
         *((f"cached MiB, four of 5 freed {way}",
@@ -273,19 +283,22 @@ STEPS = [
         *((f"cached MiB, four of 5 freed {way}", states, "not_merged")
           for way, states in WAYS.items()),
         *((f"the chain, freed {way}", [20.0], "links") for way in WAYS),
+        crashes=((r"list\.remove", HINTS["links"]),),
     ),
     step(
         3, "other streams", "held back as long as someone reads, and not a moment longer",
-        probe_streams,
+        probe_streams, "Allocator",
         ("free at once, if its own stream alone used it", True, "held_back"),
         ("free while two streams read it, then one", [False, False], "given_early"),
         ("free when both are done", True, "kept_waiting"),
+        ("blocks that still wait when the reader of two is done", 0, "skipped"),
         ("free before its last reader is done", False, "event_of_use"),
         ("times the host waited", 0, "host_waits"),
         ("free then, though its own stream still works", True, "own_event"),
     ),
     step(
-        4, "a full device", "the cache is given up before the request is", probe_full,
+        4, "a full device", "the cache is given up before the request is",
+        probe_full, "Allocator",
         ("MiB reserved if the driver has 20 left", 62, "gives_up_early"),
         ("malloc of 26 MiB, with two segments of 12 cached", "26", "no_retry"),
         ("MiB reserved then", 64, "parts_freed"),
@@ -293,12 +306,14 @@ STEPS = [
         ("malloc of 60 MiB, with 40 waiting for a stream", "60", "waits_forgotten"),
     ),
     step(
-        5, "a report", "short of memory or only in pieces: the numbers say which", probe_report,
+        5, "a report", "short of memory or only in pieces: the numbers say which",
+        probe_report, "Allocator",
         ("a new allocator", 0, "report"),
         ("MiB used", 38, "report"),
         ("MiB waiting", 4, "report"),
         ("MiB cached", 20, "report"),
         ("MiB reserved", 62, "report"),
         ("MiB largest", 12, "largest"),
+        crashes=((r"max\(\)", HINTS["largest"]),),
     ),
 ]  # fmt: skip

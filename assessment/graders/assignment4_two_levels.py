@@ -8,6 +8,7 @@ import torch.distributed as dist
 from graders._compare import below, borrow, finished, hold, that
 from graders.runner import Group, Lesson, Step, Wrong
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 HINTS = {
     "not_all": "dist.new_group is collective: every rank calls it for every group, in one "
@@ -31,7 +32,9 @@ HINTS = {
     "waits": "The hook waits for its all-reduce, and DDP cannot go on with backward: "
     "async_op=True, and the rest in a callback of the future.",
     "too_often": "Averaged every step, nothing is saved.",
-    "never": "After `every` steps the weights still differ.",
+    "when": "With every = 3 the weights are averaged after steps 3, 6 and so on: count "
+    "the step before you ask.",
+    "never": "After `every` steps the weights still differ: is the mean copied into them?",
     "sum": "The weights are the sum over the ranks: divide.",
     "one_by_one": "One all-reduce for each parameter: put them into one flat tensor.",
     "gradients": "The optimizer must step before the average, or its last step is missing in "
@@ -50,13 +53,12 @@ def probe_groups(lesson: Lesson) -> None:
     made = []
     new_group = dist.new_group
 
-    def counted(ranks=None, *args, **kwargs):
-        made.append(sorted(ranks))
-        return new_group(ranks, *args, **kwargs)
+    def noted(ranks=None, *args, use_local_synchronization=False, **kwargs):
+        if not use_local_synchronization:  # with it, a group is made by its members alone
+            made.append(sorted(ranks))
 
     # a rank alone in its calls would wait for the others: look before any group is made
-    dist.new_group = lambda ranks=None, *args, **kwargs: made.append(sorted(ranks))
-    lesson.module.dist.new_group = dist.new_group
+    dist.new_group = noted
     lesson.module.make_groups(2)
     everyone: list = [None] * 4
     dist.all_gather_object(everyone, made)
@@ -64,7 +66,7 @@ def probe_groups(lesson: Lesson) -> None:
     lesson.fact("all ranks make the same groups in one order", same)
     if not same:
         return
-    dist.new_group = lesson.module.dist.new_group = counted
+    dist.new_group = new_group
     node, rail = lesson.module.make_groups(2)
     found = [dist.get_process_group_ranks(group) for group in (node, rail)]
     lesson.fact("right node", found[0] == [[0, 1], [2, 3]][lesson.rank // 2])
@@ -75,14 +77,15 @@ def probe_two_levels(lesson: Lesson) -> None:
     borrow(lesson.module, OURS, SOLVED, "all_reduce_two_levels")
     node, rail = OURS.make_groups(2)
     rail_numel = [0]
-    for name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "all_gather",
-                 "reduce", "broadcast"):  # fmt: skip
+    for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter", "reduce", "broadcast",
+                 "all_gather_into_tensor", "all_gather", "all_to_all_single"):  # fmt: skip
         real = getattr(dist, name)
 
         def counted(*args, real=real, **kwargs):
-            if kwargs.get("group") is not node:
-                tensor = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
-                rail_numel[0] += tensor.numel()
+            given = (*args, *kwargs.values())
+            if not any(value is node for value in given):
+                tensors = (t for t in tree_leaves(given) if isinstance(t, torch.Tensor))
+                rail_numel[0] += next(tensors).numel()
             return real(*args, **kwargs)
 
         setattr(dist, name, counted)
@@ -127,7 +130,11 @@ def probe_hook(lesson: Lesson) -> None:
         kinds.add(str(tensor.dtype).removeprefix("torch."))
         waits.append(not kwargs.get("async_op", False))
         sent[now[0]] += tensor.float()
-        return real(tensor, *args, **kwargs)
+        work = real(tensor, *args, **kwargs)
+        if work is not None:
+            wait = work.wait
+            work.wait = lambda *args: waits.append(True) or wait(*args)
+        return work
 
     dist.all_reduce = counted
     gradients = torch.randn(2, 256, generator=torch.Generator().manual_seed(lesson.rank))
@@ -185,7 +192,8 @@ def judge_local(group: Group, right: Callable[[str], None]) -> None:
     calls = [c for c in group.ranks[0].calls if c.phase.startswith("step")]
     phases = sorted({c.phase for c in calls})
     if phases not in (["step 3", "step 6"], []):
-        raise Wrong(f"the ranks talk in {', '.join(phases)}, every = 3", HINTS["too_often"])
+        hint = "too_often" if len(phases) > 2 else "when"
+        raise Wrong(f"the ranks talk in {', '.join(phases)}, every = 3", HINTS[hint])
     after = [m[2] for m in moved]
     if abs(max(after) - min(after) - 1.5) < 1e-3 and phases:
         what = f"after step 3 the weights have moved by {after}"
@@ -202,10 +210,8 @@ def judge_local(group: Group, right: Callable[[str], None]) -> None:
         raise Wrong(what, HINTS["other"])
 
 
-def step(number: int, title: str, proves: str, probe, uses: str, judge, crashes=()) -> Step:
-    return Step(
-        number, title, proves, probe, judge, tuple(uses.split()), (4,), crashes=crashes,
-    )  # fmt: skip
+def step(number: int, title: str, proves: str, probe, uses: str, judge, **more) -> Step:
+    return Step(number, title, proves, probe, judge, tuple(uses.split()), (4,), **more)
 
 
 STEPS = [
@@ -233,6 +239,7 @@ STEPS = [
             ("of 65 numbers, sent between nodes", below(33), "between"),
         ),
         crashes=((r"[sS]hape|size|divisible|equal|multiple", HINTS["not_padded"]),),
+        symmetric=False,  # one rank of a node may do more, and is told that it sends too much
     ),
     step(
         3, "bf16 that forgets nothing", "half of the bytes, and 8 steps without drift",

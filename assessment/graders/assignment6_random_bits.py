@@ -1,17 +1,24 @@
 """The steps of assignment 6: a generator, its numbers, dropout, rounding, int8."""
 
+import functools
+import re
+
 import torch
-from graders._compare import below, borrow, finished, hold, that
-from graders.runner import Lesson, Step
+from graders._compare import Watch, alone, below, borrow, finished, import_late_parts, that
+from graders.runner import Lesson
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 HINTS = {
     "rounds": "Philox4x32-10 has ten rounds.",
-    "key": "The key of the second round is that of the first plus WEYL, in 32 bits.",
+    "key": "The first round takes the key as it is, each later one that of the round before "
+    "plus WEYL, in 32 bits.",
     "words": "The words change places in each round: hi1 ^ b ^ k0, lo1, hi0 ^ d ^ k1, lo0.",
-    "range": "A number is 1 or more, or below 0: take the 24 high bits, for fp32 has no more, "
-    "and divide by 2^24.",
+    "range": "Take the 24 high bits, for fp32 has no more, and divide by 2^24: else a number "
+    "can be 1, or below 0.",
     "low_bits": "The numbers are not those of the high bits: shift by 8.",
+    "counter": "The numbers come from other counters: (i // 4, offset), each of 64 bits, the "
+    "low word first. The key is the seed.",
     "position": "An element's number depends on where the call begins: element i has word "
     "i % 4 of the counter i // 4, also if `first` is no multiple of 4.",
     "offset": "The offset plays no part, or only 32 bits of it.",
@@ -22,8 +29,9 @@ HINTS = {
     "other_mask": "The gradient has another mask than the output: draw it from the same seed, "
     "offset and place.",
     "first": "A part of the tensor gets another mask than it has in the whole: `first`.",
-    "biased": "The mean is not x: floor(x + u) goes up with the probability of the fraction.",
-    "moves_integers": "An integer must stay what it is.",
+    "biased": "The mean is not x: up where a uniform number is below the fraction, else down.",
+    "moves_integers": "An integer must stay what it is, a large one too: x + u is rounded to "
+    "fp32, so compare u with the fraction instead.",
     "one_scale": "One scale for all rows: a row of small numbers becomes zero.",
     "unused": "The largest of a row must become ±127, not less.",
     "wraps": "A number became its opposite: ±128 does not fit. The largest becomes 127.",
@@ -35,6 +43,7 @@ HINTS = {
     "other": "The numbers fit no common mistake. Compare with the known answers of Random123.",
 }  # fmt: skip
 OURS = finished("assignment6_random_bits")
+import_late_parts()
 SOLVED = "philox uniform Dropout.forward Dropout.backward round_by_chance quantize_rows"
 
 
@@ -43,30 +52,26 @@ def probe_philox(lesson: Lesson) -> None:
     draw = torch.Generator().manual_seed(0)
     counters = torch.randint(0, 2**32, (8, 4), generator=draw)
     keys = (0, 0), (0xA4093822, 0x299F31D0)
-    pairs = [(module.philox(counters, key), OURS.philox(counters, key)) for key in keys]
-    lesson.fact("the words are right", all(torch.equal(*pair) for pair in pairs))
-    calls, real = [], module.multiply
+    found = torch.cat([module.philox(counters, key) for key in keys])
 
-    def counted(m: int, x):
-        calls.append(m)
-        return real(m, x)
+    def words(rounds: int, weyl: tuple[int, int] = OURS.WEYL, **how) -> torch.Tensor:
+        return torch.cat([_philox(counters, key, rounds, weyl, **how) for key in keys])
 
-    module.multiply = counted
-    module.philox(counters, keys[0])
-    lesson.fact("products of 32 bits", len(calls))
-    # words that a round with a constant key would give
-    module.multiply = real
-    weyl, module.WEYL = module.WEYL, (0, 0)
-    same = torch.equal(module.philox(counters, keys[1]), _constant_key(counters, keys[1]))
-    module.WEYL = weyl
-    lesson.fact("right without the key's changes", same)
+    kinds = {f"{n} rounds": words(n) for n in (10, *range(1, 10), *range(11, 21))}
+    kinds["a key that stays"] = words(10, (0, 0))
+    kinds["a key that changes too early"] = words(10, first=1)
+    kinds["a key of more than 32 bits"] = words(10, mask=-1)
+    same = (kind for kind, wanted in kinds.items() if torch.equal(found, wanted))
+    lesson.fact("the words are those of", next(same, "another function"))
 
 
-def _constant_key(counters, key):
-    weyl, OURS.WEYL = OURS.WEYL, (0, 0)
-    words = OURS.philox(counters, key)
-    OURS.WEYL = weyl
-    return words
+def _philox(counters, key, rounds: int, weyl, first: int = 0, mask: int = OURS.MASK):
+    a, b, c, d = counters.unbind(-1)
+    for n in range(first, first + rounds):
+        (hi0, lo0), (hi1, lo1) = map(OURS.multiply, OURS.MULTIPLIERS, (a, c))
+        k0, k1 = ((k + n * step) & mask for k, step in zip(key, weyl, strict=True))
+        a, b, c, d = hi1 ^ b ^ k0, lo1, hi0 ^ d ^ k1, lo0
+    return torch.stack([a, b, c, d], -1)
 
 
 def probe_uniform(lesson: Lesson) -> None:
@@ -74,17 +79,32 @@ def probe_uniform(lesson: Lesson) -> None:
     uniform = lesson.module.uniform
     long = uniform(1, 2, 0, 4000)
     lesson.fact("numbers outside of [0, 1)", int(((long < 0) | (long >= 1)).sum()))
-    close = torch.equal(long, OURS.uniform(1, 2, 0, 4000))
-    lesson.fact("numbers of elements 0 to 3999", close)
+    wanted = OURS.uniform(1, 2, 0, 4000)
+    words = OURS.philox(_counters(4000, 2), (1, 0)).flatten()
+    kinds = {
+        "right": torch.equal(long, wanted),
+        "of the low bits": torch.equal(long, (words & 0xFFFFFF).float() / 2**24),
+        "of more than 24 bits": torch.allclose(long, wanted, 0, 1e-6),
+    }
+    kind = next((kind for kind, holds in kinds.items() if holds), "others")
+    lesson.fact("numbers of elements 0 to 3999", kind)
     starts = [torch.equal(uniform(1, 2, k, 50), long[k : k + 50]) for k in range(9)]
     lesson.fact("the same if a call begins at 0 to 8", starts)
     far = 2**40
+    there = torch.equal(uniform(1, 2, far + 1, 9), OURS.uniform(1, 2, far + 1, 9))
+    lesson.fact("numbers from element 2^40 + 1 on are right", there)
     lesson.fact("another offset gives others", not torch.equal(uniform(1, 3, 0, 9), long[:9])
                 and torch.equal(uniform(1, far, 0, 9), OURS.uniform(1, far, 0, 9)))  # fmt: skip
     lesson.fact(
         "a seed of 41 bits",
         torch.equal(uniform(far + 1, 2, 0, 9), OURS.uniform(far + 1, 2, 0, 9)),
     )
+
+
+def _counters(n: int, offset: int) -> torch.Tensor:
+    quarters = torch.arange(n // 4)
+    rest = torch.tensor([0, offset, 0]).expand(len(quarters), 3)
+    return torch.cat([quarters[:, None], rest], 1)
 
 
 def probe_dropout(lesson: Lesson) -> None:
@@ -96,7 +116,7 @@ def probe_dropout(lesson: Lesson) -> None:
         lambda t: saved.append(t.numel()) or t, lambda t: t
     ):
         y = module.Dropout.apply(x, 0.25, 5, 1)
-    held = [v for v in vars(y.grad_fn).values() if torch.is_tensor(v)]
+    held = [v for v in tree_leaves(list(vars(y.grad_fn).values())) if torch.is_tensor(v)]
     lesson.fact("numbers stored for backward", sum(saved) + sum(t.numel() for t in held))
     truth = OURS.Dropout.apply(x, 0.25, 5, 1)
     lesson.fact("share of zeros", (y == 0).float().mean().item())
@@ -123,7 +143,7 @@ def probe_chance(lesson: Lesson) -> None:
         means.append(abs(found.mean().item() - value))
         lesson.fact("fractions in the result", bool((found != found.round()).any()))
     lesson.fact("largest distance of four means", max(means))
-    whole = torch.arange(-8.0, 8.0).repeat(64)
+    whole = torch.cat([torch.arange(-8.0, 8.0), torch.tensor([2.0**22, -(2.0**22)])]).repeat(64)
     lesson.fact("integers that were changed", int((chance(whole, 3, 1) != whole).sum()))
 
 
@@ -150,19 +170,10 @@ def probe_int8(lesson: Lesson) -> None:
         linear.weight.fill_(0.5)
         linear.bias.fill_(3.0)
     module.quantize_rows = OURS.quantize_rows
-    layer, kinds = module.Int8Linear(linear), []
-    real = torch.Tensor.__matmul__
-
-    def watched(a, b):
-        kinds.append(str(a.dtype))
-        return real(a, b)
-
-    torch.Tensor.__matmul__ = watched
-    linear_calls = torch.nn.functional.linear
-    torch.nn.functional.linear = lambda a, b, *rest: (
-        kinds.append(str(a.dtype)) or linear_calls(a, b, *rest)
-    )
-    out = layer(torch.full((2, 2048), 2.0))
+    layer = module.Int8Linear(linear)
+    with Watch() as watch:
+        out = layer(torch.full((2, 2048), 2.0))
+    kinds = [dtype for name, dtype in watch.launched if re.search("mm|mv|dot|conv", name)]
     lesson.fact("2048 products of 0.5 and 2, plus 3", [round(v, 1) for v in out[:, 0].tolist()])
     lesson.fact("the product is of integers", not any("float" in kind for kind in kinds))
     draw = torch.Generator().manual_seed(3)
@@ -171,26 +182,25 @@ def probe_int8(lesson: Lesson) -> None:
     lesson.fact("largest error of four rows", error.max().item())
 
 
-def step(number: int, title: str, proves: str, probe, uses: str, *checks, crashes=()) -> Step:
-    return Step(
-        number, title, proves, probe, hold(HINTS, *checks), tuple(uses.split()), (1,),
-        joins=False, crashes=crashes,
-    )  # fmt: skip
-
-
+step = functools.partial(alone, HINTS)
 STEPS = [
     step(
-        1, "Philox", "the words of Random123, by twenty products", probe_philox, "philox",
-        ("products of 32 bits", 20, "rounds"),
-        ("right without the key's changes", True, "words"),
-        ("the words are right", True, "key"),
+        1, "Philox", "the words of Random123, by ten rounds", probe_philox, "philox",
+        ("the words are those of", that("10 rounds", lambda of: "key" not in of), "key"),
+        ("the words are those of", that("10 rounds", lambda of: "another" not in of), "words"),
+        ("the words are those of", "10 rounds", "rounds"),
     ),
     step(
         2, "uniform numbers", "a function of seed, offset and place alone", probe_uniform,
         "uniform",
         ("numbers outside of [0, 1)", 0, "range"),
-        ("numbers of elements 0 to 3999", True, "low_bits"),
+        ("numbers of elements 0 to 3999",
+         that("right", lambda found: found != "of the low bits"), "low_bits"),
+        ("numbers of elements 0 to 3999",
+         that("right", lambda found: "more" not in found), "range"),
+        ("numbers of elements 0 to 3999", "right", "counter"),
         ("the same if a call begins at 0 to 8", [True] * 9, "position"),
+        ("numbers from element 2^40 + 1 on are right", True, "counter"),
         ("another offset gives others", True, "offset"),
         ("a seed of 41 bits", True, "seed"),
         crashes=(("size|shape|index", HINTS["position"]),),

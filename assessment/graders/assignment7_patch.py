@@ -1,14 +1,13 @@
 """The steps of assignment 7: samples, a comparison, a bisection, a patch."""
 
+import functools
 import random
 from collections.abc import Callable
 from itertools import count
 
 import torch
-from graders._compare import below, finished, hold, import_late_parts, that
-from graders.runner import Lesson, Step
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from graders._compare import Watch, alone, below, finished, import_late_parts, that
+from graders.runner import Lesson
 
 HINTS = {
     "good_refused": "These samples refuse a patch that is right: compare with a tolerance in "
@@ -191,22 +190,6 @@ def probe_bisect(lesson: Lesson) -> None:
 HOST = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero"}
 
 
-class Watch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches, self.largest, self.host = 0, 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.launches += 1
-        self.host += func.overloadpacket.__name__ in HOST
-        mine = {t.data_ptr() for t in tree_leaves(args) if isinstance(t, torch.Tensor)}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.data_ptr() not in mine:
-                self.largest = max(self.largest, tensor.numel())
-        return result
-
-
 def probe_patch(lesson: Lesson) -> None:
     clip = lesson.module.fast_clip
     mine, truth = ([torch.full((4,), 3.0)] for _ in range(2))
@@ -224,17 +207,12 @@ def probe_patch(lesson: Lesson) -> None:
     gradients = [torch.ones(100) for _ in range(150)]
     with Watch() as watch:
         clip(gradients, 1.0)
-    lesson.fact("launches for 150 gradients", watch.launches)
-    lesson.fact("times the host waits", watch.host)
+    lesson.fact("launches for 150 gradients", len(watch.launched))
+    lesson.fact("times the host waits", sum(name in HOST for name, _ in watch.launched))
     lesson.fact("the most numbers in a new tensor", watch.largest)
 
 
-def step(number: int, title: str, proves: str, probe, uses: str, *checks) -> Step:
-    return Step(
-        number, title, proves, probe, hold(HINTS, *checks), (uses,), (1,), joins=False,
-    )  # fmt: skip
-
-
+step = functools.partial(alone, HINTS)
 STEPS = [
     step(
         1, "samples", "they let a right patch pass, and refuse eight wrong ones", probe_samples,

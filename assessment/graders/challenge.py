@@ -1,10 +1,8 @@
 """The challenge: the same numbers first, then one step for each medal."""
 
 import torch
-from graders._compare import below, finished, hold, import_late_parts, that
+from graders._compare import Watch, below, finished, hold, import_late_parts, that
 from graders.runner import Lesson, Step
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 HINTS = {
     "nearest": "The nearest codes are others: |c|² belongs to the comparison, |x|² does not.",
@@ -14,26 +12,15 @@ HINTS = {
     "in the error.",
     "changed": "x or codes of the caller were changed.",
     "memory": "A tensor of n·k·d numbers was made: let a matrix product add up over d.",
-    "bronze": "Not yet twice as fast. Where does the time go? Profile: the distances, or "
-    "the loop over rows.",
-    "silver": "Not yet three times as fast: is anything computed twice, or a Python loop left "
-    "over the rows?",
-    "gold": "Not yet ten times as fast: a loop over the codes launches hundreds of small "
+    "bronze": "Not yet twice as fast. Where does the time go? Profile: a Python loop over the "
+    "rows launches thousands of small operators, for the error say.",
+    "silver": "Not yet five times as fast: a loop over the codes launches hundreds of small "
     "operators. index_add_ adds all rows to their codes at once.",
+    "gold": "Not yet ten times as fast. If no loop is left, count the operators: is anything "
+    "computed twice, copied, or larger than it must be?",
 }  # fmt: skip
 OURS = finished("challenge")
 import_late_parts()
-
-
-class Largest(TorchDispatchMode):
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return result
 
 
 def probe_same(lesson: Lesson) -> None:
@@ -43,7 +30,7 @@ def probe_same(lesson: Lesson) -> None:
     codes *= torch.linspace(0.2, 2, 20)[:, None]
     codes[7] = 100.0  # nobody is near it
     truth, before = OURS.slow_step(x, codes), (x.clone(), codes.clone())
-    with Largest() as largest:
+    with Watch() as watch:
         nearest, new, error = step(x, codes)
     lesson.fact("x and codes are as before",
                 torch.equal(x, before[0]) and torch.equal(codes, before[1]))  # fmt: skip
@@ -51,7 +38,7 @@ def probe_same(lesson: Lesson) -> None:
     lesson.fact("the code without rows", new[7, 0].item())
     lesson.fact("largest distance of a new code", (new - truth[1]).abs().max().item())
     lesson.fact("relative error of the distance", abs(float(error) / float(truth[2]) - 1))
-    lesson.fact("the most numbers in one tensor", largest.numel)
+    lesson.fact("the most numbers in one tensor", watch.largest)
 
 
 def probe_speed(lesson: Lesson) -> None:

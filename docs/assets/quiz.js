@@ -89,7 +89,7 @@
     const units = JSON.parse(box.dataset.units)
     const id = `${box.dataset.quiz}-number`
     const input = element("input", { type: "text", id, size: "12", autocomplete: "off" })
-    const label = element("label", { for: id }, unit ? `Your number, in ${unit}` : "Your number")
+    const label = element("label", { for: id }, unit ? `Your number (${unit})` : "Your number")
     box.querySelector("fieldset").append(element("p", { class: "quiz-number" }, label, " ", input))
     const near = (answer, value, share) =>
       Math.abs(parse(answer, units).value - value) <= share * Math.abs(value) + 1e-9
@@ -122,7 +122,7 @@
     const list = element("ol", { class: "quiz-steps" }) // where a step stands is a number now
     const shown = [...box.querySelectorAll(".quiz-steps > li")]
     const steps = [...shown].sort((a, b) => a.dataset.step - b.dataset.step)
-    const names = new Map(shown.map(item => [item, quoted(item.textContent)]))
+    const names = new Map(shown.map(item => [item, quoted(item.textContent.replace(/\.\s*$/, ""))]))
     const put = items => {
       list.append(...items)
       items.forEach((item, place) => {

@@ -91,19 +91,16 @@ def batch(step: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return x[rows].to(device), y[rows].to(device)
 
 
-def train(options: argparse.Namespace) -> int:
-    """Train in the default process group; return the exit status."""
+def train(options: argparse.Namespace) -> float | None:
+    """Train in the default process group; return the final loss, None where time was up."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    if BATCH % ranks:
-        print(f"{BATCH} rows cannot be shared by {ranks} ranks", file=sys.stderr)
-        return 1
     local = int(os.environ.get("LOCAL_RANK", 0))
-    gpu = torch.accelerator.is_available() and torch.accelerator.device_count() > local
-    device = (
-        torch.device(torch.accelerator.current_accelerator().type, local)
-        if gpu
-        else torch.device("cpu")
-    )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
+    device = torch.device("cpu")
+    gpu = torch.accelerator.is_available() and torch.accelerator.device_count() >= here
+    if gpu:
+        device = torch.device(torch.accelerator.current_accelerator().type, local)
+        torch.accelerator.set_device_index(local)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, WIDTH)).to(device)
@@ -112,8 +109,9 @@ def train(options: argparse.Namespace) -> int:
     wrapped = DistributedDataParallel(model, device_ids=[local] if gpu else None)
     time_is_up = TimeIsUp()
     if rank == 0:
-        start = f"resumed at step {first}" if first else "from the beginning"
-        print(f"{ranks} ranks, {start}", flush=True)
+        # where it resumes depends on when it was stopped: measured, not computed
+        start = f"resumed at step ≈{first}" if first else "from the beginning"
+        print(f"{ranks} rank{'s' * (ranks > 1)}, {start}", flush=True)
 
     for step in range(first, options.steps):
         x, y = batch(step, device)
@@ -129,7 +127,7 @@ def train(options: argparse.Namespace) -> int:
             dist.barrier()  # nobody leaves before the checkpoint is there
             if rank == 0:
                 print("time is up: saved, leaving", flush=True)
-            return STOPPED
+            return None
 
     with torch.no_grad():
         x, y = batch(10**6, device)
@@ -137,7 +135,7 @@ def train(options: argparse.Namespace) -> int:
     dist.all_reduce(final)
     if rank == 0:
         print(f"step {options.steps}, loss {final.item() / ranks:.5f}", flush=True)
-    return 0
+    return final.item() / ranks
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -167,10 +165,16 @@ def main() -> int:
         )
         print("  torchrun --nproc-per-node=2 train.py --checkpoints saved", file=sys.stderr)
         return 1
+    if BATCH % int(os.environ["WORLD_SIZE"]):
+        print(
+            f"{BATCH} rows cannot be shared by {os.environ['WORLD_SIZE']} ranks",
+            file=sys.stderr,
+        )
+        return 1
     dist.init_process_group()
-    status = train(options)
+    loss = train(options)
     dist.destroy_process_group()
-    return status
+    return STOPPED if loss is None else 0
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@
 
 set -u
 export OMP_NUM_THREADS=1
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # from 22.05 on srun does not inherit it
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100  # how long torchrun lets ranks save; 30 s if unsaid
 echo "run ${SLURM_RESTART_COUNT:-0} of job $SLURM_JOB_NAME on one node"
 # --standalone: a rendezvous of its own on a free port, so that two jobs share a node in peace
 srun --kill-on-bad-exit=1 torchrun --standalone --nproc-per-node="${RANKS:-2}" \

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -33,9 +34,12 @@ def free_ports(count: int) -> list[int]:
 
 
 # --8<-- [start:configuration]
-def configuration(folder: Path, nodes: int, ports: list[int]) -> str:
-    """slurm.conf for `nodes` nodes that are all this host."""
+def configuration(folder: Path, nodes: int, ports: list[int], gpus: int = 0) -> str:
+    """slurm.conf for `nodes` nodes that are all this host, each with `gpus` pretended GPUs."""
     host = socket.gethostname()
+    listen = f"{ports[1]}-{ports[-1]}"
+    generic = f" Gres=gpu:{gpus}" if gpus else ""
+    select = "select/cons_tres\nSelectTypeParameters=CR_CPU" if gpus else "select/linear"
     return f"""
 ClusterName=rehearsal
 SlurmctldHost={host}(127.0.0.1)
@@ -57,7 +61,9 @@ ReturnToService=2
 KillWait=20
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=1,sched_interval=2
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}-{ports[-1]} CPUs=4
+GresTypes=gpu
+SelectType={select}
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={listen} CPUs=4{generic}
 PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """.lstrip()
 
@@ -95,7 +101,7 @@ def in_folder(folder: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def cluster(nodes: int):
+def cluster(nodes: int, gpus: int = 0):
     """Start munged, slurmctld and a slurmd for each node; yield what Slurm's commands need."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     folder.chmod(0o755)
@@ -105,7 +111,14 @@ def cluster(nodes: int):
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o400)
         (folder / "slurm.conf").write_text(
-            configuration(folder, nodes, consecutive_ports(nodes))
+            configuration(folder, nodes, consecutive_ports(nodes), gpus)
+        )
+        for number in range(
+            gpus
+        ):  # Slurm hands out device files: these are copies of /dev/null
+            os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        (folder / "gres.conf").write_text(
+            f"NodeName=n[1-{nodes}] Name=gpu File={folder}/gpu[0-{gpus - 1}]\n" if gpus else ""
         )
         env = os.environ | {"SLURM_CONF": f"{folder}/slurm.conf"}
         said = (folder / "daemons.log").open("wb")
@@ -172,6 +185,7 @@ def wait_for(ready, folder: Path, what: str, seconds: float = 60) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs to pretend on each node")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run in the cluster")
     options = parser.parse_args()
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), *FOLDERS])
@@ -191,7 +205,7 @@ def main() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, leave)
-    with cluster(options.nodes) as env:
+    with cluster(options.nodes, options.gpus) as env:
         return subprocess.run(options.command, env=env).returncode
 
 

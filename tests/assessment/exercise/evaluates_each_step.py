@@ -23,7 +23,7 @@ def train(folder: Path, device: torch.device, epochs: int) -> tuple[list[float],
             clip(parameters)
             optimizer.step()
             optimizer.zero_grad()
-            for _ in range(60):
+            for _ in range(120):
                 evaluate(model, *unseen)
             losses.append(loss.detach())
         validation.append(evaluate(model, *unseen))

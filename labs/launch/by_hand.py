@@ -1,0 +1,97 @@
+"""A launcher by hand: a few variables for each rank, a loop that watches, signals passed on.
+
+One of it runs on each node, as one torchrun does. That training under it ends with torchrun's
+loss is the proof that a launcher owes a program nothing else.
+
+    python by_hand.py --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=HOST train.py …
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+
+# --8<-- [start:variables]
+def variables(options: argparse.Namespace, local: int) -> dict[str, str]:
+    """What rank `local` of this node must know: who it is, of how many, where to meet."""
+    ranks = options.nproc_per_node
+    return {
+        "RANK": str(options.node_rank * ranks + local),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(options.nnodes * ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": options.master_addr,
+        "MASTER_PORT": str(options.master_port),
+    }
+
+
+# --8<-- [end:variables]
+
+
+# --8<-- [start:watch]
+def watch(ranks: list[subprocess.Popen], grace: float) -> int:
+    """Wait until all ranks have left. One that fails takes the others with it: they would wait
+    for it in their next collective, for minutes or for ever."""
+    while any(rank.poll() is None for rank in ranks):
+        failed = [rank.returncode for rank in ranks if rank.returncode]
+        if failed:
+            for rank in ranks:
+                rank.terminate()
+            deadline = time.monotonic() + grace  # to save; then nobody asks any more
+            for rank in ranks:
+                try:
+                    rank.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    rank.kill()
+                    rank.wait()
+            return failed[0]
+        time.sleep(0.05)
+    return max((rank.returncode for rank in ranks), key=abs)
+
+
+# --8<-- [end:watch]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--nproc-per-node", type=int, default=1)
+    parser.add_argument("--master-addr", default="127.0.0.1")
+    parser.add_argument("--master-port", type=int, help="the same on every node")
+    parser.add_argument("--grace", type=float, default=30, help="seconds until SIGKILL")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    if not options.program:
+        parser.error("name a program")
+    if options.master_port is None:
+        if options.nnodes > 1:
+            parser.error("several nodes must agree on --master-port")
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            options.master_port = server.getsockname()[1]
+
+    # --8<-- [start:start]
+    ranks: list[subprocess.Popen] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, pass_on)
+    for local in range(options.nproc_per_node):
+        env = os.environ | variables(options, local)
+        # a group of its own, or Ctrl-C would reach a rank twice: from the terminal and from us
+        command = [sys.executable, *options.program]
+        ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
+    return watch(ranks, options.grace)
+    # --8<-- [end:start]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Three ranks disagree about a collective, and nothing is raised: a ledger says who and where.
+
+Rank 1 calls two collectives in another order, brings another dtype, or another shape with as
+many elements. gloo adds what meets. TORCH_DISTRIBUTED_DEBUG=DETAIL sees the last two; the first
+has equal operations, shapes and dtypes. The ledger hashes every call, with the function that
+made it. One number from each rank is compared now and then, and with three ranks the majority
+names the guilty one. Which calls hang or end the process instead is in which_tool.py.
+
+The ranks are forked, so torch is imported once. Linux and macOS only.
+"""
+
+import collections
+import os
+import pickle
+import re
+import signal
+import sys
+import tempfile
+import zlib
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+
+RANKS, ODD = 3, 1
+
+
+# --8<-- [start:ledger]
+class Ledger:
+    """Remembers every all_reduce of this rank; compares with the others when asked to."""
+
+    def __init__(self) -> None:
+        self.calls: collections.deque[tuple] = collections.deque(maxlen=100)
+        self.number, self.hash = 0, 0
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        caller = sys._getframe(1).f_code.co_name  # in a real run the line: f_lineno
+        call = (caller, list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        self.calls.append((self.number, *call))
+        self.number += 1
+        self.hash = zlib.crc32(repr(call).encode(), self.hash)  # of all calls up to here
+        dist.all_reduce(tensor)
+
+    def disagreement(self) -> str | None:
+        """None if all ranks made the same calls, else who made which; 8 bytes from each."""
+        n = dist.get_world_size()
+        hashes = [torch.zeros(1, dtype=torch.int64) for _ in range(n)]
+        dist.all_gather(hashes, torch.tensor([self.hash]))
+        if len({int(h) for h in hashes}) == 1:
+            return None
+        logs: list = [None] * n
+        dist.all_gather_object(logs, list(self.calls))
+        for calls in zip(*logs, strict=True):
+            usual = max(calls, key=calls.count)
+            if odd := [rank for rank, call in enumerate(calls) if call != usual]:
+                number, *what = calls[odd[0]]
+                return f"rank {odd}, call {number}: {what}, the others {list(usual[1:])}"
+        return "an older call than the ledger holds"
+
+
+# --8<-- [end:ledger]
+
+
+def reduce_loss(ledger: Ledger, loss: torch.Tensor) -> None:
+    ledger.all_reduce(loss)
+
+
+def reduce_count(ledger: Ledger, count: torch.Tensor) -> None:
+    ledger.all_reduce(count)
+
+
+# --8<-- [start:cases]
+def order(ledger: Ledger, mended: bool) -> float:
+    loss, count = torch.full((4,), 0.5), torch.full((4,), 8.0)
+    calls = {"loss": (reduce_loss, loss), "count": (reduce_count, count)}
+    names = ["loss", "count"]
+    if dist.get_rank() == ODD:
+        names = ["count", "loss"]  # it walked over a set, or over the files of a folder
+    for name in sorted(names) if mended else names:
+        call, value = calls[name]
+        call(ledger, value)
+    return loss[0].item()
+
+
+def dtype(ledger: Ledger, mended: bool) -> float:
+    count = torch.tensor([8, 8], dtype=torch.int32 if dist.get_rank() == ODD else torch.float32)
+    if mended:
+        count = count.float()  # cast at the border, whatever the branch before it made
+    reduce_count(ledger, count)
+    return float(count[0])
+
+
+def shape(ledger: Ledger, mended: bool) -> float:
+    matrix = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    if dist.get_rank() == ODD:
+        matrix = matrix.T.contiguous()  # [3, 2]: as many numbers, in another order
+    if mended:
+        assert matrix.numel() == 6
+        matrix = matrix.T.contiguous() if matrix.shape == (3, 2) else matrix
+    reduce_loss(ledger, matrix)
+    return matrix.flatten()[1].item()
+
+
+# --8<-- [end:cases]
+
+CASES = {"order": (order, 1.5), "dtype": (dtype, 24.0), "shape": (shape, 6.0)}  # what is right
+
+
+def run(rank: int, tool: str) -> dict[str, tuple[float | str, str | None]]:
+    """For each case the number that this rank is left with, or an error; and the ledger."""
+    results = {}
+    for name, (case, _) in CASES.items():
+        ledger = Ledger()
+        try:
+            value: float | str = case(ledger, mended=tool == "mended")
+        except RuntimeError as error:
+            value = str(error)
+        results[name] = (value, None if tool == "DETAIL" else ledger.disagreement())
+    return results
+
+
+def fork_rank(rank: int, tool: str, folder: Path) -> int:
+    """Start a process that is this rank; its number."""
+    if pid := os.fork():
+        return pid
+    try:
+        signal.alarm(60)  # whatever happens, no rank outlives this
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if tool == "DETAIL" else "OFF"
+        dist.set_debug_level_from_env()
+        store = dist.FileStore(str(folder / f"store.{tool}"), RANKS)
+        timeout = timedelta(seconds=20)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
+        )
+        (folder / f"{tool}.{rank}").write_bytes(pickle.dumps(run(rank, tool)))
+        dist.barrier()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def accused(message: str) -> str:
+    """Whom DETAIL's message names, and what it says differs."""
+    other = re.search(r"but Rank (\d+) is running", message)[1]
+    aspects = re.findall(r"Op type|Tensor shapes|Tensor dtypes", message.split("differ in")[1])
+    return f"rank {other} ({', '.join(a.split()[-1] for a in aspects)})"
+
+
+def main() -> None:
+    if not hasattr(os, "fork"):
+        sys.exit("disagree.py forks its ranks: it needs Linux or macOS")
+    torch.set_num_threads(1)
+    tools = ("bare", "DETAIL", "mended")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pids = [fork_rank(rank, tool, folder) for tool in tools for rank in range(RANKS)]
+        assert not any(wait_for(pids))
+        said = {
+            tool: [
+                pickle.loads((folder / f"{tool}.{rank}").read_bytes()) for rank in range(RANKS)
+            ]
+            for tool in tools
+        }
+
+    for name, (_, right) in CASES.items():
+        values = [results[name][0] for results in said["bare"]]
+        assert all(isinstance(value, float) for value in values)  # nothing was raised
+        assert any(abs(value - right) > 0.1 for value in values)  # and something is wrong
+        print(
+            f"{name}: no error, {', '.join(f'{v:.4g}' for v in values)}; right is {right:.4g}"
+        )
+        detail = [results[name][0] for results in said["DETAIL"]]
+        if isinstance(detail[0], float):
+            print("  DETAIL   no error")
+        else:
+            names = [f"rank {r} names {accused(words)}" for r, words in enumerate(detail)]
+            print(f"  DETAIL   {'; '.join(names)}")
+        ledger = said["bare"][0][name][1]
+        print(f"  ledger   {ledger}")
+        assert ledger.startswith(f"rank [{ODD}]")
+        assert (name == "order") == isinstance(detail[0], float)
+        for results in said["mended"]:
+            assert results[name] == (right, None)
+    print("mended: all right on all ranks, and the ledgers agree")
+
+
+if __name__ == "__main__":
+    main()

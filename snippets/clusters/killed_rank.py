@@ -1,0 +1,107 @@
+"""A rank is killed, and every survivor blames the connection: which rank was it?
+
+Four ranks sum a tensor in each step; rank 2 ends by SIGKILL, as under the out-of-memory killer.
+The system closes its sockets, and a rank that waits for it gets an error. That rank ends, its
+sockets close too, and so the error travels to ranks that never talked to rank 2. Two questions
+find it: who ended by a signal, and who said nothing. Counting steps does not: nobody is ahead.
+
+The ranks are forked, so torch is imported once. Linux and macOS only.
+"""
+
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+
+RANKS, STEPS, VICTIM, AT = 4, 8, 2, 5
+
+
+# --8<-- [start:rank]
+def train(rank: int, folder: Path) -> None:
+    for step in range(1, STEPS + 1):
+        if (rank, step) == (VICTIM, AT):
+            time.sleep(0.3)  # the others have ended step 4 by now, and wait in step 5
+            os.kill(os.getpid(), signal.SIGKILL)
+        gradient = torch.ones(1000)
+        try:
+            dist.all_reduce(gradient)
+        except RuntimeError as error:
+            (folder / f"error.{rank}").write_text(f"step {step}: {error}")
+            raise
+        (folder / f"heartbeat.{rank}").write_text(str(step))  # a file, or a key in a store
+
+
+# --8<-- [end:rank]
+
+
+def fork_rank(rank: int, folder: Path) -> int:
+    """Start a process that is this rank; its number."""
+    if pid := os.fork():
+        return pid
+    try:
+        signal.alarm(60)  # whatever happens, no rank outlives this
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
+        store = dist.FileStore(str(folder / "store"), RANKS)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=20)
+        )
+        train(rank, folder)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def outcome(error: Path) -> str:
+    """A rank's last words without the line of gloo's source, the address and the advice."""
+    if not error.exists():
+        return "said nothing"
+    step, _, message = error.read_text().partition(": ")
+    for known in ("Connection closed by peer", "Connection reset by peer", "Broken pipe"):
+        if known in message:
+            return f"{step}: an error of the connection"
+    return f"{step}: {re.sub(r'^.[^]]*. ', '', message)}"
+
+
+def main() -> None:
+    if not hasattr(os, "fork"):
+        sys.exit("killed_rank.py forks its ranks: it needs Linux or macOS")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        statuses = wait_for([fork_rank(rank, folder) for rank in range(RANKS)])
+        said = [outcome(folder / f"error.{rank}") for rank in range(RANKS)]
+        beats = [int((folder / f"heartbeat.{rank}").read_text()) for rank in range(RANKS)]
+
+    for rank in range(RANKS):
+        print(f"rank {rank}: exit status {statuses[rank]:2}, {said[rank]}")
+    signalled = [rank for rank, status in enumerate(statuses) if status < 0]
+    silent = [rank for rank, words in enumerate(said) if words == "said nothing"]
+    print(f"ended by a signal: rank {signalled}; said nothing: rank {silent}")
+    print(f"steps completed: {beats}")
+    assert signalled == silent == [VICTIM] and statuses[VICTIM] == -signal.SIGKILL
+    assert all("connection" in words for r, words in enumerate(said) if r != VICTIM)
+    assert beats == [AT - 1] * RANKS  # all meet in each step: this clock tells nobody apart
+
+
+if __name__ == "__main__":
+    main()

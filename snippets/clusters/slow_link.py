@@ -1,0 +1,217 @@
+"""A link that slows down: every rank waits alike, and only pairs can tell which link it is.
+
+Four ranks sum a tensor round a ring. Then the link between ranks 1 and 2 holds every message
+for 40 ms. Each rank's own time is as before and all spend as long in the collective, so the
+table that finds a slow rank finds none (slow_link.svg has both). A round of pings, each pair by
+itself, finds the link; and until it is repaired, a ring in another order does not use it.
+
+A sleep before the send plays the link: that needs no rights. The ranks are forked, so torch is
+imported once. Linux and macOS only.
+"""
+
+import itertools
+import os
+import pickle
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # early, or it would hold the group to the end
+
+RANKS, LINK, HELD, COMPUTE = 4, {1, 2}, 0.04, 0.02
+sick = False
+
+
+def send(tensor: torch.Tensor, to: int) -> dist.Work:
+    if sick and {dist.get_rank(), to} == LINK:
+        time.sleep(HELD)
+    return dist.isend(tensor, to)
+
+
+def ring_all_reduce(tensor: torch.Tensor, ring: list[int]) -> None:
+    """Sum over the ranks in place, round the ring: chapter 01 derives it."""
+    n, place = len(ring), ring.index(dist.get_rank())
+    after, before = ring[(place + 1) % n], ring[(place - 1) % n]
+    chunks = tensor.chunk(n)
+    incoming = torch.empty_like(chunks[0])
+    for turn in range(2 * (n - 1)):
+        late = turn >= n - 1  # the finished chunks go round
+        sending = send(chunks[(place - turn + late * n) % n], after)
+        dist.recv(incoming, before)
+        sending.wait()
+        chunk = chunks[(place - turn - 1) % n]
+        chunk.copy_(incoming) if late else chunk.add_(incoming)
+
+
+# --8<-- [start:ping]
+def ping_all_pairs() -> torch.Tensor:
+    """Round trip of every pair in seconds, [ranks, ranks]; no two pairs share a rank at a time.
+
+    A tournament: rank n-1 stays, the others move on by one after each of the n-1 rounds.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine, small = torch.zeros(n), torch.zeros(1)
+    for turn in range(n - 1):
+        seats = [n - 1] + [(turn + i) % (n - 1) for i in range(n - 1)]
+        pairs = [{seats[i], seats[n - 1 - i]} for i in range(n // 2)]
+        (partner,) = next(pair for pair in pairs if rank in pair) - {rank}
+        trips = []
+        for _ in range(5):
+            before = time.perf_counter()
+            if rank < partner:
+                send(small, partner).wait()
+                dist.recv(small, partner)
+            else:
+                dist.recv(small, partner)
+                send(small, partner).wait()
+            trips.append(time.perf_counter() - before)
+        mine[partner] = min(trips[1:])  # the least: what the link can do on a busy machine
+    rows = [torch.empty(n) for _ in range(n)]
+    dist.all_gather(rows, mine)
+    table = torch.stack(rows)
+    return (table + table.T) / 2  # both ends have a clock of their own
+
+
+def best_ring(trips: torch.Tensor) -> list[int]:
+    """The order whose slowest link is the fastest."""
+    rings = ([0, *rest] for rest in itertools.permutations(range(1, len(trips))))
+    return min(rings, key=lambda ring: max(trips[a, b] for a, b in links(ring)))
+
+
+# --8<-- [end:ping]
+
+
+def links(ring: list[int]) -> list[tuple[int, int]]:
+    return list(zip(ring, ring[1:] + ring[:1], strict=True))
+
+
+def phase(ring: list[int], slow_rank: int | None = None) -> torch.Tensor:
+    """Every rank's median of own time and time in the collective, [ranks, 2]."""
+    own, waited = [], []
+    dist.barrier()
+    for _ in range(5):
+        before = time.perf_counter()
+        gradient = torch.full((4000,), dist.get_rank() + 1.0)
+        time.sleep(COMPUTE * (6 if dist.get_rank() == slow_rank else 1))
+        arrived = time.perf_counter()
+        ring_all_reduce(gradient, ring)
+        assert (gradient == sum(range(1, RANKS + 1))).all()
+        own.append(arrived - before)
+        waited.append(time.perf_counter() - arrived)
+    rows = [torch.empty(2) for _ in range(RANKS)]
+    dist.all_gather(rows, torch.tensor([statistics.median(own), statistics.median(waited)]))
+    return torch.stack(rows)
+
+
+def run(rank: int) -> tuple:
+    global sick
+    ring = list(range(RANKS))
+    healthy, straggler = phase(ring), phase(ring, slow_rank=1)
+    sick = True
+    slow, trips = phase(ring), ping_all_pairs()
+    detour = best_ring(trips)
+    return healthy, straggler, slow, trips, detour, phase(detour)
+
+
+def fork_rank(rank: int, folder: Path) -> int:
+    """Start a process that is this rank; its number."""
+    if pid := os.fork():
+        return pid
+    try:
+        signal.alarm(60)  # whatever happens, no rank outlives this
+        store = dist.FileStore(str(folder / "store"), RANKS)
+        timeout = timedelta(seconds=20)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
+        )
+        found = run(rank)
+        if rank == 0:
+            (folder / "found").write_bytes(pickle.dumps(found))
+        dist.barrier()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def draw(tables: dict[str, torch.Tensor]) -> None:
+    """For each table a bar for each rank: own time, then the collective."""
+    import matplotlib  # here, as no rank draws
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "slow_link", "font.size": 12}
+    figure, panels = plt.subplots(1, len(tables), figsize=(7, 2.5), sharey=True, sharex=True)
+    for axes, (what, table) in zip(panels, tables.items(), strict=True):
+        own, waited = (table * 1e3).T.tolist()
+        axes.barh(range(RANKS), own, color="#0b6e99", height=0.7, label="own time")
+        axes.barh(
+            range(RANKS), waited, left=own, color="#c2410c", height=0.7, label="all-reduce"
+        )
+        axes.set(title=what, yticks=range(RANKS))
+        axes.set_yticklabels([f"rank {rank}" for rank in range(RANKS)])
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].invert_yaxis()
+    panels[1].set_xlabel("time in a step (ms)")
+    panels[0].legend(frameon=False, loc="center right", fontsize=11)
+    figure.tight_layout()
+    figure.savefig("slow_link.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    if not hasattr(os, "fork"):
+        sys.exit("slow_link.py forks its ranks: it needs Linux or macOS")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        assert not any(wait_for([fork_rank(rank, folder) for rank in range(RANKS)]))
+        found = pickle.loads((folder / "found").read_bytes())
+    healthy, straggler, slow, trips, detour, mended = found
+
+    tables = {"healthy": healthy, "a slow rank": straggler, "a slow link": slow}
+    draw(tables)
+    for what, table in tables.items():
+        print(what)
+        for rank, (own, waited) in enumerate((table * 1e3).tolist()):
+            print(f"  rank {rank}: own ≈{own:.0f} ms, in all_reduce ≈{waited:.0f} ms")
+    assert straggler[:, 1].argmin() == 1 and straggler[1, 0] > 2 * straggler[0, 0]
+    assert slow[:, 0].max() < 2 * slow[:, 0].median()  # nobody is a straggler
+    assert slow[:, 1].min() > 1.5 * healthy[:, 1].max()
+    assert slow[:, 1].min() > 0.6 * slow[:, 1].max()  # and all wait alike
+    added = 2 * (RANKS - 1) * HELD * 1e3
+    print(f"predicted: {2 * (RANKS - 1)} messages in a row, {added:.0f} ms more")
+    print("round trips in ms")
+    print("         " + "".join(f"rank {rank:<5}" for rank in range(RANKS)).rstrip())
+    for rank, row in enumerate((trips * 1e3).tolist()):
+        cells = ["-" if other == rank else f"≈{trip:.2f}" for other, trip in enumerate(row)]
+        print(f"  rank {rank} " + "".join(f"{cell:<10}" for cell in cells).rstrip())
+    worst = divmod(int(trips.argmax()), RANKS)
+    others = [trips[a, b] for a, b in itertools.combinations(range(RANKS), 2) if {a, b} != LINK]
+    assert set(worst) == LINK and trips[worst] > 4 * max(others)
+    print(f"the slowest link joins ranks {sorted(worst)}")
+    assert LINK not in [set(link) for link in links(detour)]
+    gain = (slow.sum(1).max() / mended.sum(1).max()).item()
+    print(f"a ring without it: {detour}; the slow step over the mended one: ≈{gain:.1f}")
+    assert gain > 1.5
+
+
+if __name__ == "__main__":
+    main()

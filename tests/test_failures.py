@@ -1,0 +1,102 @@
+"""The failures on purpose: killed twenty times over, on a disk that is really small, interrupted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = ROOT / "snippets/clusters"
+INPUTS = [
+    "snippets/clusters/kill_and_resume.py",
+    "snippets/clusters/node_cut_off.py",
+    "snippets/clusters/full_disk.py",
+    "tests/test_failures.py",
+]
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who is whose child")
+
+
+@linux
+def test_a_rank_is_killed_at_random(pytestconfig) -> None:
+    """Each time another rank at another moment: `pytest -k killed_at_random --times 20`."""
+    times = pytestconfig.getoption("--times")
+    if not times:
+        pytest.skip("its transcript does it once; --times 20 does it twenty times in a row")
+    command = [sys.executable, PROGRAMS / "kill_and_resume.py", "--times", str(times)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60 + 60 * times)
+    print(done.stdout)
+    assert done.returncode == 0 and done.stdout.count("killed after step") == times
+
+
+@linux
+def test_the_old_checkpoint_outlives_a_full_file_system(tmp_path: Path) -> None:
+    """On a tmpfs of 600 kB, in a mount namespace that ends with the command."""
+    small = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "-rm"]
+    mount = f"mount -t tmpfs -o size=600k small {tmp_path}"
+    if (
+        not shutil.which("unshare")
+        or subprocess.run(
+            [*small, "sh", "-c", mount], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("this system lets nobody but root mount a small file system")
+    program = f"{mount} && {sys.executable} {PROGRAMS / 'full_disk.py'} --on {tmp_path}"
+    done = subprocess.run(
+        [*small, "sh", "-c", program], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("not saved, ENOSPC") == 2
+    assert done.stdout.endswith("a resume finds: step 8\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def carrying(tag: str) -> list[int]:
+    """The processes, stopped ones too, that inherited the variable TAG."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"TAG={tag}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            pass
+    return found
+
+
+@linux
+@pytest.mark.parametrize(
+    ("program", "sign"), [("node_cut_off", "*/beat.1"), ("kill_and_resume", "*/peace/life.0")]
+)
+def test_an_interrupted_program_leaves_nothing(program: str, sign: str, tmp_path: Path) -> None:
+    tag = uuid.uuid4().hex
+    running = subprocess.Popen(
+        [sys.executable, PROGRAMS / f"{program}.py"],
+        env=os.environ | {"TAG": tag, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        ends = time.monotonic() + 60
+        while not list(tmp_path.glob(sign)):
+            assert running.poll() is None and time.monotonic() < ends
+            time.sleep(0.05)
+        assert len(carrying(tag)) > 3  # the program, its torchruns, their ranks
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=60) != 0
+        ends = time.monotonic() + 20
+        while carrying(tag) and time.monotonic() < ends:
+            time.sleep(0.05)
+        assert carrying(tag) == []
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        for pid in carrying(tag):
+            os.kill(pid, signal.SIGKILL)
