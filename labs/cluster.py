@@ -39,7 +39,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-SUBNET, PORT, PREFIX, TAG = "10.77.0", 29400, "cluster", "CLUSTER_RUN"
+SUBNET, PORT, TAG = "10.77.0", 29400, "CLUSTER_RUN"
+PREFIX = "world-size-cluster"  # of folders that `clean` may remove: nobody else's begin so
 KIND_END = 5.0  # seconds the nodes have to end after they were asked to
 AFTER_A_FAILURE = 3.0  # seconds the other nodes have after one has failed
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER = 0x00020000, 0x04000000, 0x10000000
@@ -173,7 +174,7 @@ def clean() -> list[str]:
     left = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*"):
         with contextlib.suppress(ValueError, OSError):
-            _, pid, started, _ = folder.name.split("-", 3)
+            pid, started, _ = folder.name.removeprefix(f"{PREFIX}-").split("-", 2)
             if folder.stat().st_uid == os.getuid() and _started(int(pid)) != int(started):
                 remove(folder)
                 left.append(folder.name)
@@ -241,10 +242,14 @@ def keep_isolated(life: int, folder: Path, plan: Plan, commands: list[list[str]]
     """Start the first process of a new process namespace; wait until it or the owner ends."""
     user, group = os.getuid(), os.getgid()
     if user != 0:
-        call("unshare", CLONE_NEWUSER)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+        try:
+            call("unshare", CLONE_NEWUSER)
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+            Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+        except OSError as error:  # "no space left" means that none is allowed
+            why = f"this is not root, and user namespaces are refused ({error.strerror})"
+            raise OSError(error.errno, why) from None
     call("unshare", CLONE_NEWPID)  # for children: the next one is the first in it
     first = os.fork()
     if first == 0:

@@ -42,9 +42,10 @@
 # address that the others can reach (10.77.0.1, 10.77.0.2). `docker0` has one that is the same
 # on every node. And `/etc/hosts` says of a node's own name 127.0.1.1, as Debian does it.
 #
-# It needs Linux with `ip` and `tc`, and root or user namespaces. Where these are missing, the
-# lab says so and starts both agents on localhost: the same commands and collectives, but no
-# link is slow, and the bytes on it cannot be counted. Processor and memory are shared in any
+# It needs Linux with `ip` and `tc`, and root or user namespaces (Ubuntu refuses these since
+# 23.10, most containers do: use `sudo` there, with the same Python). Where these are missing,
+# the lab says so and starts both agents on localhost: the same commands and collectives, but
+# no link is slow, and the bytes on it cannot be counted. Processor and memory are shared in any
 # case. So read the ratios, not the times; and the ranks compute on the CPU, with gloo, on a
 # machine with GPUs too. (On two real nodes start the file itself with torchrun on each: the
 # steps from 3 to 7 run there as they are.)
@@ -651,7 +652,7 @@ if IS_RANK:
 # |---|---|
 # | `--nnodes` | `MIN:MAX`; begins at once with MAX nodes, after half a minute with MIN |
 # | `--nproc-per-node` | as before |
-# | `--max-restarts` | how often the ranks may start again, with the nodes that are left |
+# | `--max-restarts` | how often the ranks may start again after one failed, with who is left |
 # | `--rdzv-backend` | `c10d` |
 # | `--rdzv-endpoint` | `HOST:PORT` of the store |
 # | `--rdzv-id` | the name of the job: agents with one name at one store belong together |
@@ -723,6 +724,7 @@ if LAUNCHES:
 # - Start `python labs/cluster.py -- sleep 100` and kill it, with Ctrl-C, then with `kill -9`.
 #   `ip link` and `ps` should show nothing of it. What kept that promise?
 # - With the elastic words, kill the agent of node 1 from another terminal. What does node 0 do,
-#   after how long, and what does `--rdzv-conf=last_call_timeout=5` change?
+#   after how long, and what does `--rdzv-conf=last_call_timeout=5` change? Then read
+#   [how a job goes on without a node](../clusters/failures.md#timed-out-a-node-is-cut-off).
 # - The same commands under Slurm: `--node-rank=$SLURM_NODEID`, and the first name of
 #   `scontrol show hostnames` for the master. Chapter 02 has the script.

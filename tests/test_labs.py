@@ -74,6 +74,38 @@ def test_every_hint_of_the_lab_is_provoked(lab: str) -> None:
     assert ours - provoked <= {"average", "other"}
 
 
+MAKE_GROUPS = {
+    "by_keyword": """
+    inner = [dist.new_group(ranks=range(n * ranks, n * ranks + ranks)) for n in range(nodes)]
+    outer = [dist.new_group(ranks=range(r, nodes * ranks, ranks)) for r in range(ranks)]
+    other = dist.GroupMember.NON_GROUP_MEMBER
+    return tuple(next(group for group in made if group != other) for made in (inner, outer))
+""",
+    "by_enumeration": """
+    inner, _ = dist.new_subgroups(ranks)
+    across = [list(range(r, nodes * ranks, ranks)) for r in range(ranks)]
+    return inner, dist.new_subgroups_by_enumeration(across)[0]
+""",
+    "by_a_mesh": """
+    mesh = dist.init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("nodes", "ranks"))
+    return mesh.get_group("ranks"), mesh.get_group("nodes")
+""",
+}
+
+
+def test_lab09_takes_groups_however_they_are_made(tmp_path: Path) -> None:
+    """Right answers that do not look like the reference."""
+    (tmp_path / "lab09").mkdir()
+    answers = []
+    for name, body in MAKE_GROUPS.items():
+        answers.append(tmp_path / "lab09" / f"{name}.py")
+        answers[-1].write_text(
+            f'STEP, HINT = 3, "none"\n\n\ndef make_groups(nodes, ranks):{body}'
+        )
+    for path, output in grade_wrong_answers(REFERENCES, answers, tmp_path).items():
+        assert "step 3  passed" in output, f"{path.stem}: {output}"
+
+
 # --- the reference and the starter --------------------------------------------------------
 
 

@@ -8,12 +8,13 @@ steps that send run in groups of processes, whose calls are noted.
 
 import ipaddress
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from graders.runner import Group, Lesson, Step, Wrong
 
@@ -59,6 +60,7 @@ HINTS = {
     "as many outer groups as ranks on a node. The numbers of nodes and ranks may differ.",
     "groups_kept": "Return the groups that this rank is in: the inner one of its node, the "
     "outer one of its place on the node.",
+    "bytes_kind": "Return a number of bytes.",
     "flat_every_rank": "Not every rank of a node has its neighbour on another node: one does.",
     "flat_nodes": "The ring goes over all ranks, not over the nodes: N = nodes · ranks.",
     "half_ring": "A ring all-reduce goes round twice: a reduce-scatter, then an all-gather.",
@@ -159,9 +161,10 @@ def probe_elastic(lesson: Lesson) -> None:
 
 def plain(words: Any) -> list[str] | str:
     """The words as JSON can carry them; something else by its type."""
-    if isinstance(words, (list, tuple)) and all(isinstance(word, str) for word in words):
-        return list(words)
-    return type(words).__name__
+    if not isinstance(words, (list, tuple)):
+        return type(words).__name__
+    others = [type(word).__name__ for word in words if not isinstance(word, str)]
+    return f"{type(words).__name__} with one {others[0]}" if others else list(words)
 
 
 def options_of(words: list[str] | str) -> dict[str, str]:
@@ -274,10 +277,10 @@ def probe_sockets(lesson: Lesson) -> None:
             found.append(dict(value) if isinstance(value, dict) else repr(value))
         except LookupError:
             found.append("LookupError")
-        except ValueError as error:  # max() of nothing, say
+        except Exception as error:  # max() or next() of nothing, say
             if leading(machine, peer):
                 raise
-            found.append(f"ValueError: {error}")
+            found.append(f"{type(error).__name__}: {error}")
     lesson.fact("sockets", found)
 
 
@@ -317,31 +320,47 @@ SHAPES = ((2, 3), (3, 2), (2, 2))  # (nodes, ranks)
 
 
 def probe_groups(lesson: Lesson) -> None:
-    """Call make_groups as each rank of several clusters, with a new_group that takes notes."""
-    found = []
-    for nodes, ranks in SHAPES:
-        of_ranks = []
-        for rank in range(nodes * ranks):
-            made: list[list[int]] = []
-            handles: list[object] = []
+    """Call make_groups as each rank of several clusters, whose groups are torch's fake ones."""
+    lesson.fact(
+        "groups",
+        [
+            [groups_of(lesson, nodes, ranks, rank) for rank in range(nodes * ranks)]
+            for nodes, ranks in SHAPES
+        ],
+    )
 
-            def note(members: Sequence[int] | None = None, *_: Any, **__: Any) -> object:
-                whole = range(nodes * ranks)  # noqa: B023
-                made.append(sorted(map(int, whole if members is None else members)))  # noqa: B023
-                handles.append(object())  # noqa: B023
-                return handles[-1]  # noqa: B023
 
-            with (
-                mock.patch.object(dist, "new_group", note),
-                mock.patch.object(dist, "get_rank", lambda *_: rank),  # noqa: B023
-                mock.patch.object(dist, "get_world_size", lambda *_: nodes * ranks),  # noqa: B023
-            ):
-                returned = lesson.module.make_groups(nodes, ranks)
-            pair = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-            kept = [[made[i] for i, h in enumerate(handles) if h is each] for each in pair]
-            of_ranks.append([made, [one[0] if one else [] for one in kept]])
-        found.append(of_ranks)
-    lesson.fact("groups", found)
+def groups_of(lesson: Lesson, nodes: int, ranks: int, rank: int) -> list:
+    """The groups that one rank makes, and those it returns."""
+    real, world, made = dist.new_group, nodes * ranks, []
+
+    def note(*words: Any, **named: Any) -> Any:
+        members = named.get("ranks", words[0] if words else None)
+        if not named.get("use_local_synchronization"):  # then members alone call it
+            made.append(sorted(map(int, range(world) if members is None else members)))
+        try:
+            return real(members)
+        except (ValueError, RuntimeError):  # ranks that there are not
+            return dist.GroupMember.NON_GROUP_MEMBER
+
+    variables = {"RANK": rank, "WORLD_SIZE": world, "GROUP_RANK": rank // ranks}
+    variables |= {"LOCAL_RANK": rank % ranks, "LOCAL_WORLD_SIZE": ranks}
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        with (
+            mock.patch.object(dist, "new_group", note),
+            mock.patch.object(dist.distributed_c10d, "new_group", note),
+            mock.patch.dict("os.environ", {key: str(n) for key, n in variables.items()}),
+        ):
+            returned = lesson.module.make_groups(nodes, ranks)
+        pair = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+        kept = [
+            dist.get_process_group_ranks(each) if isinstance(each, dist.ProcessGroup) else []
+            for each in pair
+        ]
+    finally:
+        dist.destroy_process_group()
+    return [made, kept]
 
 
 def judge_groups(group: Group, right: Callable[[str], None]) -> None:
@@ -377,7 +396,9 @@ SIZES = ((6e6, 2, 2), (8e9, 4, 8), (3e6, 3, 5))
 def probe_bytes(lesson: Lesson) -> None:
     for name in ("flat_crossing", "hierarchical_crossing"):
         function = getattr(lesson.module, name)
-        lesson.fact(name, [float(function(*case)) for case in SIZES])
+        found = [function(*case) for case in SIZES]
+        wrong = [type(value).__name__ for value in found if not isinstance(value, (int, float))]
+        lesson.fact(name, wrong[0] if wrong else [float(value) for value in found])
 
 
 def flat_ring(size: float, nodes: int, ranks: int) -> float:
@@ -403,6 +424,8 @@ def judge_bytes(group: Group, right: Callable[[str], None]) -> None:
         ("hierarchical_crossing", lambda s, n, k: flat_ring(s, n, 1), OUTER, "outer"),
     ):
         found = group.facts(name)[0]
+        if isinstance(found, str):
+            raise Wrong(f"{name} returns a {found}", HINTS["bytes_kind"])
         for case, value in reversed(list(zip(SIZES, found, strict=True))):
             if not math.isclose(value, true(*case), rel_tol=1e-9):
                 size, nodes, ranks = case
