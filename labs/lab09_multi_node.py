@@ -12,7 +12,8 @@
 #     python labs/lab09_multi_node.py
 #
 # runs the finished lab. It is started without torchrun, for it starts torchrun itself, once on
-# each node, through `cluster.py`, which lies beside it. To do it yourself:
+# each node, through [`cluster.py`](../programs/labs/cluster.md), which lies beside it. To do it
+# yourself:
 #
 #     python labs/start.py 09
 #     python my_labs/lab09_multi_node.py
@@ -72,7 +73,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 NODES, RANKS = 2, 2  # in the emulated cluster: so many nodes, and on each so many ranks
-RATE = 200e6 / 8  # bytes per second, of each link in each direction
+MBITS = 200  # per second, of each link in each direction
 MIB = 2**20
 
 
@@ -120,9 +121,9 @@ if __name__ == "__main__":
 
 if LAUNCHES:
     cluster = load_cluster()
-    plan = cluster.make_plan(NODES, rate="200mbit", localhost="--localhost" in sys.argv)
+    plan = cluster.make_plan(NODES, rate=f"{MBITS}mbit", localhost="--localhost" in sys.argv)
     if plan.isolated:
-        say(f"{NODES} nodes of {RANKS} ranks; between the nodes a link of 200 Mbit/s")
+        say(f"{NODES} nodes of {RANKS} ranks; between the nodes a link of {MBITS} Mbit/s")
     else:
         say(f"{NODES} nodes of {RANKS} ranks, all on localhost, where no link is slow")
         say(f"no namespaces: {plan.why}")
@@ -390,7 +391,8 @@ if IS_RANK:
             f"step 4: all-reduce of {flat.nbytes / MIB:.0f} MiB: inside a node"
             f" ≈{inside.seconds * 1e3:.0f} ms, over all ranks ≈{seen.seconds * 1e3:.0f} ms"
         )
-        say(f"step 4: out of each node {counted}: {formula / RATE * 1e3:.0f} ms at 200 Mbit/s")
+        least = formula * 8 / (MBITS * 1e6)
+        say(f"step 4: out of each node {counted}: {least * 1e3:.0f} ms at {MBITS} Mbit/s")
         return flat, seen
 
     flat, flat_seen = check_crossing()
@@ -716,8 +718,8 @@ if LAUNCHES:
 # %% [markdown]
 # ## Where to go from here
 #
-# - Four nodes: set `NODES = 4`. Predict the lines of steps 4 and 5 first: which saving shrinks?
-# - A link of 50 Mbit/s, of 2 Gbit/s: at which rate does bf16 stop paying on your machine?
+# - Four nodes: set `NODES`. Predict the lines of steps 4 and 5 first: which saving shrinks?
+# - A link of 50 Mbit/s, of 2 Gbit/s: set `MBITS`. Where does bf16 stop paying on your machine?
 # - Put `hierarchical_all_reduce` into a communication hook of DDP, then send bf16 in its outer
 #   part alone: the slow link gets a third of the flat fp32 bytes, and the sums inside a node
 #   stay exact.
@@ -727,4 +729,5 @@ if LAUNCHES:
 #   after how long, and what does `--rdzv-conf=last_call_timeout=5` change? Then read
 #   [how a job goes on without a node](../clusters/failures.md#timed-out-a-node-is-cut-off).
 # - The same commands under Slurm: `--node-rank=$SLURM_NODEID`, and the first name of
-#   `scontrol show hostnames` for the master. Chapter 02 has the script.
+#   `scontrol show hostnames` for the master. [From one machine to
+#   many](../clusters/from_one_to_many.md) has the whole script, and the other engines.
