@@ -392,6 +392,7 @@ if IS_RANK:
             f" ≈{inside.seconds * 1e3:.0f} ms, over all ranks ≈{seen.seconds * 1e3:.0f} ms"
         )
         least = formula * 8 / (MBITS * 1e6)
+        assert not LINK or seen.seconds > least / 2, "the link is faster than it should be"
         say(f"step 4: out of each node {counted}: {least * 1e3:.0f} ms at {MBITS} Mbit/s")
         return flat, seen
 
