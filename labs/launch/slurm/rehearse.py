@@ -35,7 +35,11 @@ def free_ports(count: int) -> list[int]:
 
 # --8<-- [start:configuration]
 def configuration(folder: Path, nodes: int, ports: list[int], gpus: int = 0) -> str:
-    """slurm.conf for `nodes` nodes that are all this host, each with `gpus` pretended GPUs."""
+    """slurm.conf for `nodes` nodes that are all this host, each with `gpus` pretended GPUs.
+
+    Waits are short in it. A requeued job waits for `cred_expire`, 120 s by default; and
+    `sbatch --wait` sleeps for 2, 8, 32 s, unless MinJobAge would have the job forgotten by then.
+    """
     host = socket.gethostname()
     listen = f"{ports[1]}-{ports[-1]}"
     generic = f" Gres=gpu:{gpus}" if gpus else ""
@@ -59,8 +63,9 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 KillWait=20
+MinJobAge=5
 SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=1,sched_interval=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
 GresTypes=gpu
 SelectType={select}
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={listen} CPUs=4{generic}
