@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -65,6 +66,63 @@ def test_without_a_launcher_it_says_how_to_start_it(folder: Path) -> None:
     assert ended.returncode == 1
     assert "start me with a launcher" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_by_hand_ends_the_others_when_a_rank_fails(folder: Path) -> None:
+    """Rank 1 fails at once, rank 0 would go on for a minute."""
+    (folder / "rank.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)\n"
+    )
+    shutil.copy2(LAUNCH / "by_hand.py", folder)
+    ended = run(folder, f"{sys.executable} by_hand.py --nproc-per-node=2 rank.py", limit=20)
+    assert ended.returncode == 3
+    assert not marked_processes(str(folder))
+
+
+def test_by_ssh_ends_the_others_when_a_host_fails(folder: Path) -> None:
+    """The second host fails at once, the first would go on for a minute."""
+    (folder / "rsh.sh").write_text('[ "$1" = b ] && exit 3\nexec sleep 60\n')
+    command = f'HOSTS="a b" RSH="bash rsh.sh" bash {LAUNCH}/ssh/by_ssh.sh'
+    started = time.monotonic()
+    ended = run(folder, command, limit=30)
+    assert time.monotonic() - started < 30
+    assert ended.returncode != 0
+
+
+def test_a_checkpoint_that_was_cut_off_is_no_checkpoint(tmp_path: Path, monkeypatch) -> None:
+    """What the disk has not taken gets no name, and the one before it counts."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(LAUNCH)
+    train = importlib.import_module("train")
+    monkeypatch.delitem(sys.modules, "train")  # a name that others may want
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train.save(tmp_path, 20, model, optimizer)
+    train.save(tmp_path, 40, model, optimizer)
+
+    def cut_off(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", cut_off)
+    with pytest.raises(OSError, match="no space"):
+        train.save(tmp_path, 60, model, optimizer)
+    assert train.resume(tmp_path, model, optimizer) == 40
+
+
+# --- How long ranks have: a save must fit torchrun's timeout, and that the notice -------------
+
+
+def test_torchrun_gives_up_before_the_scheduler_does() -> None:
+    for name in ("one_node", "several_nodes"):
+        said = (LAUNCH / f"slurm/{name}.sh").read_text()
+        notice = int(re.search(r"^#SBATCH --signal=TERM@(\d+)", said, re.M)[1])
+        timeout = int(re.search(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", said, re.M)[1])
+        assert 30 < timeout < notice
+    for name in ("trainjob", "pytorchjob"):
+        said = (LAUNCH / f"kubernetes/{name}.yaml").read_text()
+        notice = int(re.search(r"terminationGracePeriodSeconds: (\d+)", said)[1])
+        timeout = int(re.search(r'TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: "(\d+)"', said)[1])
+        assert 30 < timeout < notice
 
 
 # --- Slurm, the real one ------------------------------------------------------------------

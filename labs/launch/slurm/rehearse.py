@@ -38,7 +38,8 @@ def configuration(folder: Path, nodes: int, ports: list[int], gpus: int = 0) -> 
     """slurm.conf for `nodes` nodes that are all this host, each with `gpus` pretended GPUs.
 
     Waits are short in it. A requeued job waits for `cred_expire`, 120 s by default; and
-    `sbatch --wait` sleeps for 2, 8, 32 s, unless MinJobAge would have the job forgotten by then.
+    `sbatch --wait` sleeps for 2, 8, 32 s, or for 2 s if a MinJobAge this short would
+    have the job forgotten meanwhile.
     """
     host = socket.gethostname()
     listen = f"{ports[1]}-{ports[-1]}"
