@@ -15,12 +15,14 @@ import importlib.util
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from book import BookError, runner
@@ -216,6 +218,8 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
             return tool
         if "cuda_on_cpu.py" in step.command and sys.platform != "linux":
             return "Linux"
+        if "labs/cluster.py" in step.command and (why := no_cluster(program.root)):
+            return f"what labs/cluster.py needs ({why})"
         if "slurm/rehearse.py" in step.command:
             path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
             if any(shutil.which(name, path=path) is None for name in ("munged", "slurmctld")):
@@ -228,6 +232,14 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
     if _needs_ray(program) and importlib.util.find_spec("ray") is None:
         return "ray (pip install -r requirements/ray.txt)"
     return None
+
+
+@lru_cache
+def no_cluster(root: Path) -> str | None:
+    """Why labs/cluster.py can build no network namespaces here; None if it can."""
+    command = [sys.executable, str(root / "labs/cluster.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return None if done.returncode == 0 else (done.stdout or done.stderr).strip()
 
 
 def _kernel_packages(program: Program) -> list[str]:

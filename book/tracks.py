@@ -34,7 +34,6 @@ COMING = {
     "assessment/exercise": "Practical exercise",
     "assessment/capstone": "Capstone",
     "assessment/assignments": "Assignments",
-    "lab09": "Lab 09: a cluster of several nodes",
 }
 _COMMENT = re.compile(r"<!-- track: (?P<name>\w+) (?P<what>[a-z]+)(?: (?P<group>[\w-]+))? -->$")
 _FIELDS = {

@@ -116,7 +116,8 @@ def main() -> None:
     command = re.search(
         rf"^(?:#| ) +((?:torchrun|python) .*{begin}/{original.name}.*)$", text, re.M
     )
-    print(f"run it:   {command[1].replace(f'{begin}/', 'my_labs/')}")
+    begun = command[1].replace(f"{begin}/{original.name}", f"my_labs/{original.name}")
+    print(f"run it:   {begun}")
     print(f"grade it: python {Path(sys.argv[0])} {copy}".replace("start.py", "check.py"))
 
 

@@ -115,6 +115,8 @@ TOPICS = {
         "assessment": """
             quiz
             practical exercise
+        """,
+        "capstone": """
             capstone
         """,
         "concepts-gpu": """
@@ -604,6 +606,19 @@ def test_lessons_take_what_the_plan_says() -> None:
     assert 30 * 60 <= track.minutes <= 35 * 60
     assert "More than half of the time is the labs" in page_of(track)
     assert labs.minutes > track.minutes / 2
+
+
+def test_quiz_and_exercise_take_what_their_pages_say() -> None:
+    parts = {part.id: part for part in Track("gpu_and_distributed").parts}
+    assert [row.minutes for row in parts["assessment"].rows] == [60, 3 * 60]
+    assert parts["capstone"].minutes == 0
+    for page, words in (
+        ("assessment/quiz", "an hour if you calculate"),
+        ("assessment/exercise", "Allow three to five hours"),
+        ("assessment/capstone", "It takes ten to fifteen hours"),
+        ("tracks/gpu_and_distributed", "A project of ten to fifteen hours"),
+    ):
+        assert words in (ROOT / f"docs/{page}.md").read_text("utf-8")
 
 
 def test_assignments_take_what_their_page_says() -> None:

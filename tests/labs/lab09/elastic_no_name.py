@@ -1,0 +1,13 @@
+"""Step 8: a job without a name"""
+
+STEP, HINT = 8, "elastic_id"
+
+
+def elastic_words(nodes, ranks, master, port, job):
+    return [
+        f"--nnodes=1:{nodes}",
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={master}:{port}",
+    ]

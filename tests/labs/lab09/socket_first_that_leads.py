@@ -1,0 +1,14 @@
+"""Step 2: the first that leads there"""
+
+import ipaddress
+
+STEP, HINT = 2, "socket_longest"
+
+
+def socket_variables(interfaces, peer):
+    networks = {name: ipaddress.ip_interface(text).network for name, text in interfaces.items()}
+    leads = [name for name, net in networks.items() if ipaddress.ip_address(peer) in net]
+    if not leads:
+        raise LookupError(peer)
+    name = leads[0]
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}

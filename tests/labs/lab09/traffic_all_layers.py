@@ -1,0 +1,13 @@
+"""Step 6: TP in the layers of all stages"""
+
+STEP, HINT = 6, "tp_layers"
+
+
+def traffic(layers, hidden, tokens, width, tp, pp, dp):
+    activation = tokens * hidden * width
+    gradients = 12 * hidden**2 * layers / (tp * pp) * width
+    return {
+        "tp": 4 * layers * 2 * (tp - 1) / tp * activation,
+        "pp": min(pp - 1, 2) * activation,
+        "dp": 2 * (dp - 1) / dp * gradients,
+    }
