@@ -152,14 +152,17 @@ def test_a_job_whose_time_is_up_saves_queues_again_and_loses_no_step() -> None:
     assert said.rstrip().splitlines()[-1] == f"      2 step ≈{saved}"
 
 
-def test_a_rehearsal_that_is_interrupted_leaves_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("again", [(), (0.05, 0.1)], ids=["once", "thrice"])
+def test_a_rehearsal_that_is_interrupted_leaves_nothing(folder: Path, again: tuple) -> None:
+    """Also where somebody presses Ctrl-C again because it takes a while."""
     slurm_or_skip()
     process = subprocess.Popen(
         [sys.executable, "rehearse.py", "--nodes", "2", "sleep", "77"],
         cwd=folder, env=environment() | {"TMPDIR": str(folder)},
     )  # fmt: skip
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
+    for pause in (2, *again):
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
     assert process.wait(60) == 128 + signal.SIGINT
     nothing_left(folder)
 
