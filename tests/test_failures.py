@@ -59,6 +59,52 @@ def test_the_old_checkpoint_outlives_a_full_file_system(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+ORDER = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+import full_disk
+
+dist.get_rank, dist.broadcast_object_list = lambda: 0, lambda told, src: None
+fsync, replace = os.fsync, os.replace
+done = []
+
+def recording_fsync(number):
+    done.append("fsync " + os.readlink(f"/proc/self/fd/{number}").rsplit("/")[-1])
+    if done[-1] == refuse:
+        raise OSError(28, "No space left on device")
+    fsync(number)
+
+def recording_replace(old, new):
+    done.append("replace")
+    replace(old, new)
+
+os.fsync, os.replace = recording_fsync, recording_replace
+for name, refuse in ("one", ""), ("two", "fsync checkpoint.tmp"):
+    folder = Path(sys.argv[1], name)
+    folder.mkdir()
+    error = full_disk.save_carefully({"step": 1}, folder / "checkpoint.pt")
+    print(done, error and error.errno, sorted(path.name for path in folder.iterdir()))
+    done.clear()
+"""
+
+
+@linux
+def test_a_checkpoint_is_on_the_disk_before_its_name(tmp_path: Path) -> None:
+    """The file, then its name, then the folder; and a full disk may show at the first of them."""
+    done = subprocess.run(
+        [sys.executable, "-c", ORDER, tmp_path],
+        env=os.environ | {"PYTHONPATH": str(PROGRAMS), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.splitlines() == [
+        "['fsync checkpoint.tmp', 'replace', 'fsync one'] None ['checkpoint.pt']",
+        "['fsync checkpoint.tmp'] 28 []",
+    ], done.stderr
+
+
 def carrying(tag: str) -> list[int]:
     """The processes, stopped ones too, that inherited the variable TAG."""
     found = []

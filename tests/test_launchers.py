@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -67,6 +68,63 @@ def test_without_a_launcher_it_says_how_to_start_it(folder: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_by_hand_ends_the_others_when_a_rank_fails(folder: Path) -> None:
+    """Rank 1 fails at once, rank 0 would go on for a minute."""
+    (folder / "rank.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)\n"
+    )
+    shutil.copy2(LAUNCH / "by_hand.py", folder)
+    ended = run(folder, f"{sys.executable} by_hand.py --nproc-per-node=2 rank.py", limit=20)
+    assert ended.returncode == 3
+    assert not marked_processes(str(folder))
+
+
+def test_by_ssh_ends_the_others_when_a_host_fails(folder: Path) -> None:
+    """The second host fails at once, the first would go on for a minute."""
+    (folder / "rsh.sh").write_text('[ "$1" = b ] && exit 3\nexec sleep 60\n')
+    command = f'HOSTS="a b" RSH="bash rsh.sh" bash {LAUNCH}/ssh/by_ssh.sh'
+    started = time.monotonic()
+    ended = run(folder, command, limit=30)
+    assert time.monotonic() - started < 30
+    assert ended.returncode != 0
+
+
+def test_a_checkpoint_that_was_cut_off_is_no_checkpoint(tmp_path: Path, monkeypatch) -> None:
+    """What the disk has not taken gets no name, and the one before it counts."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(LAUNCH)
+    train = importlib.import_module("train")
+    monkeypatch.delitem(sys.modules, "train")  # a name that others may want
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train.save(tmp_path, 20, model, optimizer)
+    train.save(tmp_path, 40, model, optimizer)
+
+    def cut_off(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", cut_off)
+    with pytest.raises(OSError, match="no space"):
+        train.save(tmp_path, 60, model, optimizer)
+    assert train.resume(tmp_path, model, optimizer) == 40
+
+
+# --- How long ranks have: a save must fit torchrun's timeout, and that the notice -------------
+
+
+def test_torchrun_gives_up_before_the_scheduler_does() -> None:
+    for name in ("one_node", "several_nodes"):
+        said = (LAUNCH / f"slurm/{name}.sh").read_text()
+        notice = int(re.search(r"^#SBATCH --signal=TERM@(\d+)", said, re.M)[1])
+        timeout = int(re.search(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", said, re.M)[1])
+        assert 30 < timeout < notice
+    for name in ("trainjob", "pytorchjob"):
+        said = (LAUNCH / f"kubernetes/{name}.yaml").read_text()
+        notice = int(re.search(r"terminationGracePeriodSeconds: (\d+)", said)[1])
+        timeout = int(re.search(r'TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: "(\d+)"', said)[1])
+        assert 30 < timeout < notice
+
+
 # --- Slurm, the real one ------------------------------------------------------------------
 
 
@@ -87,17 +145,24 @@ def test_a_job_whose_time_is_up_saves_queues_again_and_loses_no_step() -> None:
     said = (LAUNCH / "slurm/rehearse.cpu.txt").read_text()
     assert "Restarts=1" in said
     assert "run 0 of job world-size on 2 nodes\n2 ranks, from the beginning\ntime is up" in said
-    assert 20 <= int(re.search(r"2 ranks, resumed at step ≈(\d+)", said)[1]) < 60
+    saved = int(re.search(r"time is up: saved step ≈(\d+), leaving", said)[1])
+    assert int(re.search(r"2 ranks, resumed at step ≈(\d+)", said)[1]) == saved
+    assert 5 < saved < 60, "between the first checkpoint and the end"
+    # the engine compares no digits behind ≈, but the number of different ones on every run
+    assert said.rstrip().splitlines()[-1] == f"      2 step ≈{saved}"
 
 
-def test_a_rehearsal_that_is_interrupted_leaves_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("again", [(), (0.05, 0.1)], ids=["once", "thrice"])
+def test_a_rehearsal_that_is_interrupted_leaves_nothing(folder: Path, again: tuple) -> None:
+    """Also where somebody presses Ctrl-C again because it takes a while."""
     slurm_or_skip()
     process = subprocess.Popen(
         [sys.executable, "rehearse.py", "--nodes", "2", "sleep", "77"],
         cwd=folder, env=environment() | {"TMPDIR": str(folder)},
     )  # fmt: skip
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
+    for pause in (2, *again):
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
     assert process.wait(60) == 128 + signal.SIGINT
     nothing_left(folder)
 

@@ -36,9 +36,8 @@ def variables(options: argparse.Namespace, local: int) -> dict[str, str]:
 def watch(ranks: list[subprocess.Popen], grace: float) -> int:
     """Wait until all ranks have left. One that fails takes the others with it: they would wait
     for it in their next collective, for minutes or for ever."""
-    while any(rank.poll() is None for rank in ranks):
-        failed = [rank.returncode for rank in ranks if rank.returncode]
-        if failed:
+    while None in (codes := [rank.poll() for rank in ranks]):  # ask each: any() stops early
+        if failed := [code for code in codes if code]:
             for rank in ranks:
                 rank.terminate()
             deadline = time.monotonic() + grace  # to save; then nobody asks any more

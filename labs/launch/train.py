@@ -126,7 +126,7 @@ def train(options: argparse.Namespace) -> float | None:
         if stop and step + 1 < options.steps:
             dist.barrier()  # nobody leaves before the checkpoint is there
             if rank == 0:
-                print("time is up: saved, leaving", flush=True)
+                print(f"time is up: saved step ≈{step + 1}, leaving", flush=True)
             return None
 
     with torch.no_grad():

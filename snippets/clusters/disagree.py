@@ -97,8 +97,8 @@ def shape(ledger: Ledger, mended: bool) -> float:
     if dist.get_rank() == ODD:
         matrix = matrix.T.contiguous()  # [3, 2]: as many numbers, in another order
     if mended:
-        assert matrix.numel() == 6
         matrix = matrix.T.contiguous() if matrix.shape == (3, 2) else matrix
+        assert matrix.shape == (2, 3)
     reduce_loss(ledger, matrix)
     return matrix.flatten()[1].item()
 

@@ -48,6 +48,9 @@ def save_carefully(state: dict, path: Path) -> OSError | None:
                 file.flush()
                 os.fsync(file.fileno())  # a full disk may say so only here, or at close
             os.replace(temporary, path)
+            entries = os.open(path.parent, os.O_RDONLY)
+            os.fsync(entries)  # the new name, too, is on the disk before anybody relies on it
+            os.close(entries)
         except OSError as error:
             failed = error
             temporary.unlink(missing_ok=True)  # gives the room back

@@ -128,7 +128,8 @@ def run(folder: Path, chance: random.Random | None) -> int:
         if chance:
             victim, at = chance.randrange(RANKS), chance.randint(1, STEPS - 10)
             ranks: dict[int, int] = {}
-            while torchrun.poll() is None and last_line(folder / "life.0") < at:
+            while len(ranks) < RANKS or last_line(folder / "life.0") < at:
+                assert torchrun.poll() is None
                 if len(ranks) < RANKS:
                     ranks = ranks_of(torchrun.pid)
                 time.sleep(0.005)

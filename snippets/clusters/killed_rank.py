@@ -28,7 +28,10 @@ RANKS, STEPS, VICTIM, AT = 4, 8, 2, 5
 def train(rank: int, folder: Path) -> None:
     for step in range(1, STEPS + 1):
         if (rank, step) == (VICTIM, AT):
-            time.sleep(0.3)  # the others have ended step 4 by now, and wait in step 5
+            others = [folder / f"heartbeat.{r}" for r in range(RANKS) if r != rank]
+            while any(beat.read_text() != str(step - 1) for beat in others):
+                time.sleep(0.05)  # all have ended step 4
+            time.sleep(0.3)  # and wait in step 5
             os.kill(os.getpid(), signal.SIGKILL)
         gradient = torch.ones(1000)
         try:

@@ -4,7 +4,9 @@ The out-of-memory killer, an operator's kill -9 or a lost login session may hit 
 Its ranks have sessions of their own; SIGKILL asks the launcher nothing, so it passes nothing
 on. They keep memory, GPUs and ports, and the next job fails for no reason that it could see. In
 a container or under Slurm the whole group ends together. Elsewhere a rank can ask for it: Linux
-sends a signal of its choice when its parent ends.
+sends a signal of its choice when its parent ends. A rank that asks too late, when the launcher
+is gone already, would wait for that signal for ever: it compares its parent with a number that
+the launcher handed down.
 
     torchrun's ranks here are this same file; they need no torch, so they import none
 """
@@ -21,16 +23,17 @@ from pathlib import Path
 
 
 # --8<-- [start:rank]
-def end_with_parent(parent: int) -> None:
+# start with: sh -c 'LAUNCHER=$$ exec torchrun ...'
+def end_with_parent() -> None:
     """Ask to be killed when the process that started this one ends (Linux)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it ended before we could ask
+    if os.getppid() != int(os.environ["LAUNCHER"]):  # it ended before we could ask
         os._exit(1)
 
 
 def rank(folder: Path, mended: bool) -> None:
     if mended:
-        end_with_parent(os.getppid())  # line one of the program, before torch is imported
+        end_with_parent()  # line one of the program, before torch is imported
     (folder / f"pid.{os.environ['RANK']}").write_text(str(os.getpid()))
     time.sleep(30)  # training
 
@@ -46,7 +49,8 @@ def alive(pid: int) -> bool:
 
 
 def operate(folder: Path, how: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = ["sh", "-c", 'LAUNCHER=$$ exec "$@"', "sh"]
+    command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", __file__, str(folder), how]
     torchrun = subprocess.Popen(
         command, stderr=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(folder)}
@@ -75,6 +79,19 @@ def operate(folder: Path, how: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def ask_too_late(folder: Path) -> None:
+    """Start a rank whose launcher is gone already, so another process is its parent."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    late = subprocess.run(
+        [sys.executable, __file__, str(folder), "mended"],
+        env=os.environ | {"RANK": "0", "LAUNCHER": str(gone.pid)},
+        timeout=60,
+    )
+    assert late.returncode == 1 and not list(folder.iterdir())
+    print("mended: torchrun was gone before the rank could ask; the rank ends")
+
+
 def main() -> None:
     if "RANK" in os.environ:
         return rank(Path(sys.argv[1]), mended=sys.argv[2] == "mended")
@@ -83,6 +100,8 @@ def main() -> None:
     for how in ("bare", "mended"):
         with tempfile.TemporaryDirectory() as name:
             operate(Path(name), how)
+    with tempfile.TemporaryDirectory() as name:
+        ask_too_late(Path(name))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")  # where a user's PATH may not look
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def free_ports(count: int) -> list[int]:
@@ -35,7 +36,12 @@ def free_ports(count: int) -> list[int]:
 
 # --8<-- [start:configuration]
 def configuration(folder: Path, nodes: int, ports: list[int], gpus: int = 0) -> str:
-    """slurm.conf for `nodes` nodes that are all this host, each with `gpus` pretended GPUs."""
+    """slurm.conf for `nodes` nodes that are all this host, each with `gpus` pretended GPUs.
+
+    Waits are short in it. A requeued job waits for `cred_expire`, 120 s by default; and
+    `sbatch --wait` sleeps for 2, 8, 32 s, or for 2 s if a MinJobAge this short would
+    have the job forgotten meanwhile.
+    """
     host = socket.gethostname()
     listen = f"{ports[1]}-{ports[-1]}"
     generic = f" Gres=gpu:{gpus}" if gpus else ""
@@ -59,8 +65,9 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 KillWait=20
+MinJobAge=5
 SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=1,sched_interval=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
 GresTypes=gpu
 SelectType={select}
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={listen} CPUs=4{generic}
@@ -104,9 +111,9 @@ def in_folder(folder: Path) -> list[int]:
 def cluster(nodes: int, gpus: int = 0):
     """Start munged, slurmctld and a slurmd for each node; yield what Slurm's commands need."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    folder.chmod(0o755)
     daemons: list[subprocess.Popen] = []
     try:
+        folder.chmod(0o755)
         (folder / "state").mkdir()
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o400)
@@ -149,6 +156,7 @@ def cluster(nodes: int, gpus: int = 0):
         wait_for(idle, folder, "the nodes")
         yield env
     finally:
+        not_again()
         # Slurm's own shutdown ends jobs; what is left after it is killed
         for daemon in reversed(daemons):
             daemon.terminate()
@@ -166,6 +174,12 @@ def cluster(nodes: int, gpus: int = 0):
                 break
             time.sleep(0.1)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def not_again() -> None:
+    """From here on everything is taken down, however often somebody presses Ctrl-C."""
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def wait_for(ready, folder: Path, what: str, seconds: float = 60) -> None:
@@ -201,9 +215,10 @@ def main() -> int:
         parser.error("name a command, such as: sinfo")
 
     def leave(number: int, frame: object) -> None:
+        not_again()
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDS:
         signal.signal(number, leave)
     with cluster(options.nodes, options.gpus) as env:
         return subprocess.run(options.command, env=env).returncode

@@ -5,7 +5,7 @@ export HEARD=$PWD/heard
 cat >listen.sh <<'END'
 trap 'echo "$1" >>"$HEARD"; leave=1' USR1 TERM
 echo "$1" >>"$HEARD.ready"
-for _ in {1..80}; do sleep 0.1; [ "${leave:-}" ] && break; done
+until [ "${leave:-}" ] || [ -e "$HEARD.over" ]; do sleep 0.1; done
 END
 cat >job.sh <<'END'
 #!/bin/bash
@@ -20,6 +20,7 @@ tell() { # an option of sbatch, and scancel's words for the same
     job=$(sbatch --parsable --nodes=2 --ntasks-per-node=1 --output=/dev/null job.sh)
     until [ "$(wc -l <"$HEARD.ready")" = 5 ]; do sleep 0.1; done
     scancel $2 "$job"
+    sleep 2; touch "$HEARD.over"  # who has not heard it by now is not told
     until scontrol show job "$job" | grep -Eq 'JobState=(COMP|FAIL|CANC)'; do sleep 0.2; done
     echo "$1: $(sort -u "$HEARD" | paste -sd, | sed 's/,/, /g')"
 }

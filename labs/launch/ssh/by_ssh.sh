@@ -18,7 +18,8 @@ done
 trap 'kill -TERM "${agents[@]}" 2>/dev/null' TERM INT HUP
 
 status=0
-for agent in "${agents[@]}"; do
-    wait "$agent" || { status=$?; kill -TERM "${agents[@]}" 2>/dev/null; }
+for _ in "${agents[@]}"; do  # one that fails, wherever it is in the list, ends the others
+    wait -n || { status=$?; kill -TERM "${agents[@]}" 2>/dev/null; }
 done
+wait
 exit $status
