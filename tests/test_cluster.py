@@ -75,6 +75,8 @@ class Machine:
         return subprocess.Popen(
             [sys.executable, *map(str, words)], cwd=self.folder, env=self.environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # a shell starts what stands before `&` with Ctrl-C ignored, these tests perhaps
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     def run(self, *words: str | Path, limit: float = 120) -> subprocess.CompletedProcess:
@@ -82,7 +84,7 @@ class Machine:
         out, err = process.communicate(timeout=limit)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
-    def processes(self) -> list[str]:
+    def processes(self, end: bool = False) -> list[str]:
         """The processes that carry this machine's mark, in whatever namespace."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -91,6 +93,8 @@ class Machine:
                 if "=".join(self.mark).encode() in variables:
                     words = (folder / "cmdline").read_bytes().split(b"\0")
                     found.append(b" ".join(words).decode())
+                    if end:
+                        os.kill(int(folder.name), signal.SIGKILL)
             except OSError:
                 pass
         return found
@@ -108,7 +112,7 @@ class Machine:
         deadline = time.monotonic() + 15
         while time.monotonic() < deadline and (self.processes() or self.traces()[2]):
             time.sleep(0.05)
-        assert self.processes() == []
+        assert self.processes(end=True) == []
         assert self.traces() == self.before
 
 
