@@ -60,8 +60,10 @@ def summary(program: Program) -> str:
     text = program.path.read_text("utf-8")
     if program.path.suffix == ".py":
         text = ast.get_docstring(ast.parse(text)) or _first_cell(text)
+    elif program.path.suffix == ".sh":
+        text = re.match(r"(?:#!.*\n)?((?:# .*\n)*)", text)[1].replace("# ", "")
     else:
-        text = re.sub(r"^\s*(//|#!?|/\*+|\*)\s?", "", text, flags=re.MULTILINE)
+        text = re.sub(r"^\s*(//|/\*+|\*)\s?", "", text, flags=re.MULTILINE)
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
     return re.split(r"(?<=[.!?]) ", paragraph)[0]
 

@@ -1,4 +1,5 @@
 #!/bin/bash
+# A job of one node: torchrun starts the ranks; saved when its time is up.
 #SBATCH --job-name=world-size
 #SBATCH --nodes=1
 #SBATCH --ntasks=1

@@ -1,4 +1,5 @@
 #!/bin/bash
+# A job of several nodes: one torchrun on each, told where to meet; saved when its time is up.
 #SBATCH --job-name=world-size
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1        # one torchrun a node; it starts the ranks

@@ -1,5 +1,5 @@
 #!/bin/bash
-# One torchrun on each host of a list, started by ssh: HOSTS="a b" bash ssh/by_ssh.sh OPTIONS
+# One torchrun on each host of a list, started by ssh: HOSTS="a b" bash ssh/by_ssh.sh OPTIONS.
 # RSH=ssh/here.sh rehearses it: each "host" is then a process of this machine.
 set -u
 hosts=(${HOSTS:?name the hosts: HOSTS="a b" bash ssh/by_ssh.sh})
