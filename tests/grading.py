@@ -1,7 +1,8 @@
 """Grading: what the tests of the labs and of the assessment share.
 
 A wrong answer is a file with the functions and methods that replace those of the finished
-program, the step it spoils and the hint it must get.
+program, the step it spoils and the hint it must get. One that differs from a long function in
+a line has `INSTEAD = {line: what stands there instead}`; a line must occur once.
 """
 
 import ast
@@ -89,8 +90,14 @@ def span(node: ast.AST) -> tuple[int, int]:
 
 
 def spoiled(reference: str, wrong: str) -> str:
-    """The reference with the functions and methods of `wrong` in place of its own."""
-    ours, theirs = ast.parse(reference), ast.parse(wrong)
+    """The reference with the functions, methods and lines of `wrong` in place of its own."""
+    theirs = ast.parse(wrong)
+    for node in theirs.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "INSTEAD":
+            for line, instead in ast.literal_eval(node.value).items():
+                assert reference.count(line) == 1, f"{reference.count(line)} times: {line}"
+                reference = reference.replace(line, instead)
+    ours = ast.parse(reference)
     lines, new = reference.splitlines(), wrong.splitlines()
     edits = []
     kinds = (ast.FunctionDef, ast.ClassDef)
