@@ -220,7 +220,7 @@ class Allocator:
         # <<< solution
 
 
-def stop_kindly(kind, error, trace) -> None:
+def stop_at_blank(kind, error, trace) -> None:
     if kind is not NotImplementedError:
         return sys.__excepthook__(kind, error, trace)
     sys.exit(f"a blank: {error}")
@@ -269,5 +269,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.excepthook = stop_kindly
+    sys.excepthook = stop_at_blank
     main()

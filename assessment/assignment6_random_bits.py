@@ -151,12 +151,12 @@ def main() -> None:
 # --8<-- [end:main]
 
 
-def stop_kindly(kind, error, trace) -> None:
+def stop_at_blank(kind, error, trace) -> None:
     if kind is not NotImplementedError:
         return sys.__excepthook__(kind, error, trace)
     sys.exit(f"a blank: {error}")
 
 
 if __name__ == "__main__":
-    sys.excepthook = stop_kindly
+    sys.excepthook = stop_at_blank
     main()

@@ -25,7 +25,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions as Options
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict

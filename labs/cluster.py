@@ -227,7 +227,7 @@ def keep(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> int:
         if not plan.isolated:
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-            nodes = [start(plan, n, commands[n], "lo") for n in range(plan.nodes)]
+            nodes = [start_node(plan, n, commands[n], "lo") for n in range(plan.nodes)]
             return watch(life, nodes)
         return keep_isolated(life, folder, plan, commands)
     except OSError as error:
@@ -292,7 +292,7 @@ def build(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> lis
             os.read(go, 1)
             furnish(folder, plan, node)
 
-        nodes.append(start(plan, node, commands[node], "eth0", live_apart))
+        nodes.append(start_node(plan, node, commands[node], "eth0", live_apart))
         os.close(is_ready)
         if os.read(ready, 1) != b"1":
             raise OSError(f"node {node} could not have a network of its own")
@@ -343,7 +343,7 @@ def shape(plan: Plan, interface: str) -> None:
         system("tc", "qdisc", "add", "dev", interface, "parent", "1:1", *netem)
 
 
-def start(
+def start_node(
     plan: Plan,
     node: int,
     command: list[str],

@@ -117,7 +117,7 @@ REPORT = Report()
 
 def say(text: str) -> None:
     """Print once, not once per rank."""
-    if os.environ["RANK"] == "0":
+    if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
@@ -153,25 +153,31 @@ OF_GROUP = re.compile(r"gloo|nccl|c10d|store|socket|connection|timed? ?out|launc
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
-    """End on trouble, a blank or a failed check with a sentence in place of a traceback."""
+    """End on a blank or on a failed check with one sentence from one rank."""
+    blank = issubclass(kind, NotImplementedError)
+    if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
+        return sys.__excepthook__(kind, error, trace)
+    own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
+    checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
+    line = getattr(error, "line", (own if blank else checks)[-1].lineno)
+    if os.environ.get("RANK", "0") != "0":
+        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
+    what = "a blank" if blank else "a check that failed"
+    print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
+
+
+def stop_with_report(kind: type[BaseException], error: BaseException, trace) -> None:
+    """End on trouble with a report; on a blank or a failed check with one sentence."""
     text = os.environ.get("RANK", "")
     rank = int(text) if text.isdecimal() else 0
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if issubclass(kind, (NotImplementedError, AssertionError)):
-        blank = issubclass(kind, NotImplementedError)
-        lines = [n for f, n in traceback.walk_tb(trace) if f.f_code.co_filename == __file__]
-        line = lines[-1 if blank else 0]  # the blank itself, but the cell of a check
-        if rank:
-            # rank 0 speaks first, and torchrun then ends the others; every rank meets a blank
-            time.sleep(60 if blank else 5)
-        what = "a blank" if blank else "a check that failed"
-        print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
-    elif kind is Trouble or (issubclass(kind, RuntimeError) and OF_GROUP.search(str(error))):
+    if kind is Trouble or (issubclass(kind, RuntimeError) and OF_GROUP.search(str(error))):
         # torchrun asks all ranks to end when one has: they end by themselves, with a report
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop(error if isinstance(error, Trouble) else broken_off(error, rank), rank)
     else:
-        sys.__excepthook__(kind, error, trace)
+        stop_kindly(kind, error, trace)
 
 
 def stop(trouble: Trouble, rank: int) -> None:
@@ -242,7 +248,7 @@ if __name__ == "__main__":
     options = options_of(sys.argv[1:])
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(os.environ):
         sys.exit(f"start me with: torchrun --nproc-per-node=2 {Path(__file__).name}")
-    sys.excepthook = stop_kindly
+    sys.excepthook = stop_with_report
 
 # %% [markdown]
 # The cells under `if __name__ == "__main__":` run when you start the file. `check.py` imports

@@ -39,7 +39,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
@@ -47,20 +47,21 @@ from torch.utils.data import DistributedSampler
 
 def say(text: str) -> None:
     """Print once, not once per rank."""
-    if os.environ["RANK"] == "0":
+    if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on a blank or on a failed check with one sentence from one rank."""
-    if not issubclass(kind, (NotImplementedError, AssertionError)):
-        return sys.__excepthook__(kind, error, trace)
     blank = issubclass(kind, NotImplementedError)
-    lines = [n for f, n in traceback.walk_tb(trace) if f.f_code.co_filename == __file__]
-    line = lines[-1 if blank else 0]  # the blank itself, but the cell of a check
-    if os.environ["RANK"] != "0":
-        # rank 0 speaks first, and torchrun then ends the others; every rank meets a blank
-        time.sleep(60 if blank else 5)
+    if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
+        return sys.__excepthook__(kind, error, trace)
+    own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
+    checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
+    line = getattr(error, "line", (own if blank else checks)[-1].lineno)
+    if os.environ.get("RANK", "0") != "0":
+        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
 

@@ -48,7 +48,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -61,20 +60,21 @@ from torch.utils._pytree import tree_leaves
 
 def say(text: str) -> None:
     """Print once, not once per rank."""
-    if os.environ["RANK"] == "0":
+    if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on a blank or on a failed check with one sentence from one rank."""
-    if not issubclass(kind, (NotImplementedError, AssertionError, OutOfMemory)):
-        return sys.__excepthook__(kind, error, trace)
     blank = issubclass(kind, NotImplementedError)
-    lines = [n for f, n in traceback.walk_tb(trace) if f.f_code.co_filename == __file__]
-    line = lines[-1 if blank else min(1, len(lines) - 1)]  # the blank, or the line of a check
-    if os.environ["RANK"] != "0":
-        # rank 0 speaks first, and torchrun then ends the others; every rank meets a blank
-        time.sleep(60 if blank else 5)
+    if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
+        return sys.__excepthook__(kind, error, trace)
+    own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
+    checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
+    line = getattr(error, "line", (own if blank else checks)[-1].lineno)
+    if os.environ.get("RANK", "0") != "0":
+        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
 
@@ -176,8 +176,8 @@ def train_alone(clip: float | None = None) -> tuple[list[float], list[float]]:
     return losses, norms
 
 
-def in_row(numbers: Sequence[float]) -> str:
-    return " ".join(f"{number:.4f}" for number in numbers)
+def in_row(numbers: Sequence[float], digits: int = 4) -> str:
+    return " ".join(f"{number:.{digits}f}" for number in numbers)
 
 
 if __name__ == "__main__":
@@ -276,17 +276,16 @@ def ring_bytes(name: str, args: Sequence) -> float:
 
 
 def start() -> torch.device:
-    """Join the group of all ranks; return this rank's accelerator, or the CPU."""
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    kind = torch.accelerator.current_accelerator()
-    enough = torch.accelerator.device_count() >= local_world
-    if kind is not None and enough:
-        device = torch.device(kind.type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 

@@ -47,7 +47,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -56,20 +55,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 def say(text: str) -> None:
     """Print once, not once per rank."""
-    if os.environ["RANK"] == "0":
+    if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on a blank or on a failed check with one sentence from one rank."""
-    if not issubclass(kind, (NotImplementedError, AssertionError)):
-        return sys.__excepthook__(kind, error, trace)
     blank = issubclass(kind, NotImplementedError)
-    lines = [n for f, n in traceback.walk_tb(trace) if f.f_code.co_filename == __file__]
-    line = lines[-1 if blank else min(2, len(lines) - 1)]  # the blank, or the line of a check
-    if os.environ["RANK"] != "0":
-        # rank 0 speaks first, and torchrun then ends the others; every rank meets a blank
-        time.sleep(60 if blank else 5)
+    if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
+        return sys.__excepthook__(kind, error, trace)
+    own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
+    checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
+    line = getattr(error, "line", (own if blank else checks)[-1].lineno)
+    if os.environ.get("RANK", "0") != "0":
+        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
 
@@ -257,17 +257,16 @@ def unknown_keys(config: dict) -> list[str]:
 
 # %%
 def start() -> torch.device:
-    """Join the group of all ranks; return this rank's accelerator, or the CPU."""
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    kind = torch.accelerator.current_accelerator()
-    if kind is not None and torch.accelerator.device_count() >= local_world:
-        device = torch.device(kind.type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    deepspeed.init_distributed()  # it finds the group, and DeepSpeedConfig then knows N
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -956,6 +955,7 @@ def check_checkpoint(device: torch.device, folder: str) -> None:
 # %%
 def main() -> None:
     device = start()
+    deepspeed.init_distributed()  # it finds the group, and DeepSpeedConfig then knows N
     folder = sys.argv[1] if len(sys.argv) > 1 else None
     if folder is not None and Path(folder, "stage2", "latest_universal").is_file():
         engine = make_engine(universal(lab_config(2)), device)

@@ -67,7 +67,7 @@ from types import ModuleType
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -85,18 +85,23 @@ def say(text: str) -> None:
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on a blank or on a failed check with one sentence from one rank."""
-    if issubclass(kind, KeyboardInterrupt):
-        return None
-    if not issubclass(kind, (NotImplementedError, AssertionError)):
-        return sys.__excepthook__(kind, error, trace)
     blank = issubclass(kind, NotImplementedError)
-    lines = [n for f, n in traceback.walk_tb(trace) if f.f_code.co_filename == __file__]
-    line = lines[-1 if blank else min(1, len(lines) - 1)]  # the blank, or the line of a check
+    if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
+        return sys.__excepthook__(kind, error, trace)
+    own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
+    checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
+    line = getattr(error, "line", (own if blank else checks)[-1].lineno)
     if os.environ.get("RANK", "0") != "0":
-        # rank 0 speaks first, and the cluster then ends the others; every rank meets a blank
-        time.sleep(60 if blank or os.environ["GROUP_RANK"] != "0" else 5)
+        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
+
+
+def stop_silently_on_interrupt(kind: type[BaseException], error: BaseException, trace) -> None:
+    """Like stop_kindly, but after Ctrl-C the cluster speaks, and each rank is silent."""
+    if not issubclass(kind, KeyboardInterrupt):
+        stop_kindly(kind, error, trace)
 
 
 def load_cluster() -> ModuleType:
@@ -117,7 +122,7 @@ LAUNCHES = __name__ == "__main__" and "RANK" not in os.environ
 IS_RANK = __name__ == "__main__" and "RANK" in os.environ
 
 if __name__ == "__main__":
-    sys.excepthook = stop_kindly
+    sys.excepthook = stop_silently_on_interrupt
 
 if LAUNCHES:
     cluster = load_cluster()

@@ -45,7 +45,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
@@ -53,20 +53,21 @@ from torch.nn import functional as F
 
 def say(text: str) -> None:
     """Print once, not once per rank."""
-    if os.environ["RANK"] == "0":
+    if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on a blank or on a failed check with one sentence from one rank."""
-    if not issubclass(kind, (NotImplementedError, AssertionError)):
-        return sys.__excepthook__(kind, error, trace)
     blank = issubclass(kind, NotImplementedError)
-    lines = [n for f, n in traceback.walk_tb(trace) if f.f_code.co_filename == __file__]
-    line = lines[-1 if blank else min(1, len(lines) - 1)]  # the blank, or the line of a check
-    if os.environ["RANK"] != "0":
-        # rank 0 speaks first, and torchrun then ends the others; every rank meets a blank
-        time.sleep(60 if blank else 5)
+    if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
+        return sys.__excepthook__(kind, error, trace)
+    own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
+    checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
+    line = getattr(error, "line", (own if blank else checks)[-1].lineno)
+    if os.environ.get("RANK", "0") != "0":
+        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
 
@@ -232,8 +233,8 @@ def train_alone() -> tuple[list[float], list[float]]:
     return losses, norms
 
 
-def in_row(numbers: Sequence[float]) -> str:
-    return " ".join(f"{number:.4f}" for number in numbers)
+def in_row(numbers: Sequence[float], digits: int = 4) -> str:
+    return " ".join(f"{number:.{digits}f}" for number in numbers)
 
 
 if __name__ == "__main__":
@@ -315,17 +316,16 @@ class Grid:
 
 
 def start() -> torch.device:
-    """Join the group of all ranks; return this rank's accelerator, or the CPU."""
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    kind = torch.accelerator.current_accelerator()
-    enough = torch.accelerator.device_count() >= local_world
-    if kind is not None and kind.type != "mps" and enough:  # mps knows no float64
-        device = torch.device(kind.type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -456,7 +456,7 @@ def assert_same(ours: torch.Tensor, true: torch.Tensor, what: str) -> None:
 
 
 @contextmanager
-def all_reduces() -> Iterator[list[int]]:
+def all_reduced_numbers() -> Iterator[list[int]]:
     """Collect the number of elements of each call of dist.all_reduce."""
     sizes, real = [], dist.all_reduce
 
@@ -477,9 +477,9 @@ if __name__ == "__main__":
         grid = Grid(tp=TP)
         x = torch.tensor([3.0], dtype=torch.float64, device=device, requires_grad=True)
         part = ((grid.shard + 1) * copy_to_shards(x, grid)) ** 2
-        with all_reduces() as forward:
+        with all_reduced_numbers() as forward:
             loss = sum_over_shards(part, grid).sum()
-        with all_reduces() as backward:
+        with all_reduced_numbers() as backward:
             loss.backward()
         squares = sum((i + 1) ** 2 for i in range(TP))
         assert_same(loss, torch.tensor(squares * 9.0).double(), "the loss is")
@@ -594,11 +594,11 @@ def compare_with_whole(
     """Assert equal outputs and gradients; return the all-reduces in forward and backward."""
     ours, mine = split(full), x.clone().requires_grad_()
     theirs = x.clone().requires_grad_()
-    with all_reduces() as forward:
+    with all_reduced_numbers() as forward:
         y = ours(mine)
     true = full(theirs)
     assert_same(y, true, "the output is")
-    with all_reduces() as backward:
+    with all_reduced_numbers() as backward:
         (y * y).sum().backward()
     (true * true).sum().backward()
     assert_same(mine.grad, theirs.grad, "the gradient of the input is")
@@ -768,7 +768,7 @@ if __name__ == "__main__":
         true = mean_loss(z, targets)
         true.backward()
         mine = cut(z, -1, grid)
-        with all_reduces() as sizes:
+        with all_reduced_numbers() as sizes:
             loss = vocabulary_parallel_loss(mine, targets, grid)
         loss.backward()
         assert_same(loss, true, "the loss is")

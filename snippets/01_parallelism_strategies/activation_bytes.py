@@ -102,7 +102,7 @@ def measure_recomputed(layer: Layer) -> Counter[str]:
     return saved.parts
 
 
-def show(title: str, parts: Counter[str], formula: dict[str, float]) -> None:
+def report(title: str, parts: Counter[str], formula: dict[str, float]) -> None:
     print(title)
     unit = S * B * H
     for part, predicted in formula.items():
@@ -120,17 +120,17 @@ def main() -> None:
     formula = {"layer norms": 4.0, "attention": 11 + 5 * ratio, "MLP": 19.0}
 
     parts = measure(Layer())
-    show("explicit attention, byte masks: sbh(34 + 5as/h)", parts, formula)
+    report("explicit attention, byte masks: sbh(34 + 5as/h)", parts, formula)
     assert all(parts[part] == predicted * S * B * H for part, predicted in formula.items())
 
     parts = measure(Layer(dropout=dropout_of_cpu))
-    show("the same with the CPU's dropout", parts, formula)
+    report("the same with the CPU's dropout", parts, formula)
 
     formula["attention"] = 11.0
-    show("fused attention: 34sbh", measure(Layer(fused=True)), formula)
+    report("fused attention: 34sbh", measure(Layer(fused=True)), formula)
 
     parts = measure_recomputed(Layer())
-    show("recomputed from its input: 2sbh", parts, {"layer input": 2.0})
+    report("recomputed from its input: 2sbh", parts, {"layer input": 2.0})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ MIB = 2**20
 ELEMENTS = 3 * MIB  # 12 MiB of float32; 2, 3 and 4 ranks divide it
 
 
-def bytes_written() -> int:
+def all_bytes_written() -> int:
     """Bytes this process has given to write calls, sockets included."""
     return int(Path("/proc/self/io").read_text().split("wchar:")[1].split()[0])
 
@@ -57,9 +57,9 @@ def main() -> None:
 
     for name, (share, call) in calls(whole).items():
         dist.barrier()
-        before = bytes_written()
+        before = all_bytes_written()
         call()
-        sent = torch.tensor(bytes_written() - before)
+        sent = torch.tensor(all_bytes_written() - before)
         each = [torch.empty_like(sent) for _ in range(n)]
         dist.all_gather(each, sent)
         busiest, total = max(each).item() / MIB, sum(each).item() / MIB

@@ -24,22 +24,24 @@ def describe(mesh: dist.DeviceMesh) -> str:
     )
 
 
-def start() -> str:
-    """Join the process group; return the type of device that the mesh is made of."""
-    if int(os.environ.get("WORLD_SIZE", "0")) != 4:
-        sys.exit("start this program with: torchrun --nproc-per-node=4 device_mesh.py")
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-        return device.type
-    dist.init_process_group("gloo")
-    return "cpu"
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
 
 
 def main() -> None:
-    device_type = start()
+    if int(os.environ.get("WORLD_SIZE", "0")) != 4:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 device_mesh.py")
+    device_type = start().type
     mesh = init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp", "tp"))
 
     lines: list = [None] * dist.get_world_size()

@@ -49,22 +49,24 @@ def report(order: tuple[str, ...], device: str) -> None:
         print(f"  rank 6 is at {dict(zip(order, coordinates[6], strict=True))}")
 
 
-def start() -> str:
-    """Join the process group; return the type of device."""
-    if os.environ.get("WORLD_SIZE") != "8":
-        sys.exit("start this program with: torchrun --nproc-per-node=8 mesh.py")
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-        return device.type
-    dist.init_process_group("gloo")
-    return "cpu"
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
 
 
 def main() -> None:
-    device = start()
+    if os.environ.get("WORLD_SIZE") != "8":
+        sys.exit("start this program with: torchrun --nproc-per-node=8 mesh.py")
+    device = start().type
     report(("dp", "pp", "tp"), device)
     report(("tp", "pp", "dp"), device)  # the wrong way round
     dist.destroy_process_group()

@@ -76,20 +76,21 @@ def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
 
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
-    if int(os.environ.get("WORLD_SIZE", "0")) != N:
-        sys.exit("start this program with: torchrun --nproc-per-node=4 rooted_collectives.py")
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "0")) != N:
+        sys.exit("start this program with: torchrun --nproc-per-node=4 rooted_collectives.py")
     device = start()
     for operation in (send_and_recv, broadcast, scatter, gather, reduce):
         before = numbers(dist.get_rank(), device)

@@ -47,7 +47,7 @@ def share(owner, strategy: str, rows: int, columns: int) -> float:
     return sum(cell in (0, ALL) for cell in cells) / len(cells)
 
 
-def text(x: float, y: float, words: str, colour: str, size: int, weight: str = "400") -> str:
+def label(x: float, y: float, words: str, colour: str, size: int, weight: str = "400") -> str:
     return (
         f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" font-weight="{weight}">'
         f"{words}</text>"
@@ -80,24 +80,24 @@ def draw() -> str:
     ]
     for index, (strategy, (cut, sent)) in enumerate(CAPTIONS.items()):
         x, y = index % 4 * panel + 6, index // 4 * height + 4
-        parts.append(text(x, y + 18, strategy, INK, 17, "600"))
-        parts.append(text(x, y + 38, "batch", MUTED, 13))
-        parts.append(text(x + 76, y + 38, "model", MUTED, 13))
+        parts.append(label(x, y + 18, strategy, INK, 17, "600"))
+        parts.append(label(x, y + 38, "batch", MUTED, 13))
+        parts.append(label(x + 76, y + 38, "model", MUTED, 13))
         parts += grid(x, y + 46, (15, 17), owner_of_tokens, strategy)
         parts += grid(x + 76, y + 46, (22, 17), owner_of_weights, strategy)
-        parts.append(text(x, y + 154, cut, INK, 14))
-        parts.append(text(x, y + 174, sent, "#c2410c", 14))
+        parts.append(label(x, y + 154, cut, INK, 14))
+        parts.append(label(x, y + 174, sent, "#c2410c", 14))
     x, y = 3 * panel + 6, height + 4  # the last panel is the key
-    parts.append(text(x, y + 18, "key", INK, 17, "600"))
+    parts.append(label(x, y + 18, "key", INK, 17, "600"))
     for row, words in enumerate([f"rank {r}" for r in range(RANKS)] + ["all ranks"]):
         colour, opacity = (COLOURS[row], 0.85) if row < RANKS else (MUTED, 0.16)
         parts.append(
             f'<rect x="{x}" y="{y + 30 + row * 22}" width="15" height="15" fill="{colour}" '
             f'fill-opacity="{opacity}"/>'
         )
-        parts.append(text(x + 24, y + 43 + row * 22, words, MUTED, 14))
-    parts.append(text(x, y + 154, "hollow: gathered first", MUTED, 14))
-    parts.append(text(x, y + 174, "orange: what is sent", "#c2410c", 14))
+        parts.append(label(x + 24, y + 43 + row * 22, words, MUTED, 14))
+    parts.append(label(x, y + 154, "hollow: gathered first", MUTED, 14))
+    parts.append(label(x, y + 174, "orange: what is sent", "#c2410c", 14))
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -30,20 +30,21 @@ def make_groups(layout: list[list[int]]) -> dist.ProcessGroup:
 
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
-    if int(os.environ.get("WORLD_SIZE", "0")) != SIDE**2:
-        sys.exit("4 ranks make the 2 × 2 grid: torchrun --nproc-per-node=4 subgroups.py")
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "0")) != SIDE**2:
+        sys.exit("4 ranks make the 2 × 2 grid: torchrun --nproc-per-node=4 subgroups.py")
     device = start()
     rank = dist.get_rank()
     row, column = make_groups(ROWS), make_groups(COLUMNS)

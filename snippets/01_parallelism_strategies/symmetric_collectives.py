@@ -56,32 +56,33 @@ def barrier(x: torch.Tensor) -> torch.Tensor:
 
 
 def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
-    """Print from rank 0 what all ranks held."""
+    """Print from rank 0 what all ranks held; an empty tensor prints as a dash."""
     states: list = [None] * N
     dist.all_gather_object(states, (before.tolist(), after.tolist()))
     if dist.get_rank() == 0:
         print(f"{name:16}", *(f"{f'rank {r}':12}" for r in range(N - 1)), f"rank {N - 1}")
         for word, column in (("before", 0), ("after", 1)):
-            cells = [" ".join(map(str, state[column])) for state in states]
+            cells = [" ".join(map(str, state[column])) or "–" for state in states]
             print(f"  {word:14}", *(f"{cell:12}" for cell in cells[:-1]), cells[-1])
 
 
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
-    if int(os.environ.get("WORLD_SIZE", "0")) != N:
-        sys.exit("this program needs: torchrun --nproc-per-node=4 symmetric_collectives.py")
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "0")) != N:
+        sys.exit("this program needs: torchrun --nproc-per-node=4 symmetric_collectives.py")
     device = start()
     for operation in (all_gather, reduce_scatter, all_reduce, all_to_all, barrier):
         before = numbers(dist.get_rank(), device)

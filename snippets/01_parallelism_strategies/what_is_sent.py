@@ -28,21 +28,21 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        return x
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient)
-        return gradient
+        total = gradient.contiguous()
+        dist.all_reduce(total)
+        return total
 
 
 class SumOverRanks(torch.autograd.Function):
     """Forward: sum the ranks' partial products. Backward: nothing, all have the gradient."""
 
     @staticmethod
-    def forward(ctx, partial):
-        total = partial.clone()
+    def forward(ctx, term):
+        total = term.clone()
         dist.all_reduce(total)
         return total
 
@@ -151,23 +151,22 @@ def bytes_written() -> int | None:
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this program with: torchrun --nproc-per-node=4 what_is_sent.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    if 4 * H % dist.get_world_size():
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide {4 * H}, the hidden size of the MLP")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
     device = start()
+    if 4 * H % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide {4 * H}, the hidden size of the MLP")
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     w1, w2 = torch.randn(H, 4 * H) / H**0.5, torch.randn(4 * H, H) / (4 * H) ** 0.5

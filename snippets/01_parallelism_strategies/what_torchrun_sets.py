@@ -32,7 +32,7 @@ def report() -> None:
         print("MASTER_ADDR and MASTER_PORT: equal on all ranks")
 
 
-def play_both_nodes() -> int:
+def run_agents() -> int:
     """Start an agent for each node, as two shells on two machines would."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -60,4 +60,4 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         main()
     else:
-        sys.exit(play_both_nodes())
+        sys.exit(run_agents())

@@ -28,7 +28,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 
 LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second

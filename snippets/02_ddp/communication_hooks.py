@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -26,18 +26,17 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 WIDTH, STEPS = 128, 40
 
 
-def setup() -> torch.device:
-    """Start the process group: one accelerator per local rank where possible, else CPU."""
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start with torchrun: torchrun --nproc-per-node=2 communication_hooks.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -120,9 +119,9 @@ def powersgd_bytes(model: nn.Module, rank: int) -> int:
 
 
 def main() -> None:
-    device = setup()
+    device = start()
     report = print if dist.get_rank() == 0 else lambda *_: None
-    start = torch.cat([p.flatten() for p in make_model(device).parameters()]).detach()
+    initial = torch.cat([p.flatten() for p in make_model(device).parameters()]).detach()
 
     def power(rank: int) -> PowerSGDState:
         # the first two steps go uncompressed: DDP rebuilds its buckets in that time
@@ -144,7 +143,7 @@ def main() -> None:
     report(f"{STEPS} steps   bytes/step  of fp32   loss  parameters differ by")
     for name, (sent, loss, parameters) in results.items():
         # as a share of the way which fp32 went from the start
-        far = 100 * ((parameters - plain).norm() / (plain - start).norm()).item()
+        far = 100 * ((parameters - plain).norm() / (plain - initial).norm()).item()
         share = sent / plain_bytes
         report(f"{name:11} {sent:8,}    {share:.3f}  {loss:.4f}  ≈{far:.2g}% of the way")
         if name.startswith("PowerSGD"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -19,22 +19,17 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 ROWS, STEPS = 48, 20
 
 
-def setup() -> torch.device:
-    """Start the process group: one accelerator per local rank where possible, else CPU."""
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start with torchrun: torchrun --nproc-per-node=2 determinism.py")
-    if ROWS % int(os.environ["WORLD_SIZE"]):
-        sys.exit(f"the batch of {ROWS} rows must divide among the ranks")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    # ask for deterministic kernels: an error where an operation has none (a CPU's have)
-    torch.use_deterministic_algorithms(True)
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -75,7 +70,12 @@ def describe(difference: torch.Tensor) -> str:
 
 
 def main() -> None:
-    device = setup()
+    device = start()
+    if ROWS % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the batch of {ROWS} rows must divide among the ranks")
+    # ask for deterministic kernels: an error where an operation has none (a CPU's have)
+    torch.use_deterministic_algorithms(True)
     rank, n = dist.get_rank(), dist.get_world_size()
     report = print if rank == 0 else lambda *_, **__: None
 

@@ -10,7 +10,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -19,18 +19,17 @@ VOCABULARY, HIDDEN, PADDING = 50, 16, -100
 LENGTHS = [30, 28, 25, 27, 9, 12, 14, 10, 20, 18, 15, 22]  # tokens per sequence: [12]
 
 
-def setup() -> torch.device:
-    """Start the process group: one accelerator per local rank where possible, else CPU."""
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start with torchrun: torchrun --nproc-per-node=3 mean_of_means.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -68,7 +67,7 @@ def gradients(model: nn.Module) -> torch.Tensor:
 
 
 def main() -> None:
-    device = setup()
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     inputs, targets = make_batch(device)
 

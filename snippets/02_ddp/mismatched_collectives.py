@@ -18,7 +18,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 
 def step(group: dist.ProcessGroup, args: argparse.Namespace) -> torch.Tensor:

@@ -15,7 +15,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 SAMPLES, WORKERS, EPOCHS = 32, 2, 2

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.join import Join
@@ -22,20 +22,17 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 TIMEOUT = timedelta(seconds=3)  # the default is 30 minutes with gloo, 10 with NCCL
 
 
-def setup() -> torch.device:
-    """Start the process group: one accelerator per local rank where possible, else CPU."""
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start with torchrun: torchrun --nproc-per-node=2 uneven_inputs.py")
-    if int(os.environ["WORLD_SIZE"]) > 5:
-        sys.exit("rank r has 6 - r batches, so at most 5 ranks")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -130,7 +127,10 @@ def with_join(device: torch.device) -> None:
 
 
 def main() -> None:
-    device = setup()
+    device = start()
+    if dist.get_world_size() > 5:
+        dist.destroy_process_group()
+        sys.exit("rank r has 6 - r batches, so at most 5 ranks")
     if "--without-join" in sys.argv:
         without_join(device)
     else:

@@ -18,7 +18,7 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -86,6 +86,20 @@ def cost(device: torch.device) -> None:
             print(f"{name:22}  ≈{1e3 * median:.1f} ms per step  ≈{ratio:.2f} × default")
 
 
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mend", choices=["find_unused_parameters", "static_graph"])
@@ -93,16 +107,7 @@ def main() -> int:
     parser.add_argument("--cost", action="store_true")
     args = parser.parse_args()
 
-    if "LOCAL_RANK" not in os.environ:
-        sys.exit("start with torchrun: torchrun --nproc-per-node=2 unused_parameters.py")
-    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    device = start()
 
     failed = False
     torch.manual_seed(dist.get_rank())

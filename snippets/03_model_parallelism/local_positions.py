@@ -42,20 +42,25 @@ def attend(q, k, v, of_rotation: torch.Tensor, of_mask: torch.Tensor) -> torch.T
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
 
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mend", action="store_true")
     args = parser.parse_args()
-    if "LOCAL_RANK" not in os.environ:
-        sys.exit("start with torchrun: torchrun --nproc-per-node=4 local_positions.py")
-    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     if S % n:
         dist.destroy_process_group()

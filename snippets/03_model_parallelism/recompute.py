@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-BLOCKS, M, TOKENS, HIDDEN = 4, 4, 256, 64
+BLOCKS, M, TOKENS, H = 4, 4, 256, 64
 
 
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(nn.functional.gelu(self.up(x)))  # [tokens, h]
@@ -58,9 +58,9 @@ def step(blocks: nn.Sequential, inputs: torch.Tensor, unit: int) -> tuple[int, i
 def main() -> None:
     torch.manual_seed(0)
     blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
-    inputs = torch.randn(M, TOKENS, HIDDEN)
-    bsh = TOKENS * HIDDEN * 4  # bytes of a micro-batch at the border of two blocks
-    forward = 2 * 8 * HIDDEN * HIDDEN * TOKENS * BLOCKS * M  # FLOPs: two products of h x 4h
+    inputs = torch.randn(M, TOKENS, H)
+    bsh = TOKENS * H * 4  # bytes of a micro-batch at the border of two blocks
+    forward = 2 * 8 * H * H * TOKENS * BLOCKS * M  # FLOPs: two products of h x 4h
 
     print("recomputed                 kept a micro-batch  FLOPs, in forwards  ratio")
     truth, base = None, 0

@@ -13,7 +13,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch.nn import functional as F
 
 B, HEADS, S, D = 2, 4, 960, 16  # h = 64; 1, 2, 3 and 4 ranks divide S
@@ -138,17 +138,22 @@ def compare(group: dist.ProcessGroup, device: torch.device) -> None:
         )
 
 
-def main() -> None:
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this program with: torchrun --nproc-per-node=4 ring_attention.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def main() -> None:
+    device = start()
     world = dist.get_world_size()
     if S % math.lcm(*range(1, world + 1)):
         dist.destroy_process_group()

@@ -11,7 +11,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -26,7 +25,7 @@ DP, PP, TP = 2, 2, 2
 LAYERS, H, BATCH, MICRO_BATCHES, STEPS = 4, 32, 16, 4, 5
 
 
-class Block(nn.Module):
+class NormedBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(H)
@@ -52,22 +51,29 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != DP * PP * TP:
         sys.exit("DP 2 × PP 2 × TP 2: torchrun --nproc-per-node=8 three_dimensions.py")
-    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    device = start()
     mesh = init_device_mesh(device.type, (DP, PP, TP), mesh_dim_names=("dp", "pp", "tp"))
     dp, pp, tp = (mesh[name].get_local_rank() for name in ("dp", "pp", "tp"))
 
     torch.manual_seed(0)  # every rank builds the whole model, and keeps its part
-    whole = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
+    whole = nn.Sequential(*(NormedBlock() for _ in range(LAYERS))).to(device)
     batches = [torch.randn(BATCH, H).to(device) for _ in range(STEPS)]
 
     # --8<-- [start:compose]

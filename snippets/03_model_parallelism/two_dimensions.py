@@ -13,7 +13,6 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 LAYERS, H, BATCH, STEPS = 2, 32, 8, 4
 
 
-class Block(nn.Module):
+class NormedBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(H)
@@ -40,7 +39,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(NormedBlock() for _ in range(LAYERS))
         self.head = nn.Linear(H, H)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -70,17 +69,24 @@ def train(model: nn.Module, batches: list[torch.Tensor], shard: slice) -> list[t
     return losses
 
 
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != 4:
         sys.exit("a 2 × 2 mesh: torchrun --nproc-per-node=4 two_dimensions.py")
-    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    device = start()
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
 
     torch.manual_seed(0)

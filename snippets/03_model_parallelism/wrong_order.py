@@ -11,7 +11,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 

@@ -17,12 +17,12 @@ import time
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
 SLOW, STEPS = 2.0, 5  # seconds that the disk takes, at least; steps meanwhile
+WIDTH = 32
 
 
 class SlowDisk(dcp.FileSystemWriter):
@@ -36,7 +36,7 @@ class SlowDisk(dcp.FileSystemWriter):
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.relu(self.up(x)))
@@ -49,7 +49,7 @@ def build(seed: int, device: torch.device) -> tuple[nn.Module, torch.optim.Optim
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    x = torch.randn(8, 32).to(next(model.parameters()).device)
+    x = torch.randn(8, WIDTH).to(next(model.parameters()).device)
     nn.functional.mse_loss(model(x), x.tanh()).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -58,15 +58,14 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this with: torchrun --nproc-per-node=2 async_save.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -28,7 +27,7 @@ BATCH, WIDTH = 24, 48
 SAVED_AT, LAST = 3, 6  # steps
 
 
-class Net(nn.Module):
+class Regressor(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, 8)
@@ -39,7 +38,7 @@ class Net(nn.Module):
 
 def build(seed: int, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = Net().to(device)
+    model = Regressor().to(device)
     for layer in model.children():
         fully_shard(layer)
     fully_shard(model)
@@ -99,26 +98,27 @@ def whole(model: nn.Module) -> list[torch.Tensor]:
 
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
-    if "LOCAL_RANK" not in os.environ or sys.argv[1:] not in (["save"], ["load"]):
-        sys.exit("start this with: torchrun --nproc-per-node=4 checkpoint_reshard.py save|load")
-    if sys.argv[1] == "load" and not Path("checkpoint/.metadata").exists():
-        sys.exit("there is no checkpoint here: run it with `save` first")
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
+    if "LOCAL_RANK" not in os.environ or sys.argv[1:] not in (["save"], ["load"]):
+        sys.exit("start this with: torchrun --nproc-per-node=4 checkpoint_reshard.py save|load")
+    if sys.argv[1] == "load" and not Path("checkpoint/.metadata").exists():
+        sys.exit("there is no checkpoint here: run it with `save` first")
     device = start()
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     rank, n = dist.get_rank(), dist.get_world_size()
     model, optimizer = build(seed=0 if sys.argv[1] == "save" else 99, device=device)
     rest = range(SAVED_AT, LAST)

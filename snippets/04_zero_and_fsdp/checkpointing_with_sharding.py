@@ -11,7 +11,6 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
@@ -31,11 +30,11 @@ class Block(nn.Module):
 
 
 class Count(TorchDispatchMode):
-    """Count collectives, and at every operator the parameters that are whole."""
+    """Count collectives, their bytes, and at every operator the parameters that are whole."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.calls, self.peak = model, Counter(), 0
+        self.model, self.calls, self.bytes, self.peak = model, Counter(), Counter(), 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if DTensor in types:
@@ -43,13 +42,15 @@ class Count(TorchDispatchMode):
         if func.namespace == "c10d":
             name = func.overloadpacket.__name__.strip("_").removesuffix("_base")
             self.calls[name] += 1
+            whole = args[1] if name == "reduce_scatter" else args[0]
+            self.bytes[name] += whole.nbytes
         self.peak = max(self.peak, whole_bytes(self.model))
         return func(*args, **(kwargs or {}))
 
 
 def whole_bytes(model: nn.Module) -> int:
     """Bytes of the parameters that are gathered now: fully_shard swaps DTensors for tensors."""
-    return sum(p.nbytes for p in model.parameters() if whole(p))
+    return sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
 
 
 def whole(parameter: nn.Parameter) -> bool:
@@ -71,23 +72,22 @@ def checkpoint_outside(block: nn.Module) -> nn.Module:
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this with: torchrun --nproc-per-node=2 checkpointing_with_sharding.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
     device = start()
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)

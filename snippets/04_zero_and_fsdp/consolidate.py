@@ -13,17 +13,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
+WIDTH = 64
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.relu(self.up(x)))
@@ -32,15 +33,14 @@ class Net(nn.Module):
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this with: torchrun --nproc-per-node=2 consolidate.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = fully_shard(Net().to(device))
-    x = torch.randn(4, 64).to(device)
+    x = torch.randn(4, WIDTH).to(device)
     with torch.no_grad():
         expected = model(x).cpu()
 

@@ -27,7 +27,6 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -57,7 +56,7 @@ KEYS = (  # stage, keys, elements that two micro-batches send, in units of Ψ
 )
 
 
-class Net(nn.Module):
+class TanhNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
@@ -128,7 +127,7 @@ def config(stage: int, bf16: bool, ranks: int, keys: dict | None = None) -> dict
 def with_deepspeed(stage: int, bf16: bool, device: torch.device, keys=None) -> Result:
     rank, n, before = dist.get_rank(), dist.get_world_size(), live_bytes()
     torch.manual_seed(0)
-    model = Net().to(device)
+    model = TanhNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config(stage, bf16, n, keys)
@@ -173,7 +172,7 @@ def plain(device: torch.device, shard: bool) -> Result:
     before = live_bytes()
     rank, n = (dist.get_rank(), dist.get_world_size()) if shard else (0, 1)
     torch.manual_seed(0)
-    model = Net().to(device)
+    model = TanhNet().to(device)
     if shard:
         for layer in model.layers:
             fully_shard(layer)
@@ -203,25 +202,24 @@ def plain(device: torch.device, shard: bool) -> Result:
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this with: torchrun --nproc-per-node=2 deepspeed_stages.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    if dist.get_world_size() not in (1, 2, 4):
-        dist.destroy_process_group()
-        sys.exit(
-            "start this with 1, 2 or 4 ranks: others cut layers, and the count is not even"
-        )
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
     device = start()
+    if dist.get_world_size() not in (1, 2, 4):
+        dist.destroy_process_group()
+        sys.exit(
+            "start this with 1, 2 or 4 ranks: others cut layers, and the count is not even"
+        )
     n = dist.get_world_size()
     ring = (n - 1) / n
     truth, *counts = plain(device, shard=False)

@@ -11,7 +11,6 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -32,7 +31,7 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
-class Count(TorchDispatchMode):
+class CountCalls(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls = Counter()
@@ -68,12 +67,12 @@ def new(model: nn.Module, mesh, reshard: bool | None) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def train(model: nn.Module, inputs: torch.Tensor) -> tuple[float, Count]:
+def train(model: nn.Module, inputs: torch.Tensor) -> tuple[float, CountCalls]:
     """The last loss, and the collectives of the last forward and backward."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        with Count() as count:
+        with CountCalls() as count:
             loss = (model(inputs) - 1).square().mean()
             loss.backward()
         optimizer.step()
@@ -83,23 +82,22 @@ def train(model: nn.Module, inputs: torch.Tensor) -> tuple[float, Count]:
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this program with: torchrun --nproc-per-node=4 fsdp1_strategies.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    if dist.get_world_size() != 4:
-        dist.destroy_process_group()
-        sys.exit("fsdp1_strategies.py needs 4 ranks: torchrun --nproc-per-node=4")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
     device = start()
+    if dist.get_world_size() != 4:
+        dist.destroy_process_group()
+        sys.exit("fsdp1_strategies.py needs 4 ranks: torchrun --nproc-per-node=4")
     rank = dist.get_rank()
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)

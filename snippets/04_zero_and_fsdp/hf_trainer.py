@@ -14,7 +14,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")

@@ -11,7 +11,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 BATCH, H, LAYERS = 24, 12, 4  # 1, 2, 3 and 4 ranks divide the batch
 
 
-class Block(nn.Module):
+class WideningBlock(nn.Module):
     def __init__(self, index: int) -> None:
         super().__init__()
         width = H * (index + 2)  # each block has another size, by which a gather is known
@@ -57,28 +56,27 @@ def look_ahead(blocks: list[FSDPModule], by: int) -> None:
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this program with: torchrun --nproc-per-node=2 prefetch.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
     device = start()
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     rank, n = dist.get_rank(), dist.get_world_size()
     inputs = torch.randn(BATCH // n, H).to(device)
     for by in (None, 1, 2):
         torch.manual_seed(0)
-        model = nn.Sequential(*(Block(index) for index in range(LAYERS))).to(device)
+        model = nn.Sequential(*(WideningBlock(index) for index in range(LAYERS))).to(device)
         sizes = {
             sum(-(-p.shape[0] // n) * n * p[0].numel() for p in block.parameters()): index
             for index, block in enumerate(model)

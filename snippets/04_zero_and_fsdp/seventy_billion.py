@@ -18,7 +18,6 @@ from collections import defaultdict
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -32,7 +31,7 @@ B, S = 1, 8192  # of each rank
 GB = 1e9
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         kv = H // HEADS * KV_HEADS
@@ -60,7 +59,7 @@ class Llama(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(V, H)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(LlamaBlock() for _ in range(LAYERS))
         self.norm, self.head = nn.RMSNorm(H), nn.Linear(H, V, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 H, LAYERS, BATCH, STEPS = 480, 8, 16, 2  # tokens of one rank; 1, 2, 3 and 4 divide H²
 
@@ -97,7 +96,7 @@ def train(layers: list[Layer], inputs: torch.Tensor, t: int) -> dict[str, int]:
     return held
 
 
-def bytes_written() -> int:
+def all_bytes_written() -> int:
     """Bytes this process has given to write calls, sockets included."""
     return int(Path("/proc/self/io").read_text().split("wchar:")[1].split()[0])
 
@@ -124,9 +123,9 @@ def main() -> None:
         for t in range(1, STEPS + 1):
             inputs = torch.randn(BATCH, H).bfloat16()
             dist.barrier()
-            before = bytes_written()
+            before = all_bytes_written()
             held = train(layers, inputs, t)
-            sent = (bytes_written() - before) / psi
+            sent = (all_bytes_written() - before) / psi
         final = torch.cat([layer.whole().flatten() for layer in layers])
         reference = final if stage == 0 else reference
         assert torch.equal(final, reference)  # the same sums of the same numbers

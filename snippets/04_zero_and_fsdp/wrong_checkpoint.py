@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -29,7 +28,7 @@ from torch.distributed.fsdp import fully_shard
 WIDTH, TRAINED = 32, 300  # features, steps before the save
 
 
-class Net(nn.Module):
+class GatedNet(nn.Module):
     def __init__(self, gated: bool = False) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
@@ -42,7 +41,7 @@ class Net(nn.Module):
 
 def sharded(device: torch.device, gated: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    return fully_shard(Net(gated).to(device))
+    return fully_shard(GatedNet(gated).to(device))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps: int) -> float:
@@ -62,15 +61,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps:
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this with: torchrun --nproc-per-node=2 wrong_checkpoint.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -112,12 +110,12 @@ def main() -> None:
             size = sum(tensor.numel() for tensor in state.values())
             print(f"2. {name}: {size:,} elements, up.weight {list(state['up.weight'].shape)}")
         try:
-            Net().load_state_dict(torch.load("rank0.pt"))
+            GatedNet().load_state_dict(torch.load("rank0.pt"))
         except RuntimeError as error:
             line = str(error).splitlines()[1].strip()
             print(f"   {type(error).__name__}: {line.split(',')[0]} …")
         assert Path("whole.pt").exists()
-        Net().load_state_dict(torch.load("whole.pt"))
+        GatedNet().load_state_dict(torch.load("whole.pt"))
 
     jumps = []
     for kept in (True, False):

@@ -11,7 +11,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 
 BATCH, STEPS, H, LAYERS = 48, 5, 60, 12  # 1, 2, 3 and 4 ranks divide the batch
@@ -82,23 +82,22 @@ class ZeRO2:
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this program with: torchrun --nproc-per-node=4 zero2.py")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
 def main() -> None:
     device = start()
+    if BATCH % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)

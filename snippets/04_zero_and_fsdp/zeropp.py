@@ -16,7 +16,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 PSI, BLOCK = 2**20, 256  # elements; elements that share one scale
 NODE = 2  # ranks of one node

@@ -8,30 +8,26 @@ bf16 copies of the weights are counted apart: they live until backward has used 
 import contextlib
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 TOKENS, H, BLOCKS = 384, 128, 4
 LOW = torch.bfloat16
 
 
-class Block(nn.Module):
+class NormedBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.up, self.down = (
-            nn.LayerNorm(H),
-            nn.Linear(H, 4 * H),
-            nn.Linear(4 * H, H),
-        )
+        self.norm = nn.LayerNorm(H)
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))  # [tokens, h]
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
 def measure(low_model: bool, autocast: bool) -> tuple[list[float], list[str]]:
     """One step of Adam; bytes of each kind, and the types of what it leaves."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+    model = nn.Sequential(*(NormedBlock() for _ in range(BLOCKS)))
     model = model.bfloat16() if low_model else model
     psi = sum(p.numel() for p in model.parameters())
     shapes = {p.shape for p in model.parameters() if p.dim() == 2}

@@ -11,7 +11,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch import nn
 from torch.amp import GradScaler
 from torch.distributed.fsdp import fully_shard

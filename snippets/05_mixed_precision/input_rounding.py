@@ -23,7 +23,7 @@ PREDICTED = math.sqrt(2 / 12 / (1.5 / math.log(2)))
 def round_mantissa(x: torch.Tensor, m: int) -> torch.Tensor:
     """Round fp32 to `m` bits of mantissa, ties to even; m = 10 gives tf32."""
     drop = 23 - m
-    bits = x.view(torch.int32)
+    bits = x.contiguous().view(torch.int32)
     bits = bits + (2 ** (drop - 1) - 1) + ((bits >> drop) & 1)
     return (bits & -(2**drop)).view(torch.float32)
 

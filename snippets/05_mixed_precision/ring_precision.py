@@ -11,7 +11,6 @@ import sys
 import matplotlib
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt

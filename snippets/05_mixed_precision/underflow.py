@@ -18,7 +18,7 @@ from torch import nn
 CONTEXT, H, LAYERS, STEPS = 8, 64, 4, 60
 
 
-class Block(nn.Module):
+class NarrowBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(H)
@@ -41,7 +41,7 @@ def build(vocabulary: int) -> nn.Module:
         nn.Embedding(vocabulary, H // CONTEXT * 4),  # [b, context, h/2]
         nn.Flatten(),
         nn.Linear(H * 4, H),
-        *(Block() for _ in range(LAYERS)),
+        *(NarrowBlock() for _ in range(LAYERS)),
         nn.LayerNorm(H),
         nn.Linear(H, vocabulary),
     )

@@ -42,7 +42,7 @@ class Checkpoint(torch.autograd.Function):
         return None, None, again.grad
 
 
-class Block(nn.Module):
+class DropoutBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
@@ -55,7 +55,7 @@ class Block(nn.Module):
 def step(run: Callable[[Function, torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, int]:
     """The gradient of all parameters as one vector, and the bytes that forward kept."""
     torch.manual_seed(0)
-    blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+    blocks = nn.ModuleList(DropoutBlock() for _ in range(LAYERS))
     x = torch.randn(TOKENS, H, requires_grad=True)
     kept = {}
     weights = {p.untyped_storage().data_ptr() for p in blocks.parameters()}

@@ -12,25 +12,23 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def setup() -> torch.device:
-    """Start the process group: one accelerator per local rank where possible, else CPU."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        sys.exit("start with torchrun and 2 ranks: torchrun --nproc-per-node=2 diagnose.py")
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -129,7 +127,11 @@ def made_steps(device: torch.device) -> dict[str, tuple[Callable, Callable, int]
 
 
 def main() -> None:
-    device = setup()
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        sys.exit("start with torchrun and 2 ranks: torchrun --nproc-per-node=2 diagnose.py")
+    device = start()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     report = print if dist.get_rank() == 0 else lambda *_: None
     rates = calibrate(device)
     report(

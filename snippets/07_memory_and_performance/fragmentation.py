@@ -128,7 +128,7 @@ class Layer(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-class Trace(TorchDispatchMode):
+class LargeTrace(TorchDispatchMode):
     """(number, bytes) of what operators allocate, above 1 MiB; negative when it is freed."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Trace(TorchDispatchMode):
 
 def training(lengths: list[int], keep: bool = True) -> Iterator[list[tuple[int, int]]]:
     """What each step allocates and frees, the first with the building of the model."""
-    with Trace() as trace:
+    with LargeTrace() as trace:
         with torch.device("meta"):
             model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
         adam, kept = torch.optim.Adam(model.parameters(), foreach=False), []

@@ -19,11 +19,12 @@ TOKENS, H, LAYERS = 512, 64, 8
 
 
 class Live(TorchDispatchMode):
-    """Bytes of live storages that operators made."""
+    """Bytes of live storages that operators made, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}
+        self.now = self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -32,8 +33,13 @@ class Live(TorchDispatchMode):
                 storage = tensor.untyped_storage()
                 if (key := storage._cdata) not in self.sizes:
                     self.sizes[key] = storage.nbytes()
-                    weakref.finalize(storage, self.sizes.pop, key).atexit = False
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self.forget, key).atexit = False
+        self.peak = max(self.peak, self.now)
         return result
+
+    def forget(self, key: int) -> None:
+        self.now -= self.sizes.pop(key)
 
 
 class Offload(saved_tensors_hooks):

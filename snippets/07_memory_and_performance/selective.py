@@ -25,11 +25,12 @@ aten = torch.ops.aten
 
 
 class Live(TorchDispatchMode):
-    """Bytes of live storages that operators made."""
+    """Bytes of live storages that operators made, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}
+        self.now = self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -38,8 +39,13 @@ class Live(TorchDispatchMode):
                 storage = tensor.untyped_storage()
                 if (key := storage._cdata) not in self.sizes:
                     self.sizes[key] = storage.nbytes()
-                    weakref.finalize(storage, self.sizes.pop, key).atexit = False
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self.forget, key).atexit = False
+        self.peak = max(self.peak, self.now)
         return result
+
+    def forget(self, key: int) -> None:
+        self.now -= self.sizes.pop(key)
 
 
 def core(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -47,7 +53,7 @@ def core(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return scores.softmax(-1) @ v  # [b, a, s, h/a]
 
 
-class Layer(nn.Module):
+class LayerAroundCore(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(H), nn.LayerNorm(H)
@@ -63,11 +69,11 @@ class Layer(nn.Module):
 
 
 # --8<-- [start:ways]
-def keep_all(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+def keep_all(layer: LayerAroundCore, x: torch.Tensor) -> torch.Tensor:
     return layer(x)
 
 
-def core_again(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+def core_again(layer: LayerAroundCore, x: torch.Tensor) -> torch.Tensor:
     layer.core = partial(checkpoint, core, use_reentrant=False)
     return layer(x)
 
@@ -79,12 +85,12 @@ def policy(ctx, op, *args, **kwargs) -> CheckpointPolicy:
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def keep_products(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+def keep_products(layer: LayerAroundCore, x: torch.Tensor) -> torch.Tensor:
     contexts = partial(create_selective_checkpoint_contexts, policy)
     return checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
 
 
-def keep_input(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+def keep_input(layer: LayerAroundCore, x: torch.Tensor) -> torch.Tensor:
     return checkpoint(layer, x, use_reentrant=False)
 
 
@@ -95,7 +101,7 @@ def step(way) -> tuple[int, int, torch.Tensor]:
     """Bytes kept between forward and backward, FLOPs of both, gradient of the input."""
     torch.manual_seed(0)
     x = torch.randn(B, S, H, requires_grad=True)
-    layer, again = Layer(), Layer()
+    layer, again = LayerAroundCore(), LayerAroundCore()
     with Live() as live:
         for weight in layer.parameters():
             live.sizes[weight.untyped_storage()._cdata] = 0  # not an activation

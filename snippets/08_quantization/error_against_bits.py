@@ -23,7 +23,7 @@ def quantize(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, float]:
     return ((x - low) / step).round() * step + low, step.item()
 
 
-def decibels(signal: float, noise: float) -> float:
+def in_decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise)
 
 
@@ -75,8 +75,8 @@ def main() -> None:
             back, step = quantize(x, bits)
             error = back - x
             noise, signal = error.square().mean().item(), x.var().item()
-            curves[name].append(decibels(signal, noise))
-            predicted[name].append(decibels(signal, step**2 / 12))
+            curves[name].append(in_decibels(signal, noise))
+            predicted[name].append(in_decibels(signal, step**2 / 12))
             plain = f"{step**2 / 12:.3e}"
             if name == "uniform" or bits >= 3:
                 assert math.isclose(noise, step**2 / 12, rel_tol=0.015), (name, bits)

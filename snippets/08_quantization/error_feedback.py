@@ -10,7 +10,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 H, SAMPLES, STEPS, LR = 64, 256, 600, 0.05
 

@@ -137,7 +137,7 @@ def widest(weight: torch.Tensor, largest: int) -> torch.Tensor:
     return weight.abs().amax(1, keepdim=True) / largest
 
 
-def least_squares(weight: torch.Tensor, largest: int) -> torch.Tensor:
+def least_squares_steps(weight: torch.Tensor, largest: int) -> torch.Tensor:
     """The step, a share of the widest, with the smallest square error for each row."""
     steps = torch.stack([widest(weight, largest) * share / 20 for share in range(4, 21)])
     back = (weight / steps).round().clamp(-largest, largest) * steps  # [17, out, in]
@@ -193,7 +193,7 @@ def main() -> None:
     print(f"fp32: ≈{fp32:.3f} bits per character; after {STEPS} more steps ≈{control:.3f}")
 
     weight = model.blocks[0].up.weight.detach().requires_grad_()
-    step = least_squares(weight.detach(), 7)
+    step = least_squares_steps(weight.detach(), 7)
     fake = torch.fake_quantize_per_channel_affine(
         weight, step[:, 0], torch.zeros(len(step), dtype=torch.int32), 0, -7, 7
     )
@@ -209,7 +209,7 @@ def main() -> None:
     print("bits   rounded, widest range   rounded, best range   trained on   recovered")
     for bits in (4, 3, 2):
         wide = bits_per_character(quantized(model, bits, widest), held_out)
-        ours = quantized(model, bits, least_squares)
+        ours = quantized(model, bits, least_squares_steps)
         best = bits_per_character(ours, held_out)
         before = ours.head.weight.detach().clone()
         train(ours, text, STEPS, lr=3e-3)

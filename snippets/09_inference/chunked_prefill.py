@@ -41,7 +41,7 @@ class CachedBlock(nn.Module):
 class CachedCharModel(nn.Module):
     """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer."""
 
-    def __init__(self, vocabulary=42, hidden=128, heads=4, layers=2, context=CONTEXT) -> None:
+    def __init__(self, vocabulary=42, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, hidden)
         self.position = nn.Embedding(context, hidden)
@@ -146,7 +146,7 @@ def draw(gaps: dict[str, list[float]]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = CachedCharModel()
+    model = CachedCharModel(hidden=128)
     prompt = torch.randint(42, (LONG,)).tolist()
     serve(model, prompt[:64], BUDGET)  # warm up
     shown, engines, ends = {}, {}, {}

@@ -57,7 +57,7 @@ class CachedBlock(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-class CachedCharModel(nn.Module):
+class TrainedCharModel(nn.Module):
     """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer.
 
     Without the two it is the model that is trained: whole sequences, causal, no cache.
@@ -108,7 +108,7 @@ def train(model: nn.Module, ids: torch.Tensor, steps=500, rows=8, context=64, lr
 class Slots:
     """A cache [layers, 2, slots, a, context, h/a]; every row has a length of its own."""
 
-    def __init__(self, model: CachedCharModel) -> None:
+    def __init__(self, model: TrainedCharModel) -> None:
         self.model = model
         hidden, heads = model.token.embedding_dim, model.blocks[0].heads
         self.cache = torch.zeros(len(model.blocks), 2, SLOTS, heads, CONTEXT, hidden // heads)
@@ -228,7 +228,7 @@ def main() -> None:
     torch.set_num_threads(1)
     alphabet, text, held_out = unicode_names()
     torch.manual_seed(0)
-    model = CachedCharModel(len(alphabet))
+    model = TrainedCharModel(len(alphabet))
     train(model, text, steps=250)
 
     newline = alphabet.index("\n")

@@ -66,7 +66,6 @@ class Pool:
 
     def __init__(self, model: CachedCharModel, blocks: int) -> None:
         self.model, self.free = model, list(range(blocks))
-        self.users = [0] * blocks
         heads, size = model.blocks[0].heads, model.token.embedding_dim
         self.data = torch.zeros(len(model.blocks), 2, blocks, BLOCK, heads, size // heads)
 
@@ -91,11 +90,19 @@ class Pool:
         return self.model(torch.tensor([ids]), positions[None], attends)[0]
 
 
+class SharedPool(Pool):
+    """A pool that counts for each block how many sequences use it."""
+
+    def __init__(self, model: CachedCharModel, blocks: int) -> None:
+        super().__init__(model, blocks)
+        self.users = [0] * blocks
+
+
 # --8<-- [start:write]
 class Sequence:
     """A text, and where its keys and values lie."""
 
-    def __init__(self, pool: Pool, ids: list[int], table: list[int]) -> None:
+    def __init__(self, pool: SharedPool, ids: list[int], table: list[int]) -> None:
         self.pool, self.ids, self.table, self.copies = pool, ids, table, 0
 
     def fork(self) -> "Sequence":
@@ -142,7 +149,7 @@ def main() -> None:
     answers = [[dice.randrange(42) for _ in range(12)] for _ in range(4)]
 
     for words in ("with copy on write", "without"):
-        pool = Pool(model, 64)
+        pool = SharedPool(model, 64)
         first = Sequence(pool, [], [])
         first.extend(prompt)
         samples = [first, *(first.fork() for _ in range(3))]

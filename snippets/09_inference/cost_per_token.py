@@ -19,7 +19,7 @@ HIDDEN, HEADS, LAYERS, VOCABULARY = 256, 4, 4, 256
 POINTS = (64, 128, 256, 512, 1024)
 
 
-class CachedBlock(nn.Module):
+class PlainBlock(nn.Module):
     """As in kv_cache.py."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ def draw(without: list[float], cached: list[float]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    blocks = nn.ModuleList(CachedBlock() for _ in range(LAYERS))
+    blocks = nn.ModuleList(PlainBlock() for _ in range(LAYERS))
     head = nn.Linear(HIDDEN, VOCABULARY)
     text = torch.randn(1, max(POINTS), HIDDEN)
     print("tokens    MFLOPs of the next token      its time")

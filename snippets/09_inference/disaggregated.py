@@ -54,12 +54,11 @@ class CachedCharModel(nn.Module):
         return self.head(self.norm(x))
 
 
-def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
 def without_cache(model: CachedCharModel, ids: list[int]) -> torch.Tensor:
     """Logits [s, v] of the whole sequence at once."""
+
+    def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     positions = torch.arange(len(ids))[None]
     return model(torch.tensor([ids]), positions, [causal] * len(model.blocks))[0]
@@ -72,7 +71,7 @@ def prefill(model: CachedCharModel, prompt: list[int]) -> tuple[torch.Tensor, in
 
     def keep(q, k, v):
         kept.append(torch.cat([k, v]))
-        return causal(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     positions = torch.arange(len(prompt))[None]
     logits = model(torch.tensor([prompt]), positions, [keep] * len(model.blocks))

@@ -12,7 +12,7 @@ Cache = list[tuple[torch.Tensor, torch.Tensor] | None]  # per layer: keys, value
 
 
 # --8<-- [start:block]
-class CachedBlock(nn.Module):
+class ConcatBlock(nn.Module):
     """Attention, then an MLP; keys and values of what came before are handed in and out."""
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -49,7 +49,7 @@ class CachedModel(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, hidden)
         self.position = nn.Embedding(context, hidden)
-        self.blocks = nn.ModuleList(CachedBlock(hidden, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(ConcatBlock(hidden, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary)
 
@@ -80,7 +80,7 @@ def with_cache(model: CachedModel, prompt: torch.Tensor, tokens: int) -> torch.T
 
 
 @torch.no_grad()
-def without_cache(model: CachedModel, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
+def without_any_cache(model: CachedModel, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
     for _ in range(tokens):
         logits, _ = model(prompt)
         prompt = torch.cat([prompt, logits[:, -1].argmax(-1, keepdim=True)], 1)
@@ -97,7 +97,7 @@ def main() -> None:
     ids = torch.randint(37, (3, 48))
 
     assert torch.equal(
-        with_cache(model, ids[:, :16], 40), without_cache(model, ids[:, :16], 40)
+        with_cache(model, ids[:, :16], 40), without_any_cache(model, ids[:, :16], 40)
     )
     print("40 tokens after a prompt of 16, three sequences: the same with and without a cache")
 

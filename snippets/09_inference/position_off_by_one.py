@@ -29,7 +29,7 @@ def unicode_names() -> tuple[str, torch.Tensor, torch.Tensor]:
     return alphabet, ids[:-20_800], ids[-20_800:]
 
 
-class CachedBlock(nn.Module):
+class ConcatBlock(nn.Module):
     """Attention, then an MLP; keys and values of what came before are handed in and out."""
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -47,9 +47,9 @@ class CachedBlock(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # each [b, a, s, d]
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)  # [b, a, c+s, d]
-        new, seen_ = q.shape[2], k.shape[2]
+        new, all_ = q.shape[2], k.shape[2]
         # row i is token c+i, and sees columns 0 to c+i
-        seen = torch.ones(new, seen_, dtype=torch.bool, device=x.device).tril(seen_ - new)
+        seen = torch.ones(new, all_, dtype=torch.bool, device=x.device).tril(all_ - new)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x)))), (k, v)
@@ -62,7 +62,7 @@ class CachedModel(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, hidden)
         self.position = nn.Embedding(context, hidden)
-        self.blocks = nn.ModuleList(CachedBlock(hidden, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(ConcatBlock(hidden, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary)
 

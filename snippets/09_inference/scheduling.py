@@ -15,7 +15,7 @@ SLOTS, REQUESTS, RATE = 16, 2000, 520
 
 
 @dataclass
-class Request:
+class Job:
     arrival: float
     prompt: int
     output: int
@@ -24,19 +24,19 @@ class Request:
     last: float = 0.0
 
 
-def load(rate: float = RATE) -> list[Request]:
+def load(rate: float = RATE) -> list[Job]:
     dice, clock, requests = random.Random(0), 0.0, []
     for _ in range(REQUESTS):
         clock += dice.expovariate(rate)
         prompt = min(128, 1 + round(dice.lognormvariate(math.log(24), 0.6)))
         output = min(256, 1 + round(dice.lognormvariate(math.log(24), 0.9)))
         guess = output * 2 ** dice.uniform(-1, 1)
-        requests.append(Request(clock, prompt, output, guess))
+        requests.append(Job(clock, prompt, output, guess))
     return requests
 
 
 # --8<-- [start:policies]
-POLICIES: dict[str, Callable[[Request, float], float]] = {  # the lowest goes first
+POLICIES: dict[str, Callable[[Job, float], float]] = {  # the lowest goes first
     "first come": lambda r, now: r.arrival,
     "shortest": lambda r, now: r.output,
     "shortest guess": lambda r, now: r.guess,
@@ -45,11 +45,11 @@ POLICIES: dict[str, Callable[[Request, float], float]] = {  # the lowest goes fi
 }
 
 
-def serve(requests: list[Request], policy: Callable[[Request, float], float]) -> None:
+def serve(requests: list[Job], policy: Callable[[Job, float], float]) -> None:
     """Continuous batching; before each step the policy says who gets the free slots."""
     clock, arrived = 0.0, 0
-    waiting: list[Request] = []
-    running: list[Request] = []
+    waiting: list[Job] = []
+    running: list[Job] = []
     while arrived < len(requests) or waiting or running:
         if not waiting and not running:
             clock = max(clock, requests[arrived].arrival)
@@ -72,7 +72,7 @@ def serve(requests: list[Request], policy: Callable[[Request, float], float]) ->
 # --8<-- [end:policies]
 
 
-def alone(r: Request) -> float:
+def alone(r: Job) -> float:
     """Seconds from first to last with the server to oneself: prefill, then a token a step."""
     steps = r.output - 1
     context = steps * r.prompt + steps * (steps + 1) / 2

@@ -41,7 +41,7 @@ class CachedBlock(nn.Module):
 class CachedCharModel(nn.Module):
     """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer."""
 
-    def __init__(self, vocabulary: int, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
+    def __init__(self, vocabulary=42, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, hidden)
         self.position = nn.Embedding(context, hidden)

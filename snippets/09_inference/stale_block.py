@@ -63,7 +63,7 @@ def without_cache(model: CachedCharModel, ids: list[int]) -> torch.Tensor:
 
 
 # --8<-- [start:run]
-class Pool:
+class PrefillPool:
     """Blocks of keys and values for every layer, and the numbers of those that are free."""
 
     def __init__(self, model: CachedCharModel, blocks: int) -> None:
@@ -114,7 +114,7 @@ def main() -> None:
     for words, careless in (("masked to the length", False), ("masked to the block", True)):
         errors, seen = [], set()
         for secret in secrets:
-            pool = Pool(model, 2)
+            pool = PrefillPool(model, 2)
             pool.prefill(secret, careless=False)
             logits = pool.prefill(ours, careless)
             errors.append((logits - right).abs().max().item())
@@ -130,11 +130,11 @@ def main() -> None:
             assert max(errors) < 1e-4 and len(seen) == 1
 
     for part, words in ((0, "keys"), (1, "values")):
-        pool = Pool(model, 2)
+        pool = PrefillPool(model, 2)
         pool.data[:, part] = float("nan")
         assert pool.prefill(ours, careless=False).isnan().all()
         print(f"{words} filled with NaN: NaN behind a correct mask too")
-    pool = Pool(model, 2)
+    pool = PrefillPool(model, 2)
     pool.data.fill_(1e4)
     torch.testing.assert_close(pool.prefill(ours, careless=False), right, rtol=0, atol=1e-4)
     pool.data.fill_(1e4)

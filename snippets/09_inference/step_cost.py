@@ -16,7 +16,7 @@ from torch.nn import functional as F
 HIDDEN, HEADS, LAYERS = 128, 4, 2
 
 
-class CachedBlock(nn.Module):
+class WritingBlock(nn.Module):
     """Attention over a cache, then an MLP, each behind a norm and added to what came in."""
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -73,7 +73,7 @@ def fit(shapes: list[tuple[int, int, int]], seconds: list[float], terms=3) -> to
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    blocks = nn.ModuleList(CachedBlock(HIDDEN, HEADS) for _ in range(LAYERS))
+    blocks = nn.ModuleList(WritingBlock(HIDDEN, HEADS) for _ in range(LAYERS))
     decode = [(b, 1, c) for b in (1, 2, 4, 8, 16, 32) for c in (32, 64, 128, 256)]
     prefill = [(1, s, s) for s in (16, 32, 64, 128)]
     shapes = decode + prefill

@@ -17,19 +17,14 @@ HIDDEN, HEADS, LAYERS, MOST, VOCABULARY = 64, 4, 3, 32, 37
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
-        sys.exit(
-            "start this program with: torchrun --nproc-per-node=2 tensor_parallel_decode.py"
-        )
-    if HEADS % int(os.environ["WORLD_SIZE"]):
-        sys.exit(f"{HEADS} heads are split evenly over 1, 2 or 4 ranks")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
-        device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
-        dist.init_process_group(device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
     return device
 
 
@@ -95,6 +90,9 @@ def decode(weights: dict, prompt: list[int], tokens: int, reduce) -> tuple:
 @torch.no_grad()
 def main() -> None:
     device = start()
+    if HEADS % dist.get_world_size():
+        dist.destroy_process_group()
+        sys.exit(f"{HEADS} heads are split evenly over 1, 2 or 4 ranks")
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
     weights = make_weights(device)

@@ -15,7 +15,7 @@ def hadamard(n: int) -> torch.Tensor:
     """Sylvester's: entries ±1/√n, rows orthogonal, n a power of two."""
     h = torch.ones(1, 1)
     while len(h) < n:
-        h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
     return h / n**0.5
 
 

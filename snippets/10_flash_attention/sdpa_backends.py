@@ -68,6 +68,8 @@ def median_ms(function) -> float:
     for _ in range(5):
         begin = time.perf_counter()
         function()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
     return 1e3 * statistics.median(times)
 
@@ -119,8 +121,6 @@ def main() -> None:
         def call(backend=backend) -> None:
             with sdpa_kernel(backend):
                 F.scaled_dot_product_attention(q, k, v, is_causal=True)
-                if cuda:
-                    torch.cuda.synchronize()
 
         call()
         print(f"{backend.name:16} ≈{median_ms(call):.2f} ms")

@@ -6,7 +6,7 @@ DTensors. A fake process group answers for the ranks that are not there.
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 B, H, LAYERS, RANKS = 32, 64, 3, 4
 
 
-class MLP(nn.Module):
+class ResidualMLP(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
@@ -31,7 +31,7 @@ class MLP(nn.Module):
 
 
 def model() -> nn.Sequential:
-    return nn.Sequential(*(MLP() for _ in range(LAYERS)))
+    return nn.Sequential(*(ResidualMLP() for _ in range(LAYERS)))
 
 
 # --8<-- [start:flops]

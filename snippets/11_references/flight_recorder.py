@@ -19,7 +19,6 @@ from pathlib import Path
 os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 
 def step(number: int) -> None:

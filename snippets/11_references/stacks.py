@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 
 def next_batch(batches: queue.Queue) -> torch.Tensor:

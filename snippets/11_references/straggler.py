@@ -12,7 +12,6 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 from torch.profiler import ProfilerActivity, profile, record_function
 
 SLOW, STEPS = 1, 8

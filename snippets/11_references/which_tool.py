@@ -22,7 +22,6 @@ os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of torch 2.13; 0 turn
 import torch
 import torch._inductor.codecache  # the recorder's stacks need it: here once, not in 12 ranks
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 TIMEOUT = timedelta(seconds=6)
 

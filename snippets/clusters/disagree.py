@@ -22,7 +22,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 RANKS, ODD = 3, 1
 
@@ -121,7 +120,7 @@ def run(rank: int, tool: str) -> dict[str, tuple[float | str, str | None]]:
     return results
 
 
-def fork_rank(rank: int, tool: str, folder: Path) -> int:
+def fork_rank_with(rank: int, tool: str, folder: Path) -> int:
     """Start a process that is this rank; its number."""
     if pid := os.fork():
         return pid
@@ -167,7 +166,7 @@ def main() -> None:
     tools = ("bare", "DETAIL", "mended")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pids = [fork_rank(rank, tool, folder) for tool in tools for rank in range(RANKS)]
+        pids = [fork_rank_with(rank, tool, folder) for tool in tools for rank in range(RANKS)]
         assert not any(wait_for(pids))
         said = {
             tool: [

@@ -19,14 +19,14 @@ import re
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
-STEPS, EVERY, FULL, ROOM_AGAIN = 8, 2, 4, 7
+RANKS, STEPS, EVERY, FULL, ROOM_AGAIN = 2, 8, 2, 4, 7
 SMALL = "--on" in sys.argv
 
 
@@ -127,18 +127,23 @@ def look(path: Path) -> str:
     return f"step {state['step']}"
 
 
-def fork_rank(rank: int, files: Path, folder: Path, careful: bool) -> int:
-    """Start a process that is this rank; its number."""
+def train_and_tell(rank: int, files: Path, folder: Path, careful: bool) -> None:
+    (files / f"said.{rank}").write_text("\n".join(train(rank, folder, careful)))
+
+
+def fork_quiet_rank(rank: int, folder: Path, work: Callable, *given) -> int:
+    """Start a process that is this rank, and runs `work(rank, folder, *given)`; its number."""
     if pid := os.fork():
         return pid
     try:
         signal.alarm(60)  # whatever happens, no rank outlives this
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        store = dist.FileStore(str(files / "store"), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
+        store = dist.FileStore(str(folder / "store"), RANKS)
         timeout = timedelta(seconds=20)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
-        said = train(rank, folder, careful)
-        (files / f"said.{rank}").write_text("\n".join(said))
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
+        )
+        work(rank, folder, *given)
         os._exit(0)
     finally:
         os._exit(1)
@@ -166,9 +171,12 @@ def main() -> None:
             files = Path(name)
             folder = Path(sys.argv[sys.argv.index("--on") + 1]) if SMALL else files / "disk"
             folder.mkdir(exist_ok=True)
-            ranks = [fork_rank(rank, files, folder, careful) for rank in range(2)]
+            ranks = [
+                fork_quiet_rank(rank, files, train_and_tell, folder, careful)
+                for rank in range(RANKS)
+            ]
             assert wait_for(ranks) == [0, 0]
-            said = [(files / f"said.{rank}").read_text().splitlines() for rank in range(2)]
+            said = [(files / f"said.{rank}").read_text().splitlines() for rank in range(RANKS)]
             for line in said[0]:
                 print(f"  rank 0, {line}")
             if careful:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 
 RANKS, STEPS, EVERY, ROWS, WIDTH = 2, 40, 6, 16, 32
 

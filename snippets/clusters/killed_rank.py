@@ -14,12 +14,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 RANKS, STEPS, VICTIM, AT = 4, 8, 2, 5
 
@@ -45,18 +45,19 @@ def train(rank: int, folder: Path) -> None:
 # --8<-- [end:rank]
 
 
-def fork_rank(rank: int, folder: Path) -> int:
-    """Start a process that is this rank; its number."""
+def fork_quiet_rank(rank: int, folder: Path, work: Callable, *given) -> int:
+    """Start a process that is this rank, and runs `work(rank, folder, *given)`; its number."""
     if pid := os.fork():
         return pid
     try:
         signal.alarm(60)  # whatever happens, no rank outlives this
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
         store = dist.FileStore(str(folder / "store"), RANKS)
+        timeout = timedelta(seconds=20)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=20)
+            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )
-        train(rank, folder)
+        work(rank, folder, *given)
         os._exit(0)
     finally:
         os._exit(1)
@@ -91,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        statuses = wait_for([fork_rank(rank, folder) for rank in range(RANKS)])
+        statuses = wait_for([fork_quiet_rank(rank, folder, train) for rank in range(RANKS)])
         said = [outcome(folder / f"error.{rank}") for rank in range(RANKS)]
         beats = [int((folder / f"heartbeat.{rank}").read_text()) for rank in range(RANKS)]
 

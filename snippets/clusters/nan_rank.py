@@ -18,12 +18,12 @@ import pickle
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 RANKS, STEPS, ROWS, GUILTY, AT = 3, 8, 6, 1, 4
 TRUTH = torch.tensor([1.0, -2.0, 3.0])
@@ -83,8 +83,12 @@ def train(rank: int, how: str) -> tuple[torch.Tensor, list[str]]:
     return weights, said
 
 
-def fork_rank(rank: int, folder: Path) -> int:
-    """Start a process that is this rank; its number."""
+def every_way(rank: int) -> dict[str, tuple]:
+    return {how: train(rank, how) for how in ("bare", "guarded", "without", "alone")}
+
+
+def fork_rank(rank: int, folder: Path, work: Callable) -> int:
+    """Start a process that is this rank, and writes what `work(rank)` returns; its number."""
     if pid := os.fork():
         return pid
     try:
@@ -94,9 +98,7 @@ def fork_rank(rank: int, folder: Path) -> int:
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )
-        runs = ("bare", "guarded", "without", "alone")
-        results = {how: train(rank, how) for how in runs}
-        (folder / f"results.{rank}").write_bytes(pickle.dumps(results))
+        (folder / f"found.{rank}").write_bytes(pickle.dumps(work(rank)))
         dist.barrier()
         os._exit(0)
     finally:
@@ -121,10 +123,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        assert not any(wait_for([fork_rank(rank, folder) for rank in range(RANKS)]))
-        ranks = [
-            pickle.loads((folder / f"results.{rank}").read_bytes()) for rank in range(RANKS)
-        ]
+        assert not any(wait_for([fork_rank(rank, folder, every_way) for rank in range(RANKS)]))
+        ranks = [pickle.loads((folder / f"found.{r}").read_bytes()) for r in range(RANKS)]
 
     print("bare")
     for rank, results in enumerate(ranks):

@@ -26,7 +26,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 STEPS, EVERY, CUT_AT, ROWS, PATIENCE = 40, 8, 20, 12, 5  # seconds
 AGENT = [

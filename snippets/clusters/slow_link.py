@@ -17,12 +17,12 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 RANKS, LINK, HELD, COMPUTE = 4, {1, 2}, 0.04, 0.02
 sick = False
@@ -119,8 +119,8 @@ def run(rank: int) -> tuple:
     return healthy, straggler, slow, trips, detour, phase(detour)
 
 
-def fork_rank(rank: int, folder: Path) -> int:
-    """Start a process that is this rank; its number."""
+def fork_rank(rank: int, folder: Path, work: Callable) -> int:
+    """Start a process that is this rank, and writes what `work(rank)` returns; its number."""
     if pid := os.fork():
         return pid
     try:
@@ -130,9 +130,7 @@ def fork_rank(rank: int, folder: Path) -> int:
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )
-        found = run(rank)
-        if rank == 0:
-            (folder / "found").write_bytes(pickle.dumps(found))
+        (folder / f"found.{rank}").write_bytes(pickle.dumps(work(rank)))
         dist.barrier()
         os._exit(0)
     finally:
@@ -182,8 +180,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        assert not any(wait_for([fork_rank(rank, folder) for rank in range(RANKS)]))
-        found = pickle.loads((folder / "found").read_bytes())
+        assert not any(wait_for([fork_rank(rank, folder, run) for rank in range(RANKS)]))
+        found = pickle.loads((folder / "found.0").read_bytes())
     healthy, straggler, slow, trips, detour, mended = found
 
     tables = {"healthy": healthy, "a slow rank": straggler, "a slow link": slow}

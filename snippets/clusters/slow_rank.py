@@ -16,12 +16,12 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 RANKS, ROWS, SLOW, TIMES_SLOWER, PER_ROW = 3, 48, 1, 3, 0.003
 X = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(0))
@@ -85,8 +85,8 @@ def run(rank: int) -> list[dict]:
     return [*phases, phase(rank, share, sick=True)]
 
 
-def fork_rank(rank: int, folder: Path) -> int:
-    """Start a process that is this rank; its number."""
+def fork_rank(rank: int, folder: Path, work: Callable) -> int:
+    """Start a process that is this rank, and writes what `work(rank)` returns; its number."""
     if pid := os.fork():
         return pid
     try:
@@ -96,8 +96,7 @@ def fork_rank(rank: int, folder: Path) -> int:
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )
-        phases = run(rank)
-        (folder / f"phases.{rank}").write_bytes(pickle.dumps(phases))
+        (folder / f"found.{rank}").write_bytes(pickle.dumps(work(rank)))
         dist.barrier()
         os._exit(0)
     finally:
@@ -122,8 +121,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        assert not any(wait_for([fork_rank(rank, folder) for rank in range(RANKS)]))
-        ranks = [pickle.loads((folder / f"phases.{r}").read_bytes()) for r in range(RANKS)]
+        assert not any(wait_for([fork_rank(rank, folder, run) for rank in range(RANKS)]))
+        ranks = [pickle.loads((folder / f"found.{r}").read_bytes()) for r in range(RANKS)]
 
     names = ("healthy", f"rank {SLOW} is slow", "rows dealt by speed")
     steps = []

@@ -17,12 +17,12 @@ import re
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early, or it would hold the group to the end
 
 RANKS, STEPS, KEPT = 2, 12, {0: [3, 6, 9], 1: [3, 6]}  # the steps that each disk holds
 
@@ -69,20 +69,24 @@ def resume(rank: int, disk: Path, how: str) -> tuple[int, str, torch.Tensor]:
     return first, "done", weights
 
 
-def fork_rank(rank: int, folder: Path, how: str) -> int:
-    """Start a process that is this rank; its number."""
+def resume_and_tell(rank: int, folder: Path, how: str) -> None:
+    end = resume(rank, folder.parent / f"disk.{rank}", how)
+    (folder / f"{rank}").write_bytes(pickle.dumps(end))
+
+
+def fork_quiet_rank(rank: int, folder: Path, work: Callable, *given) -> int:
+    """Start a process that is this rank, and runs `work(rank, folder, *given)`; its number."""
     if pid := os.fork():
         return pid
     try:
         signal.alarm(60)  # whatever happens, no rank outlives this
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        store = dist.FileStore(str(folder / f"store.{how}"), RANKS)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
+        store = dist.FileStore(str(folder / "store"), RANKS)
         timeout = timedelta(seconds=20)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )
-        end = resume(rank, folder / f"disk.{rank}", how)
-        (folder / f"{how}.{rank}").write_bytes(pickle.dumps(end))
+        work(rank, folder, *given)
         os._exit(0)
     finally:
         os._exit(1)
@@ -113,10 +117,11 @@ def main() -> None:
                 torch.save(undisturbed(step), disk / f"{step}.pt")
             print(f"rank {rank} has checkpoints of steps {steps}")
         for how in ("newest", "common"):
-            assert not any(wait_for([fork_rank(rank, folder, how) for rank in range(RANKS)]))
-            ends = [
-                pickle.loads((folder / f"{how}.{rank}").read_bytes()) for rank in range(RANKS)
-            ]
+            told = folder / how
+            told.mkdir()
+            ranks = [fork_quiet_rank(rank, told, resume_and_tell, how) for rank in range(RANKS)]
+            assert not any(wait_for(ranks))
+            ends = [pickle.loads((told / f"{rank}").read_bytes()) for rank in range(RANKS)]
             print(how)
             right = undisturbed(STEPS)
             for rank, (first, end, weights) in enumerate(ends):

@@ -142,7 +142,7 @@ def cluster(nodes: int, gpus: int = 0):
             f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid",
             f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed",
         )  # fmt: skip
-        wait_for((folder / "munge.socket").exists, folder, "munged")
+        wait_until((folder / "munge.socket").exists, folder, "munged")
         start("slurmctld", "-D")
         for node in range(1, nodes + 1):
             start("slurmd", "-D", "-N", f"n{node}")
@@ -153,7 +153,7 @@ def cluster(nodes: int, gpus: int = 0):
             )
             return seen.stdout.split() == ["idle", str(nodes)]
 
-        wait_for(idle, folder, "the nodes")
+        wait_until(idle, folder, "the nodes")
         yield env
     finally:
         not_again()
@@ -182,7 +182,7 @@ def not_again() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def wait_for(ready, folder: Path, what: str, seconds: float = 60) -> None:
+def wait_until(ready, folder: Path, what: str, seconds: float = 60) -> None:
     """Wait until `ready()`; say what the daemons said if that does not come."""
     deadline = time.monotonic() + seconds
     while not ready():
