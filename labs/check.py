@@ -18,11 +18,17 @@ GPUS = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VIS
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
 sys.dont_write_bytecode = True
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))
+if not (ROOT / "graders").is_dir():
+    sys.exit("check.py needs the folder graders/, which lies beside labs/")
 
-import graders as graders_of  # noqa: E402
 from graders import runner  # noqa: E402
 
 INDENT = " " * 8
+GRADERS = sorted(ROOT.glob("graders/labs/lab*.py")) + sorted(
+    ROOT.glob("graders/assessment/*.py")
+)
 
 
 def show(label: str, text: str) -> None:
@@ -43,114 +49,98 @@ def ranks(worlds: list[int]) -> str:
     )
 
 
-def grade(
-    machine: runner.Runner,
-    step: runner.Step,
-    path: Path,
-    output: bool,
-    alone: bool,
-    more: bool = False,
-) -> bool:
-    """Run one step at all its world sizes, stop at the first failure, print; True if passed.
+class Grading:
+    """One file, graded step by step."""
 
-    `alone`: the lab is a program of one process, so nothing need be said about ranks. A trial
-    runs what it needs by itself.
-    """
-    if isinstance(step, runner.Trial):
-        return grade_trial(machine, step, path, output, more)
-    passed = []
-    for world in step.worlds:
-        found: list[str] = []
-        group = machine.run(step, path, world)
-        try:
-            runner.judge_ends(group, step)
-            if step.symmetric:
-                runner.compare_calls(group, step)
-            step.judge(group, found.append)
-        except runner.Blank as blank:
-            print(f"step {step.number}  blank   {step.title}")
-            show("to do:", str(blank))
-            return False
-        except runner.Wrong as wrong:
-            print(f"step {step.number}  wrong   {step.title}")
-            if passed:
-                show("right:", f"all is well at {ranks(passed)}")
-            for text in found:
-                show("right:", text)
-            at = "" if alone else f"at {ranks([world])}, "
-            show("wrong:", f"{at}{wrong.what}")
-            show("hint:", wrong.hint)
-            if output:
+    def __init__(self, path: Path, lab, machine: runner.Runner, options: argparse.Namespace):
+        self.path, self.lab, self.machine = path.resolve(), lab, machine
+        self.output, self.more = options.output, options.more
+        self.sizes = sorted({world for step in lab.steps for world in step.worlds})
+
+    def grade(self, step: runner.Step) -> bool:
+        """Run one step at all its world sizes, up to the first failure; True if it passed.
+
+        A trial runs what it needs by itself. Of a program of one process, ranks are not said.
+        """
+        if isinstance(step, runner.Trial):
+            with self.machine.bench(step, self.path) as bench:
+                right: list[str] = []
+                passed = self.judge(step, step.trial(bench), right, "")
+                if passed is False and self.output:
+                    for line in bench.last_words():
+                        print(f"{INDENT}it printed: {line}")
+            return passed is True and self.passed(step, "", right)
+        done: list[int] = []
+        for world in step.worlds:
+            group = self.machine.run(step, self.path, world)
+            right = [f"all is well at {ranks(done)}"] if done else []
+            at = "" if self.sizes == [1] else f"at {ranks([world])}, "
+            passed = self.judge(step, runner.judge(group, step), right, at)
+            if passed is False and self.output:
                 for number, rank in enumerate(group.ranks):
                     for line in rank.output.splitlines()[-20:]:
                         print(f"{INDENT}rank {number} printed: {line}")
-            return False
-        passed.append(world)
-    at = "" if alone else f" ({ranks(passed)})"
-    print(f"step {step.number}  passed  {step.title}{at}")
-    show("right:", step.proves)
-    return True
+            if not passed:
+                return False
+            done.append(world)
+        return self.passed(step, "" if self.sizes == [1] else f" ({ranks(done)})", [])
 
-
-def grade_trial(
-    machine: runner.Runner, step: runner.Trial, path: Path, output: bool, more: bool
-) -> bool:
-    """Run a trial, print what it found; True if it passed."""
-    found: list[str] = []
-    with machine.bench(step, path) as bench:
+    def judge(
+        self, step: runner.Step, judge: runner.Judge | None, right: list[str], at: str
+    ) -> bool | None:
+        """Print what is wrong and return False; None for a blank, True if all is right."""
         try:
-            step.judge(bench, found.append)
+            for text in judge or ():
+                right.append(text)
         except runner.Blank as blank:
             print(f"step {step.number}  blank   {step.title}")
             show("to do:", str(blank))
-            return False
+            return None
         except runner.Wrong as wrong:
             print(f"step {step.number}  wrong   {step.title}")
-            for text in found:
+            for text in right:
                 show("right:", text)
-            show("wrong:", wrong.what)
-            show("hint:", wrong.hint)
-            if more and wrong.more:
-                show("mend:", wrong.more)
-            for line in bench.last_words() if output else []:
-                print(f"{INDENT}it printed: {line}")
+            show("wrong:", at + wrong.what)
+            show("hint:", (runner.HINTS | self.lab.hints)[wrong.hint])
+            if self.more and wrong.hint in self.lab.more:
+                show("mend:", self.lab.more[wrong.hint])
             return False
-    print(f"step {step.number}  passed  {step.title}")
-    for text in [*found, step.proves]:
-        show("right:", text)
-    return True
+        return True
+
+    def passed(self, step: runner.Step, at: str, right: list[str]) -> bool:
+        """Print that a step passed, and what was right."""
+        print(f"step {step.number}  passed  {step.title}{at}")
+        for text in [*right, step.proves]:
+            show("right:", text)
+        return True
 
 
-def grade_file(
-    path: Path, chosen: int | None, limit: float, output: bool, gpus: bool, more: bool = False
-) -> bool:
+def grade_file(path: Path, options: argparse.Namespace) -> bool:
     """Grade all steps of a file, or one and those it needs; True if all asked for passed."""
-    lab = re.match(r"\w+(?=\.|-|$)", path.name)
-    graders = sorted(Path(__file__).parent.glob("graders/lab*.py"))
-    graders += sorted((graders_of.ASSESSMENT / "graders").glob("[a-z]*.py"))
-    known = [grader.stem for grader in graders]
-    if lab is None or lab[0] not in known:
+    chosen, name = options.step, re.match(r"\w+(?=\.|-|$)", path.name)
+    known = [grader.stem for grader in GRADERS]
+    if name is None or name[0] not in known:
         sys.exit(f"{path.name}: the name must begin with that of a lab: {', '.join(known)}")
     if not path.is_file():
         sys.exit(f"there is no file {path}: python labs/start.py writes one")
-    steps = runner.importlib.import_module(f"graders.{lab[0]}").STEPS
-    if chosen is not None and chosen not in [step.number for step in steps]:
-        sys.exit(f"{lab[0]} has steps 1 to {steps[-1].number}, there is no step {chosen}")
-    asked = [step for step in steps if chosen in (None, step.number)]
+    lab = runner.lab_of(name[0])
+    if chosen is not None and chosen not in [step.number for step in lab.steps]:
+        sys.exit(f"{name[0]} has steps 1 to {len(lab.steps)}, there is no step {chosen}")
+    asked = [step for step in lab.steps if chosen in (None, step.number)]
     wanted = {step.number for step in asked} | {n for step in asked for n in step.needs}
 
-    sizes = sorted({world for step in steps for world in step.worlds})
-    at = "" if sizes == [1] else f" at {ranks(sizes)}"
-    print(f"{path}, graded on {'this machine' if gpus else 'the CPU'}{at}")
     passed: set[int] = set()
-    with runner.Runner(lab[0], limit, GPUS if gpus else {}) as machine:
-        for step in (step for step in steps if step.number in wanted):
+    with runner.Runner(name[0], options.limit, GPUS if options.gpu else {}) as machine:
+        grading = Grading(path, lab, machine, options)
+        at = "" if grading.sizes == [1] else f" at {ranks(grading.sizes)}"
+        print(f"{path}, graded on {'this machine' if options.gpu else 'the CPU'}{at}")
+        for step in (step for step in lab.steps if step.number in wanted):
             if missing := [number for number in step.needs if number not in passed]:
                 print(f"step {step.number}  later   {step.title}")
                 show(
                     "to do:", f"this step builds on step {missing[0]}: make that one pass first"
                 )
-            elif grade(machine, step, path.resolve(), output, sizes == [1], more):
+            elif grading.grade(step):
                 passed.add(step.number)
             sys.stdout.flush()
     print(f"{len(passed)} of {len(wanted)} steps pass", flush=True)
@@ -174,12 +164,7 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        results = [
-            grade_file(
-                path, options.step, options.limit, options.output, options.gpu, options.more
-            )
-            for path in options.files
-        ]
+        results = [grade_file(path, options) for path in options.files]
     except KeyboardInterrupt:
         sys.exit("stopped")
     sys.exit(0 if all(results) else 1)

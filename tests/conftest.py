@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Tests whose names begin alike share something that is slow to make: they go to one worker.
 TOGETHER = re.compile(
     r"tests/test_engine\.py::test_broken|"
-    r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+-|"
+    r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+|"
     r"tests/test_assessment\.py::test_wrong_whole_run|"
     r"tests/test_assessment\.py::test_wrong_answer_gets_its_hint\["
     r"(?:(?P<small>assignment|challenge)|[a-z]+)"
@@ -81,7 +81,7 @@ class Book:
         self.root = root
         self.write(
             "pyproject.toml",
-            "[tool.pytest.ini_options]\naddopts = ['-p', 'book.plugin', '-p', 'no:codeblocks', '-p', 'no:cacheprovider']\n",
+            "[tool.pytest.ini_options]\naddopts = ['-p', 'book.run.plugin', '-p', 'no:codeblocks', '-p', 'no:cacheprovider']\n",
         )
         for folder in ("docs", "snippets", "labs"):
             (root / folder).mkdir(exist_ok=True)

@@ -1,11 +1,5 @@
-"""Grading: what the tests of the labs and of the assessment share.
+"""Grading: what the tests of the labs and of the assessment share."""
 
-A wrong answer is a file with the functions and methods that replace those of the finished
-program, the step it spoils and the hint it must get. One that differs from a long function in
-a line has `INSTEAD = {line: what stands there instead}`; a line must occur once.
-"""
-
-import ast
 import functools
 import importlib
 import json
@@ -13,19 +7,29 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
+
+from wrong import Answer, Stale, Table
 
 ROOT = Path(__file__).parent.parent
 LABS = ROOT / "labs"
 TAG = "WORLD_SIZE_LAB_TEST"
 
 
-def constants(path: Path) -> tuple[int, str]:
-    """The step and the hint that a wrong answer names."""
-    step, hint = re.search(r'^STEP, HINT = (\d+), "(\w+)"$', path.read_text(), re.M).groups()
-    return int(step), hint
+def grader(name: str) -> ModuleType:
+    """The module that grades this lab, or part of the assessment; importing it takes torch."""
+    kind = "labs" if name.startswith("lab") else "assessment"
+    return importlib.import_module(f"graders.{kind}.{name}")
+
+
+def runner() -> ModuleType:
+    """What runs steps; importing it takes torch."""
+    return importlib.import_module("graders.runner")
 
 
 def run(*command: str | Path, cwd: Path, limit: float = 300) -> subprocess.CompletedProcess:
@@ -73,44 +77,37 @@ def unwrapped(output: str) -> str:
     return re.sub(r"\n {15}", " ", output)
 
 
-@functools.lru_cache
-def all_hints(reference: Path, runners: bool = True) -> dict[str, str]:
+def all_hints(reference: Path) -> dict[str, str]:
     """The hints of a lab or a part of the assessment by name, and those of the runner."""
-    sys.path.insert(0, str(LABS))
-    try:
-        ours = importlib.import_module(f"graders.{reference.stem}").HINTS
-        return importlib.import_module("graders.runner").HINTS | ours if runners else ours
-    finally:
-        sys.path.remove(str(LABS))
+    return runner().HINTS | grader(reference.stem).HINTS
 
 
-def span(node: ast.AST) -> tuple[int, int]:
-    """First and last line of a definition, decorators included."""
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno
+def hints_in(output: str, reference: Path) -> list[str]:
+    """The names of the hints that stand in an unwrapped output of check.py."""
+    return [name for name, text in all_hints(reference).items() if f"hint:  {text}" in output]
 
 
-def spoiled(reference: str, wrong: str) -> str:
-    """The reference with the functions, methods and lines of `wrong` in place of its own."""
-    theirs = ast.parse(wrong)
-    for node in theirs.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "INSTEAD":
-            for line, instead in ast.literal_eval(node.value).items():
-                assert reference.count(line) == 1, f"{reference.count(line)} times: {line}"
-                reference = reference.replace(line, instead)
-    ours = ast.parse(reference)
-    lines, new = reference.splitlines(), wrong.splitlines()
-    edits = []
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    for node in [n for n in theirs.body if isinstance(n, kinds)]:
-        old = next(n for n in ours.body if isinstance(n, kinds) and n.name == node.name)
-        pairs = [(old, node)]
-        if isinstance(node, ast.ClassDef):
-            methods = {n.name: n for n in old.body if isinstance(n, ast.FunctionDef)}
-            pairs = [(methods[m.name], m) for m in node.body]
-        edits += [(span(before), span(after)) for before, after in pairs]
-    for (first, last), (start, end) in sorted(edits, reverse=True):
-        lines[first - 1 : last] = new[start - 1 : end]
-    return "\n".join(lines) + "\n"
+# --- wrong answers ------------------------------------------------------------------------
+
+
+def wrong_answers(name: str) -> Table:
+    """The wrong answers to a lab, "lab02", or to a part of the assessment, "capstone"."""
+    return importlib.import_module(f"wrong.{name}").wrong
+
+
+def assert_gets_its_hint(answer: Answer, others: Iterable[Answer]) -> None:
+    """Grade a wrong answer, in one process with others, once for all of them."""
+    answer.program()  # raises what is wrong with this entry
+    output = _verdicts(tuple(others))[answer]
+    assert hints_in(output, answer.reference) == [answer.hint], output
+    assert f"step {answer.step}  wrong" in output
+
+
+def hints_not_provoked(name: str) -> set[str]:
+    """The hints of a lab or a part of the assessment that no wrong answer gets."""
+    table = wrong_answers(name)
+    provoked = {answer.hint for answer in table.values()}
+    return set(grader(table.reference.stem).HINTS) - provoked
 
 
 # grades the wrong answers to each step in one call of check.py's main, in one process
@@ -127,24 +124,23 @@ for step, names in json.loads(sys.argv[2]).items():
 """
 
 
-def grade_wrong_answers(
-    references: dict[str, Path], answers: list[Path], folder: Path
-) -> dict[Path, str]:
-    """Grade wrong answers in one process; what check.py said of each.
-
-    An answer lies in a folder whose name has its reference.
-    """
-    steps: dict[int, list[str]] = {}
-    copies: dict[str, Path] = {}
-    for path in answers:
-        reference = references[path.parent.name]
-        name = f"{reference.stem}-{path.name}"
-        (folder / name).write_text(spoiled(reference.read_text(), path.read_text()))
-        steps.setdefault(constants(path)[0], []).append(name)
-        copies[name] = path
-    all_steps = json.dumps(steps, sort_keys=True)
-    done = run(sys.executable, "-c", GRADE_ALL, LABS, all_steps, cwd=folder, limit=600)
+@functools.cache
+def _verdicts(answers: tuple[Answer, ...]) -> dict[Answer, str]:
+    """What check.py says of wrong answers, all graded in one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        steps: dict[int, list[str]] = {}
+        names: dict[Answer, str] = {}
+        for answer in answers:
+            try:
+                program = answer.program()
+            except Stale:
+                continue  # its own test says so
+            names[answer] = f"{answer.reference.stem}-{answer.name}.py"
+            Path(folder, names[answer]).write_text(program)
+            steps.setdefault(answer.step, []).append(names[answer])
+        all_steps = json.dumps(steps, sort_keys=True)
+        done = run(sys.executable, "-c", GRADE_ALL, LABS, all_steps, cwd=folder, limit=600)
     assert done.returncode == 0, done.stderr
     parts = re.split(r"^(\w+-\w+\.py), graded .*\n", done.stdout, flags=re.M)
     said = dict(zip(parts[1::2], map(unwrapped, parts[2::2]), strict=True))
-    return {path: said[name] for name, path in copies.items()}
+    return {answer: said[name] for answer, name in names.items()}

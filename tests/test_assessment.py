@@ -1,36 +1,41 @@
 """The assessment: references pass, starters fail kindly, each hint answers to a wrong answer.
 
-A wrong answer to `assessment/NAME.py` is a file in `tests/assessment/NAME/`, as for a lab: the
-functions that replace those of the finished program, the step it spoils, the hint it must get.
+The wrong answers stand in `tests/wrong/`, as those to the labs.
 """
 
 import functools
-import importlib
 import json
 import random
 import re
 import sys
-from pathlib import Path
 
 import pytest
-from grading import LABS, ROOT, all_hints, constants, grade_wrong_answers, run, spoiled
+from grading import (
+    LABS,
+    ROOT,
+    assert_gets_its_hint,
+    grader,
+    hints_not_provoked,
+    run,
+    runner,
+    wrong_answers,
+)
+from wrong import Answer
 
 INPUTS = [
-    "assessment", "book/runner.py", "labs/check.py", "labs/start.py", "labs/graders/runner.py",
-    "labs/graders/__init__.py", "tests/assessment", "tests/grading.py",
-    "tests/test_assessment.py",
+    "assessment", "graders", "labs/check.py", "labs/start.py", "tests/grading.py",
+    "tests/test_assessment.py", "tests/whole_runs.py", "tests/wrong",
 ]  # fmt: skip
 
 ASSESSMENT = ROOT / "assessment"
 GRADED = {
     path.stem: ASSESSMENT / path.name
-    for path in sorted((ASSESSMENT / "graders").glob("[a-z]*.py"))
-    if (ASSESSMENT / path.name).exists()
+    for path in sorted((ROOT / "graders/assessment").glob("*.py"))
 }
-WRONG = sorted((ROOT / "tests/assessment").glob("*/*.py"))
+WRONG = [answer for name in GRADED for answer in wrong_answers(name).values()]
 # whole runs of the capstone, whose step would first grade all others
-WHOLE = [path for path in WRONG if path.parent.name == "capstone" and constants(path)[0] == 10]
-PARTS = [path for path in WRONG if path not in WHOLE]
+WHOLE = [a for a in WRONG if a.reference == GRADED["capstone"] and a.step == 10]
+PARTS = [a for a in WRONG if a not in WHOLE]
 SMALL = [name for name in GRADED if name.startswith(("assignment", "challenge"))]
 
 
@@ -39,33 +44,18 @@ def together(name: str) -> list[str]:
     return SMALL if name in SMALL else [name]
 
 
-@pytest.fixture(scope="module")
-def graded(tmp_path_factory: pytest.TempPathFactory):
-    """Grade wrong answers in one process, all those to small programs; what is said of one."""
-
-    @functools.lru_cache
-    def of(*names: str) -> dict[Path, str]:
-        answers = [path for path in PARTS if path.parent.name in names]
-        return grade_wrong_answers(GRADED, answers, tmp_path_factory.mktemp("wrong"))
-
-    return lambda path: of(*together(path.parent.name))[path]
-
-
 # the names of what is graded together begin alike: one worker gets them (conftest.py)
-@pytest.mark.parametrize("path", PARTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
-    step, hint = constants(path)
-    output, hints = graded(path), all_hints(GRADED[path.parent.name])
-    given = [name for name, text in hints.items() if f"hint:  {text}" in output]
-    assert given == [hint], output
-    assert f"step {step}  wrong" in output
+@pytest.mark.parametrize("answer", PARTS, ids=str)
+def test_wrong_answer_gets_its_hint(answer: Answer) -> None:
+    names = together(answer.reference.stem)
+    others = [other for other in PARTS if other.reference.stem in names]
+    assert_gets_its_hint(answer, others)
 
 
 @pytest.mark.parametrize("name", GRADED)
 def test_every_hint_is_provoked(name: str) -> None:
-    provoked = {constants(path)[1] for path in WRONG if path.parent.name == name}
-    assert set(all_hints(GRADED[name], runners=False)) - provoked <= {"other"}
-    assert len(provoked) >= 5
+    assert hints_not_provoked(name) <= {"other"}
+    assert len({answer.hint for answer in wrong_answers(name).values()}) >= 5
 
 
 BLANKED = [name for name in GRADED if ">>> solution" in GRADED[name].read_text()]
@@ -109,43 +99,32 @@ def test_starter_has_no_solution_and_fails_kindly(name: str, checked_starters) -
 
 
 @pytest.fixture(scope="module")
-def capstone():
-    sys.path.insert(0, str(LABS))
-    try:
-        yield importlib.import_module("graders.capstone")
-    finally:
-        sys.path.remove(str(LABS))
-
-
-@pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What was found wrong with each whole run, and the hint; the judge is that of learners."""
-    folder, reference = tmp_path_factory.mktemp("whole"), GRADED["capstone"]
-    for path in WHOLE:
-        program = folder / f"{constants(path)[1]}-{path.name}"
-        program.write_text(spoiled(reference.read_text(), path.read_text()))
-    judge = ROOT / "tests/assessment/whole_runs.py"
+    folder = tmp_path_factory.mktemp("whole")
+    for answer in WHOLE:
+        (folder / f"{answer.hint}-{answer.name}.py").write_text(answer.program())
+    judge = ROOT / "tests/whole_runs.py"
     programs = sorted(folder.glob("*.py"))
-    done = run(sys.executable, judge, reference, *programs, cwd=folder, limit=600)
+    done = run(sys.executable, judge, GRADED["capstone"], *programs, cwd=folder, limit=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
-def test_wrong_whole_run_gets_its_hint(path: Path, judged, capstone) -> None:
-    hint = constants(path)[1]
-    what, given = judged[f"{hint}-{path.stem}"]
-    assert given == capstone.HINTS[hint], what
+@pytest.mark.parametrize("answer", WHOLE, ids=str)
+def test_wrong_whole_run_gets_its_hint(answer: Answer, judged) -> None:
+    what, given = judged[f"{answer.hint}-{answer.name}"]
+    assert given == answer.hint, what
 
 
-def test_capstone_survives_a_killed_rank(capstone, pytestconfig, tmp_path: Path) -> None:
+def test_capstone_survives_a_killed_rank(pytestconfig) -> None:
     """Each time another rank at another moment: `pytest -k killed_rank --times 20`."""
     times = pytestconfig.getoption("--times")
     if not times:
         pytest.skip("the grader does it once; --times 20 does it twenty times in a row")
-    runner = sys.modules["graders.runner"]
-    step = capstone.STEPS[-1]
-    with runner.Runner("capstone", 300.0) as machine:
+    capstone = grader("capstone")
+    step = capstone.LAB[10]
+    with runner().Runner("capstone", 300.0) as machine:
         for number in range(times):
             with machine.bench(step, GRADED["capstone"]) as bench:
                 if not number:
@@ -166,8 +145,8 @@ def test_capstone_survives_a_killed_rank(capstone, pytestconfig, tmp_path: Path)
         ("mesh", "cannot be read with"),
     ],
 )
-def test_capstone_refuses_a_configuration(change, sentence, capstone) -> None:
-    program = capstone.finished()
+def test_capstone_refuses_a_configuration(change: str, sentence: str) -> None:
+    program = grader("capstone").LAB.finished
     with pytest.raises(SystemExit) as refused:
         program.read_config(str(ASSESSMENT / "capstone.toml"), [change])
     assert sentence in str(refused.value)

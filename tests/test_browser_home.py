@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from book import BookError
-from book.site import with_counts
+from book.core import BookError
+from book.site.facts import with_counts
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

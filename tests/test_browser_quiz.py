@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from book import quiz
+from book.site import quiz
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Locator, Page
@@ -147,8 +147,8 @@ def test_wrong_answers_get_their_explanation(context: BrowserContext, address: s
     for number, question in QUESTIONS.items():
         if question.kind == "number":  # each slip gets its own words
             for slip in question.slips:
-                said = answer(page, number, f"{slip['value']:g}")
-                assert said.startswith("✗ Not right.") and slip["why"][:30] in said, said
+                said = answer(page, number, f"{slip.value:g}")
+                assert said.startswith("✗ Not right.") and slip.why[:30] in said, said
     assert answer(page, "ring", "55 MiB").startswith("✗ Not right. The answer below")
 
     for place, option in enumerate(QUESTIONS["utilisation"].options):

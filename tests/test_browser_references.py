@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("yaml")
 
-from book import references
+from book.site import references
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/conftest.py"]
-ENTRIES = references.load((ROOT / references.FILE).read_text("utf-8"))["entries"]
+ENTRIES = references.load((ROOT / references.FILE).read_text("utf-8")).entries
 SHOWN = "a.reference:visible"
 
 
@@ -25,9 +25,9 @@ def fitting(**wanted: str) -> int:
     """How many entries have these marks."""
     return sum(
         all(
-            value in [entry["topic"], *entry.get("also", [])]
+            value in [entry.topic, *entry.also]
             if name == "topic"
-            else entry[name] == value
+            else getattr(entry, name) == value
             for name, value in wanted.items()
         )
         for entry in ENTRIES

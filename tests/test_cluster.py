@@ -22,9 +22,9 @@ from types import ModuleType
 
 import pytest
 
-from book.program import no_cluster
+from book.run.hold import no_cluster
 
-INPUTS = ["book/program.py", "labs/cluster.py", "labs/graders", "labs/lab09_multi_node.py",
+INPUTS = ["book/run/hold.py", "graders", "labs/cluster.py", "labs/lab09_multi_node.py",
           "labs/check.py", "labs/start.py", "tests/test_cluster.py"]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from difflib import SequenceMatcher
@@ -11,8 +10,11 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 
+from book.core import page
+
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["assessment", "CONTRIBUTING.md", "labs", "snippets", "tests/test_copies.py"]
+INPUTS = ["assessment", "CONTRIBUTING.md", "book/core", "labs", "snippets",
+          "tests/test_copies.py"]  # fmt: skip
 ALIKE = 0.8  # two definitions of one name that share more of their lines were one
 # names whose definitions may differ in one folder, or be alike, and why
 DIFFER = {
@@ -38,8 +40,7 @@ def definitions(text: str) -> Iterator[tuple[str, str]]:
 
 def programs() -> list[Path]:
     folders = (ROOT / name for name in ("snippets", "labs", "assessment"))
-    found = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    return [path for path in found if "graders" not in path.parts]
+    return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
 
 
 @cache
@@ -96,9 +97,9 @@ def test_every_start_is_the_same() -> None:
     assert set(shapes_by_name()["start"]) - {start} <= {
         source for name, source in definitions(exercise.read_text("utf-8")) if name == "start"
     }
-    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    example = re.search(r'^```python title="snippets.*?\n(.*?)^```', page, re.M | re.S)
-    assert dict(definitions(example[1]))["start"] == start
+    fences = page.read(ROOT / "CONTRIBUTING.md").fences
+    example = next(each for each in fences if "title" in each.options)
+    assert dict(definitions("\n".join(example.lines)))["start"] == start
 
 
 def test_a_blank_ends_a_program_kindly() -> None:

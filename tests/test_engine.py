@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from conftest import RECORDED, Book, Report, marked_processes
 
-from book import runner
+from book.core.program import Program
+from book.core.transcript import Transcript
+from book.run import hold, runner
 
 INPUTS = ["book", "tests/conftest.py"]
 ORPHAN = f"orphan-mark-{os.getpid()}"  # another worker may run the broken book as well
@@ -146,6 +150,7 @@ dist.barrier()
     book.write("docs/unclosed.md", "# U\n\n```python\nprint(1)\n")
     book.write("docs/tilde.md", "# T\n\n~~~python\nprint(1)\n~~~\n")
     book.write("docs/quote.md", "# T\n\n> ```python\n> 1/0\n> ```\n")
+    book.write("docs/odd.md", "# O\n\n```python\n1/0\n```end\n```python\n1/0\n```\n")
     book.write("docs/mark.md", "# T\n\n<!--pytest.mark.skip-->\n```python\n1/0\n```\n")
     book.write("docs/bare.md", '# T\n\n--8<-- "snippets/t/close.py"\n')
     book.write(
@@ -402,6 +407,7 @@ dist.barrier()
         "unclosed.md": ["docs/unclosed.md:3"],
         "tilde.md": ["docs/tilde.md:3: nothing would run this block"],
         "quote.md": ["docs/quote.md:3: nothing would run this block"],
+        "odd.md": ["docs/odd.md:3: pytest-codeblocks sees another block here"],
         "mark.md": ["docs/mark.md:3: skip a block by a reason"],
         "bare.md": ["docs/bare.md:3: an embed stands inside a fence"],
         "nested.md:5": ["docs/nested.md:7:", "in the list"],
@@ -573,6 +579,19 @@ def test_what_passed_is_not_repeated_until_it_changes(book: Book) -> None:
     book.write("snippets/t/once.py", "print(2)\n")
     assert book.pytest("snippets").status == 1
     assert book.pytest("snippets").status == 1, "a failure is repeated"
+
+
+def test_what_passed_is_repeated_after_an_upgrade(book: Book) -> None:
+    """Another version of any package, or other requirements, are other inputs."""
+    book.program("once", "print(1)\n", "$ python once.py\n1\n")
+    installed = book.write("fake-1.0.dist-info/METADATA", "Name: fake\nVersion: 1.0\n").parent
+    assert "1 ran, 0 unchanged" in book.pytest("snippets").text
+    assert "0 ran, 1 unchanged" in book.pytest("snippets").text
+    installed.rename(book.root / "fake-1.1.dist-info")
+    assert "1 ran, 0 unchanged" in book.pytest("snippets").text
+    book.write("requirements/test.txt", "fake==1.1\n")
+    assert "1 ran, 0 unchanged" in book.pytest("snippets").text
+    assert "0 ran, 1 unchanged" in book.pytest("snippets").text
 
 
 def test_what_failed_is_repeated_beside_what_passed_with_the_same_fixture(book: Book) -> None:
@@ -755,7 +774,7 @@ def test_options_do_what_one_expects(book: Book) -> None:
 
 
 def test_a_page_shows_why_a_block_is_not_run_and_where_an_output_is_from(book: Book) -> None:
-    from book.markdown import render
+    from book.site.embedded import render
 
     book.program("p", "def f():\n    return 1\n\n\nprint(f())\n", "$ python p.py\n1\n")
     page = (
@@ -778,10 +797,8 @@ def test_a_page_shows_why_a_block_is_not_run_and_where_an_output_is_from(book: B
 
 
 def test_a_program_that_needs_more_gpus_is_skipped_with_the_reason(book: Book) -> None:
-    from book.program import gpus_needed
-    from book.transcript import Transcript
 
-    assert gpus_needed(Transcript.parse("$ torchrun --nproc-per-node=4 x.py\n")) == 4
+    assert hold.gpus_needed(Transcript.parse("$ torchrun --nproc-per-node=4 x.py\n")) == 4
     book.write("snippets/t/g.py", "print(1)\n")
     book.write("snippets/t/g.cuda.txt", RECORDED + "$ torchrun --nproc-per-node=64 g.py\n1\n")
     report = book.pytest("--device", "cuda", "snippets")
@@ -790,15 +807,14 @@ def test_a_program_that_needs_more_gpus_is_skipped_with_the_reason(book: Book) -
 
 
 def test_a_first_gpu_transcript_runs_what_was_compiled(book: Book) -> None:
-    from book.program import Program, _first_gpu_transcript
 
     book.write("snippets/t/add.cu", "int main() {}\n")
     book.write(
         "snippets/t/add.cpu.txt",
         RECORDED + "$ nvcc add.cu -o add\n$ python cuda_on_cpu.py add.cu --check\nequal\n",
     )
-    first = _first_gpu_transcript(Program(book.root, book.root / "snippets/t/add.cu"))
-    assert [step.command for step in first.steps] == ["nvcc add.cu -o add", "./add"]
+    first = hold._first_gpu_transcript(Program(book.root, book.root / "snippets/t/add.cu"))
+    assert [command.typed for command in first.commands] == ["nvcc add.cu -o add", "./add"]
 
 
 def test_a_program_whose_compiler_is_missing_is_skipped_with_the_reason(
@@ -848,40 +864,25 @@ def test_job_scripts_are_typed_in_labs_launch_and_shown_by_a_page(book: Book) ->
 def test_a_program_without_slurm_or_ray_is_skipped_with_the_reason(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from book import program
-    from book.transcript import Transcript
 
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
-    slurm = program.Program(
-        book.root, book.write("labs/launch/slurm/rehearse.py", "import os\n")
-    )
+    slurm = Program(book.root, book.write("labs/launch/slurm/rehearse.py", "import os\n"))
     typed = Transcript.parse("$ python slurm/rehearse.py sinfo\n")
-    assert "slurm-wlm" in program.missing_tool(slurm, typed)
-    monkeypatch.setattr(program.importlib.util, "find_spec", lambda name: None)
-    ray = program.Program(book.root, book.write("labs/launch/ray/t.py", "import ray\n"))
-    said = program.missing_tool(ray, Transcript.parse("$ python ray/t.py\n"))
+    assert "slurm-wlm" in hold.missing_tool(slurm, typed)
+    monkeypatch.setattr(hold.importlib.util, "find_spec", lambda name: None)
+    ray = Program(book.root, book.write("labs/launch/ray/t.py", "import ray\n"))
+    said = hold.missing_tool(ray, Transcript.parse("$ python ray/t.py\n"))
     assert "pip install -r requirements/ray.txt" in said
 
 
 def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
     """On a GPU machine there may be torch, pytest and pytest-codeblocks, and nothing else."""
-    import ast
 
     allowed = {"book", "pytest", "torch", "__future__"}
     engine = Path(__file__).resolve().parent.parent / "book"
-    import sys
 
-    for name in (
-        "transcript",
-        "embeds",
-        "runner",
-        "warm",
-        "program",
-        "fences",
-        "passed",
-        "plugin",
-    ):
-        for node in ast.parse((engine / f"{name}.py").read_text()).body:
+    for path in [*engine.glob("core/*.py"), *engine.glob("run/*.py")]:
+        for node in ast.parse(path.read_text()).body:
             names = (
                 [alias.name for alias in node.names]
                 if isinstance(node, ast.Import)
@@ -891,7 +892,7 @@ def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
             )
             for module in names:
                 top = module.split(".")[0]
-                assert top in allowed or top in sys.stdlib_module_names, (name, module)
+                assert top in allowed or top in sys.stdlib_module_names, (path.name, module)
 
 
 def test_recording_on_gpus_where_there_is_none_is_refused(book: Book) -> None:

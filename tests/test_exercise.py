@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from grading import LABS, ROOT, all_hints, check, run, spoiled
+from grading import LABS, ROOT, check, grader, run, runner, wrong_answers
 
 INPUTS = [
-    "assessment/exercise.py", "assessment/exercise_slow.py", "assessment/graders/exercise.py",
-    "labs", "tests/assessment/exercise", "tests/grading.py", "tests/test_exercise.py",
+    "assessment/exercise.py", "assessment/exercise_slow.py", "graders", "labs",
+    "tests/grading.py", "tests/test_exercise.py", "tests/wrong",
 ]  # fmt: skip
 
 ASSESSMENT = ROOT / "assessment"
@@ -35,9 +35,9 @@ def test_other_ways_pass_and_more_says_how_to_mend_it(tmp_path: Path) -> None:
     for old, new in (("torch.no_grad()", "torch.inference_mode()"), (", fused=True", "")):
         assert old in another
         another = another.replace(old, new)
-    wrong = (ROOT / "tests/assessment/exercise/optimizer_loop.py").read_text()
     (tmp_path / "exercise-another.py").write_text(another)
-    (tmp_path / "exercise-loop.py").write_text(spoiled(ours, wrong))
+    loop = wrong_answers("exercise")["optimizer_loop"]
+    (tmp_path / "exercise-loop.py").write_text(loop.program())
     done = check(
         "exercise-another.py", "exercise-loop.py", "--step", "15", "--more", cwd=tmp_path
     )
@@ -53,18 +53,17 @@ def test_other_ways_pass_and_more_says_how_to_mend_it(tmp_path: Path) -> None:
 )
 def test_both_margins_of_the_speed_hold(yours: float, passes: bool, monkeypatch) -> None:
     """Ten times as long as the finished program, and a quarter of the slow one's time."""
-    all_hints(ASSESSMENT / "exercise.py")  # imports the grader
-    grader, found = sys.modules["graders.exercise"], []
+    exercise = grader("exercise")
     finished, slow = (0.1, 9.0) if yours < 2 else (0.3, 9.0)
     seconds = {"yours": yours, "finished": finished, "slow": slow}
-    monkeypatch.setattr(grader, "facts", lambda *_: {"seconds": seconds})
+    monkeypatch.setattr(exercise, "facts", lambda *_: {"seconds": seconds})
     bench = SimpleNamespace(gpus=False)
     if passes:
-        grader.judge_speed(bench, found.append)
-        assert found[0].startswith(f"on the CPU ≈{slow / yours:.1f} times as fast")
+        (found,) = exercise.LAB[23].trial(bench)
+        assert found.startswith(f"on the CPU ≈{slow / yours:.1f} times as fast")
     else:
-        with pytest.raises(sys.modules["graders.runner"].Wrong):
-            grader.judge_speed(bench, found.append)
+        with pytest.raises(runner().Wrong):
+            list(exercise.LAB[23].trial(bench))
 
 
 CURVE = [[2.4, 2.2], [2.1]]
@@ -79,8 +78,7 @@ ON_A_GPU = {  # how the clock's program ended, and the hint that fits; "" passes
 @pytest.mark.parametrize("end", ON_A_GPU)
 def test_a_run_on_a_gpu_is_judged(end: str) -> None:
     changes, yours, hint = ON_A_GPU[end]
-    hints = all_hints(ASSESSMENT / "exercise.py")
-    grader, runner, found = *map(sys.modules.get, ("graders.exercise", "graders.runner")), []
+    exercise = grader("exercise")
     said = {
         "device": "cuda",
         "seconds": {"yours": 0.1, "finished": 0.1, "slow": 9.0},
@@ -89,18 +87,18 @@ def test_a_run_on_a_gpu_is_judged(end: str) -> None:
 
     def ran(*_: object, limit: float) -> object:
         assert limit >= 240  # the slow program needs a minute there, and a machine may be busy
-        return runner.Done(
+        return runner().Done(
             changes.get("status", 0), f"printed\n{json.dumps(said)}\n",
             changes.get("stderr", ""), 9.4, changes.get("stopped", ""),
         )  # fmt: skip
 
     bench = SimpleNamespace(gpus=True, path=ASSESSMENT / "exercise.py", run=ran)
     if hint:
-        with pytest.raises(runner.Wrong) as wrong:
-            grader.judge_speed(bench, found.append)
-        assert wrong.value.hint == hints[hint]
+        with pytest.raises(runner().Wrong) as wrong:
+            list(exercise.LAB[23].trial(bench))
+        assert wrong.value.hint == hint
     else:
-        grader.judge_speed(bench, found.append)
+        found = list(exercise.LAB[23].trial(bench))
         assert found == ["on the cuda ≈90.0 times as fast as the slow program, the finished "
                          "one ≈90.0 times"]  # fmt: skip
 

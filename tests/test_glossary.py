@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
-markdown = pytest.importorskip("markdown")
-from markdown.extensions.toc import slugify, unique  # noqa: E402
+pytest.importorskip("mkdocs")
 
-from book import glossary  # noqa: E402
+import markdown
+
+from book.core import page
+from book.site import glossary
+from book.site.glossary import entries
+from book.site.hooks import BookMarkdown
 
 INPUTS = ["book", "docs", "tests/field_terms.txt", "tests/test_glossary.py"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,19 +89,6 @@ SEE = re.compile(
 )
 
 
-def without_fences(text: str) -> str:
-    kept, fence = [], ""
-    for line in text.splitlines():
-        mark = re.match(r"\s*(`{3,}|~{3,})", line)
-        if mark and not fence:
-            fence = mark[1]
-        elif mark and line.strip() == fence:
-            fence = ""
-        elif not fence:
-            kept.append(line)
-    return "\n".join(kept)
-
-
 def plain(text: str) -> str:
     """Return the words of Markdown, on one line."""
     text = re.sub(r"<!--.*?-->", " ", text, flags=re.DOTALL)
@@ -107,25 +98,14 @@ def plain(text: str) -> str:
 
 @cache
 def sections(file: str) -> dict[str, tuple[str, str]]:
-    """Return the title and the text, up to the next heading, of each place on a page."""
-    found: dict[str, tuple[str, str]] = {}
-    pieces = re.split(r"(?m)^#{1,4} (.+)$", without_fences((DOCS / file).read_text("utf-8")))
-    for title, text in zip(pieces[1::2], pieces[2::2], strict=True):
-        place = unique(slugify(plain(title), "-"), set(found))
-        found[place] = (title.strip(), plain(title + " " + text))
+    """The title and the text, up to the next heading, of each place on a page."""
+    here = page.read(DOCS / file)
+    starts = [heading.line for heading in here.headings.values()]
+    found = {}
+    for heading, end in zip(here.headings.values(), [*starts[1:], None], strict=True):
+        text = [line for n, line in here.prose() if heading.line < n and (not end or n < end)]
+        found[heading.anchor] = (heading.text, plain(" ".join([heading.text, "", *text])))
     return found
-
-
-@cache
-def entries() -> dict[str, str]:
-    """Return each entry's name or names with its definition."""
-    text = glossary.GLOSSARY.read_text("utf-8")
-    return {
-        names: " ".join(definition.split())
-        for names, definition in re.findall(
-            r"^(\S.*)\n:   (.+(?:\n    .+)*)", text, re.MULTILINE
-        )
-    }
 
 
 def names_of(entry: str) -> list[str]:
@@ -145,7 +125,7 @@ def base(name: str) -> str:
 
 
 def test_index_lists_every_name_once() -> None:
-    html = markdown.markdown("<!-- all terms by letter -->", extensions=["book.glossary"])
+    html = markdown.markdown("<!-- glossary: index -->", extensions=[BookMarkdown()])
     assert html.count("<li>") == html.count("<a ")  # each on its own line, to be found by eye
     listed = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', html)
     assert sorted(name for _, name in listed) == sorted(
@@ -156,8 +136,8 @@ def test_index_lists_every_name_once() -> None:
 
 
 def test_letters_lead_into_the_index() -> None:
-    page = "<!-- letters of all terms -->\n\n<!-- all terms by letter -->\n"
-    html = markdown.markdown(page, extensions=["attr_list", "book.glossary"])
+    page = "<!-- glossary: letters -->\n\n<!-- glossary: index -->\n"
+    html = markdown.markdown(page, extensions=["attr_list", BookMarkdown()])
     letters = re.findall(r'<a href="#(terms-[^"]+)">([^<]+)</a>', html)
     assert [letter for _, letter in letters] == list(glossary.by_letter())
     for place, letter in letters:
@@ -165,7 +145,7 @@ def test_letters_lead_into_the_index() -> None:
 
 
 def test_other_name_of_a_term_explained_is_left_alone() -> None:
-    html = markdown.markdown("Tensor parallelism (TP), TP, MoE.", extensions=["book.glossary"])
+    html = markdown.markdown("Tensor parallelism (TP), TP, MoE.", extensions=[BookMarkdown()])
     assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["Tensor parallelism", "MoE"]
 
 
@@ -231,19 +211,19 @@ def prose(markdown: str) -> str:
     return plain(text)
 
 
-def undefined(pages: dict[str, str], words: dict[str, str], known: set[str]) -> list[str]:
+def undefined(texts: dict[str, str], words: dict[str, str], known: set[str]) -> list[str]:
     """Return what is used on a page, often or in a heading, and has neither entry nor reason."""
     found = []
-    for page, text in pages.items():
-        text = without_fences(text)
-        headings = [prose(line) for line in re.findall(r"(?m)^#{1,4} (.+)$", text)]
-        words_of_page = prose(text)
+    for name, text in texts.items():
+        here = page.parse(text)
+        headings = [prose(heading.text) for heading in here.headings.values()]
+        words_of_page = prose("\n".join(line for _, line in here.prose()))
         for word, reason in words.items():
             if reason or word.lower() in known:
                 continue
             times, heads = uses(word, words_of_page), sum(uses(word, h) for h in headings)
             if times >= USES or heads:
-                found.append(f"{page}: {word}, {times} times" + ", in a heading" * bool(heads))
+                found.append(f"{name}: {word}, {times} times" + ", in a heading" * bool(heads))
     return found
 
 
@@ -258,7 +238,7 @@ def test_words_of_the_field_are_defined() -> None:
     pages = {
         str(path.relative_to(DOCS)): path.read_text("utf-8")
         for path in sorted(DOCS.rglob("*.md"))
-        if path != glossary.GLOSSARY and "labs" not in path.relative_to(DOCS).parts
+        if path != ROOT / glossary.FILE and "labs" not in path.relative_to(DOCS).parts
     }
     found = undefined(pages, field(), known())
     assert not found, "\n".join(

@@ -1,77 +1,69 @@
 """The labs: they run, their starters fail kindly, and every hint answers to a wrong answer.
 
-A wrong answer is a file in `tests/labs/labNN/` with the functions and methods that replace those
-of the lab, the step it spoils and the hint it must get. Wrong answers are graded by `check.py`
-itself, all of one lab in one process.
+The wrong answers stand in `tests/wrong/`. They are graded by `check.py` itself, all of one lab
+in one process.
 """
 
 import ast
-import functools
 import re
 import sys
 from pathlib import Path
 
 import pytest
 from grading import (
+    LABS,
+    ROOT,
     all_hints,
+    assert_gets_its_hint,
     check,
-    constants,
-    grade_wrong_answers,
+    hints_in,
+    hints_not_provoked,
     run,
-    spoiled,
     unwrapped,
-)  # fmt: skip
+    wrong_answers,
+)
+from wrong import Answer, Stale, Table, body, edited
 
-from book import runner
-from book.plugin import SESSION
+from book.run import runner
+from book.run.plugin import SESSION
 
 INPUTS = [
-    "book/runner.py", "book/warm.py", "labs", "tests/grading.py", "tests/labs",
-    "tests/test_labs.py",
+    "book/run", "graders", "labs", "tests/grading.py", "tests/test_labs.py", "tests/wrong",
 ]  # fmt: skip
 
-ROOT = Path(__file__).parent.parent
-LABS = ROOT / "labs"
 REFERENCES = {path.name[:5]: path for path in sorted(LABS.glob("lab??_*.py"))}
 REFERENCE = REFERENCES["lab02"]
-ASSESSED = [path.stem for path in sorted(ROOT.glob("assessment/graders/[a-z]*.py"))]
-WRONG = sorted((ROOT / "tests/labs").glob("lab??/*.py"))
+ASSESSED = [path.stem for path in sorted(ROOT.glob("graders/assessment/*.py"))]
+WRONG = {lab: wrong_answers(lab) for lab in REFERENCES}
 
 
 # --- wrong answers ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def graded(tmp_path_factory: pytest.TempPathFactory):
-    """Grade the wrong answers of a lab in one process; return the output for one of them."""
-
-    @functools.lru_cache
-    def of_lab(lab: str) -> dict[Path, str]:
-        answers = [path for path in WRONG if path.parent.name == lab]
-        return grade_wrong_answers(REFERENCES, answers, tmp_path_factory.mktemp(lab))
-
-    return lambda path: of_lab(path.parent.name)[path]
-
-
 # the names of a lab begin alike: they go to one worker, which grades them all in one process
-@pytest.mark.parametrize(
-    "path",
-    WRONG,
-    ids=lambda path: f"{path.parent.name}-step{constants(path)[0]}-{path.stem}",
-)
-def test_wrong_answer_gets_its_hint(path: Path, graded) -> None:
-    step, hint = constants(path)
-    output, hints = graded(path), all_hints(REFERENCES[path.parent.name])
-    given = [name for name, text in hints.items() if f"hint:  {text}" in output]
-    assert given == [hint], output
-    assert f"step {step}  wrong" in output
+@pytest.mark.parametrize("answer", [a for lab in WRONG.values() for a in lab.values()], ids=str)
+def test_wrong_answer_gets_its_hint(answer: Answer) -> None:
+    assert_gets_its_hint(answer, WRONG[answer.reference.stem[:5]].values())
 
 
 @pytest.mark.parametrize("lab", REFERENCES)
 def test_every_hint_of_the_lab_is_provoked(lab: str) -> None:
-    provoked = {constants(path)[1] for path in WRONG if path.parent.name == lab}
-    ours = set(all_hints(REFERENCES[lab], runners=False))
-    assert ours - provoked <= {"average", "other"}
+    assert hints_not_provoked(lab) <= {"average", "other"}
+
+
+@pytest.mark.parametrize(
+    ("old", "why"),
+    [
+        ("no such line", "`old` occurs 0 times, not once: no such line"),
+        ("import torch", "`old` occurs 3 times, not once: import torch"),
+        (body("no_such"), "`old` is defined 0 times, not once: no_such"),
+    ],
+)
+def test_wrong_answer_that_does_not_fit_the_program_says_so(old: str, why: str) -> None:
+    wrong = Table("labs/lab02_ddp.py")
+    wrong("stale", step=4, hint="other", old=old, new="")
+    with pytest.raises(Stale, match=f"^stale, a wrong answer to labs/lab02_ddp.py: {why}$"):
+        wrong["stale"].program()
 
 
 MAKE_GROUPS = {
@@ -97,9 +89,8 @@ def test_lab09_takes_groups_however_they_are_made(tmp_path: Path) -> None:
     """Right answers that do not look like the reference."""
     reference = REFERENCES["lab09"]
     answers = [tmp_path / f"{reference.stem}-{name}.py" for name in MAKE_GROUPS]
-    for path, body in zip(answers, MAKE_GROUPS.values(), strict=True):
-        answer = f"def make_groups(nodes, ranks):{body}"
-        path.write_text(spoiled(reference.read_text(), answer))
+    for path, answer in zip(answers, MAKE_GROUPS.values(), strict=True):
+        path.write_text(edited(reference.read_text(), (body("make_groups"), answer)))
     done = run(sys.executable, LABS / "check.py", "--step", "3", *answers, cwd=tmp_path)
     assert done.stdout.count("step 3  passed") == len(answers), done.stdout + done.stderr
 
@@ -196,8 +187,7 @@ def test_lab08_ends_with_one_sentence(wrong: str | None, sentence: str, tmp_path
     copy = tmp_path / "my_labs" / REFERENCES["lab08"].name
     run(sys.executable, LABS / "start.py", "08", cwd=tmp_path)
     if wrong:
-        answer = (ROOT / f"tests/labs/lab08/{wrong}.py").read_text()
-        copy.write_text(spoiled(REFERENCES["lab08"].read_text(), answer))
+        copy.write_text(WRONG["lab08"][wrong].program())
     done = run(sys.executable, copy, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     last = done.stdout.splitlines()[-1]
@@ -229,22 +219,18 @@ def test_starter_runs_to_the_first_blank_and_names_it(starter: Path, tmp_path: P
 
 
 def test_blank_in_a_hook_is_named_too(tmp_path: Path) -> None:
-    wrong = (
-        "class HookDDP:\n    def start(self, parameter):\n"
-        '        raise NotImplementedError("step 5: start it")\n'
-    )
-    text = spoiled(REFERENCE.read_text(), wrong)
+    blank = 'raise NotImplementedError("step 5: start it")'
+    text = edited(REFERENCE.read_text(), (body("HookDDP.start"), blank))
     (tmp_path / "lab02_ddp.py").write_text(text)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = run(*torchrun, "lab02_ddp.py", cwd=tmp_path)
-    line = text.splitlines().index('        raise NotImplementedError("step 5: start it")') + 1
+    line = text.splitlines().index(f"        {blank}") + 1
     last = done.stdout.splitlines()[-1]
     assert last == f"lab02_ddp.py, line {line}, a blank: step 5: start it"
 
 
 def test_failed_check_is_one_sentence(tmp_path: Path) -> None:
-    wrong = (ROOT / "tests/labs/lab02/average_not_divided.py").read_text()
-    (tmp_path / "lab02_ddp.py").write_text(spoiled(REFERENCE.read_text(), wrong))
+    (tmp_path / "lab02_ddp.py").write_text(WRONG["lab02"]["average_not_divided"].program())
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = run(*torchrun, "lab02_ddp.py", cwd=tmp_path)
     assert done.returncode != 0
@@ -273,8 +259,7 @@ def test_lab06_names_the_line_of_a_kernel(wrong: str | None, sentence: str, tmp_
     run(sys.executable, "labs/start.py", "06", cwd=tmp_path)
     copy = tmp_path / "my_labs" / reference.name
     if wrong:
-        answer = (ROOT / f"tests/labs/lab06/{wrong}.py").read_text()
-        copy.write_text(spoiled(reference.read_text(), answer))
+        copy.write_text(WRONG["lab06"][wrong].program())
     done = run(sys.executable, copy, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     line = re.fullmatch(rf"lab06_cuda_basics\.py, line (\d+), {sentence}.*\n", done.stdout)
@@ -319,15 +304,15 @@ def test_start_lists_the_labs_and_refuses_other_numbers(tmp_path: Path) -> None:
 # --- whatever the learner's code does -----------------------------------------------------
 
 MISCHIEF = {
-    "hangs alone": ("while True:\n        pass", "endless"),
-    "sleeps": ("import time\n    time.sleep(1000)", "endless"),
+    "hangs alone": ("while True:\n    pass", "endless"),
+    "sleeps": ("import time\ntime.sleep(1000)", "endless"),
     "exits": ("sys.exit(0)", "exit"),
     "leaves": ("os._exit(0)", "killed"),
     "kills itself": ("os.kill(os.getpid(), 9)", "killed"),
-    "crashes in one rank": ("dist.get_rank() and 1 / 0\n    dist.barrier()", "crash"),
+    "crashes in one rank": ("dist.get_rank() and 1 / 0\ndist.barrier()", "crash"),
     "recurses": ("average_gradients(module)", "recursion"),
     "interrupts": ("raise KeyboardInterrupt", "crash"),
-    "closes everything": ("os.closerange(0, 1000)\n    os._exit(3)", "killed"),
+    "closes everything": ("os.closerange(0, 1000)\nos._exit(3)", "killed"),
     "overflows its stack": ("__import__('ctypes').string_at(0)", "killed"),
     "waits for rank 0": ("dist.get_rank() or dist.barrier()", "some_ranks"),
     "takes no argument": (None, "missing"),
@@ -338,13 +323,12 @@ MISCHIEF = {
 def mischief(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Grade step 4 of files whose average_gradients does something else."""
     folder = tmp_path_factory.mktemp("mischief")
-    names = []
-    for number, (what, (body, _)) in enumerate(MISCHIEF.items()):
-        head = "def average_gradients(module):" if body else "def average_gradients():"
-        names.append(f"lab02_ddp-{number}.py")
-        wrong = f"{head}\n    {body or 'pass'}\n"
-        (folder / names[-1]).write_text(spoiled(REFERENCE.read_text(), wrong))
-        assert what
+    names = [f"lab02_ddp-{number}.py" for number in range(len(MISCHIEF))]
+    for name, (instead, _) in zip(names, MISCHIEF.values(), strict=True):
+        edit = (body("average_gradients"), instead)
+        if instead is None:
+            edit = ("def average_gradients(module: nn.Module)", "def average_gradients()")
+        (folder / name).write_text(edited(REFERENCE.read_text(), edit))
     done = check(*names, "--step", "4", "--limit", "8", cwd=folder)
     assert done.returncode == 1, done.stderr
     parts = re.split(r"^lab02_ddp-\d+\.py, graded .*\n", done.stdout, flags=re.M)[1:]
@@ -353,12 +337,7 @@ def mischief(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("what", MISCHIEF)
 def test_check_survives_a_function_that(what: str, mischief: dict[str, str]) -> None:
-    hints = [
-        name
-        for name, text in all_hints(REFERENCE).items()
-        if f"hint:  {text}" in mischief[what]
-    ]
-    assert hints == [MISCHIEF[what][1]], mischief[what]
+    assert hints_in(mischief[what], REFERENCE) == [MISCHIEF[what][1]], mischief[what]
 
 
 def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
@@ -394,8 +373,8 @@ def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
 
 
 def test_a_hanging_step_does_not_take_the_others_along(tmp_path: Path) -> None:
-    wrong = "def average_gradients(module):\n    dist.get_rank() or dist.barrier()\n"
-    (tmp_path / "lab02_ddp.py").write_text(spoiled(REFERENCE.read_text(), wrong))
+    hanging = (body("average_gradients"), "dist.get_rank() or dist.barrier()")
+    (tmp_path / "lab02_ddp.py").write_text(edited(REFERENCE.read_text(), hanging))
     done = check("lab02_ddp.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "step 4  wrong" in done.stdout
@@ -403,8 +382,7 @@ def test_a_hanging_step_does_not_take_the_others_along(tmp_path: Path) -> None:
 
 
 def test_check_is_deterministic(tmp_path: Path) -> None:
-    wrong = (ROOT / "tests/labs/lab02/average_weights_only.py").read_text()
-    (tmp_path / "lab02_ddp.py").write_text(spoiled(REFERENCE.read_text(), wrong))
+    (tmp_path / "lab02_ddp.py").write_text(WRONG["lab02"]["average_weights_only"].program())
     outputs = {check("lab02_ddp.py", "--step", "4", cwd=tmp_path).stdout for _ in range(3)}
     assert len(outputs) == 1
 
@@ -426,10 +404,9 @@ def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> No
     assert (done.returncode, done.stderr) == (1, sentence + "\n")
 
 
-def test_folder_works_when_it_is_copied(tmp_path: Path) -> None:
-    copy = tmp_path / "labs"
-    for path in [*LABS.glob("*.py"), *LABS.glob("graders/*.py")]:
-        target = copy / path.relative_to(LABS)
+def test_folders_work_when_they_are_copied(tmp_path: Path) -> None:
+    for path in [*LABS.glob("*.py"), *(ROOT / "graders").rglob("*.py")]:
+        target = tmp_path / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
     done = run(sys.executable, "labs/start.py", "2", cwd=tmp_path)
@@ -438,3 +415,7 @@ def test_folder_works_when_it_is_copied(tmp_path: Path) -> None:
         sys.executable, "labs/check.py", "my_labs/lab02_ddp.py", "--step", "1", cwd=tmp_path
     )
     assert "step 1  blank" in done.stdout
+    (tmp_path / "graders").rename(tmp_path / "elsewhere")
+    done = run(sys.executable, "labs/check.py", "x.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "check.py needs the folder graders/, which lies beside labs/\n"

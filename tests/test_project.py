@@ -12,21 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from book.transcript import Transcript, same_line
+from book.core import page
+from book.core.transcript import Transcript, same_line
 
 yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
-    ".ci", ".github", "assessment", "CONTRIBUTING.md", "Makefile", "README.md", "book", "docs", "labs",
-    "pyproject.toml", "requirements", "snippets", "tests/test_project.py",
+    ".ci", ".github", "assessment", "CONTRIBUTING.md", "graders", "Makefile", "README.md", "book", "docs", "labs",
+    "pyproject.toml", "requirements", "snippets", "tests/test_project.py", "tests/wrong",
 ]  # fmt: skip
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PAGES = ["README.md", "CONTRIBUTING.md"]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.M))
 VARIABLES = {"PYTHON", *re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.M)}
-OPTIONS = (ROOT / "book/plugin.py").read_text("utf-8")
+OPTIONS = (ROOT / "book/run/plugin.py").read_text("utf-8")
 
 
 def workflow(name: str) -> dict:
@@ -81,15 +82,15 @@ def test_documented_options_are_pytests() -> None:
     options = re.findall(r"^\| `(--[a-z-]+)", table, re.M)
     assert len(options) >= 4
     unknown = [option for option in options if f'"{option}"' not in OPTIONS]
-    assert not unknown, f"CONTRIBUTING.md: book/plugin.py has no {unknown}"
+    assert not unknown, f"CONTRIBUTING.md: book/run/plugin.py has no {unknown}"
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_of_the_page_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text("utf-8")
+@pytest.mark.parametrize("name", PAGES)
+def test_links_of_the_page_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
     links = re.findall(r"\]\(([^)#:]+)\)|(?:src|srcset)=\"([^\":]+)\"", text)
     missing = [a or b for a, b in links if not (ROOT / (a or b)).exists()]
-    assert not missing, f"{page}: {missing}"
+    assert not missing, f"{name}: {missing}"
 
 
 def test_commands_of_the_readme_are_recorded() -> None:
@@ -101,7 +102,9 @@ def test_commands_of_the_readme_are_recorded() -> None:
         path = re.search(r"\S+\.py", line)[0]
         program = "labs/lab02_ddp.py" if path.startswith(("labs/", "my_labs/")) else path
         transcript = (ROOT / program).with_suffix(".cpu.txt")
-        commands = {step.command for step in Transcript.parse(transcript.read_text()).steps}
+        commands = {
+            command.typed for command in Transcript.parse(transcript.read_text()).commands
+        }
         assert line.replace(path, Path(path).name) in commands or line in commands, line
 
 
@@ -197,10 +200,21 @@ def test_publishing_waits_for_both_on_one_commit() -> None:
 
 def blocks(text: str, language: str) -> list[tuple[str, str]]:
     """The fences of a language, each with its title."""
-    found = re.findall(
-        rf'^(`{{3,}}){language}(?: title="([^"]*)")?\n(.*?)^\1$', text, re.M | re.S
-    )
-    return [(title, body) for _, title, body in found]
+    return [
+        (fence.options.get("title", ""), "".join(f"{line}\n" for line in fence.lines))
+        for fence in page.parse(text).fences
+        if fence.language == language
+    ]
+
+
+def test_contributing_quotes_what_stands_in_the_files() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    quoted = [
+        each for each in blocks(text, "python") if each[0].startswith(("graders", "tests"))
+    ]
+    assert len(quoted) == 2
+    for title, body in quoted:
+        assert body in (ROOT / title).read_text("utf-8"), f"{title} has no\n{body}"
 
 
 def test_worked_example_of_contributing(tmp_path: Path) -> None:
@@ -241,8 +255,10 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
     (title, shown), *_ = blocks(text, "console")
     recorded = Transcript.parse((tmp_path / title).read_text("utf-8"))
     printed = Transcript.parse(shown)
-    assert recorded.steps[0].command == printed.steps[0].command
-    for ours, theirs in zip(printed.steps[0].output, recorded.steps[0].output, strict=True):
+    assert recorded.commands[0].typed == printed.commands[0].typed
+    for ours, theirs in zip(
+        printed.commands[0].output, recorded.commands[0].output, strict=True
+    ):
         assert same_line(ours, theirs), f"CONTRIBUTING.md shows {ours!r}, it prints {theirs!r}"
 
     messages = [body for _, body in blocks(text, "text")]
@@ -250,8 +266,8 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
     assert status != 0 and messages[0].strip() in said, said
 
     (title, addition), *_ = blocks(text, "markdown")
-    page = tmp_path / title
-    page.write_text(page.read_text("utf-8") + "\n" + addition, "utf-8")
+    chapter = tmp_path / title
+    chapter.write_text(chapter.read_text("utf-8") + "\n" + addition, "utf-8")
     status, said = run(f"make test WHAT={what}")
     closing = re.search(r"\d+ passed, \d+ unchanged", messages[1])[0]
     assert status == 0 and closing in said, said

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("yaml")
-pytest.importorskip("markdown")
+pytest.importorskip("mkdocs")
 
-from book import references
-from book.data import DataError
+from book.site import references
+from book.site.data import DataError
+from book.site.hooks import BookMarkdown
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "labs", "tests/test_references.py"]
 TEXT = (ROOT / references.FILE).read_text("utf-8")
 DATA = references.load(TEXT)
-ENTRIES = {entry["id"]: entry for entry in DATA["entries"]}
+ENTRIES = DATA.by_id
 
 # What the source documents of the three tracks name, by the address they give, or by title.
 NAMED = """
@@ -115,26 +115,22 @@ entries:
 
 @pytest.mark.parametrize("named", NAMED)
 def test_everything_that_the_syllabuses_name_is_there(named: str) -> None:
-    addresses = {
-        address
-        for entry in DATA["entries"]
-        for address in [entry["url"], *entry.get("formerly", [])]
-    }
-    titles = [entry["title"] for entry in DATA["entries"]]
+    addresses = {address for entry in DATA.entries for address in [entry.url, *entry.formerly]}
+    titles = [entry.title for entry in DATA.entries]
     assert named in addresses or any(named in title for title in titles)
 
 
 def test_each_topic_of_the_syllabus_has_a_video_and_a_text() -> None:
-    assert [item["number"] for item in DATA["syllabus"]] == TOPICS_OF_THE_SYLLABUS
-    for item in DATA["syllabus"]:
-        assert ENTRIES[item["video"]]["kind"] == "video"
-        assert ENTRIES[item["post"]]["kind"] in {"documentation", "post", "tutorial"}
+    assert [item.number for item in DATA.syllabus] == TOPICS_OF_THE_SYLLABUS
+    for item in DATA.syllabus:
+        assert ENTRIES[item.video].kind == "video"
+        assert ENTRIES[item.post].kind in {"documentation", "post", "tutorial"}
 
 
 def test_the_list_is_long_enough_and_no_longer() -> None:
     assert 90 <= len(ENTRIES) <= 140
     assert len((ROOT / "docs/11_references.md").read_text("utf-8").split()) > 2000
-    must = sum(entry["priority"] == "must" for entry in DATA["entries"])
+    must = sum(entry.priority == "must" for entry in DATA.entries)
     assert must <= len(ENTRIES) / 4  # where all is essential nothing is
 
 
@@ -143,35 +139,35 @@ def test_links_have_one_form() -> None:
     for url in re.findall(r"\bhttps?:[^\s)\"'>]+", TEXT + page):
         assert url.startswith("https://"), url
         assert not re.search(r"[?&](utm_|si=|t=|feature=|ref=|list=|fbclid)", url), url
-    for entry in DATA["entries"]:
-        assert entry["url"] not in entry.get("formerly", [])
-        assert not re.search(r"//(www\.)?pytorch\.org/(docs|tutorials)/", entry["url"])
-        assert "/blob/master/" not in entry["url"]
-    urls = [entry["url"] for entry in DATA["entries"]]
+    for entry in DATA.entries:
+        assert entry.url not in entry.formerly
+        assert not re.search(r"//(www\.)?pytorch\.org/(docs|tutorials)/", entry.url)
+        assert "/blob/master/" not in entry.url
+    urls = [entry.url for entry in DATA.entries]
     assert len(set(urls)) == len(urls)
 
 
 def test_a_section_is_named_only_where_it_was_seen() -> None:
-    for entry in DATA["entries"]:
-        if entry["basis"] in {"description", "abstract"}:
-            assert not re.search(r"[Ss]ection \d|Figure \d", entry["focus"]), entry["id"]
+    for entry in DATA.entries:
+        if entry.basis in {"description", "abstract"}:
+            assert not re.search(r"[Ss]ection \d|Figure \d", entry.focus), entry.id
 
 
 def test_every_entry_leads_back_into_the_book() -> None:
-    for entry in DATA["entries"]:
-        links = re.findall(r"\]\((\d\d_\w+\.md)#[\w-]+\)", entry["book"])
-        assert links, entry["id"]
+    for entry in DATA.entries:
+        links = re.findall(r"\]\((\d\d_\w+\.md)#[\w-]+\)", entry.book)
+        assert links, entry.id
         assert all((ROOT / "docs" / link).exists() for link in links)
 
 
 def test_orders_add_up() -> None:
-    assert len(DATA["orders"]) == 3
-    for order in DATA["orders"]:
-        total = sum(ENTRIES[name]["minutes"] for name in order["read"])
-        heading = f"### {order['title']}: {references.duration(total)} {{"
-        assert any(line.startswith(heading) for line in references.orders(DATA))
-        assert all(ENTRIES[name]["minutes"] for name in order["read"])
-        assert all(ENTRIES[name]["basis"] != "description" for name in order["read"])
+    assert len(DATA.orders) == 3
+    for order in DATA.orders:
+        total = sum(ENTRIES[name].minutes for name in order.read)
+        heading = f"### {order.title}: {references.duration(total)} {{"
+        assert f"\n{heading}" in f"\n{references.shown('orders', DATA)}"
+        assert all(ENTRIES[name].minutes for name in order.read)
+        assert all(ENTRIES[name].basis != "description" for name in order.read)
 
 
 def test_the_five_readings_take_an_hour() -> None:
@@ -181,15 +177,12 @@ def test_the_five_readings_take_an_hour() -> None:
     assert len(rows) == 5
     assert sum(int(minutes) for minutes, _ in rows) == 60
     for minutes, name in rows:  # a part of what its entry names
-        assert int(minutes) < ENTRIES[name]["minutes"]
+        assert int(minutes) < ENTRIES[name].minutes
 
 
 def test_in_a_topic_the_most_important_stands_first() -> None:
-    lines = references.tables(DATA)
-    for start in [n for n, line in enumerate(lines) if line.startswith("### ")]:
-        found = re.findall(
-            r'data-priority="(\w+)"', "\n".join(lines[start:]).split("\n### ", 1)[0]
-        )
+    for topic in references.shown("entries", DATA).split("\n### ")[1:]:
+        found = re.findall(r'data-priority="(\w+)"', topic)
         assert found
         assert found == sorted(found, key=list(references.PRIORITIES).index)
 
@@ -205,12 +198,16 @@ def test_a_time_is_said_as_one_says_it(minutes: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("line", "instead", "why"),
     [
-        ("  kind: paper\n", "", "kind missing"),
-        ("kind: paper", "kind: leaflet", "kind 'leaflet' is none of"),
-        ("kind: paper", "kind: paper\n  stars: 3", "stars unknown"),
-        ("topic: zero", "topic: hero", "topic 'hero' is none of"),
-        ("priority: must", "priority: perhaps", "priority 'perhaps'"),
-        ("minutes: 60", "minutes: an hour", "minutes is no whole number"),
+        ("  kind: paper\n", "", "one: Object missing required field `kind`"),
+        ("kind: paper", "kind: leaflet", "one: kind: Invalid enum value 'leaflet'"),
+        (
+            "kind: paper",
+            "kind: paper\n  stars: 3",
+            "one: Object contains unknown field `stars`",
+        ),
+        ("priority: must", "priority: perhaps", "one: priority: Invalid enum value 'perhaps'"),
+        ("minutes: 60", "minutes: an hour", "one: minutes: Expected `int`, got `str`"),
+        ("minutes: 60", "minutes: 6001", "one: minutes: Expected `int` <= 6000"),
         ("https://arxiv.org/abs/1910.02054", "http://arxiv.org/abs/1910.02054", "not https"),
         ("abs/1910.02054\n  kind", "abs/1910.02054?x=1\n  kind", "parameters"),
         ("abs/1910.02054\n  kind", "pdf/1910.02054\n  kind", "an arXiv link is"),
@@ -219,7 +216,6 @@ def test_a_time_is_said_as_one_says_it(minutes: int, said: str) -> None:
         ("focus: Section 3.", "focus: Section 3", "focus is no sentence"),
         ("insight: One thing.", "insight: One | thing.", "insight is no sentence"),
         ("minutes: 60", 'minutes: 60\n  labs: ["77"]', "no such lab"),
-        ("minutes: 60", "minutes: 60\n  also: [hero]", "also hero"),
     ],
 )
 def test_a_wrong_entry_is_named_with_its_line(line: str, instead: str, why: str) -> None:
@@ -228,19 +224,20 @@ def test_a_wrong_entry_is_named_with_its_line(line: str, instead: str, why: str)
     with pytest.raises(DataError) as caught:
         references.load(GOOD.replace(line, instead))
     assert why in str(caught.value)
-    assert str(caught.value).startswith("docs/references.yml:6: entry 'one': ")
+    assert str(caught.value).startswith("docs/references.yml:6: one: ")
 
 
 def test_wrong_parts_are_named() -> None:
     twice = GOOD + GOOD[GOOD.index("- id") :]
-    with pytest.raises(
-        DataError, match=r"references\.yml:6: entry 'one': this id stands twice"
-    ):
+    with pytest.raises(DataError, match=r"references\.yml: one: said twice"):
         references.load(twice)
+    for more in ("topic: hero", "topic: zero\n  also: [hero]"):
+        with pytest.raises(DataError, match=r"references\.yml: one: hero: no such topic"):
+            references.load(GOOD.replace("topic: zero", more))
     order = GOOD.replace("orders: []", "orders: [{title: First, why: So., read: [two]}]")
-    with pytest.raises(DataError, match="orders, 'First': no entry 'two'"):
+    with pytest.raises(DataError, match=r"references\.yml: First: no entry 'two'"):
         references.load(order)
-    with pytest.raises(DataError, match="its parts are"):
+    with pytest.raises(DataError, match="missing required field `syllabus`"):
         references.load(GOOD.replace("syllabus: []\n", ""))
     with pytest.raises(DataError, match=r"references\.yml: while"):
         references.load(GOOD + "  [")
@@ -251,13 +248,13 @@ def test_a_page_becomes_tables() -> None:
 
     html = markdown.markdown(
         "<!-- references: entries -->",
-        extensions=["tables", "attr_list", "md_in_html", "book.references"],
+        extensions=["tables", "attr_list", "md_in_html", BookMarkdown()],
     )
     links = re.findall(r"<a [^>]*>", html)
     own = [link for link in links if "data-topics" in link]
     assert len(own) == len(ENTRIES)
     for link in own:
         assert re.search(r' class="reference"', link) and re.search(r' id="[\w-]+"', link)
-    assert html.count("<table>") == len(DATA["topics"])
+    assert html.count("<table>") == len(DATA.topics)
     with pytest.raises(DataError, match="none of counts, entries"):
-        markdown.markdown("<!-- references: all -->", extensions=["book.references"])
+        markdown.markdown("<!-- references: all -->", extensions=[BookMarkdown()])

@@ -20,7 +20,12 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("ziamath")
 
-from book import glossary, mathematics, notebooks, theme
+import jinja2
+
+from book.core.page import read
+from book.site import glossary, labs, mathematics, template, theme
+from book.site.data import DataError
+from book.site.hooks import BookMarkdown
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
@@ -235,6 +240,18 @@ def test_links_lead_somewhere(site: Site) -> None:
     each(site, faults)
 
 
+def test_headings_have_the_anchors_that_the_book_counts_on(site: Site) -> None:
+    """`book.core.page` names the place of each heading as the site does."""
+    faults = []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        url = path.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        if url == "glossary":  # whose terms have their anchors before the headings
+            continue
+        ids = site.pages["" if url == "index" else f"{url}/"].ids
+        faults += [f"{url}: {name}" for name in read(path).headings if name not in ids]
+    assert not faults, "\n".join(faults)
+
+
 def test_sitemap_lists_every_page(site: Site) -> None:
     listed = re.findall(r"<loc>(.*?)</loc>", (site.folder / "sitemap.xml").read_text("utf-8"))
     assert {url.removeprefix(HOST) for url in listed} == set(site.pages) - {"404.html"}
@@ -317,10 +334,27 @@ def fence() -> str:
 
 
 def test_a_lab_becomes_markdown_and_a_notebook() -> None:
-    text = notebooks.to_markdown(LAB)
+    text = labs.to_markdown(LAB)
     assert text.startswith("# A lab\n\nEach rank")
     assert '````python\ndef fence() -> str:\n    return """```"""\n````' in text
-    assert notebooks.to_notebook(LAB) == notebooks.to_notebook(LAB)
+    assert labs.to_notebook(LAB) == labs.to_notebook(LAB)
+
+
+# ---- templates
+
+
+def test_a_template_is_named_where_it_is_wrong_and_read_again_once_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template.TEMPLATES, "loader", jinja2.FileSystemLoader(tmp_path))
+    file = tmp_path / "list.md.jinja"
+    file.write_text("{% for each in of %}\n- {{ each | cell }}\n{% endfor %}\n")
+    assert template.render("list", of=["a\n b", "1 | 2"]) == "- a b\n- 1 &#124; 2\n"
+    for text in ("\n{{ unknown }}\n", "\n{% for %}\n"):
+        file.write_text(text)
+        os.utime(file, ns=(0, len(text)))
+        with pytest.raises(DataError, match=r"list\.md\.jinja:2: "):
+            template.render("list")
 
 
 # ---- formulas
@@ -338,7 +372,7 @@ def test_formulas_stand_where_they_were_written() -> None:
     markdown = pytest.importorskip("markdown")
     html = markdown.markdown(
         "A $x < y$ and `$code$`, $5 and $6.\n\n$$\na = b\n$$\n\n* item\n\n    $$c$$\n",
-        extensions=["book.mathematics"],
+        extensions=[BookMarkdown()],
     )
     assert html.count('<span class="formula"') == 1
     assert html.count('<div class="formula"') == 2
@@ -366,7 +400,7 @@ def test_a_wrong_formula_names_its_page(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("# A page\n\n$$\\foo$$\n", "utf-8")
     (tmp_path / "mkdocs.yml").write_text(
-        "site_name: x\nmarkdown_extensions: [book.mathematics]\n", "utf-8"
+        f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\n", "utf-8"
     )
     build = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict"],
@@ -403,14 +437,14 @@ def test_a_term_is_explained_once_in_each_section() -> None:
     html = markdown.markdown(
         "## A rank\n\nEach rank, `rank`, [rank](x) and **ranks**; a rank-0 process; frank; zeros.\n\n"
         "## B\n\nRanks. all-reduces.\n",
-        extensions=["book.glossary"],
+        extensions=[BookMarkdown()],
     )
     assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["rank", "Ranks", "all-reduces"]
 
 
 def test_a_page_may_use_a_term_in_its_own_sense() -> None:
     markdown = pytest.importorskip("markdown")
-    convert = markdown.Markdown(extensions=["book.glossary"]).convert
+    convert = markdown.Markdown(extensions=[BookMarkdown()]).convert
     html = convert("<!-- not of the glossary: node -->\n\nA node, a rank.")
     assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["rank"]
     assert "not of" not in html
@@ -422,11 +456,8 @@ def test_every_term_has_one_place_and_one_sentence(site: Site) -> None:
     terms = glossary.terms()
     assert len(terms) > 30
     assert all(meaning.endswith(".") for meaning in terms.values())
-    names = [
-        m.group(1) for m in re.finditer(r"^(\S.*)\n:   ", glossary.GLOSSARY.read_text(), re.M)
-    ]
     ids = site.pages["glossary/"].ids
-    assert all(ids[glossary.slug(name.split(" / ")[0])] == 1 for name in names)
+    assert all(ids[glossary.slug(name.split(" / ")[0])] == 1 for name in glossary.entries())
 
 
 # ---- colours

@@ -1,0 +1,20 @@
+"""What the book is made of: transcripts, pages, programs. It imports no other room."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class BookError(Exception):
+    """Something in the book must be fixed; the message says which file, line and command."""
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file at once or not at all, by renaming a complete one over it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial.write_text(text, "utf-8")
+    partial.chmod(mode)
+    partial.replace(path)

@@ -1,0 +1,145 @@
+"""Programs: files under ``snippets/``, ``labs/``, ``assessment/``; what is true of each.
+
+A program has a transcript beside it (``NAME.cpu.txt``, ``NAME.cuda.txt``), a chapter embeds it,
+its commands print what the transcript says, and if it draws ``NAME.svg`` that figure lies
+beside it. A program with no CPU transcript needs a GPU, and must say so in one sentence where
+there is none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from book.core import BookError
+from book.core.transcript import Transcript
+
+FOLDERS = ("snippets", "labs", "assessment")
+LAUNCH = "labs/launch/"  # job scripts and what they start: their commands are typed in there
+SUFFIXES = (".py", ".cu", ".cpp", ".sh")
+DEVICES = ("cpu", "cuda")
+_RECORDED = re.compile(r"(?P<stem>.+?)\.(?:(?P<device>cpu|cuda)\.txt|svg)")
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program of the book at ``root``."""
+
+    root: Path
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Its path in the book: ``snippets/02_ddp/naive.py``."""
+        return self.path.relative_to(self.root).as_posix()
+
+    def transcript_path(self, device: str) -> Path:
+        """Where its transcript for ``device`` lies, or would lie."""
+        return self.path.with_suffix(f".{device}.txt")
+
+    def transcript_name(self, device: str) -> str:
+        """The path of its transcript in the book."""
+        return self.transcript_path(device).relative_to(self.root).as_posix()
+
+    @property
+    def figure(self) -> Path:
+        """Where the figure lies that it draws, if it draws one."""
+        return self.path.with_suffix(".svg")
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices it has transcripts for."""
+        return [device for device in DEVICES if self.transcript_path(device).exists()]
+
+    def transcript(self, device: str) -> Transcript:
+        """Its transcript, read once for each state of the file.
+
+        Raises BookError with file and line where it cannot be read.
+        """
+        path = self.transcript_path(device)
+        return _read(path, self.transcript_name(device), path.stat().st_mtime_ns)
+
+    def transcripts(self) -> dict[str, Transcript]:
+        """All its transcripts, by device."""
+        return {device: self.transcript(device) for device in self.devices}
+
+    @property
+    def machines(self) -> list[str]:
+        """What its transcripts were recorded on: `2 CPU cores (…)`, `1 × NVIDIA H200`."""
+        recorded = [transcript.provenance for transcript in self.transcripts().values()]
+        return [provenance.device for provenance in recorded if provenance]
+
+    def companions(self) -> list[Program]:
+        """The other programs of its folder that its transcripts' commands name."""
+        words: set[str] = set()
+        for device in self.devices:
+            try:
+                commands = self.transcript(device).commands
+            except BookError:
+                continue  # its own test says so
+            words |= {word for command in commands for word in command.typed.split()}
+        return [
+            Program(self.root, path)
+            for path in sorted(self.path.parent.iterdir())
+            if path.name in words and path != self.path and is_program(path, self.root)
+        ]
+
+    def imports(self, *packages: str) -> list[str]:
+        """Which of these packages it imports."""
+        if self.path.suffix != ".py":
+            return []
+        statement = rf"^\s*(?:import|from) ({'|'.join(packages)})\b"
+        return re.findall(statement, self.path.read_text("utf-8"), re.MULTILINE)
+
+
+@lru_cache(maxsize=1024)
+def _read(path: Path, name: str, _mtime: int) -> Transcript:
+    try:
+        return Transcript.parse(path.read_text("utf-8"), name)
+    except UnicodeDecodeError as error:
+        raise BookError(f"{name}:1: it is not UTF-8 text: {error}") from None
+
+
+def is_program(path: Path, root: Path) -> bool:
+    """Whether a file is a program: directly in a folder, or anywhere under some of them."""
+    try:
+        first, *rest = path.relative_to(root).parts
+    except ValueError:
+        return False
+    if path.suffix not in SUFFIXES or path.name.startswith(("_", ".")) or path.is_symlink():
+        return False  # a link to a program, which labs/ may hold, is not one more
+    anywhere = first == "snippets" or (first == "labs" and rest[:1] == ["launch"])
+    return (anywhere and bool(rest)) or (first in FOLDERS and len(rest) == 1)
+
+
+def programs(root: Path) -> list[Program]:
+    """Every program of the book."""
+    return [
+        Program(root, path)
+        for folder in FOLDERS
+        for path in sorted((root / folder).rglob("*"))
+        if is_program(path, root)
+    ]
+
+
+def recorded_on(path: Path) -> str | None:
+    """The device that a transcript is named for; None for any other file."""
+    match = _RECORDED.fullmatch(path.name)
+    return match["device"] if match else None
+
+
+def beside(path: Path, root: Path) -> Program | None:
+    """The program that a transcript or a figure belongs to; None if there is none."""
+    if match := _RECORDED.fullmatch(path.name):
+        for suffix in SUFFIXES:
+            if (program := path.with_name(match["stem"] + suffix)).exists():
+                return Program(root, program)
+    return None
+
+
+def is_stray(path: Path, root: Path) -> bool:
+    """Whether a file is a transcript or a figure which has lost its program."""
+    at_home = path.is_relative_to(root) and path.relative_to(root).parts[0] in FOLDERS
+    return at_home and bool(_RECORDED.fullmatch(path.name)) and beside(path, root) is None

@@ -1,0 +1,181 @@
+"""Transcripts: the commands of a program, what they printed, and where that was recorded.
+
+A transcript is a text file beside its program::
+
+    # recorded 2026-11-21 on 2 CPU cores (x86_64), torch 2.13.0, Python 3.11.7, in 4.1 s
+    $ torchrun --nproc-per-node=4 ring_all_reduce.py
+    64.0 MiB reduced over 4 ranks
+    ring ≈0.21 s
+    $ torchrun --nproc-per-node=4 ring_all_reduce.py --broken
+    RuntimeError: what the program printed
+    [exit status 1]
+
+The first line is the provenance. A ``$`` line is a command, at once what the reader types, what
+is run and what was recorded. ``[exit status N]`` under a command says that it leaves with N.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, field
+
+from book.core import BookError
+
+RELATIVE_TOLERANCE = 1e-3
+
+_WHOLE = r"\d+(?:[,_]\d{3})*"
+_NUMBER = rf"[-+]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_MEASURED = re.compile(rf"≈ *(?:{_NUMBER}|[-+]?(?:nan|inf)\b)")
+_DECIMAL = re.compile(
+    rf"(?<![\w.])[-+]?(?:{_WHOLE}\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.]*\.\d)"
+)
+_STATUS = re.compile(r"^\[exit status (\d+)\]$")
+_PROVENANCE = re.compile(
+    r"^# recorded (?P<date>\d{4}-\d\d-\d\d) on (?P<device>.+), "
+    r"torch (?P<torch>\S+), Python (?P<python>\S+), in (?P<seconds>[\d.]+) s$"
+)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where and when a transcript was recorded."""
+
+    date: str
+    device: str
+    torch: str
+    python: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"# recorded {self.date} on {self.device}, torch {self.torch}, "
+            f"Python {self.python}, in {self.seconds:.1f} s"
+        )
+
+
+@dataclass
+class Command:
+    """One command of a transcript: the line after ``$``, its output, its exit status."""
+
+    typed: str
+    output: list[str] = field(default_factory=list)
+    status: int = 0
+    line: int = 1
+
+    def lines(self) -> list[str]:
+        """The command as it stands in the file, with all that belongs to it."""
+        ending = [f"[exit status {self.status}]"] if self.status else []
+        return [*f"$ {self.typed}".split("\n"), *self.output, *ending]
+
+
+@dataclass
+class Transcript:
+    """A whole transcript."""
+
+    commands: list[Command]
+    provenance: Provenance | None = None
+
+    @classmethod
+    def parse(cls, text: str, name: str = "transcript", above: int = 0) -> Transcript:
+        """Read a transcript of the file ``name``, in which ``above`` lines stand before it.
+
+        Raises BookError with file and line where it is not one.
+        """
+
+        def wrong(message: str, number: int) -> BookError:
+            return BookError(f"{name}:{above + number}: {message}")
+
+        lines = text.rstrip("\n").split("\n") if text.strip() else []
+        if not lines:
+            raise wrong("the transcript is empty: write its `$ command` line", 1)
+        provenance, commands = None, []
+        if lines[0].startswith("# "):
+            match = _PROVENANCE.match(lines[0])
+            if match is None:
+                raise wrong("this is no `# recorded …` line", 1)
+            provenance = Provenance(**match.groupdict() | {"seconds": float(match["seconds"])})
+        goes_on = False
+        for number, line in enumerate(lines, 1):
+            if provenance and number == 1:
+                continue
+            if goes_on:
+                commands[-1].typed += f"\n{line}"
+            elif line.startswith("$ "):
+                commands.append(Command(line[2:], line=number))
+            elif not commands:
+                raise wrong("output before the first `$ command` line", number)
+            elif match := _STATUS.match(line):
+                commands[-1].status = int(match[1])
+            elif commands[-1].status:
+                raise wrong("output after `[exit status …]`", number)
+            else:
+                commands[-1].output.append(line)
+            goes_on = line.endswith("\\") and (goes_on or line.startswith("$ "))
+        if not commands:
+            raise wrong("no `$ command` line", 1)
+        return cls(commands, provenance)
+
+    def text(self) -> str:
+        """The transcript as it stands in its file."""
+        head = [str(self.provenance)] if self.provenance else []
+        body = [line for command in self.commands for line in command.lines()]
+        return "\n".join([*head, *body]) + "\n"
+
+
+def output_lines(text: str) -> list[str]:
+    """What a command printed, as lines without trailing blanks, fit to stand in a transcript.
+
+    Raises ValueError where a line would be read back as something else.
+    """
+    lines = [re.sub(r".*\r(?=.)", "", line).rstrip() for line in text.rstrip().split("\n")]
+    lines = [] if lines == [""] else lines
+    for line in lines:
+        if line.startswith("$ ") or _STATUS.match(line):
+            raise ValueError(f"the output line {line!r} would read as a transcript's own line")
+    return lines
+
+
+def _shape(line: str) -> str:
+    """The line with everything that may differ taken out: equal shapes can still be unequal."""
+    if "≈" in line:
+        line = re.sub(r" +", " ", _MEASURED.sub("≈#", line))
+        line = line.replace(" ≈#", "≈#").strip()
+    return _DECIMAL.sub("#.#", line)
+
+
+def same_line(expected: str, actual: str) -> bool:
+    """Whether two output lines agree.
+
+    A number directly behind ``≈`` was measured: its digits are free, its unit is not. Any other
+    decimal agrees within a relative tolerance of 1e-3. Text and integers must be equal.
+    """
+    if expected == actual:
+        return True
+    if _shape(expected) != _shape(actual):
+        return False
+    pairs = zip(_decimals(expected), _decimals(actual), strict=True)
+    return all(math.isclose(a, b, rel_tol=RELATIVE_TOLERANCE) for a, b in pairs)
+
+
+def _decimals(line: str) -> list[float]:
+    """The numbers of a line that are neither measured nor whole."""
+    found = _DECIMAL.findall(_MEASURED.sub("", line))
+    return [float(re.sub("[,_]", "", number)) for number in found]
+
+
+def difference(expected: list[str], actual: list[str]) -> list[str]:
+    """A short diff between two outputs; empty where they agree."""
+    shapes = [_shape(line) for line in expected], [_shape(line) for line in actual]
+    matcher = difflib.SequenceMatcher(None, *shapes, autojunk=False)
+    diff: list[str] = []
+    for kind, a0, a1, b0, b1 in matcher.get_opcodes():
+        if kind == "equal":
+            for a, b in zip(expected[a0:a1], actual[b0:b1], strict=True):
+                if not same_line(a, b):
+                    diff += [f"- {a}", f"+ {b}"]
+        else:
+            diff += [f"- {line}" for line in expected[a0:a1]]
+            diff += [f"+ {line}" for line in actual[b0:b1]]
+    return diff if len(diff) <= 40 else [*diff[:40], f"  … and {len(diff) - 40} lines more"]

@@ -1,0 +1,394 @@
+"""Hold: what holds a program to its transcript, its figure and the pages that show it."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from book.core import BookError, write_whole
+from book.core.program import DEVICES, LAUNCH, Program, programs
+from book.core.transcript import (
+    Command,
+    Provenance,
+    Transcript,
+    difference,
+    output_lines,
+    same_line,
+)
+from book.run import runner
+from book.run.warm import Launcher
+
+LABS = ("labs", "assessment", "graders")  # they stand beside each other, as a learner has them
+NO_COPIES = shutil.ignore_patterns("__pycache__", "*.txt", ".*")
+WARM_LIMIT = 60.0  # seconds: what hangs because it was started warm is found early
+
+
+@dataclass(frozen=True)
+class How:
+    """How the commands of this session are run."""
+
+    limit: float = 180.0  # seconds that one may take
+    record: bool = False  # write down what is not as recorded
+    warm: Launcher | None = None  # starts commands; None: all run as typed
+
+
+@dataclass
+class Outcome:
+    """What running a program against its transcript came to."""
+
+    seconds: float = 0.0  # spent in its commands
+    recorded: bool = False
+    doubted: bool = False  # started warm, it did not do as recorded, and ran again as typed
+
+
+# --- shown -----------------------------------------------------------------------------------
+
+
+def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
+    """Raise BookError unless the program has a transcript and a page shows both.
+
+    ``embedded`` is what `page.embedded_files` found. A lab is shown by its own page.
+    """
+    transcripts = program.transcripts()
+    if not transcripts:
+        if program.name.startswith("labs/") and _named_in_a_lab(program):
+            return
+        raise BookError(
+            f"{program.name}:1: it has no transcript: write its `$ command` lines in "
+            f"{program.transcript_path('cpu').name} and record them with "
+            f"`make record WHAT={program.name}`"
+        )
+    for device, transcript in transcripts.items():
+        if transcript.provenance is None:
+            raise BookError(
+                f"{program.transcript_name(device)}:1: it was never "
+                f"recorded: `make record WHAT={program.name}`"
+            )
+    if program.name.startswith("labs/") and not program.name.startswith(LAUNCH):
+        return
+    if program.name not in embedded:
+        raise BookError(f"{program.name}:1: no page of docs/ embeds it")
+    if not any(program.transcript_name(device) in embedded for device in transcripts):
+        raise BookError(
+            f"{embedded[program.name][0]}: the page embeds {program.name} but no page embeds "
+            f"its transcript"
+        )
+    if program.figure.exists():
+        pages = (program.root / "docs").rglob("*.md")
+        wanted = program.figure.relative_to(program.root).as_posix()
+        if not any(wanted in page.read_text("utf-8") for page in pages):
+            raise BookError(f"{program.name}:1: it draws {wanted}, which no page shows")
+
+
+def _named_in_a_lab(program: Program) -> bool:
+    name = program.name.removeprefix(LAUNCH)
+    labs = (other for other in programs(program.root) if other.name.startswith("labs/"))
+    found = (transcript for other in labs for transcript in other.transcripts().values())
+    return any(name in each.typed for transcript in found for each in transcript.commands)
+
+
+# --- what a run finds in its folder, and on its machine --------------------------------------
+
+
+def labs(root: Path) -> dict[str, Path]:
+    """The labs and the assessment as a learner has them, each with its name in the folder."""
+    return {name: root / name for name in LABS if (root / name).exists()}
+
+
+def sources(program: Program) -> dict[str, Path]:
+    """What a reader would have in the folder, by name: the program alone, or the labs.
+
+    With a program go the programs beside it that its commands name, and with one of
+    labs/launch/ all of that folder, in which its commands are typed.
+    """
+    if program.name.startswith(LAUNCH):
+        return {".": program.root / LAUNCH}
+    if program.name.startswith(("labs/", "assessment/")):
+        return labs(program.root)
+    return {each.path.name: each.path for each in (program, *program.companions())}
+
+
+def place(files: dict[str, Path], folder: Path) -> None:
+    """Copy files and folders into ``folder`` under their names, without transcripts."""
+    for name, source in files.items():
+        target = folder / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=NO_COPIES, dirs_exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+
+
+def inputs(program: Program, device: str) -> tuple[str | Path, ...]:
+    """What the outcome of `check` depends on: texts and files."""
+    texts = program.name, device, runner.describe_device(device)
+    transcripts = (program.transcript_path(each) for each in DEVICES)
+    return (*texts, *sources(program).values(), *transcripts, program.figure)
+
+
+def missing_tool(program: Program, transcript: Transcript) -> str | None:
+    """What the commands need and this machine lacks: a compiler, a package, Linux, Slurm, root.
+
+    Only what is not made for every system counts: all else is in the requirements.
+    """
+    for command in (each.typed for each in transcript.commands):
+        tool = command.split()[0]
+        if tool in {"nvcc", "g++", "ncu", "nsys"} and shutil.which(tool) is None:
+            return tool
+        if "cuda_on_cpu.py" in command and sys.platform != "linux":
+            return "Linux"
+        if "labs/cluster.py" in command and (why := no_cluster(program.root)):
+            return f"what labs/cluster.py needs ({why})"
+        if "slurm/rehearse.py" in command:
+            path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+            if any(shutil.which(name, path=path) is None for name in ("munged", "slurmctld")):
+                return "Slurm (Debian: slurm-wlm, munge)"
+            if os.geteuid() != 0:
+                return "root, which a cluster of one's own needs,"
+    for package in program.imports("triton", "numba", "ray"):
+        if importlib.util.find_spec(package) is None:
+            install = " (pip install -r requirements/ray.txt)"  # no part of what the book has
+            return package + (install if package == "ray" else "")
+    return None
+
+
+@lru_cache
+def no_cluster(root: Path) -> str | None:
+    """Why labs/cluster.py can build no network namespaces here; None if it can."""
+    command = [sys.executable, str(root / "labs/cluster.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return None if done.returncode == 0 else (done.stdout or done.stderr).strip()
+
+
+def gpus_needed(transcript: Transcript) -> int:
+    """How many GPUs a transcript was recorded with: its largest ``--nproc-per-node``."""
+    typed = "\n".join(command.typed for command in transcript.commands)
+    return max([1, *map(int, re.findall(r"--nproc[-_]per[-_]node[= ](\d+)", typed))])
+
+
+@contextmanager
+def one_at_a_time(device: str) -> Iterator[None]:
+    """The GPU is one resource: runs on it wait for each other, in whatever process they are."""
+    if device != "cuda":
+        yield
+        return
+    with open(Path(tempfile.gettempdir()) / f"world-size-gpu-{os.getuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# --- running ---------------------------------------------------------------------------------
+
+
+@dataclass
+class _Attempt:
+    """The commands of a transcript, run once in a folder of their own."""
+
+    program: Program
+    device: str
+    wanted: Transcript
+    printed: list[Command] = field(default_factory=list)
+    drawn: str | None = None  # the figure, if one was drawn
+    seconds: float = 0.0  # spent in commands
+    warmed: bool = False  # a command was started warm
+    changed: list[str] = field(default_factory=list)  # messages: what is not as recorded
+
+    def differs(self, message: str) -> None:
+        """Note a difference. Where a command was started warm, the first one ends the run."""
+        if self.warmed:
+            raise BookError(message)
+        self.changed.append(message)
+
+
+def check(program: Program, device: str, how: How) -> Outcome:
+    """Run the program's commands for ``device`` and hold them to its transcript.
+
+    What does not hold when it was started warm is run once more, all of it as typed, and that
+    counts. Recording writes the transcript (and the figure) where it does not hold. Raises
+    BookError with file, line, command and a diff.
+    """
+    recorded = device in program.devices
+    wanted = program.transcript(device) if recorded else _first_gpu_transcript(program)
+    # the process that starts commands warm has imported triton: too late for its variables
+    cold = device != "cpu" or bool(program.imports("triton"))
+    attempt, doubted = _Attempt(program, device, wanted), False
+    with one_at_a_time(device):
+        try:
+            _perform(attempt, how.limit, None if cold else how.warm)
+        except BookError:
+            if not attempt.warmed:
+                raise
+            attempt, doubted = _Attempt(program, device, wanted), True
+            _perform(attempt, how.limit, None)
+    if how.record and (attempt.changed or wanted.provenance is None):
+        if any("draws no such figure" in message for message in attempt.changed):
+            raise BookError("\n".join(attempt.changed))
+        _write(attempt)
+        return Outcome(attempt.seconds, recorded=True, doubted=doubted)
+    if attempt.changed:
+        hint = f"if that is right: make record WHAT={program.name}"
+        raise BookError("\n".join([*attempt.changed, hint]))
+    return Outcome(attempt.seconds, doubted=doubted)
+
+
+def _perform(attempt: _Attempt, limit: float, warm: Launcher | None) -> None:
+    """Make an attempt. Raises BookError where a command fails or breaks a rule."""
+    program = attempt.program
+    with runner.empty_folder() as folder:
+        place(sources(program), folder)
+        for number, command in enumerate(attempt.wanted.commands):
+            where = (
+                f"{program.transcript_name(attempt.device)}:{command.line}: `{command.typed}`"
+            )
+            by = warm if warm and warm.takes(command.typed, program.name, number) else None
+            attempt.warmed = attempt.warmed or by is not None
+            longest = min(limit, WARM_LIMIT) if by else limit
+            result = runner.run(
+                command.typed, folder, limit=longest, device=attempt.device, warm=by
+            )
+            attempt.seconds += result.seconds
+            output = _output(program, command, result, folder, where)
+            attempt.printed.append(Command(command.typed, output, command.status))
+            if diff := difference(command.output, output):
+                attempt.differs(f"{where} printed something else:\n" + "\n".join(diff))
+        figure = folder / program.figure.name
+        attempt.drawn = figure.read_text("utf-8") if figure.exists() else None
+        if message := _compare_figure(program, attempt.drawn):
+            attempt.differs(message)
+
+
+def _output(
+    program: Program, command: Command, result: runner.Result, folder: Path, where: str
+) -> list[str]:
+    """What a command printed. Raises BookError where it failed, or broke a rule."""
+    if result.timed_out or result.status != command.status:
+        wanted = f"status {command.status}" if command.status else "success"
+        came = "" if result.timed_out else f" left with status {result.status}, not {wanted}:"
+        line = result.line_in(program.path.name) or 1
+        renamed = {f"{folder}/{name}/": f"{name}/" for name in LABS}
+        renamed[f"{folder}/"] = f"{program.path.parent.relative_to(program.root)}/"
+        why = runner.explain(result, renamed)
+        raise BookError(f"{program.name}:{line}: {where}{came}\n{why}")
+    if result.leftovers:
+        raise BookError(f"{program.name}:1: {where} {result.left_running}")
+    try:
+        output = output_lines(result.stdout)
+    except ValueError as error:
+        raise BookError(f"{program.name}:1: {where}: {error}") from None
+    if any(str(folder.parent) in line for line in output):
+        raise BookError(
+            f"{program.name}:1: {where} printed the path of the folder it ran in, "
+            f"which no reader has: print names, not paths"
+        )
+    return output
+
+
+def check_refusal(program: Program, how: How) -> Outcome:
+    """A program that needs a GPU says so in one sentence where there is none.
+
+    Raises BookError where it does anything else.
+    """
+    command = program.transcript("cuda").commands[0].typed
+    with runner.empty_folder() as folder:
+        place(sources(program), folder)
+        result = runner.run(command, folder, limit=how.limit, device="cpu")
+    said = [line for line in result.stderr.splitlines() if line.strip()]
+    sentence = [line for line in said if re.search(r"\b(GPU|CUDA|accelerator)s?\b", line)]
+    if result.status == 0 or not sentence or any(line.startswith("Traceback") for line in said):
+        raise BookError(
+            f"{program.name}:1: `{command}` needs a GPU; where there is none it must say "
+            f"so in one sentence on stderr, without a traceback, and leave with a non-zero "
+            f"status; it left with {result.status} and said:\n" + "\n".join(said[-8:])
+        )
+    return Outcome(result.seconds)
+
+
+def _first_gpu_transcript(program: Program) -> Transcript:
+    """The commands of the CPU transcript, with no more ranks than this machine has GPUs.
+
+    What `cuda_on_cpu.py` ran is run as compiled.
+    """
+    count = max(1, len(runner.gpu_names()))
+    commands: dict[str, Command] = {}
+    for command in program.transcript("cpu").commands:
+        typed = re.sub(
+            r"(--nproc[-_]per[-_]node[= ])(\d+)",
+            lambda m: m[1] + str(min(int(m[2]), count)),
+            command.typed,
+        )
+        typed = re.sub(r"^python cuda_on_cpu\.py (\w+)\.cu --check$", r"./\1", typed)
+        commands.setdefault(typed, Command(typed, status=command.status, line=command.line))
+    return Transcript(list(commands.values()))
+
+
+def _write(attempt: _Attempt) -> None:
+    """Write transcript and figure, each at once or not at all."""
+    recorded = Provenance(
+        datetime.date.today().isoformat(),
+        runner.describe_device(attempt.device),
+        runner.torch_version(),
+        ".".join(map(str, sys.version_info[:3])),
+        attempt.seconds,
+    )
+    text = Transcript(attempt.printed, recorded).text()
+    write_whole(attempt.program.transcript_path(attempt.device), text)
+    if attempt.drawn is not None:
+        text = "\n".join(line.rstrip() for line in attempt.drawn.splitlines())
+        write_whole(attempt.program.figure, text + "\n")
+
+
+# --- figures ---------------------------------------------------------------------------------
+
+
+def figure_labels(text: str) -> list[str]:
+    """The words of a figure (not its bare numbers), in order.
+
+    Raises BookError where it is not SVG, or where it would ask another host for something.
+    """
+    try:
+        tree = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise BookError(f"it is not SVG: {error}") from None
+    for element in tree.iter():
+        for key, value in element.attrib.items():
+            if key.endswith("href") and not value.startswith(("#", "data:")):
+                raise BookError(f"it refers to {value}")
+    labels = ["".join(e.itertext()).strip() for e in tree.iter() if e.tag.endswith("}text")]
+    return [label for label in labels if re.search(r"[^\W\d_]", label)]
+
+
+def _compare_figure(program: Program, drawn: str | None) -> str | None:
+    """What is wrong with the figure just drawn beside the one in the book; None if nothing."""
+    kept = program.figure
+    name = kept.relative_to(program.root).as_posix()
+    if drawn is None:
+        missing = f"{name} is in the book, but {program.name} draws no such figure"
+        return missing if kept.exists() else None
+    try:
+        new = figure_labels(drawn)
+        if not new:
+            raise BookError("it has no words: label its axes, and keep text as text")
+    except BookError as error:
+        raise BookError(f"{program.name}:1: the figure {kept.name} it drew: {error}") from None
+    if not kept.exists():
+        return f"{program.name}:1: it draws {kept.name}, which is not in the book yet"
+    old = figure_labels(kept.read_text("utf-8"))
+    if len(old) == len(new) and all(map(same_line, old, new)):
+        return None
+    diff = difflib.unified_diff(old, new, lineterm="", n=0)
+    words = [line for line in diff if line[:2] not in {"--", "++", "@@"}]
+    return f"{name}: {program.name} draws other words:\n" + "\n".join(words)

@@ -1,0 +1,79 @@
+"""Passed: what has passed with exactly these inputs, and so need not run again.
+
+The record lies in ``.cache/passed.json``: for each test a digest of everything its outcome can
+depend on. ``--all`` (and CI) ignores it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from book.core import write_whole
+
+
+class Passed:
+    """The record of what passed, for the book at ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.path = root / ".cache" / "passed.json"
+        self.known = self._read()
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def has(self, name: str, inputs: str) -> bool:
+        """Whether test ``name`` passed with these inputs."""
+        return self.known.get(name) == inputs
+
+    def add(self, news: dict[str, str | None]) -> None:
+        """Note what passed (and, as None, what failed), beside what other runs noted."""
+        if not news:
+            return
+        known = self._read() | news
+        self.known = {name: inputs for name, inputs in known.items() if inputs}
+        self.path.parent.mkdir(exist_ok=True)
+        write_whole(self.path, json.dumps(self.known, indent=0, sort_keys=True))
+
+    def digest(self, *parts: str | Path) -> str:
+        """A digest of texts, files and folders, and of what every test depends on."""
+        whole = hashlib.sha256(self._surroundings.encode())
+        for part in (*parts, self.root / "requirements"):
+            for text in [part] if isinstance(part, str) else _contents(part):
+                whole.update(f"\0{text}".encode())
+        return whole.hexdigest()
+
+    @cached_property
+    def _surroundings(self) -> str:
+        """The interpreter, and every package that is installed for it, with its version."""
+        found = {path.name for entry in sys.path for path in Path(entry).glob("*-info")}
+        return "; ".join([sys.version, *sorted(found)])  # NAME-VERSION.dist-info
+
+
+def _contents(path: Path) -> Iterator[str]:
+    """A line for each file of a folder (but hidden files and caches), or for one file."""
+    if not path.is_dir():
+        found = path.stat() if path.exists() else None
+        known = _digest_file(path, found.st_mtime_ns, found.st_size) if found else "none"
+        yield f"{path} {known}"
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(set(folders) - {"__pycache__"})
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield from _contents(Path(folder, name))
+
+
+@lru_cache(maxsize=4096)
+def _digest_file(path: Path, _mtime: int, _size: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

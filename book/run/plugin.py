@@ -1,0 +1,361 @@
+"""Plugin: how pytest sees the book.
+
+pytest docs/02_ddp.md                 the blocks of a chapter
+pytest snippets/02_ddp/naive.py       a program against its transcripts
+pytest snippets/02_ddp -k hooks -x    as anywhere
+pytest --device cuda                  the transcripts recorded on GPUs
+pytest --record snippets/02_ddp       rewrite transcripts that no longer hold
+pytest --warm snippets/02_ddp         faster, from a process that has torch already
+pytest --all                          also what has passed already, unchanged
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from pathlib import Path
+
+import pytest
+
+from book.core import ROOT, BookError
+from book.core.page import embedded_files
+from book.core.program import DEVICES, Program, is_program, is_stray
+from book.run import fences, hold, passed, runner
+from book.run.warm import Launcher
+
+SESSION = pytest.StashKey["Session"]()
+INPUTS = pytest.StashKey[str]()
+
+
+FLAGS = {
+    "--record": "rewrite the transcripts, figures and outputs that no longer hold",
+    "--all": "run everything, also what has passed with the same inputs before (CI does)",
+    "--warm": "start all programs from a process that has imported torch already",
+    "--plain": "start every command as typed (by default most torchrun commands start from a "
+    "process that has torch; the workflow runs all as typed)",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("book", "the book")
+    group.addoption(
+        "--device",
+        choices=("cpu", "cuda", "auto"),
+        default="auto",
+        help="which transcripts to hold programs to: those of the CPU, of GPUs, or of whatever "
+        "this machine has (default)",
+    )
+    for name, does in FLAGS.items():
+        group.addoption(name, action="store_true", help=does)
+    group.addoption(
+        "--time-limit",
+        type=float,
+        default=180.0,
+        metavar="SECONDS",
+        help="the longest any one command may take (default 180)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in (
+        "cpu: runs on any machine",
+        "gpu: needs a CUDA device",
+        "multi_gpu: needs more than one CUDA device",
+    ):
+        config.addinivalue_line("markers", marker)
+    session = config.stash[SESSION] = Session(config)
+    if session.record and session.device == "cuda" and not runner.gpu_names():
+        raise pytest.UsageError(
+            "there is no NVIDIA GPU here (nvidia-smi lists none), and so nothing to record on"
+        )
+
+
+class Session:
+    """What the items of one pytest session share."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.getoption
+        self.root = Path(config.rootpath).resolve()
+        self.passed = passed.Passed(self.root)
+        self.record = option("--record")
+        self.repeat_all = option("--all") or self.record or os.environ.get("CI") == "true"
+        self.device = option("--device")
+        self.devices = list(DEVICES) if self.device == "auto" else [self.device]
+        # starts commands; None where all run as typed
+        plain = option("--plain") or (self.record and not option("--warm"))
+        self.warm = None if plain else Launcher(option("--warm"))
+        self.how = hold.How(option("--time-limit"), self.record, self.warm)
+
+    @cached_property
+    def embedded(self) -> dict[str, list[str]]:
+        """Which files the chapters embed, and where."""
+        return embedded_files(self.root)
+
+
+# --- collecting ------------------------------------------------------------------------------
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """docs/labs is a link to labs/: its programs are collected once."""
+    root = Path(config.rootpath)
+    if collection_path.is_symlink() and collection_path.is_relative_to(root / "docs"):
+        return True
+    return None
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    session = parent.config.stash[SESSION]
+    path, root = file_path.resolve(), session.root
+    if is_program(path, root):
+        return ProgramFile.from_parent(parent, path=file_path)
+    if path.suffix == ".md" and path.is_relative_to(root / "docs"):
+        return Chapter.from_parent(parent, path=file_path) if "cpu" in session.devices else None
+    return Stray.from_parent(parent, path=file_path) if is_stray(path, root) else None
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
+    """A program named on the command line is not a test module as well."""
+    session = parent.config.stash[SESSION]
+    if is_program(module_path.resolve(), session.root):
+        return Nothing.from_parent(parent, path=module_path)
+    return None
+
+
+class Nothing(pytest.File):
+    """A file with no tests of this kind."""
+
+    def collect(self) -> list[pytest.Item]:
+        return []
+
+
+class BookItem(pytest.Item):
+    """A test of the book.
+
+    ``check`` does it, and returns what it came to (None if it is cheap). ``inputs`` says what
+    its outcome can depend on, texts and files; a test with none is always run.
+    """
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        check: Callable[[], hold.Outcome | None],
+        inputs: Callable[[], tuple[str | Path, ...]] = tuple,
+        line: int = 1,
+        **kwargs,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.title, self.check, self.inputs, self.line = title, check, inputs, line
+
+    def runtest(self) -> None:
+        start = time.monotonic()
+        outcome = self.check()
+        facts = vars(outcome) if outcome else {"cheap": True}
+        facts["took"] = time.monotonic() - start
+        self.user_properties.append(("book", facts))
+
+    def reportinfo(self):
+        return self.path, self.line - 1, self.title
+
+    def repr_failure(self, excinfo, style=None):
+        if isinstance(excinfo.value, BookError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+
+class ProgramFile(pytest.File):
+    """A program: one test that the book shows it, and one for each device."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        session = self.config.stash[SESSION]
+        program = Program(session.root, self.path.resolve())
+        if "cpu" in session.devices and not session.record:
+            yield BookItem.from_parent(
+                self,
+                name="shown",
+                title=f"{program.name}: shown",
+                check=lambda: hold.check_shown(program, session.embedded),
+            )
+        if not program.devices:
+            return  # `shown` says so
+        first = session.record and session.device == "cuda"  # it may have no transcript yet
+        for device in session.devices:
+            if device == "cuda" and not (first or device in program.devices):
+                continue
+            if device == "cuda" and session.record and not runner.gpu_names():
+                continue
+            item = BookItem.from_parent(
+                self,
+                name=device,
+                title=f"{program.name} ({device})",
+                check=partial(_check_program, program, device, session.how),
+                inputs=partial(hold.inputs, program, device),
+            )
+            item.add_marker("gpu" if device == "cuda" else "cpu")
+            if device == "cuda" and _gpus_needed(program) > 1:
+                item.add_marker("multi_gpu")
+            yield item
+
+
+def _gpus_needed(program: Program) -> int:
+    """How many GPUs its GPU transcript was recorded on; 1 where there is none yet."""
+    known = "cuda" in program.devices
+    return hold.gpus_needed(program.transcript("cuda")) if known else 1
+
+
+def _check_program(program: Program, device: str, how: hold.How) -> hold.Outcome:
+    """Its commands print what the transcript says; skipped where this machine cannot run it."""
+    have = len(runner.gpu_names())
+    if device == "cuda":
+        if have == 0:
+            pytest.skip("this machine has no GPU")
+        if (needs := _gpus_needed(program)) > have:
+            pytest.skip(f"needs {needs} GPUs, this machine has {have}")
+    elif "cpu" not in program.devices:
+        if have:
+            pytest.skip("needs a GPU, and is held to its GPU transcript on this machine")
+        return hold.check_refusal(program, how)
+    known = device if device in program.devices else "cpu"
+    if tool := hold.missing_tool(program, program.transcript(known)):
+        pytest.skip(f"{tool} is not on this machine")
+    return hold.check(program, device, how)
+
+
+class Stray(pytest.File):
+    """A transcript or figure without a program."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        yield BookItem.from_parent(self, name="stray", title=self.name, check=self.fail)
+
+    def fail(self) -> None:
+        name = self.path.resolve().relative_to(self.config.stash[SESSION].root).as_posix()
+        raise BookError(f"{name}:1: there is no program of this name beside it")
+
+
+class Chapter(pytest.File):
+    """A page of ``docs/``: one test for each block."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        session = self.config.stash[SESSION]
+        try:
+            found = fences.extract(self.path.resolve(), session.root)
+        except BookError as error:
+            raise self.CollectError(str(error)) from None
+        for block in found:
+            item = BookItem.from_parent(
+                self,
+                name=f"{self.path.name}:{block.fence.line}",
+                title=f"{block.name}:{block.fence.line} ({block.fence.language})",
+                line=block.fence.line,
+                check=partial(_check_block, block, session.how),
+                inputs=block.inputs,
+            )
+            item.add_marker("cpu")
+            yield item
+
+
+def _check_block(block: fences.Block, how: hold.How) -> hold.Outcome:
+    """A block of a chapter runs, compiles or is valid."""
+    if block.skip == "":
+        raise block.error("a skipped block must say why")
+    seconds = fences.check(block, how)
+    if block.skip:
+        pytest.skip(block.skip)
+    return hold.Outcome(seconds)
+
+
+# --- what has passed already -----------------------------------------------------------------
+
+
+def _inputs(item: pytest.Item, session: Session) -> str:
+    """The digest of an item's inputs; empty for one that is always run.
+
+    A module of ``tests/`` may name the files and folders it depends on in a list ``INPUTS``.
+    """
+    if isinstance(item, BookItem):
+        inputs, engine = item.inputs(), (ROOT / "book/core", ROOT / "book/run")
+        return session.passed.digest(*inputs, *engine) if inputs else ""
+    own = getattr(getattr(item, "module", None), "INPUTS", ("book", "tests"))
+    names = (*own, "pyproject.toml", "tests/conftest.py")
+    return session.passed.digest(
+        item.nodeid, item.path, *(session.root / name for name in names)
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem) -> None:
+    """Before an item is run: if it passed with the same inputs, do not run it again."""
+    session = item.config.stash[SESSION]
+    inputs = item.stash[INPUTS] = _inputs(item, session)
+    if inputs and not session.repeat_all and session.passed.has(item.nodeid, inputs):
+        item.runtest = lambda: None
+        item.setup = lambda: None  # nor its fixtures
+        item.user_properties.append(("book", {"unchanged": True}))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    report = yield
+    if report.when == "call" or report.failed:
+        report.book_inputs = item.stash.get(INPUTS, "")
+    return report
+
+
+def _facts(report: pytest.TestReport) -> dict:
+    return dict(getattr(report, "user_properties", ())).get("book", {})
+
+
+def pytest_report_teststatus(report, config: pytest.Config):
+    facts = _facts(report)
+    if report.when == "call" and report.passed and facts.get("unchanged"):
+        return "unchanged", "u", "UNCHANGED"
+    if report.when == "call" and report.passed and facts.get("recorded"):
+        return "recorded", "R", "RECORDED"
+    return None
+
+
+# --- the summary -----------------------------------------------------------------------------
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config) -> None:
+    session, stats = config.stash[SESSION], terminalreporter.stats
+    reports = [
+        (report, _facts(report), category)
+        for category in ("passed", "recorded", "failed", "error")
+        for report in stats.get(category, ())
+    ]
+    if not session.record:
+        news: dict[str, str | None] = {}
+        for report, _, category in reports:
+            if report.when == "call" or report.failed:
+                inputs = getattr(report, "book_inputs", "") if category == "passed" else ""
+                news[report.nodeid] = inputs or None
+        session.passed.add(news)
+
+    called = [(report, facts) for report, facts, _ in reports if report.when == "call"]
+    slow = [(r.duration, r.nodeid) for r, facts in called if not facts.get("cheap")]
+    commands = sum(facts.get("seconds", 0.0) for _, facts in called)
+    took = sum(facts["took"] for _, facts in called if facts.get("seconds"))
+    unchanged = len(stats.get("unchanged", ()))
+    write = terminalreporter.write_line
+    terminalreporter.section("the book")
+    line = f"{len(slow)} ran, {unchanged} unchanged since they passed"
+    write(line + (" (--all runs them too)" if unchanged else ""))
+    if commands:
+        extra = 100 * (took - commands) / commands
+        write(
+            f"{commands:.1f} s in commands, {took - commands:.1f} s around them ({extra:.1f}%)"
+        )
+    for report, facts in called:
+        if facts.get("doubted") and not facts.get("recorded"):
+            write(f"did something else when started warm, right as typed: {report.nodeid}")
+        if facts.get("recorded"):
+            write(f"recorded {report.nodeid}")
+    if slow:
+        write("slowest:")
+        for seconds, name in sorted(slow, reverse=True)[:10]:
+            write(f"  {seconds:6.1f} s  {name}")

@@ -1,0 +1,27 @@
+"""What the process that starts commands warm imports before it forks for the first of them.
+
+`python` of a reader's shell has this ``PATH`` too, but for the folder in front.
+"""
+
+import contextlib
+import gc
+import sys
+import threading
+
+import torch
+import torch._dynamo  # the first step of an optimizer imports it
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.run
+import torch.distributed.tensor.parallel
+
+with contextlib.suppress(ImportError):
+    import matplotlib.pyplot  # noqa: F401
+
+PATH = sys.path[1:]
+
+assert torch.get_num_threads() == 1  # a thread pool would not survive the fork
+assert threading.active_count() == 1
+gc.collect()
+gc.freeze()  # a collection in a child would write to, and so copy, every page

@@ -1,0 +1,114 @@
+"""Embedded: how a program and its transcript look on a page.
+
+- a fence that embeds (part of) a program is preceded by the program's path, a link to its page;
+- a fence that embeds a transcript becomes the output with the line that says where it was
+  recorded, in tabs where the program was recorded on a CPU and on a GPU;
+- a fence that is not run (`skip="why"`) says so under it;
+- `![…](../snippets/02_ddp/overlap.svg)`, which an editor can follow, becomes the site's copy.
+
+Links start at the root of ``docs/`` (MkDocs resolves them: `absolute_links: relative_to_docs`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from book.core import BookError
+from book.core.page import Embed, Fence, parse, resolve
+from book.core.program import Program, beside, is_program, recorded_on
+from book.site import template
+
+DEVICE_NAMES = {"cpu": "CPU", "cuda": "GPU"}
+
+
+def program_page(name: str) -> str:
+    """The page of a program, from the root of ``docs/``: ``/programs/02_ddp/naive.md``."""
+    folder, _, rest = name.partition("/")
+    stem = rest.rsplit(".", 1)[0]
+    return f"/programs/{stem}.md" if folder == "snippets" else f"/programs/{folder}/{stem}.md"
+
+
+def program_link(name: str) -> str:
+    """The Markdown link to a program's page, with the program's file name."""
+    return f"[{Path(name).name}]({program_page(name)})"
+
+
+def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
+    """The Markdown of a program's output, tabs for CPU and GPU where both were recorded.
+
+    `part` is a range of lines of the `device` transcript ("2:9"); then only that is shown.
+    """
+    outputs = [
+        {
+            "device": DEVICE_NAMES[each],
+            "lines": _printed(program, each, part),
+            "provenance": program.transcript(each).provenance,
+        }
+        for each in ([device] if part else program.devices)
+    ]
+    companions = [program_link(each.name) for each in program.companions()]
+    return template.render("transcript", outputs=outputs, companions=companions)
+
+
+def _printed(program: Program, device: str, part: str) -> list[str]:
+    """The lines of a program's transcript, but for the one that says where it is from."""
+    lines = resolve(Embed(1, "", f"{program.transcript_name(device)}:{part}"), program.root)
+    return lines[lines[0].startswith("# recorded ") :]
+
+
+def render(lines: list[str], root: Path) -> list[str]:
+    """A page's Markdown with its embeds as readers see them.
+
+    Raises BookError where an embed has no file or section.
+    """
+    out, last = [], 0
+    for fence in parse("\n".join(lines)).fences:
+        out += [_with_figures(line) for line in lines[last : fence.line - 1]]
+        out += [fence.indent + line if line else "" for line in _fence(fence, root)]
+        last = fence.end
+    return out + [_with_figures(line) for line in lines[last:]]
+
+
+def _with_figures(line: str) -> str:
+    return re.sub(r"\]\((\.\./)+snippets/", "](/programs/", line)
+
+
+def _fence(fence: Fence, root: Path) -> list[str]:
+    """One fence as readers see it, without its indentation."""
+    first = fence.embeds[0] if fence.embeds_only else None
+    path = root / first.file if first else root
+    if first and (device := recorded_on(path)):
+        if program := beside(path, root):
+            return transcript(program, first.part, device).split("\n")
+        raise BookError(f"{first.file} is of no program, but it is shown")
+    code = _code(fence, root)
+    header, before, after = fence.header, [], []
+    if first and is_program(path, root):
+        before = [f"[{first.file}]({program_page(first.file)}){{ .program-path }}", ""]
+        header = _without(header, "title")
+    if "skip" in fence.options:
+        after = ["", f"Not run here: {fence.options['skip']}", "{ .not-run }", ""]
+        header = _without(header, "skip")
+    inside = (re.match(r"\s*(`{3,})?", line)[1] or "" for line in code)
+    ticks = "`" * max([3, *(len(mark) + 1 for mark in inside)])
+    return [*before, f"{ticks}{header}", *code, ticks, *after]
+
+
+def _code(fence: Fence, root: Path) -> list[str]:
+    """The lines of a fence, each embed replaced by what it stands for."""
+    embeds = {embed.line: embed for embed in fence.embeds}
+    code: list[str] = []
+    for number, line in enumerate(fence.lines, fence.line + 1):
+        if embed := embeds.get(number):
+            if code:  # two sections of a file stand apart
+                code += [""] * (2 if fence.embeds[0].file.endswith(".py") else 1)
+            inner = fence.inner(embed.indent)
+            code += [inner + text if text else "" for text in resolve(embed, root)]
+        else:
+            code.append(fence.inner(line))
+    return code
+
+
+def _without(header: str, option: str) -> str:
+    return re.sub(rf'\s*\b{option}="[^"]*"', "", header)

@@ -1,0 +1,90 @@
+"""Facts: what a page says of itself and of the book, counted when the site is built."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from book.core import BookError, page
+from book.core.page import Page
+from book.core.program import Program, is_program, programs
+
+WORDS_PER_MINUTE = 220
+SECONDS_PER_CODE_LINE = 2
+LINES_OF_AN_EMBED = 12
+
+
+def reading_minutes(here: Page, lines: set[int] | None = None) -> float:
+    """How long a page, or some lines of it, take to read, programs and outputs included."""
+    wanted = set(here.section()) if lines is None else lines
+    prose = {number: line for number, line in here.prose() if number in wanted}
+    words = sum(len(re.findall(r"\w+", line)) for line in prose.values())
+    embeds = sum(embed.line in wanted for embed in [*here.embeds, *here.stray_embeds])
+    shown = len(wanted) - len(prose) + LINES_OF_AN_EMBED * embeds
+    return words / WORDS_PER_MINUTE + shown * SECONDS_PER_CODE_LINE / 60
+
+
+def is_chapter(name: str) -> bool:
+    """Whether a page, from the folder docs/, is one of the numbered ones."""
+    return bool(re.match(r"\d\d_\w+\.md$", name))
+
+
+def with_facts(markdown: str, root: Path) -> str:
+    """A chapter with its facts under its title."""
+    line = " · ".join(page_facts(page.parse(markdown), root))
+    return re.sub(
+        r"^(# .+)$", rf"\1\n\n{line}\n{{ .page-facts }}", markdown, count=1, flags=re.MULTILINE
+    )
+
+
+def page_facts(here: Page, root: Path) -> list[str]:
+    """Reading time, the number of programs, and the machines they were recorded on."""
+    names = dict.fromkeys(embed.file for embed in here.embeds)
+    shown = [Program(root, root / name) for name in names if is_program(root / name, root)]
+    machines = {machine for program in shown for machine in program.machines}
+    facts = [f"{max(1, round(reading_minutes(here)))} minutes"]
+    if shown:
+        facts.append(f"{len(shown)} programs")
+        facts.append("run on " + " and ".join(sorted(machines)))
+        facts.append("[what ran where](/what_ran_where.md)")
+    return facts
+
+
+def counts(root: Path) -> dict[str, int]:
+    """How many there are of what the home page speaks of."""
+    every = programs(root)
+    return {
+        "programs": sum(
+            program.name.startswith("snippets/") and "cpu" in program.devices
+            for program in every
+        ),
+        "transcripts": sum(len(program.devices) for program in every),
+        "figures": sum(program.figure.exists() for program in every),
+        "labs": sum(bool(re.match(r"labs/lab\d\d_", program.name)) for program in every),
+        "failures": sum(_failures(page.read(path)) for path in (root / "docs").glob("*.md")),
+    }
+
+
+def _failures(here: Page) -> int:
+    """The failures of a page's galleries: their deepest headings, each with a program."""
+    count = 0
+    for gallery in here.headings.values():
+        if gallery.level == 2 and re.match(r"What (goes wrong|each error)", gallery.text):
+            inside = here.section(gallery.anchor)
+            under = [each for each in here.headings.values() if each.line in inside[1:]]
+            deepest = 4 if any(each.level == 4 for each in under) else 3
+            parts = [here.section(each.anchor) for each in under if each.level == deepest]
+            count += sum(any(embed.line in part for embed in here.embeds) for part in parts)
+    return count
+
+
+def with_counts(markdown: str, root: Path) -> str:
+    """Put the counts where the text has {{ their name }}; raise BookError for another name."""
+    known = counts(root)
+
+    def count(match: re.Match[str]) -> str:
+        if match[1] not in known:
+            raise BookError(f"docs/index.md: nothing counts {match[1]!r}, only {list(known)}")
+        return f"{known[match[1]]:,}"
+
+    return re.sub(r"\{\{ (\w+) \}\}", count, markdown)

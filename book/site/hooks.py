@@ -1,0 +1,129 @@
+"""Hooks: all that the book adds to MkDocs, in the order in which it happens.
+
+MkDocs loads this file by its path and calls its functions `on_…`, and Markdown `BookMarkdown`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from markdown import Extension, Markdown
+from markdown.preprocessors import Preprocessor
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+from pymdownx.arithmatex import ArithmatexExtension
+
+from book.core import ROOT
+from book.site import (
+    data,
+    embedded,
+    facts,
+    glossary,
+    labs,
+    mathematics,
+    programs,
+    quiz,
+    references,
+    theme,
+    tracks,
+)
+
+WATCHED = ("snippets", "labs", "assessment", "book", "overrides")  # beside docs/
+SHOWS = {  # what a comment line `<!-- track: … -->` asks for
+    "references": references.show,
+    "track": tracks.show,
+    "quiz": quiz.show,
+    "glossary": glossary.show,
+}
+
+
+def _root(config: MkDocsConfig) -> Path:
+    return Path(config.config_file_path).resolve().parent
+
+
+# ---- once
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    root = _root(config)
+    config.watch += [str(root / each) for each in WATCHED if (root / each).exists()]
+    config.markdown_extensions.append(BookMarkdown(root))
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for file in [*programs.files(config, _root(config)), *labs.notebooks(files, config)]:
+        files.append(file)
+    return files
+
+
+# ---- for each page: as text, as Markdown, as HTML, in its template
+
+
+def on_pre_page(page: Page, config: MkDocsConfig, files: Files) -> Page:
+    if labs.is_lab(page.file):
+        vars(page).pop("render", None)  # mkdocs-jupyter's: a lab is rendered as any page is
+    return page
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    root, name = _root(config), page.file.src_uri
+    if labs.is_lab(page.file):
+        _edit(page, name, config)
+        return labs.page_text(page, root)
+    if "program" in page.meta:
+        _edit(page, page.meta["program"], config)
+    if name == "index.md":
+        return facts.with_counts(markdown, root)
+    return facts.with_facts(markdown, root) if facts.is_chapter(name) else markdown
+
+
+def _edit(page: Page, name: str, config: MkDocsConfig) -> None:
+    """Let the edit and source links of a page lead to a file of the book."""
+    if config.repo_url:
+        page.edit_url = f"{config.repo_url.rstrip('/')}/edit/main/{name}"
+
+
+class BookMarkdown(Extension):
+    """What the book does to a page's Markdown."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        super().__init__()
+        self.root = root
+        tracks.loaded.cache_clear()  # what an earlier build has read
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        ArithmatexExtension(generic=True, preview=False).extendMarkdown(md)
+        tooltips = glossary.Tooltips(md, self.root)
+        # Python-Markdown runs what has the higher priority first
+        md.preprocessors.register(_Lines(self.root, tooltips), "book", 40)  # as written
+        md.treeprocessors.register(
+            mathematics.Drawer(md), "mathematics", 15
+        )  # behind inline, 20
+        md.treeprocessors.register(tooltips, "glossary", 8)  # before the anchors of toc, 5
+
+
+class _Lines(Preprocessor):
+    """The lines of a page, before anything else reads them."""
+
+    def __init__(self, root: Path, tooltips: glossary.Tooltips) -> None:
+        super().__init__()
+        self.root, self.tooltips = root, tooltips
+
+    def run(self, lines: list[str]) -> list[str]:
+        lines = data.fill(lines, SHOWS, self.root)
+        lines = embedded.render(lines, self.root)  # behind all that may embed
+        return self.tooltips.without_own_senses(lines)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return theme.with_sizes(html, page, files)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    return theme.fixed(output)
+
+
+def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
+    return theme.fixed(output) if template_name.endswith(".html") else output

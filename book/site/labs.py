@@ -1,0 +1,86 @@
+"""Labs as pages, beside mkdocs-jupyter.
+
+mkdocs-jupyter finds the lab scripts, makes pages of them with addresses of their own, and puts
+each script beside its page. Its HTML, though, brings along 600 kB of notebook styles and asks
+another host for a script; no option leaves these out. So its rendering is taken off the page
+again, and the cells go through the book's own Markdown: the same code blocks, formulas, table
+of contents and dark scheme as in a chapter. It makes no notebook of a script; this does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import jupytext
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+from book.core.program import Program
+from book.site import template
+from book.site.embedded import transcript
+
+
+def is_lab(file: File) -> bool:
+    return bool(re.fullmatch(r"labs/lab\d\d_\w+\.py", file.src_uri))
+
+
+def to_markdown(script: str) -> str:
+    """Return a percent script's cells as one Markdown text.
+
+    The marks around solutions and the hints for blanks, which `start.py` reads, are left out.
+    """
+    script = re.sub(r"^\s*# (>>>|<<<|hint:).*\n", "", script, flags=re.MULTILINE)
+    parts = []
+    for cell in jupytext.reads(script, fmt="py:percent").cells:
+        if cell.cell_type == "markdown":
+            parts.append(cell.source)
+        elif cell.source.strip():
+            parts.append(f"````python\n{cell.source}\n````")
+    return "\n\n".join(parts) + "\n"
+
+
+def to_notebook(script: str) -> str:
+    """Return a percent script as a notebook, the same text each time."""
+    notebook = jupytext.reads(script, fmt="py:percent")
+    for number, cell in enumerate(notebook.cells, start=1):
+        cell["id"] = f"cell-{number}"
+    notebook.metadata["kernelspec"] = {
+        "display_name": "Python 3",
+        "language": "python",
+        "name": "python3",
+    }
+    return jupytext.writes(notebook, fmt="ipynb")
+
+
+def notebooks(files: Files, config: MkDocsConfig) -> Iterator[File]:
+    """The notebook of each lab, beside its page."""
+    for lab in filter(is_lab, files):
+        yield File.generated(
+            config,
+            f"{lab.src_uri.removesuffix('.py')}/{Path(lab.src_uri).stem}.ipynb",
+            content=to_notebook(Path(lab.abs_src_path).read_text("utf-8")),
+            inclusion=InclusionLevel.INCLUDED,
+        )
+
+
+def page_text(page: Page, root: Path) -> str:
+    """The Markdown of a lab's page; sets its description where it has none."""
+    text = to_markdown(Path(page.file.abs_src_path).read_text("utf-8"))
+    title, _, rest = text.partition("\n")
+    if not title.startswith("# "):
+        raise ValueError(f"{page.file.src_uri}: the first cell must begin with '# Title'")
+    paragraph = re.search(r"^[A-Z].*?(?=\n\n|\Z)", rest, re.MULTILINE | re.DOTALL)
+    if paragraph and "description" not in page.meta:
+        words = re.sub(r"[`*$\\]|\s+", " ", paragraph[0]).strip()
+        page.meta["description"] = re.match(r".{0,300}(?:[.:](?= |$)|$)|.{300}", words)[0]
+    program = Program(root, root / page.file.src_uri)
+    return template.render(
+        "lab",
+        title=title,
+        name=program.path.stem,
+        cells=rest,
+        transcript=transcript(program) if program.devices else "",
+    )

@@ -1,0 +1,88 @@
+"""Programs as pages: one for each program, and the page "What ran where"."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File
+
+from book.core.page import embedded_files, read
+from book.core.program import Program, programs
+from book.core.transcript import Provenance
+from book.site import template
+from book.site.embedded import DEVICE_NAMES, program_link, program_page, transcript
+
+LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
+
+
+def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
+    """The programs' pages, the programs themselves, their figures, and what ran where."""
+    shown = embedded_files(root)
+    for program in programs(root):
+        page = program_page(program.name).lstrip("/")
+        text = _page(program, shown.get(program.name, []))
+        yield File.generated(config, page, content=text)
+        for path in (program.path, program.figure):
+            if path.exists():
+                uri = f"{page.rpartition('/')[0]}/{path.name}"
+                yield File.generated(config, uri, abs_src_path=str(path))
+    yield File.generated(config, "what_ran_where.md", content=_what_ran_where(root))
+
+
+def summary(program: Program) -> str:
+    """The first sentence of a program's docstring or leading comment."""
+    text = program.path.read_text("utf-8")
+    if program.path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text)) or _first_cell(text)
+    elif program.path.suffix == ".sh":
+        text = re.match(r"(?:#!.*\n)?((?:# .*\n)*)", text)[1].replace("# ", "")
+    else:
+        text = re.sub(r"^\s*(//|/\*+|\*)\s?", "", text, flags=re.MULTILINE)
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    return re.split(r"(?<=[.!?]) ", paragraph)[0]
+
+
+def _first_cell(text: str) -> str:
+    """The paragraph under a lab's heading."""
+    cell = text.partition("# %% [markdown]")[2].partition("# %%")[0]
+    paragraphs = re.sub(r"^# ?", "", cell, flags=re.MULTILINE).strip().split("\n\n")
+    return next((p for p in paragraphs if not p.startswith("#")), "")
+
+
+def _page(program: Program, places: list[str]) -> str:
+    """The page of a program: what it shows, the whole file, what it printed."""
+    pages = dict.fromkeys(place.split(":")[0] for place in places)
+    chapters = [
+        f"[{read(program.root / page).title}](/{page.removeprefix('docs/')})" for page in pages
+    ]
+    if not chapters and program.name.startswith("labs/lab"):
+        chapters = [f"[its lab](/{program.name})"]
+    return template.render(
+        "program/page",
+        program=program,
+        what=summary(program),
+        chapters=chapters,
+        language=LANGUAGES[program.path.suffix],
+        transcript=transcript,
+    )
+
+
+def _what_ran_where(root: Path) -> str:
+    """Every program, each device it was recorded on, versions, date, seconds."""
+    folders: dict[str, list[tuple[Program, str, Provenance]]] = defaultdict(list)
+    for program in programs(root):
+        for device, recorded in program.transcripts().items():
+            if at := recorded.provenance:
+                folders[program.path.parent.name].append((program, DEVICE_NAMES[device], at))
+    machines = [at.device for rows in folders.values() for _, _, at in rows]
+    return template.render(
+        "program/what_ran_where",
+        folders=folders,
+        machines=machines,
+        program_link=program_link,
+    )

@@ -1,0 +1,827 @@
+"""The steps of the capstone: what each must do, how it is measured, the hint for each symptom.
+
+Each of the first nine steps is graded on its own: all but the functions of that step is taken
+from the finished program. The tenth takes the learner's whole file, and kills a rank of it. The
+truth is a plain loop in one process, without a mesh, FSDP or DTensor.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo  # optimizers import it: once here, not in every process
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.fx.experimental.symbolic_shapes  # backward(gradient) would, in every process
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from graders.runner import LINUX, Bench, Wrong
+from graders.tools import Lab, ask, before, keep_only, near, same
+
+HINTS = {
+    "rows_shape": "A row has one position more than the model sees: inputs are all but the "
+    "last, targets all but the first. Return [batch / dp, s + 1].",
+    "rows_same": "All replicas return the same rows, so all but one of them work for nothing: "
+    "where does `replica` enter?",
+    "rows_other": "The replicas' rows together must be the batch that one process draws. "
+    "Every replica draws all positions from a generator in the same state, and keeps its part.",
+    "mesh_names": 'The mesh has the dimensions "pp", "dp" and "tp", in this order: pass them '
+    "as mesh_dim_names.",
+    "mesh_order": "The last dimension changes fastest. Ranks of one tp group are neighbours, "
+    "for they share the fastest links; stages are farthest apart.",
+    "tp_not_cut": "A matrix is whole on every rank of the tp group. q, k, v, up and the head "
+    "are cut by columns; out, down and the embedding by rows.",
+    "tp_norms": "A norm sees the positions of its rank alone, so its gradient is a part of the "
+    "sum. SequenceParallel tells DTensor so, and the parts are added up.",
+    "tp_layouts": "What comes out of one piece is not what the next expects. Between blocks a "
+    "tensor is cut by positions, Shard(1); attention, MLP and head gather it, and rows scatter "
+    "their sum: output_layouts=Shard(1).",
+    "not_sharded": "Parameters are whole over dp: fully_shard(module, mesh=…) must be called "
+    "for the module, and its result returned.",
+    "whole_mesh": "Without a mesh, fully_shard cuts over all ranks, stages and tp included. "
+    'Give it mesh["dp"].',
+    "param_dtype": "Products are not computed in the run's precision. MixedPrecisionPolicy has "
+    "param_dtype for it, which is config.dtype.",
+    "reduce_dtype": "Gradients are added up over dp in 16 bits, and small ones are lost. "
+    "reduce_dtype=torch.float32.",
+    "not_divided": "The gradients of all micro-batches are added up: divide each loss by their "
+    "number before backward.",
+    "over_dp": "FSDP has divided the gradients by dp already. Divide by the number of "
+    "micro-batches alone.",
+    "rows_lost": "The gradients are not those of all rows. Every micro-batch goes forward and "
+    "backward, and nothing is set to zero between them.",
+    "loss_value": "The gradients are right and the returned loss is not the mean over all rows "
+    "of this replica.",
+    "norm_local": "This is the norm of what this rank holds. Add the squares up over all ranks "
+    "before the root.",
+    "norm_copies": "What tp ranks hold copies of counts once for each copy. Divide its squares "
+    "by the number of copies, or let one of them count.",
+    "norm_of_norms": "Norms cannot be added, squares can: the root comes after the all-reduce.",
+    "not_clipped": "The norm is right, and the gradients are not scaled by limit / norm.",
+    "clip_grows": "A gradient below the limit was made longer. Scale by limit / norm only if "
+    "that is below 1.",
+    "stage_layers": "Every layer belongs to exactly one stage, layers / pp of them in a row.",
+    "pp_group": 'A stage talks to its neighbours in its own pipeline: pass it as group='
+    'mesh["pp"].get_group(), or all replicas and shards mix.',
+    "pp_stage": "A stage's number is its place in the pp dimension, and not its rank.",
+    "pp_scale": "The gradients are not those of the mean. The schedule divides by the number "
+    "of micro-batches, which is config.micro_batches, if scale_grads is left as it is.",
+    "gpipe": "All forwards come before all backwards, and every micro-batch is live at once. "
+    "Schedule1F1B keeps p - i of them in stage i.",
+    "budget_keys": 'Return a dict of int: "state", "gathered", "kept", "block" and "logits".',
+    "state": "Between the steps a rank holds 4 bytes of weight and 8 of moments for each of "
+    "its parameters, and 4 of gradient after backward. What is cut by tp is cut by dp as well.",
+    "gathered": "Without a pipeline, at most two blocks are whole at once, and the ends; with "
+    "it, the whole stage, from the first backward to the last. Count gradients, too.",
+    "kept": "With recomputation a block keeps its input alone, and each rank has s / tp "
+    "positions of it. Stage i of p has p - i micro-batches live.",
+    "too_small": "The run needed more than the budget allows. Look at the parts: what is whole "
+    "for a moment, what backward makes anew, what the logits and their gradient take.",
+    "too_large": "The budget is so wide that a run without sharding or recomputation would "
+    "pass, too. It must come from the formulas, and stay below twice what is needed.",
+    "no_dcp": "The ranks' parts are not written by dcp.save. It writes what each has, so that "
+    "any mesh can read it, and returns when all have written.",
+    "half_counted": "A checkpoint of which a rank had not written its part counts as complete. "
+    "Give it its final name only when dcp.save has returned, and go by names.",
+    "overwritten": "A rank that died while saving took the older checkpoint along. Write every "
+    "checkpoint to a folder of its own.",
+    "none_complete": "A finished save is not listed by complete(): it must have its final name "
+    "when save returns.",
+    "not_dropped": "Old checkpoints stay for ever: keep the newest `config.keep`, and drop an "
+    "old one only after the new one has its name.",
+    "left_over": "Each save leaves something beside the checkpoints. A copy takes time, a rank "
+    "can die in it: give the folder its name by rename, which is one operation.",
+    "steps_sorted": "Step 10 comes after step 9: sort by number, not by name.",
+    "resume_step": "load must return the step that the checkpoint was saved after, or training "
+    "repeats or leaves out steps.",
+    "resume_model": "The parameters are not those of the newest complete checkpoint. dcp.load "
+    "fills the state dict; set_state_dict puts it into the model.",
+    "resume_moments": "The parameters are right and Adam's moments are not. Pass the "
+    "optimizer's state to set_state_dict.",
+    "resume_stream": "The data begin again at the first batch: give the stream's generator its "
+    "state back.",
+    "not_truth": "Every part passes on its own and the whole run does not have the losses of "
+    "one process. Is there code of yours outside the marked places?",
+    "not_recovered": "A rank was killed and the run did not come to its last step. Start it "
+    "with torchrun --max-restarts=3 and --die=8:1, and read what the next life says.",
+    "untold": "The run tells of no step, so that nobody can watch it. Call say with the line "
+    '"step 5/15 …" of each step that config.log asks for.',
+    "lost_steps": "More steps were computed again than lie between two checkpoints. The next "
+    "life must begin at the newest complete one.",
+    "after_kill": "The run survived and its losses are not those of an undisturbed run. What "
+    "is different after load?",
+    "slow": "The finished program needs far less time for the same steps in the same run. "
+    "Look for work that is done twice, or for a collective in a loop.",
+    "other": "The numbers fit no common mistake. Try one rank first, then two.",
+}  # fmt: skip
+
+LAB = Lab(HINTS, borrows=False)
+FLAT = {
+    "layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": 64, "pp": 1, "dp": 1,
+    "tp": 1, "steps": 4, "batch": 8, "micro": 2, "lr": 3e-3, "warmup": 2, "clip": 1.0,
+    "precision": "fp32", "recompute": True, "compile": False, "seed": 0, "log": 0,
+    "folder": "checkpoints", "every": 0, "keep": 2,
+}  # fmt: skip
+AXES, CPU = ["pp", "dp", "tp"], torch.device("cpu")
+LAB.finished.text()  # once here, not in every process
+
+
+# --- the finished program, and the truth --------------------------------------------------
+
+
+def free_sends() -> None:
+    """Send unrecorded: pipelining asks for the functions of torch themselves."""
+    dist.isend, dist.irecv = distributed_c10d.isend, distributed_c10d.irecv
+
+
+def graft(theirs: ModuleType, ours: ModuleType, *own: str) -> None:
+    """Put these of the learner's functions into the finished program, the rest into theirs."""
+    free_sends()
+    keep_only(theirs, ours, *own)
+    for name in own:
+        setattr(ours, name, getattr(theirs, name))
+
+
+def config_of(**changes: Any) -> Any:
+    return LAB.finished.Config(**FLAT | changes)
+
+
+def shape(mesh: dict[str, int]) -> str:
+    return " × ".join(str(mesh.get(axis, 1)) for axis in AXES)
+
+
+def plain(config: Any) -> nn.Module:
+    """The whole model as one process has it: no DTensor, no hooks."""
+    one = dataclasses.replace(config, pp=1, dp=1, tp=1)
+    mesh = dict.fromkeys(AXES, SimpleNamespace(get_local_rank=lambda: 0, size=lambda: 1))
+    with mock.patch.multiple(
+        LAB.finished, shard=lambda module, *_: module, cut=lambda module, *_: module,
+        layers_of_stage=lambda config, _: range(config.layers),
+    ):  # fmt: skip
+        return LAB.finished.build(one, mesh, CPU)
+
+
+def meshed(config: Any) -> tuple[nn.Module, Any]:
+    """What this rank has of the model, and the mesh."""
+    mesh = LAB.finished.make_mesh(config, "cpu")
+    return LAB.finished.build(config, mesh, CPU), mesh
+
+
+def rows_of(config: Any, count: int = 1) -> list[torch.Tensor]:
+    """The first global batches, by the rule that the text of the program states."""
+    generator = torch.Generator().manual_seed(config.seed)
+    text, batches = LAB.finished.text(), []
+    for _ in range(count):
+        last = len(text) - config.sequence - 1
+        places = torch.randint(last, (config.batch,), generator=generator)
+        batches.append(text[places[:, None] + torch.arange(config.sequence + 1)])
+    return batches
+
+
+def loss_of(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    return LAB.finished.loss_of(model(rows[:, :-1]), rows[:, 1:])
+
+
+def truth(config: Any) -> list[list[float]]:
+    """[loss, norm] of each step in one process."""
+    model = plain(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95))
+    history = []
+    for step, rows in enumerate(rows_of(config, config.steps), start=1):
+        optimizer.param_groups[0]["lr"] = LAB.finished.rate(config, step)
+        loss = loss_of(model, rows)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.step()
+        history.append([loss.item(), norm.item()])
+    return history
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def ratio(ours: torch.Tensor, true: torch.Tensor) -> float:
+    """By what our tensor is a multiple of the true one; nan if it is none."""
+    if ours.shape != true.shape:
+        return math.nan
+    factor = ((ours * true).sum() / true.square().sum()).item()
+    return round(factor, 4) if torch.allclose(ours, factor * true, 1e-3, 1e-6) else math.nan
+
+
+def off(model: nn.Module, alone: nn.Module, rows: torch.Tensor) -> Iterator[tuple[str, float]]:
+    """Those of this rank's parameters whose gradient is another multiple of the true one."""
+    loss_of(alone, rows).backward()
+    truths = dict(alone.named_parameters())
+    ratios = {
+        name: ratio(whole(p.grad), truths[name].grad) if p.grad is not None else 0.0
+        for name, p in model.named_parameters()
+    }
+    return ((name, factor) for name, factor in ratios.items() if not near(factor, 1, 1e-3))
+
+
+# --- step 1: data -------------------------------------------------------------------------
+
+
+@LAB.alone(1, "rows for every replica", "the replicas' rows are those of one process, batch "
+           "after batch", "Stream")  # fmt: skip
+def data(theirs, ours, lesson):
+    graft(theirs, ours, "Stream")
+    for dp in (1, 2, 4):
+        config = config_of(dp=dp)
+        streams = [theirs.Stream(config) for _ in range(dp)]
+        for number, true in enumerate(rows_of(config, 2), start=1):
+            where = f"dp = {dp}, batch {number}"
+            parts = [stream.next(r) for r, stream in enumerate(streams)]
+            shapes = {tuple(part.shape) for part in parts}
+            found = ", ".join("×".join(map(str, shape)) for shape in shapes)
+            right = shapes == {(config.batch // dp, config.sequence + 1)}
+            ask(right, f"{where}: the rows have the shape {found}", "rows_shape")
+            hint = "rows_same" if dp > 1 and torch.equal(*parts[:2]) else "rows_other"
+            what = f"{where}: the rows are not those of the global batch"
+            ask(torch.equal(torch.cat(parts), true), what, hint)
+
+
+# --- step 2: the mesh ---------------------------------------------------------------------
+
+BOXES = {4: [(1, 2, 2), (2, 1, 2), (2, 2, 1)], 8: [(2, 2, 2), (1, 2, 4)]}
+
+
+@LAB.step(2, "the mesh", "three dimensions, tp between neighbours", "make_mesh",
+          worlds=(4, 8))  # fmt: skip
+def mesh(theirs, ours, lesson):
+    graft(theirs, ours, "make_mesh")
+    for box in BOXES[lesson.world]:
+        sizes = dict(zip(AXES, box, strict=True))
+        mesh = theirs.make_mesh(config_of(**sizes), "cpu")
+        names = list(mesh.mesh_dim_names or [])
+        ask(names == AXES, f"rank {lesson.rank} has a mesh of {names}", "mesh_names")
+        found, true = mesh.mesh.tolist(), torch.arange(lesson.world).view(box).tolist()
+        what = f"pp × dp × tp = {shape(sizes)}: the ranks lie as {found}, not {true}"
+        ask(found == true, what, "mesh_order")
+
+
+# --- step 3: tensor parallelism -----------------------------------------------------------
+
+
+@LAB.step(
+    3, "cut over tp", "logits and all gradients are those of the whole model, and every "
+    "matrix is cut", "cut", worlds=(2, 4),
+    crashes={r"must match the size|shape|size mismatch|Expected input batch|expand":
+             "tp_layouts"},
+)  # fmt: skip
+def cutting(theirs, ours, lesson):
+    graft(theirs, ours, "cut")
+    config = config_of(tp=lesson.world)
+    ours.shard = lambda module, *_: module
+    model, alone, (rows,) = meshed(config)[0], plain(config), rows_of(config)
+    for name, p in model.named_parameters():
+        parts = p.numel() // local(p).numel()
+        cut = parts == lesson.world or "norm" in name
+        ask(cut, f"{name} is not cut in {lesson.world}", "tp_not_cut")
+    logits, true = model(rows[:, :-1]), alone(rows[:, :-1])
+    ask(logits.shape == true.shape, "the logits have another shape", "tp_layouts")
+    right = ratio(local(logits), true) == 1
+    ask(right, f"the logits of rank {lesson.rank} are wrong", "tp_layouts")
+    ours.loss_of(logits, rows[:, 1:]).backward()
+    for name, _ in off(model, alone, rows):
+        hint = "tp_norms" if "norm" in name else "tp_layouts"
+        raise Wrong(f"the gradient of {name} on rank {lesson.rank} is wrong", hint)
+
+
+# --- step 4: sharding ---------------------------------------------------------------------
+
+
+@LAB.step(
+    4, "shard over dp", "parameters are cut over dp, products are in bf16, sums in fp32",
+    "shard", worlds=(4,), symmetric=False, order_hint="whole_mesh",
+)  # fmt: skip
+def sharding(theirs, ours, lesson):
+    graft(theirs, ours, "shard")
+    config = config_of(pp=2, dp=2, precision="bf16", batch=8)
+    model, mesh = meshed(config)
+    block, parameters = next(iter(model.blocks.values())), list(model.parameters())
+    cut = type(block).__name__ != "Block" and all(isinstance(p, DTensor) for p in parameters)
+    ask(cut, "parameters are no DTensors over dp", "not_sharded")
+    held = sum(local(p).numel() for p in parameters)
+    part = round(sum(p.numel() for p in parameters) / held, 2)
+    seen: dict[str, str] = {}
+    block.mlp.up.register_forward_hook(lambda *a: seen.update(product=str(a[2].dtype)))
+
+    def scattered(*arguments: Any, **options: Any) -> None:
+        tensors = (x for x in (*arguments, *options.values()) if hasattr(x, "dtype"))
+        seen["sum"] = str(next(tensors).dtype)
+
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):  # the second from 2.13 on
+        if hasattr(dist, name):
+            before(dist, name, scattered)
+    x = torch.randn(2, config.sequence, config.hidden, requires_grad=True)
+    entry = rows_of(config)[0][:2, :-1] if mesh["pp"].get_local_rank() == 0 else x
+    model(entry).float().square().mean().backward()  # over all ranks, it would hang here
+    what = f"rank {lesson.rank} holds a {part:g}th of its stage with dp = 2"
+    ask(part == 2, what, "whole_mesh" if part > 2 else "not_sharded")
+    product, sums = seen.get("product"), seen.get("sum")
+    ask(product == "torch.bfloat16", f"products are in {product} with bf16", "param_dtype")
+    ask(sums == "torch.float32", f"gradients are added up in {sums}", "reduce_dtype")
+
+
+# --- step 5: accumulation and clipping ----------------------------------------------------
+
+
+@LAB.step(5, "accumulate and clip", "gradients of all rows, and one norm over the mesh",
+          "accumulate clip", worlds=(2, 4))  # fmt: skip
+def updating(theirs, ours, lesson):
+    graft(theirs, ours, "accumulate", "clip")
+    config = config_of(dp=2, tp=lesson.world // 2)
+    (model, mesh), alone, (rows,) = meshed(config), plain(config), rows_of(config)
+    own = rows.chunk(2)[mesh["dp"].get_local_rank()]
+    loss = theirs.accumulate(config, model, own)
+    for name, factor in off(model, alone, rows):
+        known = {float(config.micro_batches): "not_divided", 0.5: "over_dp"}
+        what = f"on rank {lesson.rank} the gradient of {name} is the true one × {factor}"
+        raise Wrong(what, known.get(factor, "rows_lost"))
+    right = near(loss, float(loss_of(alone, own)), 1e-4)
+    ask(right, f"the loss that rank {lesson.rank} returns is wrong", "loss_value")
+    yield "gradients and losses of all micro-batches"
+
+    for name, p in [*model.named_parameters(), *alone.named_parameters()]:
+        if "norm" in name:  # what tp ranks hold copies of: make it count
+            local(p.grad).mul_(50)
+    shards = [local(p.grad).double() for p in model.parameters()]
+    square = sum(s.square().sum() for s in shards)
+    copies, over_norms = square.clone(), square.sqrt()
+    dist.all_reduce(copies)
+    dist.all_reduce(over_norms)
+    true = nn.utils.get_total_norm([p.grad for p in alone.parameters()]).item()
+    known = (
+        (true, "right", ""),
+        (square.sqrt().item(), "local", "norm_local"),
+        (copies.sqrt().item(), "copies", "norm_copies"),
+        (over_norms.item(), "norms", "norm_of_norms"),
+    )
+    of = f"gradients of rank {lesson.rank}"
+    for limit, what, hint in (
+        (0.5, f"{of} are not clipped", "not_clipped"),
+        (100.0, f"{of} below the limit were changed", "clip_grows"),
+    ):
+        for p, gradient in zip(model.parameters(), shards, strict=True):
+            local(p.grad).copy_(gradient)
+        norm = float(theirs.clip(dataclasses.replace(config, clip=limit), model))
+        found = [each for value, *each in known if near(norm, value, 1e-3)]
+        words, mistake = [*found, (f"{norm:.4f}", "other")][0]
+        ask(not mistake, f"the norm on rank {lesson.rank} is wrong ({words})", mistake)
+        after = [local(p.grad).double() for p in model.parameters()]
+        scaled = [gradient * min(1, limit / true) for gradient in shards]
+        ask(same(after, scaled, 1e-3, 1e-7), what, hint)
+
+
+# --- step 6: the pipeline -----------------------------------------------------------------
+
+
+@LAB.step(
+    6, "a pipeline", "1F1B has the losses and gradients of one process, with p - i "
+    "micro-batches live", "layers_of_stage make_schedule", worlds=(2, 4), symmetric=False,
+    crashes={
+        r"^$|stage_index|out of range|Stage index|is out of": "pp_stage",
+        r"micro-?batch|chunk": "pp_scale",
+        r"shape|group|rank|None|mismatch": "pp_group",
+    },
+)  # fmt: skip
+def pipeline(theirs, ours, lesson):
+    graft(theirs, ours, "layers_of_stage", "make_schedule")
+    config = config_of(layers=4, pp=2, dp=lesson.world // 2, micro=1)
+    layers = [list(map(int, theirs.layers_of_stage(config, stage))) for stage in range(2)]
+    right = layers == [[0, 1], [2, 3]]
+    ask(right, f"of 4 layers the 2 stages hold {layers}", "stage_layers")
+    (model, mesh), alone, (rows,) = meshed(config), plain(config), rows_of(config)
+    stage, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    live = {"now": 0, "peak": 0}
+
+    def entered(_: Any, __: Any, output: torch.Tensor) -> None:
+        if torch.is_grad_enabled() and output.requires_grad:
+            live["now"] += 1
+            live["peak"] = max(live["peak"], live["now"])
+            output.register_hook(lambda _: live.update(now=live["now"] - 1))
+
+    model.register_forward_hook(entered)
+    own = rows.chunk(config.dp)[replica]
+    schedule = theirs.make_schedule(config, model, mesh, CPU)
+    ours.run_pipeline(config, schedule, own, stage)  # the first asks for shapes beforehand
+    model.zero_grad()
+    live.update(now=0, peak=0)
+    loss = ours.run_pipeline(config, schedule, own, stage)
+    for name, factor in off(model, alone, rows):
+        what = f"on rank {lesson.rank} the gradient of {name} is the true one × {factor}"
+        raise Wrong(what, "pp_scale")
+    right = stage == 0 or near(loss, float(loss_of(alone, own)), 1e-4)
+    ask(right, f"the loss of rank {lesson.rank} is wrong", "pp_scale")
+    yield "losses and gradients of one process"
+    what = f"stage {stage} has {live['peak']} micro-batches live, not {2 - stage}"
+    ask(live["peak"] <= 2 - stage, what, "gpipe")
+
+
+# --- step 7: memory -----------------------------------------------------------------------
+
+
+class Memory(TorchDispatchMode):
+    """Bytes of the live storages that operators have returned, and the most there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = self.peak = 0
+        self.sizes: dict[int, tuple[Any, int]] = {}
+        before(torch.UntypedStorage, "resize_", self.resized)  # so FSDP frees gathered units
+
+    def resized(self, storage: torch.UntypedStorage, size: int) -> None:
+        if storage._cdata in self.sizes:
+            self.note(storage, size)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if DTensor in types:
+            return NotImplemented  # it comes back here with the local tensors
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.sizes:
+                    self.note(storage, storage.nbytes())
+        return result
+
+    def note(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = storage._cdata
+        self.used += size - self.sizes.get(key, (None, 0))[1]
+        self.peak = max(self.peak, self.used)
+        self.sizes[key] = weakref.ref(storage, lambda _: self.forget(key)), size
+
+    def forget(self, key: int) -> None:
+        self.used -= self.sizes.pop(key)[1]
+
+
+def memory_of(config: Any) -> tuple[int, int]:
+    """Bytes of weights, gradients and moments of this rank, and the most of a step."""
+    lab = LAB.finished
+    with Memory() as memory:
+        model, mesh = meshed(config)
+        stage, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+        rows = rows_of(config)[0].chunk(config.dp)[replica].clone()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()  # from now on there are moments, as in every step but the first
+        optimizer.zero_grad()
+        schedule = lab.make_schedule(config, model, mesh, CPU) if config.pp > 1 else None
+        memory.peak = memory.used
+        if schedule is None:
+            lab.accumulate(config, model, rows)
+        else:
+            lab.run_pipeline(config, schedule, rows, stage)
+        state = sum(local(p).numel() for p in model.parameters()) * 16
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()
+        time.sleep(0.05)  # gloo's thread drops the buffer of its last collective
+    return state, memory.peak
+
+
+PARTS = {"state", "gathered", "kept", "block", "logits"}
+SIZE = {"layers": 4, "hidden": 64, "sequence": 64, "batch": 8, "micro": 2}
+BUDGETED = [{"dp": 4}, {"dp": 2, "tp": 2}, {"pp": 2, "dp": 2}]
+needed: list[list[list[int]]] = []  # state and peak, by rank and case: measured once
+
+
+@LAB.trial(7, "a budget of memory", "what a rank needed is within the budget, and state is "
+           "exact", uses="budget", worlds=(1, 4), symmetric=False)  # fmt: skip
+def budget(bench):
+    told = bench.group(1).facts("told")[0]
+    if not needed:
+        needed.extend(bench.group(4, measure=True).facts("needed"))
+    ratios = []
+    for number, mesh in enumerate(BUDGETED):
+        config = config_of(**SIZE, **mesh)
+        name = f"pp × dp × tp = {shape(mesh)}"
+        for rank, (state, peak) in enumerate(found[number] for found in needed):
+            stage = rank // (4 // config.pp)
+            said, ours = told[number][stage], LAB.finished.budget(config, stage)
+            what = f"{name}: rank {rank} holds {state:,} bytes of state, the budget says "
+            ask(said["state"] == state, f"{what}{said['state']:,}", "state")
+            total = sum(said.values())
+            ratios.append(total / peak)
+            blamed = ["too_small" if total < peak else "too_large"]
+            for part in ("kept", "gathered"):
+                small, large = said[part] < 0.6 * ours[part], said[part] > 1.7 * ours[part]
+                blamed += [part] if (small if total < peak else large) else []
+            what = f"{name}: rank {rank} needed ≈{peak / 1024:,.0f} KiB, the budget allows "
+            ask(1 <= ratios[-1] < 2, f"{what}{total / 1024:,.0f} KiB", blamed[-1])
+    low, high = min(ratios), max(ratios)
+    yield f"the budgets are ≈{low:.2f} to ≈{high:.2f} times what was needed"
+
+
+@budget.probe
+def _(theirs, ours, lesson):
+    configs = [config_of(**SIZE, **mesh) for mesh in BUDGETED]
+    if "measure" in lesson.scene:  # of the finished program
+        free_sends()
+        lesson.fact("needed", [memory_of(config) for config in configs])
+        return
+    keep_only(theirs, ours, "budget")
+    told = [[theirs.budget(config, i) for i in range(config.pp)] for config in configs]
+    for found in itertools.chain(*told):
+        right = isinstance(found, dict) and set(found) == PARTS
+        right = right and all(isinstance(value, int) for value in found.values())
+        ask(right, "budget does not return the five parts", "budget_keys")
+    lesson.fact("told", told)
+
+
+# --- step 8: checkpoints ------------------------------------------------------------------
+
+
+def digest(state: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """A hash of every bit of each tensor of a training state that this rank's stage has."""
+    found: dict[str, dict[str, str]] = {}
+    for part, value in state.items():
+        items = value if isinstance(value, dict) else {"": value}
+        found[part] = {
+            name: hashlib.sha256(whole(tensor).detach().numpy().tobytes()).hexdigest()[:16]
+            for name, tensor in sorted(items.items())
+            if isinstance(tensor, torch.Tensor) and "param_groups" not in name
+        }
+    return found
+
+
+def begun(config: Any) -> tuple[Any, ...]:
+    """Model, optimizer and stream of a run that has not trained yet."""
+    model, _ = meshed(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, fused=True)
+    return model, optimizer, LAB.finished.Stream(config)
+
+
+@LAB.trial(8, "checkpoints that a killed rank cannot spoil", "the newest `keep` are kept",
+           uses="save complete", worlds=(1, 2), symmetric=False)  # fmt: skip
+def saving(bench):
+    found = bench.group(2, steps=[7]).facts("complete")
+    what = f"after a save of step 7 complete() is {found[0]}"
+    ask(found == [[7]] * 2, what, "none_complete")
+    yield "a finished checkpoint is listed"
+    dying = bench.group(2, dies=True, steps=[8], die=True)
+    killed = dying.ranks[1].status == -signal.SIGKILL
+    ask(killed, "save does not write by dcp.save", "no_dcp")
+    facts = bench.group(1).ranks[0].facts
+    found, entries = facts["complete"], facts["entries"]
+    what = f"a rank died while it saved step 8, and complete() is {found}"
+    ask(found == [7], what, "half_counted" if 8 in found else "overwritten")
+    yield "a save that a rank did not survive leaves the checkpoint before it"
+    bench.group(2, steps=[9, 10, 11])
+    facts = bench.group(1).ranks[0].facts
+    found, stay = facts["complete"], facts["entries"]
+    hint = "steps_sorted" if sorted(found) == [10, 11] or 9 in found[-1:] else "not_dropped"
+    what = f"after 9, 10 and 11, with keep = 2, complete() is {found}"
+    ask(found == [10, 11], what, hint)
+    what = f"the folder had {entries} entries, and after 9, 10 and 11 it has {stay}"
+    ask(stay <= entries + 1, f"{what}, with keep = 2", "left_over")
+
+
+@saving.probe
+def _(theirs, ours, lesson):
+    graft(theirs, ours, "save", "complete")
+    config, steps = config_of(dp=2, keep=2), lesson.scene.get("steps", [])
+    if "die" in lesson.scene:
+        write = dcp.FileSystemWriter.write_data
+
+        def dying(self: Any, plan: Any, planner: Any) -> Any:
+            if lesson.rank == 1:
+                dist.barrier()
+                os.kill(os.getpid(), signal.SIGKILL)
+            written = write(self, plan, planner)
+            written.wait()
+            dist.barrier()
+            return written
+
+        dcp.FileSystemWriter.write_data = dying
+    state = ours.training_state(*begun(config), 0) if steps else {}
+    for step in steps:
+        state["step"] = torch.tensor(step)
+        theirs.save(config, state)
+    lesson.fact("complete", list(map(int, theirs.complete(config))))
+    if not steps:
+        lesson.fact("entries", len(os.listdir(config.folder)))
+
+
+# --- step 9: resuming ---------------------------------------------------------------------
+
+RESTORED = {"model": "resume_model", "optimizer": "resume_moments", "stream": "resume_stream"}
+
+
+@LAB.trial(9, "resume on any mesh", "parameters, moments and the place in the data are "
+           "restored", uses="load", worlds=(2, 4), symmetric=False)  # fmt: skip
+def resuming(bench):
+    box = {"dp": 2, "tp": 2}
+    saved = bench.group(4, mesh=box, replicas=[0, 0, 1, 1]).facts("digest")[0]
+    for world, mesh in ((4, box), (2, {"tp": 2}), (2, {"pp": 2})):
+        bench.group(world, mesh=mesh, saved=saved)
+        yield f"every bit comes back as {shape(mesh)}"
+
+
+@resuming.probe
+def _(theirs, ours, lesson):
+    graft(theirs, ours, "load")
+    scene, rank = lesson.scene, lesson.rank
+    config = config_of(**scene["mesh"])
+    if "saved" not in scene:
+        model, optimizer, stream = parts = begun(config)
+        for step in (1, 2):
+            ours.accumulate(config, model, stream.next(scene["replicas"][rank]))
+            optimizer.step()
+            optimizer.zero_grad()
+            ours.save(config, ours.training_state(*parts, step))
+        lesson.fact("digest", digest(ours.training_state(*parts, 2)))
+        return
+    parts = begun(dataclasses.replace(config, seed=5))
+    step = int(theirs.load(config, *parts))
+    found = digest(ours.training_state(*parts, 2))
+    for part, hint in RESTORED.items():
+        what = (
+            f"loaded as {shape(scene['mesh'])}, the {part} of rank {rank} differs in its bits"
+        )
+        for key, bits in found[part].items():
+            right = bits == scene["saved"][part].get(key)
+            ask(right, f"{what}: {key or 'the generator'}", hint)
+    what = f"load returned {step} on rank {rank}, the checkpoint is of step 2"
+    ask(step == 2, what, "resume_step")
+
+
+# --- step 10: the whole run ---------------------------------------------------------------
+
+# torchrun, whose ranks are forked from it: what they all import is imported once
+TORCHRUN = """\
+import torch._dynamo
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
+from torch.distributed.run import main
+main()
+"""
+DRIVE = """\
+import importlib.util, json, os, sys
+import torch.distributed as dist
+spec = importlib.util.spec_from_file_location("learner", sys.argv[1])
+module = sys.modules["learner"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+config, device = module.Config(**json.loads(sys.argv[2])), module.join()
+rank, life = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+with open(f"rank-{rank}", "w") as file:
+    file.write(str(os.getpid()))
+def say(line):
+    if rank == 0:
+        with open("said.txt", "a", encoding="utf-8") as file:
+            print(line, file=file)
+say(f"life {life}")
+try:
+    history = module.train(config, device, say)
+except SystemExit as end:
+    raise RuntimeError("sys.exit") from end
+if rank == 0:
+    with open(f"life-{life}.json", "w") as file:
+        json.dump(history, file)
+dist.barrier()
+"""
+RUN = {"dp": 4, "micro": 1, "layers": 2, "steps": 10, "every": 3, "log": 1}
+BOX = {"pp": 2, "dp": 2, "tp": 2, "steps": 3}  # compared with one process, too
+
+
+def world_of(run: dict[str, Any]) -> int:
+    return math.prod(run.get(axis, 1) for axis in AXES)
+
+
+STEP = re.compile(r"^step +(\d+)/", re.M)
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def kill_and_resume(
+    bench: Bench, undisturbed: list[list[float]], chance: random.Random, run: dict = RUN
+) -> int:
+    """Kill a rank of a real torchrun at a random moment; return how many steps were lost.
+
+    They are lost that were complete and had to be computed again. The moment lies behind the
+    first checkpoint, so that a life which does not look for one has lost too many.
+    """
+    world, (low, high) = world_of(run), (run["every"] + 1, run["steps"] - 2)
+    victim, at, pause = chance.randrange(world), chance.randint(low, high), chance.random() / 10
+    folder, said, killed = bench.folder / "killed", bench.folder / "said.txt", []
+    for name, text in (("torchrun.py", TORCHRUN), ("drive.py", DRIVE)):
+        (bench.folder / name).write_text(text)
+    for path in (said, *bench.folder.glob("life-*.json")):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+    def watch(_: dict[int, int]) -> None:
+        steps = STEP.findall(text_of(said)) if not killed else []
+        if steps and int(steps[-1]) >= at:
+            time.sleep(pause)  # into a step, an update or a save
+            with contextlib.suppress(OSError):
+                os.kill(int(text_of(bench.folder / f"rank-{victim}")), signal.SIGKILL)
+                killed.append(victim)
+
+    start = "fork" if LINUX else "spawn"
+    torchrun = ("torchrun.py", f"--nproc-per-node={world}", "--max-restarts=3", "--run-path",
+                f"--start-method={start}", bench.folder / "drive.py")  # fmt: skip
+    config = json.dumps(FLAT | run | {"folder": "killed"})
+    end = bench.run("python", *torchrun, bench.path, config, limit=120, watch=watch,
+                    OMP_NUM_THREADS="1")  # fmt: skip
+    lives, told = sorted(bench.folder.glob("life-*.json")), text_of(said)
+    if not killed and not end.status:
+        ask(STEP.search(told), "the run ended, and had told of no step", "untold")
+        return kill_and_resume(bench, undisturbed, chance, run)  # it was over before
+    what = f"rank {victim} was killed, and torchrun ended with status {end.status}"
+    ask(lives and not end.status, what, "not_recovered")
+    history = json.loads(text_of(lives[-1]))
+    first = history[0][0] if history else run["steps"] + 1
+    before = told.rpartition("life ")[0]  # what all lives but the last said
+    reached = max(map(int, STEP.findall(before)), default=0)
+    lost = reached + 1 - first
+    what = f"the run had come to step {reached}, and went on with step {first:.0f}"
+    ask(lost <= run["every"], what, "lost_steps")
+    right = history == undisturbed[len(undisturbed) - len(history) :]
+    ask(right, f"from step {first:.0f} the losses differ", "after_kill")
+    return int(max(0, lost))
+
+
+@LAB.trial(
+    10, "the whole run, and a killed rank", "the run survives a rank", uses="train join",
+    worlds=(4, 8), symmetric=False, needs=(1, 2, 3, 4, 5, 6, 8, 9),
+)  # fmt: skip
+def whole_run(bench, run=RUN, box=BOX):
+    for number, config in enumerate((box, run)):
+        config = config | {"folder": f"own-{number}"}
+        own = bench.group(world_of(config), config=config, truth=True)
+        true = own.ranks[0].facts["truth"]
+        for history in own.facts("history"):
+            what = f"the run has {len(history)} steps, and should have {len(true)}"
+            ask(len(history) == len(true), what, "not_truth")
+            for (step, *ours), (loss, norm) in zip(history, true, strict=True):
+                what = f"step {step:.0f}: loss {ours[0]:.4f}, norm {ours[1]:.4f}; one process "
+                right = near(ours[0], loss, 1e-3) and near(ours[1], norm, 1e-2)
+                ask(right, f"{what}has {loss:.4f} and {norm:.4f}", "not_truth")
+        yield f"the losses and norms of one process as {shape(config)}"
+    undisturbed, seconds = history, sum(own.facts("seconds"))
+
+    def again(folder: str, **scene: Any) -> float:
+        group = bench.group(world_of(run), config=run | {"folder": folder}, **scene)
+        return sum(group.facts("seconds"))
+
+    theirs = again("finished", finished=True)
+    if seconds > 1.5 * theirs:  # a busy machine looks the same: both once more
+        seconds = min(seconds, again("own-2"))
+        theirs = min(theirs, again("finished-2", finished=True))
+    what = f"a step takes {seconds:.3f} s of processor time, one of the finished program "
+    ask(seconds <= 1.5 * theirs, f"{what}{theirs:.3f} s", "slow")
+    yield "throughput is that of the finished program"
+    lost = kill_and_resume(bench, undisturbed, random.Random(), run)
+    yield f"a rank was killed; ≈{lost} steps were computed again, and no loss differs in a bit"
+
+
+@whole_run.probe
+def _(theirs, ours, lesson):
+    free_sends()
+    scene, theirs.text = lesson.scene, ours.text
+    module = ours if scene.get("finished") else theirs
+    config = module.Config(**FLAT | scene["config"])
+    ends = [time.process_time()]
+    register_optimizer_step_post_hook(lambda *_: ends.append(time.process_time()))
+    history = module.train(config, CPU, lambda line: None)
+    # of a quick step: the first fill DTensor's caches, some save, others are disturbed
+    steps = [b - a for a, b in itertools.pairwise(ends)]
+    lesson.fact("seconds", statistics.quantiles(steps)[0] if len(steps) > 1 else 0.0)
+    lesson.fact("history", history)
+    if scene.get("truth") and lesson.rank == 0:
+        lesson.fact("truth", truth(config))

@@ -1,0 +1,880 @@
+"""Runner: one step of a lab in fresh processes, and what each of its ranks did.
+
+A step is judged where it runs: on every rank of a new group of processes, by a generator that
+calls what the learner wrote, yields what is right, and raises `Wrong` for the first mistake.
+What only all ranks together show is said by a second generator, which runs in the checker and
+sees the facts that the ranks reported and every collective that they called. `graders.tools`
+is how both are written.
+
+- Every group is new: nothing survives from an earlier step or world size. On Linux the
+  processes are forked from one that has imported torch and never runs the learner's code; a
+  group of three is ready in a fraction of a second.
+- Ranks are told who they are as torchrun tells them, and always run on the CPU.
+- `dist`'s collectives are recorded as they are called. An asynchronous all-reduce delivers its
+  result in `wait()` and not a moment earlier: the latest the contract allows. Who does not
+  wait sees that every time, not once in a thousand steps.
+- A group that uses no processor time for `PATIENCE` seconds, every rank of it asleep, hangs. A
+  machine under load does not look so. The time limit is for endless loops.
+- After a group, everything it left is killed, processes that detached themselves too (Linux:
+  the checker adopts orphans).
+
+A *trial* is a step that decides itself what to run on its bench, in one folder: groups one
+after the other, some of whose ranks die on purpose, and whole commands as a user types them.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
+GRACE = 1.5  # seconds the other ranks get after one has failed, or asleep after a finding
+LONGEST_GRACE = 15.0  # seconds that they get after a finding while they still compute
+KEPT_OUTPUT = 4000  # characters of each rank's output
+LINUX = sys.platform == "linux"
+
+HINTS = {
+    "missing": "Keep the names and arguments of the starter: the checker calls them. "
+    "`python labs/start.py` in another folder gives you a fresh copy to compare with.",
+    "import": "The checker imports your file. Code that must not run then belongs into a "
+    'function or under if __name__ == "__main__":.',
+    "syntax": "Python cannot read the file: mend the line it names, or the one before it.",
+    "crash": "Add --output to see the whole traceback, or run the file by the command that its "
+    "top names.",
+    "exit": "A step must return. To end one rank leaves all others waiting in their next "
+    "collective.",
+    "killed": "The process ended without a Python error: os._exit, a signal, lack of memory.",
+    "some_ranks": "A collective is called by all ranks or by none. Look for one that stands "
+    "under an `if` that depends on the rank, or for loops of different length.",
+    "order": "Collectives are matched by the order of calls, not by name. Let every rank "
+    "call them in one order, whatever order its data is ready in.",
+    "own_source": "Every rank names itself as the source, so that everybody sends and nobody "
+    "receives. `src` must be the same number on all ranks.",
+    "endless": "No rank waits for another: look for a loop that never ends, or a long sleep.",
+    "recursion": "The function calls itself without end. Did you mean the method of the base "
+    "class, or the function of torch, that has the same name?",
+}
+
+
+# --- what a judge sees --------------------------------------------------------------------
+
+
+@dataclass
+class Call:
+    """One collective, as a rank called it."""
+
+    name: str
+    numel: int
+    asynchronous: bool
+    phase: str
+    detail: str = ""
+    returned: bool = False  # the call came back (if asynchronous: it was waited for)
+    touched: bool = False  # the tensor was changed between the launch and the wait
+
+
+@dataclass
+class Rank:
+    """What one rank reported, and how it ended."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    end: str = "waiting"  # or "done", "wrong", "error", "left"
+    rights: list[str] = field(default_factory=list)  # what its judge found to be right
+    error: dict[str, Any] = field(default_factory=dict)  # of "wrong": what, hint
+    status: int | None = None
+    output: str = ""
+
+
+@dataclass
+class Group:
+    """All ranks of one run of one step."""
+
+    world: int
+    ranks: list[Rank]
+    stopped: str = ""  # "asleep" or "limit" if the runner had to end it
+
+    def facts(self, name: str) -> list[Any]:
+        """What each rank reported under this name, in rank order."""
+        return [rank.facts.get(name) for rank in self.ranks]
+
+
+class Wrong(Exception):
+    """A finding: what is wrong, and the name of the hint for it."""
+
+    def __init__(self, what: str, hint: str):
+        super().__init__(what)
+        self.what, self.hint = what, hint
+
+
+class Blank(Exception):
+    """The learner has not written this yet."""
+
+
+Judge = Iterator[str]  # yields what is right, raises Wrong
+
+
+@dataclass
+class Step:
+    """One step of a lab. `graders.tools.Lab` makes it of the functions that judge it.
+
+    `probe(theirs, ours, lesson)` runs on every rank, with the learner's module and the finished
+    one. `together(group)` runs afterwards in the checker. Either may be missing, and both are
+    generators that yield what is right and raise `Wrong`.
+    """
+
+    number: int
+    title: str
+    proves: str
+    uses: tuple[str, ...]  # the names that the learner must define
+    worlds: tuple[int, ...] = (2, 3, 1)
+    needs: tuple[int, ...] = ()  # the steps that must pass before this one can be judged
+    joins: bool = True  # the group is initialised before the probe
+    symmetric: bool = True  # all ranks must call the same collectives
+    crashes: dict[str, str] = field(default_factory=dict)  # an error's text matches: the hint
+    order_hint: str = "order"  # for ranks which call collectives in different orders
+    probe: Callable[..., Judge | None] | None = None
+    together: Callable[[Group], Judge | None] | None = None
+    stuck: Callable[[Group], None] | None = None  # says why ranks wait that are not symmetric
+
+
+@dataclass
+class Trial(Step):
+    """A step whose `trial(bench)` runs groups and commands on a `Bench`, and judges them.
+
+    A group's ranks run `probe`, and find what the trial gave them in `lesson.scene`. A trial
+    that has commands only needs no probe.
+    """
+
+    trial: Callable[["Bench"], Judge | None] | None = None
+
+
+@dataclass
+class Done:
+    """What a command came to."""
+
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+    stopped: str = ""  # "asleep" or "limit" if it had to be ended
+
+
+class Bench:
+    """Where a trial runs things: one folder, which lasts from the first run to the verdict."""
+
+    def __init__(self, runner: "Runner", step: Step, path: Path, folder: Path):
+        self.runner, self.step, self.path, self.folder = runner, step, path, folder
+        self.limit, self._said = runner.limit, ""
+
+    @property
+    def gpus(self) -> bool:
+        """Whether commands may use the GPUs of this machine."""
+        return bool(self.runner.visible)
+
+    def group(self, world: int, dies: bool = False, **scene: Any) -> Group:
+        """Run the probe on a new group of ranks, each of which sees `scene`.
+
+        Raises `Blank` or `Wrong` unless all came to their end; with `dies`, the group is
+        returned whatever became of it.
+        """
+        group = self.runner.run(self.step, self.path, world, self.folder, scene)
+        said = "".join(rank.output for rank in group.ranks)
+        self._said = said or self._said
+        if not dies:
+            list(judge(group, self.step))
+        return group
+
+    def run(
+        self,
+        *command: str | Path,
+        limit: float | None = None,
+        patience: float | None = None,
+        watch: Callable[[dict[int, int]], None] | None = None,
+        **variables: str,
+    ) -> Done:
+        """Run a command in the folder, with its keeping: nothing outlives it, a hang ends.
+
+        `python` and `torchrun` are those of this Python. `watch(ranks)` is called twenty times
+        a second with the process of each rank. `patience` is how long all may sleep; None is
+        for ever. What hung leaves its Python stacks on stderr.
+        """
+        words = list(map(str, command))
+        starts = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
+        if words[0] in starts:
+            words = [sys.executable, *starts[words[0]], *words[1:]]
+        env = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"} | variables
+        for name, value in self.runner.visible.items():
+            env.pop(name, None)
+            env |= {name: value} if value is not None else {}
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            start = time.monotonic()
+            process = subprocess.Popen(
+                words, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
+                stderr=err, start_new_session=True,
+            )  # fmt: skip
+            try:
+                stopped = self._wait(process, limit or self.limit, patience, watch)
+            finally:
+                self.runner.end_all([], spare=self.runner.keeper, also=process)
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        self._said = "".join(texts)
+        return Done(process.returncode, *texts, time.monotonic() - start, stopped)
+
+    def _wait(self, process: subprocess.Popen, limit: float, patience, watch) -> str:
+        """Wait for a command; say why it was ended, if it was."""
+        start, sleep, stopped = time.monotonic(), Sleep(), ""
+        while process.poll() is None and not stopped:
+            time.sleep(0.05)
+            pids = [process.pid, *_descendants(process.pid)]
+            if watch is not None:
+                watch(_ranks(pids))
+            if sleep.seconds(pids) > (math.inf if patience is None else patience):
+                stopped = "asleep"
+            if time.monotonic() - start > limit:
+                stopped = "limit"
+        if stopped:
+            for pid in _ranks(pids).values() or [process.pid]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGABRT)  # faulthandler prints the stack
+            time.sleep(0.5)
+        return stopped
+
+    def last_words(self) -> list[str]:
+        """The end of what the last group or command printed."""
+        return self._said.splitlines()[-20:]
+
+
+# --- inside a rank ------------------------------------------------------------------------
+
+
+class Pending:
+    """The Work of an asynchronous all-reduce that delivers its result in `wait`."""
+
+    def __init__(self, work: dist.Work, target: torch.Tensor, result: torch.Tensor, tell):
+        self._work, self._target, self._result, self._tell = work, target, result, tell
+        self._sent = target.detach().clone()
+
+    def _deliver(self) -> None:
+        if self._tell is None:
+            return
+        tell, self._tell = self._tell, None
+        tell(touched=not torch.equal(self._target.detach(), self._sent))
+        self._target.detach().copy_(self._result)
+
+    def wait(self, *args: Any) -> bool:
+        done = self._work.wait(*args)
+        self._deliver()
+        return done
+
+    def is_completed(self) -> bool:
+        if self._work.is_completed():
+            self._deliver()
+        return self._tell is None
+
+    def get_future(self) -> torch.futures.Future:
+        def deliver(future: torch.futures.Future) -> list[torch.Tensor]:
+            future.wait()
+            self._deliver()
+            return [self._target]
+
+        return self._work.get_future().then(deliver)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+class Lesson:
+    """What a probe works with: the learner's module, who this rank is, and where facts go."""
+
+    def __init__(self, rank: int, world: int, send: Callable[[dict], None]):
+        self.rank, self.world, self.meetings, self._send = rank, world, 0, send
+        self.module: ModuleType | None = None
+        self.current_phase = ""
+        self.calls: list[Call] = []  # the collectives that this rank has called
+        self.scene: dict[str, Any] = {}  # what a trial tells its ranks
+
+    def fact(self, name: str, value: Any) -> None:
+        """Report a fact; a later one of the same name replaces it."""
+        self._send({"fact": name, "value": value})
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note with each collective called in this context that it was."""
+        before, self.current_phase = self.current_phase, name
+        try:
+            yield
+        finally:
+            self.current_phase = before
+
+    @functools.cached_property
+    def store(self) -> dist.TCPStore:
+        """Where the ranks of the group meet."""
+        port = int(os.environ["MASTER_PORT"])
+        return dist.TCPStore("127.0.0.1", port, is_master=False)
+
+    def meet(self) -> None:
+        """Wait for all ranks, without a collective.
+
+        Who did not come, because it still waits in a call that others did not make, is then
+        found before what the step asks next.
+        """
+        self.meetings += 1
+        if self.store.add(f"met {self.meetings}", 1) == self.world:
+            self.store.set(f"all met {self.meetings}", "")
+        self.store.wait([f"all met {self.meetings}"])
+
+    def record(self, name: str, tensor: Any, asynchronous: bool, detail: str = "") -> int:
+        """Tell the checker of a call before it is made; return its number."""
+        if isinstance(tensor, (list, tuple)):
+            tensor = tensor[0] if tensor else None
+        numel = tensor.numel() if isinstance(tensor, torch.Tensor) else 0
+        call = [name, numel, asynchronous, self.current_phase, detail]
+        self._send({"call": call})
+        self.calls.append(Call(*call))
+        return len(self.calls) - 1
+
+    def watch_collectives(self) -> None:
+        """Record every collective that is called through torch.distributed."""
+        names = (
+            "all_reduce all_gather all_gather_object all_to_all barrier broadcast "
+            "broadcast_object_list gather irecv isend recv reduce reduce_scatter scatter send "
+            "all_gather_into_tensor reduce_scatter_tensor all_to_all_single all_gather_single "
+            "reduce_scatter_single"
+        )
+        for name in names.split():
+            if hasattr(dist, name):
+                setattr(dist, name, self._watched(name, getattr(dist, name)))
+
+    def _watched(self, name: str, real: Callable) -> Callable:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            tensor = args[0] if args else kwargs.get("tensor")
+            detail = ""
+            if name == "broadcast":
+                source = kwargs.get("src", args[1] if len(args) > 1 else None)
+                detail = f"from rank {source}"
+            operation = [*args[2:], kwargs.get("async_op")]
+            asynchronous = any(argument is True for argument in operation)
+            number = self.record(name, tensor, asynchronous, detail)
+
+            def tell(touched: bool = False) -> None:
+                self.calls[number].returned, self.calls[number].touched = True, touched
+                self._send({"returned": number, "touched": touched})
+
+            if name == "all_reduce" and asynchronous:
+                result = tensor.detach().clone()
+                rest = {key: value for key, value in kwargs.items() if key != "tensor"}
+                return Pending(real(result, *args[1:], **rest), tensor, result, tell)
+            value = real(*args, **kwargs)
+            if not asynchronous:
+                tell()
+            return value
+
+        watched.__name__ = watched.__qualname__ = name
+        return watched
+
+
+def load(path: str | Path, name: str = "learner") -> ModuleType:
+    """Import a file under a name that is not __main__."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _raised_in(error: BaseException, path: str) -> bool:
+    """Whether an error has gone no further out than through functions of this file."""
+    return traceback.extract_tb(error.__traceback__)[0].filename == path
+
+
+def _describe(error: BaseException, path: str) -> dict[str, Any]:
+    """An error: its kind, its first line, and the learner's line it came from."""
+    cause = error.__cause__
+    if isinstance(cause, StopIteration) and not _raised_in(cause, path):
+        error = cause  # a next() of the learner's ended a judge: judges are generators
+    line = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == path:
+            line = frame.lineno
+    if isinstance(error, SyntaxError) and error.filename == path:
+        line, error = error.lineno, type(error)(error.msg)  # its text would repeat the line
+    with contextlib.suppress(Exception):
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        return {"kind": type(error).__name__, "text": text, "line": line}
+    return {"kind": type(error).__name__, "text": "", "line": line}
+
+
+def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
+           folder: str, events: Any, output: Any, scene: dict[str, Any]) -> None:  # fmt: skip
+    """The whole life of a rank: import, probe, report; then sleep until it is killed."""
+    os.setsid()
+    if LINUX:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    os.chdir(folder)
+    sys.argv = [path]
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT=str(scene.get("restart", 0)), GROUP_RANK="0",
+        OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="",
+    )  # fmt: skip
+
+    def send(event: dict) -> None:
+        events.send_bytes(json.dumps(event).encode())
+
+    step = lab_of(lab).steps[number - 1]
+    lesson = Lesson(rank, world, send)
+    lesson.scene = scene
+    doing = "join"
+    try:
+        lesson.watch_collectives()
+        if step.joins:
+            dist.init_process_group("gloo", store=lesson.store, rank=rank, world_size=world)
+        doing = "import"
+        finished = lab_of(lab).finished  # first: where both make a device, it is that one's
+        lesson.module = load(path)
+        doing = "probe"
+        for name in step.uses:
+            if not callable(getattr(lesson.module, name, None)):
+                raise LookupError(name)
+        for right in step.probe(lesson.module, finished, lesson) or ():
+            send({"right": right})
+        send({"end": "done"})
+    except Wrong as wrong:
+        send({"end": "wrong", "what": wrong.what, "hint": wrong.hint})
+    except BaseException as error:
+        described = _describe(error, path)
+        send({"end": "error", "doing": doing, **described})
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    while True:  # the checker ends this process: nothing more of it may run
+        time.sleep(3600)
+
+
+def _keep_stores(requests: Any) -> None:
+    """Hold the store at which the ranks of one group meet, as torchrun's agent does.
+
+    For each request a new one, on a port of its own, in place of the one before. It has a
+    process of its own because it has a thread of its own: a process that forks must have one
+    thread only, or a child may wait for a lock whose owner was not copied.
+    """
+    os.setsid()
+    if LINUX:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while requests.recv():
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        requests.send(store.port)
+
+
+def lab_of(name: str) -> Any:
+    """The `graders.tools.Lab` for a lab, or for a part of the assessment, of this name."""
+    kind = "labs" if name.startswith("lab") else "assessment"
+    return importlib.import_module(f"graders.{kind}.{name}").LAB
+
+
+# --- in the checker -----------------------------------------------------------------------
+
+
+def _children() -> dict[int, list[int]]:
+    """Processes by parent, from /proc, whole: where the kernel keeps no list of children."""
+    tree: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                text = Path("/proc", entry, "stat").read_text()
+                parent = int(text.rpartition(")")[2].split()[1])
+                tree.setdefault(parent, []).append(int(entry))
+    return tree
+
+
+def _children_of(pid: int) -> list[int]:
+    """The children of one process, from the kernel's own list."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as f:
+                found += map(int, f.read().split())
+    return found
+
+
+def _descendants(*pids: int) -> list[int]:
+    """The processes that come from these, themselves left out."""
+    listed = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+    tree, found = {} if listed else _children(), [*pids]
+    for process in found:
+        found += _children_of(process) if listed else tree.get(process, [])
+    return found[len(pids) :]
+
+
+def _ticks_and_sleep(pid: int) -> tuple[int, bool]:
+    """Clock ticks a process has used, and whether all of its threads are asleep.
+
+    gloo has a thread for each group which looks at its sockets a hundred times a second, also
+    where nothing will ever come: it does not count.
+    """
+    ticks, asleep = 0, True
+    with contextlib.suppress(OSError, ValueError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat") as file:
+                name, _, text = file.read().rpartition(")")
+            if name.endswith("(gloo_tcp_loop"):
+                continue
+            fields = text.split()
+            ticks += int(fields[11]) + int(fields[12])
+            asleep = asleep and fields[0] in "SZ"
+    return ticks, asleep
+
+
+class Sleep:
+    """How long some processes have used no processor time, all of their threads asleep."""
+
+    def __init__(self) -> None:
+        self.since, self.ticks = time.monotonic(), -1
+
+    def seconds(self, pids: list[int], interrupted: bool = False) -> float:
+        """Look at them again; what they have said since (`interrupted`) ends their sleep."""
+        used = [_ticks_and_sleep(pid) for pid in pids]
+        total = sum(count for count, _ in used)
+        if interrupted or total != self.ticks or not all(asleep for _, asleep in used):
+            self.since, self.ticks = time.monotonic(), total
+        return time.monotonic() - self.since
+
+
+def _ranks(pids: list[int]) -> dict[int, int]:
+    """The processes among these that are ranks of torchrun, by rank."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            variables = Path("/proc", str(pid), "environ").read_bytes()
+            if rank := re.search(rb"(?:^|\0)RANK=(\d+)", variables):
+                found.setdefault(int(rank[1]), pid)
+    return found
+
+
+class Runner:
+    """Runs steps of one lab on one file. A context manager: on leaving, nothing is left."""
+
+    def __init__(
+        self, lab: str, limit: float = 60.0, visible: dict[str, str | None] | None = None
+    ):
+        """`visible`: the variables by which commands of trials see GPUs; none hides them."""
+        self.lab, self.limit, self.visible = lab, limit, visible or {}
+
+    def __enter__(self) -> "Runner":
+        if LINUX:
+            ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us
+        torch.set_num_threads(1)
+        self.context = multiprocessing.get_context("fork" if LINUX else "spawn")
+        self.folder = tempfile.TemporaryDirectory(prefix="check-")
+        self.keeper: multiprocessing.Process | None = None
+        lab = lab_of(self.lab)
+        if lab.early:
+            _ = lab.finished
+        gc.collect()
+        gc.freeze()  # a collection in a rank would write to, and so copy, every page
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_all([self.keeper] if self.keeper else [], spare=None)
+        self.folder.cleanup()
+
+    @contextlib.contextmanager
+    def bench(self, step: Trial, path: Path) -> Iterator[Bench]:
+        """A bench for one trial, in a new folder."""
+        yield Bench(self, step, path, Path(tempfile.mkdtemp(dir=self.folder.name)))
+
+    def run(
+        self,
+        step: Step,
+        path: Path,
+        world: int,
+        folder: Path | None = None,
+        scene: dict[str, Any] | None = None,
+    ) -> Group:
+        """Run one step at one world size; once more if the ranks could not even meet.
+
+        Once more, too, if all ranks fell asleep and no call of theirs says why: a machine that
+        stalls looks the same, and what truly hangs does so again.
+        """
+        for attempt in range(3):
+            group = self._run(step, path, world, folder, scene or {})
+            if any(rank.error.get("doing") == "join" for rank in group.ranks):
+                continue
+            if attempt == 0 and group.stopped == "asleep" and _sleeps_without_reason(group):
+                continue
+            return group
+        sys.exit(f"the checker cannot start {world} ranks: {group.ranks[0].error}")
+
+    def _run(
+        self, step: Step, path: Path, world: int, folder: Path | None, scene: dict[str, Any]
+    ) -> Group:
+        group = Group(world, [Rank() for _ in range(world)])
+        processes, events, outputs = [], [], []
+        folder = folder or tempfile.mkdtemp(dir=self.folder.name)
+        try:
+            port = self._new_store()
+            for rank in range(world):
+                receive, send = self.context.Pipe(duplex=False)
+                read, write = self.context.Pipe(duplex=False)
+                arguments = (self.lab, step.number, str(path), rank, world, port)
+                arguments += (str(folder), send, write, scene)
+                process = self.context.Process(target=_serve, args=arguments)
+                process.start()
+                send.close()
+                write.close()
+                processes.append(process)
+                events.append(receive)
+                outputs.append(read)
+            self._listen(group, processes, events, outputs)
+        finally:
+            self.end_all(processes, spare=self.keeper)
+            for connection in [*events, *outputs]:
+                connection.close()
+        return group
+
+    def _new_store(self) -> int:
+        """The port of a store that nobody has used."""
+        if self.keeper is None or not self.keeper.is_alive():
+            self.stores, theirs = self.context.Pipe()
+            self.keeper = self.context.Process(target=_keep_stores, args=(theirs,))
+            self.keeper.start()
+            theirs.close()
+        self.stores.send(True)
+        return self.stores.recv()
+
+    def _listen(self, group: Group, processes: list, events: list, outputs: list) -> None:
+        deadline = time.monotonic() + self.limit
+        end_at, patience, sleep = deadline, PATIENCE, Sleep()
+        open_outputs = dict(enumerate(outputs))
+        while any(rank.end == "waiting" for rank in group.ranks):
+            now = time.monotonic()
+            if now > end_at:
+                group.stopped = "limit" if end_at == deadline else "failure"
+                break
+            waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
+            sources = [events[r] for r in waiting] + [processes[r].sentinel for r in waiting]
+            ready = wait(sources + list(open_outputs.values()), timeout=0.1)
+            for r, output in list(open_outputs.items()):
+                if output in ready:
+                    try:
+                        text = os.read(output.fileno(), 65536)
+                    except OSError:
+                        text = b""
+                    if not text:
+                        del open_outputs[r]
+                    kept = group.ranks[r].output
+                    group.ranks[r].output = (kept + text.decode(errors="replace"))[:KEPT_OUTPUT]
+            for r in waiting:
+                rank = group.ranks[r]
+                self._receive(rank, events[r])
+                if rank.end == "waiting" and processes[r].sentinel in ready:
+                    self._receive(rank, events[r])
+                    if rank.end == "waiting":
+                        processes[r].join()
+                        rank.end, rank.status = "left", processes[r].exitcode
+                if rank.end in ("error", "left"):
+                    end_at = min(end_at, time.monotonic() + GRACE)
+                elif rank.end == "wrong":
+                    grace = LONGEST_GRACE if LINUX else GRACE
+                    end_at, patience = min(end_at, time.monotonic() + grace), GRACE
+            if LINUX:
+                # and what they started: a compiler works while its rank waits for it
+                pids = [self.keeper.pid, *(processes[r].pid for r in waiting)]
+                pids += _descendants(*pids)
+                if sleep.seconds(pids, interrupted=bool(ready)) > patience:
+                    group.stopped = "asleep" if patience == PATIENCE else "failure"
+                    break
+
+    @staticmethod
+    def _receive(rank: Rank, connection: Any) -> None:
+        with contextlib.suppress(
+            EOFError, OSError, ValueError, KeyError, IndexError, TypeError
+        ):
+            while rank.end == "waiting" and connection.poll():
+                event = json.loads(connection.recv_bytes(1 << 20))
+                if "fact" in event:
+                    rank.facts[event["fact"]] = event["value"]
+                elif "right" in event:
+                    rank.rights.append(event["right"])
+                elif "call" in event:
+                    rank.calls.append(Call(*event["call"]))
+                elif "returned" in event:
+                    call = rank.calls[event["returned"]]
+                    call.returned, call.touched = True, event["touched"]
+                elif "end" in event:
+                    rank.end, rank.error = event["end"], event
+
+    @staticmethod
+    def end_all(
+        processes: list,
+        spare: multiprocessing.Process | None,
+        also: subprocess.Popen | None = None,
+    ) -> None:
+        """Kill the ranks and everything they left behind, but for the keeper of stores.
+
+        `also`: a command, whose status is kept.
+        """
+        if also is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(also.pid, signal.SIGKILL)
+            also.wait()
+        for process in processes:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+        for process in processes:
+            process.join()
+            process.close()
+        kept = {spare.pid} if spare else set()
+        while LINUX and (left := set(_descendants(os.getpid())) - kept):
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.01)
+
+
+# --- what is true of every lab ------------------------------------------------------------
+
+COLLATERAL = re.compile(r"gloo|Connection closed|peer|Broken pipe|Socket|timed out", re.I)
+
+
+def _first_error(group: Group) -> tuple[int, Rank] | None:
+    """The rank to blame: the first whose error is not the echo of another rank's."""
+    failed = [(r, rank) for r, rank in enumerate(group.ranks) if rank.end in ("error", "left")]
+    own = [
+        (r, rank)
+        for r, rank in failed
+        if rank.end == "left" or not COLLATERAL.search(rank.error.get("text", ""))
+    ]
+    return (own or failed or [None])[0]
+
+
+def _sequences(group: Group) -> list[list[tuple]]:
+    """What each rank called, in order."""
+    return [[(c.name, c.numel, c.detail) for c in rank.calls] for rank in group.ranks]
+
+
+def _sleeps_without_reason(group: Group) -> bool:
+    """Whether all ranks made the same calls, and none of them is inside of one."""
+    sequences = _sequences(group)
+    last = [rank.calls[-1] for rank in group.ranks if rank.calls]
+    inside = any(not call.returned and not call.asynchronous for call in last)
+    return not inside and all(sequence == sequences[0] for sequence in sequences)
+
+
+def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
+    """Raise `Wrong` if the ranks did not call the same collectives in the same order.
+
+    `absent`: a call that some ranks did not come to counts as a difference.
+    """
+    sequences = _sequences(group)
+    for place in range(max(map(len, sequences))):
+        here = [sequence[place] if place < len(sequence) else None for sequence in sequences]
+        if len(set(here)) == 1 or (None in here and not absent):
+            continue
+        if None in here:
+            callers = [r for r, call in enumerate(here) if call is not None]
+            name, numel, _ = here[callers[0]]
+            names = ", ".join(map(str, callers))
+            what = f"only rank {names} of {group.world} called {name} of {numel} numbers"
+            raise Wrong(what, "some_ranks")
+        calls = [f"rank {r} {c[0]} of {c[1]} numbers {c[2]}" for r, c in enumerate(here)]
+        what = f"call {place + 1} differs: {', '.join(map(str.strip, calls))}"
+        if len({call[:2] for call in here}) == 1 and here[0][0] == "broadcast":
+            raise Wrong(what, "own_source")
+        raise Wrong(what, step.order_hint)
+
+
+def judge(group: Group, step: Step) -> Judge:
+    """Yield what the ranks found to be right, and what they show together; raise `Wrong`."""
+    judge_ends(group, step)
+    found = [rank for rank in group.ranks if rank.end == "wrong"]
+    if step.symmetric:
+        # a rank that found a mistake came to no further call
+        compare_calls(group, step, absent=not found)
+    yield from min((rank.rights for rank in found or group.ranks), key=len)
+    if found:
+        wrong = min(found, key=lambda rank: len(rank.rights)).error
+        raise Wrong(wrong["what"], wrong["hint"])
+    if step.together is not None:
+        yield from step.together(group) or ()
+
+
+def judge_ends(group: Group, step: Step) -> None:
+    """Raise `Blank` or `Wrong` unless every rank came to an end of its own, or to a finding."""
+    blamed = _first_error(group)
+    if blamed is not None:
+        r, rank = blamed
+        kind, text = rank.error.get("kind"), rank.error.get("text", "")
+        where = f", line {rank.error['line']}" if rank.error.get("line") else ""
+        if rank.end == "error" and rank.error["doing"] == "import" and kind != "SystemExit":
+            what = f"the file cannot be imported: {kind}{where}: {text}"
+            raise Wrong(what, "syntax" if kind.endswith("SyntaxError") else "import")
+        if kind == "NotImplementedError":
+            raise Blank(re.sub(r"^step \d+: ", "", text) + where)
+        if kind == "LookupError" and not where:
+            raise Wrong(f"the file has no {text}", "missing")
+        if kind == "SystemExit":
+            raise Wrong(f"rank {r} ended itself by sys.exit{where}", "exit")
+        if rank.end == "left":
+            status = rank.status
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            compare_calls(group, step, absent=False)  # gloo aborts if sizes do not match
+            raise Wrong(f"rank {r} ended in the middle of the step ({how})", "killed")
+        if kind == "RecursionError":
+            raise Wrong(f"rank {r} failed: {kind}{where}", "recursion")
+        what = f"rank {r} failed: {kind}{where}: {text}"
+        for pattern, hint in step.crashes.items():
+            if re.search(pattern, text):
+                raise Wrong(what, hint)
+        if COLLATERAL.search(text):
+            compare_calls(group, step)
+        raise Wrong(what, "missing" if kind == "TypeError" and "argument" in text else "crash")
+    if any(rank.end == "wrong" for rank in group.ranks):
+        return  # and so others may wait for it
+    if group.stopped:
+        if step.stuck is not None:
+            step.stuck(group)
+        compare_calls(group, step)
+        waiting = [str(r) for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
+        blocked = [
+            rank.calls[-1] for rank in group.ranks if rank.calls and rank.end == "waiting"
+        ]
+        if blocked and not blocked[0].returned and not blocked[0].asynchronous:
+            what = f"did not come out of {blocked[0].name}"
+            raise Wrong(f"rank {', '.join(waiting)} {what}", "some_ranks")
+        raise Wrong(f"rank {', '.join(waiting)} did not end", "endless")

@@ -1,9 +1,0 @@
-"""Step 1: the free blocks of all streams"""
-
-STEP, HINT = 1, "streams"
-
-
-class Allocator:
-    def best_fit(self, size: int, stream: int) -> Block | None:
-        fitting = [b for b in self.cached if b.size >= size and b.small == (size <= SMALL)]
-        return min(fitting, key=lambda block: (block.size, block.address), default=None)

@@ -1,8 +1,0 @@
-"""Step 4: only a reference is dropped"""
-
-STEP, HINT = 4, "free"
-
-
-class Unit:
-    def free(self):
-        self.gathered = None

@@ -1,0 +1,141 @@
+"""Wrong answers: for each lab and each part of the assessment a table of mistakes.
+
+An entry is the finished program with one mistake in it, the step that it spoils, and the hint
+that a learner who makes it must get:
+
+    wrong = Table("labs/lab02_ddp.py")
+
+    wrong("average_not_divided", step=4, hint="not_divided",
+          old="parameter.grad /= dist.get_world_size()", new="")
+
+`old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
+mistake in several places has `edits=[(old, new), …]`. Text of several lines in triple quotes
+is written without its indentation: lines after the first stand in the program as far to the
+right as the line in which `old` begins. Where an answer is new code, `old=body("HookDDP.start")`
+is all that this function does, without its docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class body(str):
+    """The name of a function or method all of whose body is replaced."""
+
+
+class Stale(Exception):
+    """What a wrong answer replaces does not occur once in the finished program."""
+
+
+def edited(program: str, *edits: tuple[str, str]) -> str:
+    """The program with `new` in place of `old`, for each (old, new).
+
+    Raises `Stale` for an `old` that does not occur once.
+    """
+    places = sorted((*_place(program, _plain(old)), _plain(new)) for old, new in edits)
+    for start, end, new in reversed(places):
+        line = program[program.rfind("\n", 0, start) + 1 : start]
+        indent = re.match(" *", line)[0]
+        new = re.sub(r"\n(?=[^\n])", f"\n{indent}", new)
+        program = program[:start] + new + program[end:]
+    return program
+
+
+def _plain(text: str) -> str:
+    """Text in triple quotes without its indentation and the line breaks at its ends."""
+    return textwrap.dedent(text).strip("\n") if text.startswith("\n") else text
+
+
+def _place(program: str, old: str) -> tuple[int, int]:
+    """Where `old` starts and ends in the program."""
+    if isinstance(old, body):
+        return _body(program, old)
+    first, *rest = (re.escape(line) for line in old.split("\n"))
+    pattern = f"(?P<old>{first})"
+    if rest:
+        rest = "".join(f"\n(?P=indent){line}" if line else "\n" for line in rest)
+        pattern = f"^(?P<indent> *)(?P<old>{first}{rest})$"
+    found = list(re.finditer(pattern, program, re.MULTILINE))
+    if len(found) != 1:
+        raise Stale(f"occurs {len(found)} times, not once: {old}")
+    return found[0].span("old")
+
+
+_parsed = functools.lru_cache(maxsize=1)(ast.parse)
+
+
+def _body(program: str, name: str) -> tuple[int, int]:
+    """Where the body of a function starts and ends in the program, after its docstring."""
+    node = _parsed(program)
+    for part in name.split("."):
+        found = [child for child in node.body if getattr(child, "name", "") == part]
+        if len(found) != 1:
+            raise Stale(f"is defined {len(found)} times, not once: {name}")
+        (node,) = found
+    statements = node.body[1:] if ast.get_docstring(node) else node.body
+    lines = program.splitlines(keepends=True)
+
+    def position(line: int, column: int) -> int:
+        before = lines[line - 1].encode()[:column].decode()  # columns are counted in bytes
+        return sum(map(len, lines[: line - 1])) + len(before)
+
+    first, last = statements[0], statements[-1]
+    return (
+        position(first.lineno, first.col_offset),
+        position(last.end_lineno, last.end_col_offset),
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A wrong answer: the program it spoils, its name, the step, the hint it must get."""
+
+    reference: Path
+    name: str
+    step: int
+    hint: str
+    edits: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"{self.reference.stem}-step{self.step}-{self.name}"
+
+    def program(self) -> str:
+        """The finished program with the mistake in it.
+
+        Raises `Stale`, which names table and entry, where an `old` does not occur once.
+        """
+        try:
+            return edited(self.reference.read_text(), *self.edits)
+        except Stale as stale:
+            program = self.reference.relative_to(ROOT)
+            raise Stale(f"{self.name}, a wrong answer to {program}: `old` {stale}") from None
+
+
+class Table(dict[str, Answer]):
+    """The wrong answers to a program, by name."""
+
+    def __init__(self, program: str) -> None:
+        self.reference = ROOT / program
+
+    def __call__(
+        self,
+        name: str,
+        *,
+        step: int,
+        hint: str,
+        old: str | None = None,
+        new: str = "",
+        edits: list[tuple[str, str]] = (),
+    ) -> None:
+        """Add an entry, with either `old` and `new` or `edits`."""
+        assert name not in self, f"{self.reference.name} has two wrong answers {name}"
+        edits = tuple(edits) if old is None else ((old, new),)
+        self[name] = Answer(self.reference, name, step, hint, edits)

@@ -1,0 +1,169 @@
+"""Wrong answers to assessment/assignment3_graphs.py."""
+
+# fmt: off
+from wrong import Table, body
+
+wrong = Table("assessment/assignment3_graphs.py")
+
+# step 1
+
+wrong("capture_flat", step=1, hint="nested",
+      old="map(self.number, tensors)", new="self.number(t) for t in args if torch.is_tensor(t)")
+wrong("capture_host", step=1, hint="host_read", edits=[
+    ("""
+        if name in HOST_READS:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+    """, ""),
+    ("not func.is_view", "not func.is_view and isinstance(result, torch.Tensor)")])
+wrong("capture_new_number", step=1, hint="in_place",
+      old="self.number(result)", new="1000 + len(self.nodes)")
+wrong("capture_reads_first", step=1, hint="host_read",
+      old="if name in HOST_READS:", new="out = func(*args, **kwargs)\nif name in HOST_READS:")
+wrong("capture_returns_nothing", step=1, hint="not_run",
+      old="return result", new="")
+wrong("capture_twice", step=1, hint="twice",
+      old="if not func.is_view:",
+      new="if not func.is_view:\n    inputs = tuple(map(self.number, tensors))")
+wrong("capture_views", step=1, hint="views",
+      old="if not func.is_view:", new="if True:")
+
+# step 2
+
+wrong("plan_all_apart", step=2, hint="no_reuse", old=body("plan"), new="""
+    offsets, seen, top = {}, set(), 0
+    for node in nodes:
+        seen |= set(node.inputs)
+        if node.output not in seen:
+            seen.add(node.output)
+            offsets[node.output] = top
+            top += sizes[node.output]
+    return offsets
+""")
+wrong("plan_forgets_keep", step=2, hint="overlap",
+      old="sizes[number]", new="sizes[node.output]")
+wrong("plan_inputs", step=2, hint="inputs_planned", old=body("plan"), new="""
+    offsets, top = {}, 0
+    for node in nodes:
+        for number in (*node.inputs, node.output):
+            if number not in offsets:
+                offsets[number] = top
+                top += sizes[number]
+    return offsets
+""")
+wrong("plan_on_top", step=2, hint="first_gap", old=body("plan"), new="""
+    last = {n: i for i, node in enumerate(nodes) for n in (*node.inputs, node.output)}
+    last |= dict.fromkeys(keep, len(nodes))
+    seen, offsets = set(), {}
+    for i, node in enumerate(nodes):
+        seen |= set(node.inputs)
+        if node.output in seen:
+            continue
+        seen.add(node.output)
+        living = [(o, o + sizes[n]) for n, o in offsets.items() if last[n] >= i]
+        bottom = min((start for start, _ in living), default=0)
+        top = max((end for _, end in living), default=0)
+        offsets[node.output] = 0 if bottom >= sizes[node.output] else top
+    return offsets
+""")
+wrong("plan_over_its_input", step=2, hint="overlap",
+      old="sizes[number]", new="sizes[node.output]")
+
+# step 3
+
+wrong("fuse_after_product", step=3, hint="product_fused", old=body("fuse"), new="""
+    ks = []
+    for node in nodes:
+        if ks and node.pointwise and ks[-1][-1].output in node.inputs:
+            ks[-1].append(node)
+        else:
+            ks.append([node])
+    return ks
+""")
+wrong("fuse_far", step=3, hint="reordered", old=body("fuse"), new="""
+    kernels: list[list[Node]] = []
+    for node in nodes:
+        for kernel in kernels:
+            made = {n.output for n in kernel}
+            if node.pointwise and kernel[0].pointwise and made & set(node.inputs):
+                kernel.append(node)
+                break
+        else:
+            kernels.append([node])
+    return kernels
+""")
+wrong("fuse_nothing", step=3, hint="no_chain",
+      old=body("fuse"), new="return [[node] for node in nodes]")
+wrong("fuse_products", step=3, hint="product_fused",
+      old="joins and made", new="kernels and {n.output for n in kernels[-1]}")
+wrong("fuse_strangers", step=3, hint="stranger", old=body("fuse"), new="""
+    kernels: list[list[Node]] = []
+    for node in nodes:
+        if node.pointwise and kernels and kernels[-1][0].pointwise:
+            kernels[-1].append(node)
+        else:
+            kernels.append([node])
+    return kernels
+""")
+wrong("fuse_with_last_node", step=3, hint="no_chain", old=body("fuse"), new="""
+    ks = []
+    for node in nodes:
+        if ks and node.pointwise and ks[-1][-1].pointwise and ks[-1][-1].output in node.inputs:
+            ks[-1].append(node)
+        else:
+            ks.append([node])
+    return ks
+""")
+wrong("traffic_each_reader", step=3, hint="loads_twice",
+      old="loads |= set(node.inputs) - made",
+      new="total += sum(sizes[n] for n in node.inputs if n not in made)")
+wrong("traffic_in_place", step=3, hint="loads_late", old=body("traffic"), new="""
+    total = 0
+    for i, k in enumerate(kernels):
+        made = {n.output for n in k}
+        loads = {i for n in k for i in n.inputs} - made
+        later = {n for o in kernels[i + 1 :] for node in o for n in node.inputs}
+        total += sum(sizes[n] for n in loads) + sum(sizes[n] for n in made & (keep | later))
+    return total
+""")
+wrong("traffic_later_readers", step=3, hint="not_stored",
+      old="(later | keep)", new="keep")
+wrong("traffic_loads_its_own", step=3, hint="loads_made",
+      old="made.add(node.output)", new="")
+wrong("traffic_no_result", step=3, hint="result_lost",
+      old="(later | keep)", new="later")
+wrong("traffic_stores_all", step=3, hint="stores_dead",
+      old="sum(sizes[n] for n in loads) + sum(sizes[n] for n in made & (later | keep))",
+      new="sum(sizes[n] for n in loads | made)")
+
+# step 4
+
+wrong("buckets_all_rows", step=4, hint="rows",
+      old="graph.output[:rows]", new="graph.output")
+wrong("buckets_capture_each", step=4, hint="captures_each",
+      old="if size not in self.graphs:", new="if True:")
+wrong("buckets_largest", step=4, hint="bucket", old="""
+    rows = len(x)
+    size = next((size for size in self.sizes if size >= rows), None)
+    if size is None:
+""", new="rows, size = len(x), self.sizes[-1]\nif rows > size:")
+wrong("buckets_lend", step=4, hint="borrowed",
+      old="graph.output[:rows].clone()", new="graph.output[:rows]")
+wrong("buckets_no_replay", step=4, hint="not_replayed",
+      old="graph.replay()", new="")
+wrong("buckets_none_left", step=4, hint="too_large",
+      old="next((size for size in self.sizes if size >= rows), None)",
+      new="next(size for size in self.sizes if size >= rows)")
+wrong("buckets_not_full", step=4, hint="bucket",
+      old="next((size for size in self.sizes if size >= rows), None)",
+      new="min((s for s in self.sizes if s > len(x)), default=None)")
+wrong("buckets_rename", step=4, hint="stale",
+      old="graph.input[:rows].copy_(x)", new="")
+
+# step 5
+
+wrong("idle_all_late", step=5, hint="late",
+      old="late += (start - latest) * (launched > latest)", new="")
+wrong("idle_neighbours", step=5, hint="streams",
+      old="gaps += start - latest", new="")
+wrong("idle_unsorted", step=5, hint="unsorted",
+      old="latest = None", new="latest = kernels[0][2]")

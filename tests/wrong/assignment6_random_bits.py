@@ -1,0 +1,115 @@
+"""Wrong answers to assessment/assignment6_random_bits.py."""
+
+# fmt: off
+from wrong import Table, body
+
+wrong = Table("assessment/assignment6_random_bits.py")
+
+# step 1
+
+wrong("philox_constant_key", step=1, hint="key",
+      old="k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK", new="pass")
+wrong("philox_early_key", step=1, hint="key", edits=[
+    ("for _ in range(10):",
+     "for _ in range(10):\n    k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK"),
+    ("k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK", "")])
+wrong("philox_long_key", step=1, hint="key",
+      old="(k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK", new="k0 + WEYL[0], k1 + WEYL[1]")
+wrong("philox_order", step=1, hint="words",
+      old="a, b, c, d = hi1 ^ b ^ k0, lo1, hi0 ^ d ^ k1, lo0",
+      new="a, b, c, d = hi1 ^ b ^ k0, lo0, hi0 ^ d ^ k1, lo1")
+wrong("philox_seven", step=1, hint="rounds",
+      old="for _ in range(10):", new="for _ in range(7):")
+
+# step 2
+
+wrong("uniform_all_bits", step=2, hint="range", old=body("uniform"), new="""
+    q = torch.arange(first // 4, (first + n + 3) // 4)
+    z = torch.zeros_like(q)
+    words = philox(
+        torch.stack([q & MASK, q >> 32, z + (offset & MASK), z + (offset >> 32)], -1),
+        (seed & MASK, seed >> 32),
+    ).flatten()
+    b = first % 4
+    return words[b : b + n].float() / 2**32
+""")
+wrong("uniform_begins", step=2, hint="position",
+      old="first - first // 4 * 4", new="0")
+wrong("uniform_low", step=2, hint="low_bits",
+      old="words[begin : begin + n] >> 8", new="words[begin : begin + n] & 0xFFFFFF")
+wrong("uniform_low_counter", step=2, hint="counter", old=body("uniform"), new="""
+    q = torch.arange(first // 4, (first + n + 3) // 4)
+    z = torch.zeros_like(q)
+    words = philox(
+        torch.stack([q, z, z + (offset & MASK), z + (offset >> 32)], -1),
+        (seed & MASK, seed >> 32),
+    ).flatten()
+    b = first % 4
+    return (words[b : b + n] >> 8).float() / 2**24
+""")
+wrong("uniform_no_offset", step=2, hint="offset",
+      old="(offset & MASK), zero + (offset >> 32)", new="2, zero")
+wrong("uniform_other_counter", step=2, hint="counter",
+      old="[quarters & MASK, quarters >> 32, zero + (offset & MASK), zero + (offset >> 32)]",
+      new="[zero + (offset & MASK), zero + (offset >> 32), quarters & MASK, quarters >> 32]")
+wrong("uniform_short_seed", step=2, hint="seed",
+      old="seed >> 32", new="0")
+wrong("uniform_signed", step=2, hint="range",
+      old="(words[begin : begin + n] >> 8).float() / 2**24",
+      new="words[begin : begin + n].to(torch.int32).float() / 2**31")
+
+# step 3
+
+wrong("dropout_from_zero", step=3, hint="first",
+      old="first, x.numel", new="0, x.numel")
+wrong("dropout_hides_mask", step=3, hint="stored", edits=[
+    ("kept = uniform(seed, offset, first, x.numel()).view_as(x) >= p",
+     'ctx.info = {"mask": uniform(seed, offset, first, x.numel()).view_as(x) >= p}'),
+    ("return x * kept / (1 - p)", 'return x * ctx.info["mask"] / (1 - p)')])
+wrong("dropout_keeps_p", step=3, hint="share",
+      old="kept = uniform(seed, offset, first, x.numel()).view_as(x) >= p",
+      new="return x * (uniform(seed, offset, first, x.numel()).view_as(x) < p) / (1 - p)")
+wrong("dropout_next_offset", step=3, hint="other_mask",
+      old="offset, first, grad", new="offset + 1, first, grad")
+wrong("dropout_not_scaled", step=3, hint="not_scaled",
+      old="kept = uniform(seed, offset, first, x.numel()).view_as(x) >= p",
+      new="return x * (uniform(seed, offset, first, x.numel()).view_as(x) >= p)")
+wrong("dropout_stores", step=3, hint="stored",
+      old="return x * kept / (1 - p)",
+      new="ctx.save_for_backward(kept)\nctx.p = p\nreturn x * kept / (1 - p)")
+
+# step 4
+
+wrong("chance_ceil", step=4, hint="moves_integers",
+      old=body("round_by_chance"),
+      new="return (x + uniform(seed, offset, 0, x.numel()).view_as(x)).ceil()")
+wrong("chance_nearest", step=4, hint="biased",
+      old=body("round_by_chance"), new="return x.round()")
+wrong("chance_of_a_sum", step=4, hint="moves_integers",
+      old=body("round_by_chance"),
+      new="return (x + uniform(seed, offset, 0, x.numel()).view_as(x)).floor()")
+
+# step 5
+
+wrong("linear_floats", step=5, hint="dequantized", old=body("Int8Linear.forward"), new="""
+    rows, row_scale = quantize_rows(x)
+    weight = self.weight.float() * self.scale
+    return (rows.float() * row_scale) @ weight.t() + self.bias
+""")
+wrong("linear_matmul", step=5, hint="dequantized",
+      old="rows.int() @ self.weight.int().t()",
+      new="torch.matmul(rows.float(), self.weight.float().t())")
+wrong("linear_one_scale", step=5, hint="scales",
+      old="out = sums.float() * row_scale * self.scale.t()",
+      new="return sums.float() * row_scale + self.bias")
+wrong("linear_wraps", step=5, hint="int8_sums",
+      old="rows.int() @ self.weight.int().t()", new="(rows @ self.weight.t()).float()")
+wrong("rows_128", step=5, hint="wraps", edits=[
+    ("x.abs().amax(1, keepdim=True) / 127", "x.abs().amax(1, keepdim=True) / 128"),
+    ("clamp(-127, 127)", "to(torch.int16)")])
+wrong("rows_half", step=5, hint="unused",
+      old="x.abs().amax(1, keepdim=True) / 127", new="x.abs().amax(1, keepdim=True) / 64")
+wrong("rows_one_scale", step=5, hint="one_scale",
+      old="x.abs().amax(1, keepdim=True) / 127", new="(x.abs().max() / 127).expand(len(x), 1)")
+wrong("rows_zero", step=5, hint="zero_row",
+      old="scale = torch.where(scale == 0, 1.0, scale)", new="pass")

@@ -1,0 +1,172 @@
+"""Wrong answers to assessment/capstone.py."""
+
+# fmt: off
+from wrong import Table, body
+
+wrong = Table("assessment/capstone.py")
+
+# step 1
+
+wrong("rows_interleaved", step=1, hint="rows_other", edits=[
+    ("(config.batch,)", "(config.batch // config.dp * (1 + replica),)"),
+    (".chunk(config.dp)[replica]", "[-(config.batch // config.dp) :]")])
+wrong("rows_of_inputs", step=1, hint="rows_shape",
+      old="config.sequence + 1", new="config.sequence")
+wrong("rows_of_replica_0", step=1, hint="rows_same",
+      old="positions.chunk(config.dp)[replica]", new="positions.chunk(config.dp)[0]")
+
+# step 2
+
+wrong("mesh_dp_outermost", step=2, hint="mesh_names", edits=[
+    ("(config.pp, config.dp, config.tp)", "(config.dp, config.pp, config.tp)"),
+    ('("pp", "dp", "tp")', '("dp", "pp", "tp")')])
+wrong("mesh_tp_outermost", step=2, hint="mesh_order", old=body("make_mesh"), new="""
+    ranks = torch.arange(config.pp * config.dp * config.tp).view(config.tp, config.dp, -1)
+    return DeviceMesh(device_type, ranks.permute(2, 1, 0), mesh_dim_names=("pp", "dp", "tp"))
+""")
+
+# step 3
+
+wrong("cut_nothing", step=3, hint="tp_not_cut",
+      old=body("cut"), new="return module")
+wrong("cut_out_gathered", step=3, hint="tp_layouts",
+      old="(output_layouts=Shard(1))", new="()")
+wrong("cut_without_norms", step=3, hint="tp_norms",
+      old='plan |= {name: SequenceParallel() for name in ("norm1", "norm2")}', new="")
+
+# step 4
+
+wrong("shard_fp32", step=4, hint="param_dtype",
+      old=body("shard"), new='return fully_shard(module, mesh=mesh["dp"])')
+wrong("shard_nothing", step=4, hint="not_sharded",
+      old=body("shard"), new="return module")
+wrong("shard_over_all", step=4, hint="whole_mesh",
+      old='mesh=mesh["dp"],', new="")
+wrong("shard_reduce_bf16", step=4, hint="reduce_dtype",
+      old="dtype, reduce_dtype=torch.float32", new="dtype")
+
+# step 5
+
+wrong("accumulate_last_loss", step=5, hint="loss_value",
+      old="total += loss.detach()", new="total = loss.detach()")
+wrong("accumulate_over_dp", step=5, hint="over_dp",
+      old="/ config.micro_batches", new="/ config.micro_batches / config.dp")
+wrong("accumulate_summed", step=5, hint="not_divided",
+      old="/ config.micro_batches", new="")
+wrong("accumulate_zeroes", step=5, hint="rows_lost",
+      old="loss.backward()", new="model.zero_grad()\nloss.backward()")
+wrong("clip_always", step=5, hint="clip_grows",
+      old=".clamp(max=1)", new="")
+wrong("clip_copies", step=5, hint="norm_copies",
+      old="2 / math.prod(n for where, n in sizes if where.is_replicate())", new="2")
+wrong("clip_local", step=5, hint="norm_local",
+      old="dist.all_reduce(square)", new="")
+wrong("clip_norms", step=5, hint="norm_of_norms", old=body("clip"), new="""
+    shards = [p.grad.to_local() for p in model.parameters()]
+    norm = torch.stack(torch._foreach_norm(shards)).norm()
+    dist.all_reduce(norm)
+    torch._foreach_mul_(shards, (config.clip / norm).clamp(max=1))
+    return norm
+""")
+wrong("clip_nothing", step=5, hint="not_clipped",
+      old="torch._foreach_mul_(shards, (config.clip / (norm + 1e-6)).clamp(max=1))", new="")
+
+# step 6
+
+wrong("schedule_gpipe", step=6, hint="gpipe",
+      old="return Schedule1F1B(stage, config.micro_batches, loss_fn=loss_of)", new="""
+    from torch.distributed.pipelining import ScheduleGPipe
+
+    return ScheduleGPipe(stage, config.micro_batches, loss_fn=loss_of)
+""")
+wrong("schedule_no_group", step=6, hint="pp_group",
+      old="device, group=group", new="device")
+wrong("schedule_rank", step=6, hint="pp_stage",
+      old='group = mesh["pp"].get_local_rank', new="group = dist.get_rank")
+wrong("schedule_unscaled", step=6, hint="pp_scale",
+      old="loss_fn=loss_of", new="loss_fn=loss_of, scale_grads=False")
+wrong("stage_round_robin", step=6, hint="stage_layers",
+      old=body("layers_of_stage"), new="return range(stage, config.layers, config.pp)")
+
+# step 7
+
+wrong("budget_all_kept", step=7, hint="kept",
+      old="1 if config.recompute else 24 + 4 * config.tp", new="60")
+wrong("budget_no_logits", step=7, hint="too_small",
+      old='{"logits": logits}', new='{"block": 0, "logits": 0}')
+wrong("budget_nothing_whole", step=7, hint="gathered",
+      old='{"logits": logits}', new='{"logits": logits, "gathered": 0, "block": 0}')
+wrong("budget_state_12", step=7, hint="state",
+      old="state = 16 *", new="state = 12 *")
+wrong("budget_total", step=7, hint="budget_keys",
+      old='parts | {"logits": logits}', new="sum(parts.values()) + logits")
+wrong("budget_wide", step=7, hint="too_large",
+      old="4 * b * s * v", new="80 * b * s * v")
+
+# step 8
+
+wrong("complete_by_name", step=8, hint="steps_sorted",
+      old="sorted(int(name[5:]) for name in names if name[5:].isdecimal())",
+      new="[int(name[5:]) for name in sorted(names) if name[5:].isdecimal()]")
+wrong("complete_counts_all", step=8, hint="half_counted",
+      old="(int(name[5:]) for name in names if name[5:].isdecimal())",
+      new='({int(name[5:].partition(".")[0]) for name in names})')
+wrong("save_by_copy", step=8, hint="left_over",
+      old="unfinished.rename(finished)", new="shutil.copytree(unfinished, finished)")
+wrong("save_by_torch", step=8, hint="no_dcp",
+      old="dcp.save(state, checkpoint_id=unfinished)", new="""
+    unfinished.mkdir(parents=True, exist_ok=True)
+    torch.save(state, unfinished / f"rank-{dist.get_rank()}.pt")
+    dist.barrier()
+""")
+wrong("save_clears_first", step=8, hint="overwritten",
+      old="dcp.save(state, checkpoint_id=unfinished)", new="""
+    if dist.get_rank() == 0:
+        for old in complete(config):
+            shutil.rmtree(root / f"step-{old}")
+    dcp.save(state, checkpoint_id=unfinished)
+""")
+wrong("save_keeps_all", step=8, hint="not_dropped", old="""
+    for old in complete(config)[: -config.keep]:
+        shutil.rmtree(root / f"step-{old}")
+""", new="")
+wrong("save_without_name", step=8, hint="none_complete",
+      old="unfinished.rename(finished)", new="")
+
+# step 9
+
+wrong("load_no_stream", step=9, hint="resume_stream",
+      old='stream.generator.set_state(state["stream"])', new="")
+wrong("load_oldest", step=9, hint="resume_model",
+      old="max(complete(config), default=0)", new="min(complete(config), default=0)")
+wrong("load_parameters", step=9, hint="resume_moments", edits=[
+    ("state = training_state(model, optimizer, stream, 0)",
+     'state = training_state(model, optimizer, stream, 0)\nmoments = state.pop("optimizer")'),
+    ('state["optimizer"]', "moments")])
+wrong("load_step_0", step=9, hint="resume_step",
+      old='return int(state["step"])', new="return 0")
+
+# step 10
+
+wrong("train_fresh_stream", step=10, hint="after_kill",
+      old="stream = Stream(config)\nstep = load(config, model, optimizer, stream)",
+      new="step = load(config, model, optimizer, Stream(config))\nstream = Stream(config)")
+wrong("train_from_0", step=10, hint="lost_steps",
+      old="load(config, model, optimizer, stream)", new="0")
+wrong("train_new_folder", step=10, hint="not_recovered",
+      old="mesh = make_mesh(config, device.type)", new="""
+    if dist.get_rank() == 0:
+        Path(config.folder).mkdir()
+    mesh = make_mesh(config, device.type)
+""")
+wrong("train_rate_before", step=10, hint="not_truth",
+      old="rate(config, step)", new="rate(config, step - 1)")
+wrong("train_silent", step=10, hint="untold",
+      old='say(f"{line}  ≈{speed:,.0f} tokens/s  MFU ≈{mfu:.1%}")',
+      new='print(f"{line}  ≈{speed:,.0f} tokens/s  MFU ≈{mfu:.1%}")')
+wrong("train_thrice", step=10, hint="slow", old="if schedule is None:", new="""
+    if schedule is None:
+        for _ in ("loss", "norm"):
+            accumulate(config, model, rows)
+            optimizer.zero_grad()
+""")

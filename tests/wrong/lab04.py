@@ -1,0 +1,277 @@
+"""Wrong answers to labs/lab04_mixed_precision.py."""
+
+# fmt: off
+from wrong import Table, body
+
+wrong = Table("labs/lab04_mixed_precision.py")
+
+# step 1
+
+wrong("numbers_bias", step=1, hint="bias",
+      old="2 ** (exponent - 1) - 1", new="2 ** (exponent - 1)")
+wrong("numbers_eps", step=1, hint="epsilon",
+      old="2.0**-mantissa", new="2.0 ** (-mantissa - 1)")
+wrong("numbers_ieee", step=1, hint="finite_max",
+      old="if finite:", new="if False:")
+wrong("numbers_nan", step=1, hint="nan_code",
+      old="2**exponent - 1, 2**mantissa - 2", new="(2**exponent - 1, 2**mantissa - 1)")
+wrong("numbers_normal", step=1, hint="normal_exponent",
+      old="(1 - bias)", new="(-bias)")
+wrong("numbers_power", step=1, hint="max_mantissa",
+      old="2**exponent - 2, 2**mantissa - 1", new="(2**exponent - 2, 0)")
+wrong("numbers_subnormal", step=1, hint="subnormal",
+      old="1 - bias - mantissa", new="-bias - mantissa")
+wrong("numbers_top", step=1, hint="infinity_code",
+      old="2**exponent - 2, 2**mantissa - 1", new="(2**exponent - 1, 2**mantissa - 1)")
+wrong("numbers_tuple", step=1, hint="numbers_kind", old=body("format_numbers"), new="""
+    bias = 2 ** (exponent - 1) - 1
+    if finite:
+        top, fraction = (2**exponent - 1, 2**mantissa - 2)
+    else:
+        top, fraction = (2**exponent - 2, 2**mantissa - 1)
+    return tuple(
+        {
+            "max": 2.0 ** (top - bias) * (1 + fraction / 2**mantissa),
+            "smallest_normal": 2.0 ** (1 - bias),
+            "smallest_subnormal": 2.0 ** (1 - bias - mantissa),
+            "eps": 2.0 ** (-mantissa),
+        }.values()
+    )
+""")
+wrong("spacing_frexp", step=1, hint="spacing_power",
+      old="math.frexp(x)[1] - 1", new="math.frexp(x)[1]")
+wrong("spacing_log2", step=1, hint="spacing_sign",
+      old="math.frexp(x)[1] - 1", new="math.floor(math.log2(x))")
+wrong("spacing_shrinks", step=1, hint="spacing_subnormal",
+      old=body("spacing"), new="power = math.frexp(x)[1] - 1\nreturn 2.0 ** (power - mantissa)")
+wrong("spacing_times_eps", step=1, hint="spacing_relative", edits=[
+    ("power = math.frexp(x)[1] - 1", ""),
+    ("2.0 ** (max(power, smallest) - mantissa)", "max(x, 2.0**smallest) * 2.0 ** (-mantissa)")])
+
+# step 2
+
+wrong("bf16_bits", step=2, hint="bf16_kind",
+      old="upper.to(torch.int16).view(torch.bfloat16)", new="upper.to(torch.int16)")
+wrong("bf16_cast", step=2, hint="rounding_cast",
+      old=body("to_bf16"), new="return x.to(dtype=torch.bfloat16)")
+wrong("bf16_cut", step=2, hint="truncated",
+      old="odd = (bits >> 16) & 1\nupper = (bits + 0x7FFF + odd) >> 16",
+      new="upper = bits >> 16")
+wrong("bf16_half_up", step=2, hint="ties_up",
+      old="odd = (bits >> 16) & 1\nupper = (bits + 0x7FFF + odd) >> 16",
+      new="upper = bits + 0x8000 >> 16")
+wrong("bf16_in_place", step=2, hint="rounding_in_place",
+      old="upper = (bits + 0x7FFF + odd) >> 16", new="bits += 0x7FFF + odd\nupper = bits >> 16")
+wrong("bf16_no_nan", step=2, hint="nan_lost",
+      old="upper = torch.where(x.isnan(), 0x7FC0, upper)", new="")
+wrong("bf16_wrong_bit", step=2, hint="ties_odd",
+      old="(bits + 0x7FFF + odd)", new="bits + 0x8000 - odd")
+
+# step 3
+
+wrong("scale_exact", step=3, hint="scale_power",
+      old="2.0 ** (math.frexp(65504 / largest.item())[1] - 1)", new="65504 / largest.item()")
+wrong("scale_no_abs", step=3, hint="scale_sign",
+      old="gradients.abs().max", new="gradients.max")
+wrong("scale_of_half", step=3, hint="scale_small",
+      old="(65504 / largest.item())[1] - 1", new="(65504 / largest.item())[1] - 2")
+wrong("scale_of_own", step=3, hint="scale_own",
+      old="dist.all_reduce(largest, op=dist.ReduceOp.MAX)", new="")
+wrong("scale_rounded_up", step=3, hint="scale_up",
+      old="(65504 / largest.item())[1] - 1", new="(65504 / largest.item())[1]")
+wrong("share_in_percent", step=3, hint="share_percent",
+      old="(lost.sum() / alive.sum())", new="100 * (lost.sum() / alive.sum())")
+wrong("share_of_all", step=3, hint="share_alive",
+      old="alive.sum()", new="alive.numel()")
+wrong("share_scaled_after", step=3, hint="share_late",
+      old="(gradients * scale).half()", new="(gradients.half() * scale)")
+wrong("share_subnormals", step=3, hint="share_subnormal",
+      old="half() == 0", new="half().abs() < 2.0**-14")
+
+# step 4
+
+wrong("scaled_step_clips_first", step=4, hint="clip_before",
+      old="scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(parameters, limit)",
+      new="nn.utils.clip_grad_norm_(parameters, limit)\nscaler.unscale_(optimizer)")
+wrong("scaled_step_keeps", step=4, hint="not_zeroed",
+      old="scaler.update()\noptimizer.zero_grad()", new="scaler.update()")
+wrong("scaled_step_no_clip", step=4, hint="clip_missing",
+      old="nn.utils.clip_grad_norm_(parameters, limit)", new="")
+wrong("scaled_step_no_update", step=4, hint="update_missing",
+      old="scaler.update()\noptimizer.zero_grad()", new="optimizer.zero_grad()")
+wrong("scaled_step_own", step=4, hint="own_step",
+      old="scaler.step(optimizer)\nscaler.update()\noptimizer.zero_grad()",
+      new="optimizer.step()\nscaler.update()\noptimizer.zero_grad()")
+wrong("scaled_step_plain", step=4, hint="loss_not_scaled",
+      old="scaler.scale(loss).backward", new="loss.backward")
+wrong("step_always", step=4, hint="not_skipped",
+      old="if not self.overflow:\n    optimizer.step()", new="optimizer.step()")
+wrong("step_never", step=4, hint="never_steps",
+      old="not self.overflow", new="self.overflow is None")
+wrong("step_trusts", step=4, hint="step_unscales",
+      old="if self.overflow is None:\n    self.unscale_(optimizer)", new="")
+wrong("step_unscales_again", step=4, hint="unscaled_twice",
+      old="if self.overflow is None:\n    self.unscale_(optimizer)",
+      new="self.unscale_(optimizer)")
+wrong("unscale_copy", step=4, hint="not_divided",
+      old="gradient.mul_(1 / self.value)", new="gradient= gradient / self.value")
+wrong("unscale_isinf", step=4, hint="nan_missed",
+      old="not gradient.isfinite().all()", new="gradient.isinf().any()")
+wrong("unscale_last_only", step=4, hint="one_gradient",
+      old="if not gradient.isfinite().all():\n    flag.fill_(1)",
+      new="flag.fill_(not gradient.isfinite().all())")
+wrong("unscale_no_verdict", step=4, hint="flag_missing",
+      old="self.overflow = bool(flag.item())", new="self.found = bool(flag.item())")
+wrong("unscale_own_flag", step=4, hint="flag_own",
+      old="dist.all_reduce(flag, op=dist.ReduceOp.MAX)", new="")
+wrong("update_counts_on", step=4, hint="count_kept",
+      old="self.value / 2, 0", new="(self.value / 2, self.good_steps)")
+wrong("update_late", step=4, hint="growth",
+      old="good_steps == self", new="good_steps > self")
+wrong("update_no_backoff", step=4, hint="backoff",
+      old="self.value / 2, 0", new="(self.value, 0)")
+wrong("update_remembers", step=4, hint="verdict_kept",
+      old="self.overflow = None", new="pass")
+
+# step 5
+
+wrong("dtypes_cat", step=5, hint="widest",
+      old='"cat": wide,', new='"cat": low,')
+wrong("dtypes_double", step=5, hint="float64",
+      old='"double": torch.float64,', new='"double": low,')
+wrong("dtypes_island", step=5, hint="island",
+      old='"island": wide,', new='"island": low,')
+wrong("dtypes_mse", step=5, hint="loss_list",
+      old='"loss": wide,', new='"loss": low,')
+wrong("dtypes_norm", step=5, hint="norm_fp32",
+      old='"norm": wide,', new='"norm": low,')
+wrong("dtypes_scaled", step=5, hint="no_list",
+      old='"scaled": low,', new='"scaled": wide,')
+wrong("dtypes_scores", step=5, hint="matmul_low",
+      old='"scores": low,', new='"scores": wide,')
+wrong("dtypes_softmax", step=5, hint="softmax_kind",
+      old='low if kind == "cpu" else wide', new="wide")
+wrong("loss_default_type", step=5, hint="low_ignored", old=body("loss_under_autocast"), new="""
+    region = contextlib.nullcontext() if low is None else torch.autocast(rows.device.type)
+    with region:
+        output = model(rows)
+    return mean_loss(output.float(), rows)
+""")
+wrong("loss_in_region", step=5, hint="loss_inside", old=body("loss_under_autocast"), new="""
+    region = contextlib.nullcontext() if low is None else torch.autocast(rows.device.type, low)
+    with region:
+        output = model(rows)
+        return mean_loss(output.float(), rows)
+""")
+wrong("loss_no_region", step=5, hint="forward_outside",
+      old="with region:\n    output = model(rows)",
+      new="with region:\n    pass\noutput = model(rows)")
+wrong("loss_of_low", step=5, hint="loss_low",
+      old="output.float()", new="output")
+wrong("product_bare", step=5, hint="no_custom_bwd", old="""
+    @custom_bwd(device_type=kind)
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+""", new="def backward(ctx, gradient):\n    x, weight = ctx.saved_tensors")
+wrong("product_cast", step=5, hint="product_fp32",
+      old="@staticmethod\n@custom_fwd(device_type=kind)",
+      new="@staticmethod\n@custom_fwd(device_type=kind, cast_inputs=torch.float32)")
+wrong("product_halved", step=5, hint="product_gradient",
+      old="gradient @ weight, gradient.mT @ x", new="(gradient @ weight, gradient.mT @ x / 2)")
+wrong("squares_low", step=5, hint="squares_range",
+      old="@custom_fwd(device_type=kind, cast_inputs=torch.float32)\ndef forward(ctx, x):",
+      new="@custom_fwd(device_type=kind)\ndef forward(ctx, x):")
+wrong("squares_no_two", step=5, hint="squares_gradient",
+      old="2 * gradient", new="gradient")
+
+# step 6
+
+wrong("bytes_fp32_gradients", step=6, hint="bytes_16",
+      old='"gradients": size,', new='"gradients": 4,')
+wrong("bytes_low_moments", step=6, hint="bytes_moments",
+      old='4 if recipe == "bf16" else 8', new='8 if recipe == "fp32" else 4')
+wrong("bytes_no_copy", step=6, hint="bytes_master",
+      old='4 if recipe == "master" else 0', new="0")
+wrong("bytes_sum", step=6, hint="bytes_kind", edits=[
+    ('return {\n    "parameters": size,', 'held = {\n    "parameters": size,'),
+    ('    "moments": 4 if recipe == "bf16" else 8,\n}',
+     '    "moments": 4 if recipe == "bf16" else 8,\n}\nreturn sum(held.values())')])
+wrong("master_keeps_gradient", step=6, hint="gradient_kept",
+      old="master.grad = None", new="")
+wrong("master_low", step=6, hint="master_fp32",
+      old="parameter.detach().float().clone", new="parameter.detach().clone")
+wrong("master_low_gradient", step=6, hint="gradient_type",
+      old="parameter.grad.float()", new="parameter.grad")
+wrong("master_no_gradient", step=6, hint="gradient_missing",
+      old="master.grad = parameter.grad.float()",
+      new="parameter.grad = parameter.grad.float().to(parameter.dtype)")
+wrong("master_no_leaf", step=6, hint="master_leaf",
+      old="parameter.detach().float().clone", new="parameter.float")
+wrong("master_not_back", step=6, hint="not_copied_back",
+      old="parameter.copy_(master)\nmaster.grad = None", new="master.grad = None")
+wrong("master_read_back", step=6, hint="master_overwritten",
+      old="master.grad = None", new="master.copy_(parameter)\nmaster.grad = None")
+wrong("master_unused", step=6, hint="inner_wrong",
+      old="master, lr", new="parameters, lr")
+
+# step 7
+
+wrong("average_all", step=7, hint="none_gradient",
+      old="if parameter.grad is not None:", new="if parameter.requires_grad:")
+wrong("average_fp32", step=7, hint="wire_type",
+      old="(parameter.grad / dist.get_world_size()).to(wire)",
+      new="parameter.grad / dist.get_world_size()")
+wrong("average_late", step=7, hint="divided_late", edits=[
+    ("(parameter.grad / dist.get_world_size())", "parameter.grad"),
+    ("copy_(sent)", "copy_(sent / dist.get_world_size())")])
+wrong("average_lost", step=7, hint="not_written",
+      old="parameter.grad.copy_(sent)", new="")
+wrong("average_retyped", step=7, hint="own_type",
+      old="parameter.grad.copy_(sent)",
+      new="parameter.grad = None\nparameter.grad_dtype = None\nparameter.grad = sent")
+wrong("average_sum", step=7, hint="average_divisor",
+      old="(parameter.grad / dist.get_world_size())", new="parameter.grad")
+wrong("error_absolute", step=7, hint="error_ratio",
+      old="(mean.double() - true).norm() / true.norm()", new="(mean.double() - true).norm()")
+wrong("error_against_fp32", step=7, hint="error_fp32",
+      old="own.double", new="own.clone")
+wrong("error_against_own", step=7, hint="error_own",
+      old="dist.all_reduce(true)", new="")
+wrong("sent_numbers", step=7, hint="sent_size",
+      old="* wire.itemsize", new="")
+wrong("sent_once", step=7, hint="sent_twice",
+      old="2 * (ranks - 1)", new="(ranks - 1)")
+
+# step 8
+
+wrong("held_bias_casts", step=8, hint="held_casts",
+      old="size * MATRICES", new="size * PSI")
+wrong("held_low_gradients", step=8, hint="held_fp32",
+      old='"gradients": wide * PSI,', new='"gradients": size * PSI,')
+wrong("held_low_norm", step=8, hint="held_norm",
+      old="unit * wide", new="unit * size")
+wrong("held_wide_products", step=8, hint="held_products",
+      old="* unit * size + 4", new="* unit * wide + 4")
+wrong("train_alone", step=8, hint="not_averaged",
+      old="average_gradients(model.parameters(), torch.float32)", new="")
+wrong("train_average_low", step=8, hint="average_low",
+      old="(), torch.float32", new="(), low or torch.float32")
+wrong("train_clip_local", step=8, hint="clip_local", edits=[
+    ("average_gradients(model.parameters(), torch.float32)", """
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        average_gradients(model.parameters(), torch.float32)
+    """),
+    ("nn.utils.clip_grad_norm_(model.parameters(), CLIP)\nif scaler is None:",
+     "if scaler is None:")])
+wrong("train_loss_own", step=8, hint="loss_own",
+      old="mean = loss.detach() / dist.get_world_size()\ndist.all_reduce(mean)",
+      new="mean = loss.detach()")
+wrong("train_unscale_early", step=8, hint="unscale_early", edits=[
+    ("average_gradients(model.parameters(), torch.float32)", ""),
+    ("if scaler is not None:\n    scaler.unscale_(optimizer)", """
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        average_gradients(model.parameters(), torch.float32)
+    """)])
+wrong("train_zeroes", step=8, hint="gradients_gone",
+      old="return mean.item()", new="optimizer.zero_grad()\nreturn mean.item()")

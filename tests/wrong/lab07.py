@@ -1,0 +1,270 @@
+"""Wrong answers to labs/lab07_pytorch_gpu.py."""
+
+# fmt: off
+from wrong import Table, body
+
+wrong = Table("labs/lab07_pytorch_gpu.py")
+
+# step 1
+
+wrong("build_optimizer_first", step=1, hint="moved_late", edits=[
+    ("model.to(device)", "optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)"),
+    (", torch.optim.AdamW(model.parameters(), lr=RATE)", ".to(device), optimizer")])
+wrong("build_stays", step=1, hint="not_moved",
+      old="model.to(device)", new="")
+wrong("device_built_for", step=1, hint="not_asked",
+      old=body("pick_device"), new="return torch.accelerator.current_accelerator()")
+wrong("device_cuda", step=1, hint="named",
+      old=body("pick_device"),
+      new='return torch.device("cuda" if torch.cuda.is_available() else "cpu")')
+wrong("net_attributes", step=1, hint="attribute",
+      old=body("Net.keep"), new="self.mean, self.std = mean, std")
+wrong("net_not_persistent", step=1, hint="not_saved",
+      old='"mean", mean', new='"mean", mean, persistent=False')
+wrong("net_parameters", step=1, hint="trained",
+      old=body("Net.keep"), new="self.mean, self.std = nn.Parameter(mean), nn.Parameter(std)")
+wrong("places_moved", step=1, hint="made_and_moved",
+      old=body("Net.places"), new="return torch.arange(x.shape[1]).to(x.device)")
+wrong("places_on_cpu", step=1, hint="made_on_cpu",
+      old=body("Net.places"), new="return torch.arange(x.shape[1])")
+
+# step 2
+
+wrong("sender_blocking", step=2, hint="blocking",
+      old="self.device, non_blocking=True", new="self.device")
+wrong("sender_marks_early", step=2, hint="mark_early", edits=[
+    ("self.buffers[slot].copy_(batch)", """
+        self.events[slot] = torch.Event(self.device)
+        self.events[slot].record()
+        self.buffers[slot].copy_(batch)
+    """),
+    ("self.events[slot] = torch.Event(self.device)\nself.events[slot].record()", "")])
+wrong("sender_never_waits", step=2, hint="overwritten",
+      old="self.events[slot].record()", new="")
+wrong("sender_one_buffer", step=2, hint="one_buffer",
+      old="[torch.empty_like(like).pin_memory() for _ in range(slots)]",
+      new="[torch.empty_like(like).pin_memory()] * slots")
+wrong("sender_pageable", step=2, hint="pageable",
+      old="torch.empty_like(like).pin_memory()", new="torch.empty_like(like)")
+wrong("sender_pins_each", step=2, hint="pins_each",
+      old=body("Sender.send"),
+      new="self.count += 1\nreturn batch.pin_memory().to(self.device, non_blocking=True)")
+wrong("sender_synchronizes", step=2, hint="waits_for_all",
+      old="self.events[slot].synchronize", new="torch.accelerator.synchronize")
+wrong("sender_waits_for_itself", step=2, hint="waits_for_newest",
+      old="self.events[slot] = torch.Event(self.device)\nself.events[slot].record()",
+      new="event = torch.Event(self.device)\nevent.record()\nevent.synchronize()")
+
+# step 3
+
+wrong("loader_always_persistent", step=3, hint="zero_workers",
+      old="workers > 0", new="True")
+wrong("loader_new_workers", step=3, hint="workers_end",
+      old="persistent_workers=workers > 0,", new="")
+wrong("loader_no_workers", step=3, hint="reads_itself",
+      old="num_workers=workers,\npersistent_workers=workers > 0,", new="")
+wrong("loader_pageable", step=3, hint="loader_pageable",
+      old='pin_memory=device.type != "cpu",', new="")
+wrong("loader_pins_for_cpu", step=3, hint="pinned_for_cpu",
+      old='device.type != "cpu"', new="True")
+wrong("loader_shuffles", step=3, hint="order",
+      old="sampler=order(data),", new="shuffle=True,")
+
+# step 4
+
+wrong("prefetch_behind", step=4, hint="not_ahead", old="""
+        following = start(batch)
+        if upcoming is not None:
+            yield hand_over(*upcoming)
+        upcoming = following
+    if upcoming is not None:
+        yield hand_over(*upcoming)
+""", new="    yield hand_over(*start(batch))")
+wrong("prefetch_blocking", step=4, hint="prefetch_blocking",
+      old="tensor.to(device, non_blocking=True)", new="tensor.to(device)")
+wrong("prefetch_everything", step=4, hint="all_at_once", old="""
+    upcoming = None
+    for batch in source:
+        following = start(batch)
+        if upcoming is not None:
+            yield hand_over(*upcoming)
+        upcoming = following
+    if upcoming is not None:
+""", new="for upcoming in [start(batch) for batch in source]:")
+wrong("prefetch_host_waits", step=4, hint="host_waits",
+      old="compute.wait_event(arrived)", new="arrived.synchronize()")
+wrong("prefetch_loses_the_last", step=4, hint="batch_lost",
+      old="    upcoming = following\nif upcoming is not None:\n    yield hand_over(*upcoming)",
+      new="    upcoming = following")
+wrong("prefetch_mark_in_compute", step=4, hint="mark_elsewhere",
+      old="arrived.record(copies)", new="arrived.record(compute)")
+wrong("prefetch_next_of_nothing", step=4, hint="empty_source",
+      old="upcoming = None\nfor batch in source:",
+      new="batches = iter(source)\nupcoming = start(next(batches))\nfor batch in batches:")
+wrong("prefetch_no_wait", step=4, hint="not_waited",
+      old="compute.wait_event(arrived)", new="")
+wrong("prefetch_same_stream", step=4, hint="same_stream",
+      old="torch.Stream(device=device)", new="torch.accelerator.current_stream(device)")
+wrong("prefetch_unrecorded", step=4, hint="unrecorded",
+      old="for tensor in there:\n    tensor.record_stream(compute)", new="")
+wrong("prefetch_waits_the_wrong_way", step=4, hint="not_waited",
+      old="compute.wait_event(arrived)", new="copies.wait_event(arrived)")
+
+# step 5
+
+wrong("epoch_accumulates", step=5, hint="accumulated",
+      old="optimizer.zero_grad()\nlogits = model(x)", new="logits = model(x)")
+wrong("epoch_asks_for_nan", step=5, hint="asks_each_step",
+      old="loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()", new="""
+    loss = F.cross_entropy(logits, y, ignore_index=-1)
+    if loss.isnan():
+        raise RuntimeError("the loss is not a number")
+    loss.backward()
+""")
+wrong("epoch_counts_all", step=5, hint="all_counted", old=body("train_epoch"), new="""
+    sums = torch.zeros(3, device=next(model.parameters()).device)
+    samples = 0
+    for x, y in source:
+        optimizer.zero_grad()
+        logits = model(x)
+        loss = F.cross_entropy(logits, y, ignore_index=-1)
+        loss.backward()
+        optimizer.step()
+        known = (y >= 0).sum()
+        samples = samples + len(y)
+        right = (logits.argmax(1) == y).sum()
+        sums += torch.stack([loss.detach() * known, right, known])
+    total, right, _ = sums.tolist()
+    return total / samples, right / samples
+""")
+wrong("epoch_items", step=5, hint="asks_each_step", old=body("train_epoch"), new="""
+    total, right, count = 0.0, 0, 0
+    for x, y in source:
+        optimizer.zero_grad()
+        logits = model(x)
+        loss = F.cross_entropy(logits, y, ignore_index=-1)
+        loss.backward()
+        optimizer.step()
+        known = (y >= 0).sum().item()
+        total += loss.item() * known
+        right += (logits.argmax(1) == y).sum().item()
+        count += known
+    return total / count, right / count
+""")
+wrong("epoch_keeps_graphs", step=5, hint="graph_kept", edits=[
+    ("sums = None", "sums = torch.zeros(3, device=next(model.parameters()).device)"),
+    ("""
+            new = torch.stack([loss.detach() * known, right.float(), known.float()])
+            sums = new if sums is None else sums + new
+        total, right, count = sums.tolist()
+        if total != total:
+            raise RuntimeError("the loss is not a number")
+    """, """
+            sums = sums + torch.stack([loss * known, right, known])
+        total, right, count = sums.detach().tolist()
+    """)])
+wrong("epoch_mask", step=5, hint="mask",
+      old="loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()",
+      new="loss = F.cross_entropy(logits[y >= 0], y[y >= 0])\nloss.backward()")
+wrong("epoch_mean_of_means", step=5, hint="mean_of_means", edits=[
+    ("sums = None",
+     "sums = torch.zeros(3, device=next(model.parameters()).device)\nbatches = 0"),
+    ("new = torch.stack([loss.detach() * known, right.float(), known.float()])",
+     "sums += torch.stack([loss.detach(), right, known])"),
+    ("sums = new if sums is None else sums + new", "batches = batches + 1"),
+    ("""
+        if total != total:
+            raise RuntimeError("the loss is not a number")
+        return total / count, right / count
+    """, "return total / batches, right / count")])
+wrong("epoch_no_step", step=5, hint="not_trained", old="""
+    loss = F.cross_entropy(logits, y, ignore_index=-1)
+    loss.backward()
+    optimizer.step()
+""", new="loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()")
+
+# step 6
+
+wrong("mixed_asks", step=6, hint="asks_in_step",
+      old="known, right,", new="known.item(), right,")
+wrong("mixed_backward_inside", step=6, hint="backward_inside", old=body("mixed_step"), new="""
+    optimizer.zero_grad()
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        logits = model(x)
+        loss = F.cross_entropy(logits, y, ignore_index=-1)
+        loss.backward()
+    optimizer.step()
+    known = (y >= 0).sum()
+    right = (logits.argmax(1) == y).sum()
+    sums += torch.stack([loss.detach() * known, right, known])
+""")
+wrong("mixed_converts", step=6, hint="converted", old="""
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        logits = model(x)
+        loss = F.cross_entropy(logits, y, ignore_index=-1)
+""", new="""
+    model.bfloat16()
+    logits = model(x.bfloat16())
+    loss = F.cross_entropy(logits.float(), y, ignore_index=-1)
+""")
+wrong("mixed_for_the_cpu", step=6, hint="no_autocast",
+      old="x.device.type", new='"cpu"')
+wrong("mixed_loss_outside", step=6, hint="loss_outside",
+      old="    loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()",
+      new="loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()")
+wrong("mixed_means", step=6, hint="mean_of_means",
+      old="[loss.detach() * known, right, known]", new="[loss.detach() , right, known]")
+wrong("mixed_new_sums", step=6, hint="not_in_place",
+      old="sums += torch", new="sums = sums + torch")
+wrong("sums_in_bf16", step=6, hint="sums_dtype",
+      old="zeros(3, device=device)", new="zeros(3, device=device, dtype=torch.bfloat16)")
+
+# step 7
+
+wrong("optimizer_float_rate", step=7, hint="rate_is_a_number",
+      old=body("fast_optimizer"),
+      new="return torch.optim.AdamW(model.parameters(), lr=RATE, fused=True, capturable=True)")
+wrong("optimizer_not_capturable", step=7, hint="not_capturable",
+      old=", capturable=True", new="")
+wrong("optimizer_unfused", step=7, hint="not_fused",
+      old="True, capturable", new="False, capturable")
+wrong("rate_replaced", step=7, hint="rate_replaced",
+      old=".fill_(value)", new='= torch.tensor(value, device=group["lr"].device)')
+wrong("replay_borrows", step=7, hint="borrowed",
+      old="x.clone(), y.clone()", new="x, y")
+wrong("replay_captures_each", step=7, hint="captures_each",
+      old="if self.graph is None:", new="if True:")
+wrong("replay_loses_one", step=7, hint="not_replayed", old=body("Replayed.__call__"), new="""
+    if self.warm > 0:
+        self.warm -= 1
+        self.step(x, y)
+        return
+    if self.graph is None:
+        self.x, self.y = x.clone(), y.clone()
+        self.graph, capture = new_graph(x.device)
+        with capture(self.graph):
+            self.step(self.x, self.y)
+        return
+    self.x.copy_(x)
+    self.y.copy_(y)
+    self.graph.replay()
+""")
+wrong("replay_never", step=7, hint="not_captured",
+      old=body("Replayed.__call__"), new="self.step(x, y)")
+wrong("replay_no_warm_up", step=7, hint="no_warm_up",
+      old="self.step(x, y)", new="")
+wrong("replay_stale", step=7, hint="stale_input",
+      old="self.x.copy_(x)\nself.y.copy_(y)", new="self.x, self.y = x, y")
+
+# step 8
+
+wrong("measure_cold", step=8, hint="warm_up_measured",
+      old="for _ in range(warm):\n    work()", new="")
+wrong("measure_launches", step=8, hint="not_synchronized",
+      old="work()\ntorch.accelerator.synchronize()", new="work()")
+wrong("measure_mean", step=8, hint="not_median",
+      old="statistics.median(times)", new="statistics.mean(times)")
+wrong("measure_own_clock", step=8, hint="own_clock",
+      old="clock() - begin", new="time.perf_counter() - begin")
+wrong("measure_queue", step=8, hint="queued_before",
+      old="torch.accelerator.synchronize()\nbegin = clock()", new="begin = clock()")
