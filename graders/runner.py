@@ -452,7 +452,7 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
     def send(event: dict) -> None:
         events.send_bytes(json.dumps(event).encode())
 
-    step = lab_of(lab).steps[number - 1]
+    step = lab_of(lab)[number]
     lesson = Lesson(rank, world, send)
     lesson.scene = scene
     doing = "join"
@@ -531,6 +531,8 @@ def _children_of(pid: int) -> list[int]:
 
 def _descendants(*pids: int) -> list[int]:
     """The processes that come from these, themselves left out."""
+    if not LINUX:
+        return []
     listed = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
     tree, found = {} if listed else _children(), [*pids]
     for process in found:

@@ -29,7 +29,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graders.runner import Bench, Group, Judge, Lesson, Step, Trial, Wrong, load
+from graders.runner import Group, Judge, Lesson, Step, Trial, Wrong, load
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -302,6 +302,3 @@ def import_late_parts() -> None:
     """What torch imports when a mode or assert_close is first used: here, not in each fork."""
     with Watch():
         torch.testing.assert_close(torch.ones(1) + 1, torch.ones(1) + 1)
-
-
-__all__ = ["Bench", "Group", "Lab", "Lesson", "Wrong", "ask", "check"]

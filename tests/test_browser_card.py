@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/conftest.py"]
+INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
 CARD = Path(__file__).resolve().parent.parent / "docs" / "11_reference_card.md"
 
 # the card's model, Llama 3 70B, its GPU, and a message of 1 GB among eight ranks

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/conftest.py"]
+INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
 KEY = "world-size:checklist"
 TRACKS = ["gpu_and_distributed", "distributed_core", "pytorch_gpu"]
 A, B = "shown-gpu-and-distributed-architecture", "shown-gpu-and-distributed-kernels"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
-    "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/conftest.py",
-    "tests/test_browser_home.py",
+    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
+    "tests/conftest.py", "tests/test_browser_home.py",
 ]  # fmt: skip
 
 

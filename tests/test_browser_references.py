@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["book", "docs", "labs", "mkdocs.yml", "overrides", "snippets", "tests/conftest.py"]
+INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
 ENTRIES = references.load((ROOT / references.FILE).read_text("utf-8")).entries
 SHOWN = "a.reference:visible"
 

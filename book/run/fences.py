@@ -214,11 +214,18 @@ def _run(
     return result
 
 
+def _printed(block: Block, result: runner.Result) -> list[str]:
+    try:
+        return output_lines(result.stdout)
+    except ValueError as error:
+        raise block.error(str(error)) from None
+
+
 def _compare(block: Block, result: runner.Result, how: hold.How) -> None:
     """Hold what a block printed to the fence below it."""
     if block.expected is None:
         return
-    actual = output_lines(result.stdout)
+    actual = _printed(block, result)
     expected = output_lines("\n".join(map(block.expected.inner, block.expected.lines)))
     if diff := difference(expected, actual):
         if how.record:
@@ -296,7 +303,7 @@ def _console(block: Block, how: hold.How) -> float:
             line = block.fence.line + command.line
             result = _run(block, command.typed, folder, how, line, command.status)
             seconds += result.seconds
-            if diff := difference(command.output, output_lines(result.stdout)):
+            if diff := difference(command.output, _printed(block, result)):
                 what = f"`{command.typed}` printed something else:"
                 raise block.error("\n".join([what, *diff]), line)
     return seconds

@@ -32,7 +32,7 @@ INPUTS = pytest.StashKey[str]()
 FLAGS = {
     "--record": "rewrite the transcripts, figures and outputs that no longer hold",
     "--all": "run everything, also what has passed with the same inputs before (CI does)",
-    "--warm": "start all programs from a process that has imported torch already",
+    "--warm": "start all that can be from a process that has imported torch already",
     "--plain": "start every command as typed (by default most torchrun commands start from a "
     "process that has torch; the workflow runs all as typed)",
 }

@@ -125,6 +125,8 @@ def _become(words: list[str], folder: str, env: dict[str, str], out: str, err: s
 
     from book.run import preload
 
+    _end_with_parent()
+    multiprocessing.set_start_method(None, force=True)  # not that of a fork server's child
     os.setsid()
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -135,6 +137,8 @@ def _become(words: list[str], folder: str, env: dict[str, str], out: str, err: s
     os.environ.clear()
     os.environ.update(env)
     sys.path[:] = [folder, *preload.PATH]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "book"]:
+        del sys.modules[name]  # no program has the engine
     faulthandler.enable()
     torch.distributed.set_debug_level_from_env()
     tool, *sys.argv = words
@@ -142,6 +146,14 @@ def _become(words: list[str], folder: str, env: dict[str, str], out: str, err: s
         _leave(_status_of(lambda: _torchrun(words[1:])))
     torch.set_num_threads(os.cpu_count() or 1)
     _leave(_status_of(lambda: runpy.run_path(sys.argv[0], run_name="__main__")))
+
+
+def _end_with_parent() -> None:
+    """Linux: be killed once the process that forked this one is gone, as it is with pytest."""
+    import ctypes
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _status_of(body: Callable[[], int | object]) -> int:
@@ -218,6 +230,7 @@ def _torchrun(arguments: list[str]) -> int:
     for rank in range(world_size):
         pid = os.fork()
         if pid == 0:
+            _end_with_parent()
             listener.close()
             own = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
             os.environ.update({key: str(value) for key, value in (common | own).items()})
