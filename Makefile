@@ -12,6 +12,7 @@ ARGS ?=
 ADDRESS ?= 127.0.0.1:8000
 BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' && echo $$p && break; done)
 VENV := .venv
+comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 
@@ -23,6 +24,9 @@ else
 RUN := $(VENV)/bin/python
 READ := $(VENV)/.read
 TEST := $(VENV)/.test
+ifneq ($(shell $(VENV)/bin/python -c '' 2>/dev/null && echo starts),starts)
+.PHONY: $(READ) $(TEST)
+endif
 endif
 
 # One worker more than there are cores, for some tests only wait; none where there is no pytest-xdist.
@@ -39,6 +43,8 @@ help: ## list the commands
 	@echo '  ADDRESS=127.0.0.1:8001   where serve listens'
 
 serve: $(READ) ## build the book and read it on localhost, reloading as you edit
+	@$(RUN) -c 'import socket, sys; host, _, port = sys.argv[1].rpartition(":"); socket.create_server((host, int(port)))' $(ADDRESS) 2>/dev/null || { \
+		echo 'Nothing can be served at $(ADDRESS), most often because something else is: name another port, make serve ADDRESS=127.0.0.1:8001' >&2; exit 1; }
 	@echo 'The book will be at http://$(ADDRESS)/ (stop with Ctrl-C)'
 	@$(RUN) -m mkdocs serve --dev-addr $(ADDRESS) --open
 
@@ -58,18 +64,24 @@ clean: ## remove what these commands made
 	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache
 
 # --- set-up: one .venv, filled in two steps, so that reading does not wait for torch ---
+#
+# The next call makes good what was ended in the middle: a .venv whose Python or pip does not start is made again,
+# and a package of which pip has not written INSTALLER, its last file, is installed again.
 
-$(VENV)/bin/python:
-	@test -n '$(BASE_PYTHON)' || { echo 'World Size needs Python 3.11, 3.12 or 3.13; none is on the PATH.' >&2; exit 1; }
-	@echo 'Making .venv with $(BASE_PYTHON)'
-	@$(BASE_PYTHON) -m venv $(VENV)
+define install
+@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { \
+	test -n '$(BASE_PYTHON)' || { echo 'World Size needs Python 3.11, 3.12 or 3.13; none is on the PATH.' >&2; exit 1; }; \
+	echo 'Making .venv with $(BASE_PYTHON)'; $(BASE_PYTHON) -m venv --clear $(VENV); }
+@for found in $(VENV)/lib/python*/site-packages/*.dist-info; do test -e $$found/INSTALLER || rm -rf $$found; done
+@echo 'Installing what $(1)'
+@$(VENV)/bin/python -m pip install -r $< || { \
+	echo 'pip says above why it stopped: no network, or no room, most often. The same command goes on from there.' >&2; exit 1; }
+endef
 
-$(VENV)/.read: requirements/read.txt | $(VENV)/bin/python
-	@echo 'Installing what reading needs (once)'
-	@$(VENV)/bin/python -m pip install -r requirements/read.txt
+$(VENV)/.read: requirements/read.txt
+	$(call install,reading needs (once))
 	@touch $@
 
-$(VENV)/.test: requirements/test.txt requirements/read.txt | $(VENV)/bin/python
-	@echo 'Installing what running needs, torch among it (once; a few minutes on a slow line)'
-	@$(VENV)/bin/python -m pip install -r requirements/test.txt
+$(VENV)/.test: requirements/test.txt requirements/read.txt
+	$(call install,running needs$(comma) torch among it (once; a few minutes on a slow line))
 	@touch $@ $(VENV)/.read

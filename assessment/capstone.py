@@ -119,8 +119,10 @@ def read_config(path: str, changes: Iterable[str] = ()) -> Config:
 
 
 def refuse(sentence: str) -> None:
-    """End the run; one rank says why."""
-    sys.exit(sentence if os.environ.get("RANK", "0") == "0" else 1)
+    """End the run with one sentence from one rank; torchrun then ends the others."""
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(60)
+    sys.exit(sentence)
 
 
 @lru_cache

@@ -14,9 +14,11 @@ is how both are written.
   result in `wait()` and not a moment earlier: the latest the contract allows. Who does not
   wait sees that every time, not once in a thousand steps.
 - A group that uses no processor time for `PATIENCE` seconds, every rank of it asleep, hangs. A
-  machine under load does not look so. The time limit is for endless loops.
+  machine under load does not look so. The limit is for endless loops, and counts the processor
+  time of the busiest rank: where much else runs, a step takes longer and gets its verdict.
 - After a group, everything it left is killed, processes that detached themselves too (Linux:
   the checker adopts orphans).
+- What ranks take of the machine, and change on it, has limits: `graders.limits`.
 
 A *trial* is a step that decides itself what to run on its bench, in one folder: groups one
 after the other, some of whose ranks die on purpose, and whole commands as a user types them.
@@ -34,6 +36,7 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -49,10 +52,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from graders import limits
+
 PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
-GRACE = 1.5  # seconds the other ranks get after one has failed, or asleep after a finding
-LONGEST_GRACE = 15.0  # seconds that they get after a finding while they still compute
+GRACE = 1.5  # seconds asleep that the other ranks get after one has failed
+LONGEST_GRACE = 15.0  # processor seconds that they get then while they compute
 KEPT_OUTPUT = 4000  # characters of each rank's output
+KEPT_OF_COMMAND = 16 << 20  # bytes of what a command prints, its last
 LINUX = sys.platform == "linux"
 
 HINTS = {
@@ -75,10 +81,19 @@ HINTS = {
     "endless": "No rank waits for another: look for a loop that never ends, or a long sleep.",
     "recursion": "The function calls itself without end. Did you mean the method of the base "
     "class, or the function of torch, that has the same name?",
+    **limits.HINTS,
 }
 
 
 # --- what a judge sees --------------------------------------------------------------------
+
+
+class Wrong(Exception):
+    """A finding: what is wrong, and the name of the hint for it."""
+
+    def __init__(self, what: str, hint: str):
+        super().__init__(what)
+        self.what, self.hint = what, hint
 
 
 @dataclass
@@ -105,6 +120,10 @@ class Rank:
     error: dict[str, Any] = field(default_factory=dict)  # of "wrong": what, hint
     status: int | None = None
     output: str = ""
+    printed: int = 0  # bytes
+    events: int = 0
+    unread: bytes = b""  # the beginning of an event
+    deaf: bool = False  # the pipe of its events is closed
 
 
 @dataclass
@@ -113,19 +132,12 @@ class Group:
 
     world: int
     ranks: list[Rank]
-    stopped: str = ""  # "asleep" or "limit" if the runner had to end it
+    stopped: str = ""  # why the runner had to end it: "asleep", "limit", "failure", "excess"
+    excess: Wrong | None = None  # what it took too much of
 
     def facts(self, name: str) -> list[Any]:
         """What each rank reported under this name, in rank order."""
         return [rank.facts.get(name) for rank in self.ranks]
-
-
-class Wrong(Exception):
-    """A finding: what is wrong, and the name of the hint for it."""
-
-    def __init__(self, what: str, hint: str):
-        super().__init__(what)
-        self.what, self.hint = what, hint
 
 
 class Blank(Exception):
@@ -202,7 +214,7 @@ class Bench:
         group = self.runner.run(self.step, self.path, world, self.folder, scene)
         said = "".join(rank.output for rank in group.ranks)
         self._said = said or self._said
-        if not dies:
+        if not dies or group.excess is not None:
             list(judge(group, self.step))
         return group
 
@@ -224,7 +236,10 @@ class Bench:
         starts = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
         if words[0] in starts:
             words = [sys.executable, *starts[words[0]], *words[1:]]
-        env = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"} | variables
+        env = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+        env |= {"PYTHONUTF8": "1"} | variables
+        if not knows_itself():
+            env.setdefault("PET_LOCAL_ADDR", "localhost")  # not a host that nobody finds
         for name, value in self.runner.visible.items():
             env.pop(name, None)
             env |= {name: value} if value is not None else {}
@@ -233,6 +248,7 @@ class Bench:
             process = subprocess.Popen(
                 words, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
                 stderr=err, start_new_session=True,
+                preexec_fn=functools.partial(limits.confine, memory=not self.runner.visible),
             )  # fmt: skip
             try:
                 stopped = self._wait(process, limit or self.limit, patience, watch)
@@ -240,28 +256,41 @@ class Bench:
                 self.runner.end_all([], spare=self.runner.keeper, also=process)
             texts = []
             for file in (out, err):
-                file.seek(0)
+                file.seek(max(0, file.seek(0, os.SEEK_END) - KEPT_OF_COMMAND))
                 texts.append(file.read().decode(errors="replace"))
         self._said = "".join(texts)
         return Done(process.returncode, *texts, time.monotonic() - start, stopped)
 
-    def _wait(self, process: subprocess.Popen, limit: float, patience, watch) -> str:
+    def _wait(
+        self,
+        process: subprocess.Popen,
+        limit: float,
+        patience: float | None,
+        watch: Callable[[dict[int, int]], None] | None,
+    ) -> str:
         """Wait for a command; say why it was ended, if it was."""
-        start, sleep, stopped = time.monotonic(), Sleep(), ""
+        clock, stopped = Clock(self.folder), ""
         while process.poll() is None and not stopped:
             time.sleep(0.05)
             pids = [process.pid, *_descendants(process.pid)]
             if watch is not None:
                 watch(_ranks(pids))
-            if sleep.seconds(pids) > (math.inf if patience is None else patience):
+            clock.look(pids)
+            if clock.excess is not None:
+                raise clock.excess
+            if clock.asleep > (math.inf if patience is None else patience):
                 stopped = "asleep"
-            if time.monotonic() - start > limit:
+            if clock.over(limit):
                 stopped = "limit"
         if stopped:
-            for pid in _ranks(pids).values() or [process.pid]:
+            asked = _ranks(pids).values() or [process.pid]
+            for pid in asked:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGABRT)  # faulthandler prints the stack
-            time.sleep(0.5)
+            clock = Clock()
+            while any(map(_lives, asked)) and clock.asleep < GRACE and not clock.over(GRACE):
+                time.sleep(0.05)
+                clock.look(list(asked))
         return stopped
 
     def last_words(self) -> list[str]:
@@ -449,8 +478,12 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
         OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="",
     )  # fmt: skip
 
+    limits.confine()
+
     def send(event: dict) -> None:
-        events.send_bytes(json.dumps(event).encode())
+        text = json.dumps(event).encode() + b"\n"
+        while text:
+            text = text[os.write(events.fileno(), text) :]
 
     step = lab_of(lab)[number]
     lesson = Lesson(rank, world, send)
@@ -462,6 +495,7 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
             dist.init_process_group("gloo", store=lesson.store, rank=rank, world_size=world)
         doing = "import"
         finished = lab_of(lab).finished  # first: where both make a device, it is that one's
+        limits.guard(path, str(finished.__file__))
         lesson.module = load(path)
         doing = "probe"
         for name in step.uses:
@@ -559,19 +593,54 @@ def _ticks_and_sleep(pid: int) -> tuple[int, bool]:
     return ticks, asleep
 
 
-class Sleep:
-    """How long some processes have used no processor time, all of their threads asleep."""
+def _lives(pid: int) -> bool:
+    """Whether a process has not ended; elsewhere than on Linux, or waits to be asked."""
+    try:
+        os.kill(pid, 0)
+        said = Path(f"/proc/{pid}/stat").read_text() if LINUX else ") S"
+    except OSError:
+        return False
+    return said.rpartition(")")[2].split()[0] not in "ZX"
 
-    def __init__(self) -> None:
-        self.since, self.ticks = time.monotonic(), -1
 
-    def seconds(self, pids: list[int], interrupted: bool = False) -> float:
+class Clock:
+    """Time as some processes have it: what a busy machine does not give them does not count.
+
+    `asleep`: seconds since any of them used processor time, or had a thread that was not
+    asleep. `worked`: processor seconds of the busiest one since the clock began. Elsewhere than
+    on Linux nobody is seen asleep, and `worked` is what the clock on the wall says.
+
+    `excess`: what they, with what lies in their `folder`, take too much of.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder, self.weighed, self.excess = folder, 0.0, None
+        self.began = self.since = time.monotonic()
+        self.asleep = self.worked = 0.0
+        self.first: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+
+    def look(self, pids: list[int], interrupted: bool = False) -> None:
         """Look at them again; what they have said since (`interrupted`) ends their sleep."""
-        used = [_ticks_and_sleep(pid) for pid in pids]
-        total = sum(count for count, _ in used)
-        if interrupted or total != self.ticks or not all(asleep for _, asleep in used):
-            self.since, self.ticks = time.monotonic(), total
-        return time.monotonic() - self.since
+        now = time.monotonic()
+        if self.folder is not None and now - self.weighed > 0.1:
+            if found := limits.excess(pids, self.folder):
+                self.excess = Wrong(*found)
+            self.weighed = time.monotonic()
+        if not LINUX:
+            self.worked = now - self.began
+            return
+        used = {pid: _ticks_and_sleep(pid) for pid in pids}
+        ticks = {pid: count for pid, (count, _) in used.items()}
+        if interrupted or ticks != self.last or not all(asleep for _, asleep in used.values()):
+            self.since = now
+        self.asleep, self.last, self.first = now - self.since, ticks, ticks | self.first
+        most = max((count - self.first[pid] for pid, count in ticks.items()), default=0)
+        self.worked = max(self.worked, most / os.sysconf("SC_CLK_TCK"))
+
+    def over(self, limit: float) -> bool:
+        """Whether one has worked for longer than `limit`, or all existed ten times as long."""
+        return self.worked > limit or time.monotonic() - self.began > 10 * limit
 
 
 def _ranks(pids: list[int]) -> dict[int, int]:
@@ -585,21 +654,48 @@ def _ranks(pids: list[int]) -> dict[int, int]:
     return found
 
 
+def cannot_meet() -> str:
+    """Why ranks of this machine cannot meet, and what to do; empty where they can."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname()).close()
+    except OSError as error:
+        return (
+            f"ranks cannot meet here, this machine does not reach 127.0.0.1 "
+            f"({os.strerror(error.errno)}): bring lo up with that address, as root: "
+            f"ip link set lo up, or ip addr add 127.0.0.1/8 dev lo"
+        )
+    return ""
+
+
+@functools.lru_cache(maxsize=1)
+def knows_itself() -> bool:
+    """Whether this machine's own name leads to an address, as torchrun expects."""
+    with contextlib.suppress(OSError):
+        return bool(socket.getaddrinfo(socket.gethostname(), None))
+    return False
+
+
 class Runner:
     """Runs steps of one lab on one file. A context manager: on leaving, nothing is left."""
 
     def __init__(
         self, lab: str, limit: float = 60.0, visible: dict[str, str | None] | None = None
     ):
-        """`visible`: the variables by which commands of trials see GPUs; none hides them."""
+        """`limit`: the processor seconds that one rank may use for a step at one world size.
+
+        `visible`: the variables by which commands of trials see GPUs; none hides them.
+        """
         self.lab, self.limit, self.visible = lab, limit, visible or {}
 
     def __enter__(self) -> "Runner":
+        if why := cannot_meet():
+            sys.exit(why)
         if LINUX:
             ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us
         torch.set_num_threads(1)
         self.context = multiprocessing.get_context("fork" if LINUX else "spawn")
-        self.folder = tempfile.TemporaryDirectory(prefix="check-")
+        self.folder = tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True)
         self.keeper: multiprocessing.Process | None = None
         lab = lab_of(self.lab)
         if lab.early:
@@ -615,7 +711,12 @@ class Runner:
     @contextlib.contextmanager
     def bench(self, step: Trial, path: Path) -> Iterator[Bench]:
         """A bench for one trial, in a new folder."""
-        yield Bench(self, step, path, Path(tempfile.mkdtemp(dir=self.folder.name)))
+        yield Bench(self, step, path, self._new_folder())
+
+    def _new_folder(self) -> Path:
+        """A folder for one group or trial; an earlier one may have removed all of them."""
+        os.makedirs(self.folder.name, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self.folder.name))
 
     def run(
         self,
@@ -644,7 +745,7 @@ class Runner:
     ) -> Group:
         group = Group(world, [Rank() for _ in range(world)])
         processes, events, outputs = [], [], []
-        folder = folder or tempfile.mkdtemp(dir=self.folder.name)
+        folder = folder or self._new_folder()
         try:
             port = self._new_store()
             for rank in range(world):
@@ -657,9 +758,10 @@ class Runner:
                 send.close()
                 write.close()
                 processes.append(process)
+                os.set_blocking(receive.fileno(), False)  # whoever has the pipe can write half
                 events.append(receive)
                 outputs.append(read)
-            self._listen(group, processes, events, outputs)
+            self._listen(group, folder, processes, events, outputs)
         finally:
             self.end_all(processes, spare=self.keeper)
             for connection in [*events, *outputs]:
@@ -676,17 +778,17 @@ class Runner:
         self.stores.send(True)
         return self.stores.recv()
 
-    def _listen(self, group: Group, processes: list, events: list, outputs: list) -> None:
-        deadline = time.monotonic() + self.limit
-        end_at, patience, sleep = deadline, PATIENCE, Sleep()
+    def _listen(
+        self, group: Group, folder: Path, processes: list, events: list, outputs: list
+    ) -> None:
+        clock, failed = Clock(folder), math.inf  # when a rank failed, by the clock
+        grace = LONGEST_GRACE if LINUX else GRACE
         open_outputs = dict(enumerate(outputs))
-        while any(rank.end == "waiting" for rank in group.ranks):
-            now = time.monotonic()
-            if now > end_at:
-                group.stopped = "limit" if end_at == deadline else "failure"
-                break
+        seeming: set[int] = set()  # ranks that seem to have ended: they are asked each time
+        while not group.stopped and any(rank.end == "waiting" for rank in group.ranks):
             waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
-            sources = [events[r] for r in waiting] + [processes[r].sentinel for r in waiting]
+            sources = [events[r] for r in waiting if not group.ranks[r].deaf]
+            sources += [processes[r].sentinel for r in waiting if r not in seeming]
             ready = wait(sources + list(open_outputs.values()), timeout=0.1)
             for r, output in list(open_outputs.items()):
                 if output in ready:
@@ -696,46 +798,64 @@ class Runner:
                         text = b""
                     if not text:
                         del open_outputs[r]
+                    group.ranks[r].printed += len(text)
                     kept = group.ranks[r].output
                     group.ranks[r].output = (kept + text.decode(errors="replace"))[:KEPT_OUTPUT]
             for r in waiting:
                 rank = group.ranks[r]
                 self._receive(rank, events[r])
-                if rank.end == "waiting" and processes[r].sentinel in ready:
+                if processes[r].sentinel in ready:  # or somebody has written there
+                    seeming.add(r)
+                if rank.end == "waiting" and not processes[r].is_alive():
                     self._receive(rank, events[r])
                     if rank.end == "waiting":
-                        processes[r].join()
                         rank.end, rank.status = "left", processes[r].exitcode
-                if rank.end in ("error", "left"):
-                    end_at = min(end_at, time.monotonic() + GRACE)
-                elif rank.end == "wrong":
-                    grace = LONGEST_GRACE if LINUX else GRACE
-                    end_at, patience = min(end_at, time.monotonic() + grace), GRACE
-            if LINUX:
-                # and what they started: a compiler works while its rank waits for it
-                pids = [self.keeper.pid, *(processes[r].pid for r in waiting)]
-                pids += _descendants(*pids)
-                if sleep.seconds(pids, interrupted=bool(ready)) > patience:
-                    group.stopped = "asleep" if patience == PATIENCE else "failure"
-                    break
+                if rank.end in ("error", "left", "wrong"):
+                    failed = min(failed, clock.worked)
+            # and what they started: a compiler works while its rank waits for it
+            pids = [self.keeper.pid, *(processes[r].pid for r in waiting)]
+            clock.look(pids + _descendants(*pids), interrupted=bool(ready))
+            group.excess = clock.excess or _floods(group)
+            if group.excess is not None:
+                group.stopped = "excess"
+            elif clock.worked > failed + grace or (failed < math.inf and clock.asleep > GRACE):
+                group.stopped = "failure"
+            elif clock.asleep > PATIENCE:
+                group.stopped = "asleep"
+            elif clock.over(self.limit):
+                group.stopped = "limit"
 
     @staticmethod
     def _receive(rank: Rank, connection: Any) -> None:
-        with contextlib.suppress(
-            EOFError, OSError, ValueError, KeyError, IndexError, TypeError
-        ):
-            while rank.end == "waiting" and connection.poll():
-                event = json.loads(connection.recv_bytes(1 << 20))
-                if "fact" in event:
-                    rank.facts[event["fact"]] = event["value"]
-                elif "right" in event:
-                    rank.rights.append(event["right"])
-                elif "call" in event:
-                    rank.calls.append(Call(*event["call"]))
-                elif "returned" in event:
-                    call = rank.calls[event["returned"]]
-                    call.returned, call.touched = True, event["touched"]
-                elif "end" in event:
+        """Take in what has come, as lines of JSON; what is none of ours is left out."""
+        try:
+            text = os.read(connection.fileno(), 1 << 20)
+        except OSError:  # there is nothing yet
+            return
+        rank.deaf = not text
+        *lines, rank.unread = (rank.unread + text).split(b"\n")
+        if len(rank.unread) > 1 << 20:
+            rank.unread = b""
+        for line in lines:
+            rank.events += 1
+            event = None
+            with contextlib.suppress(ValueError, RecursionError):
+                event = json.loads(line)
+            match event if rank.end == "waiting" else None:
+                case {"fact": str(name), "value": value}:
+                    rank.facts[name] = value
+                case {"right": str(right)}:
+                    rank.rights.append(right)
+                case {"call": [str(), int(), bool(), str(), str()] as call}:
+                    rank.calls.append(Call(*call))
+                case {"returned": int(number), "touched": bool(touched)}:
+                    for call in rank.calls[number : number + 1]:
+                        call.returned, call.touched = True, touched
+                case (
+                    {"end": "done"}
+                    | {"end": "wrong", "what": str(), "hint": str()}
+                    | {"end": "error", "doing": str(), "kind": str(), "text": str()}
+                ):
                     rank.end, rank.error = event["end"], event
 
     @staticmethod
@@ -783,6 +903,16 @@ def _first_error(group: Group) -> tuple[int, Rank] | None:
         if rank.end == "left" or not COLLATERAL.search(rank.error.get("text", ""))
     ]
     return (own or failed or [None])[0]
+
+
+def _floods(group: Group) -> Wrong | None:
+    """What a rank says too much of."""
+    for r, rank in enumerate(group.ranks):
+        if rank.events > limits.EVENTS:
+            return Wrong(f"rank {r} called collectives without end", "endless")
+        if rank.printed > limits.PRINTED:
+            return Wrong(f"rank {r} printed more than {limits.size(limits.PRINTED)}", "output")
+    return None
 
 
 def _sequences(group: Group) -> list[list[tuple]]:
@@ -833,16 +963,27 @@ def judge(group: Group, step: Step) -> Judge:
         wrong = min(found, key=lambda rank: len(rank.rights)).error
         raise Wrong(wrong["what"], wrong["hint"])
     if step.together is not None:
-        yield from step.together(group) or ()
+        try:
+            yield from step.together(group) or ()
+        except (Blank, Wrong):
+            raise
+        except Exception as error:
+            what = f"what the ranks reported cannot be judged: {type(error).__name__}: {error}"
+            raise Wrong(what, "report") from error
 
 
 def judge_ends(group: Group, step: Step) -> None:
     """Raise `Blank` or `Wrong` unless every rank came to an end of its own, or to a finding."""
+    if group.excess is not None:
+        raise group.excess
     blamed = _first_error(group)
     if blamed is not None:
         r, rank = blamed
         kind, text = rank.error.get("kind"), rank.error.get("text", "")
         where = f", line {rank.error['line']}" if rank.error.get("line") else ""
+        refused = [hint for words, hint in limits.REFUSED.items() if words in text]
+        if refused:
+            raise Wrong(f"rank {r} failed: {kind}{where}: {text}", refused[0])
         if rank.end == "error" and rank.error["doing"] == "import" and kind != "SystemExit":
             what = f"the file cannot be imported: {kind}{where}: {text}"
             raise Wrong(what, "syntax" if kind.endswith("SyntaxError") else "import")
@@ -862,6 +1003,9 @@ def judge_ends(group: Group, step: Step) -> None:
         what = f"rank {r} failed: {kind}{where}: {text}"
         for pattern, hint in step.crashes.items():
             if re.search(pattern, text):
+                raise Wrong(what, hint)
+        for pattern, hint in limits.CRASHES.items():
+            if re.search(pattern, f"{kind}: {text}"):
                 raise Wrong(what, hint)
         if COLLATERAL.search(text):
             compare_calls(group, step)

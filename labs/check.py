@@ -6,6 +6,7 @@ The exit status is 0 only if every step passes.
 """
 
 import argparse
+import errno
 import os
 import re
 import signal
@@ -101,7 +102,8 @@ class Grading:
             for text in right:
                 show("right:", text)
             show("wrong:", at + wrong.what)
-            show("hint:", (runner.HINTS | self.lab.hints)[wrong.hint])
+            hints = runner.HINTS | self.lab.hints
+            show("hint:", hints.get(wrong.hint, f"there is no hint of the name {wrong.hint}"))
             if self.more and wrong.hint in self.lab.more:
                 show("mend:", self.lab.more[wrong.hint])
             return False
@@ -153,7 +155,9 @@ def main() -> None:
         "files", nargs="+", type=Path, help="your copies of labs, or of parts of the assessment"
     )
     parser.add_argument("--step", type=int, help="grade this step (and those it builds on)")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for a step (60)")
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="processor seconds of a rank for a step (60)"
+    )
     parser.add_argument(
         "--gpu", action="store_true", help="programs may use the GPUs (assessment)"
     )
@@ -162,11 +166,17 @@ def main() -> None:
     )
     parser.add_argument("--output", action="store_true", help="show what failing ranks printed")
     options = parser.parse_args()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a terminal may not have every character
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         results = [grade_file(path, options) for path in options.files]
     except KeyboardInterrupt:
         sys.exit("stopped")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.exit(f"{error.strerror}: make room, or name another folder for it, TMPDIR=FOLDER")
     sys.exit(0 if all(results) else 1)
 
 

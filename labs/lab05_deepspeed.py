@@ -251,7 +251,8 @@ def make_config(ranks: int, micro: int, batch: int, stage: int) -> dict:
 def unknown_keys(config: dict) -> list[str]:
     """Top-level keys that DeepSpeed does not know, and therefore ignores."""
     known = {value for value in vars(constants).values() if isinstance(value, str)}
-    known |= {"zero_optimization", "zero_allow_untested_optimizer", "checkpoint"}
+    known |= {"zero_optimization", "activation_checkpointing", "aio", "amp", "compile"}
+    known |= {"elasticity", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comet"}
     return [key for key in config if key not in known]
 
 

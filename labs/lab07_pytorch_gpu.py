@@ -62,9 +62,9 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
 
 
-def ask(right: bool, otherwise: str) -> None:
+def ask(condition: bool, otherwise: str) -> None:
     """A check: say what is wrong."""
-    if not right:
+    if not condition:
         raise AssertionError(otherwise)
 
 

@@ -63,9 +63,9 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
 
 
-def ask(good: bool, otherwise: str) -> None:
+def ask(condition: bool, otherwise: str) -> None:
     """Fail a check with a sentence."""
-    if not good:
+    if not condition:
         raise AssertionError(otherwise)
 
 

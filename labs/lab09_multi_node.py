@@ -267,7 +267,7 @@ if IS_RANK:
             time.sleep(60)  # one rank says it; torchrun then ends the others
         sys.exit("this lab needs two nodes with two ranks or more: python lab09_multi_node.py")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     rank, world = dist.get_rank(), dist.get_world_size()
     inner, outer = make_groups(nodes, ranks)
 

@@ -6,6 +6,7 @@ blanks, to be made fast. The copy goes to my_labs/ in the current folder. A file
 already is left alone.
 """
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -109,6 +110,8 @@ def main() -> None:
                 f"{copy} exists already, and I will not overwrite your work: move it away first"
             )
         except OSError as error:
+            with contextlib.suppress(OSError):
+                copy.unlink()  # half of it, where the disk is full
             sys.exit(f"cannot write {copy}: {error.strerror}")
         print(f"wrote {copy}")
     # by the command that stands at the top of the lab: as many ranks as it says

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import http.server
+import importlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from processes import HANG, as_in_a_terminal
+
+from book.run.plugin import inputs_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -34,6 +38,8 @@ TOGETHER = re.compile(
     r"(?:(?P<small>assignment|challenge)|[a-z]+)"
 )
 ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
+READS, READ = Path(__file__).parent / "reads", pytest.StashKey[int]()
+NEVER = (".venv/", ".git/", ".cache/", "tests/reads/", "requirements/")  # or known to all tests
 CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
 RECORDED = (
     "# recorded 2026-01-01 on 2 CPU cores (test), torch 2.13.0, Python 3.11.7, in 1.0 s\n"
@@ -62,6 +68,54 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
             return together.lastgroup or together[0] if together else nodeid
 
     return Scheduling(config, log)
+
+
+# --- what a test reads ------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let this Python, and those that the tests start with `reading`, note what they open."""
+    handle, os.environ["READS"] = tempfile.mkstemp(prefix="reads-")
+    os.close(handle)
+    importlib.import_module("reads.sitecustomize")
+
+
+def pytest_unconfigure() -> None:
+    Path(os.environ.pop("READS")).unlink()
+
+
+def reading(environment: dict[str, str]) -> dict[str, str]:
+    """The variables of a Python whose reading counts as that of the test."""
+    path = os.pathsep.join(filter(None, [str(READS), environment.get("PYTHONPATH")]))
+    return environment | {"PYTHONPATH": path, "READS": os.environ["READS"]}
+
+
+def source(name: str) -> str:
+    """The source of a module that was read compiled."""
+    folder, cached, file = name.rpartition("__pycache__/")
+    return f"{folder}{file.split('.')[0]}.py" if cached else name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    sys.modules["reads.sitecustomize"].SEEN.clear()
+    item.stash[READ] = Path(os.environ["READS"]).stat().st_size
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item):
+    """A test that has read what its inputs do not name would stay green when that changes."""
+    result = yield
+    if isinstance(item, pytest.Function):
+        names = inputs_of(item)
+        with open(os.environ["READS"]) as file:
+            file.seek(item.stash[READ])
+            read = set(map(source, file.read().splitlines()))
+        known = tuple(f"{name}/" for name in names)
+        unnamed = {name for name in read - set(names) if not name.startswith((*known, *NEVER))}
+        assert not unnamed, f"INPUTS of {item.path.name} does not name {sorted(unnamed)}"
+    return result
 
 
 @dataclass
@@ -135,16 +189,15 @@ class Book:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # a shell that runs the tests in the background has them ignore SIGINT
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=as_in_a_terminal,
         )
 
-    def pytest(self, *arguments: str, timeout: float = 150, warm: bool = False) -> Report:
+    def pytest(self, *arguments: str, warm: bool = False) -> Report:
         """Run pytest on the book and read what came of it."""
-        results = self.root / f".results-{os.getpid()}.xml"
+        results = self.root.with_name(f"{self.root.name}-{os.getpid()}.xml")
         process = self.start(f"--junitxml={results}", *arguments, warm=warm)
         try:
-            text, _ = process.communicate(timeout=timeout)
+            text, _ = process.communicate(timeout=HANG)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             raise
@@ -176,37 +229,28 @@ def book(tmp_path: Path) -> Book:
     return Book(tmp_path)
 
 
-@dataclass
-class BuiltSite:
-    """The site as it is published, built once for all tests that read it."""
-
-    folder: Path
-    seconds: float
-
-
 @pytest.fixture(scope="session")
-def built_site(tmp_path_factory: pytest.TempPathFactory) -> BuiltSite:
+def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site as it is published, built once for all tests that read it."""
     for needed in ("mkdocs", "material", "ziamath"):
         pytest.importorskip(needed)
     folder = tmp_path_factory.mktemp("site")
-    start = time.perf_counter()
     build = subprocess.run(  # not --quiet: what is not said does not count as a warning
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        env=reading(os.environ | {"NO_MKDOCS_2_WARNING": "1"}),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG,
     )
-    seconds = time.perf_counter() - start
     assert build.returncode == 0, f"the site does not build:\n{build.stdout}{build.stderr}"
-    return BuiltSite(folder, seconds)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def address(built_site: BuiltSite) -> Iterator[str]:
+def address(built_site: Path) -> Iterator[str]:
     """Where the built site is served: a URL that ends in a slash, on a free port."""
-    handler = functools.partial(_Quiet, directory=built_site.folder)
+    handler = functools.partial(_Quiet, directory=built_site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -229,25 +273,3 @@ def browser() -> Iterator[Browser]:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser
         browser.close()
-
-
-def marked_processes(mark: str) -> list[str]:
-    """The command lines of live processes that carry ``mark``, each with its state and parent."""
-    found = []
-    for entry in Path("/proc").iterdir() if Path("/proc").exists() else ():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                state, parent, *_ = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                if state == "Z":
-                    continue
-                command = (
-                    (entry / "cmdline")
-                    .read_bytes()
-                    .replace(b"\0", b" ")
-                    .decode(errors="replace")
-                )
-            except OSError:
-                continue
-            if mark in command:
-                found.append(f"{command} (state {state}, child of {parent})")
-    return found

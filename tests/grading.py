@@ -8,12 +8,13 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+from conftest import reading
+from processes import HANG, left_behind
 from wrong import Answer, Stale, Table
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +33,7 @@ def runner() -> ModuleType:
     return importlib.import_module("graders.runner")
 
 
-def run(*command: str | Path, cwd: Path, limit: float = 300) -> subprocess.CompletedProcess:
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess:
     """Run a program in a folder; fail if it leaves a process behind."""
     tag = f"{TAG}={uuid.uuid4().hex}"
     name, _, value = tag.partition("=")
@@ -41,31 +42,15 @@ def run(*command: str | Path, cwd: Path, limit: float = 300) -> subprocess.Compl
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env=environment,
+        env=reading(environment),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=limit,
+        timeout=HANG,
     )
-    left = survivors(tag)
-    deadline = time.monotonic() + 5
-    while left and time.monotonic() < deadline:
-        time.sleep(0.1)
-        left = survivors(tag)
+    left = left_behind(tag)
     assert not left, f"left behind by {command}: {left}"
     return done
-
-
-def survivors(tag: str) -> list[str]:
-    """Processes that carry the tag in their environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if tag.encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            pass
-    return found
 
 
 def check(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess:
@@ -139,7 +124,7 @@ def _verdicts(answers: tuple[Answer, ...]) -> dict[Answer, str]:
             Path(folder, names[answer]).write_text(program)
             steps.setdefault(answer.step, []).append(names[answer])
         all_steps = json.dumps(steps, sort_keys=True)
-        done = run(sys.executable, "-c", GRADE_ALL, LABS, all_steps, cwd=folder, limit=600)
+        done = run(sys.executable, "-c", GRADE_ALL, LABS, all_steps, cwd=folder)
     assert done.returncode == 0, done.stderr
     parts = re.split(r"^(\w+-\w+\.py), graded .*\n", done.stdout, flags=re.M)
     said = dict(zip(parts[1::2], map(unwrapped, parts[2::2]), strict=True))

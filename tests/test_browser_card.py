@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from book.core.page import read
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
@@ -106,10 +108,8 @@ def test_a_ridge_is_one_division(name: str) -> None:
 
 
 def test_every_formula_has_an_example_that_is_recomputed() -> None:
-    text = CARD.read_text("utf-8")
-    for title in ("Memory", "Time", "Traffic, sent by each rank"):
-        section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
-        for line in section.splitlines():
+    for anchor in ("memory", "time", "traffic-sent-by-each-rank"):
+        for line in read(CARD).text(anchor).splitlines():
             if line.startswith("| ") and not line.startswith("| what"):
                 name = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line.split(" | ")[0][2:])
                 assert name in EXAMPLES, f"nothing recomputes the example of {name}"

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 INPUTS = [
     "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
-    "tests/conftest.py",
 ]  # fmt: skip
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 INPUTS = [
     "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
-    "tests/conftest.py", "tests/test_browser_quiz.py",
 ]  # fmt: skip
 KEY = "world-size:quiz"
 ROOT = Path(__file__).resolve().parent.parent

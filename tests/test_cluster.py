@@ -21,11 +21,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from processes import HANG, as_in_a_terminal, carrying, end, left_behind, until
 
 from book.run.hold import no_cluster
 
 INPUTS = ["book/run/hold.py", "graders", "labs/cluster.py", "labs/lab09_multi_node.py",
-          "labs/check.py", "labs/start.py", "tests/test_cluster.py"]  # fmt: skip
+          "labs/check.py", "labs/start.py"]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT, LAB = ROOT / "labs/cluster.py", ROOT / "labs/lab09_multi_node.py"
@@ -62,42 +63,30 @@ class Machine:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
-        self.mark = ("CLUSTER_TEST", uuid.uuid4().hex)
+        self.tag = uuid.uuid4().hex
         (folder / "tmp").mkdir()
         self.before = self.traces()
 
     def environment(self) -> dict[str, str]:
         kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         local = {"CLUSTER_ON_LOCALHOST": "1"} if self.kind == "localhost" else {}
-        return kept | local | dict([self.mark]) | {"TMPDIR": str(self.folder / "tmp")}
+        return kept | local | {"CLUSTER_TEST": self.tag, "TMPDIR": str(self.folder / "tmp")}
 
     def start(self, *words: str | Path) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, *map(str, words)], cwd=self.folder, env=self.environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            # a shell starts what stands before `&` with Ctrl-C ignored, these tests perhaps
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=as_in_a_terminal,
         )  # fmt: skip
 
-    def run(self, *words: str | Path, limit: float = 120) -> subprocess.CompletedProcess:
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess:
         process = self.start(*words)
-        out, err = process.communicate(timeout=limit)
+        out, err = process.communicate(timeout=HANG)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
-    def processes(self, end: bool = False) -> list[str]:
-        """The processes that carry this machine's mark, in whatever namespace."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                variables = (folder / "environ").read_bytes().split(b"\0")
-                if "=".join(self.mark).encode() in variables:
-                    words = (folder / "cmdline").read_bytes().split(b"\0")
-                    found.append(b" ".join(words).decode())
-                    if end:
-                        os.kill(int(folder.name), signal.SIGKILL)
-            except OSError:
-                pass
-        return found
+    def runs(self, pattern: str) -> bool:
+        """Whether a command that matches runs, in whatever namespace."""
+        return any(re.match(pattern, command) for command in carrying(self.tag).values())
 
     def traces(self) -> tuple[list[str], list[str], list[str]]:
         """Interfaces, mounts and files that a cluster could leave."""
@@ -109,10 +98,9 @@ class Machine:
         return links, ours, sorted(os.listdir(self.folder / "tmp"))
 
     def assert_nothing_is_left(self) -> None:
-        deadline = time.monotonic() + 15
-        while time.monotonic() < deadline and (self.processes() or self.traces()[2]):
-            time.sleep(0.05)
-        assert self.processes(end=True) == []
+        left = left_behind(self.tag)
+        end(self.tag)
+        assert left == []
         assert self.traces() == self.before
 
 
@@ -170,9 +158,9 @@ def test_killed_at_any_moment(machine: Machine, name: str, pytestconfig: pytest.
         process = machine.start(SCRIPT, "--", "sh", "-c", "setsid sleep 1000 & sleep 1000")
         time.sleep(moment)
         if moment == moments[-1]:  # on a busy machine, this may take longer
-            until(lambda: any(words.startswith("sleep 1000") for words in machine.processes()))
+            until(lambda: machine.runs("sleep 1000"))
         process.send_signal(getattr(signal, name))
-        process.communicate(timeout=30)
+        process.communicate(timeout=HANG)
         if moment == moments[-1]:  # before, Python itself may have answered
             assert process.returncode == STATUS[name]
         machine.assert_nothing_is_left()
@@ -182,16 +170,16 @@ def test_killed_while_it_is_built(machine: Machine) -> None:
     """As soon as the keeper is there, and again a little later each time."""
     for pause in (0.0, 0.03, 0.06, 0.1, 0.15):
         process = machine.start(SCRIPT, "--", "sleep", "1000")
-        until(lambda: any("--keep" in words for words in machine.processes()))
+        until(lambda: machine.runs(r".* --keep "))
         time.sleep(pause)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=HANG)
         machine.assert_nothing_is_left()
 
 
 def test_the_keeper_is_killed(machine: Machine) -> None:
     process = machine.start(SCRIPT, "--", "sh", "-c", "setsid sleep 1000 & sleep 1000")
-    until(lambda: any(words.startswith("sleep 1000") for words in machine.processes()))
+    until(lambda: machine.runs("sleep 1000"))
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -200,7 +188,10 @@ def test_the_keeper_is_killed(machine: Machine) -> None:
             continue
         if b"--keep" in words and parent == process.pid:
             os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+            break
+    else:
+        pytest.fail("there is no keeper")
+    process.communicate(timeout=HANG)
     assert process.returncode != 0
 
 
@@ -211,16 +202,9 @@ def test_what_asks_a_node_to_end_is_sigterm(machine: Machine) -> None:
     process = machine.start(SCRIPT, "--", "sh", "-c", trap)
     assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG)
     assert process.returncode == 143
     assert sorted(path.name for path in machine.folder.glob("saved*")) == ["saved0", "saved1"]
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.01)
 
 
 # --- the network --------------------------------------------------------------------------
@@ -258,7 +242,7 @@ def test_two_at_once_talk_over_links_of_their_own(isolating: Machine) -> None:
     talk = [sys.executable, "-c", TALK, "{node}", "node0", "{port}"]
     both = [isolating.start(SCRIPT, "--rate", "20mbit", "--", *talk, word) for word in "ab"]
     for process, word in zip(both, "ab", strict=True):
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANG)
         assert process.returncode == 0, err
         said, seconds, sent = out.split()
         assert said == word
@@ -292,7 +276,7 @@ def test_root_is_not_needed_where_user_namespaces_are(isolating: Machine) -> Non
         env = isolating.environment() | {"TMPDIR": folder}
         as_nobody = partial(
             subprocess.run, cwd=folder, env=env, user=65534, group=65534, extra_groups=[],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=HANG, check=False,
         )  # fmt: skip
         if as_nobody(["/usr/bin/env", "python3", "-c", "import json"]).returncode:
             pytest.skip("there is no python3 that another user may start")
@@ -338,7 +322,7 @@ def test_what_was_left_is_removed(local: Machine) -> None:
 
 def test_the_lab_runs_on_localhost(local: Machine) -> None:
     """Where no namespace can be made it is the same lab, and says what is not measured."""
-    done = local.run(LAB, limit=280)
+    done = local.run(LAB)
     assert done.returncode == 0, done.stderr
     assert [f"step {n}:" in done.stdout for n in range(1, 9)] == [True] * 8
     assert "all on localhost, where no link is slow\nno namespaces: so it was" in done.stdout

@@ -9,11 +9,9 @@ import contextlib
 import importlib.util
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,12 +20,12 @@ from types import ModuleType
 
 import pytest
 import torch.distributed as dist
+from processes import HANG, end, left_behind
 
-INPUTS = ["labs/lab01_multi_gpu_setup.py", "tests/test_doctor.py"]
+INPUTS = ["labs/lab01_multi_gpu_setup.py"]
 
 LAB = Path(__file__).parent.parent / "labs/lab01_multi_gpu_setup.py"
 TAG = "WORLD_SIZE_DOCTOR_TEST"
-LONGEST = 60.0  # seconds; a fault is named within --wait, and importing torch takes its time
 
 
 @dataclass
@@ -49,17 +47,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def tagged(tag: str) -> list[int]:
-    """The processes that carry a tag in their environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"{TAG}={tag}\0".encode() in (process / "environ").read_bytes() + b"\0":
-                found.append(int(process.name))
-    return found
-
-
-def start(*environments: Mapping[str, object], options: str = "", limit: float = LONGEST,
+def start(*environments: Mapping[str, object], options: str = "",
           command: list[str] | None = None, lab: Path = LAB) -> list[Ended]:  # fmt: skip
     """Run one process for each environment; all must end in time and leave nothing behind."""
     tag = uuid.uuid4().hex
@@ -73,19 +61,14 @@ def start(*environments: Mapping[str, object], options: str = "", limit: float =
         )
         for environment in environments
     ]  # fmt: skip
-    ended, deadline = [], time.monotonic() + limit
+    ended = []
     try:
         for process in processes:
-            out, err = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
+            out, err = process.communicate(timeout=HANG)
             ended.append(Ended(process.returncode, out, err))
-        patience = time.monotonic() + 3
-        while (left := tagged(tag)) and time.monotonic() < patience:
-            time.sleep(0.05)
-        assert not left, "processes were left behind"
+        assert left_behind(tag) == []
     finally:
-        for pid in tagged(tag):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        end(tag)
         for process in processes:
             process.wait()
     return ended

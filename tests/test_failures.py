@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import pytest
+from processes import HANG, as_in_a_terminal, carrying, end, left_behind, until
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "snippets/clusters"
@@ -19,7 +19,6 @@ INPUTS = [
     "snippets/clusters/kill_and_resume.py",
     "snippets/clusters/node_cut_off.py",
     "snippets/clusters/full_disk.py",
-    "tests/test_failures.py",
 ]
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who is whose child")
@@ -32,7 +31,7 @@ def test_a_rank_is_killed_at_random(pytestconfig) -> None:
     if not times:
         pytest.skip("its transcript does it once; --times 20 does it twenty times in a row")
     command = [sys.executable, PROGRAMS / "kill_and_resume.py", "--times", str(times)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60 + 60 * times)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=HANG)
     print(done.stdout)
     assert done.returncode == 0 and done.stdout.count("killed after step") == times
 
@@ -51,7 +50,7 @@ def test_the_old_checkpoint_outlives_a_full_file_system(tmp_path: Path) -> None:
         pytest.skip("this system lets nobody but root mount a small file system")
     program = f"{mount} && {sys.executable} {PROGRAMS / 'full_disk.py'} --on {tmp_path}"
     done = subprocess.run(
-        [*small, "sh", "-c", program], capture_output=True, text=True, timeout=100
+        [*small, "sh", "-c", program], capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("not saved, ENOSPC") == 2
@@ -97,24 +96,12 @@ def test_a_checkpoint_is_on_the_disk_before_its_name(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(PROGRAMS), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG,
     )
     assert done.stdout.splitlines() == [
         "['fsync checkpoint.tmp', 'replace', 'fsync one'] None ['checkpoint.pt']",
         "['fsync checkpoint.tmp'] 28 []",
     ], done.stderr
-
-
-def carrying(tag: str) -> list[int]:
-    """The processes, stopped ones too, that inherited the variable TAG."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"TAG={tag}".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            pass
-    return found
 
 
 @linux
@@ -128,21 +115,14 @@ def test_an_interrupted_program_leaves_nothing(program: str, sign: str, tmp_path
         env=os.environ | {"TAG": tag, "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=as_in_a_terminal,
     )
     try:
-        ends = time.monotonic() + 60
-        while not list(tmp_path.glob(sign)):
-            assert running.poll() is None and time.monotonic() < ends
-            time.sleep(0.05)
+        until(lambda: list(tmp_path.glob(sign)), running)
         assert len(carrying(tag)) > 3  # the program, its torchruns, their ranks
         running.send_signal(signal.SIGINT)
-        assert running.wait(timeout=60) != 0
-        ends = time.monotonic() + 20
-        while carrying(tag) and time.monotonic() < ends:
-            time.sleep(0.05)
-        assert carrying(tag) == []
+        assert running.wait(timeout=HANG) != 0
+        assert left_behind(tag) == []
         assert list(tmp_path.iterdir()) == []
     finally:
-        for pid in carrying(tag):
-            os.kill(pid, signal.SIGKILL)
+        end(tag)

@@ -18,7 +18,7 @@ from book.site import glossary
 from book.site.glossary import entries
 from book.site.hooks import BookMarkdown
 
-INPUTS = ["book", "docs", "tests/field_terms.txt", "tests/test_glossary.py"]
+INPUTS = ["book", "docs", "tests/field_terms.txt"]
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 FIELD = ROOT / "tests/field_terms.txt"

@@ -22,13 +22,15 @@ from grading import (
     unwrapped,
     wrong_answers,
 )
-from wrong import Answer, Stale, Table, body, edited
+from processes import HANG
+from wrong import Answer, Body, Stale, Table, edited
 
+from book.core.program import Program
 from book.run import runner
 from book.run.plugin import SESSION
 
 INPUTS = [
-    "book/run", "graders", "labs", "tests/grading.py", "tests/test_labs.py", "tests/wrong",
+    "assessment", "book/core", "book/run", "graders", "labs", "tests/grading.py", "tests/wrong",
 ]  # fmt: skip
 
 REFERENCES = {path.name[:5]: path for path in sorted(LABS.glob("lab??_*.py"))}
@@ -56,7 +58,7 @@ def test_every_hint_of_the_lab_is_provoked(lab: str) -> None:
     [
         ("no such line", "`old` occurs 0 times, not once: no such line"),
         ("import torch", "`old` occurs 3 times, not once: import torch"),
-        (body("no_such"), "`old` is defined 0 times, not once: no_such"),
+        (Body("no_such"), "`old` is defined 0 times, not once: no_such"),
     ],
 )
 def test_wrong_answer_that_does_not_fit_the_program_says_so(old: str, why: str) -> None:
@@ -90,7 +92,7 @@ def test_lab09_takes_groups_however_they_are_made(tmp_path: Path) -> None:
     reference = REFERENCES["lab09"]
     answers = [tmp_path / f"{reference.stem}-{name}.py" for name in MAKE_GROUPS]
     for path, answer in zip(answers, MAKE_GROUPS.values(), strict=True):
-        path.write_text(edited(reference.read_text(), (body("make_groups"), answer)))
+        path.write_text(edited(reference.read_text(), (Body("make_groups"), answer)))
     done = run(sys.executable, LABS / "check.py", "--step", "3", *answers, cwd=tmp_path)
     assert done.stdout.count("step 3  passed") == len(answers), done.stdout + done.stderr
 
@@ -100,8 +102,10 @@ def test_lab09_takes_groups_however_they_are_made(tmp_path: Path) -> None:
 
 def graded_on_its_page(lab: str) -> bool:
     """Whether a transcript of the lab shows its reference graded, which its own test repeats."""
-    command = f"$ python labs/check.py labs/{REFERENCES[lab].name}\n"
-    return any(command in path.read_text() for path in LABS.glob(f"{lab}_*.cpu.txt"))
+    command = f"python labs/check.py labs/{REFERENCES[lab].name}"
+    program = Program(ROOT, REFERENCES[lab])
+    found = (each.commands for each in program.transcripts().values())
+    return any(each.typed == command for commands in found for each in commands)
 
 
 @pytest.mark.parametrize("lab", [lab for lab in REFERENCES if not graded_on_its_page(lab)])
@@ -133,7 +137,7 @@ def test_reference_runs_alone_in_an_empty_folder(
         warm = None  # as typed
     with runner.empty_folder() as folder:
         (folder / reference.name).write_text(reference.read_text())
-        done = runner.run(command, folder, limit=300, warm=warm)
+        done = runner.run(command, folder, limit=HANG, warm=warm)
     assert (done.status, done.timed_out, done.leftovers) == (0, False, []), done.stderr
     assert ENDS[lab] in done.stdout
     assert [f"step {n}" in done.stdout for n in range(1, 9)] == [True] * 8
@@ -220,7 +224,7 @@ def test_starter_runs_to_the_first_blank_and_names_it(starter: Path, tmp_path: P
 
 def test_blank_in_a_hook_is_named_too(tmp_path: Path) -> None:
     blank = 'raise NotImplementedError("step 5: start it")'
-    text = edited(REFERENCE.read_text(), (body("HookDDP.start"), blank))
+    text = edited(REFERENCE.read_text(), (Body("HookDDP.start"), blank))
     (tmp_path / "lab02_ddp.py").write_text(text)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = run(*torchrun, "lab02_ddp.py", cwd=tmp_path)
@@ -325,7 +329,7 @@ def mischief(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("mischief")
     names = [f"lab02_ddp-{number}.py" for number in range(len(MISCHIEF))]
     for name, (instead, _) in zip(names, MISCHIEF.values(), strict=True):
-        edit = (body("average_gradients"), instead)
+        edit = (Body("average_gradients"), instead)
         if instead is None:
             edit = ("def average_gradients(module: nn.Module)", "def average_gradients()")
         (folder / name).write_text(edited(REFERENCE.read_text(), edit))
@@ -338,6 +342,124 @@ def mischief(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("what", MISCHIEF)
 def test_check_survives_a_function_that(what: str, mischief: dict[str, str]) -> None:
     assert hints_in(mischief[what], REFERENCE) == [MISCHIEF[what][1]], mischief[what]
+
+
+# Each has a bound of its own, should the limit that it tries fail.
+PIPES = (
+    "import stat, struct\n"
+    "pipes = [n for n in range(3, 200) if os.path.exists(f'/proc/self/fd/{n}')]\n"
+    "for n in pipes:\n    if stat.S_ISFIFO(os.fstat(n).st_mode):\n        try:\n"
+    "            os.write(n, DATA)\n        except OSError:\n            pass\n"
+    "dist.barrier()"
+)
+GREEDY = {
+    "forks": (
+        "import time\nfor _ in range(100):\n    if os.fork() == 0:\n        time.sleep(1000)\n"
+        "time.sleep(1000)",
+        "processes",
+    ),
+    "fills memory": (
+        "grown = []\nfor _ in range(20):\n    grown.append(b'x' * (100 << 20))",
+        "memory",
+    ),
+    "asks for too large a tensor": ("torch.empty(1 << 40)", "memory"),
+    "writes a large file": (
+        "with open('full', 'wb') as file:\n    for _ in range(30):\n"
+        "        file.write(bytes(10 << 20))",
+        "disk",
+    ),
+    "writes many files": (
+        "import time\nfor n in range(30):\n    with open(f'full{n}', 'wb') as file:\n"
+        "        file.write(bytes(10 << 20))\ntime.sleep(1000)",
+        "disk",
+    ),
+    "prints a lot": ("for _ in range(1 << 16):\n    print('x' * 1023)", "output"),
+    "opens sockets": (
+        "import socket\nkept = [socket.socket() for _ in range(2000)]\ndist.barrier()",
+        "crash",
+    ),
+    "calls collectives without end": ("for _ in range(10**6):\n    dist.barrier()", "endless"),
+    "ignores signals": (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))",
+        "not_reduced",
+    ),
+    "removes the grader": (
+        "import graders, shutil\nshutil.rmtree(os.path.dirname(graders.__file__))",
+        "changes",
+    ),
+    "writes to the grader": (
+        "import graders\nopen(graders.__file__, 'a').write('#')",
+        "changes",
+    ),
+    "removes its own file": ("os.remove(__file__)", "changes"),
+    "imports the solution": (
+        "from labs.lab02_ddp import average_gradients as done\ndone(module)",
+        "solution",
+    ),
+    "reads the solution": (
+        "import graders, pathlib\n"
+        "pathlib.Path(graders.__file__).parents[1].joinpath('labs/lab02_ddp.py').read_text()",
+        "solution",
+    ),
+    "patches torch.distributed": (
+        "dist.all_reduce = dist.broadcast = dist.barrier = lambda *_, **__: None",
+        "not_reduced",
+    ),
+    "patches the finding": (
+        "import graders.runner, graders.tools\n"
+        "graders.runner.Wrong = graders.tools.Wrong = None",
+        "killed",
+    ),
+    "writes half an event": (
+        PIPES.replace("DATA", "struct.pack('!i', 99) + b'x'"),
+        "not_reduced",
+    ),
+    "forges an end": (PIPES.replace("DATA", 'b\'\\n{"end": "error"}\\n\''), "not_reduced"),
+}
+LITTLE = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import check
+from graders import limits
+limits.MEMORY, limits.PROCESSES, limits.DISK = 1 << 30, 40, 32 << 20
+limits.PRINTED, limits.EVENTS, limits.FILES = 8 << 20, 2000, 200
+check.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Grade step 4 of files that take too much, or too much upon themselves, beside a copy."""
+    folder = tmp_path_factory.mktemp("greedy")
+    for path in [*LABS.glob("*.py"), *(ROOT / "graders").rglob("*.py")]:
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    names = [f"lab02_ddp-{number}.py" for number in range(len(GREEDY))]
+    for name, (instead, _) in zip(names, GREEDY.values(), strict=True):
+        edit = (Body("average_gradients"), instead)
+        (folder / name).write_text(edited(REFERENCE.read_text(), edit))
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    options = ("--step", "4", "--limit", "8")
+    done = run(
+        sys.executable, "-B", "-c", LITTLE, folder / "labs", *names, *options, cwd=folder
+    )
+    assert (done.returncode, done.stderr) == (1, ""), done.stderr
+    left = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert left == kept, "the graded files changed others, or wrote beside them"
+    parts = re.split(r"^lab02_ddp-\d+\.py, graded .*\n", done.stdout, flags=re.M)[1:]
+    return dict(zip(GREEDY, map(unwrapped, parts), strict=True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a group takes is seen on Linux")
+@pytest.mark.parametrize("what", GREEDY)
+def test_check_and_machine_survive_a_function_that(what: str, greedy: dict[str, str]) -> None:
+    found = hints_in(greedy[what], REFERENCE)
+    wanted = GREEDY[what][1]
+    if wanted == "not_reduced":  # of two that both describe a group without an all-reduce
+        assert found in (["not_reduced"], ["copy_reduced"]), greedy[what]
+    else:
+        assert found == [wanted], greedy[what]
 
 
 def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
@@ -373,7 +495,7 @@ def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
 
 
 def test_a_hanging_step_does_not_take_the_others_along(tmp_path: Path) -> None:
-    hanging = (body("average_gradients"), "dist.get_rank() or dist.barrier()")
+    hanging = (Body("average_gradients"), "dist.get_rank() or dist.barrier()")
     (tmp_path / "lab02_ddp.py").write_text(edited(REFERENCE.read_text(), hanging))
     done = check("lab02_ddp.py", cwd=tmp_path)
     assert done.returncode == 1

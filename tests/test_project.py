@@ -11,19 +11,22 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from processes import HANG
 
 from book.core import page
+from book.core.program import Program
 from book.core.transcript import Transcript, same_line
 
 yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
-    ".ci", ".github", "assessment", "CONTRIBUTING.md", "graders", "Makefile", "README.md", "book", "docs", "labs",
-    "pyproject.toml", "requirements", "snippets", "tests/test_project.py", "tests/wrong",
+    ".ci", ".github", ".gitignore", "CONTRIBUTING.md", "LICENSE", "LICENSE-TEXT", "Makefile",
+    "README.md", "SECURITY.md", "assessment", "book", "docs", "graders", "labs", "mkdocs.yml",
+    "overrides", "snippets", "tests",
 ]  # fmt: skip
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-PAGES = ["README.md", "CONTRIBUTING.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.M))
 VARIABLES = {"PYTHON", *re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.M)}
@@ -77,8 +80,7 @@ def test_documented_commands_are_the_makefiles() -> None:
 
 
 def test_documented_options_are_pytests() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    table = text.split("## Options")[1].split("\n## ")[0]
+    table = page.read(ROOT / "CONTRIBUTING.md").text("options")
     options = re.findall(r"^\| `(--[a-z-]+)", table, re.M)
     assert len(options) >= 4
     unknown = [option for option in options if f'"{option}"' not in OPTIONS]
@@ -101,9 +103,8 @@ def test_commands_of_the_readme_are_recorded() -> None:
     for line in lines:
         path = re.search(r"\S+\.py", line)[0]
         program = "labs/lab02_ddp.py" if path.startswith(("labs/", "my_labs/")) else path
-        transcript = (ROOT / program).with_suffix(".cpu.txt")
         commands = {
-            command.typed for command in Transcript.parse(transcript.read_text()).commands
+            each.typed for each in Program(ROOT, ROOT / program).transcript("cpu").commands
         }
         assert line.replace(path, Path(path).name) in commands or line in commands, line
 
@@ -164,6 +165,28 @@ def test_workflow_is_held_tight(path: Path) -> None:
             assert "${{ inputs." not in step.get("run", ""), f"{name}: a shell injection"
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False, name
+
+
+def test_what_security_says_of_workflows_is_so() -> None:
+    """Only the last job of main may write, and only one workflow asks for the GPU runner."""
+    writes, own, started = set(), set(), {}
+    for path in WORKFLOWS:
+        parsed = workflow(path.name)
+        started[path.stem] = set(parsed["on"])
+        for name, job in parsed["jobs"].items():
+            rights = job.get("permissions", parsed["permissions"])
+            writes |= {(path.stem, name) for right in rights.values() if right != "read"}
+            if "self-hosted" in job.get("runs-on", ""):
+                own.add((path.stem, name))
+            steps = str(job.get("steps", ""))
+            assert "actions/cache" not in steps and "download-artifact" not in steps, name
+    assert writes == {("publish", "deploy")} and own == {("gpu", "gpu")}
+    assert {name for name in started if "pull_request" in started[name]} == {"test"}
+    published = workflow("publish.yml")["jobs"]
+    assert not any("cache" in step.get("with", {}) for step in published["site"]["steps"])
+    assert "uses" not in published["deploy"]
+    deploys = [step["uses"] for step in published["deploy"]["steps"] if "uses" in step]
+    assert len(deploys) == 1 and "deploy-pages@" in deploys[0], "it runs nothing of the book"
 
 
 def test_workflows_run_what_a_reader_runs() -> None:
@@ -228,8 +251,7 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
         else:
             shutil.copy2(source, tmp_path / name)
     (tmp_path / "snippets/02_ddp").mkdir(parents=True)
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    text = text.split("## A program, from empty file to green")[1].split("\n## ")[0]
+    text = page.read(ROOT / "CONTRIBUTING.md").text("a-program-from-empty-file-to-green")
     what = "snippets/02_ddp/broadcast.py"
 
     def run(command: str) -> tuple[int, str]:
@@ -238,10 +260,14 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
             shell=True,
             executable="/bin/bash",
             cwd=tmp_path,
-            env={k: v for k, v in os.environ.items() if k != "CI" and "PYTEST" not in k},
+            env={
+                key: value
+                for key, value in os.environ.items()
+                if key not in {"CI", *VARIABLES} and not re.search("PYTEST|MAKE|MFLAGS", key)
+            },
             capture_output=True,
             text=True,
-            timeout=170,
+            timeout=HANG,
         )
         return done.returncode, done.stdout + done.stderr
 

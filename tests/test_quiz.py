@@ -27,7 +27,7 @@ from book.site.hooks import BookMarkdown
 from book.site.quiz import Question
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["book", "docs", "snippets", "tests/test_quiz.py"]
+INPUTS = ["book", "docs", "snippets"]
 LESSONS = quiz.load(ROOT)
 QUESTIONS = {each.id: each for lesson in LESSONS for each in lesson.questions}
 

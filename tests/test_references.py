@@ -9,12 +9,13 @@ import pytest
 
 pytest.importorskip("mkdocs")
 
+from book.core.page import read
 from book.site import references
 from book.site.data import DataError
 from book.site.hooks import BookMarkdown
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["book", "docs", "labs", "tests/test_references.py"]
+INPUTS = ["book", "docs", "labs"]
 TEXT = (ROOT / references.FILE).read_text("utf-8")
 DATA = references.load(TEXT)
 ENTRIES = DATA.by_id
@@ -171,8 +172,7 @@ def test_orders_add_up() -> None:
 
 
 def test_the_five_readings_take_an_hour() -> None:
-    page = (ROOT / "docs/11_references.md").read_text("utf-8")
-    part = page.split("### The five readings in an hour")[1].split("\n## ")[0]
+    part = read(ROOT / "docs/11_references.md").text("the-five-readings-in-an-hour")
     rows = re.findall(r"^\| (\d+) \| \[[^]]+\]\(#([\w-]+)\)", part, re.M)
     assert len(rows) == 5
     assert sum(int(minutes) for minutes, _ in rows) == 60

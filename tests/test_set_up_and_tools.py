@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from book.core.page import read
+
 INPUTS = ["docs/11_tools.md", "docs/setup.md", "labs", "requirements", "snippets"]
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = Path(util.find_spec("torch").origin).parent
@@ -57,7 +59,8 @@ def test_an_invented_variable_is_not_found() -> None:
 
 
 def test_the_doctors_last_lines_are_those_of_its_transcript() -> None:
-    quoted = re.search(r"```text\n(slow\n.*?)```", page("setup.md"), re.DOTALL)[1]
+    fences = read(ROOT / "docs/setup.md").fences
+    quoted = next("\n".join(each.lines) for each in fences if each.lines[:1] == ("slow",))
     recorded = (ROOT / "labs/lab01_multi_gpu_setup.cpu.txt").read_text("utf-8")
     assert quoted in recorded
 

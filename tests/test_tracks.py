@@ -16,7 +16,7 @@ from book.site.data import DataError
 from book.site.tracks import Track, hours
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["book", "docs", "labs", "mkdocs.yml", "snippets", "tests/test_tracks.py"]
+INPUTS = ["book", "docs", "labs", "mkdocs.yml", "snippets"]
 TOPICS = {
     "gpu_and_distributed": 97,
     "distributed_core": 92,

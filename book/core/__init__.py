@@ -15,6 +15,9 @@ class BookError(Exception):
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Write a file at once or not at all, by renaming a complete one over it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial.write_text(text, "utf-8")
-    partial.chmod(mode)
-    partial.replace(path)
+    try:
+        partial.write_text(text, "utf-8")
+        partial.chmod(mode)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # it is there still where the disk is full

@@ -121,6 +121,10 @@ class Page:
             return range(1, len(self.lines) + 1)
         return range(self.headings[anchor].line, self.headings[anchor].end + 1)
 
+    def text(self, anchor: str = "") -> str:
+        """The same as one text."""
+        return "\n".join(self.lines[number - 1] for number in self.section(anchor))
+
     def prose(self) -> list[tuple[int, str]]:
         """The lines outside of fences, with their numbers."""
         inside = {n for fence in self.fences for n in range(fence.line, fence.end + 1)}
@@ -194,6 +198,15 @@ def _read(path: Path, _mtime: int) -> Page:
     return parse(text)
 
 
+def hold_embeds(path: Path, root: Path) -> None:
+    """Raise BookError with file and line where an embed of the page stands for nothing."""
+    for embed in read(path).embeds:
+        try:
+            resolve(embed, root)
+        except BookError as error:
+            raise BookError(f"{path.relative_to(root)}:{embed.line}: {error}") from None
+
+
 def embedded_files(root: Path) -> dict[str, list[str]]:
     """Each file that a page embeds, with the places (``docs/x.md:12``) that embed it."""
     found: dict[str, list[str]] = {}
@@ -205,6 +218,24 @@ def embedded_files(root: Path) -> dict[str, list[str]]:
 
 
 # --- what an embed stands for ----------------------------------------------------------------
+
+
+def expanded(fence: Fence, root: Path) -> list[str]:
+    """The lines of a fence, each embed replaced by what it stands for; two of them apart.
+
+    Raises BookError where one stands for nothing.
+    """
+    embeds = {embed.line: embed for embed in fence.embeds}
+    found: list[str] = []
+    for number, line in enumerate(fence.lines, fence.line + 1):
+        if number not in embeds:
+            found.append(fence.inner(line))
+            continue
+        if found:
+            found += [""] * (2 if fence.embeds[0].file.endswith(".py") else 1)
+        indent = fence.inner(embeds[number].indent)
+        found += [indent + text if text else "" for text in resolve(embeds[number], root)]
+    return found
 
 
 def resolve(embed: Embed, root: Path) -> list[str]:
@@ -246,6 +277,7 @@ def _section(embed: Embed, text: str, lines: list[str]) -> list[str]:
     )
 
 
+@lru_cache(maxsize=1024)
 def _named(source: str) -> dict[str, tuple[int, int]]:
     """First and last line of every function and class, outermost first."""
     named: dict[str, tuple[int, int]] = {}

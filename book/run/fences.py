@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from book.core import BookError, write_whole
-from book.core.page import Fence, Page, read, resolve
+from book.core.page import Fence, Page, expanded, hold_embeds, read
 from book.core.program import FOLDERS, beside, is_program, recorded_on
 from book.core.transcript import Transcript, difference, output_lines
 from book.run import hold, runner
@@ -72,7 +72,7 @@ class Block:
 
     def inputs(self) -> tuple[str | Path, ...]:
         """What its outcome depends on; nothing for what is cheap, and so always checked."""
-        if self.fence.embeds_only or self.fence.language == "text":
+        if self.fence.embeds_only or self.fence.language in {"text", "dockerfile"}:
             return ()
         expected = repr(self.expected and self.expected.lines)
         return (self.fence.header, self.code, expected, *self.named().values())
@@ -108,6 +108,7 @@ def extract(path: Path, root: Path) -> list[Block]:
                 raise BookError(f"{name}:{number}: {message}")
     for embed in page.stray_embeds:
         raise BookError(f"{name}:{embed.line}: an embed stands inside a fence, not by itself")
+    hold_embeds(path, root)
     seen = _seen_by_codeblocks(page, name)
     blocks: list[Block] = []
     rest = ""  # of the last block's code, still to come from fences that continue it
@@ -119,7 +120,8 @@ def extract(path: Path, root: Path) -> list[Block]:
             blocks.append(Block(root, path, fence))
         if rest.startswith(text) and (rest or first):
             rest = rest.removeprefix(text)
-            blocks[-1].parts.append((fence.line + 1, _code(fence, root, name)))
+            text = textwrap.dedent("".join(f"{line}\n" for line in expanded(fence, root)))
+            blocks[-1].parts.append((fence.line + 1, text))
         elif blocks and text == _bare(found.expected_output):
             blocks[-1].expected = fence
         else:
@@ -148,22 +150,6 @@ def _seen_by_codeblocks(page: Page, name: str) -> dict[int, CodeBlock]:
 def _bare(code: str | None) -> str | None:
     """Code without blanks: pytest-codeblocks drops the empty lines of an indented block."""
     return None if code is None else "".join(code.split())
-
-
-def _code(fence: Fence, root: Path, name: str) -> str:
-    """The code of a fence, its embeds resolved, without its indentation."""
-    embeds = {embed.line: embed for embed in fence.embeds}
-    lines: list[str] = []
-    for number, line in enumerate(fence.lines, fence.line + 1):
-        if number not in embeds:
-            lines.append(line)
-            continue
-        try:
-            body = resolve(embeds[number], root)
-        except BookError as error:
-            raise BookError(f"{name}:{number}: {error}") from None
-        lines += [embeds[number].indent + line if line else "" for line in body]
-    return textwrap.dedent("".join(f"{fence.inner(line)}\n" for line in lines))
 
 
 # --- checking --------------------------------------------------------------------------------

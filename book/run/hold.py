@@ -34,14 +34,14 @@ from book.run.warm import Launcher
 
 LABS = ("labs", "assessment", "graders")  # they stand beside each other, as a learner has them
 NO_COPIES = shutil.ignore_patterns("__pycache__", "*.txt", ".*")
-WARM_LIMIT = 60.0  # seconds: what hangs because it was started warm is found early
+WARM_LIMIT = 300.0  # seconds: what hangs because it was started warm is found earlier
 
 
 @dataclass(frozen=True)
 class How:
     """How the commands of this session are run."""
 
-    limit: float = 180.0  # seconds that one may take
+    limit: float = 900.0  # seconds that one may take
     record: bool = False  # write down what is not as recorded
     warm: Launcher | None = None  # starts commands; None: all run as typed
 

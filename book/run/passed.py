@@ -1,7 +1,8 @@
 """Passed: what has passed with exactly these inputs, and so need not run again.
 
 The record lies in ``.cache/passed.json``: for each test a digest of everything its outcome can
-depend on. ``--all`` (and CI) ignores it.
+depend on, and for a whole run that passed a digest of the whole repository. ``--all`` (and CI)
+ignores it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from book.core import write_whole
+
+EVERYTHING = "everything"  # the name under which a whole run is known
+CACHES = {"__pycache__", ".cache", ".pytest_cache", ".ruff_cache"}
 
 
 class Passed:
@@ -44,6 +48,15 @@ class Passed:
         self.path.parent.mkdir(exist_ok=True)
         write_whole(self.path, json.dumps(self.known, indent=0, sort_keys=True))
 
+    def came_to(self, digest: str) -> str:
+        """What a whole run with this digest of everything came to, if all passed; else ""."""
+        known, _, came_to = self.known.get(EVERYTHING, "").partition(" ")
+        return came_to if known == digest else ""
+
+    def add_everything(self, digest: str, came_to: str) -> None:
+        """Note that a whole run passed with this digest of everything, and what it came to."""
+        self.add({EVERYTHING: f"{digest} {came_to}"})
+
     def digest(self, *parts: str | Path) -> str:
         """A digest of texts, files and folders, and of what every test depends on."""
         whole = hashlib.sha256(self._surroundings.encode())
@@ -51,6 +64,18 @@ class Passed:
             for text in [part] if isinstance(part, str) else _contents(part):
                 whole.update(f"\0{text}".encode())
         return whole.hexdigest()
+
+    def everything(self, *machine: str) -> str:
+        """A digest of the repository, and of what its tests may find on this machine.
+
+        A tool that is installed or upgraded changes a folder of the path.
+        """
+        ignored = (self.root / ".gitignore").read_text("utf-8").splitlines()
+        made = {".git", *(line.strip("/") for line in ignored)}
+        here = sorted(path for path in self.root.iterdir() if path.name not in made)
+        folders = [each for each in os.get_exec_path() if os.path.isdir(each)]
+        tools = [f"{each} {os.stat(each).st_mtime_ns}" for each in folders]
+        return self.digest(*machine, *tools, *here, self.root / ".git/index")
 
     @cached_property
     def _surroundings(self) -> str:
@@ -60,18 +85,16 @@ class Passed:
 
 
 def _contents(path: Path) -> Iterator[str]:
-    """A line for each file of a folder (but hidden files and caches), or for one file."""
+    """A line for each file of a folder (but those of caches), or for one file."""
     if not path.is_dir():
         found = path.stat() if path.exists() else None
         known = _digest_file(path, found.st_mtime_ns, found.st_size) if found else "none"
         yield f"{path} {known}"
         return
     for folder, folders, names in os.walk(path):
-        folders[:] = sorted(set(folders) - {"__pycache__"})
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = sorted(set(folders) - CACHES)
         for name in sorted(names):
-            if not name.startswith("."):
-                yield from _contents(Path(folder, name))
+            yield from _contents(Path(folder, name))
 
 
 @lru_cache(maxsize=4096)

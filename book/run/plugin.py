@@ -12,21 +12,25 @@ pytest --all                          also what has passed already, unchanged
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from book.core import ROOT, BookError
 from book.core.page import embedded_files
 from book.core.program import DEVICES, Program, is_program, is_stray
-from book.run import fences, hold, passed, runner
+from book.run import fences, hold, machine, passed, runner
 from book.run.warm import Launcher
 
 SESSION = pytest.StashKey["Session"]()
 INPUTS = pytest.StashKey[str]()
+EVERYTHING = pytest.StashKey[str]()
 
 
 FLAGS = {
@@ -52,9 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--time-limit",
         type=float,
-        default=180.0,
+        default=900.0,
         metavar="SECONDS",
-        help="the longest any one command may take (default 180)",
+        help="what takes longer hangs, on whatever machine (default 900)",
     )
 
 
@@ -66,10 +70,44 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         config.addinivalue_line("markers", marker)
     session = config.stash[SESSION] = Session(config)
+    if why := machine.cannot_meet():
+        raise pytest.UsageError(why)
+    signal.signal(signal.SIGTERM, _interrupt)
     if session.record and session.device == "cuda" and not runner.gpu_names():
         raise pytest.UsageError(
             "there is no NVIDIA GPU here (nvidia-smi lists none), and so nothing to record on"
         )
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """SIGTERM does what Ctrl-C does, which a terminal sends to the workers as well."""
+    runner.end_workers()
+    raise KeyboardInterrupt
+
+
+_HOW = re.compile(
+    r"(?<!\S)(-n \d+|--dist \w+|--plain|--warm|--(color|junitxml)=\S+|-[qv]+)(?!\S)"
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> pytest.ExitCode | None:
+    """Say so at once where all is as it was when everything passed."""
+    root = Path(config.rootpath).resolve()
+    options = _HOW.sub("", " ".join(config.invocation_params.args)).split()
+    part = options not in ([], ["--all"]) or "PYTEST_ADDOPTS" in os.environ
+    if part or hasattr(config, "workerinput") or not (root / ".gitignore").exists():
+        return None
+    digest = config.stash[EVERYTHING] = _everything(root)
+    again = options or os.environ.get("CI") == "true"
+    if not again and (came_to := passed.Passed(root).came_to(digest)):
+        print(f"nothing has changed since everything passed: {came_to} (--all runs it again)")
+        return pytest.ExitCode.OK
+    return None
+
+
+def _everything(root: Path) -> str:
+    return passed.Passed(root).everything(*runner.gpu_names())
 
 
 class Session:
@@ -164,6 +202,8 @@ class BookItem(pytest.Item):
     def repr_failure(self, excinfo, style=None):
         if isinstance(excinfo.value, BookError):
             return str(excinfo.value)
+        if isinstance(excinfo.value, OSError) and machine.FULL in str(excinfo.value):
+            return f"{machine.FULL}: make room, or name another folder, TMPDIR=FOLDER make test"
         return super().repr_failure(excinfo, style)
 
 
@@ -274,16 +314,23 @@ def _check_block(block: fences.Block, how: hold.How) -> hold.Outcome:
 def _inputs(item: pytest.Item, session: Session) -> str:
     """The digest of an item's inputs; empty for one that is always run.
 
-    A module of ``tests/`` may name the files and folders it depends on in a list ``INPUTS``.
+    A module of ``tests/`` may name the files and folders it depends on in a list ``INPUTS``,
+    and what a test is parametrized with may have fewer, its own ``inputs``.
     """
     if isinstance(item, BookItem):
         inputs, engine = item.inputs(), (ROOT / "book/core", ROOT / "book/run")
         return session.passed.digest(*inputs, *engine) if inputs else ""
+    names = inputs_of(item)
+    return session.passed.digest(item.nodeid, *(session.root / name for name in names))
+
+
+def inputs_of(item: pytest.Item) -> tuple[str, ...]:
+    """The files and folders of the repository on which a test of ``tests/`` depends."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     own = getattr(getattr(item, "module", None), "INPUTS", ("book", "tests"))
-    names = (*own, "pyproject.toml", "tests/conftest.py")
-    return session.passed.digest(
-        item.nodeid, item.path, *(session.root / name for name in names)
-    )
+    own = next((value.inputs for value in values if hasattr(value, "inputs")), own)
+    module = item.path.relative_to(item.config.rootpath).as_posix()
+    return (*own, module, "pyproject.toml", "tests/conftest.py", "tests/processes.py")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -334,7 +381,18 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
             if report.when == "call" or report.failed:
                 inputs = getattr(report, "book_inputs", "") if category == "passed" else ""
                 news[report.nodeid] = inputs or None
-        session.passed.add(news)
+        before = config.stash.get(EVERYTHING, "")
+        try:
+            session.passed.add(news)
+            if exitstatus == 0 and before and before == _everything(session.root):
+                good = len(stats.get("passed", ())) + len(stats.get("unchanged", ()))
+                came_to = f"{good} passed, {len(stats.get('skipped', ()))} skipped"
+                session.passed.add_everything(before, came_to)
+        except OSError as error:
+            terminalreporter.write_line(
+                f"what passed cannot be noted, and will run again: "
+                f"{session.passed.path}: {error.strerror}"
+            )
 
     called = [(report, facts) for report, facts, _ in reports if report.when == "call"]
     slow = [(r.duration, r.nodeid) for r, facts in called if not facts.get("cheap")]

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from importlib import metadata
 from pathlib import Path
 
 from book.core import write_whole
+from book.run import machine
 from book.run.warm import Launcher
 
 KEPT_VARIABLES = re.compile(
@@ -35,7 +37,8 @@ KEPT_VARIABLES = re.compile(
 )
 TAG = "WORLD_SIZE_RUN"
 LONGEST_OUTPUT = 1 << 20  # bytes kept of stdout and of stderr
-GRACE = 2.0  # seconds that a run's helpers have to end after the command has
+GRACE = 2.0  # seconds asleep after which a helper has outlived its command
+ENDING = 30.0  # seconds that a process may take to end on a busy machine
 
 
 @dataclass
@@ -99,6 +102,8 @@ def environment(folder: Path, device: str) -> dict[str, str]:
         env["CUDA_VISIBLE_DEVICES"] = ""
     elif "CUDA_VISIBLE_DEVICES" in own:
         env["CUDA_VISIBLE_DEVICES"] = own["CUDA_VISIBLE_DEVICES"]
+    if not machine.knows_itself():
+        env["PET_LOCAL_ADDR"] = "localhost"  # torchrun would name a host that nobody finds
     version = tuple(map(int, re.findall(r"\d+", torch_version())[:2]))
     if version and version < (2, 13):
         # until 2.13, every torchrun of one node took port 29500: two runs at once collided
@@ -135,6 +140,8 @@ class Process:
     parent: int = field(compare=False)  # it changes when the parent dies
     session: int
     command: str
+    state: str = field(default="S", compare=False)  # as /proc and ps have it
+    ticks: int = field(default=0, compare=False)  # of processor time
 
     def variables(self) -> dict[str, str]:
         """The environment it started with; empty where that cannot be read."""
@@ -164,7 +171,8 @@ def _processes() -> set[Process]:
         pid, parent, session, state, *command = line.split(None, 4)
         if state[0] != "Z":
             number = int(session) if session.isdigit() else 0
-            processes.add(Process(int(pid), int(parent), number, " ".join(command)))
+            words = " ".join(command)
+            processes.add(Process(int(pid), int(parent), number, words, state[0]))
     return processes
 
 
@@ -175,9 +183,18 @@ def _from_proc(pid: str) -> Process | None:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return None
-    state, parent, _, session, *_ = stat.rsplit(")", 1)[1].split()
+    state, parent, _, session, *more = stat.rsplit(")", 1)[1].split()
     text = command.replace(b"\0", b" ").decode(errors="replace").strip()
-    return None if state == "Z" else Process(int(pid), int(parent), int(session), text)
+    ticks = int(more[7]) + int(more[8])
+    ended = state in "ZX"
+    return None if ended else Process(int(pid), int(parent), int(session), text, state, ticks)
+
+
+def end_workers() -> None:
+    """Ask the processes that this one has started in its own session to end."""
+    for process in _processes():
+        if process.parent == os.getpid() and process.session == os.getsid(0):
+            process.send(signal.SIGTERM)
 
 
 @dataclass
@@ -200,8 +217,17 @@ class _Tree:
         return [p for p in alive if p.pid in inside or p.variables().get(TAG) == self.tag]
 
     def leftovers(self) -> list[Process]:
-        """What still runs a moment after the command has ended."""
-        return [] if _until(lambda: not self.members(), GRACE) else self.members()
+        """What still runs after the command has ended, and is not about to end itself."""
+        start = since = time.monotonic()
+        before: list[tuple[int, int]] = []
+        while members := self.members():
+            now, ticks = time.monotonic(), sorted((p.pid, p.ticks) for p in members)
+            if ticks != before or any(p.state in "RD" for p in members):
+                since, before = now, ticks
+            if now - since > GRACE or now - start > ENDING:
+                return members
+            time.sleep(0.02)
+        return []
 
     def kill(self, known: list[Process]) -> None:
         """Kill every process, with the signal that nobody can ignore, until all are gone.
@@ -237,7 +263,7 @@ class _Tree:
         for number, process in enumerate(sorted(asked, key=lambda p: (ranks.get(p), p.pid))):
             start = stderr.stat().st_size
             process.send(signal.SIGABRT)
-            _until(lambda process=process: process not in _processes(), 2)
+            _until(lambda process=process: process not in _processes(), ENDING)
             dump = stderr.read_bytes()[start:].decode(errors="replace")
             name = f"process {number} of {len(asked)}" if len(asked) > 1 else "the process"
             name = f"rank {ranks[process]}" if ranks else name
@@ -285,10 +311,11 @@ def run(
     out, err = folder.parent / "stdout", folder.parent / "stderr"
     out.write_bytes(b"")
     err.write_bytes(b"")
-    root, poll = (warm.start if warm else _as_typed)(command, folder, env, out, err)
-    tree, start = _Tree(root, tag), time.monotonic()
-    stacks, leftovers = [], []
+    tree, stacks, leftovers = None, [], []
     try:
+        with _held_back():
+            root, poll = (warm.start if warm else _as_typed)(command, folder, env, out, err)
+            tree, start = _Tree(root, tag), time.monotonic()
         ended = _until(lambda: poll() is not None, limit)
         seconds = time.monotonic() - start
         if ended:
@@ -296,11 +323,32 @@ def run(
         else:
             stacks = tree.stacks(err)
     finally:
-        tree.kill(leftovers)
+        if tree is not None:
+            tree.kill(leftovers)
     status = poll() if ended else -signal.SIGKILL
-    _until(lambda: poll() is not None, 5)  # what was killed is to be waited for
+    _until(lambda: poll() is not None, ENDING)  # what was killed is to be waited for
     told = [f"{p.command[:200]} (process {p.pid})" for p in leftovers]
     return Result(command, status, _read(out), _read(err), seconds, not ended, stacks, told)
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until what is being started is known, and can be ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    own = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in own.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _as_typed(

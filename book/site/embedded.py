@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 
 from book.core import BookError
-from book.core.page import Embed, Fence, parse, resolve
+from book.core.page import Embed, Fence, expanded, parse, resolve
 from book.core.program import Program, beside, is_program, recorded_on
 from book.site import template
 
@@ -54,7 +54,7 @@ def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
 def _printed(program: Program, device: str, part: str) -> list[str]:
     """The lines of a program's transcript, but for the one that says where it is from."""
     lines = resolve(Embed(1, "", f"{program.transcript_name(device)}:{part}"), program.root)
-    return lines[lines[0].startswith("# recorded ") :]
+    return lines[lines[0] == str(program.transcript(device).provenance) :]
 
 
 def render(lines: list[str], root: Path) -> list[str]:
@@ -82,7 +82,7 @@ def _fence(fence: Fence, root: Path) -> list[str]:
         if program := beside(path, root):
             return transcript(program, first.part, device).split("\n")
         raise BookError(f"{first.file} is of no program, but it is shown")
-    code = _code(fence, root)
+    lines = expanded(fence, root)
     header, before, after = fence.header, [], []
     if first and is_program(path, root):
         before = [f"[{first.file}]({program_page(first.file)}){{ .program-path }}", ""]
@@ -90,24 +90,9 @@ def _fence(fence: Fence, root: Path) -> list[str]:
     if "skip" in fence.options:
         after = ["", f"Not run here: {fence.options['skip']}", "{ .not-run }", ""]
         header = _without(header, "skip")
-    inside = (re.match(r"\s*(`{3,})?", line)[1] or "" for line in code)
+    inside = (re.match(r"\s*(`{3,})?", line)[1] or "" for line in lines)
     ticks = "`" * max([3, *(len(mark) + 1 for mark in inside)])
-    return [*before, f"{ticks}{header}", *code, ticks, *after]
-
-
-def _code(fence: Fence, root: Path) -> list[str]:
-    """The lines of a fence, each embed replaced by what it stands for."""
-    embeds = {embed.line: embed for embed in fence.embeds}
-    code: list[str] = []
-    for number, line in enumerate(fence.lines, fence.line + 1):
-        if embed := embeds.get(number):
-            if code:  # two sections of a file stand apart
-                code += [""] * (2 if fence.embeds[0].file.endswith(".py") else 1)
-            inner = fence.inner(embed.indent)
-            code += [inner + text if text else "" for text in resolve(embed, root)]
-        else:
-            code.append(fence.inner(line))
-    return code
+    return [*before, f"{ticks}{header}", *lines, ticks, *after]
 
 
 def _without(header: str, option: str) -> str:

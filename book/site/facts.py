@@ -31,10 +31,10 @@ def is_chapter(name: str) -> bool:
 
 def with_facts(markdown: str, root: Path) -> str:
     """A chapter with its facts under its title."""
-    line = " · ".join(page_facts(page.parse(markdown), root))
-    return re.sub(
-        r"^(# .+)$", rf"\1\n\n{line}\n{{ .page-facts }}", markdown, count=1, flags=re.MULTILINE
-    )
+    here = page.parse(markdown)
+    title = next(iter(here.headings.values())).line
+    line = " · ".join(page_facts(here, root))
+    return "\n".join([*here.lines[:title], "", line, "{ .page-facts }", *here.lines[title:]])
 
 
 def page_facts(here: Page, root: Path) -> list[str]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from markdown import Extension, Markdown
 from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import BuildError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from pymdownx.arithmatex import ArithmatexExtension
 
-from book.core import ROOT
+from book.core import ROOT, BookError
+from book.core.page import hold_embeds
 from book.site import (
     data,
     embedded,
@@ -74,6 +76,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return labs.page_text(page, root)
     if "program" in page.meta:
         _edit(page, page.meta["program"], config)
+    elif not page.file.generated_by:
+        try:
+            hold_embeds(Path(page.file.abs_src_path), root)
+        except BookError as error:
+            raise BuildError(str(error)) from None
     if name == "index.md":
         return facts.with_counts(markdown, root)
     return facts.with_facts(markdown, root) if facts.is_chapter(name) else markdown

@@ -76,7 +76,7 @@ def link(target: str, root: Path) -> Link:
 
 def _question(page: Page, path: Path, start: str) -> str:
     """The first sentence of the one question of a page that begins so."""
-    asked = (re.match(r'\?\?\? question "(.*)"', line) for line in page.lines)
+    asked = (re.match(r'\?\?\? question "(.*)"', line) for _, line in page.prose())
     found = [match[1] for match in asked if match and match[1].startswith(start)]
     if len(found) != 1:
         raise Fault(f"{len(found)} questions of {path.name}: {start!r}")

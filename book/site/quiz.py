@@ -124,11 +124,11 @@ class Choice(Schema):
             raise Fault("no link in an option, no formula in it or its why")
 
 
-class Step(Choice):
+class Line(Choice):
     text: str
 
 
-class Option(Step):
+class Option(Line):
     right: bool = False
 
 
@@ -148,7 +148,7 @@ class Question(Schema, tag_field="kind", kw_only=True, dict=True):
     read: list[str]
     settled: tuple[Quote, ...] = ()
 
-    options: ClassVar[tuple[Step, ...]] = ()
+    options: ClassVar[tuple[Line, ...]] = ()
     answer: ClassVar[float] = 0.0
     slips: ClassVar[tuple[Slip, ...]] = ()
     shows: ClassVar[Quote | None] = None
@@ -227,7 +227,7 @@ class Output(One, tag="output", kw_only=True):
 
 
 class Order(Worded, tag="order", kw_only=True):
-    options: list[Step] = msgspec.field(name="steps")  # as they go
+    options: list[Line] = msgspec.field(name="steps")  # as they go
     hint = "Put these in order."
 
     def __post_init__(self) -> None:

@@ -128,7 +128,7 @@ EPOCHS, TRAIN, UNSEEN = 2, 128, 64  # of the run on the CPU; on the toy it is on
 ON_TOY_SAMPLES = 192, 64
 # how far a loss may be off: on the CPU; in bf16 on the toy; in bf16 after more steps on a GPU
 SAME, ALIKE, LATER = 0.003, 0.006, 0.03
-LONG = 240.0  # seconds that a slow program may take on a busy machine
+LONG = 240.0  # processor seconds that a slow program may take
 FASTER, BEHIND = 4.0, 10.0  # at least so many times the slow, at most so many the finished
 
 

@@ -35,7 +35,7 @@ def listen(folder: Path) -> None:
     for name in ("SIGTERM", "SIGUSR1"):
         signal.signal(getattr(signal, name), lambda n, _: heard.append(signal.Signals(n).name))
     (folder / f"pid{number}").write_text(f"{os.getpid()} {os.getppid()}")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and not heard:
         time.sleep(0.05)
     time.sleep(0.5)  # the launcher must wait for us, as it must for a save

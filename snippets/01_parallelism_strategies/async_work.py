@@ -29,7 +29,7 @@ def main() -> None:
 
     x = torch.full((3,), 10.0**rank)
     if rank > 0:
-        store.wait(["rank 0 has looked"], timedelta(seconds=30))
+        store.wait(["rank 0 has looked"], timedelta(seconds=300))
     work = dist.all_reduce(x, async_op=True)
 
     if rank == 0:

@@ -74,7 +74,7 @@ def parse_size(text: str) -> int:
     return int(text)
 
 
-def human(size: int) -> str:
+def with_unit(size: int) -> str:
     for unit, value in reversed(UNITS.items()):
         if size >= value:
             return f"{size / value:g} {unit}iB"
@@ -119,7 +119,7 @@ def main() -> None:
                 columns = [f"≈{1e6 * t:.0f} µs"]
                 columns += [f"≈{rate:.2g} GB/s" for rate in (algbw, algbw * factor)]
                 print(
-                    f"{name:14}  {factor:6.3f}  {human(size):8}",
+                    f"{name:14}  {factor:6.3f}  {with_unit(size):8}",
                     *(
                         f"{column:>{width}}"
                         for column, width in zip(columns, (11, 16, 16), strict=True)

@@ -22,7 +22,7 @@ SIZES = [2**k for k in range(10, 27)]  # bytes, 1 KiB to 64 MiB
 ROUNDS = 3
 
 
-def measure(size: int) -> float:
+def measure_all_reduce(size: int) -> float:
     """Seconds of the fastest of a few all-reduces, as the slowest rank saw it."""
     tensor = torch.zeros(size // 4)
     times = []
@@ -44,8 +44,8 @@ def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
     return alpha, beta
 
 
-def human(size: int) -> str:
-    return f"{size // 2**20} MiB" if size >= 2**20 else f"{size // 2**10} KiB"
+def human(size: float) -> str:
+    return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
 
 
 def draw(seconds: list[float], alpha: float, beta: float) -> None:
@@ -75,7 +75,8 @@ def main() -> None:
         sys.exit("cost_model.py needs 2 ranks or more, started by torchrun")
     dist.init_process_group("gloo")  # it reads the host's clock, so tensors of the host
 
-    rounds = [[measure(size) for size in SIZES] for _ in range(ROUNDS)]  # the sizes take turns
+    # the sizes take turns
+    rounds = [[measure_all_reduce(size) for size in SIZES] for _ in range(ROUNDS)]
     seconds = [min(times) for times in zip(*rounds, strict=True)]
 
     if dist.get_rank() == 0:

@@ -19,7 +19,7 @@ WORLD_SIZE = 4
 
 def meet(host: str, port: int) -> tuple[dist.Store, int]:
     """Join the others at `host`:`port`; return the store and the rank one was given."""
-    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
+    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=300))
     rank = store.add("arrived", 1) - 1  # atomic: no two processes get the same number
     if rank == WORLD_SIZE - 1:
         store.set("complete", "all here")  # the last to come opens the door
@@ -47,7 +47,7 @@ def main() -> None:
     processes = [context.Process(target=work, args=arguments) for _ in range(WORLD_SIZE)]
     for process in processes:
         process.start()
-    rows = sorted(results.get(timeout=60) for _ in processes)
+    rows = sorted(results.get(timeout=600) for _ in processes)
     for process in processes:
         process.join()
 

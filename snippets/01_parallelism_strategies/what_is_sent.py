@@ -163,10 +163,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if 4 * H % dist.get_world_size():
-        dist.destroy_process_group()
+    if 4 * H % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {4 * H}, the hidden size of the MLP")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     w1, w2 = torch.randn(H, 4 * H) / H**0.5, torch.randn(4 * H, H) / (4 * H) ** 0.5

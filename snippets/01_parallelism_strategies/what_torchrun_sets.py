@@ -44,7 +44,7 @@ def run_agents() -> int:
         command = [sys.executable, "-m", "torch.distributed.run", *options, *address, __file__]
         agents.append(subprocess.Popen(command))
     try:
-        return int(any(agent.wait(timeout=100) for agent in agents))
+        return int(any(agent.wait(timeout=600) for agent in agents))
     finally:
         for agent in agents:
             agent.terminate()  # nothing to do where it has ended

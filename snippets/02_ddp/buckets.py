@@ -102,10 +102,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
+    if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(rank)

@@ -70,10 +70,9 @@ def describe(difference: torch.Tensor) -> str:
 
 
 def main() -> None:
-    device = start()
-    if ROWS % dist.get_world_size():
-        dist.destroy_process_group()
+    if ROWS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the batch of {ROWS} rows must divide among the ranks")
+    device = start()
     # ask for deterministic kernels: an error where an operation has none (a CPU's have)
     torch.use_deterministic_algorithms(True)
     rank, n = dist.get_rank(), dist.get_world_size()

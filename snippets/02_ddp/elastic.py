@@ -79,10 +79,10 @@ def main() -> None:
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
         sys.exit("start with torchrun: torchrun --nproc-per-node=2 --max-restarts=2 elastic.py")
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if 12 % int(os.environ["WORLD_SIZE"]):  # of this life: another may have fewer nodes
+        sys.exit("the batch of 12 rows must divide among the ranks")
     device = setup(life)
     rank, n = dist.get_rank(), dist.get_world_size()
-    if 12 % n:
-        sys.exit("the batch of 12 rows must divide among the ranks")
 
     model, optimizer = make_training(device)
     first = load(model, optimizer)

@@ -201,10 +201,9 @@ def train(model: nn.Module, rank: int, n: int, device: torch.device, accumulate:
 
 
 def main() -> int:
-    device = start()
-    if BATCH % (2 * dist.get_world_size()):
-        dist.destroy_process_group()
+    if BATCH % (2 * int(os.environ.get("WORLD_SIZE", "1"))):
         sys.exit(f"twice the number of ranks must divide the batch of {BATCH}")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(rank)  # on purpose: every rank starts from different weights

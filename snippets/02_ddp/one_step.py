@@ -18,7 +18,7 @@ BOXES = [  # text, left edge, width, colour
 ]
 
 
-def text(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
+def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
@@ -27,7 +27,7 @@ def box(x: float, y: float, width: float, height: float, words: str, colour: str
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{colour}" '
         f'fill-opacity="0.1" stroke="{colour}" stroke-width="1.5"/>'
     )
-    return frame + text(x + width / 2, y + height / 2 + 5, words, colour)
+    return frame + caption(x + width / 2, y + height / 2 + 5, words, colour)
 
 
 def draw() -> str:
@@ -35,13 +35,13 @@ def draw() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="system-ui, sans-serif" font-size="14">',
-        text(132, 24, "different data", MUTED),
-        text(328, 24, "same parameters, own gradients", MUTED),
-        text(644, 24, "same parameters", MUTED),
+        caption(132, 24, "different data", MUTED),
+        caption(328, 24, "same parameters, own gradients", MUTED),
+        caption(644, 24, "same parameters", MUTED),
     ]
     for rank in range(RANKS):
         y = TOP + rank * ROW
-        parts.append(text(2, y + 25, f"rank {rank}", INK, "start"))
+        parts.append(caption(2, y + 25, f"rank {rank}", INK, "start"))
         for words, left, width, colour in BOXES:
             parts.append(box(left, y, width, 40, words.format(r=rank), colour))
         for left, right in ((202, 226), (310, 320), (430, 454), (572, 596)):
@@ -51,9 +51,11 @@ def draw() -> str:
     span = (RANKS - 1) * ROW + 40
     parts.append(box(454, TOP, 118, span, "", ORANGE))
     middle = TOP + span / 2
-    parts.append(text(513, middle - 6, "all-reduce", ORANGE))
-    parts.append(text(513, middle + 16, "mean gradient", ORANGE))
-    parts.append(text(WIDTH / 2, height - 12, "the parameters themselves never cross", MUTED))
+    parts.append(caption(513, middle - 6, "all-reduce", ORANGE))
+    parts.append(caption(513, middle + 16, "mean gradient", ORANGE))
+    parts.append(
+        caption(WIDTH / 2, height - 12, "the parameters themselves never cross", MUTED)
+    )
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -81,9 +81,17 @@ def random_states(device: torch.device) -> dict[str, list[torch.Tensor]]:
 
 
 def main() -> None:
+    kill, resume = "--kill" in sys.argv, "--resume" in sys.argv
+    if resume:
+        if not (CHECKPOINT.exists() and NEVER_KILLED.exists()):
+            sys.exit("nothing to resume here: run it without a flag first, then with --kill")
+        # every rank reads the file, onto the CPU: load_state_dict copies to the right device,
+        # and generator states must be CPU tensors
+        state = torch.load(CHECKPOINT, map_location="cpu", weights_only=True)
+        if state["world_size"] != int(os.environ.get("WORLD_SIZE", "1")):
+            sys.exit(f"{CHECKPOINT} was written by {state['world_size']} ranks: start as many")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
-    kill, resume = "--kill" in sys.argv, "--resume" in sys.argv
 
     def report(line: str) -> None:
         if rank == 0:
@@ -118,11 +126,6 @@ def main() -> None:
             except (OSError, RuntimeError) as error:
                 reason = str(error).partition(". ")[0]
                 report(f"{half_written} is half-written: {type(error).__name__}: {reason}")
-        # every rank reads the file, onto the CPU: load_state_dict copies to the right device,
-        # and generator states must be CPU tensors
-        state = torch.load(CHECKPOINT, map_location="cpu", weights_only=True)
-        if state["world_size"] != n:
-            sys.exit(f"{CHECKPOINT} was written by {state['world_size']} ranks, not {n}")
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         scheduler.load_state_dict(state["scheduler"])

@@ -97,10 +97,9 @@ def train(model: nn.Module, shard: slice, device: torch.device) -> list[torch.Te
 
 
 def main() -> None:
-    device = start()
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
+    if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)

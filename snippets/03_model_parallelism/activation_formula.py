@@ -43,7 +43,7 @@ def reduce_scatter(term: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
     return incoming.sum(dim=0)
 
 
-class SumOverRanks(torch.autograd.Function):
+class SumOverGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx, term, group):
         total = term.clone()
@@ -55,7 +55,7 @@ class SumOverRanks(torch.autograd.Function):
         return gradient, None
 
 
-class GatherTokens(torch.autograd.Function):
+class GatherTokensInGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx, shard, group):
         ctx.group = group
@@ -66,7 +66,7 @@ class GatherTokens(torch.autograd.Function):
         return reduce_scatter(gradient, ctx.group), None
 
 
-class ScatterSum(torch.autograd.Function):
+class ScatterSumInGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx, term, group):
         ctx.group = group
@@ -111,13 +111,13 @@ class Layer(nn.Module):
         if self.again:
             return GatheredLinear.apply(x, layer.weight, layer.bias, self.group)
         # f of plain TP is left out here: it keeps nothing, and only its backward does anything
-        return layer(GatherTokens.apply(x, self.group) if self.sequence else x)
+        return layer(GatherTokensInGroup.apply(x, self.group) if self.sequence else x)
 
     def row(self, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         term = layer(x)
         if self.sequence:
-            return ScatterSum.apply(term, self.group)
-        return SumOverRanks.apply(term, self.group)
+            return ScatterSumInGroup.apply(term, self.group)
+        return SumOverGroup.apply(term, self.group)
 
     def dropout(self, x: torch.Tensor) -> torch.Tensor:
         return torch.native_dropout(x, 0.1, True)[0]  # a byte for each element, as on a GPU
@@ -138,7 +138,7 @@ class Layer(nn.Module):
         return x + self.dropout(self.row(self.down, hidden))
 
 
-class Saved:
+class SavedBytes:
     """Bytes of the storages that autograd keeps; parameters and small statistics apart."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -165,7 +165,7 @@ def measure(group: dist.ProcessGroup, sequence: bool, again: bool, fused: bool):
     layer = Layer(group, sequence, again, fused)
     tokens = S // dist.get_world_size(group) if sequence else S
     x = torch.randn(B, tokens, H, dtype=torch.bfloat16, requires_grad=True)
-    saved = Saved(layer)
+    saved = SavedBytes(layer)
     with saved.watch():
         output = layer(x)
     output.sum().backward()

@@ -44,11 +44,10 @@ def start() -> torch.device:
 
 @torch.no_grad()
 def main() -> None:
+    if H % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"the number of ranks must divide {H}")
     device = start()
     rank, t = dist.get_rank(), dist.get_world_size()
-    if H % t:
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide {H}")
     torch.manual_seed(0)
     whole, x = nn.Linear(H, H).to(device), torch.randn(TOKENS, H).to(device)
     rows = whole.weight.chunk(t, dim=1)[rank]  # [out, in/t]

@@ -119,11 +119,10 @@ def start() -> torch.device:
 
 
 def main() -> None:
+    if S % (2 * int(os.environ.get("WORLD_SIZE", "1"))):
+        sys.exit(f"twice the number of ranks must divide {S} tokens")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
-    if S % (2 * n):
-        dist.destroy_process_group()
-        sys.exit(f"twice the number of ranks must divide {S} tokens")
 
     torch.manual_seed(0)
     whole = [torch.randn(B, HEADS, S, D).to(device) for _ in range(3)]

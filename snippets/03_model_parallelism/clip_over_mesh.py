@@ -29,8 +29,8 @@ from torch.distributed.tensor.parallel import (
 H, BATCH, MAX_NORM = 16, 32, 0.1
 
 
-def local(x: torch.Tensor) -> torch.Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def norm_of_shard(model: nn.Module) -> torch.Tensor:
@@ -69,11 +69,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mend", action="store_true")
     args = parser.parse_args()
+    if (4 * H) % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"the number of ranks must divide {4 * H}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
-    if (4 * H) % n:
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide {4 * H}")
     mesh = init_device_mesh(device.type, (n,), mesh_dim_names=("tp",))
 
     torch.manual_seed(0)

@@ -71,11 +71,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--gather", action="store_true")
     args = parser.parse_args()
+    if S % (2 * int(os.environ.get("WORLD_SIZE", "1"))):
+        sys.exit(f"twice the number of ranks must divide {S} tokens")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
-    if S % (2 * n):
-        dist.destroy_process_group()
-        sys.exit(f"twice the number of ranks must divide {S} tokens")
     mesh = init_device_mesh(device.type, (n,), mesh_dim_names=("cp",))
 
     torch.manual_seed(0)

@@ -87,10 +87,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if N % dist.get_world_size():
-        dist.destroy_process_group()
+    if N % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {N}")
+    device = start()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
     torch.manual_seed(0)
     x, w = torch.randn(2, N, N).to(device)

@@ -100,11 +100,10 @@ def start() -> torch.device:
 
 def main() -> None:
     global sent
+    if EXPERTS % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"the number of ranks must divide {EXPERTS} experts")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
-    if EXPERTS % n:
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide {EXPERTS} experts")
 
     torch.manual_seed(0)  # the same on every rank; the truth needs all of it, the rank a part
     router = nn.Linear(H, EXPERTS, bias=False).to(device)

@@ -48,11 +48,10 @@ def start() -> torch.device:
 
 
 def main() -> None:
+    if HEADS % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"the number of ranks must divide the {HEADS} heads")
     device = start()
     rank, t = dist.get_rank(), dist.get_world_size()
-    if HEADS % t:
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide the {HEADS} heads")
     torch.manual_seed(0)
     x = torch.randn(B, S, H).to(device)
     qkv, out = (torch.randn(rows, H).to(device) / H**0.5 for rows in (3 * H, H))

@@ -70,10 +70,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if LAYERS % dist.get_world_size():
-        dist.destroy_process_group()
+    if LAYERS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {LAYERS} layers")
+    device = start()
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same model and batch on every rank
     layers = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(LAYERS)]

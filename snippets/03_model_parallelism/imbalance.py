@@ -101,12 +101,11 @@ def draw(curves: dict[float, list[float]]) -> None:
 def main() -> None:
     if "LOCAL_RANK" not in os.environ:
         sys.exit("start this program with: torchrun --nproc-per-node=4 imbalance.py")
+    if EXPERTS % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"the number of ranks must divide {EXPERTS} experts")
     dist.init_process_group("gloo")  # reads the host's clock, so it stays on the CPU
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    if EXPERTS % n:
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide {EXPERTS} experts")
 
     curves: dict[float, list[float]] = {}
     times: list[float] = []

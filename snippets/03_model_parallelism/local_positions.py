@@ -28,7 +28,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.stack(pairs, dim=-1).flatten(-2)
 
 
-def gather(x: torch.Tensor) -> torch.Tensor:
+def all_tokens(x: torch.Tensor) -> torch.Tensor:
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x.contiguous())
     return torch.cat(parts, dim=-2)
@@ -37,7 +37,7 @@ def gather(x: torch.Tensor) -> torch.Tensor:
 def attend(q, k, v, of_rotation: torch.Tensor, of_mask: torch.Tensor) -> torch.Tensor:
     """Causal attention of this rank's queries to all keys, by the positions of its tokens."""
     q, k = rotate(q, of_rotation), rotate(k, of_rotation)
-    k, v = gather(k), gather(v)
+    k, v = all_tokens(k), all_tokens(v)
     allowed = torch.arange(S, device=q.device) <= of_mask[:, None]  # [s/n, s]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
@@ -60,11 +60,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mend", action="store_true")
     args = parser.parse_args()
+    if S % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"the number of ranks must divide {S} tokens")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
-    if S % n:
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide {S} tokens")
 
     torch.manual_seed(0)
     whole = [torch.randn(B, HEADS, S, D).to(device) for _ in range(3)]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-M, V, UNIT = 8, 2, 0.040  # micro-batches, chunks of the interleaved schedule, seconds
+M, UNIT = 8, 0.040  # micro-batches, seconds
 COLOURS = {"F": "#0b6e99", "B": "#c2410c", "W": "#15803d"}
 
 
@@ -24,6 +24,9 @@ class Op(NamedTuple):
     kind: str  # F, B or W
     micro: int
     stage: int
+
+
+Schedule = list[list[Op]]  # the operations of each rank, in its order
 
 
 def warm_up_then_alternate(n: int, warm_up: int, place: Callable) -> list[Op]:
@@ -36,29 +39,45 @@ def warm_up_then_alternate(n: int, warm_up: int, place: Callable) -> list[Op]:
     return ops
 
 
-def gpipe(p: int, r: int) -> list[Op]:
-    return [Op(kind, i, r) for kind in "FB" for i in range(M)]
+def gpipe(p: int, m: int) -> Schedule:
+    """All forwards, then all backwards."""
+    return [[Op(kind, i, r) for kind in "FB" for i in range(m)] for r in range(p)]
 
 
-def one_f_one_b(p: int, r: int) -> list[Op]:
-    return warm_up_then_alternate(M, min(p - 1 - r, M), lambda kind, i: (i, r))
+def one_f_one_b(p: int, m: int) -> Schedule:
+    """p-1-r forwards to warm up, then one forward and one backward in turn."""
+
+    def rank_ops(r: int) -> list[Op]:
+        return warm_up_then_alternate(m, min(p - 1 - r, m), lambda kind, i: (i, r))
+
+    return [rank_ops(r) for r in range(p)]
 
 
-def interleaved(p: int, r: int) -> list[Op]:
-    def place(kind: str, i: int) -> tuple[int, int]:
-        chunk = i // p % V if kind == "F" else V - 1 - i // p % V
-        return i // (p * V) * p + i % p, chunk * p + r
+def interleaved(p: int, m: int, v: int = 2) -> Schedule:
+    """1F1B over v chunks per rank: rank r holds stages r, r+p, …; m is a multiple of p."""
 
-    return warm_up_then_alternate(M * V, min(2 * (p - 1 - r) + (V - 1) * p, M * V), place)
+    def rank_ops(r: int) -> list[Op]:
+        def place(kind: str, i: int) -> tuple[int, int]:
+            """The i-th forward or backward: p micro-batches on a chunk, then the next chunk."""
+            chunk = i // p % v if kind == "F" else v - 1 - i // p % v
+            return i // (p * v) * p + i % p, chunk * p + r
+
+        return warm_up_then_alternate(m * v, min(2 * (p - 1 - r) + (v - 1) * p, m * v), place)
+
+    return [rank_ops(r) for r in range(p)]
 
 
-def zb_h1(p: int, r: int) -> list[Op]:
-    ops = []
-    for op in one_f_one_b(p, r):
-        ops.append(op)
-        if op.kind == "B" and op.micro >= r:
-            ops.append(Op("W", op.micro - r, r))
-    return ops + [Op("W", i, r) for i in range(max(M - r, 0), M)]
+def zb_h1(p: int, m: int) -> Schedule:
+    """1F1B with the backward in two: rank r keeps r of its W back, to fill gaps with them."""
+    schedule = []
+    for r, ops in enumerate(one_f_one_b(p, m)):
+        split = []
+        for op in ops:
+            split.append(op)
+            if op.kind == "B" and op.micro >= r:
+                split.append(Op("W", op.micro - r, r))
+        schedule.append(split + [Op("W", i, r) for i in range(max(m - r, 0), m)])
+    return schedule
 
 
 # --8<-- [start:run]
@@ -93,17 +112,18 @@ def tag(op: Op, stages: int) -> int:
     return (op.micro * stages + op.stage) * 2 + (op.kind == "B")
 
 
-def peak_live(ops: list[Op], v: int) -> float:
+def peak_live(ops: list[Op], v: int) -> Fraction:
+    """Most micro-batches whose activations a rank holds at once: from F to W, or to B."""
     release = "W" if any(op.kind == "W" for op in ops) else "B"
     live = peak = 0
     for op in ops:
         live += (op.kind == "F") - (op.kind == release)
         peak = max(peak, live)
-    return peak / v
+    return Fraction(peak, v)  # a chunk's activations are 1/v of a rank's
 
 
-def draw(results: list[tuple[str, list, list]], path: str) -> None:
-    """One panel per schedule, from (title, operations of each rank, spans of each rank)."""
+def draw(results: list[tuple[str, Schedule, list]], path: str) -> None:
+    """One panel per schedule, from (title, schedule, spans of each rank)."""
     import matplotlib  # here, since one rank alone draws
 
     matplotlib.use("svg")
@@ -111,15 +131,15 @@ def draw(results: list[tuple[str, list, list]], path: str) -> None:
 
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "bubble", "font.size": 11}
     figure, axes = plt.subplots(len(results), 1, figsize=(7, 7.2), sharex=True)
-    for axis, (title, every, spans) in zip(axes, results, strict=True):
+    for axis, (title, schedule, spans) in zip(axes, results, strict=True):
         zero = min(begin for times in spans for begin, _ in times)
-        for r, (ops, times) in enumerate(zip(every, spans, strict=True)):
+        for r, (ops, times) in enumerate(zip(schedule, spans, strict=True)):
             for op, (begin, end) in zip(ops, times, strict=True):
                 left, width = 1e3 * (begin - zero), 1e3 * (end - begin)
-                tone = 0.55 if op.stage >= len(every) else 1.0  # the second chunk of a rank
+                tone = 0.55 if op.stage >= len(schedule) else 1.0  # the second chunk of a rank
                 colour = COLOURS[op.kind]
                 axis.barh(r, width, 0.9, left, color=colour, alpha=tone, linewidth=0)
-        axis.set_yticks(range(len(every)), [f"rank {r}" for r in range(len(every))])
+        axis.set_yticks(range(len(schedule)), [f"rank {r}" for r in range(len(schedule))])
         axis.invert_yaxis()
         axis.set_title(title, loc="left", fontsize=11)
         axis.spines[["top", "right"]].set_visible(False)
@@ -135,7 +155,7 @@ def main() -> None:
         sys.exit("start with 2 or 4 ranks: torchrun --nproc-per-node=4 measured_bubble.py")
     dist.init_process_group("gloo")  # tags and host tensors: gloo, also where there are GPUs
     rank, p = dist.get_rank(), dist.get_world_size()
-    run(one_f_one_b(p, rank), p)  # connects the ranks, not counted
+    run(one_f_one_b(p, M)[rank], p)  # connects the ranks, not counted
 
     results = []
     if rank == 0:
@@ -144,13 +164,14 @@ def main() -> None:
     schedules = [
         ("GPipe", gpipe, 1),
         ("1F1B", one_f_one_b, 1),
-        ("interleaved 1F1B", interleaved, V),
+        ("interleaved 1F1B", interleaved, 2),
         ("ZB-H1", zb_h1, 1),
     ]
     for name, build, v in schedules:
+        schedule = build(p, M)
         dist.barrier()
         spans: list = [None] * p
-        dist.all_gather_object(spans, run(build(p, rank), p * v))
+        dist.all_gather_object(spans, run(schedule[rank], p * v))
         idle = p - 1 if build is zb_h1 else Fraction(3 * (p - 1), v)  # units of 40 ms
         predicted = float(idle / (3 * M + idle))
         begin = min(begin for times in spans for begin, _ in times)
@@ -160,11 +181,10 @@ def main() -> None:
         busy = sum(end - begin for times in spans for begin, end in times)
         measured = 1 - busy / (p * length)
         if rank == 0:
-            every = [build(p, r) for r in range(p)]
-            live = " ".join(f"{peak_live(ops, v):g}" for ops in every)
+            live = " ".join(f"{float(peak_live(ops, v)):g}" for ops in schedule)
             print(f"{name:16}  {predicted:9.1%}    ≈{measured:.1%}  {live}")
             title = f"{name}: {predicted:.1%} idle by the formula"
-            results.append((title, every, spans))
+            results.append((title, schedule, spans))
     if rank == 0:
         draw(results, "measured_bubble.svg")
 

@@ -74,10 +74,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if TOKENS % dist.get_world_size():
-        dist.destroy_process_group()
+    if TOKENS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the {TOKENS} tokens")
+    device = start()
     for summed in (False, True):
         first, last, apart = train(device, summed)
         if dist.get_rank() == 0:

@@ -158,10 +158,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if HEADS % dist.get_world_size():
-        dist.destroy_process_group()
+    if HEADS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the {HEADS} heads")
+    device = start()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
     torch.manual_seed(0)
     alone = Transformer().to(device)

@@ -153,11 +153,10 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    world = dist.get_world_size()
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     if S % math.lcm(*range(1, world + 1)):
-        dist.destroy_process_group()
         sys.exit(f"{S} tokens cannot be cut for every number of ranks up to {world}")
+    device = start()
     groups = [dist.new_group(list(range(n))) for n in range(1, world + 1)]
     if dist.get_rank() == 0:
         size = 4 * B * S * HEADS * D / KIB

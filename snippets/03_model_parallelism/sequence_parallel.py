@@ -21,14 +21,14 @@ B, S, H, HEADS = 2, 48, 192, 12  # 1, 2, 3 and 4 ranks divide the heads and the 
 calls: Counter[str] = Counter()
 
 
-def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+def counted_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
     calls["all-reduce"] += 1
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total
 
 
-def all_gather(shard: torch.Tensor) -> torch.Tensor:
+def counted_all_gather(shard: torch.Tensor) -> torch.Tensor:
     """[b, s/t, h] -> [b, s, h]"""
     calls["all-gather"] += 1
     parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
@@ -36,7 +36,7 @@ def all_gather(shard: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def reduce_scatter(term: torch.Tensor) -> torch.Tensor:
+def counted_reduce_scatter(term: torch.Tensor) -> torch.Tensor:
     """[b, s, h] -> [b, s/t, h]; by all-to-all, since gloo's own sends twice the bytes"""
     calls["reduce-scatter"] += 1
     outgoing = torch.stack(term.chunk(dist.get_world_size(), dim=1))  # [t, b, s/t, h]
@@ -50,11 +50,11 @@ class GatherTokens(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, shard):
-        return all_gather(shard)
+        return counted_all_gather(shard)
 
     @staticmethod
     def backward(ctx, gradient):
-        return reduce_scatter(gradient)
+        return counted_reduce_scatter(gradient)
 
 
 class ScatterSum(torch.autograd.Function):
@@ -62,11 +62,11 @@ class ScatterSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, term):
-        return reduce_scatter(term)
+        return counted_reduce_scatter(term)
 
     @staticmethod
     def backward(ctx, gradient):
-        return all_gather(gradient)
+        return counted_all_gather(gradient)
 
 
 class CopyToRanks(torch.autograd.Function):
@@ -76,13 +76,13 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return all_reduce(gradient)
+        return counted_all_reduce(gradient)
 
 
 class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, term):
-        return all_reduce(term)
+        return counted_all_reduce(term)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -146,11 +146,11 @@ def check(block: Block, whole: Block) -> None:
         torch.testing.assert_close(ours.grad, part, rtol=1e-4, atol=1e-4)
 
 
-def bytes_written() -> int:
-    """Bytes this process has given to write calls, sockets included; 0 if nobody counts."""
+def bytes_written() -> int | None:
+    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return 0  # NCCL does not write to its peers through the kernel
+        return None  # NCCL does not write to its peers through the kernel
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
@@ -169,10 +169,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if HEADS % dist.get_world_size():
-        dist.destroy_process_group()
+    if HEADS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the {HEADS} heads")
+    device = start()
     rank, t = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     whole = Block().to(device)
@@ -208,7 +207,7 @@ def main() -> None:
             parts = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
             factor = sum(parts[call] * count for call, count in calls.items())
             formula = factor * (t - 1) / t * 4 * B * S * H / 1024
-            sent = f"≈{(end - begin) / 1024:.0f} KiB" if end else "not here"
+            sent = "not here" if begin is None else f"≈{(end - begin) / 1024:.0f} KiB"
             print(f"{name:8} residual stream {tuple(output.shape)}: equal, with all gradients")
             print(f"         {counted}")
             print(f"         {factor} (t-1)/t bsh = {formula:.0f} KiB, sent by a rank {sent}")

@@ -129,11 +129,11 @@ def shard_like(ours: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def bytes_written() -> int:
-    """Bytes this process has given to write calls, sockets included; 0 if nobody counts."""
+def bytes_written() -> int | None:
+    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return 0  # NCCL does not write to its peers through the kernel
+        return None  # NCCL does not write to its peers through the kernel
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
@@ -152,10 +152,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if HEADS % dist.get_world_size():
-        dist.destroy_process_group()
+    if HEADS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the {HEADS} heads")
+    device = start()
     rank, t = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same block and the same input on every rank
     whole = Block().to(device)
@@ -191,9 +190,8 @@ def main() -> None:
         print(f"           all-reduces   KiB sent by a rank: formula {formula:.0f}")
         calls = in_forward, len(elements_reduced) - in_forward
         for phase, count in enumerate(calls):
-            sent = (
-                f"≈{(marks[phase + 1] - marks[phase]) / 1024:.0f}" if marks[2] else "not here"
-            )
+            before, after = marks[phase : phase + 2]
+            sent = "not here" if before is None else f"≈{(after - before) / 1024:.0f}"
             print(f"  {('forward', 'backward')[phase]:8}{count:13}   counted {sent}")
         count = len(gradients)
         print(f"output, gradient of the input and {count} gradients of parameters: equal")

@@ -36,7 +36,7 @@ class NormedBlock(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
-class Model(nn.Module):
+class NormedModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(NormedBlock() for _ in range(LAYERS))
@@ -48,7 +48,7 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def cut(model: Model, mesh: DeviceMesh) -> None:
+def cut(model: NormedModel, mesh: DeviceMesh) -> None:
     for block in model.blocks:
         parallelize_module(
             block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -90,7 +90,7 @@ def main() -> None:
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
 
     torch.manual_seed(0)
-    model = Model().to(device)
+    model = NormedModel().to(device)
     alone = copy.deepcopy(model)
     batches = [torch.randn(BATCH, H).to(device) for _ in range(STEPS)]
     cut(model, mesh)

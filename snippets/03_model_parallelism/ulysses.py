@@ -68,11 +68,11 @@ def start() -> torch.device:
 
 def main() -> None:
     global sent
-    device = start()
-    rank, n = dist.get_rank(), dist.get_world_size()
+    n = int(os.environ.get("WORLD_SIZE", "1"))
     if HEADS % n or S % n:
-        dist.destroy_process_group()
         sys.exit(f"the number of ranks must divide {HEADS} heads and {S} tokens")
+    device = start()
+    rank = dist.get_rank()
 
     torch.manual_seed(0)
     whole = [torch.randn(B, HEADS, S, D, device=device, requires_grad=True) for _ in range(3)]

@@ -90,11 +90,11 @@ def gathered_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(torch.cat(parts, dim=-1).flatten(0, 1), targets.flatten())
 
 
-def bytes_written() -> int:
-    """Bytes this process has given to write calls, sockets included; 0 if nobody counts."""
+def bytes_written() -> int | None:
+    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return 0  # NCCL does not write to its peers through the kernel
+        return None  # NCCL does not write to its peers through the kernel
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
@@ -113,10 +113,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if V % dist.get_world_size():
-        dist.destroy_process_group()
+    if V % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the vocabulary of {V}")
+    device = start()
     rank, t = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     table, mixer = torch.randn(V, H).to(device), torch.randn(H, H).to(device)
@@ -152,7 +151,8 @@ def main() -> None:
             ("three all-reduces of bs", three, 0),
             ("an all-gather of the logits", gather, 1),
         ):
-            sent = f"≈{(marks[begin + 1] - marks[begin]) / 1024:.1f} KiB" if marks[2] else "–"
+            before, after = marks[begin : begin + 2]
+            sent = "–" if before is None else f"≈{(after - before) / 1024:.1f} KiB"
             print(f"  {name:28} {size / 1024:9.1f} KiB  {sent:>10}")
         print(f"ratio of the formulas: V/6 = {V // 6}")
 

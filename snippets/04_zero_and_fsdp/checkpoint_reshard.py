@@ -115,10 +115,9 @@ def main() -> None:
         sys.exit("start this with: torchrun --nproc-per-node=4 checkpoint_reshard.py save|load")
     if sys.argv[1] == "load" and not Path("checkpoint/.metadata").exists():
         sys.exit("there is no checkpoint here: run it with `save` first")
-    device = start()
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
+    if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     model, optimizer = build(seed=0 if sys.argv[1] == "save" else 99, device=device)
     rest = range(SAVED_AT, LAST)

@@ -93,10 +93,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
+    if BATCH % (MICRO * int(os.environ.get("WORLD_SIZE", "1"))):
+        sys.exit(f"the number of ranks must divide the micro-batches of {BATCH // MICRO}")
     device = start()
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
-        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)

@@ -28,7 +28,7 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
-def shard(model: nn.Sequential) -> nn.Sequential:
+def shard_blocks(model: nn.Sequential) -> nn.Sequential:
     """Bottom up: each block is a group of its own, the root takes what is left."""
     for block in model:
         fully_shard(block)
@@ -50,16 +50,15 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
+    if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     models = {
-        "FSDP2": shard(copy.deepcopy(alone)),
+        "FSDP2": shard_blocks(copy.deepcopy(alone)),
         "DDP": DistributedDataParallel(copy.deepcopy(alone)),
         "one process": alone,
     }

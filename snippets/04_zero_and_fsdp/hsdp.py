@@ -82,10 +82,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if dist.get_world_size() != 4:
-        dist.destroy_process_group()
+    if os.environ.get("WORLD_SIZE") != "4":
         sys.exit("hsdp.py needs 4 ranks: torchrun --nproc-per-node=4 hsdp.py")
+    device = start()
     rank = dist.get_rank()
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)

@@ -36,14 +36,14 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
-class Memory(TorchDispatchMode):
+class MemoryTrace(TorchDispatchMode):
     """Bytes of the live storages that operators have returned, and how they came and went."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used, self.trace, self.sizes = 0, [], {}
 
-    def __enter__(self) -> "Memory":
+    def __enter__(self) -> "MemoryTrace":
         self.resize = resize = torch.UntypedStorage.resize_
 
         def resize_and_note(storage: torch.UntypedStorage, size: int):
@@ -92,7 +92,7 @@ def measure(reshard: bool | None, device: torch.device) -> dict[str, list[int]]:
     torch.manual_seed(0)
     inputs = torch.randn(BATCH, H)[rank::n].to(device)
     traces = {}
-    with Memory() as memory:
+    with MemoryTrace() as memory:
         model = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
         if reshard is not None:
             for block in model:
@@ -164,10 +164,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
+    if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     psi = LAYERS * (8 * H * H + 5 * H)
     results = {name: measure(reshard, device) for name, (reshard, *_) in CASES.items()}

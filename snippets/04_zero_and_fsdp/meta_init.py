@@ -73,6 +73,8 @@ def start() -> torch.device:
 
 
 def main() -> int:
+    if H % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"the number of ranks must divide {H}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

@@ -68,11 +68,13 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if BATCH % dist.get_world_size():
-        dist.destroy_process_group()
+    n = int(os.environ.get("WORLD_SIZE", "1"))
+    if BATCH % n:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
-    rank, n = dist.get_rank(), dist.get_world_size()
+    if n == 1:
+        sys.exit(f"one rank gathers nothing: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    device = start()
+    rank = dist.get_rank()
     inputs = torch.randn(BATCH // n, H).to(device)
     for by in (None, 1, 2):
         torch.manual_seed(0)

@@ -72,10 +72,9 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
-    if dist.get_world_size() != 4:
-        dist.destroy_process_group()
+    if os.environ.get("WORLD_SIZE") != "4":
         sys.exit("reshard_after_forward.py needs 4 ranks: torchrun --nproc-per-node=4")
+    device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)

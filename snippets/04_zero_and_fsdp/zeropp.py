@@ -84,13 +84,10 @@ def error(approximate: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def main() -> None:
-    if "RANK" not in os.environ:
-        sys.exit("start this with: torchrun --nproc-per-node=4 zeropp.py")
+    if os.environ.get("WORLD_SIZE") != "4":
+        sys.exit("two nodes of two ranks: torchrun --nproc-per-node=4 zeropp.py")
     dist.init_process_group("gloo")  # counts bytes of two pretended nodes: CPU only
     rank, n = dist.get_rank(), dist.get_world_size()
-    if n != 4:
-        dist.destroy_process_group()
-        sys.exit("this program plays two nodes of two ranks: start it with 4 ranks")
     wire = Wire()
     node_ranks = range(wire.mine * NODE, wire.mine * NODE + NODE)
     across_ranks = range(rank % NODE, n, NODE)

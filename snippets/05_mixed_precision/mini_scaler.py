@@ -11,7 +11,7 @@ from torch import nn
 STEPS, OVERFLOWS = 20, {6, 7, 14}
 
 
-class Scaler:
+class MiniScaler:
     """Multiply the loss, divide the gradients, skip on an infinity, and adapt the factor."""
 
     def __init__(self, scale: float = 2.0**16, growth_interval: int = 2000) -> None:
@@ -57,7 +57,7 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def main() -> None:
-    ours, theirs = Scaler(growth_interval=4), torch.amp.GradScaler("cpu", growth_interval=4)
+    ours, theirs = MiniScaler(growth_interval=4), torch.amp.GradScaler("cpu", growth_interval=4)
     runs = [(ours, *build()), (theirs, *build())]
     data = torch.randn(STEPS, 16, 32)
     print("step  scale     ours     torch    good steps  what happened")

@@ -21,18 +21,19 @@ HEADS = ("parameters", "optimizer state", "gradients", "activations", "temporari
 class Layer(nn.Module):
     """A pre-norm transformer layer, attention written out, without dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, h: int, a: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(H), nn.LayerNorm(H)
-        self.qkv, self.out = nn.Linear(H, 3 * H), nn.Linear(H, H)
-        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+        self.a = a
+        self.norm1, self.norm2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.qkv(self.norm1(x)).view(B, S, 3, A, H // A)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # [b, a, s, h/a] each
-        scores = (q @ k.transpose(2, 3)) * (H // A) ** -0.5  # [b, a, s, s]
-        mixed = scores.softmax(-1) @ v
-        x = x + self.out(mixed.transpose(1, 2).reshape(B, S, H))
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, self.a, -1).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(2, 3) / (h // self.a) ** 0.5  # [b, a, s, s]
+        mixed = scores.softmax(dim=-1) @ v
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, s, h))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -40,7 +41,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, H)
-        self.layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+        self.layers = nn.Sequential(*(Layer(H, A) for _ in range(LAYERS)))
         self.norm, self.head = nn.LayerNorm(H), nn.Linear(H, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -114,7 +114,7 @@ class Expandable:
         self.mapped = set().union(*(self.pages(*piece) for piece in self.taken))
 
 
-class Layer(nn.Module):
+class UnbatchedLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(H), nn.LayerNorm(H)
@@ -160,7 +160,7 @@ def training(lengths: list[int], keep: bool = True) -> Iterator[list[tuple[int, 
     """What each step allocates and frees, the first with the building of the model."""
     with LargeTrace() as trace:
         with torch.device("meta"):
-            model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+            model = nn.Sequential(*(UnbatchedLayer() for _ in range(LAYERS)))
         adam, kept = torch.optim.Adam(model.parameters(), foreach=False), []
         for length in lengths:
             output = model(torch.empty(length, H, device="meta"))

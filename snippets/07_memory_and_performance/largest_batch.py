@@ -43,24 +43,26 @@ class Limited(TorchDispatchMode):
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, h: int, a: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(H), nn.LayerNorm(H)
-        self.qkv, self.out = nn.Linear(H, 3 * H), nn.Linear(H, H)
-        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+        self.a = a
+        self.norm1, self.norm2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [b, s, h]
-        heads = self.qkv(self.norm1(x)).view(*x.shape[:2], 3, A, H // A)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # [b, a, s, h/a] each
-        weights = ((q @ k.transpose(2, 3)) * (H // A) ** -0.5).softmax(-1)
-        x = x + self.out((weights @ v).transpose(1, 2).reshape(x.shape))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, self.a, -1).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(2, 3) / (h // self.a) ** 0.5  # [b, a, s, s]
+        mixed = scores.softmax(dim=-1) @ v
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, s, h))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 def peak(batch: int, limit: float = float("inf")) -> int:
     """Peak bytes of a training step, the optimizer's states included."""
     with Limited(limit) as memory, torch.device("meta"):
-        body = [Layer() for _ in range(LAYERS)]
+        body = [Layer(H, A) for _ in range(LAYERS)]
         head = nn.Linear(H, VOCABULARY, bias=False)
         model = nn.Sequential(nn.Embedding(VOCABULARY, H), *body, nn.LayerNorm(H), head)
         states = [torch.zeros_like(p) for p in model.parameters() for _ in range(2)]

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 S, H, A, LAYERS = 256, 64, 8, 4
 
 
-class Layer(nn.Module):
+class NormlessLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(H, 3 * H), nn.Linear(H, H)
@@ -114,7 +114,7 @@ def peak_by_line(snapshot: dict) -> tuple[int, Counter]:
 
 def step(device: str) -> nn.Module:
     with torch.device(device):
-        model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+        model = nn.Sequential(*(NormlessLayer() for _ in range(LAYERS)))
         model(torch.randn(S, H)).square().mean().backward()
     return model
 

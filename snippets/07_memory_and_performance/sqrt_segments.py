@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 LAYERS, TOKENS, H = 64, 64, 16
 
 
-class Layer(nn.Module):
+class TwoTanh(nn.Module):
     """Two tanh in a row: each keeps its output, so a layer keeps r = 2 times its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [tokens, h]
@@ -50,7 +50,7 @@ class Live(TorchDispatchMode):
 
 def peak(segments: int) -> tuple[float, int]:
     """Peak in layer inputs, and how many layers ran forward; 0 segments: no checkpoints."""
-    layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+    layers = nn.Sequential(*(TwoTanh() for _ in range(LAYERS)))
     calls = []
     for layer in layers:
         layer.register_forward_hook(lambda *_: calls.append(1))

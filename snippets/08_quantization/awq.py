@@ -10,7 +10,7 @@ import torch
 TOKENS, K, N, GROUP, BITS = 1024, 512, 512, 128, 3
 
 
-def nearest(w: torch.Tensor) -> torch.Tensor:
+def round_to_nearest(w: torch.Tensor) -> torch.Tensor:
     """Round to 2^BITS levels with one scale per output and group of inputs; w [n, k]."""
     grouped = w.unflatten(1, (-1, GROUP))
     top = 2 ** (BITS - 1) - 0.5
@@ -39,7 +39,7 @@ def main() -> None:
         "largest activations": x.norm(dim=0).topk(few).indices,
     }
     for name, columns in keep.items():
-        q = nearest(w)
+        q = round_to_nearest(w)
         q[:, columns] = w[:, columns]
         keep[name] = error(q)
         print(f"floats kept: {name:20} error {keep[name]:6.1%}")
@@ -51,7 +51,7 @@ def main() -> None:
     errors = {}
     for tenths in range(0, 11):
         scale = x.abs().mean(0) ** (tenths / 10)
-        errors[tenths] = error(nearest(w * scale) / scale)
+        errors[tenths] = error(round_to_nearest(w * scale) / scale)
     # --8<-- [end:search]
     best = min(errors, key=errors.get)
     for tenths in sorted({0, 2, 4, best, 6, 8, 10}):
@@ -67,7 +67,7 @@ def main() -> None:
     for s in (1, 2, 4, 8, 16):
         scale = torch.ones(K, dtype=torch.float64)
         scale[column] = s
-        off = nearest(w * scale) / scale - w
+        off = round_to_nearest(w * scale) / scale - w
         own[s], rest[s] = off[:, column].norm().item(), off[:, others].norm().item()
         layer[s] = error(w + off)
         if s > 1:

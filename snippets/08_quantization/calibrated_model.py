@@ -100,7 +100,7 @@ def percentile(x: torch.Tensor, bits: int, share: float = 0.999) -> float:
     return x.abs().kthvalue(int(share * x.numel())).values.item()
 
 
-def quantize(x: torch.Tensor, clip: float, bits: int) -> torch.Tensor:
+def quantize_clipped(x: torch.Tensor, clip: float, bits: int) -> torch.Tensor:
     """Round symmetrically within [-clip, clip] and return what comes back."""
     largest = 2 ** (bits - 1) - 1
     step = clip / largest
@@ -108,7 +108,7 @@ def quantize(x: torch.Tensor, clip: float, bits: int) -> torch.Tensor:
 
 
 def error(x: torch.Tensor, clip: float, bits: int) -> float:
-    return (quantize(x, clip, bits) - x).square().mean().item()
+    return (quantize_clipped(x, clip, bits) - x).square().mean().item()
 
 
 def least_squares(x: torch.Tensor, bits: int) -> float:
@@ -159,7 +159,7 @@ def quantized_bits(model, held_out, clips: dict[nn.Linear, float], bits: int) ->
     """Bits per character with every Linear's input rounded and clamped to its range."""
 
     def replace(layer: nn.Linear, args: tuple[torch.Tensor]) -> torch.Tensor:
-        return quantize(args[0], clips[layer], bits)
+        return quantize_clipped(args[0], clips[layer], bits)
 
     hooks = [layer.register_forward_pre_hook(replace) for layer in clips]
     result = bits_per_character(model, held_out)
@@ -185,7 +185,8 @@ def main() -> None:
     print(f"{len(inputs)} layers, each calibrated on 1,024 characters")
     x = inputs[model.head]
     theirs = torch.fake_quantize_per_tensor_affine(x, 1 / 7, 0, -7, 7)  # 4 bits, clip 1
-    assert ((quantize(x, 1.0, 4) - theirs).abs() > 0.5 / 7).float().mean() < 1e-3  # ties
+    apart = (quantize_clipped(x, 1.0, 4) - theirs).abs() > 0.5 / 7
+    assert apart.float().mean() < 1e-3  # ties
     added: dict[tuple, float] = {}
     clipped: dict[tuple, float] = {}
     widths = (8, 5, 4)

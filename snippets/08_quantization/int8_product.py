@@ -21,7 +21,7 @@ def parameters(x: torch.Tensor) -> tuple[float, int]:
     return scale, round(-low / scale) - 128
 
 
-def quantize(x: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+def to_int8(x: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
     return ((x / scale).round() + zero).clamp(-128, 127).to(torch.int8)
 
 
@@ -48,7 +48,7 @@ def main() -> None:
     a = torch.rand(64, 1024, generator=generator) * 3 - 1  # off centre: its zero point is not 0
     b = torch.randn(1024, 128, generator=generator)
     (sa, za), (sb, zb) = parameters(a), parameters(b)
-    qa, qb = quantize(a, sa, za), quantize(b, sb, zb)
+    qa, qb = to_int8(a, sa, za), to_int8(b, sb, zb)
     print(f"zero points {za} and {zb}")
 
     integers = product(qa, za, qb, zb)

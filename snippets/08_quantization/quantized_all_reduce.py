@@ -47,7 +47,10 @@ def dequantize(sent: torch.Tensor) -> torch.Tensor:
 
 # --8<-- [start:all_reduce]
 def all_reduce_int8(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the sum of x over all ranks, and the bytes this rank sent."""
+    """Return the sum of x over all ranks, and the bytes this rank sent.
+
+    Each rank has a whole number of the blocks of x.
+    """
     n = dist.get_world_size()
     mine = quantize(x).view(n, -1, BLOCK + 4)  # row r is for rank r
     theirs = torch.empty_like(mine)
@@ -84,6 +87,8 @@ def ring_int8(x: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
+    if NUMBERS // BLOCK % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"the number of ranks must divide {NUMBERS // BLOCK} blocks")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     x = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(rank)).to(device)

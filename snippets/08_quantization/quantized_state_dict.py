@@ -12,7 +12,7 @@ except ImportError:
     sys.exit("this program needs torchao: pip install torchao==0.18.0")
 
 
-def new() -> nn.Sequential:
+def float_model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 64))
 
@@ -22,7 +22,7 @@ def last_line(error: Exception) -> str:
 
 
 def main() -> None:
-    quantized = new()
+    quantized = float_model()
     quantize_(quantized, Int8WeightOnlyConfig())
     file = io.BytesIO()
     torch.save(quantized.state_dict(), file)
@@ -31,8 +31,8 @@ def main() -> None:
     # --8<-- [start:fails]
     saved = torch.load(file)
     for name, model, state in (
-        ("quantized into float", new(), saved),
-        ("float into quantized", quantized, new().state_dict()),
+        ("quantized into float", float_model(), saved),
+        ("float into quantized", quantized, float_model().state_dict()),
     ):
         try:
             model.load_state_dict(state)
@@ -43,7 +43,7 @@ def main() -> None:
 
     # --8<-- [start:mend]
     with torch.device("meta"):
-        empty = new()  # no floats are ever allocated
+        empty = float_model()  # no floats are ever allocated
     empty.load_state_dict(saved, assign=True)  # the checkpoint's tensors become the parameters
     # --8<-- [end:mend]
     x = torch.randn(4, 64)

@@ -7,7 +7,8 @@ more is lost, with unlike scales errors add up, and if scales creep they all poi
 import torch
 
 
-def quantize(x: torch.Tensor, bits: int, clip: float) -> torch.Tensor:
+def quantize_clipped(x: torch.Tensor, clip: float, bits: int) -> torch.Tensor:
+    """Round symmetrically within [-clip, clip] and return what comes back."""
     largest = 2 ** (bits - 1) - 1
     step = clip / largest
     return (x / step).round().clamp(-largest, largest) * step
@@ -22,8 +23,8 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(2**18, generator=generator, dtype=torch.float64) * 2 - 1
     # --8<-- [start:twice]
-    direct = quantize(x, 4, clip=1.0)
-    by_eight = quantize(quantize(x, 8, clip=1.0), 4, clip=1.0)
+    direct = quantize_clipped(x, 1.0, 4)
+    by_eight = quantize_clipped(quantize_clipped(x, 1.0, 8), 1.0, 4)
     # --8<-- [end:twice]
     moved = (direct != by_eight).double().mean().item()
     # 14 borders between the 15 levels, each missed by a quarter of the fine step on average
@@ -45,7 +46,7 @@ def main() -> None:
     for name, clips in chains.items():
         y = x
         for clip in clips:
-            y = quantize(y, 8, clip)
+            y = quantize_clipped(y, clip, 8)
         independent = sum((clip / 127) ** 2 / 12 for clip in clips) ** 0.5
         # --8<-- [end:chain]
         once = (clips[0] / 127) / 12**0.5

@@ -67,7 +67,7 @@ def without_cache(model: CachedCharModel, ids: list[int]) -> torch.Tensor:
 
 
 # --8<-- [start:engine]
-class Slots:
+class ChunkedSlots:
     """A cache [layers, 2, slots, a, context, h/a]; every row has a length of its own."""
 
     def __init__(self, model: CachedCharModel, slots: int) -> None:
@@ -99,9 +99,11 @@ class Slots:
         return logits
 
 
-def serve(model: CachedCharModel, prompt: list[int], budget: int) -> tuple[Slots, list, list]:
+def serve(
+    model: CachedCharModel, prompt: list[int], budget: int
+) -> tuple[ChunkedSlots, list, list]:
     """24 steps of at most `budget` tokens, a long prompt from the fifth on; gaps and logits."""
-    engine, gaps, logits, done = Slots(model, 8), [], [], 0
+    engine, gaps, logits, done = ChunkedSlots(model, 8), [], [], 0
     for slot in range(7):
         engine.run(slot, list(range(slot, slot + 16)))
     for step in range(24):

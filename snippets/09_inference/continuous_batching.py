@@ -108,7 +108,7 @@ def train(model: nn.Module, ids: torch.Tensor, steps=500, rows=8, context=64, lr
 class Slots:
     """A cache [layers, 2, slots, a, context, h/a]; every row has a length of its own."""
 
-    def __init__(self, model: TrainedCharModel) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
         hidden, heads = model.token.embedding_dim, model.blocks[0].heads
         self.cache = torch.zeros(len(model.blocks), 2, SLOTS, heads, CONTEXT, hidden // heads)

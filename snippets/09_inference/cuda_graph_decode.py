@@ -17,16 +17,17 @@ HIDDEN, HEADS, LAYERS, MOST, VOCABULARY = 1024, 16, 16, 512, 4096
 class StaticBlock(nn.Module):
     """One token over a static cache, as in static_cache.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int, heads: int, most: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
-        self.register_buffer("keys", torch.zeros(1, HEADS, MOST, HIDDEN // HEADS))
-        self.register_buffer("values", torch.zeros(1, HEADS, MOST, HIDDEN // HEADS))
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.register_buffer("keys", torch.zeros(1, heads, most, hidden // heads))
+        self.register_buffer("values", torch.zeros(1, heads, most, hidden // heads))
 
     def forward(self, x, position, seen):  # x [1, h]
-        q, k, v = self.qkv(self.norm1(x)).view(3, 1, HEADS, 1, -1)
+        q, k, v = self.qkv(self.norm1(x)).view(3, 1, self.heads, 1, -1)
         self.keys.index_copy_(2, position, k)
         self.values.index_copy_(2, position, v)
         mixed = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=seen)
@@ -38,7 +39,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(VOCABULARY, HIDDEN), nn.Embedding(MOST, HIDDEN)
-        self.blocks = nn.ModuleList(StaticBlock() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(StaticBlock(HIDDEN, HEADS, MOST) for _ in range(LAYERS))
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
     def forward(self, token, position):  # both [1]

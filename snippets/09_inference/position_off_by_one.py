@@ -55,7 +55,7 @@ class ConcatBlock(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x)))), (k, v)
 
 
-class CachedModel(nn.Module):
+class ShiftedModel(nn.Module):
     """ids [b, s] of new tokens and the cache of the old -> logits [b, s, v] and the cache."""
 
     def __init__(self, vocabulary: int, hidden=64, heads=4, layers=2, context=32) -> None:
@@ -77,7 +77,7 @@ class CachedModel(nn.Module):
         return self.head(self.norm(x)), kept
 
 
-def train_cached(model: CachedModel, ids, steps=500, rows=8, context=32, lr=1e-2) -> None:
+def train_cached(model: ShiftedModel, ids, steps=500, rows=8, context=32, lr=1e-2) -> None:
     """As in chapter 08; the cache that comes with the logits is not needed here."""
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -95,7 +95,7 @@ def train_cached(model: CachedModel, ids, steps=500, rows=8, context=32, lr=1e-2
 
 # --8<-- [start:read]
 @torch.no_grad()
-def read(model: CachedModel, windows: torch.Tensor, shift: int | None) -> float:
+def read(model: ShiftedModel, windows: torch.Tensor, shift: int | None) -> float:
     """Bits per character from 8 given ones on, decoded with the cache; None: position 0."""
     logits, cache = model(windows[:, :8])
     bits = 0.0
@@ -110,7 +110,7 @@ def read(model: CachedModel, windows: torch.Tensor, shift: int | None) -> float:
 
 
 @torch.no_grad()
-def write(model: CachedModel, prompt: torch.Tensor, characters: int, shift: int) -> list[int]:
+def write(model: ShiftedModel, prompt: torch.Tensor, characters: int, shift: int) -> list[int]:
     logits, cache = model(prompt)
     written = []
     for _ in range(characters):
@@ -123,7 +123,7 @@ def main() -> None:
     torch.set_num_threads(1)
     alphabet, text, held_out = unicode_names()
     torch.manual_seed(0)
-    model = CachedModel(len(alphabet))
+    model = ShiftedModel(len(alphabet))
     train_cached(model, text)
     windows = held_out[: 32 * 200].view(200, 32)
 

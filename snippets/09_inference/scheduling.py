@@ -24,7 +24,7 @@ class Job:
     last: float = 0.0
 
 
-def load(rate: float = RATE) -> list[Job]:
+def jobs(rate: float = RATE) -> list[Job]:
     dice, clock, requests = random.Random(0), 0.0, []
     for _ in range(REQUESTS):
         clock += dice.expovariate(rate)
@@ -80,7 +80,7 @@ def alone(r: Job) -> float:
 
 
 def main() -> None:
-    requests = load(rate=1e6)  # all at once: what the server can do
+    requests = jobs(rate=1e6)  # all at once: what the server can do
     serve(requests, POLICIES["first come"])
     most = REQUESTS / max(r.last for r in requests)
     print(f"{RATE} requests/s to a server that can do {most:.0f}")
@@ -88,7 +88,7 @@ def main() -> None:
     print("policy           mean latency      p50       p99    worst   slowdown p99")
     mean, worst = {}, {}
     for name, policy in POLICIES.items():
-        requests = load()
+        requests = jobs()
         serve(requests, policy)
         assert all(r.done == r.output for r in requests)
         latency = sorted(r.last - r.arrival for r in requests)
@@ -102,7 +102,7 @@ def main() -> None:
         )
     half = {}
     for name, policy in POLICIES.items():
-        requests = load(RATE / 2)
+        requests = jobs(RATE / 2)
         serve(requests, policy)
         half[name] = sum(r.last - r.arrival for r in requests) / REQUESTS
     print(f"at half the load: {1e3 * min(half.values()):.0f} ms with each of the five")

@@ -63,12 +63,15 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 class Slots:
     """A cache [layers, 2, slots, a, context, h/a]; every row has a length of its own."""
 
-    def __init__(self, model: CachedCharModel) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.cache = torch.zeros(len(model.blocks), 2, SLOTS, 4, CONTEXT, 16)
+        hidden, heads = model.token.embedding_dim, model.blocks[0].heads
+        self.cache = torch.zeros(len(model.blocks), 2, SLOTS, heads, CONTEXT, hidden // heads)
         self.length = torch.zeros(SLOTS, dtype=torch.long)
 
-    def prefill(self, slot: int, prompt: torch.Tensor) -> int:
+    def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:
+        """Run a prompt [s] and keep its keys and values; the logits [v] after it."""
+
         def attend(layer: int):
             def write_and_mix(q, k, v):
                 self.cache[layer, :, slot, :, : len(prompt)] = torch.cat([k, v])
@@ -76,16 +79,18 @@ class Slots:
 
             return write_and_mix
 
-        attends = [attend(layer) for layer in range(len(self.model.blocks))]
-        logits = self.model(prompt[None], torch.arange(len(prompt))[None], attends)
+        layers = range(len(self.model.blocks))
+        positions = torch.arange(len(prompt))[None]
+        logits = self.model(prompt[None], positions, [attend(layer) for layer in layers])
         self.length[slot] = len(prompt)
-        return int(logits[0, -1].argmax())
+        return logits[0, -1]
 
-    def step(self, slots: list[int], last: list[int]) -> list[int]:
+    def step(self, slots: list[int], last: torch.Tensor) -> torch.Tensor:
+        """One more token for each of `slots`, whose latest is `last` [b]; logits [b, v]."""
         rows = torch.tensor(slots)
-        here = self.length[rows]
+        here = self.length[rows]  # where the new key goes, another place in every row
         width = int(here.max()) + 1
-        visible = (torch.arange(width) <= here[:, None])[:, None, None]
+        visible = (torch.arange(width) <= here[:, None])[:, None, None]  # [b, 1, 1, width]
 
         def attend(layer: int):
             def write_and_mix(q, k, v):
@@ -97,10 +102,10 @@ class Slots:
 
             return write_and_mix
 
-        attends = [attend(layer) for layer in range(len(self.model.blocks))]
-        logits = self.model(torch.tensor(last)[:, None], here[:, None], attends)
+        layers = range(len(self.model.blocks))
+        logits = self.model(last[:, None], here[:, None], [attend(layer) for layer in layers])
         self.length[rows] += 1
-        return logits[:, 0].argmax(-1).tolist()
+        return logits[:, 0]
 
 
 # --8<-- [start:server]
@@ -132,10 +137,12 @@ class Server:
         """Prefill what is new, and one more token for the rest; the tokens, by slot."""
         drawn = {}
         if running:
-            last = [state["last"] for state in running.values()]
-            drawn = dict(zip(running, self.engine.step(list(running), last), strict=True))
+            last = torch.tensor([state["last"] for state in running.values()])
+            logits = self.engine.step(list(running), last)
+            drawn = dict(zip(running, logits.argmax(-1).tolist(), strict=True))
         for slot, state in new.items():
-            drawn[slot] = self.engine.prefill(slot, torch.tensor(state["prompt"]))
+            logits = self.engine.prefill(slot, torch.tensor(state["prompt"]))
+            drawn[slot] = int(logits.argmax())
         return drawn
 
     async def run(self) -> None:

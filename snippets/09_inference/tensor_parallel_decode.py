@@ -89,10 +89,9 @@ def decode(weights: dict, prompt: list[int], tokens: int, reduce) -> tuple:
 
 @torch.no_grad()
 def main() -> None:
-    device = start()
-    if HEADS % dist.get_world_size():
-        dist.destroy_process_group()
+    if HEADS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"{HEADS} heads are split evenly over 1, 2 or 4 ranks")
+    device = start()
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
     weights = make_weights(device)

@@ -21,14 +21,15 @@ class StaticBlock(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
-        self.keys, self.values = torch.zeros(2, 1, heads, most, hidden // heads)
+        self.register_buffer("keys", torch.zeros(1, heads, most, hidden // heads))
+        self.register_buffer("values", torch.zeros(1, heads, most, hidden // heads))
 
     def forward(self, x, position, seen):  # x [1, h]
         q, k, v = self.qkv(self.norm1(x)).view(3, 1, self.heads, 1, -1)
         self.keys.index_copy_(2, position, k)
         self.values.index_copy_(2, position, v)
         mixed = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=seen)
-        x = x + self.out(mixed.view(1, -1))
+        x = x + self.out(mixed.reshape(1, -1))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 

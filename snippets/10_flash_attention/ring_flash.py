@@ -142,12 +142,11 @@ def start() -> torch.device:
 
 
 def main() -> None:
+    if TOKENS % (2 * int(os.environ.get("WORLD_SIZE", "1"))):
+        sys.exit(f"twice the number of ranks must divide {TOKENS} tokens")
     device = start()
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
-    if TOKENS % (2 * n):
-        dist.destroy_process_group()
-        sys.exit(f"twice the number of ranks must divide {TOKENS} tokens")
 
     torch.manual_seed(0)
     whole = [torch.randn(B, A, TOKENS, D, device=device, requires_grad=True) for _ in range(3)]

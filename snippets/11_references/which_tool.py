@@ -136,7 +136,7 @@ def run(mistakes: list, tool: str, folder: Path) -> list[int]:
     for rank in range(2):
         if (pid := os.fork()) == 0:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
-            signal.alarm(60)
+            signal.alarm(600)
             run_rank(mistakes, tool, rank, folder)
             os._exit(0)
         children.append(pid)

@@ -125,11 +125,11 @@ def fork_rank_with(rank: int, tool: str, folder: Path) -> int:
     if pid := os.fork():
         return pid
     try:
-        signal.alarm(60)  # whatever happens, no rank outlives this
+        signal.alarm(600)  # whatever happens, no rank outlives this
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if tool == "DETAIL" else "OFF"
         dist.set_debug_level_from_env()
         store = dist.FileStore(str(folder / f"store.{tool}"), RANKS)
-        timeout = timedelta(seconds=20)
+        timeout = timedelta(seconds=300)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )

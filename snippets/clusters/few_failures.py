@@ -10,9 +10,10 @@ import random
 BETWEEN, SAVE, RESTART = 54 * 24 * 60 / 419, 1.0, 10.0  # minutes
 
 
-def goodput(interval: float) -> float:
-    attempts = math.expm1((interval + SAVE) / BETWEEN)
-    return interval / BETWEEN * math.exp(-RESTART / BETWEEN) / attempts
+def goodput(interval: float, save: float, restart: float, between: float) -> float:
+    """Useful share of the time (Daly's cost, inverted). All arguments in the same unit."""
+    attempts = math.expm1((interval + save) / between)
+    return interval / between * math.exp(-restart / between) / attempts
 
 
 # --8<-- [start:guess]
@@ -30,7 +31,7 @@ def simulate(k: int, count: int = 20_000) -> tuple[float, float]:
     for _ in range(count):
         guess = sum(dice.expovariate(1 / BETWEEN) for _ in range(k)) / k
         interval = math.sqrt(2 * SAVE * guess)
-        kept += goodput(interval)
+        kept += goodput(interval, SAVE, RESTART, BETWEEN)
         excess += (SAVE / interval + interval / 2 / BETWEEN) / (2 * SAVE / best)
     return excess / count, kept / count
 
@@ -39,7 +40,7 @@ def simulate(k: int, count: int = 20_000) -> tuple[float, float]:
 
 
 def main() -> None:
-    best = goodput(math.sqrt(2 * SAVE * BETWEEN))
+    best = goodput(math.sqrt(2 * SAVE * BETWEEN), SAVE, RESTART, BETWEEN)
     print(f"useful when the time between failures is known: {best:.1%}")
     print("failures seen   error   overhead, predicted, simulated; 1 + 1/8k   useful")
     for k in (1, 3, 10, 30):

@@ -31,11 +31,15 @@ def best_interval(save: float, between: float) -> float:
     return x * between
 
 
-def goodput(save: float, restart: float, gpus: float) -> float:
-    between = PER_GPU / gpus
-    interval = best_interval(save, between)
+def goodput(interval: float, save: float, restart: float, between: float) -> float:
+    """Useful share of the time (Daly's cost, inverted). All arguments in the same unit."""
     attempts = math.expm1((interval + save) / between)
     return interval / between * math.exp(-restart / between) / attempts
+
+
+def best_goodput(save: float, restart: float, gpus: float) -> float:
+    between = PER_GPU / gpus
+    return goodput(best_interval(save, between), save, restart, between)
 
 
 # --8<-- [end:best]
@@ -59,7 +63,7 @@ def draw() -> None:
     for (name, (save, restart)), colour in zip(WAYS.items(), colours, strict=True):
         axes.plot(
             sizes,
-            [goodput(save, restart, n) for n in sizes],
+            [best_goodput(save, restart, n) for n in sizes],
             color=colour,
             lw=2,
             label=f"{name}: {save} s, {restart / 60:g} min",
@@ -83,7 +87,7 @@ def main() -> None:
     for name, (save, restart) in WAYS.items():
         cells = []
         for n in sizes:
-            formula, seen = goodput(save, restart, n), simulate(save, restart, n)
+            formula, seen = best_goodput(save, restart, n), simulate(save, restart, n)
             assert abs(formula - seen) < 0.006, (name, n)
             every = best_interval(save, PER_GPU / n) / 60
             cells.append(f"{every:6.1f} {formula:6.1%} {seen:6.1%}")
@@ -92,7 +96,7 @@ def main() -> None:
     print("with restarts of 15 min saving and restarting cost the same")
     for save in (60, 5):
         n = 2 * save * PER_GPU / 900**2
-        kept = goodput(save, 0, n)
+        kept = best_goodput(save, 0, n)
         assert abs((1 - kept) / -math.expm1(-900 * n / PER_GPU) - 1) < 0.05
         print(f"  on {n:6,.0f} GPUs if a save takes {save} s: {1 - kept:.1%} each")
 

@@ -35,7 +35,7 @@ def join() -> int:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.PrefixStore(f"life {life}", dist.TCPStore(address, port, is_master=False))
     rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    timeout = timedelta(seconds=30)
+    timeout = timedelta(seconds=300)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timeout)
     return life
 
@@ -135,7 +135,7 @@ def run(folder: Path, chance: random.Random | None) -> int:
                 time.sleep(0.005)
             time.sleep(chance.uniform(0, 0.06))  # into a step, an update or a save
             os.kill(ranks[victim], signal.SIGKILL)
-        return torchrun.wait(timeout=100)
+        return torchrun.wait(timeout=600)
     finally:
         torchrun.terminate()  # nothing to do where it has ended; else it ends its ranks
         torchrun.wait()

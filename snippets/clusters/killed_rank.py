@@ -50,10 +50,10 @@ def fork_quiet_rank(rank: int, folder: Path, work: Callable, *given) -> int:
     if pid := os.fork():
         return pid
     try:
-        signal.alarm(60)  # whatever happens, no rank outlives this
+        signal.alarm(600)  # whatever happens, no rank outlives this
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
         store = dist.FileStore(str(folder / "store"), RANKS)
-        timeout = timedelta(seconds=20)
+        timeout = timedelta(seconds=300)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )

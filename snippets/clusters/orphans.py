@@ -35,7 +35,7 @@ def rank(folder: Path, mended: bool) -> None:
     if mended:
         end_with_parent()  # line one of the program, before torch is imported
     (folder / f"pid.{os.environ['RANK']}").write_text(str(os.getpid()))
-    time.sleep(30)  # training
+    time.sleep(3600)  # training
 
 
 # --8<-- [end:rank]
@@ -58,7 +58,7 @@ def operate(folder: Path, how: str) -> None:
     ranks: list[int] = []
     try:
         files = [folder / f"pid.{number}" for number in range(2)]
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 600
         while not all(file.exists() and file.read_text() for file in files):
             assert torchrun.poll() is None and time.monotonic() < ends
             time.sleep(0.02)
@@ -66,7 +66,7 @@ def operate(folder: Path, how: str) -> None:
         own_sessions = [os.getsid(pid) == pid for pid in ranks]
         torchrun.kill()
         torchrun.wait()
-        ends = time.monotonic() + (2 if how == "bare" else 20)
+        ends = time.monotonic() + (2 if how == "bare" else 600)
         while any(map(alive, ranks)) and time.monotonic() < ends:
             time.sleep(0.02)
         left = sum(map(alive, ranks))
@@ -86,7 +86,7 @@ def ask_too_late(folder: Path) -> None:
     late = subprocess.run(
         [sys.executable, __file__, str(folder), "mended"],
         env=os.environ | {"RANK": "0", "LAUNCHER": str(gone.pid)},
-        timeout=60,
+        timeout=600,
     )
     assert late.returncode == 1 and not list(folder.iterdir())
     print("mended: torchrun was gone before the rank could ask; the rank ends")

@@ -124,9 +124,9 @@ def fork_rank(rank: int, folder: Path, work: Callable) -> int:
     if pid := os.fork():
         return pid
     try:
-        signal.alarm(60)  # whatever happens, no rank outlives this
+        signal.alarm(600)  # whatever happens, no rank outlives this
         store = dist.FileStore(str(folder / "store"), RANKS)
-        timeout = timedelta(seconds=20)
+        timeout = timedelta(seconds=300)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )

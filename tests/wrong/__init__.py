@@ -11,7 +11,7 @@ that a learner who makes it must get:
 `old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
 mistake in several places has `edits=[(old, new), …]`. Text of several lines in triple quotes
 is written without its indentation: lines after the first stand in the program as far to the
-right as the line in which `old` begins. Where an answer is new code, `old=body("HookDDP.start")`
+right as the line in which `old` begins. Where an answer is new code, `old=Body("HookDDP.start")`
 is all that this function does, without its docstring.
 """
 
@@ -25,9 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+GRADING = (
+    "graders/__init__.py", "graders/limits.py", "graders/runner.py", "graders/tools.py",
+    "labs/check.py", "labs/cuda_on_cpu.py", "labs/start.py", "tests/grading.py",
+    "tests/wrong/__init__.py",
+)  # fmt: skip
+ASSESSED = (
+    "assessment", "graders/assessment", "graders/labs/lab07_pytorch_gpu.py",
+    "labs/lab07_pytorch_gpu.py", "tests/whole_runs.py",
+)  # fmt: skip
 
 
-class body(str):
+class Body(str):
     """The name of a function or method all of whose body is replaced."""
 
 
@@ -56,7 +65,7 @@ def _plain(text: str) -> str:
 
 def _place(program: str, old: str) -> tuple[int, int]:
     """Where `old` starts and ends in the program."""
-    if isinstance(old, body):
+    if isinstance(old, Body):
         return _body(program, old)
     first, *rest = (re.escape(line) for line in old.split("\n"))
     pattern = f"(?P<old>{first})"
@@ -106,6 +115,16 @@ class Answer:
 
     def __str__(self) -> str:
         return f"{self.reference.stem}-step{self.step}-{self.name}"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The files of the repository on which its verdict depends."""
+        program = self.reference.relative_to(ROOT)
+        folder, name = program.parent, program.stem
+        table = name[:5] if folder.name == "labs" else name
+        if folder.name == "assessment":  # several are graded in one process
+            return (*ASSESSED, f"tests/wrong/{table}.py", *GRADING)
+        return (str(program), f"graders/labs/{name}.py", f"tests/wrong/{table}.py", *GRADING)
 
     def program(self) -> str:
         """The finished program with the mistake in it.

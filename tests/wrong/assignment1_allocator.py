@@ -1,17 +1,17 @@
 """Wrong answers to assessment/assignment1_allocator.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("assessment/assignment1_allocator.py")
 
 # step 1
 
-wrong("fit_any_stream", step=1, hint="streams", old=body("Allocator.best_fit"), new="""
+wrong("fit_any_stream", step=1, hint="streams", old=Body("Allocator.best_fit"), new="""
     fitting = [b for b in self.cached if b.size >= size and b.small == (size <= SMALL)]
     return min(fitting, key=lambda block: (block.size, block.address), default=None)
 """)
-wrong("fit_first", step=1, hint="first_fit", old=body("Allocator.best_fit"), new="""
+wrong("fit_first", step=1, hint="first_fit", old=Body("Allocator.best_fit"), new="""
     for block in sorted(self.cached, key=lambda block: block.address):
         small = size <= SMALL
         if block.size >= size and block.stream == stream and block.small == small:
@@ -22,7 +22,7 @@ wrong("fit_last", step=1, hint="tie",
 wrong("fit_nearest", step=1, hint="too_small",
       old="if block.size >= size and block.stream == stream and block.small == (size <= SMALL)",
       new="")
-wrong("fit_one_pool", step=1, hint="pools", old=body("Allocator.best_fit"), new="""
+wrong("fit_one_pool", step=1, hint="pools", old=Body("Allocator.best_fit"), new="""
     fitting = [b for b in self.cached if b.size >= size and b.stream == stream]
     return min(fitting, key=lambda block: (block.size, block.address), default=None)
 """)
@@ -31,7 +31,7 @@ wrong("split_always", step=1, hint="always_split",
 wrong("split_half_linked", step=1, hint="links",
       old="if block.next:\n    block.next.previous = new", new="")
 wrong("split_never", step=1, hint="never_split",
-      old=body("Allocator.split"), new="return")
+      old=Body("Allocator.split"), new="return")
 wrong("split_small_rest", step=1, hint="small_rest",
       old="rest < MIN_BLOCK if block.small else rest <= SMALL",
       new="rest <= (MIN_BLOCK if block.small else SMALL)")
@@ -40,7 +40,7 @@ wrong("split_stream", step=1, hint="rest_stream",
 
 # step 2
 
-wrong("merge_anything", step=2, hint="merged_used", old=body("Allocator.give_back"), new="""
+wrong("merge_anything", step=2, hint="merged_used", old=Body("Allocator.give_back"), new="""
     block.state = "free"
     if block.next:
         gone = block.next
@@ -55,7 +55,7 @@ wrong("merge_anything", step=2, hint="merged_used", old=body("Allocator.give_bac
 """)
 wrong("merge_half_linked", step=2, hint="links",
       old="block.next = gone.next", new="")
-wrong("merge_next", step=2, hint="not_merged", old=body("Allocator.give_back"), new="""
+wrong("merge_next", step=2, hint="not_merged", old=Body("Allocator.give_back"), new="""
     block.state = "free"
     if block.next and block.next.state == "free":
         gone = block.next
@@ -66,8 +66,8 @@ wrong("merge_next", step=2, hint="not_merged", old=body("Allocator.give_back"), 
     self.cached.append(block)
 """)
 wrong("merge_not", step=2, hint="not_merged",
-      old=body("Allocator.give_back"), new='block.state = "free"\nself.cached.append(block)')
-wrong("merge_stale", step=2, hint="stale", old=body("Allocator.give_back"), new="""
+      old=Body("Allocator.give_back"), new='block.state = "free"\nself.cached.append(block)')
+wrong("merge_stale", step=2, hint="stale", old=Body("Allocator.give_back"), new="""
     block.state = "free"
     if block.next and block.next.state == "free":
         gone = block.next
@@ -84,7 +84,7 @@ wrong("merge_stale", step=2, hint="stale", old=body("Allocator.give_back"), new=
 
 # step 3
 
-wrong("free_always_waits", step=3, hint="held_back", old=body("Allocator.free"), new="""
+wrong("free_always_waits", step=3, hint="held_back", old=Body("Allocator.free"), new="""
     self.used.remove(block)
     users = block.users or {block.stream}
     block.events = [self.device.event(stream) for stream in users]
@@ -95,10 +95,10 @@ wrong("free_any", step=3, hint="given_early",
       old="all(map(self.device.query, block.events))",
       new="any(map(self.device.query, block.events))")
 wrong("free_at_once", step=3, hint="given_early", edits=[
-    (body("Allocator.free"), "self.used.remove(block)\nself.give_back(block)"),
-    (body("Allocator.collect"), "pass")])
+    (Body("Allocator.free"), "self.used.remove(block)\nself.give_back(block)"),
+    (Body("Allocator.collect"), "pass")])
 wrong("free_never", step=3, hint="kept_waiting",
-      old=body("Allocator.collect"), new="pass")
+      old=Body("Allocator.collect"), new="pass")
 wrong("free_old_event", step=3, hint="event_of_use",
       old="self.device.event(stream) for stream in sorted(block.users)", new="""
     (stream, self.device.launched[stream] - (self.device.finished[stream] > 0))
@@ -107,7 +107,7 @@ wrong("free_old_event", step=3, hint="event_of_use",
 wrong("free_skips", step=3, hint="skipped",
       old="for block in list(self.waiting):\n    if all(map(self.device.query, block.events)):",
       new="for block in self.waiting:\n    if all(self.device.query(e) for e in block.events):")
-wrong("free_synchronizes", step=3, hint="host_waits", old=body("Allocator.collect"), new="""
+wrong("free_synchronizes", step=3, hint="host_waits", old=Body("Allocator.collect"), new="""
     for block in list(self.waiting):
         if not all(map(self.device.query, block.events)):
             finished = self.device.finished.copy()
@@ -155,7 +155,7 @@ wrong("grow_skips", step=4, hint="no_retry",
 
 # step 5
 
-wrong("report_largest_used", step=5, hint="largest", old=body("Allocator.report"), new="""
+wrong("report_largest_used", step=5, hint="largest", old=Body("Allocator.report"), new="""
     blocks = self.used, self.waiting, self.cached
     used, waiting, cached = (sum(block.size for block in some) for some in blocks)
     largest = max((block.size for some in blocks for block in some), default=0)
@@ -164,7 +164,7 @@ wrong("report_largest_used", step=5, hint="largest", old=body("Allocator.report"
         "cached": cached, "largest": largest,
     }  # fmt: skip
 """)
-wrong("report_no_waiting", step=5, hint="report", old=body("Allocator.report"), new="""
+wrong("report_no_waiting", step=5, hint="report", old=Body("Allocator.report"), new="""
     used = sum(block.size for block in self.used + self.waiting)
     cached = sum(block.size for block in self.cached)
     largest = max((block.size for block in self.cached), default=0)
@@ -173,7 +173,7 @@ wrong("report_no_waiting", step=5, hint="report", old=body("Allocator.report"), 
         "largest": largest,
     }  # fmt: skip
 """)
-wrong("report_of_nothing", step=5, hint="largest", old=body("Allocator.report"), new="""
+wrong("report_of_nothing", step=5, hint="largest", old=Body("Allocator.report"), new="""
     u, w, c = (sum(b.size for b in x) for x in (self.used, self.waiting, self.cached))
     return {
         "reserved": u + w + c,

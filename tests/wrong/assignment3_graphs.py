@@ -1,7 +1,7 @@
 """Wrong answers to assessment/assignment3_graphs.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("assessment/assignment3_graphs.py")
 
@@ -29,7 +29,7 @@ wrong("capture_views", step=1, hint="views",
 
 # step 2
 
-wrong("plan_all_apart", step=2, hint="no_reuse", old=body("plan"), new="""
+wrong("plan_all_apart", step=2, hint="no_reuse", old=Body("plan"), new="""
     offsets, seen, top = {}, set(), 0
     for node in nodes:
         seen |= set(node.inputs)
@@ -41,7 +41,7 @@ wrong("plan_all_apart", step=2, hint="no_reuse", old=body("plan"), new="""
 """)
 wrong("plan_forgets_keep", step=2, hint="overlap",
       old="sizes[number]", new="sizes[node.output]")
-wrong("plan_inputs", step=2, hint="inputs_planned", old=body("plan"), new="""
+wrong("plan_inputs", step=2, hint="inputs_planned", old=Body("plan"), new="""
     offsets, top = {}, 0
     for node in nodes:
         for number in (*node.inputs, node.output):
@@ -50,7 +50,7 @@ wrong("plan_inputs", step=2, hint="inputs_planned", old=body("plan"), new="""
                 top += sizes[number]
     return offsets
 """)
-wrong("plan_on_top", step=2, hint="first_gap", old=body("plan"), new="""
+wrong("plan_on_top", step=2, hint="first_gap", old=Body("plan"), new="""
     last = {n: i for i, node in enumerate(nodes) for n in (*node.inputs, node.output)}
     last |= dict.fromkeys(keep, len(nodes))
     seen, offsets = set(), {}
@@ -70,7 +70,7 @@ wrong("plan_over_its_input", step=2, hint="overlap",
 
 # step 3
 
-wrong("fuse_after_product", step=3, hint="product_fused", old=body("fuse"), new="""
+wrong("fuse_after_product", step=3, hint="product_fused", old=Body("fuse"), new="""
     ks = []
     for node in nodes:
         if ks and node.pointwise and ks[-1][-1].output in node.inputs:
@@ -79,7 +79,7 @@ wrong("fuse_after_product", step=3, hint="product_fused", old=body("fuse"), new=
             ks.append([node])
     return ks
 """)
-wrong("fuse_far", step=3, hint="reordered", old=body("fuse"), new="""
+wrong("fuse_far", step=3, hint="reordered", old=Body("fuse"), new="""
     kernels: list[list[Node]] = []
     for node in nodes:
         for kernel in kernels:
@@ -92,10 +92,10 @@ wrong("fuse_far", step=3, hint="reordered", old=body("fuse"), new="""
     return kernels
 """)
 wrong("fuse_nothing", step=3, hint="no_chain",
-      old=body("fuse"), new="return [[node] for node in nodes]")
+      old=Body("fuse"), new="return [[node] for node in nodes]")
 wrong("fuse_products", step=3, hint="product_fused",
       old="joins and made", new="kernels and {n.output for n in kernels[-1]}")
-wrong("fuse_strangers", step=3, hint="stranger", old=body("fuse"), new="""
+wrong("fuse_strangers", step=3, hint="stranger", old=Body("fuse"), new="""
     kernels: list[list[Node]] = []
     for node in nodes:
         if node.pointwise and kernels and kernels[-1][0].pointwise:
@@ -104,7 +104,7 @@ wrong("fuse_strangers", step=3, hint="stranger", old=body("fuse"), new="""
             kernels.append([node])
     return kernels
 """)
-wrong("fuse_with_last_node", step=3, hint="no_chain", old=body("fuse"), new="""
+wrong("fuse_with_last_node", step=3, hint="no_chain", old=Body("fuse"), new="""
     ks = []
     for node in nodes:
         if ks and node.pointwise and ks[-1][-1].pointwise and ks[-1][-1].output in node.inputs:
@@ -116,7 +116,7 @@ wrong("fuse_with_last_node", step=3, hint="no_chain", old=body("fuse"), new="""
 wrong("traffic_each_reader", step=3, hint="loads_twice",
       old="loads |= set(node.inputs) - made",
       new="total += sum(sizes[n] for n in node.inputs if n not in made)")
-wrong("traffic_in_place", step=3, hint="loads_late", old=body("traffic"), new="""
+wrong("traffic_in_place", step=3, hint="loads_late", old=Body("traffic"), new="""
     total = 0
     for i, k in enumerate(kernels):
         made = {n.output for n in k}

@@ -1,25 +1,25 @@
 """Wrong answers to assessment/assignment4_two_levels.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("assessment/assignment4_two_levels.py")
 
 # step 1
 
-wrong("groups_own_only", step=1, hint="not_all", old=body("make_groups"), new="""
+wrong("groups_own_only", step=1, hint="not_all", old=Body("make_groups"), new="""
     rank, world = dist.get_rank(), dist.get_world_size()
     first = rank // local * local
     node = dist.new_group(list(range(first, first + local)))
     rail = dist.new_group(list(range(rank % local, world, local)))
     return node, rail
 """)
-wrong("groups_rail_of_all", step=1, hint="rail", old=body("make_groups"), new="""
+wrong("groups_rail_of_all", step=1, hint="rail", old=Body("make_groups"), new="""
     rank, world = dist.get_rank(), dist.get_world_size()
     nodes = [dist.new_group(list(range(i, i + local))) for i in range(0, world, local)]
     return nodes[rank // local], dist.new_group(list(range(world)))
 """)
-wrong("groups_swapped", step=1, hint="node", old=body("make_groups"), new="""
+wrong("groups_swapped", step=1, hint="node", old=Body("make_groups"), new="""
     rank, world = dist.get_rank(), dist.get_world_size()
     nodes = [dist.new_group(list(range(i, i + local))) for i in range(0, world, local)]
     rails = [dist.new_group(list(range(i, world, local))) for i in range(local)]
@@ -28,7 +28,7 @@ wrong("groups_swapped", step=1, hint="node", old=body("make_groups"), new="""
 
 # step 2
 
-wrong("levels_by_leaders", step=2, hint="between", old=body("all_reduce_two_levels"), new="""
+wrong("levels_by_leaders", step=2, hint="between", old=Body("all_reduce_two_levels"), new="""
     ranks = dist.get_process_group_ranks(node)
     dist.reduce(flat, ranks[0], group=node)
     if dist.get_rank() == ranks[0]:
@@ -40,11 +40,11 @@ wrong("levels_elsewhere", step=2, hint="in_place",
 wrong("levels_not_padded", step=2, hint="not_padded",
       old="padded, group", new="flat.clone(), group")
 wrong("levels_one_node", step=2, hint="one_node",
-      old=body("all_reduce_two_levels"), new="dist.all_reduce(flat, group=node)")
+      old=Body("all_reduce_two_levels"), new="dist.all_reduce(flat, group=node)")
 wrong("levels_twice", step=2, hint="twice",
       old="dist.all_reduce(piece, group=rail)", new="dist.all_reduce(piece, group=node)")
 wrong("levels_whole_on_rail", step=2, hint="between",
-      old=body("all_reduce_two_levels"),
+      old=Body("all_reduce_two_levels"),
       new="dist.all_reduce(flat, group=node)\ndist.all_reduce(flat, group=rail)")
 
 # step 3
@@ -57,14 +57,14 @@ wrong("hook_one_residual", step=3, hint="shared",
       old="[bucket.index()]", new="[0]")
 wrong("hook_scale", step=3, hint="feedback_scale",
       old="sent.float() * world", new="sent.float()")
-wrong("hook_sums", step=3, hint="mean", old=body("bf16_hook"), new="""
+wrong("hook_sums", step=3, hint="mean", old=Body("bf16_hook"), new="""
     wanted = bucket.buffer() + state.residual.get(bucket.index(), 0)
     sent = wanted.bfloat16()
     state.residual[bucket.index()] = wanted - sent.float()
     work = dist.all_reduce(sent, async_op=True)
     return work.get_future().then(lambda _: sent.float())
 """)
-wrong("hook_waits", step=3, hint="waits", old=body("bf16_hook"), new="""
+wrong("hook_waits", step=3, hint="waits", old=Body("bf16_hook"), new="""
     world, gradient = dist.get_world_size(), bucket.buffer()
     wanted = gradient + state.residual.get(bucket.index(), 0)
     sent = (wanted / world).bfloat16()
@@ -74,7 +74,7 @@ wrong("hook_waits", step=3, hint="waits", old=body("bf16_hook"), new="""
     future.set_result(sent.float())
     return future
 """)
-wrong("hook_waits_for_work", step=3, hint="waits", old=body("bf16_hook"), new="""
+wrong("hook_waits_for_work", step=3, hint="waits", old=Body("bf16_hook"), new="""
     world, gradient = dist.get_world_size(), bucket.buffer()
     wanted = gradient + state.residual.get(bucket.index(), 0)
     sent = (wanted / world).bfloat16()
@@ -94,10 +94,10 @@ wrong("local_counts_late", step=4, hint="when", edits=[
      "if self.steps % self.every == 0:\n    self.average()\nself.optimizer.step()"),
     ("if self.steps % self.every == 0:\n    self.average()", "")])
 wrong("local_each_step", step=4, hint="too_often",
-      old=body("LocalSGD.step"), new="self.optimizer.step()\nself.average()")
+      old=Body("LocalSGD.step"), new="self.optimizer.step()\nself.average()")
 wrong("local_never", step=4, hint="never",
       old="if self.steps % self.every == 0:\n    self.average()", new="")
-wrong("local_one_by_one", step=4, hint="one_by_one", old=body("LocalSGD.average"), new="""
+wrong("local_one_by_one", step=4, hint="one_by_one", old=Body("LocalSGD.average"), new="""
     for group in self.optimizer.param_groups:
         for p in group["params"]:
             dist.all_reduce(p.data)

@@ -1,7 +1,7 @@
 """Wrong answers to assessment/assignment5_operators.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("assessment/assignment5_operators.py")
 
@@ -15,7 +15,7 @@ wrong("kernel_flipped", step=1, hint="flipped",
 wrong("kernel_leaks", step=1, hint="leak",
       old="j <= t; j++)", new="r * n + t - j >= 0; j++)")
 wrong("kernel_no_compiler", step=1, hint="compiler",
-      old=body("build"), new='raise FileNotFoundError(2, "No such file or directory", "g++")')
+      old=Body("build"), new='raise FileNotFoundError(2, "No such file or directory", "g++")')
 wrong("kernel_one_tap_less", step=1, hint="taps",
       old="&& j <= t; j", new="- 1 && j <= t; j")
 
@@ -40,7 +40,7 @@ wrong("operator_strided", step=2, hint="strided",
         w.double(),
     )
 """)
-wrong("operator_two_rows", step=2, hint="rows", old=body("register"), new="""
+wrong("operator_two_rows", step=2, hint="rows", old=Body("register"), new="""
     def causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         s, t = x.double().contiguous(), w.double().contiguous()
         y = torch.empty_like(s)
@@ -64,7 +64,7 @@ wrong("operator_two_rows", step=2, hint="rows", old=body("register"), new="""
 wrong("operator_w_flipped", step=2, hint="grad_w",
       old="(grad[..., j:] * x[..., : n - j]).sum() if j < n else grad.new_zeros(())",
       new="(grad[..., len(w) - 1 - j :] * x[..., : n - len(w) + 1 + j]).sum()")
-wrong("operator_w_strided", step=2, hint="strided", old=body("register"), new="""
+wrong("operator_w_strided", step=2, hint="strided", old=Body("register"), new="""
     def causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         s, t = x.double().contiguous(), w.double()
         y = torch.empty_like(s)
@@ -102,7 +102,7 @@ wrong("fft_circular", step=3, hint="circular",
 wrong("fft_complex", step=3, hint="complex",
       old="torch.fft.irfft(spectrum, size)",
       new="torch.fft.ifft(torch.fft.fft(x, size) * torch.fft.fft(w, size))")
-wrong("fft_cut_late", step=3, hint="cut", old=body("fft_causal"), new="""
+wrong("fft_cut_late", step=3, hint="cut", old=Body("fft_causal"), new="""
     n = fast_size(x.shape[-1] + len(w) - 1)
     return torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(w, n), n)[
         ..., len(w) - 1 : len(w) - 1 + x.shape[-1]
@@ -110,12 +110,12 @@ wrong("fft_cut_late", step=3, hint="cut", old=body("fft_causal"), new="""
 """)
 wrong("fft_even", step=3, hint="odd",
       old="torch.fft.irfft(spectrum, size)", new="torch.fft.irfft(spectrum)")
-wrong("fft_not_cut", step=3, hint="cut", old=body("fft_causal"), new="""
+wrong("fft_not_cut", step=3, hint="cut", old=Body("fft_causal"), new="""
     n = fast_size(x.shape[-1] + len(w) - 1)
     return torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(w, n), n)
 """)
 wrong("fft_power_of_two", step=3, hint="slow_size",
-      old=body("fast_size"), new="return 1 << (n - 1).bit_length()")
+      old=Body("fast_size"), new="return 1 << (n - 1).bit_length()")
 
 # step 4
 

@@ -1,7 +1,7 @@
 """Wrong answers to assessment/assignment6_random_bits.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("assessment/assignment6_random_bits.py")
 
@@ -23,7 +23,7 @@ wrong("philox_seven", step=1, hint="rounds",
 
 # step 2
 
-wrong("uniform_all_bits", step=2, hint="range", old=body("uniform"), new="""
+wrong("uniform_all_bits", step=2, hint="range", old=Body("uniform"), new="""
     q = torch.arange(first // 4, (first + n + 3) // 4)
     z = torch.zeros_like(q)
     words = philox(
@@ -37,7 +37,7 @@ wrong("uniform_begins", step=2, hint="position",
       old="first - first // 4 * 4", new="0")
 wrong("uniform_low", step=2, hint="low_bits",
       old="words[begin : begin + n] >> 8", new="words[begin : begin + n] & 0xFFFFFF")
-wrong("uniform_low_counter", step=2, hint="counter", old=body("uniform"), new="""
+wrong("uniform_low_counter", step=2, hint="counter", old=Body("uniform"), new="""
     q = torch.arange(first // 4, (first + n + 3) // 4)
     z = torch.zeros_like(q)
     words = philox(
@@ -81,17 +81,17 @@ wrong("dropout_stores", step=3, hint="stored",
 # step 4
 
 wrong("chance_ceil", step=4, hint="moves_integers",
-      old=body("round_by_chance"),
+      old=Body("round_by_chance"),
       new="return (x + uniform(seed, offset, 0, x.numel()).view_as(x)).ceil()")
 wrong("chance_nearest", step=4, hint="biased",
-      old=body("round_by_chance"), new="return x.round()")
+      old=Body("round_by_chance"), new="return x.round()")
 wrong("chance_of_a_sum", step=4, hint="moves_integers",
-      old=body("round_by_chance"),
+      old=Body("round_by_chance"),
       new="return (x + uniform(seed, offset, 0, x.numel()).view_as(x)).floor()")
 
 # step 5
 
-wrong("linear_floats", step=5, hint="dequantized", old=body("Int8Linear.forward"), new="""
+wrong("linear_floats", step=5, hint="dequantized", old=Body("Int8Linear.forward"), new="""
     rows, row_scale = quantize_rows(x)
     weight = self.weight.float() * self.scale
     return (rows.float() * row_scale) @ weight.t() + self.bias

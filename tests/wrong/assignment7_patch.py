@@ -1,7 +1,7 @@
 """Wrong answers to assessment/assignment7_patch.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("assessment/assignment7_patch.py")
 
@@ -14,7 +14,7 @@ wrong("samples_dtypes", step=1, hint="dtypes",
 wrong("samples_empty", step=1, hint="empty",
       old="([grid(0), grid(3)], 0.5),", new="")
 wrong("samples_infinite", step=1, hint="good_refused",
-      old=body("samples"), new='return [([torch.tensor([1.0, float("nan")])], 0.5)]')
+      old=Body("samples"), new='return [([torch.tensor([1.0, float("nan")])], 0.5)]')
 wrong("samples_never_clips", step=1, hint="never_clips", edits=[
     ("([grid(4, 5), grid(7)], 0.5)", "([grid(4, 5), grid(7)], 500.0)"),
     ("([], 1.0),\n([grid(0), grid(3)], 0.5),\n([grid(4, 6).t(), grid(8)[::2]], 0.5),",
@@ -29,7 +29,7 @@ wrong("samples_overflow", step=1, hint="overflow", old="""
     ([grid(5).half(), grid(6), grid(7).bfloat16()], 0.5),
     ([grid(64, by=400.0).half()], 1.0),
 """, new="([torch.ones(4).half(), grid(6)], 0.5),")
-wrong("samples_shared", step=1, hint="shared", old=body("samples"), new="""
+wrong("samples_shared", step=1, hint="shared", old=Body("samples"), new="""
     kept = globals().setdefault("KEPT", [torch.ones(4), torch.ones(3)])
     return [([kept[0]], 0.5), ([kept[1]], 9.0)]
 """)
@@ -61,7 +61,7 @@ wrong("compare_small", step=2, hint="small",
 # step 3
 
 wrong("bisect_all", step=3, hint="too_many",
-      old=body("bisect"),
+      old=Body("bisect"),
       new="return next(c for c in commits if min(measure(c) for _ in range(3)) > slower)")
 wrong("bisect_neighbour", step=3, hint="wrong_commit",
       old="commits[slow]", new="commits[fast]")
@@ -70,7 +70,7 @@ wrong("bisect_once", step=3, hint="noisy_bisect",
 
 # step 4
 
-wrong("patch_asks", step=4, hint="host", old=body("fast_clip"), new="""
+wrong("patch_asks", step=4, hint="host", old=Body("fast_clip"), new="""
     if not gradients:
         return torch.zeros(())
     norm = torch.stack([g.float().norm() for g in gradients]).norm()
@@ -79,7 +79,7 @@ wrong("patch_asks", step=4, hint="host", old=body("fast_clip"), new="""
             g.mul_((limit / (norm + 1e-6)).to(g.dtype))
     return norm
 """)
-wrong("patch_copies", step=4, hint="copies", old=body("fast_clip"), new="""
+wrong("patch_copies", step=4, hint="copies", old=Body("fast_clip"), new="""
     if not gradients:
         return torch.zeros(())
     norm = torch.cat([g.reshape(-1).float() for g in gradients]).norm()
@@ -89,10 +89,10 @@ wrong("patch_copies", step=4, hint="copies", old=body("fast_clip"), new="""
     return norm
 """)
 wrong("patch_each", step=4, hint="launches",
-      old=body("fast_clip"), new="return slow_clip(gradients, limit)")
+      old=Body("fast_clip"), new="return slow_clip(gradients, limit)")
 wrong("patch_new_list", step=4, hint="not_in_place",
       old="if not gradients:", new="if True:")
-wrong("patch_one_dtype", step=4, hint="not_same", old=body("fast_clip"), new="""
+wrong("patch_one_dtype", step=4, hint="not_same", old=Body("fast_clip"), new="""
     norm = torch.stack(torch._foreach_norm(gradients)).norm()
     torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
     return norm

@@ -1,7 +1,7 @@
 """Wrong answers to assessment/capstone.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("assessment/capstone.py")
 
@@ -20,7 +20,7 @@ wrong("rows_of_replica_0", step=1, hint="rows_same",
 wrong("mesh_dp_outermost", step=2, hint="mesh_names", edits=[
     ("(config.pp, config.dp, config.tp)", "(config.dp, config.pp, config.tp)"),
     ('("pp", "dp", "tp")', '("dp", "pp", "tp")')])
-wrong("mesh_tp_outermost", step=2, hint="mesh_order", old=body("make_mesh"), new="""
+wrong("mesh_tp_outermost", step=2, hint="mesh_order", old=Body("make_mesh"), new="""
     ranks = torch.arange(config.pp * config.dp * config.tp).view(config.tp, config.dp, -1)
     return DeviceMesh(device_type, ranks.permute(2, 1, 0), mesh_dim_names=("pp", "dp", "tp"))
 """)
@@ -28,7 +28,7 @@ wrong("mesh_tp_outermost", step=2, hint="mesh_order", old=body("make_mesh"), new
 # step 3
 
 wrong("cut_nothing", step=3, hint="tp_not_cut",
-      old=body("cut"), new="return module")
+      old=Body("cut"), new="return module")
 wrong("cut_out_gathered", step=3, hint="tp_layouts",
       old="(output_layouts=Shard(1))", new="()")
 wrong("cut_without_norms", step=3, hint="tp_norms",
@@ -37,9 +37,9 @@ wrong("cut_without_norms", step=3, hint="tp_norms",
 # step 4
 
 wrong("shard_fp32", step=4, hint="param_dtype",
-      old=body("shard"), new='return fully_shard(module, mesh=mesh["dp"])')
+      old=Body("shard"), new='return fully_shard(module, mesh=mesh["dp"])')
 wrong("shard_nothing", step=4, hint="not_sharded",
-      old=body("shard"), new="return module")
+      old=Body("shard"), new="return module")
 wrong("shard_over_all", step=4, hint="whole_mesh",
       old='mesh=mesh["dp"],', new="")
 wrong("shard_reduce_bf16", step=4, hint="reduce_dtype",
@@ -61,7 +61,7 @@ wrong("clip_copies", step=5, hint="norm_copies",
       old="2 / math.prod(n for where, n in sizes if where.is_replicate())", new="2")
 wrong("clip_local", step=5, hint="norm_local",
       old="dist.all_reduce(square)", new="")
-wrong("clip_norms", step=5, hint="norm_of_norms", old=body("clip"), new="""
+wrong("clip_norms", step=5, hint="norm_of_norms", old=Body("clip"), new="""
     shards = [p.grad.to_local() for p in model.parameters()]
     norm = torch.stack(torch._foreach_norm(shards)).norm()
     dist.all_reduce(norm)
@@ -86,7 +86,7 @@ wrong("schedule_rank", step=6, hint="pp_stage",
 wrong("schedule_unscaled", step=6, hint="pp_scale",
       old="loss_fn=loss_of", new="loss_fn=loss_of, scale_grads=False")
 wrong("stage_round_robin", step=6, hint="stage_layers",
-      old=body("layers_of_stage"), new="return range(stage, config.layers, config.pp)")
+      old=Body("layers_of_stage"), new="return range(stage, config.layers, config.pp)")
 
 # step 7
 

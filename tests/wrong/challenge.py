@@ -1,7 +1,7 @@
 """Wrong answers to assessment/challenge.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("assessment/challenge.py")
 
@@ -26,7 +26,7 @@ wrong("nearest_by_product", step=1, hint="nearest",
 
 # step 2
 
-wrong("loop_over_rows", step=2, hint="bronze", old=body("fast_step"), new="""
+wrong("loop_over_rows", step=2, hint="bronze", old=Body("fast_step"), new="""
     scores = torch.addmm(codes.square().sum(1), x, codes.t(), alpha=-2)
     least, nearest = scores.min(1)
     new = codes.clone()
@@ -41,7 +41,7 @@ wrong("loop_over_rows", step=2, hint="bronze", old=body("fast_step"), new="""
 
 # step 3
 
-wrong("loop_over_codes", step=3, hint="silver", old=body("fast_step"), new="""
+wrong("loop_over_codes", step=3, hint="silver", old=Body("fast_step"), new="""
     scores = torch.addmm(codes.square().sum(1), x, codes.t(), alpha=-2)
     least, nearest = scores.min(1)
     new = codes.clone()
@@ -54,7 +54,7 @@ wrong("loop_over_codes", step=3, hint="silver", old=body("fast_step"), new="""
 
 # step 4
 
-wrong("computed_again", step=4, hint="gold", old=body("fast_step"), new="""
+wrong("computed_again", step=4, hint="gold", old=Body("fast_step"), new="""
     for _ in range(6):
         scores = torch.addmm(codes.square().sum(1), x, codes.t(), alpha=-2)
         least, nearest = scores.min(1)

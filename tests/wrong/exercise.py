@@ -1,7 +1,7 @@
 """Wrong answers to assessment/exercise.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("assessment/exercise.py")
 
@@ -90,7 +90,7 @@ wrong("micro_batches", step=6, hint="micro",
 # step 7
 
 wrong("double", step=7, hint="float64", edits=[
-    (body("Net.__init__"), """
+    (Body("Net.__init__"), """
         super().__init__()
         self.convolutions = nn.ModuleList(
             nn.Conv2d(channels, width, 3, padding=1) for channels in (3, width, width)
@@ -101,7 +101,7 @@ wrong("double", step=7, hint="float64", edits=[
         self.register_buffer("std", torch.full((3, 1, 1), 0.16))
         self.double()
     """),
-    (body("Net.forward"), """
+    (Body("Net.forward"), """
         x = (images.double() / 255 - self.mean) / self.std
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = F.max_pool2d(F.relu(norm(convolution(x))), 2)
@@ -174,7 +174,7 @@ wrong("synchronizes", step=12, hint="synchronize", old="optimizer.zero_grad()", 
 
 # step 13
 
-wrong("clip_by_hand", step=13, hint="clip", old=body("clip"), new="""
+wrong("clip_by_hand", step=13, hint="clip", old=Body("clip"), new="""
     norm = sum(parameter.grad.norm().item() ** 2 for parameter in parameters) ** 0.5
     for parameter in parameters:
         parameter.grad.mul_(min(1.0, CLIP / norm))
@@ -195,7 +195,7 @@ wrong("norm_in_a_loop", step=14, hint="launches",
 
 # step 15
 
-wrong("optimizer_each", step=15, hint="optimizer", old=body("make_optimizer"), new="""
+wrong("optimizer_each", step=15, hint="optimizer", old=Body("make_optimizer"), new="""
     class Each:
         def __init__(self):
             self.all = [torch.optim.AdamW([p], lr=RATE, foreach=False) for p in parameters]
@@ -252,7 +252,7 @@ wrong("compiles_for_debugging", step=20, hint="debug_backend", edits=[
     ("model, images[indices]", "compiled, images[indices]"),
     ("evaluate(model, *unseen)", "evaluate(compiled, *unseen)")])
 wrong("counts_in_forward", step=20, hint="recompiles", edits=[
-    (body("Net.__init__"), """
+    (Body("Net.__init__"), """
         super().__init__()
         self.convolutions = nn.ModuleList(
             nn.Conv2d(channels, width, 3, padding=1) for channels in (3, width, width)
@@ -263,14 +263,14 @@ wrong("counts_in_forward", step=20, hint="recompiles", edits=[
         self.register_buffer("std", torch.full((3, 1, 1), 0.16))
         self.calls = 0
     """),
-    (body("Net.forward"), """
+    (Body("Net.forward"), """
         self.calls += 1
         x = (images / 255 - self.mean) / self.std
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = F.max_pool2d(F.relu(norm(convolution(x))), 2)
         return self.head(x.mean((2, 3)))
     """),
-    (body("train"), """
+    (Body("train"), """
         images, labels = read(folder / "train.pt", device)
         unseen = read(folder / "validation.pt", device)
         torch.manual_seed(0)

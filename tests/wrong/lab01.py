@@ -1,13 +1,13 @@
 """Wrong answers to labs/lab01_multi_gpu_setup.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("labs/lab01_multi_gpu_setup.py")
 
 # step 1
 
-wrong("device_by_rank", step=1, hint="device_index", old=body("pick_device"), new="""
+wrong("device_by_rank", step=1, hint="device_index", old=Body("pick_device"), new="""
     if torch.accelerator.device_count() >= local_world:
         rank = int(os.environ["RANK"])
         torch.accelerator.set_device_index(rank)
@@ -15,7 +15,7 @@ wrong("device_by_rank", step=1, hint="device_index", old=body("pick_device"), ne
     return torch.device("cpu")
 """)
 wrong("device_cpu_always", step=1, hint="no_accelerator",
-      old=body("pick_device"), new='return torch.device("cpu")')
+      old=Body("pick_device"), new='return torch.device("cpu")')
 wrong("device_each_for_itself", step=1, hint="shared_device",
       old="torch.accelerator.device_count() >= local_world",
       new="local_rank < torch.accelerator.device_count()")
@@ -35,15 +35,15 @@ wrong("group_from_environment", step=2, hint="own_store",
       old=", store=store, rank=rank, world_size=world,", new=",")
 wrong("group_gloo_always", step=2, hint="gloo_on_gpu",
       old='if device.type == "cpu":', new="if True:")
-wrong("group_no_backend", step=2, hint="no_backend", old=body("start_group"), new="""
+wrong("group_no_backend", step=2, hint="no_backend", old=Body("start_group"), new="""
     bound = None if device.type == "cpu" else device
     dist.init_process_group(
         store=store, rank=rank, world_size=world, timeout=timeout, device_id=bound
     )
 """)
 wrong("group_none", step=2, hint="not_joined",
-      old=body("start_group"), new="pass")
-wrong("group_not_bound", step=2, hint="not_bound", old=body("start_group"), new="""
+      old=Body("start_group"), new="pass")
+wrong("group_not_bound", step=2, hint="not_bound", old=Body("start_group"), new="""
     backend = "gloo" if device.type == "cpu" else "nccl"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 """)
@@ -51,7 +51,7 @@ wrong("group_patient", step=2, hint="no_timeout", edits=[
     ('if device.type == "cpu":',
      'who = {"store": store, "rank": rank, "world_size": world}\nif device.type == "cpu":'),
     (", store=store, rank=rank, world_size=world, timeout=timeout", ", **who")])
-wrong("start_bound_on_cpu", step=2, hint="bound_on_cpu", old=body("start_group"), new="""
+wrong("start_bound_on_cpu", step=2, hint="bound_on_cpu", old=Body("start_group"), new="""
     dist.init_process_group(
         "gloo" if device.type == "cpu" else None,
         store=store,
@@ -88,7 +88,7 @@ wrong("expected_whole_sum", step=3, hint="whole_sum",
 # step 4
 
 wrong("facts_flat", step=4, hint="facts_shape",
-      old=body("gather_facts"), new="return [mine]")
+      old=Body("gather_facts"), new="return [mine]")
 wrong("facts_for_the_root", step=4, hint="facts_root", edits=[
     ("everybody: list[dict] = [{} for _ in range(world)]",
      "everybody= [{}] * world if dist.get_rank() == 0 else None"),
@@ -96,14 +96,14 @@ wrong("facts_for_the_root", step=4, hint="facts_root", edits=[
 wrong("facts_mine_first", step=4, hint="facts_order", edits=[
     (": list[dict] = [{} for _ in range(world)]", "= [{}] * world"),
     ("return everybody", "rank = dist.get_rank()\nreturn everybody[rank:] + everybody[:rank]")])
-wrong("facts_only_rank_0", step=4, hint="some_ranks", old=body("gather_facts"), new="""
+wrong("facts_only_rank_0", step=4, hint="some_ranks", old=Body("gather_facts"), new="""
     everybody = [{}] * world
     if dist.get_rank() == 0:
         dist.all_gather_object(everybody, mine)
     return everybody
 """)
 wrong("facts_own", step=4, hint="facts_own",
-      old=body("gather_facts"), new="return [mine] * world")
+      old=Body("gather_facts"), new="return [mine] * world")
 
 # step 5
 
@@ -147,7 +147,7 @@ wrong("bandwidth_no_factor", step=6, hint="no_factor",
 wrong("bandwidth_once_around", step=6, hint="half_ring",
       old="algorithm * 2 * (world - 1)", new="algorithm * (world - 1)")
 wrong("bandwidth_one_number", step=6, hint="pair",
-      old=body("bus_bandwidth"), new="return nbytes / seconds * 2 * (world - 1) / world")
+      old=Body("bus_bandwidth"), new="return nbytes / seconds * 2 * (world - 1) / world")
 wrong("bandwidth_per_rank", step=6, hint="bus_other",
       old="algorithm * 2 * (world - 1)", new="algorithm ")
 wrong("bandwidth_whole_messages", step=6, hint="factor_n",
@@ -179,10 +179,10 @@ wrong("links_of_all_kinds", step=7, hint="all_kinds",
 # step 8
 
 wrong("exchange_by_collective", step=8, hint="no_collective",
-      old=body("exchange_metadata"),
+      old=Body("exchange_metadata"),
       new='texts = [""] * world\ndist.all_gather_object(texts, mine)\nreturn texts')
 wrong("exchange_by_own_group", step=8, hint="no_collective",
-      old=body("exchange_metadata"), new="""
+      old=Body("exchange_metadata"), new="""
     if not dist.is_initialized():
         meeting = dist.PrefixStore("meeting", store)
         dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world)
@@ -200,13 +200,13 @@ wrong("exchange_one_key", step=8, hint="one_key", edits=[
     ('[f"{call}/{other}"]', "[call]"),
     ('(f"{call}/{other}")', "(call)")])
 wrong("exchange_silent", step=8, hint="not_told",
-      old=body("exchange_metadata"), new="return [mine] + [None] * (world - 1)")
+      old=Body("exchange_metadata"), new="return [mine] + [None] * (world - 1)")
 wrong("exchange_stale", step=8, hint="stale", edits=[
     ('f"{call}/{rank}"', 'f"{rank}"'),
     ('[f"{call}/{other}"]', '[f"{other}"]'),
     ('(f"{call}/{other}")', '(f"{other}")')])
 wrong("exchange_waits_for_ever", step=8, hint="endless_wait",
-      old=body("exchange_metadata"), new="""
+      old=Body("exchange_metadata"), new="""
     store.set(f"{call}/{rank}", mine)
     return [store.get(f"{call}/{other}").decode() for other in range(world)]
 """)

@@ -1,22 +1,22 @@
 """Wrong answers to labs/lab02_ddp.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("labs/lab02_ddp.py")
 
 # step 1
 
 wrong("start_cpu_always", step=1, hint="no_accelerator",
-      old=body("start"), new='dist.init_process_group("gloo")\nreturn torch.device("cpu")')
-wrong("start_nccl", step=1, hint="no_gpu", old=body("start"), new="""
+      old=Body("start"), new='dist.init_process_group("gloo")\nreturn torch.device("cpu")')
+wrong("start_nccl", step=1, hint="no_gpu", old=Body("start"), new="""
     dist.init_process_group("nccl")
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 """)
 wrong("start_no_device", step=1, hint="not_a_device",
-      old=body("start"), new='dist.init_process_group("gloo")\nreturn "cpu"')
+      old=Body("start"), new='dist.init_process_group("gloo")\nreturn "cpu"')
 wrong("start_nothing", step=1, hint="not_joined",
-      old=body("start"), new='return torch.device("cpu")')
+      old=Body("start"), new='return torch.device("cpu")')
 wrong("start_rank_for_local_rank", step=1, hint="device_index", edits=[
     ('local_rank, local_world = int(os.environ["LOCAL_RANK"])',
      'rank, local_world = int(os.environ["RANK"])'),
@@ -34,7 +34,7 @@ wrong("shard_drops_the_rest", step=2, hint="dropped",
 wrong("shard_ignores_epoch", step=2, hint="epoch_ignored",
       old="generator = torch.Generator().manual_seed(epoch)",
       new="generator = torch.Generator().manual_seed(0)")
-wrong("shard_overlaps", step=2, hint="overlap", old=body("shard"), new="""
+wrong("shard_overlaps", step=2, hint="overlap", old=Body("shard"), new="""
     order = torch.randperm(length, generator=torch.Generator().manual_seed(epoch)).tolist()
     share = -(-length // world)
     return order[rank : rank + share]
@@ -44,13 +44,13 @@ wrong("shard_own_seed", step=2, hint="overlap",
       new="generator = torch.Generator().manual_seed(epoch + rank)")
 wrong("shard_same_for_all", step=2, hint="same_shard",
       old="order[rank::world]", new="order[0::world]")
-wrong("shard_tensor", step=2, hint="not_a_list", old=body("shard"), new="""
+wrong("shard_tensor", step=2, hint="not_a_list", old=Body("shard"), new="""
     order = torch.randperm(length, generator=torch.Generator().manual_seed(epoch))
     return torch.cat([order, order[: -length % world]])[rank::world]
 """)
 wrong("shard_uneven", step=2, hint="uneven",
       old="order += order[:missing]", new="")
-wrong("shard_unseeded", step=2, hint="unseeded", old=body("shard"), new="""
+wrong("shard_unseeded", step=2, hint="unseeded", old=Body("shard"), new="""
     torch.seed()
     order = torch.randperm(length).tolist()
     order += order[: -length % world]
@@ -63,11 +63,11 @@ wrong("broadcast_copies", step=3, hint="not_broadcast",
       old="detach(), src", new="clone(), src")
 wrong("broadcast_last_rank", step=3, hint="other_source",
       old=".detach(), src=0", new=", src=dist.get_world_size() - 1")
-wrong("broadcast_no_buffers", step=3, hint="buffers", old=body("broadcast_state"), new="""
+wrong("broadcast_no_buffers", step=3, hint="buffers", old=Body("broadcast_state"), new="""
     for parameter in module.parameters():
         dist.broadcast(parameter.detach(), src=0)
 """)
-wrong("broadcast_no_frozen", step=3, hint="frozen", old=body("broadcast_state"), new="""
+wrong("broadcast_no_frozen", step=3, hint="frozen", old=Body("broadcast_state"), new="""
     for parameter in module.parameters():
         if parameter.requires_grad:
             dist.broadcast(parameter.detach(), src=0)
@@ -75,9 +75,9 @@ wrong("broadcast_no_frozen", step=3, hint="frozen", old=body("broadcast_state"),
         dist.broadcast(buffer, src=0)
 """)
 wrong("broadcast_nothing", step=3, hint="not_broadcast",
-      old=body("broadcast_state"),
+      old=Body("broadcast_state"),
       new="for tensor in module.state_dict().values():\n    tensor.clone()")
-wrong("broadcast_only_rank_0", step=3, hint="some_ranks", old=body("broadcast_state"), new="""
+wrong("broadcast_only_rank_0", step=3, hint="some_ranks", old=Body("broadcast_state"), new="""
     if dist.get_rank() == 0:
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, src=0)
@@ -125,11 +125,11 @@ wrong("hooks_divide_in_flight", step=5, hint="touched",
     parameter.grad /= dist.get_world_size()
 """)
 wrong("hooks_first_step_only", step=5, hint="first_step_only", edits=[
-    (body("HookDDP.start"), """
+    (Body("HookDDP.start"), """
         if len(self.started) < len([p for p in self.module.parameters() if p.requires_grad]):
             self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
     """),
-    (body("HookDDP.finish"), """
+    (Body("HookDDP.finish"), """
         for parameter, work in self.started:
             if not getattr(work, "seen", False):
                 work.seen = True
@@ -139,14 +139,14 @@ wrong("hooks_first_step_only", step=5, hint="first_step_only", edits=[
 wrong("hooks_never_forgotten", step=5, hint="not_forgotten",
       old="self.started.clear()", new="")
 wrong("hooks_not_divided", step=5, hint="not_divided",
-      old=body("HookDDP.finish"),
+      old=Body("HookDDP.finish"),
       new="for _, work in self.started:\n    work.wait()\nself.started.clear()")
 wrong("hooks_not_waited", step=5, hint="not_waited",
-      old=body("HookDDP.finish"),
+      old=Body("HookDDP.finish"),
       new="for parameter, _ in self.started:\n    parameter.grad.mul_(1)\nself.started.clear()")
 wrong("hooks_on_frozen", step=5, hint="frozen_hook",
       old="if parameter.requires_grad:", new="if True:")
-wrong("hooks_on_weights_only", step=5, hint="subset", old=body("HookDDP.start"), new="""
+wrong("hooks_on_weights_only", step=5, hint="subset", old=Body("HookDDP.start"), new="""
     if parameter.dim() > 1:
         self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
 """)
@@ -160,9 +160,9 @@ wrong("hooks_without_broadcast", step=5, hint="no_initial_broadcast",
 # step 6
 
 wrong("buckets_copied_out", step=6, hint="not_views", edits=[
-    (body("BucketDDP.keep_in_bucket"),
+    (Body("BucketDDP.keep_in_bucket"),
      "self.bucket_of[parameter].views[parameter].copy_(parameter.grad)"),
-    (body("BucketDDP.finish"), """
+    (Body("BucketDDP.finish"), """
         for bucket in self.buckets:
             bucket.work.wait()
             bucket.flat /= dist.get_world_size()
@@ -185,22 +185,22 @@ wrong("buckets_front_first", step=6, hint="fill_order",
 wrong("buckets_no_views", step=6, hint="not_views",
       old="piece.view_as(p)", new="piece.view_as(p).clone()")
 wrong("buckets_not_kept", step=6, hint="copy_reduced",
-      old=body("BucketDDP.keep_in_bucket"), new="pass")
+      old=Body("BucketDDP.keep_in_bucket"), new="pass")
 wrong("buckets_not_waited", step=6, hint="not_waited",
-      old=body("BucketDDP.finish"), new="self.begin()")
+      old=Body("BucketDDP.finish"), new="self.begin()")
 wrong("buckets_one_at_a_time", step=6, hint="one_launch", old="""
     while self.launched < len(self.buckets) and not self.buckets[self.launched].waiting:
         bucket = self.buckets[self.launched]
 """, new="bucket = self.buckets[self.launched]\nif not bucket.waiting:")
 wrong("buckets_reallocated", step=6, hint="reallocated",
-      old=body("BucketDDP.keep_in_bucket"), new="""
+      old=Body("BucketDDP.keep_in_bucket"), new="""
     if not hasattr(parameter, "was_kept"):
         view = self.bucket_of[parameter].views[parameter]
         view.copy_(parameter.grad)
         parameter.grad, parameter.was_kept = view, True
 """)
 wrong("buckets_when_ready", step=6, hint="launch_order",
-      old=body("BucketDDP.launch_in_order"), new="""
+      old=Body("BucketDDP.launch_in_order"), new="""
     bucket = self.bucket_of[parameter]
     bucket.waiting.discard(parameter)
     if not bucket.waiting:
@@ -210,12 +210,12 @@ wrong("buckets_when_ready", step=6, hint="launch_order",
 
 # step 7
 
-wrong("accumulate_always_sends", step=7, hint="no_sync_sends", old=body("accumulate"), new="""
+wrong("accumulate_always_sends", step=7, hint="no_sync_sends", old=Body("accumulate"), new="""
     for micro_batch in micro_batches:
         (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
         ddp.finish()
 """)
-wrong("accumulate_divided_by_ranks", step=7, hint="loss_wrong", old=body("accumulate"), new="""
+wrong("accumulate_divided_by_ranks", step=7, hint="loss_wrong", old=Body("accumulate"), new="""
     *silent, last = micro_batches
     with ddp.no_sync():
         for micro_batch in silent:
@@ -223,7 +223,7 @@ wrong("accumulate_divided_by_ranks", step=7, hint="loss_wrong", old=body("accumu
     (loss_of(ddp, last) / dist.get_world_size()).backward()
     ddp.finish()
 """)
-wrong("accumulate_last_only", step=7, hint="micro_batch_lost", old=body("accumulate"), new="""
+wrong("accumulate_last_only", step=7, hint="micro_batch_lost", old=Body("accumulate"), new="""
     *silent, last = micro_batches
     with ddp.no_sync():
         for micro_batch in silent:
@@ -231,7 +231,7 @@ wrong("accumulate_last_only", step=7, hint="micro_batch_lost", old=body("accumul
     (loss_of(ddp, last) / len(micro_batches)).backward()
     ddp.finish()
 """)
-wrong("accumulate_not_divided", step=7, hint="loss_not_divided", old=body("accumulate"), new="""
+wrong("accumulate_not_divided", step=7, hint="loss_not_divided", old=Body("accumulate"), new="""
     *silent, last = micro_batches
     with ddp.no_sync():
         for micro_batch in silent:
@@ -242,20 +242,20 @@ wrong("accumulate_not_divided", step=7, hint="loss_not_divided", old=body("accum
 wrong("no_sync_sends", step=7, hint="no_sync_sends",
       old="if self.sync:", new="if True:")
 wrong("no_sync_stays", step=7, hint="not_reenabled",
-      old=body("AccumulatingDDP.no_sync"), new="self.sync = False\nyield")
+      old=Body("AccumulatingDDP.no_sync"), new="self.sync = False\nyield")
 wrong("no_sync_without_finally", step=7, hint="not_restored",
-      old=body("AccumulatingDDP.no_sync"), new="self.sync = False\nyield\nself.sync = True")
+      old=Body("AccumulatingDDP.no_sync"), new="self.sync = False\nyield\nself.sync = True")
 
 # step 8
 
 wrong("torch_all_silent", step=8, hint="not_reenabled",
-      old=body("accumulate_with_torch"), new="""
+      old=Body("accumulate_with_torch"), new="""
     with ddp.no_sync():
         for micro_batch in micro_batches:
             (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
 """)
 wrong("torch_forward_outside", step=8, hint="forward_outside",
-      old=body("accumulate_with_torch"), new="""
+      old=Body("accumulate_with_torch"), new="""
     *silent, last = micro_batches
     for micro_batch in silent:
         loss = loss_of(ddp, micro_batch) / len(micro_batches)
@@ -264,9 +264,9 @@ wrong("torch_forward_outside", step=8, hint="forward_outside",
     (loss_of(ddp, last) / len(micro_batches)).backward()
 """)
 wrong("torch_no_bucket_view", step=8, hint="not_bucket_view",
-      old=body("wrap"), new="return DistributedDataParallel(module)")
+      old=Body("wrap"), new="return DistributedDataParallel(module)")
 wrong("torch_not_divided", step=8, hint="loss_not_divided",
-      old=body("accumulate_with_torch"), new="""
+      old=Body("accumulate_with_torch"), new="""
     *silent, last = micro_batches
     with ddp.no_sync():
         for micro_batch in silent:
@@ -274,4 +274,4 @@ wrong("torch_not_divided", step=8, hint="loss_not_divided",
     loss_of(ddp, last).backward()
 """)
 wrong("torch_not_wrapped", step=8, hint="not_torch",
-      old=body("wrap"), new="return module")
+      old=Body("wrap"), new="return module")

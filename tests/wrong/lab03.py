@@ -1,7 +1,7 @@
 """Wrong answers to labs/lab03_fsdp.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("labs/lab03_fsdp.py")
 
@@ -16,7 +16,7 @@ wrong("bytes_stage_off", step=1, hint="sharded",
       new="4 * (shard if stage >= 2 else psi),\n4 * (shard if stage >= 1 else psi),")
 wrong("stage_always", step=1, hint="none_fits",
       old="return None", new="return 3")
-wrong("stage_largest", step=1, hint="smallest", old=body("smallest_stage"), new="""
+wrong("stage_largest", step=1, hint="smallest", old=Body("smallest_stage"), new="""
     for stage in reversed(range(4)):
         if sum(bytes_per_rank(psi, n, stage)) + room <= limit:
             return stage
@@ -64,7 +64,7 @@ wrong("zero1_shard_copied", step=2, hint="shard_memory", old="""
 
 # step 3
 
-wrong("bucket_each", step=3, hint="each_parameter", old=body("Bucket.ready"), new="""
+wrong("bucket_each", step=3, hint="each_parameter", old=Body("Bucket.ready"), new="""
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
     flat, _ = lay_out(grads, self.n)
     self.shard.grad = torch.empty_like(self.shard)
@@ -90,9 +90,9 @@ wrong("backward_not_freed", step=4, hint="backward_free",
       old="self.free()\ngradient, whole.grad = whole.grad, None",
       new="gradient, whole.grad = whole.grad, None")
 wrong("backward_not_gathered", step=4, hint="backward_gather",
-      old=body("Unit.after_forward"), new="self.free()")
+      old=Body("Unit.after_forward"), new="self.free()")
 wrong("forward_not_freed", step=4, hint="after_forward",
-      old=body("Unit.after_forward"),
+      old=Body("Unit.after_forward"),
       new="output.register_hook(lambda gradient: self.gather())")
 wrong("forward_not_gathered", step=4, hint="before_forward", old="""
     def before_forward(self, module: nn.Module, inputs: tuple) -> None:
@@ -100,12 +100,12 @@ wrong("forward_not_gathered", step=4, hint="before_forward", old="""
         self.gather()
 """, new="def before_forward(self, module: nn.Module, inputs: tuple) -> None:")
 wrong("free_a_reference", step=4, hint="free",
-      old=body("Unit.free"), new="self.gathered = None")
+      old=Body("Unit.free"), new="self.gathered = None")
 wrong("gather_no_memory", step=4, hint="storage",
       old="self.whole.untyped_storage().resize_(self.whole.nbytes)", new="")
 wrong("gather_reversed", step=4, hint="gathered",
       old=", self.shard.data", new="[::-1], self.shard.data")
-wrong("hook_gives_zero", step=4, hint="hook_returns", old=body("Unit.after_forward"), new="""
+wrong("hook_gives_zero", step=4, hint="hook_returns", old=Body("Unit.after_forward"), new="""
     def again(gradient):
         self.gather()
         return 0 * gradient
@@ -132,7 +132,7 @@ wrong("shard_linears", step=5, hint="too_fine",
 wrong("shard_no_root", step=5, hint="no_root",
       old="fully_shard(model)", new="")
 wrong("shard_nothing", step=5, hint="not_wrapped",
-      old=body("shard_model"), new="return model, make_adam(list(model.parameters()))")
+      old=Body("shard_model"), new="return model, make_adam(list(model.parameters()))")
 wrong("shard_root_alone", step=5, hint="root_alone",
       old="for unit in model.units():\n    fully_shard(unit)", new="")
 wrong("shard_stays_whole", step=5, hint="reshard",
@@ -179,7 +179,7 @@ wrong("load_step_before", step=7, hint="step_lost", edits=[
     ('return state["step"]', "return step")])
 wrong("save_no_moments", step=7, hint="moments_lost",
       old='"adam": moments, "step": 0', new='"step": 0')
-wrong("save_rank_0", step=7, hint="one_writer", old=body("save"), new="""
+wrong("save_rank_0", step=7, hint="one_writer", old=Body("save"), new="""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -191,7 +191,7 @@ wrong("save_rank_0", step=7, hint="one_writer", old=body("save"), new="""
 # step 8
 
 wrong("meta_built_whole", step=8, hint="built_whole",
-      old=body("build_sharded"),
+      old=Body("build_sharded"),
       new="torch.manual_seed(3)\nreturn shard_model(Net().to(device))")
 wrong("meta_drawn_as_shards", step=8, hint="drawn_as_shards", old="""
     whole = nn.Linear(module.in_features, module.out_features)

@@ -1,7 +1,7 @@
 """Wrong answers to labs/lab04_mixed_precision.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("labs/lab04_mixed_precision.py")
 
@@ -23,7 +23,7 @@ wrong("numbers_subnormal", step=1, hint="subnormal",
       old="1 - bias - mantissa", new="-bias - mantissa")
 wrong("numbers_top", step=1, hint="infinity_code",
       old="2**exponent - 2, 2**mantissa - 1", new="(2**exponent - 1, 2**mantissa - 1)")
-wrong("numbers_tuple", step=1, hint="numbers_kind", old=body("format_numbers"), new="""
+wrong("numbers_tuple", step=1, hint="numbers_kind", old=Body("format_numbers"), new="""
     bias = 2 ** (exponent - 1) - 1
     if finite:
         top, fraction = (2**exponent - 1, 2**mantissa - 2)
@@ -43,7 +43,7 @@ wrong("spacing_frexp", step=1, hint="spacing_power",
 wrong("spacing_log2", step=1, hint="spacing_sign",
       old="math.frexp(x)[1] - 1", new="math.floor(math.log2(x))")
 wrong("spacing_shrinks", step=1, hint="spacing_subnormal",
-      old=body("spacing"), new="power = math.frexp(x)[1] - 1\nreturn 2.0 ** (power - mantissa)")
+      old=Body("spacing"), new="power = math.frexp(x)[1] - 1\nreturn 2.0 ** (power - mantissa)")
 wrong("spacing_times_eps", step=1, hint="spacing_relative", edits=[
     ("power = math.frexp(x)[1] - 1", ""),
     ("2.0 ** (max(power, smallest) - mantissa)", "max(x, 2.0**smallest) * 2.0 ** (-mantissa)")])
@@ -53,7 +53,7 @@ wrong("spacing_times_eps", step=1, hint="spacing_relative", edits=[
 wrong("bf16_bits", step=2, hint="bf16_kind",
       old="upper.to(torch.int16).view(torch.bfloat16)", new="upper.to(torch.int16)")
 wrong("bf16_cast", step=2, hint="rounding_cast",
-      old=body("to_bf16"), new="return x.to(dtype=torch.bfloat16)")
+      old=Body("to_bf16"), new="return x.to(dtype=torch.bfloat16)")
 wrong("bf16_cut", step=2, hint="truncated",
       old="odd = (bits >> 16) & 1\nupper = (bits + 0x7FFF + odd) >> 16",
       new="upper = bits >> 16")
@@ -151,13 +151,13 @@ wrong("dtypes_scores", step=5, hint="matmul_low",
       old='"scores": low,', new='"scores": wide,')
 wrong("dtypes_softmax", step=5, hint="softmax_kind",
       old='low if kind == "cpu" else wide', new="wide")
-wrong("loss_default_type", step=5, hint="low_ignored", old=body("loss_under_autocast"), new="""
+wrong("loss_default_type", step=5, hint="low_ignored", old=Body("loss_under_autocast"), new="""
     region = contextlib.nullcontext() if low is None else torch.autocast(rows.device.type)
     with region:
         output = model(rows)
     return mean_loss(output.float(), rows)
 """)
-wrong("loss_in_region", step=5, hint="loss_inside", old=body("loss_under_autocast"), new="""
+wrong("loss_in_region", step=5, hint="loss_inside", old=Body("loss_under_autocast"), new="""
     region = contextlib.nullcontext() if low is None else torch.autocast(rows.device.type, low)
     with region:
         output = model(rows)

@@ -1,7 +1,7 @@
 """Wrong answers to labs/lab05_deepspeed.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("labs/lab05_deepspeed.py")
 
@@ -9,7 +9,7 @@ wrong = Table("labs/lab05_deepspeed.py")
 
 wrong("config_batch_of_a_rank", step=1, hint="batch_global",
       old='"train_batch_size": batch,', new='"train_batch_size": batch // ranks,')
-wrong("config_bucket_in_bytes", step=1, hint="bucket", old=body("make_config"), new="""
+wrong("config_bucket_in_bytes", step=1, hint="bucket", old=Body("make_config"), new="""
     accumulation, rest = divmod(batch, micro * ranks)
     if rest or accumulation == 0:
         raise ValueError("it does not divide")
@@ -29,7 +29,7 @@ wrong("config_bucket_in_bytes", step=1, hint="bucket", old=body("make_config"), 
 """)
 wrong("config_float", step=1, hint="whole_numbers",
       old=": accumulation", new=": batch / (micro * ranks)")
-wrong("config_json", step=1, hint="config_kind", old=body("make_config"), new="""
+wrong("config_json", step=1, hint="config_kind", old=Body("make_config"), new="""
     accumulation, rest = divmod(batch, micro * ranks)
     if rest or accumulation == 0:
         raise ValueError("it does not divide")
@@ -56,7 +56,7 @@ wrong("config_misspelt", step=1, hint="unknown_key",
       old='"gradient_clipping"', new='"gradient_cliping"')
 wrong("config_no_clipping", step=1, hint="clip_missing",
       old='"gradient_clipping": CLIP,', new="")
-wrong("config_overlap", step=1, hint="unknown_zero_key", old=body("make_config"), new="""
+wrong("config_overlap", step=1, hint="unknown_zero_key", old=Body("make_config"), new="""
     accumulation, rest = divmod(batch, micro * ranks)
     if rest or accumulation == 0:
         raise ValueError("it does not divide")
@@ -170,7 +170,7 @@ wrong("held_one_moment", step=3, hint="moments_two", old="""
 """)
 wrong("held_parameters_at_2", step=3, hint="parameters_stage",
       old="4 / ranks if stage == 3 else 4.0", new="4 / ranks if stage >= 2 else 4")
-wrong("held_sum", step=3, hint="kinds", old=body("bytes_held"), new="""
+wrong("held_sum", step=3, hint="kinds", old=Body("bytes_held"), new="""
     return sum(
         {
             "parameters": 4 / ranks if stage == 3 else 4,
@@ -237,7 +237,7 @@ wrong("sent_gather_twice", step=5, hint="sent_once",
 
 wrong("offload_compiled_adam", step=6, hint="force_cpu_adam",
       old=', "zero_force_ds_cpu_optimizer": False', new="")
-wrong("offload_force_inside", step=6, hint="force_cpu_adam", old=body("offloaded"), new="""
+wrong("offload_force_inside", step=6, hint="force_cpu_adam", old=Body("offloaded"), new="""
     block = {"device": "cpu", "pin_memory": device.type != "cpu"}
     zero = config["zero_optimization"] | {
         "offload_optimizer": block,
@@ -245,14 +245,14 @@ wrong("offload_force_inside", step=6, hint="force_cpu_adam", old=body("offloaded
     }
     return config | {"zero_optimization": zero}
 """)
-wrong("offload_on_top", step=6, hint="offload_block", old=body("offloaded"), new="""
+wrong("offload_on_top", step=6, hint="offload_block", old=Body("offloaded"), new="""
     block = {"device": "cpu", "pin_memory": device.type != "cpu"}
     return config | {"offload_optimizer": block, "zero_force_ds_cpu_optimizer": False}
 """)
 wrong("offload_parameters", step=6, hint="offload_what", old="""
     "offload_optimizer": {"device": "cpu", "pin_memory": torch.device(device).type != "cpu"}
 """, new="")
-wrong("offload_pinned", step=6, hint="pinned", old=body("offloaded"), new="""
+wrong("offload_pinned", step=6, hint="pinned", old=Body("offloaded"), new="""
     block = {"device": "cpu", "pin_memory": True}
     zero = config["zero_optimization"] | {"offload_optimizer": block}
     return config | {"zero_optimization": zero, "zero_force_ds_cpu_optimizer": False}
@@ -276,25 +276,25 @@ wrong("fsdp_steps_each", step=7, hint="fsdp_steps",
 wrong("shard_layers", step=7, hint="no_root",
       old="fully_shard(model)", new="")
 wrong("shard_whole", step=7, hint="units",
-      old=body("shard"), new="fully_shard(model)\nreturn model")
+      old=Body("shard"), new="fully_shard(model)\nreturn model")
 
 # step 8
 
 wrong("resume_path", step=8, hint="resume_step",
       old='state["step"]', new="path")
 wrong("resume_silent", step=8, hint="silent_restart",
-      old=body("resume"),
+      old=Body("resume"),
       new='_, state = engine.load_checkpoint(folder)\nreturn state.get("step", 0)')
 wrong("resume_weights_only", step=8, hint="resume_states",
       old="path, state = engine.load_checkpoint(folder)",
       new="path, state = engine.load_checkpoint(folder, load_optimizer_states=False)")
 wrong("save_no_step", step=8, hint="save_step",
-      old=body("save"), new="engine.save_checkpoint(folder)")
+      old=Body("save"), new="engine.save_checkpoint(folder)")
 wrong("save_rank_0", step=8, hint="save_everybody",
       old='engine.save_checkpoint(folder, client_state={"step": step})', new="")
 wrong("universal_on_top", step=8, hint="universal_key",
-      old=body("universal"), new='return config | {"load_universal": True}')
-wrong("whole_first_file", step=8, hint="whole_weights", old=body("whole_weights"), new="""
+      old=Body("universal"), new='return config | {"load_universal": True}')
+wrong("whole_first_file", step=8, hint="whole_weights", old=Body("whole_weights"), new="""
     tag = Path(folder, "latest").read_text()
     file = next(Path(folder, tag).glob("*rank_0*model_states.pt"))
     return torch.load(file, weights_only=False)["module"]

@@ -1,7 +1,7 @@
 """Wrong answers to labs/lab07_pytorch_gpu.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("labs/lab07_pytorch_gpu.py")
 
@@ -13,20 +13,20 @@ wrong("build_optimizer_first", step=1, hint="moved_late", edits=[
 wrong("build_stays", step=1, hint="not_moved",
       old="model.to(device)", new="")
 wrong("device_built_for", step=1, hint="not_asked",
-      old=body("pick_device"), new="return torch.accelerator.current_accelerator()")
+      old=Body("pick_device"), new="return torch.accelerator.current_accelerator()")
 wrong("device_cuda", step=1, hint="named",
-      old=body("pick_device"),
+      old=Body("pick_device"),
       new='return torch.device("cuda" if torch.cuda.is_available() else "cpu")')
 wrong("net_attributes", step=1, hint="attribute",
-      old=body("Net.keep"), new="self.mean, self.std = mean, std")
+      old=Body("Net.keep"), new="self.mean, self.std = mean, std")
 wrong("net_not_persistent", step=1, hint="not_saved",
       old='"mean", mean', new='"mean", mean, persistent=False')
 wrong("net_parameters", step=1, hint="trained",
-      old=body("Net.keep"), new="self.mean, self.std = nn.Parameter(mean), nn.Parameter(std)")
+      old=Body("Net.keep"), new="self.mean, self.std = nn.Parameter(mean), nn.Parameter(std)")
 wrong("places_moved", step=1, hint="made_and_moved",
-      old=body("Net.places"), new="return torch.arange(x.shape[1]).to(x.device)")
+      old=Body("Net.places"), new="return torch.arange(x.shape[1]).to(x.device)")
 wrong("places_on_cpu", step=1, hint="made_on_cpu",
-      old=body("Net.places"), new="return torch.arange(x.shape[1])")
+      old=Body("Net.places"), new="return torch.arange(x.shape[1])")
 
 # step 2
 
@@ -47,7 +47,7 @@ wrong("sender_one_buffer", step=2, hint="one_buffer",
 wrong("sender_pageable", step=2, hint="pageable",
       old="torch.empty_like(like).pin_memory()", new="torch.empty_like(like)")
 wrong("sender_pins_each", step=2, hint="pins_each",
-      old=body("Sender.send"),
+      old=Body("Sender.send"),
       new="self.count += 1\nreturn batch.pin_memory().to(self.device, non_blocking=True)")
 wrong("sender_synchronizes", step=2, hint="waits_for_all",
       old="self.events[slot].synchronize", new="torch.accelerator.synchronize")
@@ -121,7 +121,7 @@ wrong("epoch_asks_for_nan", step=5, hint="asks_each_step",
         raise RuntimeError("the loss is not a number")
     loss.backward()
 """)
-wrong("epoch_counts_all", step=5, hint="all_counted", old=body("train_epoch"), new="""
+wrong("epoch_counts_all", step=5, hint="all_counted", old=Body("train_epoch"), new="""
     sums = torch.zeros(3, device=next(model.parameters()).device)
     samples = 0
     for x, y in source:
@@ -137,7 +137,7 @@ wrong("epoch_counts_all", step=5, hint="all_counted", old=body("train_epoch"), n
     total, right, _ = sums.tolist()
     return total / samples, right / samples
 """)
-wrong("epoch_items", step=5, hint="asks_each_step", old=body("train_epoch"), new="""
+wrong("epoch_items", step=5, hint="asks_each_step", old=Body("train_epoch"), new="""
     total, right, count = 0.0, 0, 0
     for x, y in source:
         optimizer.zero_grad()
@@ -187,7 +187,7 @@ wrong("epoch_no_step", step=5, hint="not_trained", old="""
 
 wrong("mixed_asks", step=6, hint="asks_in_step",
       old="known, right,", new="known.item(), right,")
-wrong("mixed_backward_inside", step=6, hint="backward_inside", old=body("mixed_step"), new="""
+wrong("mixed_backward_inside", step=6, hint="backward_inside", old=Body("mixed_step"), new="""
     optimizer.zero_grad()
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
         logits = model(x)
@@ -222,7 +222,7 @@ wrong("sums_in_bf16", step=6, hint="sums_dtype",
 # step 7
 
 wrong("optimizer_float_rate", step=7, hint="rate_is_a_number",
-      old=body("fast_optimizer"),
+      old=Body("fast_optimizer"),
       new="return torch.optim.AdamW(model.parameters(), lr=RATE, fused=True, capturable=True)")
 wrong("optimizer_not_capturable", step=7, hint="not_capturable",
       old=", capturable=True", new="")
@@ -234,7 +234,7 @@ wrong("replay_borrows", step=7, hint="borrowed",
       old="x.clone(), y.clone()", new="x, y")
 wrong("replay_captures_each", step=7, hint="captures_each",
       old="if self.graph is None:", new="if True:")
-wrong("replay_loses_one", step=7, hint="not_replayed", old=body("Replayed.__call__"), new="""
+wrong("replay_loses_one", step=7, hint="not_replayed", old=Body("Replayed.__call__"), new="""
     if self.warm > 0:
         self.warm -= 1
         self.step(x, y)
@@ -250,7 +250,7 @@ wrong("replay_loses_one", step=7, hint="not_replayed", old=body("Replayed.__call
     self.graph.replay()
 """)
 wrong("replay_never", step=7, hint="not_captured",
-      old=body("Replayed.__call__"), new="self.step(x, y)")
+      old=Body("Replayed.__call__"), new="self.step(x, y)")
 wrong("replay_no_warm_up", step=7, hint="no_warm_up",
       old="self.step(x, y)", new="")
 wrong("replay_stale", step=7, hint="stale_input",

@@ -1,7 +1,7 @@
 """Wrong answers to labs/lab08_memory.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("labs/lab08_memory.py")
 
@@ -54,7 +54,7 @@ wrong("log_before_twice", step=2, hint="log_values",
 """)
 wrong("log_first_graph", step=2, hint="graph_before",
       old="before.item()", new="before")
-wrong("log_no_grad_all", step=2, hint="no_grad_all", old=body("logged_step"), new="""
+wrong("log_no_grad_all", step=2, hint="no_grad_all", old=Body("logged_step"), new="""
     with torch.no_grad():
         before = mean_square(model(inputs), targets)
     before.backward()
@@ -66,7 +66,7 @@ wrong("log_no_grad_all", step=2, hint="no_grad_all", old=body("logged_step"), ne
 """)
 wrong("log_no_zero_grad", step=2, hint="zero_grad",
       old="adam.zero_grad()\nwith torch.no_grad():", new="with torch.no_grad():")
-wrong("log_retained", step=2, hint="retained", old=body("logged_step"), new="""
+wrong("log_retained", step=2, hint="retained", old=Body("logged_step"), new="""
     before = mean_square(model(inputs), targets)
     before.backward(retain_graph=True)
     adam.step()
@@ -106,7 +106,7 @@ wrong("backward_hook_of_tensor", step=4, hint="hook_kind",
 wrong("backward_hook_too_early", step=4, hint="hook_kind",
       old="p.register_post_accumulate_grad_hook(self.ready)",
       new="p.register_hook(lambda gradient, p=p: self.ready(p))")
-wrong("backward_last_hook", step=4, hint="no_hook", old=body("AdamInBackward.__init__"), new="""
+wrong("backward_last_hook", step=4, hint="no_hook", old=Body("AdamInBackward.__init__"), new="""
     self.states = {
         p: {"m": torch.zeros_like(p), "v": torch.zeros_like(p), "t": 0}
         for p in model.parameters()
@@ -192,7 +192,7 @@ wrong("checkpoint_records", step=6, hint="recorded",
     return ctx.output.detach()
 """)
 wrong("checkpoint_state_late", step=6, hint="mask_again",
-      old=body("Checkpoint.forward"), new="""
+      old=Body("Checkpoint.forward"), new="""
     ctx.block = block
     ctx.save_for_backward(x)
     output = block(x)
@@ -207,7 +207,7 @@ wrong("checkpoint_sum", step=6, hint="ones",
 wrong("torch_no_state", step=6, hint="torch_mask",
       old="use_reentrant=False", new="use_reentrant=False, preserve_rng_state=False")
 wrong("torch_not_called", step=6, hint="torch_plain",
-      old=body("checkpoint_by_torch"), new="return block(x)")
+      old=Body("checkpoint_by_torch"), new="return block(x)")
 wrong("torch_reentrant", step=6, hint="reentrant",
       old="use_reentrant=False", new="use_reentrant=True")
 
@@ -220,7 +220,7 @@ wrong("choose_any", step=7, hint="does_not_fit",
       new="sum(u.kept if i in chosen else u.held for i, u in enumerate(units))")
 wrong("choose_fewest", step=7, hint="too_dear",
       old="flops < best[0]", new="len(chosen) < len(best[1])")
-wrong("choose_greedy", step=7, hint="too_dear", old=body("choose"), new="""
+wrong("choose_greedy", step=7, hint="too_dear", old=Body("choose"), new="""
     order = sorted(range(len(units)), key=lambda i: units[i].kept - units[i].held)
     for size in range(len(units) + 1):
         if predicted_peak(units, order[:size]) <= budget:
@@ -229,7 +229,7 @@ wrong("choose_greedy", step=7, hint="too_dear", old=body("choose"), new="""
 """)
 wrong("peak_input_twice", step=7, hint="input_twice",
       old="before + unit.held", new="before + unit.held + unit.kept * (i in chosen)")
-wrong("peak_nothing_freed", step=7, hint="freed_already", old=body("predicted_peak"), new="""
+wrong("peak_nothing_freed", step=7, hint="freed_already", old=Body("predicted_peak"), new="""
     chosen, before, peak = set(chosen), 0, 0
     for i, unit in enumerate(units):
         before += unit.kept if i in chosen else unit.held

@@ -1,7 +1,7 @@
 """Wrong answers to labs/lab09_multi_node.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("labs/lab09_multi_node.py")
 
@@ -18,7 +18,7 @@ wrong("static_nnodes_are_ranks", step=1, hint="nnodes",
       old='f"--nnodes={nodes}"', new='f"--nnodes={nodes * ranks}"')
 wrong("static_no_node_rank", step=1, hint="node_rank",
       old='f"--node-rank={node}",', new="")
-wrong("static_one_string", step=1, hint="words_kind", old=body("static_words"), new="""
+wrong("static_one_string", step=1, hint="words_kind", old=Body("static_words"), new="""
     return (
         f"--nnodes={nodes} --node-rank={node} --nproc-per-node={ranks}"
         f" --master-addr={master} --master-port={port}"
@@ -49,9 +49,9 @@ wrong("socket_any_if_none", step=2, hint="socket_lookup", old="""
     name = max(leads, key=lambda name: networks[name].prefixlen)
 """, new="name = max(leads or interfaces, key=lambda name: networks[name].prefixlen)")
 wrong("socket_eth0", step=2, hint="socket_fixed",
-      old=body("socket_variables"),
+      old=Body("socket_variables"),
       new='name = "eth0"\nreturn {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}')
-wrong("socket_first", step=2, hint="socket_first", old=body("socket_variables"), new="""
+wrong("socket_first", step=2, hint="socket_first", old=Body("socket_variables"), new="""
     name = [*(name for name in interfaces if name != "lo"), "lo"][0]
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 """)
@@ -62,15 +62,15 @@ wrong("socket_gloo_alone", step=2, hint="socket_both",
     return {"GLOO_SOCKET_IFNAME": max(leads, key=lambda name: networks[name].prefixlen)}
 """)
 wrong("socket_loopback", step=2, hint="socket",
-      old=body("socket_variables"),
+      old=Body("socket_variables"),
       new='name = "lo"\nreturn {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}')
-wrong("socket_next_of_none", step=2, hint="socket_lookup", old=body("socket_variables"), new="""
+wrong("socket_next_of_none", step=2, hint="socket_lookup", old=Body("socket_variables"), new="""
     networks = {name: ipaddress.ip_interface(text).network for name, text in interfaces.items()}
     longest = sorted(networks, key=lambda name: -networks[name].prefixlen)
     name = next(name for name in longest if ipaddress.ip_address(peer) in networks[name])
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 """)
-wrong("socket_text", step=2, hint="socket_text", old=body("socket_variables"), new="""
+wrong("socket_text", step=2, hint="socket_text", old=Body("socket_variables"), new="""
     start = peer.rpartition(".")[0]
     found = [name for name, text in interfaces.items() if text.startswith(start)]
     name = (found + [name for name in interfaces if name != "lo"])[0]
@@ -81,7 +81,7 @@ wrong("socket_text", step=2, hint="socket_text", old=body("socket_variables"), n
 
 wrong("groups_first", step=3, hint="groups_kept",
       old="inner[rank // ranks], outer[rank % ranks]", new="inner[0], outer[0]")
-wrong("groups_own_only", step=3, hint="groups_by_all", old=body("make_groups"), new="""
+wrong("groups_own_only", step=3, hint="groups_by_all", old=Body("make_groups"), new="""
     node, place = divmod(dist.get_rank(), ranks)
     inner = dist.new_group([node * ranks + r for r in range(ranks)])
     return inner, dist.new_group([n * ranks + place for n in range(nodes)])
@@ -91,7 +91,7 @@ wrong("groups_round_robin", step=3, hint="groups_neighbours",
 wrong("groups_swapped", step=3, hint="groups_swapped",
       old="inner[rank // ranks], outer[rank % ranks]",
       new="outer[rank % ranks], inner[rank // ranks]")
-wrong("groups_two_by_two", step=3, hint="groups_counts", old=body("make_groups"), new="""
+wrong("groups_two_by_two", step=3, hint="groups_counts", old=Body("make_groups"), new="""
     rank = dist.get_rank()
     inner = [dist.new_group([n * 2 + r for r in range(2)]) for n in range(nodes * ranks // 2)]
     outer = [dist.new_group(list(range(r, nodes * ranks, 2))) for r in range(2)]
@@ -101,14 +101,14 @@ wrong("groups_two_by_two", step=3, hint="groups_counts", old=body("make_groups")
 # step 4
 
 wrong("crossing_all_ranks", step=4, hint="outer_all_ranks",
-      old=body("hierarchical_crossing"),
+      old=Body("hierarchical_crossing"),
       new="return 2 * (nodes * ranks - 1) / (nodes * ranks) * size")
 wrong("crossing_nothing", step=4, hint="bytes_kind",
-      old=body("hierarchical_crossing"), new="print(2 * (nodes - 1) / nodes * size)")
+      old=Body("hierarchical_crossing"), new="print(2 * (nodes - 1) / nodes * size)")
 wrong("crossing_one_ring", step=4, hint="outer_one",
-      old=body("hierarchical_crossing"), new="return 2 * (nodes - 1) / nodes * size / ranks")
+      old=Body("hierarchical_crossing"), new="return 2 * (nodes - 1) / nodes * size / ranks")
 wrong("crossing_size", step=4, hint="outer",
-      old=body("hierarchical_crossing"), new="return size")
+      old=Body("hierarchical_crossing"), new="return size")
 wrong("crossing_whole", step=4, hint="outer_whole",
       old="(size / ranks)", new="size")
 wrong("flat_every_rank", step=4, hint="flat_every_rank",
@@ -116,9 +116,9 @@ wrong("flat_every_rank", step=4, hint="flat_every_rank",
 wrong("flat_once", step=4, hint="half_ring",
       old="2 * (nodes * ranks - 1)", new="(nodes * ranks - 1)")
 wrong("flat_over_nodes", step=4, hint="flat_nodes",
-      old=body("flat_crossing"), new="return 2 * (nodes - 1) / nodes * size")
+      old=Body("flat_crossing"), new="return 2 * (nodes - 1) / nodes * size")
 wrong("flat_twice_the_size", step=4, hint="flat",
-      old=body("flat_crossing"), new="return 2 * size")
+      old=Body("flat_crossing"), new="return 2 * size")
 
 # step 5
 
@@ -126,10 +126,10 @@ wrong("hierarchical_copies", step=5, hint="not_in_place",
       old="list(tensor.chunk(dist.get_world_size(inner)))",
       new="[piece.clone() for piece in tensor.chunk(dist.get_world_size(inner))]")
 wrong("hierarchical_flat", step=5, hint="still_flat",
-      old=body("hierarchical_all_reduce"), new="dist.all_reduce(tensor)")
+      old=Body("hierarchical_all_reduce"), new="dist.all_reduce(tensor)")
 wrong("hierarchical_inside", step=5, hint="inside_only",
-      old=body("hierarchical_all_reduce"), new="dist.all_reduce(tensor, group=inner)")
-wrong("hierarchical_leader", step=5, hint="leader", old=body("hierarchical_all_reduce"), new="""
+      old=Body("hierarchical_all_reduce"), new="dist.all_reduce(tensor, group=inner)")
+wrong("hierarchical_leader", step=5, hint="leader", old=Body("hierarchical_all_reduce"), new="""
     dist.reduce(tensor, group=inner, group_dst=0)
     if dist.get_rank(inner) == 0:
         dist.all_reduce(tensor, group=outer)
@@ -142,16 +142,16 @@ wrong("hierarchical_not_gathered", step=5, hint="no_gather",
       old="dist.all_gather(pieces, mine, group=inner)",
       new="pieces[dist.get_rank(inner)].copy_(mine)")
 wrong("hierarchical_twice", step=5, hint="twice",
-      old=body("hierarchical_all_reduce"),
+      old=Body("hierarchical_all_reduce"),
       new="dist.all_reduce(tensor, group=inner)\ndist.all_reduce(tensor)")
 wrong("hierarchical_whole", step=5, hint="whole_crosses",
-      old=body("hierarchical_all_reduce"),
+      old=Body("hierarchical_all_reduce"),
       new="dist.all_reduce(tensor, group=inner)\ndist.all_reduce(tensor, group=outer)")
 
 # step 6
 
 wrong("order_fixed", step=6, hint="order_fixed",
-      old=body("axis_order"),
+      old=Body("axis_order"),
       new='return [axis for axis in ("pp", "dp", "tp") if axis in sent]')
 wrong("order_most_first", step=6, hint="order_reversed",
       old="key=sent.get", new="key=sent.get, reverse=True")
@@ -186,7 +186,7 @@ wrong("hook_fp16", step=7, hint="fp16",
       old="torch.bfloat16", new="torch.float16")
 wrong("hook_fp32", step=7, hint="not_narrow",
       old="narrow, group", new="bucket.buffer(), group")
-wrong("hook_own", step=7, hint="not_sent", old=body("bf16_hook"), new="""
+wrong("hook_own", step=7, hint="not_sent", old=Body("bf16_hook"), new="""
     future = torch.futures.Future()
     future.set_result(bucket.buffer().to(torch.bfloat16).float())
     return future
@@ -199,7 +199,7 @@ wrong("hook_sum", step=7, hint="not_divided",
       old="/ dist.get_world_size(group)", new="")
 wrong("hook_tensor", step=7, hint="not_a_future",
       old="return work.get_future().then(widen)", new="")
-wrong("hook_waits", step=7, hint="hook_waits", old=body("bf16_hook"), new="""
+wrong("hook_waits", step=7, hint="hook_waits", old=Body("bf16_hook"), new="""
     narrow = bucket.buffer().to(torch.bfloat16)
     dist.all_reduce(narrow, group=group)
     future = torch.futures.Future()

@@ -1,34 +1,34 @@
 """Wrong answers to labs/lab10_model_parallel.py."""
 
 # fmt: off
-from wrong import Table, body
+from wrong import Body, Table
 
 wrong = Table("labs/lab10_model_parallel.py")
 
 # step 1
 
-wrong("join_own_first", step=1, hint="new_group_by_all", old=body("join"), new="""
+wrong("join_own_first", step=1, hint="new_group_by_all", old=Body("join"), new="""
     groups = sorted(groups, key=lambda ranks: dist.get_rank() not in ranks)
     made = [dist.new_group(ranks) for ranks in groups]
     return made[0]
 """)
-wrong("join_own_only", step=1, hint="new_group_by_all", old=body("join"), new="""
+wrong("join_own_only", step=1, hint="new_group_by_all", old=Body("join"), new="""
     mine = next(ranks for ranks in groups if dist.get_rank() in ranks)
     return dist.new_group(mine)
 """)
 wrong("join_returns_last", step=1, hint="wrong_group",
-      old=body("join"),
+      old=Body("join"),
       new="for ranks in groups:\n    group = dist.new_group(ranks)\nreturn group")
-wrong("lines_dp_outermost", step=1, hint="axes_swapped", old=body("lines"), new="""
+wrong("lines_dp_outermost", step=1, hint="axes_swapped", old=Body("lines"), new="""
     box = torch.arange(world).view(-1, pp, tp)
     names = ("dp", "pp", "tp")
     return {k: box.movedim(i, -1).flatten(0, 1).tolist() for i, k in enumerate(names)}
 """)
-wrong("lines_list", step=1, hint="lines_kind", old=body("lines"), new="""
+wrong("lines_list", step=1, hint="lines_kind", old=Body("lines"), new="""
     box = torch.arange(world).view(pp, -1, tp)
     return [box.movedim(axis, -1).flatten(0, 1).tolist() for axis in range(3)]
 """)
-wrong("lines_one_of_each", step=1, hint="lines_partition", old=body("lines"), new="""
+wrong("lines_one_of_each", step=1, hint="lines_partition", old=Body("lines"), new="""
     box = torch.arange(world).view(pp, -1, tp)
     return {
         "pp": [box[:, 0, 0].tolist()],
@@ -36,7 +36,7 @@ wrong("lines_one_of_each", step=1, hint="lines_partition", old=body("lines"), ne
         "tp": [box[0, 0].tolist()],
     }
 """)
-wrong("lines_tp_first", step=1, hint="tp_neighbours", old=body("lines"), new="""
+wrong("lines_tp_first", step=1, hint="tp_neighbours", old=Body("lines"), new="""
     box = torch.arange(world).view(tp, -1, pp)
     names = ("tp", "dp", "pp")
     return {k: box.movedim(i, -1).flatten(0, 1).tolist() for i, k in enumerate(names)}
@@ -47,20 +47,20 @@ wrong("lines_tp_first", step=1, hint="tp_neighbours", old=body("lines"), new="""
 wrong("f_backward_nothing", step=2, hint="f_backward",
       old="all_reduced(gradient, ctx.group)", new="gradient")
 wrong("f_forward_sums", step=2, hint="f_forward", edits=[
-    (body("CopyToShards.forward"), "ctx.group = group\nreturn all_reduced(x, group)"),
-    (body("CopyToShards.backward"), "return gradient, None")])
+    (Body("CopyToShards.forward"), "ctx.group = group\nreturn all_reduced(x, group)"),
+    (Body("CopyToShards.backward"), "return gradient, None")])
 wrong("f_one_gradient", step=2, hint="gradient_count",
-      old=body("CopyToShards.backward"), new="return all_reduced(gradient, ctx.group)")
+      old=Body("CopyToShards.backward"), new="return all_reduced(gradient, ctx.group)")
 wrong("g_backward_sums", step=2, hint="g_backward", edits=[
     ("return all_reduced(part, group)", "ctx.group = group\nreturn all_reduced(part, group)"),
     ("gradient, None", "all_reduced(gradient, ctx.group), None")])
 wrong("g_forward_nothing", step=2, hint="g_forward",
       old="all_reduced(part, group)", new="part.view_as(part)")
 wrong("g_in_all_ranks", step=2, hint="not_tp_group",
-      old=body("SumOverShards.forward"),
+      old=Body("SumOverShards.forward"),
       new="total = part.detach().clone()\ndist.all_reduce(total)\nreturn total")
 wrong("g_in_place", step=2, hint="in_place",
-      old=body("SumOverShards.forward"),
+      old=Body("SumOverShards.forward"),
       new="dist.all_reduce(part, group=group)\nreturn part.clone()")
 
 # step 3
@@ -72,7 +72,7 @@ wrong("column_mark_lost", step=3, hint="not_marked",
 wrong("column_no_weight", step=3, hint="no_pieces",
       old="self.weight = cut(full.weight, 0, grid)\nself.bias = cut(full.bias, 0, grid)",
       new="self.w, self.b = cut(full.weight, 0, grid), cut(full.bias, 0, grid)")
-wrong("column_sums", step=3, hint="column_summed", old=body("ColumnLinear.forward"), new="""
+wrong("column_sums", step=3, hint="column_summed", old=Body("ColumnLinear.forward"), new="""
     x = copy_to_shards(x, self.grid)
     return sum_over_shards(F.linear(x, self.weight, self.bias), self.grid)
 """)
@@ -81,9 +81,9 @@ wrong("column_whole_bias", step=3, hint="column_bias",
 wrong("column_without_f", step=3, hint="column_input",
       old="copy_to_shards(x, self.grid)", new="x")
 wrong("row_bias_each", step=3, hint="bias_each",
-      old=body("RowLinear.forward"),
+      old=Body("RowLinear.forward"),
       new="return sum_over_shards(F.linear(x, self.weight, self.bias), self.grid)")
-wrong("row_bias_share", step=3, hint="bias_each", old=body("RowLinear.forward"), new="""
+wrong("row_bias_share", step=3, hint="bias_each", old=Body("RowLinear.forward"), new="""
     part = F.linear(x, self.weight, self.bias / self.grid.tp)
     return sum_over_shards(part, self.grid)
 """)
@@ -91,12 +91,12 @@ wrong("row_cut_across", step=3, hint="row_dim",
       old="cut(full.weight, 1, grid)", new="cut(full.weight, 0, grid)")
 wrong("row_cut_bias", step=3, hint="row_bias",
       old="whole(full.bias)", new="cut(full.bias, 0, grid)")
-wrong("row_sum_detached", step=3, hint="shard_gradient", old=body("RowLinear.forward"), new="""
+wrong("row_sum_detached", step=3, hint="shard_gradient", old=Body("RowLinear.forward"), new="""
     part = F.linear(x, self.weight)
     return all_reduced(part, self.grid.tp_group) + self.bias
 """)
 wrong("row_without_g", step=3, hint="row_not_summed",
-      old=body("RowLinear.forward"), new="return F.linear(x, self.weight, self.bias)")
+      old=Body("RowLinear.forward"), new="return F.linear(x, self.weight, self.bias)")
 
 # step 4
 
@@ -109,12 +109,12 @@ wrong("attention_sees_ahead", step=4, hint="not_causal", old="""
     y = F.scaled_dot_product_attention(q, k, v)
     return self.out(y.transpose(1, 2).flatten(2))  # -> [b, s, h/t] -> [b, s, h]
 """)
-wrong("rows_by_head", step=4, hint="per_head", old=body("rows_by_shard"), new="""
+wrong("rows_by_head", step=4, hint="per_head", old=Body("rows_by_shard"), new="""
     rows = torch.arange(3 * HIDDEN)
     return rows.view(3, HEADS, -1).transpose(0, 1).flatten()
 """)
 wrong("rows_of_queries", step=4, hint="not_an_order",
-      old=body("rows_by_shard"), new="return torch.arange(HIDDEN)")
+      old=Body("rows_by_shard"), new="return torch.arange(HIDDEN)")
 wrong("rows_unchanged", step=4, hint="heads_mixed",
       old=".view(3, tp, -1).transpose(0, 1).flatten()", new="")
 
@@ -164,11 +164,11 @@ wrong("gpipe_one_short", step=6, hint="each_once",
       old="for k in range(pipe.m):\n    pipe.forward(k)\nfor k in range(pipe.m):",
       new="for k in range(pipe.m - 1):\n    pipe.forward(k)\nfor k in range(pipe.m - 1):")
 wrong("layers_round_robin", step=6, hint="layers",
-      old=body("layers_of"), new="return range(stage, LAYERS, pp)")
+      old=Body("layers_of"), new="return range(stage, LAYERS, pp)")
 wrong("receive_other_group", step=6, hint="pipeline_stuck",
       old="self.group_to(to)", new="self.grid.back_group")
 wrong("send_forgotten", step=6, hint="not_kept",
-      old=body("Pipeline.send"),
+      old=Body("Pipeline.send"),
       new="dist.isend(tensor.detach().contiguous(), group=self.group_to(to), group_dst=to)")
 wrong("send_to_rank", step=6, hint="group_rank",
       old="group=self.group_to(to), group_dst=to", new="dst=to, group=self.group_to(to)")
@@ -177,14 +177,14 @@ wrong("send_to_rank", step=6, hint="group_rank",
 
 wrong("backwards_reversed", step=7, hint="backward_order",
       old="range(pipe.m - warm_up, pipe.m)", new="reversed(range(pipe.m - warm_up, pipe.m))")
-wrong("schedule_gpipe", step=7, hint="not_1f1b", old=body("one_f_one_b"), new="""
+wrong("schedule_gpipe", step=7, hint="not_1f1b", old=Body("one_f_one_b"), new="""
     for k in range(pipe.m):
         pipe.forward(k)
     for k in range(pipe.m):
         pipe.backward(k)
 """)
 wrong("send_blocks", step=7, hint="blocking_send",
-      old=body("Pipeline.send"),
+      old=Body("Pipeline.send"),
       new="dist.send(tensor.detach().contiguous(), group=self.group_to(to), group_dst=to)")
 wrong("warm_up_by_stage", step=7, hint="warm_up_backwards",
       old="pipe.grid.pp - 1 - pipe.grid.stage", new="pipe.grid.stage")
@@ -201,7 +201,7 @@ wrong("warm_up_without_min", step=7, hint="few_micro_batches",
 
 wrong("average_by_world", step=8, hint="average_divisor",
       old="parameter.grad /= grid.dp", new="parameter.grad /= dist.get_world_size()")
-wrong("average_cut_only", step=8, hint="not_averaged", old=body("average_gradients"), new="""
+wrong("average_cut_only", step=8, hint="not_averaged", old=Body("average_gradients"), new="""
     for parameter in stage.parameters():
         if getattr(parameter, "is_cut", False):
             dist.all_reduce(parameter.grad, group=grid.dp_group)
@@ -230,12 +230,12 @@ wrong("norm_cut_only", step=8, hint="norm_missed",
 wrong("norm_no_root", step=8, hint="norm_of_norms",
       old="square.sqrt().item", new="square.item")
 wrong("norm_of_this_rank", step=8, hint="norm_local",
-      old=body("clip_gradients"),
+      old=Body("clip_gradients"),
       new="return torch.nn.utils.clip_grad_norm_(stage.parameters(), limit).item()")
 wrong("norm_over_tp_only", step=8, hint="norm_one_axis",
       old="dist.all_reduce(square, group=grid.pp_group)", new="")
 wrong("share_all", step=8, hint="share_same",
-      old=body("my_share"), new="return batch")
+      old=Body("my_share"), new="return batch")
 wrong("share_by_rank", step=8, hint="share_by_rank",
       old="(grid.dp)[grid.replica]", new="(dist.get_world_size())[dist.get_rank()]")
 wrong("share_half", step=8, hint="share_lost",

@@ -1,0 +1,65 @@
+"""Waiting for events, and finding what a run has left behind.
+
+No test asks how fast a machine is: it waits until something has happened, and then looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import Popen
+
+HANG = 1800.0  # seconds: what has not come to its end by then hangs
+LEAVING = 60.0  # seconds that a process which is on its way out may still be seen
+
+
+def until(event: Callable[[], object], process: Popen | None = None) -> None:
+    """Wait for an event; fail if it does not come, or the process that it is of ends before."""
+    deadline = time.monotonic() + HANG
+    while not event():
+        over = process is not None and process.poll() is not None
+        assert event() or not over, f"it ended with status {process.returncode} before that"
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.01)
+
+
+def as_in_a_terminal() -> None:
+    """Let Ctrl-C and a hang-up end the process that is about to start, as they do there.
+
+    What a shell starts before `&` ignores the first, and what `nohup` starts the second.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def carrying(mark: str, *, in_command: bool = False) -> dict[int, str]:
+    """The live processes with a mark in their variables (or their command): their commands."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            text = command if in_command else (entry / "environ").read_bytes()
+            if mark.encode() in text and int(entry.name) != os.getpid():
+                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            pass
+    return found
+
+
+def left_behind(mark: str, *, in_command: bool = False) -> list[str]:
+    """The commands of those that are still there a while after all have been told to end."""
+    deadline = time.monotonic() + LEAVING
+    while (left := carrying(mark, in_command=in_command)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return list(left.values())
+
+
+def end(mark: str) -> None:
+    """Kill those that carry a mark."""
+    for pid in carrying(mark):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,202 @@
+"""Machines that lack something: the book works there, or one sentence names cause and cure."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import Book
+from processes import HANG, left_behind, until
+
+from book.run import machine
+
+INPUTS = ["book", "graders", "labs", "Makefile", "tests/conftest.py"]
+ROOT = Path(__file__).resolve().parent.parent
+PYTEST = f"'{sys.executable}' -m pytest -p no:cacheprovider --color=no --plain"
+
+
+def elsewhere(spaces: str, script: str, folder: Path, **variables: str) -> tuple[int, str]:
+    """Run a script in namespaces of its own; return its status and all that it said.
+
+    `spaces`: the options of unshare, `--net` say. Who is not root becomes it there.
+    """
+    own = [[], ["--map-root-user"]]
+    tools = (
+        [["unshare", *more, *spaces.split()] for more in own] if shutil.which("unshare") else []
+    )
+    starts = (
+        tool
+        for tool in tools
+        if not subprocess.run([*tool, "true"], capture_output=True).returncode
+    )
+    if (tool := next(starts, None)) is None:
+        pytest.skip(f"unshare {spaces} is not permitted on this machine")
+    kept = {key: value for key, value in os.environ.items() if not re.match("CI$|PYTEST_", key)}
+    done = subprocess.run(
+        [*tool, "bash", "-euc", script],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": str(ROOT)} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=HANG,
+    )
+    return done.returncode, done.stdout
+
+
+def test_without_loopback_one_sentence_says_so(book: Book) -> None:
+    book.program("hello", "print(1)\n", "$ python hello.py\n1\n")
+    status, said = elsewhere("--net", PYTEST, book.root)
+    assert status != 0 and "this machine does not reach 127.0.0.1" in said, said
+    assert "ip link set lo up" in said and "Traceback" not in said, said
+
+
+def test_a_host_name_that_leads_nowhere_is_not_given_to_ranks(tmp_path: Path) -> None:
+    code = "from book.run import runner; from pathlib import Path; "
+    code += "print(runner.environment(Path('x/y'), 'cpu').get('PET_LOCAL_ADDR'))"
+    script = "hostname no-such-name.invalid; "
+    status, said = elsewhere("--uts", f'{script} "{sys.executable}" -c "{code}"', tmp_path)
+    assert (status, said.split()) == (0, ["localhost"]), said
+
+
+def test_the_grader_asks_what_the_engine_asks() -> None:
+    """Neither has the other at hand."""
+    grader = (ROOT / "graders/runner.py").read_text("utf-8")
+    for ask in (machine.cannot_meet, machine.knows_itself):
+        assert inspect.getsource(ask) in grader, ask.__name__
+
+
+def test_a_terminal_that_lacks_a_character_gets_another(tmp_path: Path) -> None:
+    start = [sys.executable, ROOT / "labs/start.py", "2"]
+    subprocess.run(start, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    file = (tmp_path / "my_labs/lab02_ddp.py").rename(tmp_path / "lab02_ddp-Ψ.py")
+    done = subprocess.run(
+        [sys.executable, ROOT / "labs/check.py", file, "--step", "1"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+    assert done.returncode == 1 and "lab02_ddp-?.py, graded on" in done.stdout, done
+
+
+def test_a_full_disk_is_named(book: Book) -> None:
+    """The folder for temporary files takes a small file, and not this program."""
+    large = "#" * 400_000
+    book.program("large", f"print(1)\n{large}\n", "$ python large.py\n1\n", embed=False)
+    small = book.root / "small"
+    small.mkdir()
+    script = f"mount -t tmpfs -o size=64k none '{small}'; {PYTEST} -k cpu"
+    status, said = elsewhere("--mount", script, book.root, TMPDIR=str(small))
+    assert status != 0 and f"{machine.FULL}: make room" in said, said
+    assert "Traceback" not in said, said
+
+
+def test_a_copy_that_did_not_fit_is_not_left(tmp_path: Path) -> None:
+    """A learner makes room, and the same command writes the copy."""
+    start = f"'{sys.executable}' '{ROOT}/labs/start.py' 2"
+    script = "mount -t tmpfs -o size=16k none .; cd .; "
+    script += f"{start} && exit 9; test ! -e my_labs/lab02_ddp.py"
+    status, said = elsewhere("--mount", f"cd '{tmp_path}'; {script}", tmp_path)
+    assert status == 0, said
+    assert f"cannot write my_labs/lab02_ddp.py: {machine.FULL}" in said, said
+
+
+def test_a_book_that_can_only_be_read_passes(tmp_path: Path) -> None:
+    """Under a path with a space and an umlaut, and in the locale C."""
+    root = tmp_path / "mein Büch"
+    root.mkdir()
+    book = Book(root)
+    book.program("größe", "print('Ψ = 1')\n", "$ python größe.py\nΨ = 1\n")
+    where = 'mount --bind . .; mount -o remount,bind,ro .; cd "$PWD"; '
+    status, said = elsewhere("--mount", where + PYTEST, root, LC_ALL="C")
+    assert status == 0 and "what passed cannot be noted" in said, said
+    assert "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_terminated_session_leaves_nothing(
+    book: Book, workers: int, tmp_path_factory
+) -> None:
+    """make passes SIGTERM on to pytest alone, Ctrl-C in a terminal reaches the workers too."""
+    if workers:
+        pytest.importorskip("xdist")
+    mark, folder = f"asleep-{os.getpid()}-{workers}", tmp_path_factory.mktemp("temporary")
+    begun = folder / "begun"
+    code = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(3600)\n"
+    book.program("asleep", f"{code}# {mark}\n", f"$ python asleep.py {mark}\n")
+    process = subprocess.Popen(
+        [*PYTEST.replace("'", "").split(), *(["-n", str(workers)] if workers else [])],
+        cwd=book.root,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until(begun.exists, process)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=HANG)
+    finally:
+        process.kill()
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, said
+    assert not left_behind(mark, in_command=True)
+    assert not left_behind(str(folder))
+    assert not list(folder.glob("ws-*"))
+
+
+def test_an_interrupted_install_is_repaired(tmp_path: Path) -> None:
+    """A .venv whose Python is gone is made again, and what pip did not finish is installed."""
+    if shutil.which("make") is None:
+        pytest.skip("this machine has no make")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    with zipfile.ZipFile(tmp_path / "tiny-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny.py", "")
+        about = "tiny-1.dist-info/"
+        wheel.writestr(f"{about}METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1\n")
+        wheel.writestr(
+            f"{about}WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{about}RECORD", "")
+    (tmp_path / "requirements").mkdir()
+    wanted = tmp_path / "requirements/read.txt"
+    wanted.write_text("tiny==1\n")
+    stamp = tmp_path / ".venv/.read"
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to("/nowhere/python3")
+    stamp.touch()  # of the Python that is gone
+
+    def make() -> tuple[int, str]:
+        only = {
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(tmp_path),
+            "PIP_CONFIG_FILE": os.devnull,
+        }
+        done = subprocess.run(
+            ["make", f"BASE_PYTHON={sys.executable}", ".venv/.read"],
+            cwd=tmp_path, env=os.environ | only, capture_output=True, text=True, timeout=HANG,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    status, said = make()
+    assert status == 0 and "Making .venv" in said and stamp.exists(), said
+    (folder,) = tmp_path.glob(".venv/lib/python*/site-packages")
+    stamp.unlink()
+    (folder / "tiny.py").unlink()
+    (folder / "tiny-1.dist-info/INSTALLER").unlink()  # killed before it wrote this
+    status, said = make()
+    assert status == 0 and (folder / "tiny.py").exists(), said
+    assert "Making .venv" not in said
+    wanted.write_text("tiny==2\n")  # newer than the stamp, and not to be had
+    os.utime(stamp, (0, 0))
+    status, said = make()
+    assert status != 0 and "pip says above why it stopped" in said, said
