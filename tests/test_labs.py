@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+import grading
 import pytest
 from grading import (
     LABS,
@@ -138,9 +139,28 @@ def test_reference_runs_alone_in_an_empty_folder(
     with runner.empty_folder() as folder:
         (folder / reference.name).write_text(reference.read_text())
         done = runner.run(command, folder, limit=HANG, warm=warm)
-    assert (done.status, done.timed_out, done.leftovers) == (0, False, []), done.stderr
+    assert (done.status, done.timed_out, done.leftovers) == (0, False, []), (
+        done.stdout + done.stderr
+    )
     assert ENDS[lab] in done.stdout
     assert [f"step {n}" in done.stdout for n in range(1, 9)] == [True] * 8
+
+
+def test_memory_is_counted_once_threads_have_let_go_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As gloo's threads do with the buffers of a collective, after it is over."""
+    import torch
+
+    monkeypatch.setenv("RANK", "0")
+    lab = grading.runner().load(REFERENCES["lab03"])
+    with lab.Memory("cpu", limit=6000) as memory:
+        held = [torch.ones(1000)]
+        with pytest.raises(lab.OutOfMemory):
+            torch.ones(1000)
+        monkeypatch.setattr(lab.time, "sleep", lambda _: held.clear())
+        kept = torch.ones(1000)
+        assert memory.used == kept.nbytes
 
 
 REFUSED = {

@@ -476,12 +476,14 @@ class Memory(TorchDispatchMode):
 
     def note(self, storage: torch.UntypedStorage, size: int) -> None:
         key = storage._cdata
-        self.used += size - self.sizes.get(key, (None, 0))[1]
+        _, before = self.sizes.get(key, (None, 0))
+        self.used += size - before
         self.peak = max(self.peak, self.used)
         self.sizes[key] = weakref.ref(storage, lambda _: self.forget(key)), size
 
     def forget(self, key: int) -> None:
-        self.used -= self.sizes.pop(key)[1]
+        _, size = self.sizes.pop(key)  # before used is read: other threads may free buffers too
+        self.used -= size
 
 
 def memory_of(config: Any) -> tuple[int, int]:

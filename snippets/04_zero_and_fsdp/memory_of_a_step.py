@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -72,18 +73,21 @@ class MemoryTrace(TorchDispatchMode):
 
     def note(self, storage: torch.UntypedStorage, size: int) -> None:
         key = storage._cdata
-        self.used += size - self.sizes.get(key, (None, 0))[1]
+        _, before = self.sizes.get(key, (None, 0))
+        self.used += size - before
         self.sizes[key] = weakref.ref(storage, lambda _: self.forget(key)), size
         self.trace.append(self.used)
 
     def forget(self, key: int) -> None:
-        self.used -= self.sizes.pop(key)[1]
+        _, size = self.sizes.pop(key)  # before used is read: other threads may free buffers too
+        self.used -= size
 
 
-def settle() -> None:
-    """Let gloo's thread drop the buffer of its last collective, which it does when it can."""
-    dist.barrier()
-    time.sleep(0.05)
+def let_go(done: Callable[[], bool]) -> None:
+    """Wait half a second for `done`: gloo's threads drop a collective's buffers a bit late."""
+    end = time.monotonic() + 0.5
+    while not done() and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def measure(reshard: bool | None, device: torch.device) -> dict[str, list[int]]:
@@ -91,6 +95,7 @@ def measure(reshard: bool | None, device: torch.device) -> dict[str, list[int]]:
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     inputs = torch.randn(BATCH, H)[rank::n].to(device)
+    psi = LAYERS * (8 * H * H + 5 * H) / (1 if reshard is None else n)
     traces = {}
     with MemoryTrace() as memory:
         model = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
@@ -108,11 +113,11 @@ def measure(reshard: bool | None, device: torch.device) -> dict[str, list[int]]:
                 for parameter in model.parameters():
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= n
-            settle()
+            let_go(lambda: memory.used < 16.01 * psi)
             traces["backward"], memory.trace = [*memory.trace, memory.used], [memory.used]
             adam.step()
             adam.zero_grad()
-            settle()
+            let_go(lambda: memory.used < 12.01 * psi)
             traces["optimizer"] = [*memory.trace, memory.used]
     return traces
 

@@ -38,7 +38,8 @@ class Live(TorchDispatchMode):
         return result
 
     def forget(self, key: int) -> None:
-        self.now -= self.sizes.pop(key)
+        size = self.sizes.pop(key)  # before now is read: buffers may be freed by other threads
+        self.now -= size
 
 
 def plain(q, k, v):
