@@ -32,12 +32,12 @@ endif
 # One worker more than there are cores, for some tests only wait; none where there is no pytest-xdist.
 WORKERS = $(shell $(RUN) -c 'import importlib.util as u, os; print(f"-n {(os.cpu_count() or 1) + 1} --dist loadscope" if u.find_spec("xdist") else "")')
 
-.PHONY: help serve test record site gpu clean
+.PHONY: help serve test mutants record site gpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo '  WHAT=snippets/02_ddp     only these programs or chapters (test, record, gpu)'
+	@echo '  WHAT=snippets/02_ddp     only these programs or chapters (test, mutants, record, gpu)'
 	@echo '  PYTHON=python3           with this Python as it is, installing nothing (test, record, gpu)'
 	@echo '  ARGS="-x --warm"         more options for pytest'
 	@echo '  ADDRESS=127.0.0.1:8001   where serve listens'
@@ -50,6 +50,9 @@ serve: $(READ) ## build the book and read it on localhost, reloading as you edit
 
 test: $(TEST) ## run everything that runs
 	@$(RUN) -m pytest $(WORKERS) $(ARGS) $(WHAT)
+
+mutants: $(TEST) ## make each program wrong in known ways: what still passes cannot fail
+	@$(RUN) -m pytest --mutants all --warm $(WORKERS) $(ARGS) $(or $(WHAT),snippets labs assessment)
 
 record: $(TEST) ## run programs one after the other and rewrite the transcripts that no longer hold
 	@$(RUN) -m pytest --record --device cpu $(ARGS) $(or $(WHAT),snippets labs assessment docs)

@@ -74,7 +74,7 @@ dist.barrier()
     book.program(
         "close",
         'print("loss 0.50001,   ≈3.1 ms and ≈1.2e-07, 1,024 ranks")\n',
-        "$ python close.py\nloss 0.50002, ≈12.25 ms and ≈3, 1,024 ranks\n",
+        "$ python close.py\nloss 0.50002, ≈12.25 ms and ≈4e-06, 1,024 ranks\n",
     )
     book.program(
         "orphan",

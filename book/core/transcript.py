@@ -24,10 +24,12 @@ from dataclasses import dataclass, field
 from book.core import BookError
 
 RELATIVE_TOLERANCE = 1e-3
+BAND = 500  # times that a measured number may be larger or smaller on another, busy machine
+SHARE_BAND = 50  # the same for a measured percentage
 
 _WHOLE = r"\d+(?:[,_]\d{3})*"
 _NUMBER = rf"[-+]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_MEASURED = re.compile(rf"≈ *(?:{_NUMBER}|[-+]?(?:nan|inf)\b)")
+_MEASURED = re.compile(rf"≈ *(?:{_NUMBER}|[-+]?(?:nan|inf)\b)(%?)")
 _DECIMAL = re.compile(
     rf"(?<![\w.])[-+]?(?:{_WHOLE}\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.]*\.\d)"
 )
@@ -140,7 +142,7 @@ def output_lines(text: str) -> list[str]:
 def _shape(line: str) -> str:
     """The line with everything that may differ taken out: equal shapes can still be unequal."""
     if "≈" in line:
-        line = re.sub(r" +", " ", _MEASURED.sub("≈#", line))
+        line = re.sub(r" +", " ", _MEASURED.sub(r"≈#\1", line))
         line = line.replace(" ≈#", "≈#").strip()
     return _DECIMAL.sub("#.#", line)
 
@@ -148,21 +150,52 @@ def _shape(line: str) -> str:
 def same_line(expected: str, actual: str) -> bool:
     """Whether two output lines agree.
 
-    A number directly behind ``≈`` was measured: its digits are free, its unit is not. Any other
-    decimal agrees within a relative tolerance of 1e-3. Text and integers must be equal.
+    A number directly behind ``≈`` was measured: it may be `BAND` times larger or smaller (a
+    percentage `SHARE_BAND` times), counted from its last digit, so that 0.0% is near 0.1% and
+    far from 75%. Any other decimal agrees within a relative tolerance of 1e-3. Text and
+    integers must be equal.
     """
     if expected == actual:
         return True
     if _shape(expected) != _shape(actual):
         return False
     pairs = zip(_decimals(expected), _decimals(actual), strict=True)
-    return all(math.isclose(a, b, rel_tol=RELATIVE_TOLERANCE) for a, b in pairs)
+    measured = zip(_measured(expected), _measured(actual), strict=True)
+    return all(math.isclose(a, b, rel_tol=RELATIVE_TOLERANCE) for a, b in pairs) and all(
+        _near(*pair) for pair in measured
+    )
+
+
+def _measured(line: str) -> list[str]:
+    return [match[0] for match in _MEASURED.finditer(line)]
+
+
+def _near(*pair: str) -> bool:
+    """Whether two measured numbers are of one order of magnitude."""
+    low, high = sorted(abs(_value(text)) for text in pair)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return str(low) == str(high)
+    least = min(map(_last_digit, pair))
+    band = SHARE_BAND if pair[0].endswith("%") else BAND
+    return high + least <= band * (low + least)
+
+
+def _last_digit(text: str) -> float:
+    """What one more in the last digit of a number comes to: 0.1 of 3.5, 1e-8 of 2.5e-7."""
+    mantissa, _, exponent = text.strip("%").lower().partition("e")
+    if exponent and not _value(text):
+        return 1e-6  # an error of 0e+00 is none in float32
+    return 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+
+
+def _value(text: str) -> float:
+    return float(re.sub("[≈ ,_%]", "", text))
 
 
 def _decimals(line: str) -> list[float]:
     """The numbers of a line that are neither measured nor whole."""
     found = _DECIMAL.findall(_MEASURED.sub("", line))
-    return [float(re.sub("[,_]", "", number)) for number in found]
+    return [_value(number) for number in found]
 
 
 def difference(expected: list[str], actual: list[str]) -> list[str]:

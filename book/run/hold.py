@@ -206,6 +206,7 @@ class _Attempt:
     seconds: float = 0.0  # spent in commands
     warmed: bool = False  # a command was started warm
     changed: list[str] = field(default_factory=list)  # messages: what is not as recorded
+    source: str | None = None  # of the program, where it is not its own
 
     def differs(self, message: str) -> None:
         """Note a difference. Where a command was started warm, the first one ends the run."""
@@ -245,11 +246,27 @@ def check(program: Program, device: str, how: How) -> Outcome:
     return Outcome(attempt.seconds, doubted=doubted)
 
 
+def run_changed(program: Program, device: str, source: str, how: How) -> Outcome | None:
+    """Run the commands with this source in place of the program's; None if nothing differs."""
+    attempt = _Attempt(program, device, program.transcript(device), source=source)
+    with one_at_a_time(device):
+        try:
+            _perform(attempt, how.limit, None if program.imports("triton") else how.warm)
+        except BookError:
+            return Outcome(attempt.seconds)
+    return Outcome(attempt.seconds) if attempt.changed else None
+
+
 def _perform(attempt: _Attempt, limit: float, warm: Launcher | None) -> None:
     """Make an attempt. Raises BookError where a command fails or breaks a rule."""
     program = attempt.program
     with runner.empty_folder() as folder:
-        place(sources(program), folder)
+        files = sources(program)
+        place(files, folder)
+        if attempt.source is not None:
+            under = next(each for each in files.items() if program.path.is_relative_to(each[1]))
+            copied = folder / under[0] / program.path.relative_to(under[1])
+            copied.write_text(attempt.source, "utf-8")
         for number, command in enumerate(attempt.wanted.commands):
             where = (
                 f"{program.transcript_name(attempt.device)}:{command.line}: `{command.typed}`"

@@ -7,6 +7,7 @@ pytest --device cuda                  the transcripts recorded on GPUs
 pytest --record snippets/02_ddp       rewrite transcripts that no longer hold
 pytest --warm snippets/02_ddp         faster, from a process that has torch already
 pytest --all                          also what has passed already, unchanged
+pytest --mutants written snippets     each program made wrong: what then still passes fails
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,7 +27,7 @@ import pytest
 from book.core import ROOT, BookError
 from book.core.page import embedded_files
 from book.core.program import DEVICES, Program, is_program, is_stray
-from book.run import fences, hold, machine, passed, runner
+from book.run import fences, hold, machine, mutants, passed, runner
 from book.run.warm import Launcher
 
 SESSION = pytest.StashKey["Session"]()
@@ -53,6 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     for name, does in FLAGS.items():
         group.addoption(name, action="store_true", help=does)
+    group.addoption(
+        "--mutants",
+        choices=mutants.KINDS,
+        help="in place of the programs their mutants: those written in tests/mutants/, or also "
+        "made ones; a mutant that does as recorded fails",
+    )
     group.addoption(
         "--time-limit",
         type=float,
@@ -119,7 +127,8 @@ class Session:
         self.passed = passed.Passed(self.root)
         self.record = option("--record")
         self.repeat_all = option("--all") or self.record or os.environ.get("CI") == "true"
-        self.device = option("--device")
+        self.mutants = option("--mutants")
+        self.device = "cpu" if self.mutants else option("--device")
         self.devices = list(DEVICES) if self.device == "auto" else [self.device]
         # starts commands; None where all run as typed
         plain = option("--plain") or (self.record and not option("--warm"))
@@ -213,6 +222,9 @@ class ProgramFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         session = self.config.stash[SESSION]
         program = Program(session.root, self.path.resolve())
+        if session.mutants:
+            yield from self.mutants(program, session)
+            return
         if "cpu" in session.devices and not session.record:
             yield BookItem.from_parent(
                 self,
@@ -239,6 +251,37 @@ class ProgramFile(pytest.File):
             if device == "cuda" and _gpus_needed(program) > 1:
                 item.add_marker("multi_gpu")
             yield item
+
+    def mutants(self, program: Program, session: Session) -> Iterator[pytest.Item]:
+        """One test for each mutant of a program that runs here."""
+        if "cpu" not in program.devices:
+            return
+        try:
+            found = mutants.of(program, session.mutants)
+        except BookError as error:
+            raise self.CollectError(str(error)) from None
+        for mutant in found:
+            yield BookItem.from_parent(
+                self,
+                name=mutant.what,
+                title=f"{program.name}: {mutant.what}",
+                line=mutant.line,
+                check=partial(_check_mutant, program, mutant, session.how),
+                inputs=partial(_mutant_inputs, program, mutant),
+            )
+
+
+def _mutant_inputs(program: Program, mutant: mutants.Mutant) -> tuple[str | Path, ...]:
+    return (*hold.inputs(program, "cpu"), mutant.source)
+
+
+def _check_mutant(program: Program, mutant: mutants.Mutant, how: hold.How) -> hold.Outcome:
+    """A mutant does something else than recorded; skipped where nobody could notice it."""
+    if mutant.equivalent:
+        pytest.skip(f"equivalent: {mutant.equivalent}")
+    if tool := hold.missing_tool(program, program.transcript("cpu")):
+        pytest.skip(f"{tool} is not on this machine")
+    return mutants.check(program, "cpu", mutant, how)
 
 
 def _gpus_needed(program: Program) -> int:
@@ -368,6 +411,18 @@ def pytest_report_teststatus(report, config: pytest.Config):
 # --- the summary -----------------------------------------------------------------------------
 
 
+def _killed(stats: dict[str, list]) -> Iterator[str]:
+    """For each folder, how many mutants were noticed, of those that somebody could notice."""
+    noticed, survived = Counter(), Counter()
+    for category in ("passed", "unchanged", "failed"):
+        for report in stats.get(category, ()):
+            folder = report.nodeid.partition("::")[0].rpartition("/")[0]
+            (survived if category == "failed" else noticed)[folder] += 1
+    for folder in sorted({*noticed, *survived}):
+        good, of = noticed[folder], noticed[folder] + survived[folder]
+        yield f"{folder}: {good} of {of} mutants killed, {100 * good / of:.0f}%"
+
+
 def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config) -> None:
     session, stats = config.stash[SESSION], terminalreporter.stats
     reports = [
@@ -401,6 +456,10 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
     unchanged = len(stats.get("unchanged", ()))
     write = terminalreporter.write_line
     terminalreporter.section("the book")
+    if session.mutants:
+        for line in _killed(stats):
+            write(line)
+        return
     line = f"{len(slow)} ran, {unchanged} unchanged since they passed"
     write(line + (" (--all runs them too)" if unchanged else ""))
     if commands:

@@ -90,10 +90,10 @@ def main() -> None:
             predicted = alpha + beta * size
             errors.append(predicted / measured - 1)
             times = [f"≈{1e3 * t:.2f} ms" for t in (predicted, measured)]
-            error = f"≈{100 * errors[-1]:+.0f}%"
+            error = f"≈{errors[-1]:+.2f}"  # a machine decides
             print(f"{human(size):8}  {times[0]:>10}  {times[1]:>10}  {error:>6}")
         typical = statistics.median(abs(error) for error in errors)
-        print(f"typical error (median of the absolute values): ≈{100 * typical:.0f}%")
+        print(f"typical error (median of the absolute values): ≈{typical:.2f}")
         print(f"half of the time is latency at α/β, ≈{alpha / beta / 2**10:.0f} KiB")
         draw(seconds, alpha, beta)
     dist.destroy_process_group()

@@ -50,8 +50,9 @@ def main() -> int:
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
 
-    loss = torch.tensor([4.0])  # the sum over 8 samples: a mean of 0.5
-    count = torch.tensor([8.0, 8.0] if args.shapes else [8.0])
+    sums, samples = (5.0, 9.0) if rank == 1 else (3.0, 7.0)  # of two ranks: a mean of 0.5
+    loss = torch.tensor([sums])
+    count = torch.tensor([samples, samples] if args.shapes else [samples])
     failed = False
     try:
         (reduce_packed if args.mend else reduce_both)(loss, count, group)

@@ -58,7 +58,9 @@ def block(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
 def data_parallel(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     ours = [w.clone().requires_grad_() for w in (w1, w2)]
-    block(batches[rank], *ours).square().mean().backward()
+    output = block(batches[rank], *ours)
+    assert output.shape == (B, SEQUENCE, H)  # its own batch, no more
+    output.square().mean().backward()
     flat = torch.cat([w.grad.flatten() for w in ours]) / n
     dist.all_reduce(flat)
     torch.testing.assert_close(flat, whole_gradient(w1, w2, batches))
@@ -76,6 +78,7 @@ def sharded(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> None:
         return first.view_as(w1), second.view_as(w2)
 
     x = batches[rank]
+    assert x.shape == (B, SEQUENCE, H)  # its own batch, no more
     with torch.no_grad():
         hidden = x @ gather()[0]  # forward; the gathered parameters are freed
     full = [w.clone().requires_grad_() for w in gather()]  # gathered again for backward
@@ -189,6 +192,7 @@ def main() -> None:
         strategy(w1, w2, batches)
         after = bytes_written()
         if rank == reporter:
+            assert before is None or abs(after - before - predicted) < 0.1 * predicted
             counted = "not here" if before is None else f"≈{(after - before) / KIB:.0f}"
             name = strategy.__name__
             print(f"{name:33}  {predicted / KIB:9.0f}  {counted:>7}, equal to one process")

@@ -16,6 +16,7 @@ real all-reduce sleeps until latency + bytes / bandwidth of a 1 Gbit/s Ethernet 
 only, as it reads the host's clock. Draws bucket_sweep.svg.
 """
 
+import math
 import os
 import queue
 import sys
@@ -65,13 +66,16 @@ class Link(threading.Thread):
         """Least squares for seconds = α + β·bytes, on all-reduces of five sizes."""
         rows, seconds = [], []
         for size in (2**12, 2**15, 2**17, 2**18, 2**19):
-            flat = torch.zeros(size)
+            flat = torch.ones(size)
             times = []
             for _ in range(7):
                 dist.barrier()
                 begin = time.perf_counter()
                 self.all_reduce(flat).wait()
                 times.append(time.perf_counter() - begin)
+            n = dist.get_world_size()
+            assert flat.eq(n**7).all()  # summed seven times
+            assert min(times) > 2 * (n - 1) * (flat.nbytes / n) / BANDWIDTH  # it slept as long
             seconds.append(min(times))
             rows.append([1.0, flat.nbytes])
         solution = torch.linalg.lstsq(
@@ -192,9 +196,9 @@ def main() -> None:
     link.join()
 
     if rank == 0:
-        size = sum(p.nbytes for p in model.parameters()) / MIB
+        total = sum(p.nbytes for p in model.parameters()) / MIB
         print(
-            f"{n} ranks, {size:.2f} MiB of gradients, backward alone ≈{ready[-1] * 1e3:.0f} ms"
+            f"{n} ranks, {total:.2f} MiB of gradients, backward alone ≈{ready[-1] * 1e3:.0f} ms"
         )
         print(f"fitted: α ≈{alpha * 1e3:.2f} ms, 1/β ≈{1 / beta / 1e6:.0f} MB/s")
         print("bucket_cap_mb  buckets  predicted  measured")
@@ -203,6 +207,11 @@ def main() -> None:
             buckets.cut(cap)
             predictions.append(predict(buckets, ready, alpha, beta))
             fastest.append(min(measured[cap]))
+            free, count = 0.0, 0  # when the link is, bucket after bucket
+            for size, flat in zip(buckets.sizes, buckets.flats, strict=True):
+                count += size
+                free = max(free, ready[count - 1]) + alpha + beta * flat.nbytes
+            assert math.isclose(predictions[-1], free)
             print(
                 f"{cap:13.4f}  {len(buckets.flats):7}  "
                 f"≈{predictions[-1] * 1e3:.0f} ms  ≈{fastest[-1] * 1e3:.0f} ms"

@@ -124,6 +124,8 @@ def main() -> None:
             inside = ", ".join(names[p] for p in bucket.parameters)
             print(f"bucket {number}, {bucket.flat.nbytes / 1024:.1f} KiB: {inside}")
 
+    rows = []  # that this rank computes with
+    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     torch.manual_seed(1234)
     for _ in range(STEPS):
         inputs = torch.randn(BATCH, 64).to(device)
@@ -141,11 +143,15 @@ def main() -> None:
         launched_naive = average_gradients(naive)
         optimizer_naive.step()
 
+    assert rows == [BATCH // n] * STEPS  # its shard, no more
     for bucket in ddp.buckets:  # still views: the gradients share the bucket's storage
         storage = bucket.flat.untyped_storage().data_ptr()
         assert all(p.grad.untyped_storage().data_ptr() == storage for p in bucket.parameters)
     for ours, truth in zip(ddp.parameters(), naive.parameters(), strict=True):
         torch.testing.assert_close(ours, truth)
+        of_rank_0 = ours.detach().clone()
+        dist.broadcast(of_rank_0, src=0)
+        torch.testing.assert_close(ours, of_rank_0)
     if rank == 0:
         print(f"all-reduces per step: naive {launched_naive}, in buckets {launched}")
         print(f"world size {n}, parameters after {STEPS} steps: equal to the naive way")

@@ -29,14 +29,19 @@ def seconds_per_step(ddp: DistributedDataParallel, threads: list[int]) -> list[f
     for round_ in range(4):
         for number, seen in zip(threads, times, strict=True):
             torch.set_num_threads(number)
+            assert torch.get_num_threads() == number
             for step in range(6):
                 start = time.perf_counter()
                 ddp(x).square().mean().backward()
                 if round_ > 0 and step >= 2:  # the rest is warm-up
                     seen.append(time.perf_counter() - start)
     medians = torch.tensor([statistics.median(seen) for seen in times])
+    slowest = medians.clone()
     dist.all_reduce(medians)
-    return (medians / dist.get_world_size()).tolist()
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    means = medians / dist.get_world_size()
+    assert (means <= 1.001 * slowest).all()
+    return means.tolist()
 
 
 def main() -> None:
@@ -47,11 +52,14 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     given, fair = torch.get_num_threads(), max(1, cores // ranks)
 
+    assert fair * ranks <= max(cores, ranks)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU())
     ddp = DistributedDataParallel(model)
 
     as_given, as_mended = seconds_per_step(ddp, [given, fair])
+    gain = as_given / as_mended
+    assert (gain > 1) == (as_mended < as_given)
     if dist.get_rank() == 0:
         print(f"{ranks} ranks on ≈{cores} cores")
         print(f"as started, ≈{given} threads per rank: ≈{1e3 * as_given:.1f} ms per step")
@@ -59,7 +67,7 @@ def main() -> None:
             f"fair share, ≈{fair} threads per rank: ≈{1e3 * as_mended:.1f} ms per step,",
             end=" ",
         )
-        print(f"≈{as_given / as_mended:.2f} × as fast", flush=True)
+        print(f"≈{gain:.2f} × as fast", flush=True)
     dist.barrier()  # no rank leaves while another still works
 
 

@@ -79,6 +79,7 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
             time.sleep(STEP_S)
             asked = time.perf_counter()
     # the last epoch's: its first batch is paid for separately
+    assert asked - begin >= steps * STEP_S
     share = sum(waits[1:]) / (asked - begin - waits[0])
     first, longest = 1000 * waits[0], 1000 * max(waits[1:])
     return (
@@ -103,13 +104,16 @@ def main() -> None:
     report("two epochs of 12 steps, the second measured")
     for workers, persistent in ((0, False), (1, False), (2, False), (2, True)):
         options = {"num_workers": workers, "persistent_workers": persistent}
-        report(f"  {workers} workers, persistent={persistent}:")
+        report(f"  {workers} workers, persistent={options['persistent_workers']}:")
         report(f"    {measure(device, 2, 12, stall=False, **options)}")
 
+    begin = time.perf_counter()
+    assert SlowStorage(2, stalls=range(1, 2))[1][0] == 1.0
+    assert time.perf_counter() - begin >= STALL_S
     report(f"30 steps, 2 workers, one sample stalls for {1000 * STALL_S:.0f} ms")
     for prefetch in (2, 8):  # batches per worker; 2 is the default
         options = {"num_workers": 2, "prefetch_factor": prefetch}
-        report(f"  prefetch_factor={prefetch}:")
+        report(f"  prefetch_factor={options['prefetch_factor']}:")
         report(f"    {measure(device, 1, 30, stall=True, **options)}")
 
 

@@ -11,6 +11,7 @@ plays no part: here `head` is defined first and used last.
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -86,6 +87,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
     optimizer_alone = torch.optim.SGD(alone.parameters(), lr=1.0, momentum=0.9)
 
+    rows = []  # that this rank computes with
+    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     torch.manual_seed(1234)
     for step in range(STEPS):
         inputs = torch.randn(BATCH, 64).to(device)
@@ -93,7 +96,9 @@ def main() -> None:
 
         shard = slice(rank * BATCH // n, (rank + 1) * BATCH // n)
         optimizer.zero_grad()
-        nn.functional.mse_loss(ddp(inputs[shard]), targets[shard]).backward()
+        loss = nn.functional.mse_loss(ddp(inputs[shard]), targets[shard])
+        with mock.patch.object(dist.Work, "wait", side_effect=RuntimeError("a hook waits")):
+            loss.backward()
         if step == 0 and rank == 0:
             names = {parameter: name for name, parameter in model.named_parameters()}
             print("defined: " + ", ".join(names.values()))
@@ -106,6 +111,7 @@ def main() -> None:
         nn.functional.mse_loss(alone(inputs), targets).backward()
         optimizer_alone.step()
 
+    assert rows == [BATCH // n] * STEPS  # its shard, no more
     for ours, truth in zip(ddp.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours, truth)
     if rank == 0:

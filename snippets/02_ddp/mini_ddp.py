@@ -191,7 +191,8 @@ def train(model: nn.Module, rank: int, n: int, device: torch.device, accumulate:
     for _ in range(STEPS):
         inputs = torch.randn(BATCH, 128)
         micro_batches = inputs.chunk(n)[rank].to(device).chunk(accumulate)
-        optimizer.zero_grad()
+        assert [len(x) for x in micro_batches] == [BATCH // n // accumulate] * accumulate
+        optimizer.zero_grad(set_to_none=accumulate > 1)  # else they stay where they are
         for number, x in enumerate(micro_batches, start=1):
             wait = hasattr(model, "no_sync") and number < accumulate
             with model.no_sync() if wait else nullcontext():
@@ -211,6 +212,7 @@ def main() -> int:
     ours = MiniDDP(model, bucket_cap_mb=0.25, first_bucket_mb=0.0625)
     theirs = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=0.25)
     alone = copy.deepcopy(model)
+    ours.module.scale += rank  # the first forward brings back that of rank 0
 
     if "--unused" in sys.argv:
         model.use_spare = False

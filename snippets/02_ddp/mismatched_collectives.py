@@ -20,11 +20,12 @@ import torch
 import torch.distributed as dist
 
 
-def step(group: dist.ProcessGroup, args: argparse.Namespace) -> torch.Tensor:
+def step(
+    rate: torch.Tensor, group: dist.ProcessGroup, args: argparse.Namespace
+) -> torch.Tensor:
     """Average `value` over the ranks whose batch is good; broadcast rank 0's learning rate."""
     odd = dist.get_rank() == 1
     value = torch.full((4,), float("nan") if odd else 2.0)
-    rate = torch.zeros(4)
 
     if args.monitored:
         if odd:
@@ -66,9 +67,10 @@ def main() -> int:
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
 
+    rate = torch.full((4,), 0.0 if rank else 0.5)
     failed = False
     try:
-        value = step(group, args)
+        value = step(rate, group, args)
     except RuntimeError as error:
         failed = True
         # gloo puts the file and line of its source in brackets first: not the same everywhere
@@ -80,6 +82,7 @@ def main() -> int:
         if rank == 0:
             print(f"rank 0: mean of the good batches {value[0].item()}", flush=True)
 
+    assert not args.mend or rate.eq(0.5).all()  # every rank has that of rank 0
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
     return 1 if failed else 0
 

@@ -58,11 +58,14 @@ def main() -> None:
     model = nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 8)
     ).to(device)
+    model.register_buffer("origin", torch.tensor(rank, device=device))
     ddp = NaiveDDP(model)
     alone = copy.deepcopy(model)  # one process with the whole batch
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
     optimizer_alone = torch.optim.SGD(alone.parameters(), lr=1.0, momentum=0.9)
 
+    rows = []  # that this rank computes with
+    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     torch.manual_seed(1234)  # the same data on every rank
     for step in range(STEPS):
         inputs = torch.randn(BATCH, 64).to(device)
@@ -85,6 +88,8 @@ def main() -> None:
         if rank == 0:
             print(f"step {step}: loss {mean_loss.item():.4f}, alone {loss_alone.item():.4f}")
 
+    assert rows == [BATCH // n] * STEPS  # its shard, no more
+    assert model.origin.item() == 0  # rank 0's buffers have won too
     for ours, truth in zip(ddp.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours, truth)
     if rank == 0:

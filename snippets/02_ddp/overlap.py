@@ -18,6 +18,7 @@ gloo as it is. CPU only, as it reads the host's clock. Draws overlap.svg.
 """
 
 import itertools
+import math
 import os
 import queue
 import sys
@@ -47,6 +48,7 @@ class Timeline:
     gradients: list[float] = field(default_factory=list)  # when each was ready
     full: list[float] = field(default_factory=list)  # when each bucket was full
     reduced: list[tuple[float, float]] = field(default_factory=list)  # begin, end of each
+    launched: int = 0  # all-reduces, when backward had ended
     backward: float = 0.0
     total: float = 0.0
 
@@ -57,6 +59,7 @@ class Link(threading.Thread):
     def __init__(self, emulated: bool) -> None:
         super().__init__(daemon=True)
         self.emulated = emulated
+        self.slept = 0  # so many times
         self.jobs: queue.Queue = queue.Queue()
 
     def run(self) -> None:
@@ -69,6 +72,7 @@ class Link(threading.Thread):
                 sent = 2 * (n - 1) / n * flat.nbytes  # by each rank of a ring
                 wait = begin + LATENCY + sent / BANDWIDTH - time.perf_counter()
                 time.sleep(max(0.0, wait))
+                self.slept += 1
             spans.append((begin, time.perf_counter()))
             done.set()
 
@@ -117,6 +121,7 @@ class Buckets:
         start = time.perf_counter()
         loss.backward()
         self.timeline.backward = time.perf_counter() - start
+        self.timeline.launched = len(self.handles)
         if not self.overlap:
             for bucket in range(len(self.flats)):
                 self.launch(bucket)
@@ -147,8 +152,14 @@ def measure(emulated: bool, overlap: bool) -> Timeline:
     link.start()
     buckets = Buckets(model, link, overlap)
     timelines = [buckets.step(model(inputs).square().mean()) for _ in range(STEPS)][1:]
+    ones = torch.ones(3)
+    link.all_reduce(ones, []).wait()
     link.jobs.put(None)
     link.join()
+    count = len(buckets.flats)
+    assert ones.tolist() == [dist.get_world_size()] * 3
+    assert link.slept == (STEPS * count + 1 if emulated else 0)
+    assert all(t.launched == (count if overlap else 0) for t in timelines)
     return sorted(timelines, key=lambda t: t.total)[len(timelines) // 2]
 
 
@@ -198,6 +209,10 @@ def main() -> None:
                 drawn[title] = t
             if rank == 0:
                 exposed, predicted = t.total - t.backward, predict(t, overlap)
+                free = 0.0  # when the link is, bucket after bucket
+                for full, (begin, end) in zip(t.full, t.reduced, strict=True):
+                    free = max(free, full if overlap else t.backward) + end - begin
+                assert math.isclose(predicted, free)
                 print(f"  {title}:")
                 print(
                     f"    backward ≈{t.backward * 1e3:.0f} ms + exposed ≈{exposed * 1e3:.0f} ms"

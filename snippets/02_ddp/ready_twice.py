@@ -103,6 +103,9 @@ def main() -> int:
     single.load_state_dict(model.state_dict())
     backward(losses(single, batch, args.case), one_by_one=False)
 
+    rows, uses = [], []  # of the model; of the shared layer, recomputed or not
+    model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    model.shared.register_forward_pre_hook(lambda *_: uses.append(1))
     failed = False
     try:
         step(model, batch.chunk(n)[rank], args)
@@ -111,6 +114,8 @@ def main() -> int:
         if rank == 0:
             print(f"{type(error).__name__}: {error}", flush=True)
     else:
+        assert rows == [4]  # its shard, no more
+        assert len(uses) == (4 if args.case == "checkpoint" else 2)
         wrong = []
         for (name, ours), truth in zip(
             model.named_parameters(), single.parameters(), strict=True

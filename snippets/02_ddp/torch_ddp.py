@@ -107,8 +107,11 @@ def main() -> None:
     torch.manual_seed(rank)  # rank 0's weights win
     ddp = wrap(Upside().to(device))
 
+    rows = []  # that this rank computes with
+    ddp.module.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     losses = torch.stack(train(ddp, slice(rank * BATCH // n, (rank + 1) * BATCH // n), device))
     dist.all_reduce(losses)
+    assert rows == [BATCH // n] * STEPS  # its shard, no more
     losses_alone = torch.stack(train(alone, slice(0, BATCH), device))
     torch.testing.assert_close(losses / n, losses_alone)
 

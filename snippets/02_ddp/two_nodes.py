@@ -95,7 +95,13 @@ def main() -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(8 * n, 8, generator=generator).to(device)
     y = x.sum(1, keepdim=True)
-    ours = train(DDP(make_model(device)), x.chunk(n)[rank], y.chunk(n)[rank])
+    model = make_model(device)
+    begin = F.mse_loss(model(x), y).item()
+    rows = []  # that this rank computes with
+    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    ours = train(DDP(model), x.chunk(n)[rank], y.chunk(n)[rank])
+    assert rows == [8] * 10  # its shard, no more
+    assert F.mse_loss(model(x), y).item() < 0.8 * begin
     torch.testing.assert_close(ours, train(make_model(device), x, y))
     if rank == 0:
         print(f"{n} processes: parameters after 10 steps equal to one process")

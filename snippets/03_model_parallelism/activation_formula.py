@@ -169,7 +169,21 @@ def measure(group: dist.ProcessGroup, sequence: bool, again: bool, fused: bool):
     with saved.watch():
         output = layer(x)
     output.sum().backward()
-    return saved.bytes / (S * B * H), x.grad
+    return saved.bytes / (S * B * H), [x.grad, *(p.grad for p in layer.parameters())]
+
+
+def check(group: dist.ProcessGroup) -> None:
+    """Sums over the group in closed form; and explicit attention beside the fused one."""
+    t, rank = dist.get_world_size(group), dist.get_rank(group)
+    term = torch.arange(B * S * H).view(B, S, H)
+    total, mine = t * (t + 1) // 2 * term, (rank + 1) * term
+    assert SumOverGroup.apply(mine, group).equal(total)
+    assert ScatterSumInGroup.apply(mine, group).equal(total.chunk(t, dim=1)[rank])
+    explicit, fused = (Layer(group, False, False, fused).float() for fused in (False, True))
+    fused.load_state_dict(explicit.state_dict())
+    explicit.dropout = fused.dropout = lambda x: x
+    x = torch.randn(B, S, H)
+    torch.testing.assert_close(explicit.attend(x), fused.attend(x), rtol=1e-4, atol=1e-5)
 
 
 def draw(points: dict[tuple[str, bool], list[float]], sizes: list[int]) -> None:
@@ -226,6 +240,7 @@ def main() -> None:
     for fused in (False, True):
         for t in sizes:
             group, _ = dist.new_subgroups(t)
+            check(group)
             tp, _ = measure(group, sequence=False, again=False, fused=fused)
             naive, gradient = measure(group, sequence=True, again=False, fused=fused)
             sp, gradient_again = measure(group, sequence=True, again=True, fused=fused)

@@ -55,7 +55,10 @@ def main() -> None:
     for layer in (bias_in_each_term, bias_after_the_sum):
         for state, bias in (("bias of zeros", 0 * whole.bias), ("trained bias", whole.bias)):
             expected = F.linear(x, whole.weight, bias)
-            excess = (layer(mine, rows, bias) - expected).mean(dim=0)  # [h]
+            output = layer(mine, rows, bias)
+            excess = (output - expected).mean(dim=0)  # [h]
+            # every token has the same excess
+            torch.testing.assert_close(output, expected + excess, rtol=1e-4, atol=1e-5)
             times = (
                 (excess @ whole.bias / whole.bias.square().sum()).item() if bias.any() else 0.0
             )

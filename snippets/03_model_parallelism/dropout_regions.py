@@ -67,6 +67,11 @@ def main() -> None:
             torch.ones(HEADS_HERE, TOKENS, TOKENS, device=device), generators["sharded"]
         )
         output = dropout(torch.ones(TOKENS, TOKENS, device=device), generators["replicated"])
+        for dropped in (scores, output):  # one in ten is zero, and the mean is kept
+            assert abs((dropped == 0).float().mean() - P) < 0.03
+            assert abs(dropped.mean() - 1) < 0.03
+        seeds = {generator.initial_seed() for generator in generators.values()}
+        assert len(seeds) == (2 if choose is regions else 1)  # of this rank's two regions
         masks, copies = gather(scores), gather(output)
         differ = (copies != copies[0]).any(dim=0).float().mean().item()
         distinct = len(masks.flatten(0, 1).flatten(1).unique(dim=0))

@@ -7,6 +7,7 @@ weighted. Autograd runs both exchanges backwards. Compared with one process that
 experts and all tokens: output, and the gradients of tokens, router and experts.
 """
 
+import math
 import os
 import sys
 
@@ -51,8 +52,9 @@ def route(router: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 def one_process(router, experts, x: torch.Tensor) -> torch.Tensor:
     """Every expert computes every token; those not chosen count zero."""
-    weights, chosen = route(router, x)
-    gate = torch.zeros(len(x), EXPERTS, device=x.device).scatter(1, chosen, weights)
+    logits = router(x)  # shares divided by their sum: a softmax over the chosen ones alone
+    others = logits < logits.topk(K, dim=-1).values[:, -1:]
+    gate = logits.masked_fill(others, -math.inf).softmax(dim=-1)
     return sum(gate[:, i, None] * expert(x) for i, expert in enumerate(experts))
 
 

@@ -51,6 +51,9 @@ def train(weight: float) -> tuple[list[float], torch.Tensor, float]:
         loss.backward()
         optimizer.step()
         shares.append(f.max().item())
+    # Σ f P by another way: the mean probability of any token for the expert of any other
+    again = weight * EXPERTS * probabilities[:, chosen].mean()
+    torch.testing.assert_close(loss - error, again, rtol=1e-4, atol=1e-5)
     return shares, counts, error.item()
 
 
@@ -63,6 +66,9 @@ def dropped(counts: torch.Tensor, factor: float) -> float:
 def step_seconds(counts: torch.Tensor) -> float:
     """One emulated step of an expert-parallel layer on all ranks; the median of three."""
     mine = counts.chunk(dist.get_world_size())[dist.get_rank()].sum().item()
+    every = torch.tensor(mine)
+    dist.all_reduce(every)
+    assert every == TOKENS  # nobody computes a token of another's experts
     times = []
     for _ in range(3):
         dist.barrier()
@@ -121,6 +127,11 @@ def main() -> None:
         times.append(step_seconds(counts))
         if rank == 0:
             drops = "  ".join(f"≈{dropped(counts, f):.0%}" for f in (1.0, 1.25, 2.0))
+            for f in (1.0, 1.25, 2.0):
+                fits = sum(
+                    min(count, math.ceil(f * TOKENS / EXPERTS)) for count in counts.tolist()
+                )
+                assert math.isclose(dropped(counts, f), 1 - fits / TOKENS, abs_tol=1e-9)
             own = counts.view(n, -1)[0].sum().item() * SECONDS_PER_TOKEN
             print(
                 f"{weight:6}  ≈{counts.max().item() / TOKENS:.0%} of tokens   {drops}"

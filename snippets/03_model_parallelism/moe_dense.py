@@ -59,6 +59,15 @@ class MixtureOfExperts(nn.Module):
         return out, dropped
 
 
+def gated(moe: MixtureOfExperts, x: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Densely and with nothing of the class but its layers: a softmax over the chosen alone."""
+    logits = moe.router(x)
+    chosen = logits >= logits.topk(K, dim=-1).values[:, -1:]
+    gate = logits.masked_fill(~chosen, -math.inf).softmax(dim=-1)
+    gate = gate * (chosen.cumsum(dim=0) <= capacity)  # by their place in an expert's queue
+    return sum(gate[:, i, None] * expert(x) for i, expert in enumerate(moe.experts))
+
+
 def main() -> None:
     torch.manual_seed(0)
     gpu = torch.accelerator.is_available()
@@ -98,6 +107,8 @@ def main() -> None:
         for factor in (0.5, 1.0, 1.25, 2.0):
             capacity = math.ceil(factor * K * TOKENS / EXPERTS)
             out, dropped = moe.sparse(x, capacity)
+            truth = gated(moe, x, capacity)
+            torch.testing.assert_close(out, truth, rtol=1e-4, atol=1e-6)
             same = torch.isclose(out, sparse, rtol=1e-4, atol=1e-6).all(dim=1)
             changed = TOKENS - same.sum().item()
             print(

@@ -106,6 +106,9 @@ def main() -> None:
         print(f"{p} ranks, {share} layers each: gradients equal to the unsplit model")
         for r, (f, b) in enumerate(every):
             start_f, start_b = 1e3 * (f[0] - first), 1e3 * (b[0] - first)
+            before = p * FORWARD + (p - 1 - r) * BACKWARD  # at least, and a backward after it
+            assert start_f > 999 * r * FORWARD - 1 and start_b > 999 * before - 1
+            assert start_b < 1e3 * (length - 0.999 * BACKWARD)
             print(
                 f"  rank {r}: forward from ≈{start_f:.0f} ms, backward from ≈{start_b:.0f} ms"
             )
@@ -113,6 +116,7 @@ def main() -> None:
         assert length > 0.999 * p * (FORWARD + BACKWARD), length
         busy = sum(end - begin for spans in every for begin, end in spans)
         idle = 1 - busy / (p * length)
+        assert idle > (p - 1) / p - 0.001  # one at a time works; more is lost to the machine
         print(f"idle: (p-1)/p = {(p - 1) / p:.1%}, measured ≈{idle:.1%}")
 
 

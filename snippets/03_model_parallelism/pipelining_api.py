@@ -65,7 +65,7 @@ def main() -> None:
     if os.environ.get("WORLD_SIZE") not in {"2", "4"}:
         sys.exit("start with 2 or 4 ranks: torchrun --nproc-per-node=2 pipelining_api.py")
     device = start()
-    rank = dist.get_rank()
+    rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same model and batch on every rank
     layers = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(LAYERS)]
     whole = nn.Sequential(*layers).to(device)
@@ -84,16 +84,35 @@ def main() -> None:
         torch.testing.assert_close(flat, factor * true, rtol=1e-4, atol=1e-5)
         return factor
 
+    events: list[str] = []  # forwards and backwards of layers, gradients accumulated
+
+    def forward_ran(_module, _inputs, y: torch.Tensor) -> None:
+        events.append("F")
+        y.register_hook(lambda _: events.append("B"))
+
+    for layer in layers:
+        layer.register_forward_hook(forward_ran)
+    for parameter in whole.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: events.append("W"))
+
     for schedule_class in (
         ScheduleGPipe,
         Schedule1F1B,
         ScheduleInterleaved1F1B,
         ScheduleInterleavedZeroBubble,
     ):
+        events.clear()
         modules, loss = train_step(schedule_class, whole, batch, target)
         torch.testing.assert_close(loss, true_loss.detach())
         factor = ratio(modules)
         assert abs(factor - 1) < 1e-4
+        seen = [events[:i] for i in range(len(events))]
+        live = max(ran.count("F") - ran.count("B") for ran in seen) * p / LAYERS
+        assert schedule_class is not ScheduleGPipe or live >= M
+        # PipelineStage tries one more, to learn its shapes
+        assert schedule_class is not Schedule1F1B or live <= p - rank + 1
+        apart = events.count("W") < 2 * M * LAYERS // p  # a W alone calls no hook
+        assert apart == (schedule_class is ScheduleInterleavedZeroBubble)
         if rank == 0:
             name, count = schedule_class.__name__, len(modules)
             print(f"{name:29}  stages per rank {count}: loss and gradients of one process")

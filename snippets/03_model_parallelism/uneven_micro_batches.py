@@ -34,10 +34,11 @@ def main() -> int:
 
     torch.manual_seed(0)
     whole = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN))
-    batch, target = torch.randn(2, SAMPLES, HIDDEN)
+    batch, target = pairs = torch.randn(2, SAMPLES, HIDDEN)
     if "--mend" in sys.argv:
         batch, target = batch[: SAMPLES // M * M], target[: SAMPLES // M * M]
-    true_loss = mse_loss(whole(batch), target).detach()
+    true_loss = mse_loss(whole(pairs[0, : len(batch)]), pairs[1, : len(batch)])
+    true_gradients = torch.autograd.grad(true_loss, list(whole[rank].parameters()))
 
     stage = PipelineStage(whole[rank], rank, 2, torch.device("cpu"), group=group)
     schedule = ScheduleGPipe(stage, n_microbatches=M, loss_fn=mse_loss)
@@ -51,8 +52,11 @@ def main() -> int:
         if rank == 1:
             print(f"rank 1: {type(error).__name__}: {error}", flush=True)
     if losses:
-        torch.testing.assert_close(torch.stack(losses).mean().detach(), true_loss)
+        torch.testing.assert_close(torch.stack(losses).mean().detach(), true_loss.detach())
         print(f"{len(batch)} samples in {M} micro-batches: the loss of one process", flush=True)
+    if not failed:
+        gradients = tuple(parameter.grad for parameter in whole[rank].parameters())
+        torch.testing.assert_close(gradients, true_gradients)
     dist.barrier()
     return int(failed)
 

@@ -5,6 +5,7 @@ operators, not of parameters, so gradients cross in fp32; the model's type or a
 hook changes that.
 """
 
+import copy
 import os
 import sys
 
@@ -37,7 +38,9 @@ def step(device: torch.device, low_model: bool, autocast: bool, compress: bool) 
     """One step; the types of weights, buckets, wire and gradients, and the bytes sent."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H)).to(device)
-    model = DistributedDataParallel(model.to(LOW) if low_model else model)
+    model = model.to(LOW) if low_model else model
+    exact = copy.deepcopy(model).double()  # sees the samples of all ranks at once
+    model = DistributedDataParallel(model)
     seen: dict[str, object] = {"bytes": 0}
 
     def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -48,11 +51,16 @@ def step(device: torch.device, low_model: bool, autocast: bool, compress: bool) 
         return future.then(lambda done: buffer.copy_(done.value()[0]))
 
     model.register_comm_hook(None, hook)
-    x = torch.randn(BATCH, H, device=device, dtype=LOW if low_model else torch.float32)
+    x = torch.randn(dist.get_world_size(), BATCH, H, device=device)
+    x = x.to(LOW if low_model else torch.float32)
     with torch.autocast(device.type, LOW, enabled=autocast):
-        loss = model(x).float().square().mean()
+        loss = model(x[dist.get_rank()]).float().square().mean()
     loss.backward()
     weight = model.module[0].weight
+    exact(x.double()).square().mean().backward()
+    right = exact[0].weight.grad
+    error = ((weight.grad.double() - right).norm() / right.norm()).item()
+    assert 1e-3 < error < 0.02 if low_model or autocast else error < 1e-5, error
     types = (weight.dtype, seen["bucket"], seen["wire"], weight.grad.dtype)
     psi = sum(p.numel() for p in model.parameters())
     return [NAMES[t] for t in types] + [f"{seen['bytes'] / psi:.0f}"]

@@ -46,7 +46,7 @@ def plain_shards(scaler: GradScaler) -> tuple[torch.Tensor, torch.Tensor]:
     return before, shard.detach()
 
 
-def dtensors(scaler: GradScaler) -> tuple[torch.Tensor, torch.Tensor]:
+def dtensors(scaler: GradScaler, value: float = torch.inf) -> tuple[torch.Tensor, torch.Tensor]:
     """The same on a layer that fully_shard has cut: the inf is in row 0, which rank 0 owns."""
     torch.manual_seed(0)
     layer = nn.Linear(H, H, bias=False)
@@ -54,7 +54,9 @@ def dtensors(scaler: GradScaler) -> tuple[torch.Tensor, torch.Tensor]:
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     scaler.scale(layer(torch.ones(4, H)).sum()).backward()
     if dist.get_rank() == 0:
-        layer.weight.grad.to_local()[0, 3] = torch.inf
+        layer.weight.grad.to_local()[0, 3] = value
+    found = not layer.weight.grad.to_local().isfinite().all()
+    assert found == (dist.get_rank() == 0 and value == torch.inf)
     before = layer.weight.to_local().detach().clone()
     scaler.step(optimizer)
     scaler.update()
@@ -71,6 +73,8 @@ def main() -> None:
     report("plain shards, ShardedGradScaler:", True, scaler, *plain_shards(scaler))
     scaler = GradScaler("cpu", init_scale=SCALE)
     report("FSDP2's DTensors, GradScaler:", True, scaler, *dtensors(scaler))
+    before, now = dtensors(GradScaler("cpu", init_scale=SCALE), 0.0)
+    assert not torch.equal(before, now)  # without the inf every rank takes the step
 
 
 if __name__ == "__main__":

@@ -113,8 +113,21 @@ def smooth(gap: list[float]) -> list[float]:
     return padded.unfold(0, 10, 1).mean(-1).tolist()
 
 
+def check() -> None:
+    """Rounded as torch's own formats of 7 and 10 bits are; of a linear layer not the bias."""
+    x, w, b = torch.randn(16, 32), torch.randn(8, 32), torch.randn(8)
+    x[0, :3] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11])  # ties
+    low, half = x.bfloat16().float(), x.half().float()
+    assert torch.equal(round_mantissa(x, 7), low)
+    assert torch.equal(round_mantissa(x, 10)[x.abs() > 2**-14], half[x.abs() > 2**-14])
+    with RoundedInputs(7):
+        ours = F.linear(x, w, b)
+    torch.testing.assert_close(ours, low @ w.bfloat16().float().t() + b)
+
+
 def main() -> None:
     torch.set_num_threads(1)  # one order of additions
+    check()
     fp32, _ = train(0, None)
     runs = {"tf32, 10 bits": train(0, 10), "bf16, 7 bits": train(0, 7)}
     runs["another seed"] = train(1, None)

@@ -65,10 +65,10 @@ def main() -> None:
     weight = torch.randn(33, dtype=torch.float64, requires_grad=True)
 
     print("schema:", rms_norm._opoverload._schema)
-    torch.testing.assert_close(
-        rms_norm(x, weight, 1e-6)[0],
-        torch.nn.functional.rms_norm(x, (33,), weight, 1e-6),
-    )
+    for small in (x, x / 1000):  # where the squares are near 1e-6, eps counts
+        y, inverse = rms_norm(small, weight, 1e-6)
+        torch.testing.assert_close(y, torch.nn.functional.rms_norm(small, (33,), weight, 1e-6))
+    assert not inverse.requires_grad
     print("forward equal to torch.nn.functional.rms_norm")
     assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-6)[0], (x, weight))
     print("gradcheck: the gradients are those of finite differences")

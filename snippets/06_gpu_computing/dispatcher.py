@@ -56,6 +56,7 @@ def call(what: str, x: torch.Tensor, *keys: str) -> torch.Tensor:
     stops.clear()
     y = torch.ops.tour.double(x)
     assert [stop.split(":")[0] for stop in stops] == list(keys), stops
+    assert y.shape == x.shape and (y.is_meta or torch.equal(y.float(), x + x))
     print(f"{what:24} {' → '.join(stops)}")
     return y
 
@@ -75,8 +76,10 @@ def main() -> None:
     x = torch.ones(3)
     with torch.inference_mode():
         call("in inference mode", torch.ones(3), "CPU")
-    y = call("requires_grad", x.clone().requires_grad_(), "Autograd", "CPU")
-    assert y.grad_fn is not None
+    leaf = x.clone().requires_grad_()
+    y = call("requires_grad", leaf, "Autograd", "CPU")
+    (grad,) = torch.autograd.grad(y, leaf, torch.arange(3.0))
+    assert grad.tolist() == [0, 2, 4]
     with torch.autocast("cpu", torch.bfloat16):
         z = x.clone().requires_grad_()
         y = call("and under autocast", z, "AutocastCPU", "Autograd", "CPU")

@@ -5,6 +5,7 @@ more than 1 get the same words, which speak of lengths (pytorch/pytorch issue 12
 is applied to a copy of the installed file.
 """
 
+import contextlib
 import difflib
 import importlib.util
 import io
@@ -77,6 +78,8 @@ def main() -> int:
         return 1
     new = {"test_message_says_both_numbers", "test_message_names_fractions"}
     assert run("before", installed) == new  # a test that passes before proves nothing
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert len(run("no random_split", ModuleType("empty"))) == 5  # all tests look there
     patched = source.replace(OLD, NEW)
     name = "torch/utils/data/dataset.py"
     lines = difflib.unified_diff(

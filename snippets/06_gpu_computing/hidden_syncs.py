@@ -95,6 +95,22 @@ def quiet() -> tuple[float, int]:
 
 
 def main() -> None:
+    x, counts = torch.tensor([1, 0, 2]), torch.tensor([1, 2, 1])
+    waiting = [
+        x.sum().item,
+        x.nonzero,
+        x.unique,
+        lambda: x[x > 0],
+        lambda: x.masked_select(x > 0),
+    ]
+    for call in [*waiting, lambda: x.repeat_interleave(counts)]:
+        with CountWaits() as counted:
+            call()
+        assert counted.waits.total() == 1
+    with CountWaits() as counted:
+        x.repeat_interleave(2)  # the length is known to the host
+    assert counted.waits.total() == 0
+
     results, waits = {}, {}
     for loop in (chatty, quiet):
         with CountWaits() as counted:

@@ -182,6 +182,7 @@ double error(int which, int n, float mean) {
         for (int i = 0; i < n; i++) variance += (p[i] - middle) * (p[i] - middle) / n;
         for (int i = 0; i < n; i++) {
             double want = (p[i] - middle) / std::sqrt(variance + EPS);
+            require(std::isfinite(y[row * n + i]), names[which], n);  // max() would drop a NaN
             worst = std::max(worst, std::fabs(y[row * n + i] - want));
         }
     }

@@ -96,14 +96,16 @@ def main() -> None:
     rms_norm = torch.ops.inline_demo.rms_norm
     torch.manual_seed(0)
     for shape in [(1,), (7, 31), (3, 5, 33), (0, 4), (2, 1000)]:
-        x = torch.randn(shape)
-        torch.testing.assert_close(rms_norm(x, 1e-6), reference(x, 1e-6))
+        for x in (torch.randn(shape), torch.randn(shape) / 1000):  # so small that eps counts
+            torch.testing.assert_close(rms_norm(x, 1e-6), reference(x, 1e-6))
     print("schema:", rms_norm.default._schema)
     print("equal to the float64 reference on five shapes, an empty one among them")
 
     x = torch.randn(64, 48).T  # [48, 64], strides (1, 48)
     torch.testing.assert_close(rms_norm(x, 1e-6), reference(x, 1e-6))
     wrong = torch.ops.inline_demo.rms_norm_wrong(x, 1e-6)
+    memory = x.T.reshape(48, 64)  # the rows as they lie in memory
+    torch.testing.assert_close(wrong, reference(memory, 1e-6))
     share = (wrong - reference(x, 1e-6)).abs().gt(1e-3).float().mean().item()
     assert share > 0.9
     print(f"a transposed input: right with contiguous(); {share:.0%} of elements wrong without")

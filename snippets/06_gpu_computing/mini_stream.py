@@ -87,8 +87,10 @@ def race(wait: bool) -> float:
     """One stream fills x after a while, another doubles it; return what was read."""
     x, result = [0.0], []
     producer, consumer, filled = Stream(), Stream(), Event()
+    launched, went_on = threading.Event(), []
 
     def fill() -> None:
+        went_on.append(launched.wait(60))  # False: the host itself waited for the event
         time.sleep(0.06)
         x[0] = 21.0
 
@@ -97,8 +99,10 @@ def race(wait: bool) -> float:
     if wait:
         consumer.wait_event(filled)
     consumer.launch(lambda: result.append(2 * x[0]))
+    launched.set()
     consumer.synchronize()
     producer.synchronize()
+    assert went_on == [True]
     return result[0]
 
 
@@ -119,11 +123,13 @@ def main() -> None:
     assert (race(False), race(True)) == (0.0, 42.0)
 
     start = time.perf_counter()
-    streams = [Stream() for _ in range(3)]
+    streams, done = [Stream() for _ in range(3)], []
     for each in streams:
         each.launch(sleep(60))
+        each.launch(lambda: done.append(True))
     for each in streams:
         each.synchronize()
+    assert len(done) == 3
     together = 1000 * (time.perf_counter() - start)
     print(f"three kernels of 60 ms in three streams: ≈{together:.0f} ms")
     assert together < 150

@@ -169,14 +169,15 @@ void check() {
             std::vector<float> x(n);
             double want = 0, size = 0;
             for (int i = 0; i < n; i++) x[i] = std::sin(i + 1.0), want += x[i], size += std::fabs(x[i]);
-            int blocks = std::min(8, (n + BLOCK - 1) / BLOCK);
+            int blocks = std::min(3, (n + BLOCK - 1) / BLOCK);  // so few go round twice
             float *dx = to_device(x), *scratch = to_device(std::vector<float>(blocks + 1));
             sum(how, dx, n, scratch, blocks, barriers);
             float first = to_host(scratch + blocks, 1)[0];
             require(std::fabs(first - want) < 20 * 6e-8 * size, names[how], n);
             sum(how, dx, n, scratch, blocks, barriers);
             float second = to_host(scratch + blocks, 1)[0];
-            require(how == ATOMIC || first == second, "the second run", n);  // bit for bit
+            bool near = std::fabs(second - want) < 20 * 6e-8 * size;
+            require(how == ATOMIC ? near : first == second, "the second run", n);  // bit for bit
             CHECK(cudaFree(dx));
             CHECK(cudaFree(scratch));
         }

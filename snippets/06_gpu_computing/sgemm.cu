@@ -390,7 +390,7 @@ static double worst_error(const Matrix &A, const Matrix &B, Matrix &C, int step)
 
 static void check(bool small) {
     const std::vector<std::vector<int>> sizes =
-        small ? std::vector<std::vector<int>>{{1, 1, 1}, {31, 33, 17}, {65, 130, 33}}
+        small ? std::vector<std::vector<int>>{{1, 1, 1}, {131, 3, 17}, {65, 130, 33}}
               : std::vector<std::vector<int>>{
                     {1, 1, 1}, {31, 33, 1000}, {33, 4097, 31}, {1000, 1000, 33}, {4097, 129, 17}};
     for (const Rung &rung : LADDER) {

@@ -58,7 +58,8 @@ def main() -> None:
         x = x.detach().requires_grad_()  # the last three have strides, two of them gaps
         y, reference = silu(x), torch.nn.functional.silu(x)
         torch.testing.assert_close(y, reference)
-        ours, theirs = (torch.autograd.grad(out.sum(), x)[0] for out in (y, reference))
+        above = torch.randn_like(y)  # another gradient at each element
+        ours, theirs = (torch.autograd.grad(out, x, above)[0] for out in (y, reference))
         torch.testing.assert_close(ours, theirs)
     print("equal to torch.nn.functional.silu, forward and backward, whatever the strides")
     if not INTERPRETED:  # the interpreter cannot be traced

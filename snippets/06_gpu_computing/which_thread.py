@@ -110,6 +110,8 @@ def main() -> None:
         owner = one_each(n, 256, grid)
         assert owner == list(range(n))  # thread i has element i
         print(f"{n:6,}    256  {grid:6}  {grid * 256:7,}  {grid * 256 - n:4}")
+    for grid in (1, 2, 5):
+        assert grid_stride(33, 4, grid) == [i % (4 * grid) for i in range(33)]
     owner = grid_stride(4097, 256, 4)
     per_thread = Counter(owner).values()
     assert len(per_thread) == 1024

@@ -79,17 +79,47 @@ def timed(work: Callable[[], object], rounds: int = 5) -> float:
     return min(times[1:])
 
 
-def calibrate(device: torch.device) -> dict[str, float]:
-    """This machine's seconds per call, bytes/s, FLOP/s and all-reduced bytes/s."""
+def works(device: torch.device) -> dict[str, tuple[Callable, int]]:
+    """What measures each rate, and how many calls, bytes, FLOPs or bytes sent it is."""
     little, large = torch.ones(8, device=device), torch.ones(2**22, device=device)
     square, message = torch.ones(768, 768, device=device), torch.ones(2**21, device=device)
-    calls = timed(lambda: [little.add_(1.0) for _ in range(1000)]) / 1000
     return {
-        "call": calls,
-        "bytes": 2 * large.nbytes / timed(lambda: large + 1.0),
-        "flops": 2 * 768**3 / timed(lambda: square @ square),
-        "all-reduce": message.nbytes / timed(lambda: dist.all_reduce(message)),
+        "call": (lambda: [little.add_(1.0) for _ in range(1000)], 1000),
+        "bytes": (lambda: large + 1.0, 2 * large.nbytes),
+        "flops": (lambda: square @ square, 2 * 768**3),
+        "all-reduce": (lambda: dist.all_reduce(message), message.nbytes),
     }
+
+
+def calibrate(device: torch.device) -> dict[str, float]:
+    """This machine's seconds per call, bytes/s, FLOP/s and all-reduced bytes/s."""
+    rates = {name: amount / timed(work) for name, (work, amount) in works(device).items()}
+    return rates | {"call": 1 / rates["call"]}
+
+
+class Sent(TorchDispatchMode):
+    """Bytes of the tensors that collectives get."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "c10d" in str(func):
+            self.total += sum(t.nbytes for t in tree_leaves(args) if torch.is_tensor(t))
+        return func(*args, **(kwargs or {}))
+
+
+def check_amounts(device: torch.device) -> None:
+    """What the rates are measured with is counted as the steps are."""
+    ones, done = dict.fromkeys(["call", "bytes", "flops", "all-reduce"], 1), works(device)
+    for rate, kind in {"call": "host", "bytes": "memory", "flops": "compute"}.items():
+        work, amount = done[rate]
+        counted = bounds(lambda _, work=work: work(), lambda: None, 0, ones)
+        assert counted[kind] == amount, (rate, counted[kind], amount)
+    step, batch, amount = made_steps(device)["communication"]
+    for work, sent in (done["all-reduce"], (lambda: step(batch()), amount)):
+        with Sent() as mode:
+            work()
+        assert mode.total == sent, (mode.total, sent)
 
 
 # --8<-- [start:steps]
@@ -133,6 +163,7 @@ def main() -> None:
     if device.type == "cpu":
         torch.set_num_threads(1)
     report = print if dist.get_rank() == 0 else lambda *_: None
+    check_amounts(device)
     rates = calibrate(device)
     report(
         f"a call ≈{1e6 * rates['call']:.1f} µs, memory ≈{rates['bytes'] / 1e9:.1f} GB/s, "

@@ -65,28 +65,41 @@ def measure(blocks: nn.ModuleList, head: nn.Module, batch: int, recompute: bool)
 
 def peak() -> float:
     """FLOP/s of a product of 512 × 512 matrices, the best of a hundred."""
-    square, times = torch.randn(512, 512), []
+    square, times, flops = torch.randn(512, 512), [], 2 * 512**3
+    with FlopCounterMode(display=False) as counter:
+        square @ square
+    assert counter.get_total_flops() == flops
     for _ in range(100):
         begin = time.process_time()
         square @ square
         times.append(time.process_time() - begin)
-    return 2 * 512**3 / min(times)
+    return flops / min(times)
+
+
+def check_attention(block: Block) -> None:
+    x = torch.randn(2, S, H)
+    heads = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in block.qkv(x).chunk(3, -1))
+    x_out = x + block.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(block(x), x_out + block.down(F.gelu(block.up(x_out))))
 
 
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     blocks, head = nn.ModuleList(Block() for _ in range(LAYERS)), nn.Linear(H, V, bias=False)
+    check_attention(blocks[0])
     top = peak()
     print(f"peak: ≈{top / 1e9:.0f} GFLOP/s in fp32 on one core")
     print("batch  recompute   formula (G)   counted (G)   step        MFU      HFU")
     for batch, recompute in ((1, False), (4, False), (4, True)):
         model, (counted, seconds) = formula(batch * S), measure(blocks, head, batch, recompute)
+        mfu, hfu = model / top / seconds, counted / top / seconds
         print(
             f"{batch:5}  {'yes' if recompute else 'no':9} {model / 1e9:13.3f} "
             f"{counted / 1e9:13.3f}   ≈{1e3 * seconds:4.0f} ms   "
-            f"≈{100 * model / top / seconds:3.0f} %   ≈{100 * counted / top / seconds:.0f} %"
+            f"≈{100 * mfu:3.0f} %   ≈{100 * hfu:.0f} %"
         )
+        assert hfu > 1.1 * mfu if recompute else hfu == mfu
         if not recompute:
             assert counted == model, "the formula is exact for this model"
     print("without recomputation the formula equals the count")

@@ -113,7 +113,16 @@ class Task:
         return (gains.max() / tries).item()
 
 
+def check_estimate() -> None:
+    """3 micro-batches of 5: both estimates by the unbiased variance of their gradients."""
+    rows = torch.randn(3, 7) + 1
+    variance, mean = rows.var(0).sum().item(), rows.mean(0).square().sum().item()
+    truth = torch.tensor([5 * variance, mean - variance / 3])
+    torch.testing.assert_close(torch.tensor(estimate(rows, 5)), truth)
+
+
 def main() -> None:
+    check_estimate()
     torch.set_num_threads(1)
     task, done = Task(), 0
     print(f"{len(task.y)} samples, Ψ = {sum(w.numel() for w in task.weights):,}")
@@ -134,6 +143,7 @@ def main() -> None:
         traces, squares = columns
         scale, ratio = exact[0] / exact[1], traces.sum() / squares.sum()
         print(f"  tr(Σ)/|G|²: exact ≈{scale:.0f}, of the two means ≈{ratio:.0f}")
+        assert 0.5 < ratio / scale < 2, (ratio, scale)
         print(f"  single estimates of |G|² below 0: ≈{(squares < 0).double().mean():.0%}")
         best = task.gain(0, tries=1)
         for factor in (0.25, 1, 4):

@@ -6,7 +6,9 @@ device's bytes are gone between forward and backward. Weights are left where the
 
 import tempfile
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -77,11 +79,18 @@ class Block(nn.Module):
 
 
 def step(kind: str) -> tuple[int, torch.Tensor, int]:
-    """Bytes kept between forward and backward, the gradient, and the number of files."""
+    """Bytes kept between forward and backward, the gradient, the number of tensors packed."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(LAYERS)))
     x = torch.randn(TOKENS, H, requires_grad=True)
-    files = 0
+    packed = 0
+
+    def count(pack: Callable, tensor: torch.Tensor) -> object:
+        nonlocal packed
+        result = pack(tensor)
+        packed += result is not tensor
+        return result
+
     with tempfile.TemporaryDirectory() as folder, Live() as live:
         for parameter in model.parameters():
             live.sizes[parameter.untyped_storage()._cdata] = 0
@@ -90,16 +99,24 @@ def step(kind: str) -> tuple[int, torch.Tensor, int]:
             "in files": Offload(model, Path(folder), TOKENS * H),
             "save_on_cpu": save_on_cpu(pin_memory=torch.cuda.is_available()),
         }[kind]
+        if isinstance(hooks, saved_tensors_hooks):
+            hooks.pack_hook = partial(count, hooks.pack_hook)
         with hooks:
             y = model(x)
         kept = sum(live.sizes.values()) - y.nbytes
         y.square().mean().backward()
-        if isinstance(hooks, Offload):
-            files = hooks.written
-    return kept, x.grad, files
+    return kept, x.grad, packed
+
+
+def check_view() -> None:
+    """Of a view only its own bytes are written."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, _ = Offload(nn.Sequential(), Path(folder), 0).pack_hook(torch.randn(999, H)[5:9])
+        assert path.stat().st_size < 100 * H * 4
 
 
 def main() -> None:
+    check_view()
     unit = TOKENS * H * 4
     kept, truth, _ = step("on the device")
     assert abs(kept - 9 * LAYERS * unit) < 0.05 * kept
@@ -109,8 +126,9 @@ def main() -> None:
     assert torch.equal(gradient, truth)
     assert left < 0.05 * kept
     print(f"in files: ≈{left / unit:.0f} kept on the device, {files} files, gradient equal")
-    _, gradient, _ = step("save_on_cpu")
+    _, gradient, packed = step("save_on_cpu")
     assert torch.equal(gradient, truth)
+    assert packed == files + 2 * LAYERS  # it takes the weights, too
     print("torch.autograd.graph.save_on_cpu: gradient equal")
     print("\nh from which the copy hides behind a layer's forward, at 50 GB/s to the host:")
     for rate in (100, 200, 400, 800):

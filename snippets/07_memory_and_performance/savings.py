@@ -58,8 +58,10 @@ def train(
     foreach: bool = False,
     in_backward: bool = False,
     segments: int = 0,
-) -> tuple[int, torch.Tensor]:
-    """Peak bytes of the second of two steps, and the weights after it."""
+) -> tuple[int, int, int, torch.Tensor, torch.Tensor]:
+    """Peak bytes of the second of two steps, and of its forward; the gradients' bytes behind
+    its backward; the weights after it, and Adam's means of gradients.
+    """
     inputs = torch.randn(TOKENS, H, generator=torch.Generator().manual_seed(1))
     with Live() as live:
         live.sizes[inputs.untyped_storage()._cdata] = 0
@@ -89,12 +91,16 @@ def train(
                         x = checkpoint(model[i : i + each], x, use_reentrant=False)
                 else:
                     x = model(x)
+                forward = live.peak
                 loss = (x.sum() - 1) / TOKENS  # a loss that keeps nothing of its own
                 del x
                 loss.backward()
+            left = sum(w.grad.nbytes for w in weights if w.grad is not None)
             if not in_backward:
                 adam.step()
-        return live.peak, torch.cat([w.detach().flatten() for w in weights])
+        peak, of = live.peak, adams if in_backward else dict.fromkeys(weights, adam)
+        means = torch.cat([of[w].state[w]["exp_avg"].flatten() for w in weights])
+        return peak, forward, left, torch.cat([w.detach().flatten() for w in weights]), means
 
 
 def main() -> None:
@@ -111,13 +117,17 @@ def main() -> None:
         ("both", both, "4W + X/16 + X/16", 4 * W + X / 8),
     ]
     print(f"W = {W / 2**20:.1f} MiB, X = {X / 2**20:.1f} MiB, {LAYERS} layers; peak in MiB")
-    truth = train()[1]
+    *_, truth, true_means = train()
+    forwards = {}
     for name, options, formula, predicted in rows:
-        peak, weights = train(**options)
+        peak, forwards[name], left, weights, means = train(**options)
         torch.testing.assert_close(weights, truth, rtol=1e-3, atol=1e-5)
+        assert (means - true_means).norm() < 1e-3 * true_means.norm(), name  # Adam hides scale
+        assert left == (0 if name == "Adam in backward" else W), (name, left)
         assert abs(predicted - peak) < 0.05 * peak, (name, predicted, peak)
         measured = f"≈{peak / 2**20:.1f}"
         print(f"{name:30}{formula:18}{predicted / 2**20:5.1f} {measured:>7}")
+    assert forwards["ReLU in place"] <= forwards["as it is"] - u  # but that is not the peak
 
 
 if __name__ == "__main__":

@@ -49,7 +49,15 @@ def main() -> None:
 
     shown("mended", lambda: position(64, 1), ValueError)
     # --8<-- [end:mend]
-    torch.testing.assert_close(position(63, 1), table(torch.tensor([63])))
+    for start, new in ((0, 64), (5, 3), (63, 1)):
+        rows = table(torch.arange(start, start + new))
+        torch.testing.assert_close(position(start, new), rows)
+    for start, new in ((63, 2), (0, 65)):  # the last of the new tokens alone has no row
+        try:
+            position(start, new)
+        except ValueError:
+            continue
+        raise AssertionError(f"{new} tokens after {start} were accepted")
 
 
 if __name__ == "__main__":

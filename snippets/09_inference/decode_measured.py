@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 HIDDEN, LAYERS = 2048, 40  # 40 matrices of 16 MiB
 
@@ -50,10 +51,16 @@ def main() -> None:
         print(f"{tokens:4}    ≈{1e3 * least:4.0f} ms     ≈{1e3 * took[tokens]:4.0f} ms      "
               f"≈{tokens / took[tokens]:.0f}")  # fmt: skip
     # --8<-- [end:measure]
-    one, many = torch.randn(1, HIDDEN), torch.randn(64, HIDDEN)
-    torch.testing.assert_close(
-        step(torch.cat([one, many]))[:1], step(one), rtol=1e-3, atol=1e-4
-    )
+    many, alone = calls[64](), x[0]
+    for layer in range(LAYERS):
+        alone = torch.mv(weights[layer], alone)
+    assert many.shape == (64, HIDDEN)
+    torch.testing.assert_close(many[0], alone, rtol=1e-3, atol=1e-4)
+    with FlopCounterMode(display=False) as counter:
+        calls["product"]()
+    assert abs(peak * took["product"] / counter.get_total_flops() - 1) < 1e-9
+    ends = took["read"], 64 * 2 * weights.numel() / peak
+    assert all(least > 0.999 * end for end in ends), "both have to be waited for"
     print("a token's result is the same in company")
     assert took[64] < 32 * took[1], "tokens in one step should share the reading"
 

@@ -55,6 +55,21 @@ class StopsNot(Decoder):
 # --8<-- [end:broken]
 
 
+def last_logits(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
+    """The model's logits [b, v] from its weights alone, in float64, head by head."""
+    w = {name: weight.double() for name, weight in model.named_parameters()}
+    rows = []
+    for row in ids:
+        x = w["token.weight"][row] + w["position.weight"][: len(row)]
+        q, k, v = (x @ w["qkv.weight"].T + w["qkv.bias"]).split(64, -1)
+        mixed = x[-1].clone()
+        for head in (slice(at, at + 16) for at in range(0, 64, 16)):
+            share = (k[:, head] @ q[-1, head] / 4).exp()
+            mixed[head] += share @ v[:, head] / share.sum()
+        rows.append(w["head.weight"] @ mixed + w["head.bias"])
+    return torch.stack(rows).float()
+
+
 def words(error: Exception, *looked_for: str) -> str:
     """The line of the message that has the decisive words."""
     lines = [line.strip() for line in str(error).splitlines()]
@@ -84,6 +99,8 @@ def main() -> None:
     torch.testing.assert_close(loaded(longer), model(longer))
     print("saved and loaded: equal; the class Decoder is not in the file")
     # --8<-- [end:dynamic]
+    torch.testing.assert_close(model(longer), last_logits(model, longer), rtol=1e-4, atol=1e-4)
+    assert loaded.head.weight.data_ptr() != model.head.weight.data_ptr(), "nothing was loaded"
 
     fixed = export(model, (example,)).module()
     for name, work, looked_for in (
@@ -106,8 +123,12 @@ def main() -> None:
                 print("  and further down: length = 2*_length")
         else:
             raise AssertionError(f"{name}: no error")
-    mended = export(StopsNot(), (example,)).module()
-    assert mended(example).shape == (2, 37)
+    mended, plain = export(StopsNot(), (example,)).module(), Decoder()
+    for scale, part in ((1, 1), (1e4, 0.5)):  # logits below 100, and above
+        mended.head.weight.mul_(scale)
+        plain.load_state_dict(mended.state_dict())
+        assert (plain(example).max() > 100) == (scale > 1)
+        torch.testing.assert_close(mended(example), part * plain(example))
     print("torch.where in place of if: exported")
 
 

@@ -6,6 +6,7 @@ parameters. The tokens are the same, so only memory tells.
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
 class Step(nn.Module):
@@ -64,6 +65,12 @@ def main() -> None:
     print("twice the tokens keep four times the bytes: each step saves the whole cache again")
 
     with torch.no_grad():
+        x = torch.ones(1, hidden)
+        for _ in range(64):  # the whole text anew for each token, by torch's attention
+            q, k, v = step.qkv(x)[None].chunk(3, -1)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)[0]
+            x = torch.cat([x, step.out(mixed[-1:])])
+        torch.testing.assert_close(x[-1:], generate(step, hidden, 64)[0], rtol=1e-4, atol=1e-5)
         first, second = generate(step.train(), hidden, 64)[0], generate(step, hidden, 64)[0]
         print(f"without eval(): two runs equal: {torch.equal(first, second)}")
         assert not torch.equal(first, second)

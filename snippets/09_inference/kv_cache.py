@@ -90,6 +90,22 @@ def without_any_cache(model: CachedModel, prompt: torch.Tensor, tokens: int) -> 
 # --8<-- [end:generate]
 
 
+@torch.no_grad()
+def by_torch(model: CachedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Logits by torch's own layers with this model's weights: causal, and without a cache."""
+    x = model.token(ids) + model.position.weight[: ids.shape[1]]
+    mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+    for b in model.blocks:
+        layer = nn.TransformerEncoderLayer(
+            64, 4, 256, dropout=0, activation="gelu", batch_first=True, norm_first=True
+        )
+        own = nn.ModuleList((b.qkv, b.out, b.up, b.down, b.norm1, b.norm2)).parameters()
+        for theirs, weight in zip(layer.parameters(), own, strict=True):
+            theirs.copy_(weight)
+        x = layer(x, mask)
+    return model.head(model.norm(x))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -103,6 +119,7 @@ def main() -> None:
 
     with torch.no_grad():
         whole, _ = model(ids)
+        torch.testing.assert_close(whole, by_torch(model, ids), rtol=1e-4, atol=1e-4)
         for pieces in ([48], [16, 16, 16], [40, 1, 7], [1] * 48):
             cache, parts = None, []
             for piece in ids.split(pieces, 1):

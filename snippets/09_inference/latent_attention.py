@@ -7,6 +7,7 @@ makes values behind the sum, and attention runs on the latent vectors as they ar
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 HIDDEN, HEADS, WIDTH, LATENT, ROTARY = 256, 8, 32, 48, 16
 
@@ -71,6 +72,24 @@ def absorbed(m: LatentAttention, x: torch.Tensor, cache: torch.Tensor) -> torch.
 # --8<-- [end:both]
 
 
+def by_definition(m: LatentAttention, x: torch.Tensor) -> torch.Tensor:
+    """The same head by head in float64, pairs turned as complex numbers: [b, a, d]."""
+    w, x, heads = {name: p.double() for name, p in m.named_parameters()}, x.double(), []
+    angles = torch.arange(x.shape[1])[:, None] / 1e4 ** (torch.arange(0, ROTARY, 2) / ROTARY)
+    turn = torch.polar(torch.ones_like(angles), angles)
+
+    def turned(t: torch.Tensor) -> torch.Tensor:
+        z = torch.complex(*t.chunk(2, -1)) * turn
+        return torch.cat([z.real, z.imag], -1)
+
+    latent = x @ w["down"]
+    for a in range(HEADS):
+        q = torch.cat([x @ w["query"][a], turned(x @ w["query_rotary"][a])], -1)[:, -1:]
+        k = torch.cat([latent @ w["up_key"][a], turned(x @ w["key_rotary"])], -1)
+        heads.append(F.scaled_dot_product_attention(q, k, latent @ w["up_value"][a])[:, 0])
+    return torch.stack(heads, 1).float()
+
+
 @torch.no_grad()
 def main() -> None:
     torch.set_num_threads(1)
@@ -78,6 +97,7 @@ def main() -> None:
     m, x = LatentAttention(), torch.randn(2, 200, HIDDEN)
     cache = m.cache(x)
     torch.testing.assert_close(absorbed(m, x, cache), expanded(m, x, cache))
+    torch.testing.assert_close(expanded(m, x, cache), by_definition(m, x), rtol=1e-3, atol=1e-4)
     print("absorbed equals expanded")
 
     full = 2 * HEADS * WIDTH

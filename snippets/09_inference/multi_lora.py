@@ -37,6 +37,7 @@ def main() -> None:
     a = torch.randn(ADAPTERS, HIDDEN, RANK) / HIDDEN**0.5
     b = torch.randn(ADAPTERS, RANK, HIDDEN) / RANK**0.5
     adapter = torch.randint(ADAPTERS, (ROWS,))
+    assert len(adapter.unique()) == ADAPTERS
     together, alone = one_batch(x, weight, a, b, adapter), separately(x, weight, a, b, adapter)
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(together, one_batch(x, weight, a, b, adapter.roll(1)), atol=0.1)

@@ -29,6 +29,21 @@ class Decoder(nn.Module):
         return self.head((x + mixed.transpose(1, 2).flatten(2))[:, -1])
 
 
+def last_logits(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
+    """The model's logits [b, v] from its weights alone, in float64, head by head."""
+    w = {name: weight.double() for name, weight in model.named_parameters()}
+    rows = []
+    for row in ids:
+        x = w["token.weight"][row] + w["position.weight"][: len(row)]
+        q, k, v = (x @ w["qkv.weight"].T + w["qkv.bias"]).split(64, -1)
+        mixed = x[-1].clone()
+        for head in (slice(at, at + 16) for at in range(0, 64, 16)):
+            share = (k[:, head] @ q[-1, head] / 4).exp()
+            mixed[head] += share @ v[:, head] / share.sum()
+        rows.append(w["head.weight"] @ mixed + w["head.bias"])
+    return torch.stack(rows).float()
+
+
 @torch.no_grad()
 def main() -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -61,6 +76,8 @@ def main() -> None:
             )
             print(f"{shape[0]} × {shape[1]:2} tokens: equal to eager mode")
         # --8<-- [end:onnx]
+        truth = last_logits(model, ids)
+        torch.testing.assert_close(torch.from_numpy(logits), truth, rtol=1e-4, atol=1e-4)
         operators = Counter(node.op_type for node in program.model.graph)
         products = operators["MatMul"] + operators["Gemm"]
         print(f"≈{sum(operators.values())} nodes of ≈{len(operators)} kinds; "

@@ -122,6 +122,11 @@ def main() -> None:
     draw(rows)
 
     # what the definitions promise
+    coin = torch.tensor([0] * 60 + [1] * 40)  # Pearson's statistic is 4, one degree of freedom
+    assert abs(away(coin, torch.tensor([0.5, 0.5])) - 3 / 2**0.5) < 1e-6
+    two = torch.stack([logits, 0.1 * logits.flip(0)])  # in a batch, each row is by itself
+    for keep, value in ((top_k, 5), (top_p, 0.9), (min_p, 0.1)):
+        assert keep(two, value).equal(torch.stack([keep(row, value) for row in two]))
     torch.testing.assert_close(temperature(logits, 0.5).softmax(-1), p**2 / (p**2).sum())
     penalised, rest = repetition_penalty(logits, used, 1.3), torch.ones(24, dtype=torch.bool)
     rest[used] = False

@@ -167,7 +167,7 @@ def main() -> None:
     ids[:, : len(prompt)] = prompt
     length = torch.full((rows,), len(prompt))
     while (length < len(prompt) + 3).any():  # rows that are done get longer as well
-        length += round_(model, table, ids, length, 3, generator)
+        length += round_(model, table, ids, length, 2, generator)  # the third: after the last
     triples = (ids[:, len(prompt) : len(prompt) + 3] * place).sum(1)
     plain = torch.multinomial(p, rows, replacement=True, generator=generator)
     for at in range(len(prompt), len(prompt) + 3):  # the draft alone, for comparison

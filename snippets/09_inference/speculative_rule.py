@@ -69,6 +69,12 @@ def main() -> None:
         "mistake: replaced from p itself": again,
         "mistake: only kept ones count": drafted[keep],
     }
+    coin = torch.tensor([0] * 60 + [1] * 40)  # Pearson's statistic is 4, one degree of freedom
+    assert abs(chi_square(coin, torch.tensor([0.5, 0.5])) - 3 / 2**0.5) < 1e-6
+    both = torch.minimum(p, q)  # the distributions that the mistakes have in truth
+    truths = (q, both + (1 - eta) * p, both / eta)
+    for mistake, truth in zip(list(rows)[2:], truths, strict=True):
+        assert chi_square(rows[mistake], truth) < 5, mistake
     for words, sample in rows.items():
         away = chi_square(sample, p)
         assert (away > 100) if "mistake" in words else (away < 5), (words, away)

@@ -12,6 +12,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 HIDDEN = 2048
 
@@ -93,9 +94,14 @@ def main() -> None:
         assert abs(drawn - closed) < 0.05
 
     target, draft = stack(12), stack(1)  # 192 MiB, and a twelfth
+    assert sum(w.nbytes for w in target) == 12 * sum(w.nbytes for w in draft) == 192 << 20
     gamma, rounds, etas = 4, 10, (0.1, 0.5, 0.9)
     one, several = torch.ones(1, HIDDEN), torch.ones(gamma + 1, HIDDEN)
     forward(target, several)
+    with FlopCounterMode(display=False) as counter:
+        generate(target, draft, 0.5, gamma, 1, random.Random(0))
+    products = gamma * len(draft) + (gamma + 1) * len(target)  # of one row and one matrix
+    assert counter.get_total_flops() == 2 * HIDDEN**2 * products
     given, coins = dict.fromkeys(etas, 0), {eta: random.Random(1) for eta in etas}
 
     def round_of(eta: float) -> None:

@@ -77,9 +77,15 @@ def main() -> None:
     decode = [(b, 1, c) for b in (1, 2, 4, 8, 16, 32) for c in (32, 64, 128, 256)]
     prefill = [(1, s, s) for s in (16, 32, 64, 128)]
     shapes = decode + prefill
+    begin = time.perf_counter()
     seconds = [step_seconds(blocks, *shape) for shape in shapes]
+    assert 9 * sum(seconds) < time.perf_counter() - begin  # each ran nine times
 
     fixed, token, context = fit(shapes[::2], seconds[::2]).tolist()
+    # least squares: relative errors of what was fitted, each by its row, add up to nothing
+    rest = [(1 - (fixed + token * b * s + context * b * c) / took) / took
+            for (b, s, c), took in list(zip(shapes, seconds, strict=True))[::2]]  # fmt: skip
+    assert abs(sum(rest)) < 1e-6 * sum(map(abs, rest))
     print(f"c0, each step             ≈{1e6 * fixed:.0f} µs")
     print(f"c1, each new token        ≈{1e6 * token:.1f} µs")
     print(f"c2, each token of context ≈{1e6 * context:.3f} µs")

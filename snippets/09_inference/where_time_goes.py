@@ -66,6 +66,9 @@ def main() -> None:
     overhead = best(lambda: [torch.add(tiny, tiny) for _ in range(1000)], 10) / 1000
     wide = torch.randn(64 * 2**20)  # 256 MiB
     bandwidth = wide.nbytes / best(wide.sum, 2)
+    with Count() as three:
+        tiny.view(1).add(1).mul_(2)
+    assert three.operators == 3
     print(f"the smallest operator, λ: ≈{1e6 * overhead:.1f} µs")
     print("hidden   operators, each at λ    weights      read from memory    one token")
     took = {}
@@ -82,6 +85,7 @@ def main() -> None:
 
         with Count() as count:
             token()
+        assert all(block.keys[0, :, 5].any() for block in blocks)  # each layer has run
         size = sum(p.nbytes for p in blocks.parameters())
         if hidden == 2048:  # in turn with reading, so that neither has the quiet moment
             took[hidden] = 1.0
@@ -98,6 +102,8 @@ def main() -> None:
               f"{memory:>16}    ≈{ms:.2f} ms")  # fmt: skip
     assert took[64] < 3 * took[32], "four times the weights should hardly matter here"
     assert 1e3 * took[2048] > 10 * calls and took[2048] > 10 * took[64]
+    read_bytes = read * bandwidth  # of the last model: four for each weight
+    assert abs(read_bytes / (4 * sum(p.numel() for p in blocks.parameters())) - 1) < 1e-6
     print(f"memory was read at ≈{bandwidth / 1e9:.1f} GB/s")
     print("the small models wait for calls, the large one for weights")
 

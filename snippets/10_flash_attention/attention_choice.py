@@ -66,6 +66,21 @@ def rotary(x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     return torch.stack(turned, dim=-1).flatten(-2)
 
 
+def by_hand(block: Block, x: torch.Tensor) -> torch.Tensor:
+    """The block over one document [s, h]: a matrix of weights, pairs as complex numbers."""
+    s = len(x)
+    heads = block.qkv(block.norm_1(x)).view(s, -1, D)
+    angle = torch.arange(s)[:, None, None] * 1e4 ** -(torch.arange(0, D, 2).double() / D)
+    turned = torch.view_as_complex(heads.unflatten(-1, (-1, 2))) * (1j * angle).exp()
+    q, k, _ = torch.view_as_real(turned).flatten(-2).split([A, A_KV, A_KV], dim=1)
+    k, v = (t.repeat_interleave(A // A_KV, dim=1) for t in (k, heads[:, -A_KV:]))
+    future = torch.ones(s, s, dtype=torch.bool).triu(1)
+    z = torch.einsum("qhd,khd->hqk", q, k) / D**0.5
+    weights = z.masked_fill(future, -torch.inf).softmax(-1)
+    x = x + block.out(torch.einsum("hqk,khd->qhd", weights, v).flatten(1))
+    return x + block.mlp(block.norm_2(x))
+
+
 @torch.no_grad()
 def main() -> None:
     torch.manual_seed(0)
@@ -77,6 +92,8 @@ def main() -> None:
     with sdpa_kernel(SDPBackend.MATH):
         truth = [exact(x.double(), torch.arange(x.shape[1])) for x in documents]
     truth = torch.cat(truth, dim=1).float()
+    plain = torch.cat([by_hand(exact, x[0].double()) for x in documents])[None].float()
+    torch.testing.assert_close(truth, plain, rtol=1e-4, atol=1e-5)
     total, longest = sum(LENGTHS), max(LENGTHS)
 
     def show(name: str, out: torch.Tensor, tokens: int, pairs: int) -> None:

@@ -79,6 +79,9 @@ def main() -> None:
     full = keep(SEED, whole, whole)
     tiles = torch.cat([keep(SEED, rows, whole) for rows in whole.split(7)])
     assert torch.equal(full, tiles) and not torch.equal(full, keep(SEED + 1, whole, whole))
+    # published for MurmurHash3: nothing hashed, seeds 1 and 2^32 - 1
+    assert hashed(torch.tensor([1, 0xFFFFFFFF])).tolist() == [0x514E28B7, 0x81F16F39]
+    torch.testing.assert_close(full.unique(), torch.tensor([0, 1 / (1 - DROP)]))
     share = (full > 0).double().mean().item()
     assert (
         abs(share - (1 - DROP)) < 0.04 and abs((full > 0).double().mean(0) - 0.75).max() < 0.3
@@ -95,9 +98,19 @@ def main() -> None:
         if name == "counter":
             torch.testing.assert_close(out, truth)
             torch.testing.assert_close(list(gradients), [x.grad for x in inputs])
+            visited: list[int] = []
+
+            def noted(seed, rows, columns, visited=visited):
+                visited.append(columns[0].item())
+                return keep(seed, rows, columns)
+
+            backward(d_out, q, k, v, out, lse, noted, tile=12)
+            assert visited == [36, 24, 12, 0]  # another order than forward's
             print("counter:  output, dQ, dK and dV equal those with a stored mask")
             continue
         mask = torch.cat([rule(SEED, r, whole) for rule in [make()] for r in whole.split(16)])
+        torch.testing.assert_close(mask.unique().float(), full.unique())  # both drop alike
+        assert abs((mask > 0).double().mean() - (1 - DROP)) < 0.04
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         ((torch.softmax(inputs[0] @ inputs[1].T / D**0.5, -1) * mask) @ inputs[2]).backward(
             d_out

@@ -29,6 +29,8 @@ def main() -> None:
             cells.append("NaN" if bad else " ".join(f"{x:.3f}" for x in p.tolist()))
         torch.testing.assert_close(with_maximum(z).double(), truth, rtol=1e-3, atol=1e-6)
         print(f"{top:13g}   {cells[0]:20}   {cells[1]}")
+    apart = torch.tensor([[-60.0, 0.0, 60.0], [900.0, 700.0, 1000.0], [-400.0, -399.0, -500.0]])
+    torch.testing.assert_close(with_maximum(apart), apart.softmax(-1))  # each row its maximum
     assert without(torch.tensor([[89.0, 88.0]])).isnan().any()
     assert without(torch.tensor([[-110.0, -111.0]])).isnan().all()
     sixteen = without(torch.tensor([[12.0, 11.0]], dtype=torch.float16))

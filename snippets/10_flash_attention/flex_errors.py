@@ -51,6 +51,10 @@ def main() -> None:
     mended = create_block_mask(where, None, None, 256, 256, "cpu")
     out = flex_attention(q, k, v, block_mask=mended)
     torch.testing.assert_close(out[:, :, :4], plain[:, :, :4])  # these see every key
+    seen = torch.arange(256) <= torch.arange(256)[:, None]
+    seen[:4] = True
+    truth = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    torch.testing.assert_close(out, truth, rtol=1e-4, atol=1e-5)
     again = create_block_mask(causal, None, None, 256, 256, "cpu")
     out = flex_attention(q, k, v, block_mask=again)
     truth = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -65,6 +65,19 @@ def kinds(dense: torch.Tensor) -> torch.Tensor:
 # --8<-- [end:count]
 
 
+def dense_masks() -> dict[str, torch.Tensor]:
+    """The same five without index functions: triangles, columns, blocks on the diagonal."""
+    past = torch.ones(S, S, dtype=torch.bool).tril()
+    together = torch.block_diag(*(torch.ones(n, n) for n in LENGTHS)).bool()
+    return {
+        "causal": past,
+        "sliding window": past.triu(1 - WINDOW),
+        "prefix": past | (torch.arange(S) < PREFIX),
+        "documents": together,
+        "causal documents": past & together,
+    }
+
+
 def draw(grids: dict[str, torch.Tensor]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "flex_masks", "font.size": 11}
     figure, axes = plt.subplots(2, 3, figsize=(6.4, 4.9))
@@ -112,6 +125,7 @@ def main() -> None:
         expected = F.scaled_dot_product_attention(q, k, v, attn_mask=dense)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
         # --8<-- [end:use]
+        assert torch.equal(dense[0, 0], dense_masks()[name])
         grid = grids[name] = kinds(dense[0, 0])
         skipped, inside, full = ((grid == kind).sum().item() for kind in (0, 1, 2))
         assert block_mask.sparsity() == 100 * skipped / grid.numel()

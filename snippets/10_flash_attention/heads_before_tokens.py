@@ -16,6 +16,12 @@ def tokens_reached(attend, x: torch.Tensor) -> list[int]:
     return moved.gt(1e-6).nonzero().flatten().tolist()
 
 
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """Causal attention of x [n, d] to itself, row by row."""
+    past = [x[: i + 1] for i in range(len(x))]
+    return torch.stack([torch.softmax(p @ p[-1] / x.shape[1] ** 0.5, 0) @ p for p in past])
+
+
 def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 6, 4, 8)  # 6 tokens, 4 heads
@@ -34,6 +40,9 @@ def main() -> None:
         print(f"{attend.__name__:5} {list(out.shape)}: token 0 reaches tokens", end=" ")
         print(tokens_reached(attend, x))
         assert tokens_reached(attend, x) == reached
+    by_head = torch.stack([plain(head) for head in x[0].transpose(0, 1)], dim=1)
+    torch.testing.assert_close(right(x)[0], by_head)
+    torch.testing.assert_close(wrong(x)[0], torch.stack([plain(token) for token in x[0]]))
 
 
 if __name__ == "__main__":

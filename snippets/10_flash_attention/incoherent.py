@@ -4,6 +4,8 @@ Q and K are multiplied by the same orthogonal matrix, random signs and a Hadamar
 FlashAttention-3. (QM)(KM)ᵀ = QKᵀ, but no entry is much larger than the others any more.
 """
 
+import math
+
 import torch
 
 S, D, TILE = 2048, 128, 64
@@ -38,6 +40,12 @@ def main() -> None:
     truth = (q.double() @ k.double().T / D**0.5).softmax(-1) @ v.double()
     rotation = torch.randn(D).sign()[:, None] * hadamard(D)
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(D), atol=1e-5, rtol=0)
+    # without the signs, equal entries would all end in one
+    assert (torch.ones(D) @ rotation).abs().max() < 0.5 * D**0.5
+    spoilt = q.clone()
+    spoilt[0, 0] = 1e3  # an outlier costs its own block, or the whole tensor
+    same = [to_fp8(x, rows)[TILE:] for x in (q, spoilt) for rows in (TILE, S)]
+    assert torch.equal(same[0], same[2]) and not torch.equal(same[1], same[3])
     errors, averages, tails = {}, [], []
     print("                       largest of Q   scores: relative, worst   output RMSE")
     for name, rows, turn in (
@@ -50,6 +58,8 @@ def main() -> None:
         out = (x @ y.T / D**0.5).softmax(-1) @ w
         wrong = (x @ y.T - q @ k.T) / D**0.5
         relative = (wrong.norm() / (q @ k.T).norm() * D**0.5).item()
+        rounding = [((a - b @ turn).norm() / b.norm()).item() for a, b in ((x, q), (y, k))]
+        assert 0.9 < relative / math.hypot(*rounding) < 1.1  # both errors, independent
         errors[name] = (out - truth).square().mean().sqrt().item()
         largest, worst = (q @ turn).abs().max(), wrong.abs().max()
         averages.append(relative)

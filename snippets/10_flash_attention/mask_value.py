@@ -36,6 +36,11 @@ def main() -> None:
     print("finfo.min twice, by hand:", row(twice, by_hand))
     print("boolean mask, SDPA:      ", row(keep))
     # --8<-- [end:values]
+    weights = F.scaled_dot_product_attention(q, k, v, keep)
+    seen = torch.tensor([[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
+    assert torch.equal(weights[0, 0] > 0, seen.bool())
+    some = by_hand(q, k, v, finite)[..., 1:, :]  # with a key, finite and boolean agree
+    torch.testing.assert_close(some, weights[..., 1:, :], rtol=0, atol=0.01)
     torch.testing.assert_close(row(finite), row(zeros), rtol=0, atol=0.02)
     assert torch.tensor(row(twice, by_hand)).isnan().all()
     assert row(keep) == [0.0] * 4

@@ -101,9 +101,10 @@ def main() -> None:
         for x, y in zip(z.split(5, dim=1), values.split(5), strict=True)
     ]
     shuffle = random.Random(0)
-    answers = []
+    answers, orders = [], set()
     for _ in range(20):
         order = shuffle.sample(pieces, len(pieces))
+        orders.add(tuple(map(id, order)))
         folded = order[0]
         for piece in order[1:]:
             folded = merge(folded, piece, torch.exp2)
@@ -112,7 +113,7 @@ def main() -> None:
     same = all(
         torch.equal(x, y) for answer in answers for x, y in zip(answer, whole, strict=True)
     )
-    assert same
+    assert same and len(orders) == 20 and len(set(map(id, answers))) == 40
     print(f"{len(answers)} orders and trees of {len(pieces)} blocks in base 2: the same bits")
 
 

@@ -88,6 +88,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     s, d = 512, 64
+    q, k, v = (torch.randn(s, d) for _ in range(3))
+    torch.testing.assert_close(plain(q, k, v), library(q, k, v), rtol=1e-4, atol=1e-5)
     forward, backward, forward_flops, backward_flops = count(plain, s, d)
     print(f"plain attention, s = {s}, d = {d}; elements in units of s² = {s * s:,}")
     for name, traffic in (("forward", forward), ("backward", backward)):

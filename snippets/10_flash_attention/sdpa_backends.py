@@ -96,6 +96,11 @@ def main() -> None:
         "keys stored as [d, s]": ((q, k.mT.contiguous().mT, v), {}),
     }
     # --8<-- [end:cases]
+    masked, causal = (
+        F.scaled_dot_product_attention(*cases[name][0], **cases[name][1])
+        for name in ("boolean mask", "is_causal")
+    )
+    torch.testing.assert_close(masked, causal)  # two ways to say the same
     refused = {}
     for name, (tensors, options) in cases.items():
         ran = which(*tensors, **options)
@@ -118,11 +123,15 @@ def main() -> None:
     print("\n1,024 tokens, 4 heads of 64, causal:")
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
 
-        def call(backend=backend) -> None:
+        def call(backend=backend) -> torch.Tensor:
             with sdpa_kernel(backend):
-                F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        call()
+        with Operators() as operators:
+            out = call()
+        fused = any("flash" in name for name in operators.names)
+        assert fused == (backend is SDPBackend.FLASH_ATTENTION)
+        torch.testing.assert_close(out[:, :, 0], v[:, :, 0])  # the first token sees itself
         print(f"{backend.name:16} ≈{median_ms(call):.2f} ms")
 
 

@@ -122,11 +122,10 @@ def attention(q, k, v, starts, causal=False, k_starts=None, block=None, longest=
     o, lse = torch.empty_like(q), torch.empty(heads, tokens, device=q.device)
     tensors = (q, k, v, o, lse, starts, k_starts)
     numbers = (d**-0.5, tokens, heads, k.shape[1], d, causal)
+    grid = lambda meta: (triton.cdiv(longest, meta["BM"]), heads, len(starts) - 1)  # noqa: E731
     if block is None:
-        grid = lambda meta: (triton.cdiv(longest, meta["BM"]), heads, len(starts) - 1)  # noqa: E731
         autotuned[grid](*tensors, *numbers)
     else:
-        grid = (triton.cdiv(longest, block[0]), heads, len(starts) - 1)
         forward_kernel[grid](*tensors, *numbers, BM=block[0], BN=block[1])
     return o, lse
 
@@ -162,11 +161,11 @@ def main() -> None:
     on_gpu = torch.accelerator.is_available()
     device = torch.accelerator.current_accelerator() if on_gpu else torch.device("cpu")
     print("queries       keys          heads  d   causal  error / that of plain bf16 attention")
-    for lengths, k_lengths, heads, kv_heads, d, causal in (
-        ((33,), (33,), 2, 2, 16, False),
-        ((1, 40, 17), (1, 40, 17), 4, 2, 32, True),
-        ((5, 20), (37, 20), 4, 1, 16, True),  # fewer queries than keys, as with a cache
-        ((20, 16), (7, 33), 2, 1, 64, True),  # 13 queries that see no key
+    for lengths, k_lengths, heads, kv_heads, d, causal, block in (
+        ((33,), (33,), 2, 2, 16, False, (16, 32)),
+        ((1, 40, 17), (1, 40, 17), 4, 2, 32, True, (16, 16)),
+        ((5, 20), (37, 20), 4, 1, 16, True, (32, 16)),  # fewer queries than keys: a cache
+        ((20, 16), (7, 33), 2, 1, 64, True, (16, 16)),  # 13 queries that see no key
     ):
         starts, k_starts = (
             torch.tensor([0, *x], device=device).cumsum(0).int() for x in (lengths, k_lengths)
@@ -175,7 +174,7 @@ def main() -> None:
         k, v = (
             torch.randn(sum(k_lengths), kv_heads, d, device=device).bfloat16() for _ in "kv"
         )
-        o, lse = attention(q, k, v, starts, causal, k_starts, block=(16, 16))
+        o, lse = attention(q, k, v, starts, causal, k_starts, block)
         truth, exact_lse = reference(q, k, v, starts, causal, k_starts, torch.float64)
         plain, _ = reference(q, k, v, starts, causal, k_starts, torch.bfloat16)
         error, yardstick = ((x - truth).abs().max().item() for x in (o, plain))

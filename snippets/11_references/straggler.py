@@ -79,6 +79,8 @@ def main() -> None:
     if rank == 0:
         for number, spent in enumerate(ranks):
             whole = sum(spent.values())
+            asked = 300 if number == SLOW else 60
+            assert spent["compute"] > 0.99 * asked and whole > 240, spent
             print(
                 f"rank {number}: step ≈{whole:.0f} ms, compute ≈{spent['compute']:.0f} ms, "
                 f"in all_reduce ≈{spent['all_reduce']:.0f} ms"

@@ -1,0 +1,183 @@
+"""Mutants: a program with one thing made wrong in it, which its own checks must notice.
+
+A program holds itself to its assertions, and its transcript holds it to what it printed. One
+that is made wrong and still does as recorded has survived, and shows a check that cannot fail.
+
+Some mutants are written by hand, in ``tests/mutants/CHAPTER.toml``: what is then wrong with the
+lesson, the text (it occurs once) and what it becomes; a third text where nobody could notice
+says why::
+
+    ["snippets/02_ddp/naive.py"]
+    "the gradients are summed, not averaged" = ["grad / n", "grad"]
+
+Others are made from the syntax tree of a Python program: operators, reductions, slices,
+constants, dropped calls, inverted assertions; always the same ones for the same text.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from book.core import BookError
+from book.core.program import Program
+from book.run import hold
+
+KINDS = ("written", "all")
+MADE = 2  # for each program, beside the written ones
+LIMIT = 60.0  # seconds beyond ten times what the program takes: what hangs is noticed by that
+
+OPERATORS = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
+}  # fmt: skip
+INVERTED = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+}  # fmt: skip
+OTHERS = {
+    "sum": "mean", "mean": "sum", "max": "min", "min": "max", "amax": "amin", "amin": "amax",
+    "argmax": "argmin", "softmax": "log_softmax", "floor": "ceil", "ceil": "floor",
+    "tril": "triu", "triu": "tril", "zeros": "ones", "zeros_like": "ones_like", "sin": "cos",
+    "cos": "sin",
+}  # fmt: skip
+DROPPED = {
+    "all_gather_into_tensor", "all_reduce", "all_to_all_single", "barrier", "broadcast",
+    "copy_", "reduce_scatter_tensor", "synchronize", "wait", "zero_grad",
+}  # fmt: skip
+LEFT_ALONE = {"draw", "start"}  # functions: the look of a figure, joining the group
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change to a program."""
+
+    what: str  # is then wrong
+    line: int
+    change: str
+    source: str  # of the whole program, changed
+    equivalent: str = ""  # why nobody could notice
+
+
+def of(program: Program, kind: str) -> list[Mutant]:
+    """The mutants of a program. Raises BookError where a written one does not apply."""
+    source = program.path.read_text("utf-8")
+    found = list(_written(program, source))
+    if kind == "all" and program.path.suffix == ".py":
+        found += made(source)
+    return found
+
+
+def check(program: Program, device: str, mutant: Mutant, how: hold.How) -> hold.Outcome:
+    """Run the program as the mutant has it. Raises BookError where it does as recorded."""
+    recorded = program.transcript(device).provenance
+    limit = LIMIT + 10 * (recorded.seconds if recorded else 0)
+    outcome = hold.run_changed(program, device, mutant.source, replace(how, limit=limit))
+    if outcome is None:
+        raise BookError(
+            f"{program.name}:{mutant.line}: survived: {mutant.what}\n{mutant.change}"
+        )
+    return outcome
+
+
+# --- written by hand -------------------------------------------------------------------------
+
+
+def list_of(program: Program) -> Path:
+    """The file in which the written mutants of a program stand."""
+    top, *folders = program.path.parent.relative_to(program.root).parts
+    chapter = folders[0] if top == "snippets" else top
+    return program.root / "tests" / "mutants" / f"{chapter}.toml"
+
+
+@lru_cache
+def read_list(path: Path, _mtime: int) -> dict[str, dict[str, list[str]]]:
+    """A file of written mutants: for each program what is wrong, and the change."""
+    return tomllib.loads(path.read_text("utf-8"))
+
+
+def _written(program: Program, source: str) -> Iterator[Mutant]:
+    path = list_of(program)
+    known = read_list(path, path.stat().st_mtime_ns) if path.exists() else {}
+    for what, (was, becomes, *why) in known.get(program.name, {}).items():
+        if source.count(was) != 1 or was == becomes:
+            name = path.relative_to(program.root).as_posix()
+            times = (
+                "is left as it is" if was == becomes else f"occurs {source.count(was)} times"
+            )
+            raise BookError(f"{name}:1: {program.name}, {what!r}: {times}: {was}")
+        line = source[: source.index(was)].count("\n") + 1
+        changed = source.replace(was, becomes)
+        yield Mutant(what, line, f"- {was}\n+ {becomes}", changed, "".join(why))
+
+
+# --- made from the syntax tree ---------------------------------------------------------------
+
+
+def made(source: str, count: int = MADE) -> list[Mutant]:
+    """At most ``count`` mutants of a Python source, chosen by a digest of the change."""
+    tree, lines = ast.parse(source), source.encode().split(b"\n")
+    found: dict[str, Mutant] = {}
+    for node, new in _changes(tree, checked=False):
+        was, becomes = ast.get_source_segment(source, node), ast.unparse(new)
+        first, last = node.lineno - 1, node.end_lineno - 1
+        head = b"\n".join([*lines[:first], lines[first][: node.col_offset]])
+        tail = b"\n".join([lines[last][node.end_col_offset :], *lines[last + 1 :]])
+        bracketed = f"({becomes})" if isinstance(new, (ast.BinOp, ast.Compare)) else becomes
+        changed = b"".join([head, bracketed.encode(), tail]).decode()
+        change = f"- {was}\n+ {becomes}"
+        what = f"line {node.lineno}: {' '.join(f'{was} becomes {becomes}'.split())[:90]}"
+        found.setdefault(change, Mutant(what, node.lineno, change, changed))
+    order = sorted(found, key=lambda change: hashlib.sha256(change.encode()).digest())
+    return [found[change] for change in order[:count]]
+
+
+def _changes(node: ast.AST, checked: bool) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Nodes of a tree, each with a wrong one for its place; ``checked``: in an assertion."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef) and child.name in LEFT_ALONE:
+            continue
+        if isinstance(child, (ast.FormattedValue, ast.Raise, ast.keyword)):
+            continue  # the look of a number, of an error; options
+        inside = checked or isinstance(child, ast.Assert)
+        yield from ((child, new) for new in _wrong(child, inside))
+        yield from _changes(child, inside)
+
+
+def _wrong(node: ast.AST, checked: bool) -> Iterator[ast.AST]:
+    """What may stand in place of a node and be wrong."""
+
+    def but(change: Callable[[ast.AST], None]) -> ast.AST:
+        new = copy.deepcopy(node)
+        change(new)
+        return new
+
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in INVERTED and checked:
+            yield but(lambda new: setattr(new, "ops", [INVERTED[type(op)]()]))
+        case _ if checked:
+            return
+        case ast.BinOp(left=ast.Constant(value=str()) | ast.JoinedStr()):
+            return
+        case ast.BinOp(op=op) if type(op) in OPERATORS:
+            yield but(lambda new: setattr(new, "op", OPERATORS[type(op)]()))
+            if isinstance(op, ast.Div):
+                yield node.left
+        case ast.Call(func=ast.Attribute(attr=name)) if name in OTHERS:
+            yield but(lambda new: setattr(new.func, "attr", OTHERS[name]))
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name in DROPPED:
+            yield ast.Pass()
+        case ast.UnaryOp(op=ast.USub() | ast.Not()):
+            yield node.operand
+        case ast.Slice(lower=ast.expr() as lower) if not isinstance(lower, ast.Constant):
+            yield but(lambda new: setattr(new, "lower", None))
+        case ast.Subscript(slice=ast.Constant(value=int(at))):
+            yield but(lambda new: setattr(new.slice, "value", at + 1))
+        case ast.Constant(value=float(value)) if value not in (0.0, 1.0):
+            yield ast.Constant(2 * value)

@@ -1,0 +1,135 @@
+"""Mutants: those written by hand apply to the programs as they stand, and the tool finds survivors."""
+
+import ast
+import re
+
+import pytest
+from conftest import ROOT, Book
+
+from book.core import BookError
+from book.core.program import LAUNCH, Program, programs
+from book.core.transcript import same_line
+from book.run import mutants
+
+INPUTS = ["assessment", "book", "labs", "snippets", "tests/mutants"]
+LEAST = 3  # written for each program that computes something
+PROGRAMS = [  # what launchers do is not computed by the programs of labs/launch
+    each
+    for each in programs(ROOT)
+    if "cpu" in each.devices and each.path.suffix != ".sh" and not each.name.startswith(LAUNCH)
+]
+LISTS = sorted((ROOT / "tests" / "mutants").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_written_mutants_apply(path) -> None:
+    """Each program is one of this list's chapter, and each change leaves a program."""
+    listed = mutants.read_list(path, path.stat().st_mtime_ns)
+    own = {each.name: each for each in PROGRAMS if mutants.list_of(each) == path}
+    assert set(listed) <= set(own), f"no such program: {sorted(set(listed) - set(own))}"
+    few = {name for name, each in own.items() if len(listed.get(name, {})) < LEAST}
+    assert not few, f"fewer than {LEAST} mutants: {sorted(few)}"
+    for name in listed:
+        for mutant in mutants.of(own[name], "all"):
+            if name.endswith(".py"):
+                ast.parse(mutant.source)
+
+
+def test_every_chapter_has_a_list() -> None:
+    assert {mutants.list_of(each) for each in PROGRAMS} == set(LISTS)
+
+
+def test_a_mutant_that_no_longer_applies_is_named(book: Book) -> None:
+    path = book.program("add", "print(1 + 1)\n", "$ python add.py\n2\n")
+    book.write("tests/mutants/t.toml", f'["{path}"]\n"gone" = ["2 + 2", "5"]\n')
+    with pytest.raises(BookError, match=r"tests/mutants/t\.toml:1: .*'gone': occurs 0 times"):
+        mutants.of(Program(book.root, book.root / path), "written")
+
+
+def test_what_survives_fails_and_is_counted(book: Book) -> None:
+    """One is noticed by the output, one by an assertion, one by nobody; one is the same."""
+    code = """\
+        half = 10 / 2
+        double = 10 * 2
+        assert double == 20
+        unseen = 3 - 1
+        print(half)
+        """
+    path = book.program("sums", book_text(code), "$ python sums.py\n5.0\n")
+    changes = """
+        "half of it is all of it" = ["10 / 2", "10"]
+        "double is added" = ["10 * 2", "10 + 2"]
+        "the difference is a sum" = ["3 - 1", "3 + 1"]
+        "the same" = ["print(half)", "print(half + 0)", "adding nothing changes nothing"]
+        """
+    book.write("tests/mutants/t.toml", f'["{path}"]\n{book_text(changes)}')
+    report = book.pytest("--mutants", "written", path)
+    found = {name.rpartition("::")[2]: how for name, how in report.outcomes.items()}
+    assert found == {
+        "half of it is all of it": "passed",
+        "double is added": "passed",
+        "the difference is a sum": "failed",
+        "the same": "skipped",
+    }
+    assert f"{path}:4: survived: the difference is a sum\n- 3 - 1\n+ 3 + 1" in report.text
+    assert "snippets/t: 2 of 3 mutants killed, 67%" in report.text
+    again = book.pytest("--mutants", "written", path)
+    assert "1 failed, 1 skipped, 2 unchanged" in again.text  # what was noticed is remembered
+
+
+def book_text(text: str) -> str:
+    return re.sub(r"(?m)^ {8}", "", text)
+
+
+SOURCE = """\
+def mean(values, n):
+    assert n == len(values)
+    total = values.sum(0) / n
+    work.wait()
+    return -total[0]
+"""
+
+
+def test_made_mutants_are_wrong_in_one_place_and_always_the_same() -> None:
+    found = mutants.made(SOURCE, 99)
+    assert {mutant.change for mutant in found} == {
+        "- n == len(values)\n+ n != len(values)",
+        "- values.sum(0) / n\n+ values.sum(0) * n",
+        "- values.sum(0) / n\n+ values.sum(0)",
+        "- values.sum(0)\n+ values.mean(0)",
+        "- work.wait()\n+ pass",
+        "- -total[0]\n+ total[0]",
+        "- total[0]\n+ total[1]",
+    }
+    for mutant in found:
+        ast.parse(mutant.source)
+        ours, theirs = SOURCE.splitlines(), mutant.source.splitlines()
+        differ = [
+            n for n, pair in enumerate(zip(ours, theirs, strict=True), 1) if len({*pair}) > 1
+        ]
+        assert differ == [mutant.line]
+    assert mutants.made(SOURCE, 2) == mutants.made(SOURCE, 99)[:2] == mutants.made(SOURCE, 2)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "printed", "same"),
+    [
+        ("idle ≈75.0%", "idle ≈0.0%", False),
+        ("idle ≈75%", "idle ≈75", False),
+        ("idle ≈0.0%", "idle ≈0.4%", True),
+        ("took ≈2 ms", "took ≈80 ms", True),
+        ("took ≈2 ms", "took ≈2000 ms", False),
+        ("off by ≈1.5e-7", "off by ≈2.2e-6", True),
+        ("off by ≈1.5e-7", "off by ≈1.5e-3", False),
+        ("off by ≈0e+00", "off by ≈1.2e-08", True),
+        ("off by ≈0e+00", "off by ≈1.2e+00", False),
+        ("≈nan", "≈nan", True),
+        ("≈nan", "≈3", False),
+        ("≈-inf", "≈-3", False),
+        ("a gain of ≈-3", "a gain of ≈2", True),
+        ("≈1,200 rows", "≈40 rows", True),
+    ],
+)
+def test_a_measured_number_is_held_to_its_order_of_magnitude(recorded, printed, same) -> None:
+    assert same_line(recorded, printed) is same
+    assert same_line(printed, recorded) is same
