@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from book.core import BookError
 
 RELATIVE_TOLERANCE = 1e-3
-BAND = 500  # times that a measured number may be larger or smaller on another, busy machine
+BAND = 5000  # times that a measured number may be larger or smaller on another, busy machine
 SHARE_BAND = 50  # the same for a measured percentage
 
 _WHOLE = r"\d+(?:[,_]\d{3})*"
