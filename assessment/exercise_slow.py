@@ -6,11 +6,11 @@
 
 The first line writes your copy to `my_labs/`. It is whole: it runs, and its losses are right.
 Twenty things in it cost time and nothing else: on a CPU, on a GPU, or on both. Each was seen in
-code that people run. Find them, mend them, and keep the losses.
+code that people run. Find them, fix them, and keep the losses.
 
 You may change everything but `write_data`, `order`, the four constants above them, and what
 `train` takes, returns and writes. The last line measures before and after, and says which of
-the twenty are still there; `--more` says how to mend them.
+the twenty are still there; `--more` says how to fix them.
 """
 
 import gc

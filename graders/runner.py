@@ -66,7 +66,7 @@ HINTS = {
     "`python labs/start.py` in another folder gives you a fresh copy to compare with.",
     "import": "The checker imports your file. Code that must not run then belongs into a "
     'function or under if __name__ == "__main__":.',
-    "syntax": "Python cannot read the file: mend the line it names, or the one before it.",
+    "syntax": "Python cannot read the file: fix the line it names, or the one before it.",
     "crash": "Add --output to see the whole traceback, or run the file by the command that its "
     "top names.",
     "exit": "A step must return. To end one rank leaves all others waiting in their next "

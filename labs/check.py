@@ -105,7 +105,7 @@ class Grading:
             hints = runner.HINTS | self.lab.hints
             show("hint:", hints.get(wrong.hint, f"there is no hint of the name {wrong.hint}"))
             if self.more and wrong.hint in self.lab.more:
-                show("mend:", self.lab.more[wrong.hint])
+                show("fix:", self.lab.more[wrong.hint])
             return False
         return True
 
@@ -161,9 +161,7 @@ def main() -> None:
     parser.add_argument(
         "--gpu", action="store_true", help="programs may use the GPUs (assessment)"
     )
-    parser.add_argument(
-        "--more", action="store_true", help="say how to mend it, too (exercise)"
-    )
+    parser.add_argument("--more", action="store_true", help="say how to fix it, too (exercise)")
     parser.add_argument("--output", action="store_true", help="show what failing ranks printed")
     options = parser.parse_args()
     for stream in (sys.stdout, sys.stderr):

@@ -64,10 +64,10 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, in a sentence or two, and how to mend it."""
+    """What is wrong, in a sentence or two, and how to fix it."""
 
     what: str
-    mend: str
+    fix: str
 
 
 class Trouble(Exception):
@@ -100,7 +100,7 @@ class Report:
         lines.append("wrong")
         for number, fault in enumerate(self.wrong, start=1):
             lines.append(wrapped(f"  {number}. ", fault.what))
-            lines.append(wrapped("     mend: ", fault.mend))
+            lines.append(wrapped("     fix: ", fault.fix))
         return "\n".join(lines if self.wrong else [*lines, "  nothing"])
 
 
@@ -339,18 +339,18 @@ def interface_faults(environment: Mapping[str, str], existing: Sequence[str]) ->
 
 def shared_memory_faults(folder: str, least_mib: float) -> list[Fault]:
     """Faults of the shared memory at this folder."""
-    mend = (
+    fix = (
         "docker run --shm-size=8g (or --ipc=host); in Kubernetes mount an emptyDir with "
         "medium: Memory at /dev/shm; outside of containers remove what dead jobs left there."
     )
     try:
         system = os.statvfs(folder)
     except OSError:
-        return [Fault(f"there is no shared memory: {folder} does not exist.", mend)]
+        return [Fault(f"there is no shared memory: {folder} does not exist.", fix)]
     free = system.f_bavail * system.f_frsize / 2**20
     if free < least_mib:
         what = f"{folder} has {free:.0f} MiB free, and {least_mib:g} MiB are needed."
-        return [Fault(what, mend)]
+        return [Fault(what, fix)]
     if not os.access(folder, os.W_OK):
         return [Fault(f"{folder} is not writable for this user.", f"chmod 1777 {folder}")]
     return []
@@ -467,11 +467,11 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
     """The store at which the ranks meet, and the address by which this machine reached it."""
     if not addresses(place.address):
         what = f'MASTER_ADDR is "{place.address}", a name that this machine cannot resolve.'
-        mend = (
+        fix = (
             "set MASTER_ADDR to the address of rank 0's machine (hostname -I prints it there), "
             "or put the name into DNS or /etc/hosts."
         )
-        raise Trouble(Fault(what, mend))
+        raise Trouble(Fault(what, fix))
     served, patience, timeout = None, seconds, timedelta(seconds=seconds)
     if place.rank == 0 and not place.agent:
         if fault := port_fault(place.port):
@@ -562,7 +562,7 @@ def make_card(place: Place, address: str, faults: Sequence[Fault], listens: int)
         "address": nets.get(chosen) or address,
         "listens": listens,
         "name leads to": None if chosen else addresses(socket.gethostname(), 5),
-        "faults": [[fault.what, fault.mend] for fault in faults],
+        "faults": [[fault.what, fault.fix] for fault in faults],
     }
 
 
@@ -625,9 +625,9 @@ def judge_cards(cards: Sequence[Mapping], world: int, seconds: float) -> list[Fa
     for card in cards:
         for fault in card["faults"]:
             own.setdefault(tuple(fault), []).append(card)
-    for (what, mend), ill in own.items():
+    for (what, fix), ill in own.items():
         where = [f"{named(on)} ({host})" for host, on in by_host(ill).items()]
-        faults.append(Fault(f"{listed(where)}: {what}", mend))
+        faults.append(Fault(f"{listed(where)}: {what}", fix))
     return faults
 
 
@@ -659,7 +659,7 @@ def loopback_faults(cards: Sequence[Mapping]) -> list[Fault]:
                     f"on {host} the machine's own name {leads}, so gloo tells the other "
                     "machines to connect to a loopback address.",
                     "export GLOO_SOCKET_IFNAME with the interface that leads to the others, or "
-                    "mend /etc/hosts.",
+                    "fix /etc/hosts.",
                 )
             )
     met_by_loopback = any(card["address"].startswith("127.") for card in cards)
@@ -712,8 +712,8 @@ def roll_call(store: dist.Store, card: Mapping, options: argparse.Namespace) -> 
             if cards and all(other["rank"] for other in cards):
                 came = named(other["rank"] for other in cards)
                 what = f"rank 0 of {world} never arrived: in {seconds:g} s only {came} did."
-            mend = "read the output of rank 0 on its machine."
-            raise Trouble(Fault(what, mend)) from None
+            fix = "read the output of rank 0 on its machine."
+            raise Trouble(Fault(what, fix)) from None
     deadline = time.monotonic() + seconds
     while rank == 0 and time.monotonic() < deadline:
         read_cards(store, cards)
@@ -781,14 +781,14 @@ def broken_off(error: RuntimeError, rank: int) -> Trouble:
     if gone:
         first = min(set(range(REPORT.world)) - set(gone), default=rank)
         what = f"{named(gone)} died or hung while the others were {REPORT.doing}."
-        mend = (
+        fix = (
             "read the last lines of that process, and dmesg on its machine: it names the "
             "processes that were killed for lack of memory."
         )
-        return Trouble(Fault(what, mend), shared=rank != first)
+        return Trouble(Fault(what, fix), shared=rank != first)
     what = f"{REPORT.doing} failed: {text}"
-    mend = "run again with NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL."
-    return Trouble(Fault(what, mend), shared=REPORT.store is not None)
+    fix = "run again with NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL."
+    return Trouble(Fault(what, fix), shared=REPORT.store is not None)
 
 
 # %%
@@ -825,11 +825,11 @@ if __name__ == "__main__":
         hand_in(store, "doors", unreachable(cards, rank, min(options.wait, 10)))
         if rank == 0:
             closed = [json.loads(store.get(f"doors {n + 1}")) for n in range(world)]
-            mend = (
+            fix = (
                 "open all ports between these machines, or choose another interface by "
                 "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME."
             )
-            faults = [Fault(line, mend) for lines in closed for line in sorted(lines)]
+            faults = [Fault(line, fix) for lines in closed for line in sorted(lines)]
             pronounce(store, "doors", faults, world - 1)
         else:
             hear(store, "doors", options.wait + 10)
@@ -1081,11 +1081,11 @@ if __name__ == "__main__":
     for name, ranks in bad.items():
         if ranks:
             what = f"{name} gives wrong answers on {named(ranks)}."
-            mend = (
+            fix = (
                 "if this file is your copy, check.py has a hint. Otherwise leave out faulty "
                 "ranks one by one, and look at dmesg there for errors of memory or links."
             )
-            REPORT.wrong.append(Fault(what, mend))
+            REPORT.wrong.append(Fault(what, fix))
     if good:
         say(wrapped("step 3: ", f"right on {all_ranks}: {', '.join(good)}"))
         REPORT.right.append(f"the answers on {all_ranks} of {', '.join(good)}")

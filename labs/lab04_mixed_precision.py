@@ -294,7 +294,7 @@ if __name__ == "__main__":
 # %%
 def to_bf16(x: torch.Tensor) -> torch.Tensor:
     """Round a tensor of fp32 to bf16 without a cast of floating-point numbers."""
-    # >>> solution 2: add to x.view(torch.int32), keep the upper half, mend what was NaN
+    # >>> solution 2: add to x.view(torch.int32), keep the upper half, fix what was NaN
     # hint: bits >> 16 is the upper half; .to(torch.int16).view(torch.bfloat16) makes it bf16
     bits = x.view(torch.int32)
     odd = (bits >> 16) & 1
@@ -619,7 +619,7 @@ def output_dtypes(kind: str, low: torch.dtype) -> dict[str, torch.dtype]:
 # A function of your own (`autograd.Function`) is not an operator which autocast knows. Its
 # forward runs inside the region, where a product comes out low. But what it *saves* are its
 # arguments, in fp32, and its backward runs outside: a low gradient meets an fp32 weight, and
-# torch says "expected m1 and m2 to have the same dtype". Two decorators mend that, under
+# torch says "expected m1 and m2 to have the same dtype". Two decorators fix that, under
 # `@staticmethod`:
 #
 # - `@custom_fwd(device_type=kind)` on forward and `@custom_bwd(device_type=kind)` on backward:
@@ -729,7 +729,7 @@ if __name__ == "__main__":
 # LayerNorm weights never move from 1.0, and hardly any weight above 0.125 moves. Training
 # stalls.
 #
-# The mend keeps what rounding would take. An fp32 **master copy** of the weights is what the
+# The fix keeps what rounding would take. An fp32 **master copy** of the weights is what the
 # optimizer works on; the model's bf16 weights are rounded from it after every step. Small
 # updates gather there until they show.
 #

@@ -5,7 +5,7 @@
 # for backward, and temporaries. When their sum passes what the device has, PyTorch says *out of
 # memory*, at whatever line asked last, which is seldom the line at fault. In this lab seven
 # programs run out of memory under a limit of 10 MiB. You build a meter that says where the
-# bytes are, and mend one program after the other, each with another tool: let go, do not
+# bytes are, and fix one program after the other, each with another tool: let go, do not
 # record, update in place, cut the batch, compute again, choose what to compute again, and put
 # the pieces in order. Every time the losses or gradients must be those of the plain run.
 #
@@ -422,7 +422,7 @@ if __name__ == "__main__":
                 left = growth(memory, lambda: step(model, adam, *batches[0], log))
                 return left, memory.table()
 
-        for name, step in (("leaky", leaky_step), ("mended", logged_step)):
+        for name, step in (("leaky", leaky_step), ("fixed", logged_step)):
             left, rows = left_by(step)
             most = ", ".join(f"{maker} {n}" for maker, n, _ in rows[:3] if left)
             print(
@@ -437,7 +437,7 @@ if __name__ == "__main__":
         logs: list = []
         peak_of(lambda: logs.append(train(logged_step)), device, LIMIT)
         assert_same(torch.tensor(logs[0]), torch.tensor(train(leaky_step)), "the losses")
-        print(f"        mended: losses {logs[0][0][0]:.4f} to {logs[0][-1][1]:.4f}, as leaky")
+        print(f"        fixed: losses {logs[0][0][0]:.4f} to {logs[0][-1][1]:.4f}, as leaky")
 
     check_leak()
 
@@ -964,7 +964,7 @@ if __name__ == "__main__":
 #
 # Even so, what stays between what goes keeps holes apart: **fragmentation**. The trace of this
 # step does so: each layer makes activations, which go, and statistics, which stay. When the
-# activations are gone, a hole is as large as one layer's activations. The mend is the order:
+# activations are gone, a hole is as large as one layer's activations. The fix is the order:
 # what lives long is allocated first, and side by side. (Where you cannot change the order,
 # PyTorch has settings: `expandable_segments:True` lets memory grow behind a piece by mapping
 # more pages there, `max_split_size_mb` keeps large pieces from being cut,
@@ -1112,9 +1112,9 @@ if __name__ == "__main__":
             print(f"        as it comes: {error}")
         else:
             raise AssertionError("the large tensor should not fit")
-        mended = long_lived_first(trace)
-        ask(sorted(mended) == sorted(trace), "long_lived_first gives other events")
-        top = replay(mended, Allocator(LIMIT))
+        fixed = long_lived_first(trace)
+        ask(sorted(fixed) == sorted(trace), "long_lived_first gives other events")
+        top = replay(fixed, Allocator(LIMIT))
         print(f"        long-lived first: fits, {top / MIB:.2f} MiB of addresses used")
 
     check_allocator()

@@ -981,7 +981,7 @@ if __name__ == "__main__":
 #
 # GPipe keeps all $m$ micro-batches alive before the first backward, and $m$ should be large: a
 # stage is idle for $p - 1$ of $m + p - 1$ slots. So memory grows with what makes the pipeline
-# efficient. The mend: begin each backward as soon as possible. The last stage can run the
+# efficient. The fix: begin each backward as soon as possible. The last stage can run the
 # backward of a micro-batch right after its forward. The stage before it gets the gradient one
 # slot later, and so on: stage $i$ needs $p - 1 - i$ forwards of a lead, the **warm-up**, and
 # from then on does one forward and one backward in turn (**1F1B**). At the end it runs the

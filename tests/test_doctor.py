@@ -38,7 +38,7 @@ class Ended:
 
     def wrong(self) -> list[str]:
         """The faults of its report, without their numbers."""
-        section = re.sub(r"\n {5,}(?!mend: )", " ", self.stdout.rpartition("\nwrong\n")[2])
+        section = re.sub(r"\n {5,}(?!fix: )", " ", self.stdout.rpartition("\nwrong\n")[2])
         return re.findall(r"^  \d+\. (.*)$", section, re.M)
 
 
@@ -90,7 +90,7 @@ def only_fault(ended: Ended) -> str:
     assert "Traceback" not in ended.stdout + ended.stderr, ended.stderr
     faults = ended.wrong()
     assert len(faults) == 1, ended.stdout + ended.stderr
-    assert ended.stdout.count("     mend: ") == 1
+    assert ended.stdout.count("     fix: ") == 1
     return faults[0]
 
 

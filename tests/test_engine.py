@@ -441,7 +441,7 @@ dist.barrier()
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_broken(broken: Report, test: str, wanted: list[str]) -> None:
-    """Each defect fails its own test with a message that says what to mend, and where."""
+    """Each defect fails its own test with a message that says what to fix, and where."""
     names = named(broken, test)
     assert names, f"{test} is none of {sorted(broken.outcomes)}"
     if "compile" in test and broken.outcomes[names[0]] == "skipped":
@@ -709,7 +709,7 @@ def test_what_failed_is_repeated_beside_what_passed_with_the_same_fixture(book: 
 
         @pytest.fixture(scope="module")
         def shared():
-            return pathlib.Path("mended").exists()
+            return pathlib.Path("fixed").exists()
 
         @pytest.mark.parametrize("name", ["well", "ill"])
         def test_one(shared, name):
@@ -720,7 +720,7 @@ def test_what_failed_is_repeated_beside_what_passed_with_the_same_fixture(book: 
         "tests.test_pair::test_one[well]": "passed",
         "tests.test_pair::test_one[ill]": "failed",
     }
-    book.write("mended", "")
+    book.write("fixed", "")
     assert "1 passed, 1 unchanged" in book.pytest("tests").text
 
 
@@ -1014,3 +1014,21 @@ def test_recording_on_gpus_where_there_is_none_is_refused(book: Book) -> None:
     assert report.status == 4
     assert "there is no NVIDIA GPU here" in report.text
     assert book.read("snippets/t/one.cpu.txt").endswith("$ python one.py\n1\n")
+
+
+def test_another_number_of_ranks_works_or_gets_a_sentence(book: Book) -> None:
+    head = "import os, sys\nn = int(os.environ['WORLD_SIZE'])\n"
+    shown = "$ torchrun --nproc-per-node=2 {}.py\n"
+    for name, code in (
+        ("any", ""),
+        ("two", "if n != 2:\n    sys.exit('two.py needs 2 ranks')\n"),
+        ("trips", "assert n == 2\n"),
+    ):
+        book.program(name, head + code, shown.format(name))
+    report = book.pytest("--ranks", "3", "--warm", "snippets")
+    assert report.outcomes == {
+        "snippets.t.any::ranks-3": "passed",
+        "snippets.t.two::ranks-3": "passed",
+        "snippets.t.trips::ranks-3": "failed",
+    }
+    assert "snippets/t/trips.py:3: `torchrun --nproc-per-node=3 trips.py`" in report.text

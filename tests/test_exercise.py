@@ -29,7 +29,7 @@ def test_exercise_begins_as_the_slow_program_and_is_not_overwritten(tmp_path: Pa
     assert "I will not overwrite your work" in done.stderr
 
 
-def test_other_ways_pass_and_more_says_how_to_mend_it(tmp_path: Path) -> None:
+def test_other_ways_pass_and_more_says_how_to_fix_it(tmp_path: Path) -> None:
     ours = (ASSESSMENT / "exercise.py").read_text()
     another = ours
     for old, new in (("torch.no_grad()", "torch.inference_mode()"), (", fused=True", "")):
@@ -44,7 +44,7 @@ def test_other_ways_pass_and_more_says_how_to_mend_it(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     first, second = done.stdout.split("exercise-loop.py")
     assert "3 of 3 steps pass" in first, first
-    assert "        mend:  fused=True, or at least the default" in second, second
+    assert "        fix:  fused=True, or at least the default" in second, second
 
 
 @pytest.mark.parametrize(

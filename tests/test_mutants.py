@@ -2,6 +2,7 @@
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, Book
@@ -133,3 +134,44 @@ def test_made_mutants_are_wrong_in_one_place_and_always_the_same() -> None:
 def test_a_measured_number_is_held_to_its_order_of_magnitude(recorded, printed, same) -> None:
     assert same_line(recorded, printed) is same
     assert same_line(printed, recorded) is same
+
+
+@pytest.mark.parametrize(
+    ("recorded", "printed", "same"),
+    [
+        ("loss ≈2.022", "loss ≈2.024", True),
+        ("loss ≈2.022", "loss ≈1.402", False),
+        ("gain ≈+0.054", "gain ≈+0.055", True),
+        ("off by ≈3e-07", "off by ≈9e-07", True),
+        ("off by ≈3e-07", "off by ≈3e-03", False),
+        ("wins ≈28%", "wins ≈2%", False),
+    ],
+)
+def test_without_a_clock_a_measured_number_is_held_closely(recorded, printed, same) -> None:
+    assert same_line(recorded, printed, steady=True) is same
+    assert same_line(printed, recorded, steady=True) is same
+
+
+def test_a_program_that_reads_a_clock_is_not_steady(tmp_path: Path) -> None:
+    for source, steady in (
+        ("import time\ntime.sleep(1)\n", True),
+        ("time.perf_counter()", False),
+    ):
+        path = tmp_path / "snippets" / "it.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source, "utf-8")
+        assert Program(tmp_path, path).steady is steady
+
+
+@pytest.mark.parametrize("clock", ["", "import time\ntime.perf_counter()\n"], ids=["no", "a"])
+def test_without_a_clock_a_curve_at_half_its_height_is_seen(book: Book, clock: str) -> None:
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><text>a</text><path d="M 0 0 L 9 {}"/></svg>'
+    code = f"{clock}open('curve.svg', 'w').write({svg.format(40)!r})\n"
+    path = book.program("curve", code, "$ python curve.py\n")
+    outcomes = []
+    for height in (40, 42, 80):
+        book.write("snippets/t/curve.svg", svg.format(height))
+        report = book.pytest(path)
+        outcomes.append(report.outcomes["snippets.t.curve::cpu"])
+    assert outcomes == ["passed", "passed", "passed" if clock else "failed"]
+    assert clock or "curve.py draws a point 40 away" in report.text

@@ -20,6 +20,10 @@ FOLDERS = ("snippets", "labs", "assessment")
 LAUNCH = "labs/launch/"  # job scripts and what they start: their commands are typed in there
 SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 DEVICES = ("cpu", "cuda")
+_CLOCK = re.compile(
+    r"perf_counter|process_time|thread_time|monotonic|\btime\.time\b|elapsed_time|timeit|do_bench"
+    r"|\bprofil|chrono|getrusage|VmHWM|VmRSS|\$SECONDS|\bdate \+"
+)
 _RECORDED = re.compile(r"(?P<stem>.+?)\.(?:(?P<device>cpu|cuda)\.txt|svg)")
 
 
@@ -85,6 +89,12 @@ class Program:
             for path in sorted(self.path.parent.iterdir())
             if path.name in words and path != self.path and is_program(path, self.root)
         ]
+
+    @property
+    def steady(self) -> bool:
+        """Whether what it measures depends on no clock: a loss, a share, an error."""
+        files = [self.path, *(each.path for each in self.companions())]
+        return not any(_CLOCK.search(path.read_text("utf-8")) for path in files)
 
     def imports(self, *packages: str) -> list[str]:
         """Which of these packages it imports."""

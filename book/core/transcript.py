@@ -26,6 +26,8 @@ from book.core import BookError
 RELATIVE_TOLERANCE = 1e-3
 BAND = 5000  # times that a measured number may be larger or smaller on another, busy machine
 SHARE_BAND = 50  # the same for a measured percentage
+STEADY_BAND = 1.25  # times, where the program reads no clock
+ROUNDING_BAND = 10  # times, there, for a number like 3e-7: it is what rounding left
 
 _WHOLE = r"\d+(?:[,_]\d{3})*"
 _NUMBER = rf"[-+]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?"
@@ -147,13 +149,14 @@ def _shape(line: str) -> str:
     return _DECIMAL.sub("#.#", line)
 
 
-def same_line(expected: str, actual: str) -> bool:
+def same_line(expected: str, actual: str, steady: bool = False) -> bool:
     """Whether two output lines agree.
 
     A number directly behind ``≈`` was measured: it may be `BAND` times larger or smaller (a
     percentage `SHARE_BAND` times), counted from its last digit, so that 0.0% is near 0.1% and
-    far from 75%. Any other decimal agrees within a relative tolerance of 1e-3. Text and
-    integers must be equal.
+    far from 75%; where the program is `steady`, since it reads no clock, `STEADY_BAND` times.
+    Any other decimal agrees within a relative tolerance of 1e-3. Text and integers must be
+    equal.
     """
     if expected == actual:
         return True
@@ -162,7 +165,7 @@ def same_line(expected: str, actual: str) -> bool:
     pairs = zip(_decimals(expected), _decimals(actual), strict=True)
     measured = zip(_measured(expected), _measured(actual), strict=True)
     return all(math.isclose(a, b, rel_tol=RELATIVE_TOLERANCE) for a, b in pairs) and all(
-        _near(*pair) for pair in measured
+        _near(*pair, steady=steady) for pair in measured
     )
 
 
@@ -170,12 +173,16 @@ def _measured(line: str) -> list[str]:
     return [match[0] for match in _MEASURED.finditer(line)]
 
 
-def _near(*pair: str) -> bool:
-    """Whether two measured numbers are of one order of magnitude."""
-    low, high = sorted(abs(_value(text)) for text in pair)
+def _near(*pair: str, steady: bool) -> bool:
+    """Whether two measured numbers are as close as two machines' may be expected to be."""
+    a, b = map(_value, pair)
+    low, high = sorted((abs(a), abs(b)))
     if not (math.isfinite(low) and math.isfinite(high)):
         return str(low) == str(high)
     least = min(map(_last_digit, pair))
+    if steady:
+        band = ROUNDING_BAND if "e" in pair[0].lower() else STEADY_BAND
+        return abs(a - b) <= (band - 1) * low + 2 * least
     band = SHARE_BAND if pair[0].endswith("%") else BAND
     return high + least <= band * (low + least)
 
@@ -198,15 +205,15 @@ def _decimals(line: str) -> list[float]:
     return [_value(number) for number in found]
 
 
-def difference(expected: list[str], actual: list[str]) -> list[str]:
-    """A short diff between two outputs; empty where they agree."""
+def difference(expected: list[str], actual: list[str], steady: bool = False) -> list[str]:
+    """A short diff between two outputs; empty where they agree, as `same_line` sees it."""
     shapes = [_shape(line) for line in expected], [_shape(line) for line in actual]
     matcher = difflib.SequenceMatcher(None, *shapes, autojunk=False)
     diff: list[str] = []
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():
         if kind == "equal":
             for a, b in zip(expected[a0:a1], actual[b0:b1], strict=True):
-                if not same_line(a, b):
+                if not same_line(a, b, steady):
                     diff += [f"- {a}", f"+ {b}"]
         else:
             diff += [f"- {line}" for line in expected[a0:a1]]

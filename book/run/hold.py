@@ -6,6 +6,7 @@ import datetime
 import difflib
 import fcntl
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -280,7 +281,7 @@ def _perform(attempt: _Attempt, limit: float, warm: Launcher | None) -> None:
             attempt.seconds += result.seconds
             output = _output(program, command, result, folder, where)
             attempt.printed.append(Command(command.typed, output, command.status))
-            if diff := difference(command.output, output):
+            if diff := difference(command.output, output, program.steady):
                 attempt.differs(f"{where} printed something else:\n" + "\n".join(diff))
         figure = folder / program.figure.name
         attempt.drawn = figure.read_text("utf-8") if figure.exists() else None
@@ -334,6 +335,39 @@ def check_refusal(program: Program, how: How) -> Outcome:
     return Outcome(result.seconds)
 
 
+_RANKS = re.compile(r"(--nproc[-_]per[-_]node[= ])\d+")
+
+
+def starts_ranks(program: Program) -> bool:
+    """Whether a command of its CPU transcript says how many ranks to start, and succeeds."""
+    commands = program.transcript("cpu").commands if "cpu" in program.devices else []
+    return any(not each.status and _RANKS.search(each.typed) for each in commands)
+
+
+def check_ranks(program: Program, ranks: int, how: How) -> Outcome:
+    """With another number of ranks the commands that succeed still do, or say why not.
+
+    Raises BookError where one hangs, or ends in a traceback of the program.
+    """
+    seconds = 0.0
+    with runner.empty_folder() as folder:
+        place(sources(program), folder)
+        for number, command in enumerate(program.transcript("cpu").commands):
+            if command.status:
+                continue
+            typed = _RANKS.sub(rf"\g<1>{ranks}", command.typed)
+            by = how.warm if how.warm and how.warm.takes(typed, program.name, number) else None
+            result = runner.run(typed, folder, limit=how.limit, warm=by)
+            seconds += result.seconds
+            line = result.line_in(program.path.name)
+            if result.timed_out or (result.status and line):
+                raise BookError(
+                    f"{program.name}:{line or 1}: `{typed}` neither works nor says "
+                    f"in a sentence how many ranks it takes:\n{runner.explain(result)}"
+                )
+    return Outcome(seconds)
+
+
 def _first_gpu_transcript(program: Program) -> Transcript:
     """The commands of the CPU transcript, with no more ranks than this machine has GPUs.
 
@@ -370,9 +404,13 @@ def _write(attempt: _Attempt) -> None:
 
 # --- figures ---------------------------------------------------------------------------------
 
+COORDINATES = ("d", "points", "transform", "x", "y", "width", "height", "cx", "cy", "r")
+_COORDINATE = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+NUDGE = 3.0  # how far a point may lie from where it was; figures are some 500 wide
 
-def figure_labels(text: str) -> list[str]:
-    """The words of a figure (not its bare numbers), in order.
+
+def read_figure(text: str) -> tuple[list[str], list[list[float]]]:
+    """The words of a figure (not its bare numbers) and the coordinates of its lines, in order.
 
     Raises BookError where it is not SVG, or where it would ask another host for something.
     """
@@ -385,7 +423,31 @@ def figure_labels(text: str) -> list[str]:
             if key.endswith("href") and not value.startswith(("#", "data:")):
                 raise BookError(f"it refers to {value}")
     labels = ["".join(e.itertext()).strip() for e in tree.iter() if e.tag.endswith("}text")]
-    return [label for label in labels if re.search(r"[^\W\d_]", label)]
+    drawn = [
+        " ".join(e.get(name, "") for name in COORDINATES)
+        for e in tree.iter()
+        if not e.tag.endswith("}text")
+    ]  # where words stand is free
+    lines = [[float(each) for each in _COORDINATE.findall(line)] for line in drawn]
+    return [label for label in labels if re.search(r"[^\W\d_]", label)], lines
+
+
+def _farthest(lines: list[list[float]], places: list[list[float]]) -> float:
+    """How far a point lies from where it was; infinite where there are other lines.
+
+    matplotlib leaves out points of a long line: where their number differs, its ends count.
+    """
+    if len(lines) != len(places):
+        return math.inf
+    far = 0.0
+    for line, place in zip(lines, places, strict=True):
+        pairs = [line, place]
+        if len(line) != len(place):
+            if not (line and place):
+                return math.inf
+            pairs = [[f(each[k::2]) for f in (min, max) for k in (0, 1)] for each in pairs]
+        far = max([far, *(abs(a - b) for a, b in zip(*pairs, strict=True))])
+    return far
 
 
 def _compare_figure(program: Program, drawn: str | None) -> str | None:
@@ -396,16 +458,22 @@ def _compare_figure(program: Program, drawn: str | None) -> str | None:
         missing = f"{name} is in the book, but {program.name} draws no such figure"
         return missing if kept.exists() else None
     try:
-        new = figure_labels(drawn)
+        new, lines = read_figure(drawn)
         if not new:
             raise BookError("it has no words: label its axes, and keep text as text")
     except BookError as error:
         raise BookError(f"{program.name}:1: the figure {kept.name} it drew: {error}") from None
     if not kept.exists():
         return f"{program.name}:1: it draws {kept.name}, which is not in the book yet"
-    old = figure_labels(kept.read_text("utf-8"))
+    old, places = read_figure(kept.read_text("utf-8"))
     if len(old) == len(new) and all(map(same_line, old, new)):
-        return None
+        if not program.steady:
+            return None
+        far = _farthest(lines, places)
+        if far <= NUDGE:
+            return None
+        moved = f"a point {far:.0f} away" if math.isfinite(far) else "other lines"
+        return f"{name}: {program.name} draws {moved}"
     diff = difflib.unified_diff(old, new, lineterm="", n=0)
     words = [line for line in diff if line[:2] not in {"--", "++", "@@"}]
     return f"{name}: {program.name} draws other words:\n" + "\n".join(words)

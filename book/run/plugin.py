@@ -8,6 +8,7 @@ pytest --record snippets/02_ddp       rewrite transcripts that no longer hold
 pytest --warm snippets/02_ddp         faster, from a process that has torch already
 pytest --all                          also what has passed already, unchanged
 pytest --mutants written snippets     each program made wrong: what then still passes fails
+pytest --ranks 5 snippets             with another number of ranks: right, or one sentence
 """
 
 from __future__ import annotations
@@ -60,6 +61,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=mutants.KINDS,
         help="in place of the programs their mutants: those written in tests/mutants/, or also "
         "made ones; a mutant that does as recorded fails",
+    )
+    group.addoption(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="start N ranks wherever a command says how many; then a program does what it "
+        "should, or says in one sentence which numbers it takes",
     )
     group.addoption(
         "--time-limit",
@@ -128,7 +136,8 @@ class Session:
         self.record = option("--record")
         self.repeat_all = option("--all") or self.record or os.environ.get("CI") == "true"
         self.mutants = option("--mutants")
-        self.device = "cpu" if self.mutants else option("--device")
+        self.ranks = option("--ranks")
+        self.device = "cpu" if self.mutants or self.ranks else option("--device")
         self.devices = list(DEVICES) if self.device == "auto" else [self.device]
         # starts commands; None where all run as typed
         plain = option("--plain") or (self.record and not option("--warm"))
@@ -224,6 +233,16 @@ class ProgramFile(pytest.File):
         program = Program(session.root, self.path.resolve())
         if session.mutants:
             yield from self.mutants(program, session)
+            return
+        if session.ranks:
+            if hold.starts_ranks(program):
+                yield BookItem.from_parent(
+                    self,
+                    name=f"ranks-{session.ranks}",
+                    title=f"{program.name}: {session.ranks} ranks",
+                    check=partial(hold.check_ranks, program, session.ranks, session.how),
+                    inputs=lambda: (*hold.inputs(program, "cpu"), str(session.ranks)),
+                )
             return
         if "cpu" in session.devices and not session.record:
             yield BookItem.from_parent(

@@ -1,7 +1,7 @@
 // What the style sheet cannot do. The theme adds its copy buttons and measures while it runs,
 // so its additions are watched.
 
-const mend = () => {
+const fix = () => {
   // The theme puts each copy button into a <nav> without a name, but a code block is no landmark.
   for (const nav of document.querySelectorAll(".md-code__nav:not([role])")) {
     nav.setAttribute("role", "none")
@@ -27,7 +27,7 @@ let waiting = false
 const soon = () => {
   if (waiting) return
   waiting = true
-  idle(() => { waiting = false; mend() }, { timeout: 500 })
+  idle(() => { waiting = false; fix() }, { timeout: 500 })
 }
 new MutationObserver(soon).observe(document.body, { childList: true, subtree: true })
 addEventListener("resize", soon)

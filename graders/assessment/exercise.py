@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, dataloader
 from graders.runner import Bench, Judge, Lesson, load
 from graders.tools import ROOT, Lab, ask, before
 
-# What is wrong, and where to look. `MORE` says how to mend it.
+# What is wrong, and where to look. `MORE` says how to fix it.
 HINTS = {
     "steps": "A step is one update from 64 samples, and every sample of an epoch counts. What "
     "else changes the number of updates changes the training.",
@@ -72,7 +72,7 @@ HINTS = {
     "debug_backend": "Which backend does torch.compile use, and what does it make faster?",
     "replicas": "The model is wrapped for several devices, in one process.",
     "eval_graph": "Evaluation has no backward pass. Does it know?",
-    "slow": "Mend first what the steps above name. If nothing is left there: profile it "
+    "slow": "Fix first what the steps above name. If nothing is left there: profile it "
     "(chapter \"Memory and performance\"), and look at what train does beside its steps.",
 }  # fmt: skip
 MORE = {

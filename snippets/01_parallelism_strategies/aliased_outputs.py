@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 
-def gather(x: torch.Tensor, mend: bool) -> list[torch.Tensor]:
+def gather(x: torch.Tensor, fix: bool) -> list[torch.Tensor]:
     n = dist.get_world_size()
-    outputs = [torch.empty_like(x) for _ in range(n)] if mend else [torch.empty_like(x)] * n
+    outputs = [torch.empty_like(x) for _ in range(n)] if fix else [torch.empty_like(x)] * n
     dist.all_gather(outputs, x)
     return outputs
 
@@ -23,11 +23,11 @@ def main() -> None:
         sys.exit("aliased_outputs.py needs 2 ranks or more, started by torchrun")
     dist.init_process_group("gloo")
     rank, n = dist.get_rank(), dist.get_world_size()
-    for mend in (False, True):
-        values = [int(output.item()) for output in gather(torch.tensor([rank]), mend)]
-        assert (values == list(range(n))) == mend
+    for fix in (False, True):
+        values = [int(output.item()) for output in gather(torch.tensor([rank]), fix)]
+        assert (values == list(range(n))) == fix
         if rank == 0:
-            print(f"{'[… for _ in range(n)]' if mend else '[…] * n':22} gathered {values}")
+            print(f"{'[… for _ in range(n)]' if fix else '[…] * n':22} gathered {values}")
     dist.destroy_process_group()
 
 

@@ -6,8 +6,8 @@ ranks 2 and 3. The pair works. The group that all four create next has two names
 waits for the other under its own, and the error is about a line that is right.
 
     (no flag)      the pair is created by its members
-    --mend all     every rank creates the pair, member or not
-    --mend local   use_local_synchronization=True: named by its members, created by them alone
+    --fix all     every rank creates the pair, member or not
+    --fix local   use_local_synchronization=True: named by its members, created by them alone
 """
 
 import argparse
@@ -21,11 +21,11 @@ import torch.distributed as dist
 PAIR = [0, 1]
 
 
-def make_groups(mend: str | None, limit: timedelta) -> dist.ProcessGroup:
+def make_groups(fix: str | None, limit: timedelta) -> dist.ProcessGroup:
     """Create the pair, use it, and return a group of all ranks."""
     member = dist.get_rank() in PAIR
-    if member or mend == "all":
-        pair = dist.new_group(PAIR, limit, use_local_synchronization=mend == "local")
+    if member or fix == "all":
+        pair = dist.new_group(PAIR, limit, use_local_synchronization=fix == "local")
     if member:
         total = torch.ones(1)
         dist.all_reduce(total, group=pair)
@@ -36,7 +36,7 @@ def make_groups(mend: str | None, limit: timedelta) -> dist.ProcessGroup:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", choices=["all", "local"])
+    parser.add_argument("--fix", choices=["all", "local"])
     args = parser.parse_args()
     if os.environ.get("WORLD_SIZE") != "4":
         sys.exit("start this program with: torchrun --nproc-per-node=4 members_only_group.py")
@@ -46,7 +46,7 @@ def main() -> int:
 
     failed = False
     try:
-        group = make_groups(args.mend, timedelta(seconds=4))
+        group = make_groups(args.fix, timedelta(seconds=4))
         total = torch.ones(1)
         dist.all_reduce(total, group=group)
         report = f"the sum over all is {total.item():.0f}"

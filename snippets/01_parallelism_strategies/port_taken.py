@@ -5,7 +5,7 @@ the same machine, or one whose predecessor has left a process behind, meet this 
 program occupies a port itself, then opens a store there; the port is printed as PORT.
 
     (no flag)   the store of this job on a port that is taken
-    --mend      port 0: the system chooses a free one, which the others have to be told.
+    --fix      port 0: the system chooses a free one, which the others have to be told.
                 That is what torchrun --standalone does, for jobs on a single machine
 """
 
@@ -22,7 +22,7 @@ def serve(port: int) -> dist.TCPStore:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
 
     with socket.socket() as other_job:
@@ -30,7 +30,7 @@ def main() -> int:
         other_job.listen()
         taken = other_job.getsockname()[1]
         try:
-            store = serve(0 if args.mend else taken)
+            store = serve(0 if args.fix else taken)
         except dist.DistNetworkError as error:
             message = str(error).splitlines()[0].replace(str(taken), "PORT")
             print(f"{type(error).__name__}: {message}", flush=True)

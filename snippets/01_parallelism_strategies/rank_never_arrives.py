@@ -7,7 +7,7 @@ with gloo and 10 with NCCL, and then says how many came, but not who.
     (no flag)   two of three come; the time limit is 5 seconds
     --ask       each rank leaves its name in the store before init_process_group, and rank 0
                 reads the list: now it knows who is missing
-    --mend      all three come
+    --fix      all three come
 """
 
 import argparse
@@ -69,12 +69,12 @@ def free_port() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ask", action="store_true")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     os.environ |= {"WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": free_port(), "PORT_2": free_port()}
     fork = multiprocessing.get_context("fork")  # torch is imported: the limit is for joining
-    count = WORLD_SIZE if args.mend else WORLD_SIZE - 1
+    count = WORLD_SIZE if args.fix else WORLD_SIZE - 1
     processes = [fork.Process(target=worker, args=(rank, args.ask)) for rank in range(count)]
     for process in processes:
         process.start()

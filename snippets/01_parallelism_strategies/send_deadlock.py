@@ -5,8 +5,8 @@ other side has received. If every rank sends to its right neighbour before it re
 left, nobody gets as far as to receive.
 
     (no flag)      all send, then all receive: the time limit ends it
-    --mend order   even ranks send first, odd ranks receive first (an even number of ranks)
-    --mend batch   batch_isend_irecv: both at once, then wait for both
+    --fix order   even ranks send first, odd ranks receive first (an even number of ranks)
+    --fix batch   batch_isend_irecv: both at once, then wait for both
 """
 
 import argparse
@@ -50,7 +50,7 @@ def both_at_once(x: torch.Tensor, right: int, left: int, group: dist.ProcessGrou
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", choices=["order", "batch"])
+    parser.add_argument("--fix", choices=["order", "batch"])
     args = parser.parse_args()
     n = int(os.environ.get("WORLD_SIZE", "0"))
     if n < 2 or n % 2:
@@ -63,7 +63,7 @@ def main() -> int:
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
 
-    shift = {None: all_send_first, "order": odd_and_even, "batch": both_at_once}[args.mend]
+    shift = {None: all_send_first, "order": odd_and_even, "batch": both_at_once}[args.fix]
     x = torch.full((1024,), float(rank))
     failed = False
     try:

@@ -7,7 +7,7 @@ is silent too. It speaks when the two collectives differ in any of them.
 
     (no flag)    equal shapes: silent, wrong
     --shapes     the count is a tensor of another shape
-    --mend       one all-reduce of both, packed: there is no order left to get wrong
+    --fix       one all-reduce of both, packed: there is no order left to get wrong
 """
 
 import argparse
@@ -39,7 +39,7 @@ def reduce_packed(loss: torch.Tensor, count: torch.Tensor, group: dist.ProcessGr
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shapes", action="store_true")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "0")) < 2:
         sys.exit("swapped_order.py needs 2 ranks or more, started by torchrun")
@@ -55,7 +55,7 @@ def main() -> int:
     count = torch.tensor([samples, samples] if args.shapes else [samples])
     failed = False
     try:
-        (reduce_packed if args.mend else reduce_both)(loss, count, group)
+        (reduce_packed if args.fix else reduce_both)(loss, count, group)
     except RuntimeError as error:
         failed = True
         if rank == 0:

@@ -7,7 +7,7 @@ added. TORCH_DISTRIBUTED_DEBUG=DETAIL compares both before anything is sent.
 
     --case size    rank 1 has five numbers, rank 0 four (the last batch, a longer sequence)
     --case dtype   rank 1 has int32 where rank 0 has float32
-    --mend         the sizes are exchanged first, and all pad to the largest; dtypes agreed upon
+    --fix         the sizes are exchanged first, and all pad to the largest; dtypes agreed upon
 """
 
 import argparse
@@ -40,7 +40,7 @@ def difference(error: RuntimeError) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=["size", "dtype"], default="size")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start this program with: torchrun --nproc-per-node=2 unequal_tensors.py")
@@ -56,7 +56,7 @@ def main() -> int:
         x = x.int()
     failed, report = False, ""
     try:
-        if args.mend:
+        if args.fix:
             rows = gather_uneven(x, group)
             report = f"gathered {[row.tolist() for row in rows]}"
         else:

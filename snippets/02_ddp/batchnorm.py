@@ -1,7 +1,7 @@
 """Batch normalization under DDP: per-rank statistics, and a synchronized layer from scratch.
 
 BatchNorm normalizes with the statistics of the rank's own shard, so DDP no longer computes what
-one process computes. Summing three small tensors over the ranks, differentiably, mends it.
+one process computes. Summing three small tensors over the ranks, differentiably, fixes it.
 Look also for which rank's running statistics survive.
 """
 

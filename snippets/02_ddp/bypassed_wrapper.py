@@ -4,7 +4,7 @@ Each backward pass is announced to DDP by the forward of the wrapper. A forward 
 inside is never announced, so DDP's gradient hooks do nothing: every rank trains alone on its
 share of the data. The loss falls on every rank, which is why nobody notices.
 
-    --mend    call the wrapper
+    --fix    call the wrapper
 """
 
 import argparse
@@ -50,7 +50,7 @@ def start() -> torch.device:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
 
     device = start()
@@ -64,7 +64,7 @@ def main() -> int:
 
     for step in range(51):
         x = torch.randn(16, 8, device=device)
-        prediction = ddp(x) if args.mend else ddp.module(x)
+        prediction = ddp(x) if args.fix else ddp.module(x)
         loss = (prediction - x @ truth).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -8,7 +8,7 @@ cause the one that failed first, with exit code -9.
     (no flag)   rank 1 is killed at step 3
     --stuck     rank 1 does not die but waits for ever: torchrun sees nothing wrong, and only
                 the timeout of the process group ends the run
-    --mend      with --max-restarts=1 all ranks are started again, and this time nobody dies
+    --fix      with --max-restarts=1 all ranks are started again, and this time nobody dies
                 (a real program resumes from its checkpoint here)
 
 The restart needs a fresh store: in torch 2.13 the ranks share torchrun's, find the addresses of
@@ -46,7 +46,7 @@ def first_sentence(error: RuntimeError) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--stuck", action="store_true")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("dead_rank.py needs 2 ranks or more, started by torchrun")
@@ -65,7 +65,7 @@ def main() -> int:
 
     finished = time.perf_counter()
     for step in range(STEPS):
-        if step == 3 and rank == 1 and not (args.mend and attempt > 0):
+        if step == 3 and rank == 1 and not (args.fix and attempt > 0):
             fall_over(args.stuck)
         try:
             dist.all_reduce(torch.ones(4), group=group)

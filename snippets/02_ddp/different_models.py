@@ -10,7 +10,7 @@ buffers are not compared.
     --case dtype    rank 1 builds its model in float64: nobody is told
 
     --check         compare names, sizes and dtypes before wrapping: every rank is told
-    --mend          the same model on every rank; the check passes
+    --fix          the same model on every rank; the check passes
 """
 
 import argparse
@@ -77,16 +77,16 @@ def main() -> int:
     cases = ["count", "shape", "order", "dtype"]
     parser.add_argument("--case", choices=cases, default="count")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("different_models.py compares ranks: start it with 2 or more, by torchrun")
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
-    model = build(args.case, odd=rank == 1 and not args.mend)
+    model = build(args.case, odd=rank == 1 and not args.fix)
     try:
-        if args.check or args.mend:
+        if args.check or args.fix:
             check_same_model(model)
         DistributedDataParallel(model)
     except (RuntimeError, ValueError) as error:

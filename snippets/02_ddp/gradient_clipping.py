@@ -5,7 +5,7 @@ its vote. DDP has averaged the gradients by the time backward() returns, so clip
 norm is the same number on every rank, and no communication is needed to know it.
 
     (no flag)    clips on each rank, in no_sync, and averages afterwards
-    --mend       clips what DDP has averaged
+    --fix       clips what DDP has averaged
 """
 
 import argparse
@@ -56,7 +56,7 @@ def start() -> torch.device:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
 
     device = start()
@@ -74,7 +74,7 @@ def main() -> int:
     single_norm = nn.utils.clip_grad_norm_(single.parameters(), MAX_NORM).item()
     truth = flat_gradient(single)
 
-    step = average_then_clip if args.mend else clip_then_average
+    step = average_then_clip if args.fix else clip_then_average
     norm = step(ddp, x.chunk(n)[rank], y.chunk(n)[rank])
     ours = flat_gradient(model)
 

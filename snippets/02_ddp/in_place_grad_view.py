@@ -6,7 +6,7 @@ overwritten by the next backward pass, without an error.
 
     (no flag)    p.grad.detach_(), as old code does before p.grad.zero_()
     --keep       a reference to the gradient of each step is kept
-    --mend       neither: zero_grad() of the optimizer, and a clone of what is kept
+    --fix       neither: zero_grad() of the optimizer, and a clone of what is kept
 """
 
 import argparse
@@ -58,7 +58,7 @@ def start() -> torch.device:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--keep", action="store_true")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
 
     device = start()
@@ -69,8 +69,8 @@ def main() -> int:
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     failed = False
-    if args.keep or args.mend:
-        pairs = kept_gradients(ddp, clone=args.mend, device=device)
+    if args.keep or args.fix:
+        pairs = kept_gradients(ddp, clone=args.fix, device=device)
         failed = any(then != now for then, now in pairs)
         if rank == 0:
             for step, (then, now) in enumerate(pairs):

@@ -1,6 +1,6 @@
 """Parameters changed after wrapping: DDP reduces those it met in its constructor, no others.
 
-Each change is made on a fresh two-layer model after it was wrapped (or before, with --mend),
+Each change is made on a fresh two-layer model after it was wrapped (or before, with --fix),
 then the model is trained for three steps, on different data on each rank:
 
     unfreeze   a frozen layer gets requires_grad_(True)
@@ -8,7 +8,7 @@ then the model is trained for three steps, on different data on each rank:
     assign     load_state_dict(assign=True) puts new parameters in place of the old
     freeze     a layer gets requires_grad_(False): now DDP waits for it
 
-    --mend     change first, then wrap (or wrap once more)
+    --fix     change first, then wrap (or wrap once more)
 """
 
 import argparse
@@ -80,7 +80,7 @@ def start() -> torch.device:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
 
     device = start()
@@ -89,10 +89,10 @@ def main() -> int:
     failed = False
     for change in ("unfreeze", "add", "assign", "freeze"):
         model = build(change, device)
-        if args.mend:
+        if args.fix:
             apply_change(model, change, device)
         ddp = DistributedDataParallel(model)
-        if not args.mend:
+        if not args.fix:
             apply_change(model, change, device)
 
         try:

@@ -1,7 +1,7 @@
 """The mean of the ranks' mean losses is not the mean over all tokens.
 
 Sequences differ in length, so ranks hold different numbers of tokens. DDP averages the
-gradients of per-rank means: a token weighs more where there are few. The mend sums the loss,
+gradients of per-rank means: a token weighs more where there are few. The fix sums the loss,
 counts tokens over all ranks, and scales by N / total: DDP's division by N then cancels.
 """
 

@@ -8,7 +8,7 @@ to call the same one; monitored_barrier (gloo) names the rank that is missing.
     --case skip     rank 1 finds NaN in its batch and continues with the next one
     --case order    rank 1 logs before it reduces, rank 0 reduces before it logs
     --monitored     a monitored_barrier before the collective
-    --mend          every rank calls the same collectives, with nothing to say if need be
+    --fix          every rank calls the same collectives, with nothing to say if need be
 """
 
 import argparse
@@ -32,7 +32,7 @@ def step(
             return value  # the step is skipped, the barrier with it
         dist.monitored_barrier(group, timeout=timedelta(seconds=3))
 
-    if args.mend:  # a bad batch counts zero, but its rank comes
+    if args.fix:  # a bad batch counts zero, but its rank comes
         good = ~value.isnan()
         total = torch.cat([value.where(good, 0.0), good.float()])
         dist.all_reduce(total, group=group)
@@ -54,7 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=["skip", "order"], default="skip")
     parser.add_argument("--monitored", action="store_true")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("mismatched_collectives.py needs 2 ranks or more, started by torchrun")
@@ -82,7 +82,7 @@ def main() -> int:
         if rank == 0:
             print(f"rank 0: mean of the good batches {value[0].item()}", flush=True)
 
-    assert not args.mend or rate.eq(0.5).all()  # every rank has that of rank 0
+    assert not args.fix or rate.eq(0.5).all()  # every rank has that of rank 0
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
     return 1 if failed else 0
 

@@ -5,8 +5,8 @@ DDP keeps your model in its attribute `module`, and a state dict names tensors b
 
     (no flag)    saves ddp.state_dict() and loads it into the model
     --lenient    the same with strict=False: nothing is raised, and nothing is loaded
-    --mend       saves ddp.module.state_dict()
-    --strip      mends a checkpoint that is already on disk
+    --fix       saves ddp.module.state_dict()
+    --strip      fixes a checkpoint that is already on disk
 """
 
 import argparse
@@ -51,12 +51,12 @@ def save(path: str, plain: bool) -> nn.Module:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     parser.add_argument("--strip", action="store_true")
     parser.add_argument("--lenient", action="store_true")
     args = parser.parse_args()
 
-    trained = save("checkpoint.pt", plain=args.mend)
+    trained = save("checkpoint.pt", plain=args.fix)
     state = torch.load("checkpoint.pt", map_location="cpu", weights_only=True)
     if args.strip:
         consume_prefix_in_state_dict_if_present(state, "module.")  # in place, metadata too

@@ -9,7 +9,7 @@ difference. So a validation on rank 0 alone starts a broadcast which the others 
     --case lucky       under no_grad, no barrier: the first batch broadcasts, the next training
                        step of rank 0 does not, and so the counts agree by luck
 
-    --mend             validate ddp.module, which calls no collective
+    --fix             validate ddp.module, which calls no collective
 """
 
 import argparse
@@ -55,11 +55,11 @@ def validate(model: nn.Module, gradients: bool) -> None:
             model(torch.randn(8, 4))
 
 
-def run(ddp: DistributedDataParallel, case: str, mend: bool, group: dist.ProcessGroup) -> None:
+def run(ddp: DistributedDataParallel, case: str, fix: bool, group: dist.ProcessGroup) -> None:
     for _ in range(2):  # DDP's one-time work, the rebuilding of its buckets, is over then
         train(ddp)
     if dist.get_rank() == 0:
-        validate(ddp.module if mend else ddp, gradients=case == "gradients")
+        validate(ddp.module if fix else ddp, gradients=case == "gradients")
     if case == "barrier":
         dist.barrier(group)
     train(ddp)
@@ -75,7 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     cases = ["barrier", "gradients", "lucky"]
     parser.add_argument("--case", choices=cases, default="barrier")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("rank0_only.py needs 2 ranks or more, started by torchrun")
@@ -92,7 +92,7 @@ def main() -> int:
     model = nn.Sequential(nn.Linear(4, 4), Center(4))
     ddp = DistributedDataParallel(model, process_group=group)
     try:
-        run(ddp, args.case, args.mend, group)
+        run(ddp, args.case, args.fix, group)
         report = "trained; rank 0 validated; trained on"
     except RuntimeError as error:
         # gloo puts the file and line of its source in brackets first: not the same everywhere

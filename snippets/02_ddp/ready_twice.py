@@ -9,8 +9,8 @@ twice, because two backward passes run within one iteration:
     --case whole        the same, but each loss reaches every parameter: the first backward
                         ends the iteration, DDP ignores the second, and nothing is raised
 
-    --mend              use_reentrant=False; or one backward() of the sum of the losses
-    --static-graph      mends the checkpoint, and makes the two losses fail in silence
+    --fix              use_reentrant=False; or one backward() of the sum of the losses
+    --static-graph      fixes the checkpoint, and makes the two losses fail in silence
 """
 
 import argparse
@@ -66,7 +66,7 @@ def backward(parts: list[torch.Tensor], one_by_one: bool) -> None:
 def step(model: nn.Module, shard: torch.Tensor, args: argparse.Namespace) -> None:
     """One forward and backward under DDP, which is gone when this returns."""
     ddp = DistributedDataParallel(model, static_graph=args.static_graph)
-    backward(losses(ddp, shard, args.case), one_by_one=not args.mend)
+    backward(losses(ddp, shard, args.case), one_by_one=not args.fix)
 
 
 def start() -> torch.device:
@@ -87,7 +87,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     cases = ["checkpoint", "heads", "whole"]
     parser.add_argument("--case", choices=cases, default="checkpoint")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     parser.add_argument("--static-graph", action="store_true")
     args = parser.parse_args()
 
@@ -96,7 +96,7 @@ def main() -> int:
 
     torch.manual_seed(0)
     batch = torch.randn(4 * n, 8, device=device)
-    model = Model(reentrant=not args.mend if args.case == "checkpoint" else None).to(device)
+    model = Model(reentrant=not args.fix if args.case == "checkpoint" else None).to(device)
 
     # the truth: one process, the whole batch, no checkpointing
     single = Model(reentrant=None).to(device)

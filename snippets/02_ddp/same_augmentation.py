@@ -6,7 +6,7 @@ All draws should differ: over the samples, the loader's workers, the epochs and 
     (no flag)     torch.manual_seed(0) on each rank: right for the weights, and it makes the
                   workers of all ranks draw the same numbers
     --generator   the dataset owns a generator: it is copied into every worker of every epoch
-    --mend        the rank is in the seed, and a worker seeds what the dataset owns
+    --fix        the rank is in the seed, and a worker seeds what the dataset owns
 """
 
 import argparse
@@ -40,12 +40,12 @@ def seed_worker(worker_id: int) -> None:
         worker.dataset.generator.manual_seed(worker.seed)
 
 
-def draws(own_generator: bool, mend: bool) -> torch.Tensor:
+def draws(own_generator: bool, fix: bool) -> torch.Tensor:
     """All augmentations of this rank."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     # ... build the model here, the same on every rank, then:
-    if mend:
+    if fix:
         torch.manual_seed(1 + rank)
 
     dataset = Augmented(own_generator)
@@ -55,7 +55,7 @@ def draws(own_generator: bool, mend: bool) -> torch.Tensor:
         batch_size=4,
         sampler=sampler,
         num_workers=WORKERS,
-        worker_init_fn=seed_worker if mend else None,
+        worker_init_fn=seed_worker if fix else None,
     )
     seen = []
     for epoch in range(EPOCHS):
@@ -67,13 +67,13 @@ def draws(own_generator: bool, mend: bool) -> torch.Tensor:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--generator", action="store_true")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
         sys.exit("start with torchrun: torchrun --nproc-per-node=2 same_augmentation.py")
 
     dist.init_process_group("gloo")  # nothing here needs an accelerator
-    mine = draws(args.generator, args.mend)
+    mine = draws(args.generator, args.fix)
     of_rank = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(of_rank, mine)
     everything = torch.cat(of_rank)

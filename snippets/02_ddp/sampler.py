@@ -54,7 +54,7 @@ def score_twice_counted() -> None:
     shards = [torchs_indices_of(r, N, LENGTH, shuffle=False, drop_last=False) for r in range(N)]
     hits, count = sum(right[s].sum() for s in shards), sum(map(len, shards))
     print(f"validation with DistributedSampler: {hits}/{count} = {hits / count:.3f}")
-    # the mend: stride without padding, then sum hits and counts over the ranks
+    # the fix: stride without padding, then sum hits and counts over the ranks
     shards = [range(LENGTH)[rank::N] for rank in range(N)]
     hits, count = sum(right[list(s)].sum() for s in shards), sum(map(len, shards))
     print(f"validation with range(rank, length, N): {hits}/{count} = {hits / count:.3f}")

@@ -2,7 +2,7 @@
 
 Rank r has 6 - r batches. Without Join, rank 0 asks for gradients that the others will never
 send. With it, a rank that has run out answers each remaining all-reduce with zeros. Look for
-the weight that leaves the last batch with, and for what Join does not mend: Adam's state.
+the weight that leaves the last batch with, and for what Join does not fix: Adam's state.
 (Under NCCL the time-out is no exception: its watchdog thread ends the process.)
 """
 
@@ -116,7 +116,7 @@ def with_join(device: torch.device) -> None:
     step(model, optimizer, batches[0])
     report(f"one more step on every rank, ranks agree: {spread(model) == 0}")
 
-    # the mend: after Join, take the optimizer's state too from the rank that trained longest
+    # the fix: after Join, take the optimizer's state too from the rank that trained longest
     model, optimizer, batches = build(device)
     train_with_join(model, optimizer, batches, divide_by_n=True)
     state = [optimizer.state_dict()]

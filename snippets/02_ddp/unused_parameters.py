@@ -5,8 +5,8 @@ takes no part in the loss never reports, so its bucket is never sent: the first 
 without an error and with gradients that were not averaged; the second forward raises.
 
     (no flag)                       the error
-    --mend find_unused_parameters   DDP looks for the absent parameters in every graph
-    --mend static_graph             DDP learns them once; the set must stay the same
+    --fix find_unused_parameters   DDP looks for the absent parameters in every graph
+    --fix static_graph             DDP learns them once; the set must stay the same
     --alternate                     the two heads take turns, so the set changes each step
     --cost                          time of one step under the three settings
 """
@@ -102,7 +102,7 @@ def start() -> torch.device:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", choices=["find_unused_parameters", "static_graph"])
+    parser.add_argument("--fix", choices=["find_unused_parameters", "static_graph"])
     parser.add_argument("--alternate", action="store_true")
     parser.add_argument("--cost", action="store_true")
     args = parser.parse_args()
@@ -114,7 +114,7 @@ def main() -> int:
     if args.cost:
         cost(device)
     else:
-        options = {args.mend: True} if args.mend else {}
+        options = {args.fix: True} if args.fix else {}
         ddp = DistributedDataParallel(TwoHeads().to(device), **options)
         try:
             train(ddp, args.alternate, device)

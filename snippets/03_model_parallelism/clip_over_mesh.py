@@ -6,7 +6,7 @@ every rank holds a copy of drift apart. The norm of the whole is the root of the
 over the ranks, and a replicated parameter counts once in it.
 
     (no flag)   each rank clips by the norm of what it holds
-    --mend      squares are summed over the tp group; replicated parameters are counted once
+    --fix      squares are summed over the tp group; replicated parameters are counted once
 """
 
 import argparse
@@ -67,7 +67,7 @@ def start() -> torch.device:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if (4 * H) % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {4 * H}")
@@ -86,7 +86,7 @@ def main() -> int:
         (module(x) - 3 * x).square().mean().backward()
     truth = torch.nn.utils.clip_grad_norm_(alone.parameters(), MAX_NORM).item()
 
-    norm = norm_over_mesh(model, mesh.get_group()) if args.mend else norm_of_shard(model)
+    norm = norm_over_mesh(model, mesh.get_group()) if args.fix else norm_of_shard(model)
     for p in model.parameters():
         local(p.grad).mul_(min(1.0, MAX_NORM / norm.item()))
 

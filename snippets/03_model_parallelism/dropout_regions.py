@@ -20,7 +20,7 @@ def seeded(seeds: dict[str, int], device: torch.device) -> Generators:
 
 
 def regions(rank: int, device: torch.device) -> Generators:
-    """The mend, and Megatron's way: the ranks agree on one stream and differ in the other."""
+    """The fix, and Megatron's way: the ranks agree on one stream and differ in the other."""
     return seeded({"replicated": 1234, "sharded": 1234 + 2718 + rank}, device)
 
 

@@ -1,7 +1,7 @@
 """One matrix for q, k and v, cut as if it were one: rank 0 gets queries, the last one values.
 
 A fused projection has the rows of q, then of k, then of v. Its first quarter is queries alone.
-The shapes are right on every rank, so attention runs, and the output is wrong. The mend cuts
+The shapes are right on every rank, so attention runs, and the output is wrong. The fix cuts
 each of the three by heads.
 """
 

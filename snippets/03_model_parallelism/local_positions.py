@@ -5,7 +5,7 @@ places need the true positions: rotary embeddings, and the causal mask. With loc
 fails and no shape changes, but every rank after the first computes something else.
 
     (no flag)   the mask and the rotation use arange(s/n)
-    --mend      both use rank · s/n + arange(s/n)
+    --fix      both use rank · s/n + arange(s/n)
 """
 
 import argparse
@@ -58,7 +58,7 @@ def start() -> torch.device:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if S % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {S} tokens")
@@ -79,7 +79,7 @@ def main() -> int:
         "rotation local, mask true": (here, true),
         "rotation true, mask local": (true, here),
     }
-    if args.mend:
+    if args.fix:
         cases = {"rotation true, mask true": (true, true)}
     wrong = False
     for name, positions in cases.items():

@@ -26,7 +26,7 @@ def spread(tensor: torch.Tensor) -> float:
 
 
 def sum_over_ranks(module: nn.Module) -> None:
-    """The mend: one all-reduce of all such gradients together, after backward."""
+    """The fix: one all-reduce of all such gradients together, after backward."""
     flat = torch.cat([p.grad.flatten() for p in module.parameters()])
     dist.all_reduce(flat)
     for parameter, total in zip(module.parameters(), flat.split(H), strict=True):

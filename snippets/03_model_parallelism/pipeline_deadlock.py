@@ -4,7 +4,7 @@ In the middle of 1F1B a stage has an activation for the next one, which at the s
 gradient for it. A blocking send that waits for its receiver then waits for ever.
 
     (no flag)   send, then receive: the time limit ends it
-    --mend      both in one batch_isend_irecv
+    --fix      both in one batch_isend_irecv
 """
 
 import os
@@ -40,7 +40,7 @@ def main() -> int:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
-    exchange = both_at_once if "--mend" in sys.argv else send_then_receive
+    exchange = both_at_once if "--fix" in sys.argv else send_then_receive
 
     tensor, failed, done = torch.zeros(SIZE), False, 0
     try:

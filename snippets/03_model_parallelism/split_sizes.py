@@ -8,7 +8,7 @@ shorter one passes, and the rest of the buffer is what was in it before, -1 here
     --case own      what a rank sends to itself is not what it expects from itself
     --case long     it expects fewer rows from the other rank than come
     --case short    it expects more
-    --mend          the counts are exchanged first
+    --fix          the counts are exchanged first
 """
 
 import argparse
@@ -33,7 +33,7 @@ def exchange_counts(send: list[int]) -> list[int]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=["own", "long", "short"], default="own")
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "0")) != 2:
         sys.exit("the case is for 2 ranks: torchrun --nproc-per-node=2 split_sizes.py")
@@ -46,7 +46,7 @@ def main() -> int:
         "long": [[3, 1], [5, 6]],  # rank 0 expects too little
         "short": [[3, 4], [7, 6]],
     }[args.case][rank]
-    if args.mend:
+    if args.fix:
         receive = exchange_counts(send)
     rows = torch.full((sum(send), H), float(rank))
     try:
@@ -62,7 +62,7 @@ def main() -> int:
     if rank == 0:
         print("\n".join(reports), flush=True)
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
-    return 0 if args.mend else 1
+    return 0 if args.fix else 1
 
 
 if __name__ == "__main__":

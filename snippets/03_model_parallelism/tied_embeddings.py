@@ -5,7 +5,7 @@ unsplit model, whose gradient is the sum of both uses. Split, each stage has a c
 its own half of the gradient.
 
     (no flag)   each stage steps with what it has
-    --mend      all-reduce of the gradient over the two stages before the step
+    --fix      all-reduce of the gradient over the two stages before the step
 """
 
 import os
@@ -40,7 +40,7 @@ def main() -> int:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 tied_embeddings.py")
     dist.init_process_group("gloo")
-    rank, mend = dist.get_rank(), "--mend" in sys.argv
+    rank, fix = dist.get_rank(), "--fix" in sys.argv
     torch.manual_seed(0)  # the same table, layer and tokens on both ranks
     table = nn.Parameter(0.5 * torch.randn(WORDS, HIDDEN))
     layer = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
@@ -55,13 +55,13 @@ def main() -> int:
         ours.zero_grad()
         true.zero_grad()
         split_backward(table, layer, tokens, target)
-        if mend:
+        if fix:
             dist.all_reduce(table.grad)  # with more stages: a group of the first and the last
         output = true_layer(embedding(tokens, true_table)) @ true_table.T
         cross_entropy(output, target).backward()
         if step == 0:  # what a copy lacks is the other's half, and nothing else
             total = table.grad.clone()
-            if not mend:
+            if not fix:
                 dist.all_reduce(total)
             torch.testing.assert_close(total, true_table.grad)
         ours.step()

@@ -5,7 +5,7 @@ that shards by the global rank, as under DDP, gives each its own; the all-reduce
 of different sentences. Shapes agree, the loss is finite, and each rank even reports a loss.
 
     (no flag)   the batch is sharded by rank
-    --mend      the batch is sharded by the dp coordinate
+    --fix      the batch is sharded by the dp coordinate
 
 Both compare checksums of the batch within the tp group afterwards; a run should do so before.
 """
@@ -55,7 +55,7 @@ def start() -> torch.device:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mend", action="store_true")
+    parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "0")) != 4:
         sys.exit("a 2 × 2 mesh: torchrun --nproc-per-node=4 tp_group_data.py")
@@ -70,7 +70,7 @@ def main() -> int:
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
     x = batch.chunk(n)[rank]  # by global rank, as DistributedSampler would
-    if args.mend:
+    if args.fix:
         x = batch.chunk(2)[mesh["dp"].get_local_rank()]
     out = model(x)
     truth = alone(x)

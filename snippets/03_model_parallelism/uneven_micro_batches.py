@@ -5,7 +5,7 @@ into buffers of that shape. 30 samples make micro-batches of 8, 8, 7 and 7: the 
 a buffer of 8 rows, whose last row is not its own, and meets a target of 7.
 
     (no flag)   30 samples, m = 4
-    --mend      what is left over is dropped, as by a DataLoader with drop_last=True
+    --fix      what is left over is dropped, as by a DataLoader with drop_last=True
 """
 
 import os
@@ -35,7 +35,7 @@ def main() -> int:
     torch.manual_seed(0)
     whole = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN))
     batch, target = pairs = torch.randn(2, SAMPLES, HIDDEN)
-    if "--mend" in sys.argv:
+    if "--fix" in sys.argv:
         batch, target = batch[: SAMPLES // M * M], target[: SAMPLES // M * M]
     true_loss = mse_loss(whole(pairs[0, : len(batch)]), pairs[1, : len(batch)])
     true_gradients = torch.autograd.grad(true_loss, list(whole[rank].parameters()))

@@ -4,7 +4,7 @@ GPipe on two ranks. The loss that is logged is the mean over micro-batches, so t
 nothing at first; the gradients are m times those of the whole batch. Adam hides even that.
 
     (no flag)   backward of the micro-batch's mean loss
-    --mend      divided by m
+    --fix      divided by m
 """
 
 import os
@@ -48,7 +48,7 @@ def main() -> int:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 unscaled_loss.py")
     dist.init_process_group("gloo")
-    rank, mend = dist.get_rank(), "--mend" in sys.argv
+    rank, fix = dist.get_rank(), "--fix" in sys.argv
     torch.manual_seed(0)
     whole = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN))
     batch, target = torch.randn(2, BATCH, HIDDEN)
@@ -58,7 +58,7 @@ def main() -> int:
     truth = torch.cat([p.grad.flatten() for p in stage.parameters()])
     stage.zero_grad()
 
-    logged = step(stage, batch, target, 1 / M if mend else 1.0)
+    logged = step(stage, batch, target, 1 / M if fix else 1.0)
     ours = torch.cat([p.grad.flatten() for p in stage.parameters()])
     ratio = (ours.norm() / truth.norm()).item()
     torch.testing.assert_close(ours, ratio * truth, rtol=1e-4, atol=1e-5)

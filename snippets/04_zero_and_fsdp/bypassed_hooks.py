@@ -3,7 +3,7 @@
 (no flag)      calls a method of the model, which is not its forward
 --case block   calls a block first, and the model afterwards
 --case root    shards the root before its blocks
---mend         registers the method, and calls the model first
+--fix         registers the method, and calls the model first
 """
 
 import os
@@ -57,9 +57,10 @@ def main() -> int:
     try:
         for module in reversed(modules) if "root" in sys.argv else modules:
             fully_shard(module)
-        if "--mend" in sys.argv:
+        if "--fix" in sys.argv:
             register_fsdp_forward_method(model, "encode")
             model(inputs)
+            model.reshard()  # as backward does
         elif "block" in sys.argv:
             model.blocks[0](inputs)
             model(inputs)

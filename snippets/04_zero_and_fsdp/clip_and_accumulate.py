@@ -18,7 +18,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-BATCH, H, LAYERS, MICRO = 48, 48, 4, 4  # 1, 2, 3 and 4 ranks divide a micro-batch of 12
+BATCH, H, LAYERS, MICRO, LIMIT = (
+    48,
+    48,
+    4,
+    4,
+    0.5,
+)  # 1, 2, 3 and 4 ranks divide a micro-batch of 12
 
 
 class Block(nn.Module):
@@ -104,7 +110,9 @@ def main() -> None:
     fresh = copy.deepcopy(alone)
     alone(inputs).square().mean().backward()
     truths = [p.grad.clone() for p in alone.parameters()]
-    expected = nn.utils.clip_grad_norm_(alone.parameters(), 1.0).item()
+    expected = nn.utils.clip_grad_norm_(alone.parameters(), LIMIT).item()
+    assert expected > 1.2 * LIMIT  # or there would be nothing to clip
+    clipped = [p.grad.clone() for p in alone.parameters()]
     alone.zero_grad()
 
     if rank == 0:
@@ -120,7 +128,11 @@ def main() -> None:
                 mode(model, micro)
                 if micro == MICRO - 1:
                     held = gradient_elements(model)
-                (model(part[rank::n]).square().mean() / MICRO).backward()
+                loss = model(part[rank::n]).square().mean()
+                (loss / MICRO).backward()
+        every = [0.0] * n
+        dist.all_gather_object(every, loss.item())
+        assert len(set(every)) == n  # each rank has other rows
         for ours, truth in zip(model.parameters(), truths, strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), truth)
         if rank == 0:
@@ -132,8 +144,10 @@ def main() -> None:
 
     local = [p.grad.to_local().clone() for p in model.parameters()]
     own = torch.linalg.vector_norm(torch.stack([g.norm() for g in local]))
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a DTensor
+    norm = nn.utils.clip_grad_norm_(model.parameters(), LIMIT)  # a DTensor
     torch.testing.assert_close(norm.full_tensor().item(), expected)
+    for ours, truth in zip(model.parameters(), clipped, strict=True):
+        torch.testing.assert_close(ours.grad.full_tensor(), truth)
     norms = [torch.zeros(()) for _ in range(n)]
     dist.all_gather(norms, own.cpu() if device.type == "cpu" else own)
     if rank == 0:

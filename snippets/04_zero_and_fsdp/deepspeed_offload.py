@@ -40,8 +40,8 @@ STEPS, BATCH, WIDTH = 3, 8, 64
 
 
 # --8<-- [start:train]
-def train(offload: dict, device: torch.device, torch_adamw: bool = True) -> list[float]:
-    """Losses of three steps of stage 3 with this offload."""
+def train(offload: dict, device: torch.device, torch_adamw: bool = True):
+    """Losses of three steps of stage 3; whether optimizer and parameters were offloaded."""
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0} | offload,
@@ -59,8 +59,9 @@ def train(offload: dict, device: torch.device, torch_adamw: bool = True) -> list
         engine.backward(loss)
         engine.step()
         losses.append(round(loss.item(), 4))
+    places = engine.optimizer.offload_optimizer, engine.optimizer.offload_param
     engine.destroy()
-    return losses
+    return losses, places
 
 
 # --8<-- [end:train]
@@ -87,15 +88,16 @@ def main() -> None:
     show = print if dist.get_rank() == 0 else lambda *_: None
     pinned = device.type != "cpu"  # pinned memory is for copies to a GPU
     host = {"device": "cpu", "pin_memory": pinned}
-    kept = train({}, device)
+    kept, places = train({}, device)
+    assert not any(places)
     show(f"no offload:                          {kept}")
     ways = {
         "optimizer on the CPU:": {"offload_optimizer": host},
         "optimizer, parameters on the CPU:": {"offload_optimizer": host, "offload_param": host},
     }
     for name, offload in ways.items():
-        losses = train(offload, device)
-        assert losses == kept
+        losses, places = train(offload, device)
+        assert losses == kept and places == (True, "parameters" in name)
         show(f"{name:36} {losses}")
 
     try:
@@ -109,7 +111,7 @@ def main() -> None:
     if sys.argv[1:] == ["nvme"]:
         with tempfile.TemporaryDirectory() as folder:
             nvme = {"device": "nvme", "nvme_path": folder, "pin_memory": pinned}
-            losses = train({"offload_optimizer": nvme}, device)
+            losses, _ = train({"offload_optimizer": nvme}, device)
         assert losses == kept
         show(f"{'optimizer on NVMe:':36} {losses}")
     else:

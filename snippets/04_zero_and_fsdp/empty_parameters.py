@@ -1,4 +1,4 @@
-"""ZeRO stage 3: outside of forward and backward a parameter has size 0; the trap and the mend.
+"""ZeRO stage 3: outside of forward and backward a parameter has size 0; the trap and the fix.
 
 Once deepspeed.initialize has sharded a model, p.data is an empty tensor, wherever its module is
 not at work. A norm over the parameters is 0, an initialisation fills nothing, and neither says
@@ -71,7 +71,7 @@ def main() -> None:
         show(f"         x @ weight.T: {type(error).__name__}: {error}")
     # --8<-- [end:trap]
 
-    # --8<-- [start:mend]
+    # --8<-- [start:fix]
     with deepspeed.zero.GatheredParameters(weight):  # every rank: it gathers
         show(f"inside:  shape {list(weight.shape)}, norm {weight.norm().item():.4f}")
         torch.testing.assert_close(weight.norm().item(), norm)  # zeros_ did nothing
@@ -81,7 +81,7 @@ def main() -> None:
     with deepspeed.zero.GatheredParameters(weight):
         assert torch.equal(weight.data, torch.full_like(weight, 0.5))
     show("after a change by rank 0 with modifier_rank=0: 0.5 everywhere, on every rank")
-    # --8<-- [end:mend]
+    # --8<-- [end:fix]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""loss.backward() where DeepSpeed wants engine.backward(loss): an error, and the mend.
+"""loss.backward() where DeepSpeed wants engine.backward(loss): an error, and the fix.
 
 engine.backward divides each loss by the number of accumulation steps (and multiplies it by the
 loss scale, in fp16) before it calls backward. Stages 1 to 3 of this version do so in hooks, and

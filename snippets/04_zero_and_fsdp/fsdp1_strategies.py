@@ -70,13 +70,19 @@ def new(model: nn.Module, mesh, reshard: bool | None) -> nn.Module:
 def train(model: nn.Module, inputs: torch.Tensor) -> tuple[float, CountCalls]:
     """The last loss, and the collectives of the last forward and backward."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
         with CountCalls() as count:
             loss = (model(inputs) - 1).square().mean()
             loss.backward()
         optimizer.step()
-    return loss.item(), count
+        losses.append(loss.item())
+    every = [0.0] * dist.get_world_size()
+    dist.all_gather_object(every, losses[0])
+    assert len(set(every)) == len(every)  # each rank has other rows
+    assert losses[-1] < losses[0]
+    return losses[-1], count
 
 
 def start() -> torch.device:

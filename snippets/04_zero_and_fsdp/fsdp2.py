@@ -78,6 +78,7 @@ def main() -> None:
                 counts = count.get_comm_counts()
             mean = loss.detach().clone()
             dist.all_reduce(mean)
+            assert (name == "one process") == torch.isclose(loss, mean / n) or n == 1
             losses.append((mean / n).item() if name != "one process" else loss.item())
         torch.testing.assert_close(losses, [losses[-1]] * 3)
         told = (f"{name} {loss:.5f}" for name, loss in zip(models, losses, strict=True))

@@ -42,8 +42,8 @@ ZERO_3 = {
 }
 
 
-def losses(data: list[dict], config: dict | None) -> list[float]:
-    """Train a tiny Llama with the Trainer; return the loss of every step."""
+def losses(data: list[dict], config: dict | None) -> tuple[int, list[float]]:
+    """Train a tiny Llama with the Trainer; return ZeRO's stage and the loss of every step."""
     arguments = TrainingArguments(
         output_dir="run",
         deepspeed=config,  # the whole integration
@@ -67,7 +67,10 @@ def losses(data: list[dict], config: dict | None) -> list[float]:
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    engine = trainer.model_wrapped
+    assert isinstance(engine, deepspeed.DeepSpeedEngine) == trainer.is_deepspeed_enabled
+    stage = engine.zero_optimization_stage() if trainer.is_deepspeed_enabled else 0
+    return stage, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 # --8<-- [end:trainer]
@@ -79,8 +82,9 @@ def main() -> None:
     # sequences that count upwards from anywhere: 64 of them, 16 tokens each
     tokens = (torch.arange(64)[:, None] + torch.arange(16)) % 64
     data = [{"input_ids": row, "labels": row} for row in tokens]
-    plain = losses(data, None)
-    sharded = losses(data, ZERO_3)
+    none, plain = losses(data, None)
+    stage, sharded = losses(data, ZERO_3)
+    assert (none, stage) == (0, 3)
     if dist.get_rank() == 0:
         print("step   Trainer alone (DDP)   with DeepSpeed stage 3")
         for step, (one, other) in enumerate(zip(plain, sharded, strict=True)):

@@ -90,7 +90,8 @@ def main() -> None:
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     psi = sum(p.numel() for p in alone.parameters())
     inputs = torch.randn(BATCH, H).to(device)
-    alone(inputs).square().mean().backward()
+    whole = alone(inputs).square().mean()
+    whole.backward()
 
     # --8<-- [start:meshes]
     meshes = {
@@ -113,7 +114,9 @@ def main() -> None:
         fully_shard(model, mesh=mesh)
         # --8<-- [end:shard]
         with Traffic(mesh) as traffic:
-            model(inputs[rank::4]).square().mean().backward()
+            loss = model(inputs[rank::4]).square().mean()
+            loss.backward()
+        assert not torch.isclose(loss, whole)  # of a part of the rows
         for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), truth.grad)
         weight = model[0].up.weight

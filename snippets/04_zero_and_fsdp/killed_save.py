@@ -52,7 +52,7 @@ def overwrite(state: dict, step: int) -> None:
 
 
 def new_folder(state: dict, step: int) -> None:
-    """The mend: write to one side, and name it when it is whole."""
+    """The fix: write to one side, and name it when it is whole."""
     root = Path("new_folder")
     unfinished, finished = root / f"step-{step}.unfinished", root / f"step-{step}"
     dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns when all have written

@@ -90,8 +90,29 @@ def let_go(done: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def measure(reshard: bool | None, device: torch.device) -> dict[str, list[int]]:
-    """Bytes in use on this rank, operator by operator, for each phase of the second step."""
+def square_sum(model: nn.Module, loss: torch.Tensor) -> float:
+    """The squares of the whole gradient's elements added up; ranks had other rows."""
+    n = dist.get_world_size()
+    every = [0.0] * n
+    dist.all_gather_object(every, loss.item())
+    assert len(set(every)) == n
+    total = 0.0
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        total += (
+            (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient)
+            .square()
+            .sum()
+            .item()
+        )
+    return total
+
+
+def measure(reshard: bool | None, device: torch.device) -> tuple[dict[str, list[int]], float]:
+    """Bytes in use on this rank, operator by operator, for each phase of the second step.
+
+    And the squares of that step's gradient, added up.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     inputs = torch.randn(BATCH, H)[rank::n].to(device)
@@ -114,12 +135,15 @@ def measure(reshard: bool | None, device: torch.device) -> dict[str, list[int]]:
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= n
             let_go(lambda: memory.used < 16.01 * psi)
-            traces["backward"], memory.trace = [*memory.trace, memory.used], [memory.used]
+            traces["backward"] = [*memory.trace, memory.used]
+            squares = square_sum(model, loss)
+            let_go(lambda: memory.used < 16.01 * psi)
+            memory.trace = [memory.used]
             adam.step()
             adam.zero_grad()
             let_go(lambda: memory.used < 12.01 * psi)
             traces["optimizer"] = [*memory.trace, memory.used]
-    return traces
+    return traces, squares
 
 
 def draw(results: dict[str, dict[str, list[int]]], psi: int, n: int) -> None:
@@ -174,7 +198,11 @@ def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     psi = LAYERS * (8 * H * H + 5 * H)
-    results = {name: measure(reshard, device) for name, (reshard, *_) in CASES.items()}
+    results, squares = {}, []
+    for name, (reshard, *_) in CASES.items():
+        results[name], square = measure(reshard, device)
+        squares.append(square)
+    torch.testing.assert_close(squares, squares[:1] * len(squares), rtol=1e-3, atol=0)
     if rank == 0:
         print(f"N = {n}, Ψ = {psi:,}; bytes in use on a rank, per parameter")
         print(f"{'':28}between steps   after backward   peaks: forward backward optimizer")

@@ -169,6 +169,7 @@ def main() -> None:
         optimizer_alone.step()
         mean_loss = loss.detach() / n
         dist.all_reduce(mean_loss)
+        assert n == 1 or not torch.isclose(loss, mean_loss)  # of a part of the rows
         if rank == 0:
             print(f"step {step}: loss {mean_loss:.5f}, one process {loss_alone:.5f}")
 

@@ -1,7 +1,7 @@
 """A state dict saved by rank 0 alone holds rank 0's shards, and nothing complains.
 
 local.pt   what rank 0 has: the local parts of the DTensors in model.state_dict()
-whole.pt   the mend: all ranks gather to rank 0 first, which saves whole tensors
+whole.pt   the fix: all ranks gather to rank 0 first, which saves whole tensors
 """
 
 import os

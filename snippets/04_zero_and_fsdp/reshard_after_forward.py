@@ -80,7 +80,8 @@ def main() -> None:
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     psi = sum(p.numel() for p in alone.parameters())
     inputs = torch.randn(BATCH, H).to(device)
-    alone(inputs).square().mean().backward()
+    whole = alone(inputs).square().mean()
+    whole.backward()
     if rank == 0:
         print(
             f"N = {n}, {LAYERS} blocks; all-gathers and what a rank sends in them, over a ring"
@@ -97,6 +98,7 @@ def main() -> None:
         between = held(model)
         with Gathers() as backward:
             loss.backward()
+        assert not torch.isclose(loss, whole)  # of a part of the rows
         for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), truth.grad)
         if rank == 0:

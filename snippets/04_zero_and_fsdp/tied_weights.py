@@ -57,7 +57,7 @@ def train(model: Tied, tokens: torch.Tensor) -> list[float]:
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         losses.append(mean.item() / dist.get_world_size())
-    return losses
+    return losses, loss.item()
 
 
 def start() -> torch.device:
@@ -92,12 +92,13 @@ def main() -> None:
         if rank == 0:
             print(f"{shard.__name__}: tied {tied}, Ψ = {parameters:,}")
         try:
-            losses = train(model, tokens if alone else tokens[rank::n])
+            losses, own = train(model, tokens if alone else tokens[rank::n])
         except ValueError as error:
             assert shard is cut_apart and not tied
             if rank == 0:
                 print("  " + str(error).replace(". ", ".\n  "))
             continue
+        assert (own == losses[-1]) == alone or n == 1  # of a part of the rows, or of all
         truth = truth or losses
         equal = all(abs(ours - right) < 1e-4 for ours, right in zip(losses, truth, strict=True))
         assert tied == equal == (shard is not cut_apart)

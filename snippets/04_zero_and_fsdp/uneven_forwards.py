@@ -1,7 +1,7 @@
 """One rank runs one forward more: its all-gather waits for ranks that will never come.
 
 (no flag)   rank 1 has one batch more than rank 0
---mend      the ranks agree on the smallest number of batches first
+--fix      the ranks agree on the smallest number of batches first
 """
 
 import os
@@ -38,7 +38,7 @@ def main() -> int:
     mesh = DeviceMesh.from_group(group, "cpu")
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     batches = torch.tensor(2 + rank % 2)
-    if "--mend" in sys.argv:
+    if "--fix" in sys.argv:
         dist.all_reduce(batches, op=dist.ReduceOp.MIN)
     try:
         mean = evaluate(model, int(batches))

@@ -92,7 +92,8 @@ def main() -> None:
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     psi = sum(p.numel() for p in alone.parameters())
     inputs = torch.randn(BATCH, H).to(device)
-    alone(inputs).square().mean().backward()
+    whole = alone(inputs).square().mean()
+    whole.backward()
     if rank == 0:
         print(f"N = {n}, Ψ = {psi:,} in {LAYERS} blocks of two linears; one step")
         print("fully_shard on  all-gathers  reduce-scatters  Ψ gathered  whole at once")
@@ -101,7 +102,9 @@ def main() -> None:
         model.zero_grad()
         wrap(model)
         with Count(model) as count:
-            model(inputs[rank::n]).square().mean().backward()
+            loss = model(inputs[rank::n]).square().mean()
+            loss.backward()
+        assert n == 1 or not torch.isclose(loss, whole)  # of a part of the rows
         for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), truth.grad)
         if rank == 0:

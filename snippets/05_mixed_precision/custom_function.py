@@ -1,4 +1,4 @@
-"""expected m1 and m2 to have the same dtype: a custom function under autocast, and two mends.
+"""expected m1 and m2 to have the same dtype: a custom function under autocast, and two fixes.
 
 Autocast casts inside the forward of an autograd.Function, but the function saves what it
 was given, in fp32. backward then runs outside autocast, on a bf16 gradient and fp32 tensors.

@@ -1,7 +1,7 @@
 """The loss becomes NaN in fp16, or worse, does not: scores and squares beyond 65,504.
 
 Each case has a computation that overflows where the weights and inputs are harmless, and its
-mend. bf16 has the range of fp32, and survives all of them.
+fix. bf16 has the range of fp32, and survives all of them.
 """
 
 import torch
@@ -71,10 +71,10 @@ def main() -> None:
         print(f"{name:28}  {cells[0]:13}  {cells[1]:7}  {cells[2]}")
     nan = scores_then_scale(q.half(), q.half())
     assert nan.isnan().any() and not rms_norm(x.half()).any()
-    mended = scale_then_scores(q.half(), q.half())
-    torch.testing.assert_close(mended, scores_then_scale(q, q).half(), atol=1e-3, rtol=1e-3)
-    mended = rms_norm_fp32(x.half())
-    torch.testing.assert_close(mended, rms_norm(x).half(), atol=1e-3, rtol=2e-3)
+    fixed = scale_then_scores(q.half(), q.half())
+    torch.testing.assert_close(fixed, scores_then_scale(q, q).half(), atol=1e-3, rtol=1e-3)
+    fixed = rms_norm_fp32(x.half())
+    torch.testing.assert_close(fixed, rms_norm(x).half(), atol=1e-3, rtol=2e-3)
 
 
 if __name__ == "__main__":

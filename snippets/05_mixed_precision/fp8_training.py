@@ -135,7 +135,7 @@ def main() -> None:
             assert overshoot > 50 and error > 0.9
         over = "–" if overshoot is None else f"≈{overshoot:.2f}"
         off = "–" if error is None else f"≈{error:.0%}"
-        cells = f"{f'≈{last:.2f}':>15}  {f'≈{quiet:.2f}':>10}  {over:>25}  {off:>10}"
+        cells = f"{f'≈{last:.1f}':>15}  {f'≈{quiet:.1f}':>10}  {over:>25}  {off:>10}"
         print(f"{title:12}  {cells}")
     print("without it, five other seeds")
     for recipe, title in (("bf16", "bf16"), ("current", "fp8, current")):

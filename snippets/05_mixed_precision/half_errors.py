@@ -1,4 +1,4 @@
-"""The errors one meets on the way from model.half() to mixed precision, and what mends each."""
+"""The errors one meets on the way from model.half() to mixed precision, and what fixes each."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ def half_model() -> None:
     nn.Linear(4, 4).half()(torch.ones(2, 4))
 
 
-def half_model_mend() -> torch.Tensor:
+def half_model_fix() -> torch.Tensor:
     model = nn.Linear(4, 4)  # stays in fp32; autocast casts weight and input for the product
     with torch.autocast("cpu", F16):
         return model(torch.ones(2, 4))
@@ -19,11 +19,11 @@ def half_model_mend() -> torch.Tensor:
 
 def own_matrix() -> None:
     """Outside autocast its fp16 output meets an fp32 matrix."""
-    half_model_mend() @ torch.ones(4, 4)
+    half_model_fix() @ torch.ones(4, 4)
 
 
-def own_matrix_mend() -> torch.Tensor:
-    return half_model_mend().float() @ torch.ones(4, 4)  # or do it inside the region
+def own_matrix_fix() -> torch.Tensor:
+    return half_model_fix().float() @ torch.ones(4, 4)  # or do it inside the region
 
 
 def batched() -> None:
@@ -37,7 +37,7 @@ def mask() -> None:
     scores.masked_fill(torch.eye(2, dtype=torch.bool), -1e9)
 
 
-def mask_mend() -> torch.Tensor:
+def mask_fix() -> torch.Tensor:
     scores = torch.zeros(2, 2, dtype=F16)
     return scores.masked_fill(torch.eye(2, dtype=torch.bool), torch.finfo(F16).min)
 
@@ -53,7 +53,7 @@ def half_gradients(half: bool = True) -> torch.Tensor:
     return model.weight.grad
 
 
-def half_gradients_mend() -> torch.Tensor:
+def half_gradients_fix() -> torch.Tensor:
     return half_gradients(half=False)
 
 
@@ -82,10 +82,10 @@ def main() -> None:
             print(f"{fail.__name__}: {type(error).__name__}: {str(error).splitlines()[0]}")
         else:
             raise AssertionError(f"{fail.__name__} was expected to fail")
-    for mend in (half_model_mend, own_matrix_mend, mask_mend, half_gradients_mend):
-        result = mend()
+    for fix in (half_model_fix, own_matrix_fix, mask_fix, half_gradients_fix):
+        result = fix()
         assert result.isfinite().all()
-        print(f"{mend.__name__}: {str(result.dtype).removeprefix('torch.')}, finite")
+        print(f"{fix.__name__}: {str(result.dtype).removeprefix('torch.')}, finite")
 
 
 if __name__ == "__main__":

@@ -44,12 +44,12 @@ def main() -> None:
         attempt("zeros.scatter_add_(0, …, y)", lambda: zeros.scatter_add_(0, places, y))
         attempt("zeros[rows] = y", lambda: zeros.index_put_((rows,), y))
         attempt(
-            "  mend: y.to(zeros.dtype)", lambda: zeros.index_add_(0, rows, y.to(zeros.dtype))
+            "  fix: y.to(zeros.dtype)", lambda: zeros.index_add_(0, rows, y.to(zeros.dtype))
         )
     print("after its end")
     attempt("y + x, promoted", lambda: y + x)
     attempt("layer(y), an fp32 layer", lambda: layer(y))
-    attempt("  mend: layer(y.float())", lambda: layer(y.float()))
+    attempt("  fix: layer(y.float())", lambda: layer(y.float()))
     attempt("mse_loss(y, x)", lambda: F.mse_loss(y, x))
     attempt("mse_loss(y, y), in bf16", lambda: F.mse_loss(y, y))
 

@@ -1,7 +1,7 @@
 """A NaN that no scale can cure: GradScaler skips every step, and its scale shrinks to 0.
 
 The square root has an infinite slope at 0, and 0 · inf is NaN. The loss itself is fine, so a
-curve shows a flat line and no error. When the scale is 0, even the mended loss cannot bring it
+curve shows a flat line and no error. When the scale is 0, even the fixed loss cannot bring it
 back: growth multiplies, and 1/0 is infinite.
 """
 

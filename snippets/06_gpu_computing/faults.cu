@@ -1,4 +1,4 @@
-// What goes wrong with kernels: ./faults NAME, and ./faults NAME mended.
+// What goes wrong with kernels: ./faults NAME, and ./faults NAME fixed.
 
 #include <cuda_runtime.h>
 
@@ -20,31 +20,31 @@
     } while (0)
 
 // --8<-- [start:past]
-__global__ void fill(float *x, int n, bool mended) {
+__global__ void fill(float *x, int n, bool fixed) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (mended ? i < n : i <= n) x[i] = i;  // one too many
+    if (fixed ? i < n : i <= n) x[i] = i;  // one too many
 }
 
-__global__ void scatter(float *x, int n, bool mended) {
+__global__ void scatter(float *x, int n, bool fixed) {
     size_t i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[mended ? i : i << 28] = i;  // a gibibyte apart
+    if (i < n) x[fixed ? i : i << 28] = i;  // a gibibyte apart
 }
 // --8<-- [end:past]
 
 // --8<-- [start:barrier]
-__global__ void reverse(float *x, bool mended) {
+__global__ void reverse(float *x, bool fixed) {
     __shared__ float tile[256];
     tile[threadIdx.x] = x[threadIdx.x];
-    if (mended) __syncthreads();
+    if (fixed) __syncthreads();
     x[threadIdx.x] = tile[255 - threadIdx.x];
 }
 
-__global__ void rotate(float *x, bool mended) {
+__global__ void rotate(float *x, bool fixed) {
     __shared__ float tile[256];
     tile[threadIdx.x] = x[threadIdx.x];
     __syncthreads();
     float next = tile[(threadIdx.x + 1) % 256];
-    if (mended) __syncthreads();  // all have read before anyone writes
+    if (fixed) __syncthreads();  // all have read before anyone writes
     tile[threadIdx.x] = next;
     __syncthreads();
     x[threadIdx.x] = tile[255 - threadIdx.x];
@@ -52,10 +52,10 @@ __global__ void rotate(float *x, bool mended) {
 // --8<-- [end:barrier]
 
 // --8<-- [start:divergent]
-__global__ void halves(float *x, bool mended) {
+__global__ void halves(float *x, bool fixed) {
     __shared__ float tile[256];
     tile[threadIdx.x] = x[threadIdx.x];
-    if (mended) {
+    if (fixed) {
         __syncthreads();
         if (threadIdx.x < 128) x[threadIdx.x] += tile[threadIdx.x + 128];
     } else if (threadIdx.x < 128) {
@@ -67,11 +67,11 @@ __global__ void halves(float *x, bool mended) {
     }
 }
 
-__global__ void half_warp(float *x, bool mended) {
+__global__ void half_warp(float *x, bool fixed) {
     float other = 0;
-    if (mended) other = __shfl_down_sync(0xffffffff, x[threadIdx.x], 16);
+    if (fixed) other = __shfl_down_sync(0xffffffff, x[threadIdx.x], 16);
     if (threadIdx.x < 16) {
-        if (!mended) other = __shfl_down_sync(0xffffffff, x[threadIdx.x], 16);  // 32 are named
+        if (!fixed) other = __shfl_down_sync(0xffffffff, x[threadIdx.x], 16);  // 32 are named
         x[threadIdx.x] += other;
     } else {
         __syncwarp();
@@ -80,8 +80,8 @@ __global__ void half_warp(float *x, bool mended) {
 // --8<-- [end:divergent]
 
 // --8<-- [start:race]
-__global__ void count(int *counter, bool mended) {
-    if (mended)
+__global__ void count(int *counter, bool fixed) {
+    if (fixed)
         atomicAdd(counter, 1);
     else
         *counter += 1;  // load, add, store
@@ -89,9 +89,9 @@ __global__ void count(int *counter, bool mended) {
 // --8<-- [end:race]
 
 // --8<-- [start:overflow]
-__global__ void corner(float *x, int rows, int cols, bool mended) {
+__global__ void corner(float *x, int rows, int cols, bool fixed) {
     int row = rows - 1, col = cols - 1;
-    size_t at = mended ? (size_t)row * cols + col : row * cols + col;  // int times int is an int
+    size_t at = fixed ? (size_t)row * cols + col : row * cols + col;  // int times int is an int
     if (at < 256) x[at] = 1;
     if (threadIdx.x == 0) printf("element %llu\n", (unsigned long long)at);
 }
@@ -102,8 +102,8 @@ void say(const char *call, cudaError_t status) {
 }
 
 // --8<-- [start:late]
-void late(float *x, bool mended) {
-    scatter<<<1, 256>>>(x, 256, mended);
+void late(float *x, bool fixed) {
+    scatter<<<1, 256>>>(x, 256, fixed);
     say("launch:", cudaGetLastError());
     say("cudaDeviceSynchronize:", cudaDeviceSynchronize());
     say("cudaGetLastError:", cudaGetLastError());
@@ -113,8 +113,8 @@ void late(float *x, bool mended) {
 // --8<-- [end:late]
 
 // --8<-- [start:silent]
-void silent(float *x, bool mended) {
-    const int threads = mended ? 256 : 2048;
+void silent(float *x, bool fixed) {
+    const int threads = fixed ? 256 : 2048;
     float first;
     CHECK(cudaMemset(x, 0, 256 * sizeof(float)));
     fill<<<1, threads>>>(x + 1, 255, true);
@@ -132,7 +132,7 @@ void words() {  // the runtime knows its words without a GPU
 
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "";
-    const bool mended = argc > 2 && strcmp(argv[2], "mended") == 0;
+    const bool fixed = argc > 2 && strcmp(argv[2], "fixed") == 0;
     auto is = [&](const char *other) { return strcmp(name, other) == 0; };
     if (is("words")) return words(), 0;
     int devices = 0;
@@ -147,17 +147,17 @@ int main(int argc, char **argv) {
     CHECK(cudaMalloc(&counter, sizeof(int)));
     CHECK(cudaMemset(counter, 0, sizeof(int)));
     CHECK(cudaMemcpy(x, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice));
-    if (is("past")) fill<<<2, 256>>>(x, 256, mended);
-    else if (is("host_pointer")) fill<<<1, 256>>>(mended ? x : host.data(), 256, true);
-    else if (is("reverse")) reverse<<<1, 256>>>(x, mended);
-    else if (is("rotate")) rotate<<<1, 256>>>(x, mended);
-    else if (is("halves")) halves<<<1, 256>>>(x, mended);
-    else if (is("half_warp")) half_warp<<<1, 32>>>(x, mended);
-    else if (is("count")) count<<<2, 128>>>(counter, mended);
-    else if (is("corner")) corner<<<1, 32>>>(x, 65536, 65536, mended);
-    else if (is("too_many")) fill<<<1, mended ? 256 : 2048>>>(x, 256, true);
-    else if (is("silent")) return silent(x, mended), 0;
-    else if (is("late")) return late(x, mended), 0;
+    if (is("past")) fill<<<2, 256>>>(x, 256, fixed);
+    else if (is("host_pointer")) fill<<<1, 256>>>(fixed ? x : host.data(), 256, true);
+    else if (is("reverse")) reverse<<<1, 256>>>(x, fixed);
+    else if (is("rotate")) rotate<<<1, 256>>>(x, fixed);
+    else if (is("halves")) halves<<<1, 256>>>(x, fixed);
+    else if (is("half_warp")) half_warp<<<1, 32>>>(x, fixed);
+    else if (is("count")) count<<<2, 128>>>(counter, fixed);
+    else if (is("corner")) corner<<<1, 32>>>(x, 65536, 65536, fixed);
+    else if (is("too_many")) fill<<<1, fixed ? 256 : 2048>>>(x, 256, true);
+    else if (is("silent")) return silent(x, fixed), 0;
+    else if (is("late")) return late(x, fixed), 0;
     else return fprintf(stderr, "faults: no fault is called '%s'\n", name), 1;
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());

@@ -1,4 +1,4 @@
-"""Out of memory with memory to spare: fragmentation reproduced, and mended in five ways.
+"""Out of memory with memory to spare: fragmentation reproduced, and fixed in five ways.
 
 The trace is real, of training steps on texts of different lengths; the tensors are not (meta
 device), so a laptop can trace 4 GiB. It is replayed through the large pool of the caching

@@ -22,8 +22,8 @@ B, S, H, HEADS, LAYERS, STEPS = 16, 32, 64, 8, 2, 4
 
 
 @dataclass(frozen=True)
-class Mends:
-    """What has been mended so far; the names of the fields are the rungs."""
+class Fixes:
+    """What has been fixed so far; the names of the fields are the rungs."""
 
     tokens_once: bool = False
     anomaly_off: bool = False
@@ -48,13 +48,13 @@ WORDS = {
 class Documents:
     """Compressed documents; a sample is a window of one of them."""
 
-    def __init__(self, mends: Mends) -> None:
+    def __init__(self, fixes: Fixes) -> None:
         generator = random.Random(0)
         words = ["".join(generator.choices("etaoinshr", k=4)) for _ in range(300)]
         texts = [" ".join(generator.choices(words, k=3000)) for _ in range(8)]
         self.packed = [zlib.compress(text.encode()) for text in texts]
         self.ids = {c: i for i, c in enumerate("etaoinshr ")}
-        self.cache = [self.read(i) for i in range(8)] if mends.tokens_once else None
+        self.cache = [self.read(i) for i in range(8)] if fixes.tokens_once else None
 
     def read(self, document: int) -> torch.Tensor:
         text = zlib.decompress(self.packed[document]).decode()
@@ -66,9 +66,9 @@ class Documents:
 
 
 class Block(nn.Module):
-    def __init__(self, mends: Mends) -> None:
+    def __init__(self, fixes: Fixes) -> None:
         super().__init__()
-        self.mends = mends
+        self.fixes = fixes
         self.qkv, self.out = nn.Linear(H, 3 * H), nn.Linear(H, H)
         self.mlp = nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H))
         self.norms = nn.ModuleList([nn.LayerNorm(H), nn.LayerNorm(H)])
@@ -76,7 +76,7 @@ class Block(nn.Module):
     # --8<-- [start:attention]
     def attention(self, x: torch.Tensor) -> torch.Tensor:
         b, s, h = x.shape
-        if not self.mends.heads_together:
+        if not self.fixes.heads_together:
             outputs = []
             for q, k, v in zip(
                 *(part.split(h // HEADS, -1) for part in self.qkv(x).chunk(3, -1)), strict=True
@@ -86,7 +86,7 @@ class Block(nn.Module):
                 outputs.append(scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v)
             return self.out(torch.cat(outputs, -1))
         q, k, v = self.qkv(x).view(b, s, 3, HEADS, h // HEADS).permute(2, 0, 3, 1, 4)
-        if self.mends.sdpa:
+        if self.fixes.sdpa:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             mask = torch.tril(torch.ones(s, s)).bool()
@@ -102,27 +102,27 @@ class Block(nn.Module):
 
 
 # --8<-- [start:train]
-def train(mends: Mends) -> tuple[list[float], float, float]:
+def train(fixes: Fixes) -> tuple[list[float], float, float]:
     """Losses of all steps, the last one's accuracy, and the least CPU time of a step in s."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Embedding(10, H), *(Block(mends) for _ in range(LAYERS)), nn.Linear(H, 10)
+        nn.Embedding(10, H), *(Block(fixes) for _ in range(LAYERS)), nn.Linear(H, 10)
     )
     optimizer = torch.optim.AdamW(
         model.parameters(),
         1e-3,
-        fused=mends.fused_adamw,
-        foreach=False if not mends.fused_adamw else None,
+        fused=fixes.fused_adamw,
+        foreach=False if not fixes.fused_adamw else None,
     )
-    documents, where = Documents(mends), random.Random(1)
+    documents, where = Documents(fixes), random.Random(1)
     losses, times = [], []
-    torch.autograd.set_detect_anomaly(not mends.anomaly_off)
+    torch.autograd.set_detect_anomaly(not fixes.anomaly_off)
     for _ in range(STEPS):
         begin = time.process_time()
         windows = [
             documents.sample(where.randrange(8), where.randrange(9000)) for _ in range(B)
         ]
-        batches = [torch.stack(windows)] if mends.whole_batch else [w[None] for w in windows]
+        batches = [torch.stack(windows)] if fixes.whole_batch else [w[None] for w in windows]
         loss_sum, right = torch.zeros(()), torch.zeros((), dtype=torch.long)
         optimizer.zero_grad()
         for batch in batches:  # [b, s + 1]
@@ -130,13 +130,13 @@ def train(mends: Mends) -> tuple[list[float], float, float]:
             loss = F.cross_entropy(logits, targets) / len(batches)
             loss.backward()
             loss_sum += loss.detach()
-            if mends.rare_metrics:
+            if fixes.rare_metrics:
                 right += (logits.argmax(-1) == targets).sum()
             else:  # a counter in Python: two waits for every token
                 for scores, target in zip(logits, targets, strict=True):
                     right += scores.argmax().item() == target.item()
         optimizer.step()
-        losses.append(loss_sum if mends.rare_metrics else loss_sum.item())
+        losses.append(loss_sum if fixes.rare_metrics else loss_sum.item())
         times.append(time.process_time() - begin)
     torch.autograd.set_detect_anomaly(False)
     return [float(x) for x in losses], right.item() / (B * S), min(times[1:])
@@ -167,13 +167,13 @@ def draw(names: list[str], times: list[float]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     torch.autograd.set_detect_anomaly(True)
-    mends, names, times = Mends(), ["as it was found"], []
+    fixes, names, times = Fixes(), ["as it was found"], []
     print("                                      step     this rung   in all   last loss")
-    for field in (None, *fields(Mends)):
+    for field in (None, *fields(Fixes)):
         if field is not None:
-            mends = replace(mends, **{field.name: True})
+            fixes = replace(fixes, **{field.name: True})
             names.append(WORDS[field.name])
-        losses, accuracy, seconds = train(mends)
+        losses, accuracy, seconds = train(fixes)
         times.append(seconds)
         if field is None:
             first, first_accuracy = losses, accuracy

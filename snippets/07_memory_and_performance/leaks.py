@@ -1,4 +1,4 @@
-"""Five ways to leak tensors from Python, each counted, and each with its mend.
+"""Five ways to leak tensors from Python, each counted, and each with its fix.
 
 Every way is run for ten steps; what is live afterwards and was not before is the leak.
 """
@@ -154,7 +154,7 @@ def main() -> None:
         ("reference cycle", cycle, no_cycle),
     ]
     print(f"after {STEPS} steps, in units of one activation ({unit // 1024} KiB)")
-    print(f"{'':29}leaked   mended")
+    print(f"{'':29}leaked   fixed")
     for name, wrong, right in rows:
         bad, good = leak(wrong) / unit, leak(right) / unit
         assert bad >= STEPS > good + 5, (name, bad, good)

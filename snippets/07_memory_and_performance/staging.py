@@ -1,4 +1,4 @@
-"""A source overwritten before its copy: the bug of non_blocking, and a ring that mends it.
+"""A source overwritten before its copy: the bug of non_blocking, and a ring that fixes it.
 
 A thread plays the GPU's copy engine: it takes copies from a queue, in order, when it gets to
 them. From pageable memory the driver first takes the bytes away, so the caller may go on;
@@ -55,7 +55,7 @@ def one_buffer(engine: CopyEngine, there: torch.Tensor, pinned: bool) -> None:
 
 
 def ring(engine: CopyEngine, there: torch.Tensor, buffers: int) -> int:
-    """The mend: several buffers, each filled again only when its copy has ended."""
+    """The fix: several buffers, each filled again only when its copy has ended."""
     ring = torch.empty(buffers, there.shape[1])
     events: list[threading.Event | None] = [None] * buffers
     waits = 0

@@ -1,4 +1,4 @@
-"""Errors of integer weights and of the old quantization API, and what mends each."""
+"""Errors of integer weights and of the old quantization API, and what fixes each."""
 
 import importlib
 import sys
@@ -19,7 +19,7 @@ def integer_parameters() -> None:
     nn.Parameter(torch.ones(2, 2, dtype=torch.int8))
 
 
-def integer_parameters_mend() -> torch.Tensor:
+def integer_parameters_fix() -> torch.Tensor:
     layer = nn.Module()
     layer.register_buffer("weight", torch.ones(2, 2, dtype=torch.int8))
     layer.frozen = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
@@ -32,7 +32,7 @@ def mixed() -> None:
     torch.ones(2, 2) @ torch.ones(2, 2, dtype=torch.int8)
 
 
-def mixed_mend() -> torch.Tensor:
+def mixed_fix() -> torch.Tensor:
     return torch.ones(2, 2) @ (torch.ones(2, 2, dtype=torch.int8) * 0.5)  # times its scale
 
 
@@ -57,7 +57,7 @@ def no_stub(stubs: bool = False) -> torch.Tensor:
     return model(torch.randn(4, 8))
 
 
-def no_stub_mend() -> torch.Tensor:
+def no_stub_fix() -> torch.Tensor:
     return no_stub(stubs=True)
 
 
@@ -85,12 +85,12 @@ def main() -> None:
         else:
             assert fail is moved, f"{fail.__name__} raised nothing"
             print(f"{fail.__name__}: still there, as before torch 2.11")
-    for mend in (integer_parameters_mend, mixed_mend, no_stub_mend):
+    for fix in (integer_parameters_fix, mixed_fix, no_stub_fix):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = mend()
+            result = fix()
         assert result.float().isfinite().all()
-        print(f"{mend.__name__}: {str(result.dtype).removeprefix('torch.')}, finite")
+        print(f"{fix.__name__}: {str(result.dtype).removeprefix('torch.')}, finite")
 
 
 if __name__ == "__main__":

@@ -134,13 +134,14 @@ def main() -> None:
     seconds = time.perf_counter() - start
     trained = bits_per_character(model, held_out)
     print(f"untrained ≈{untrained:.2f}, after ≈{seconds:.1f} s of training ≈{trained:.2f}")
-    assert trained < 2.2 < untrained
+    assert 1.9 < trained < 2.2 < math.log2(len(alphabet)) < untrained
 
     newline = torch.full((1, 1), alphabet.index("\n"))
     written = "".join(alphabet[i] for i in sample(model, newline, 400)[0]).split()
     known = set("".join(alphabet[i] for i in text).split())
     share = sum(word in known for word in written) / len(written)
     print(f"of the words it writes, ≈{share:.0%} are words of the text")
+    assert share > 0.15
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ def factor(h: torch.Tensor) -> torch.Tensor:
     return torch.linalg.cholesky(torch.linalg.inv(h), upper=True)
 
 
-# --8<-- [start:mend]
+# --8<-- [start:fix]
 def prepared(
     h: torch.Tensor, w: torch.Tensor, damping=0.01
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,7 @@ def prepared(
     return h + damping * h.diagonal().mean() * torch.eye(len(h)), w
 
 
-# --8<-- [end:mend]
+# --8<-- [end:fix]
 
 
 def main() -> None:
@@ -40,9 +40,9 @@ def main() -> None:
             sys.exit(f"{name} was expected to fail")
         except torch.linalg.LinAlgError as error:
             print(f"{name}: {str(error).split('(')[0].strip()}")
-        mended, kept = prepared(h, w)
-        upper = factor(mended)
-        torch.testing.assert_close(upper.T @ upper @ mended, torch.eye(K), atol=1e-3, rtol=0)
+        fixed, kept = prepared(h, w)
+        upper = factor(fixed)
+        torch.testing.assert_close(upper.T @ upper @ fixed, torch.eye(K), atol=1e-3, rtol=0)
         torch.testing.assert_close(x @ kept.T, x @ w.T)  # a dead input's weight is not missed
         assert kept.eq(0).any() == (name == "a dead channel")
     factor(prepared(dead.T @ dead, w, damping=0)[0])  # a dead input needs no damping

@@ -57,6 +57,15 @@ def main() -> None:
     x = torch.randn(SAMPLES, H, generator=own)
     y = x @ (truth + torch.randn(H, generator=own))  # every rank's data has its own slope
 
+    # with the error carried over, what is sent adds up to what was meant, but for the last one
+    compressed = Compressed(feedback=True)
+    gradients = [x.T @ (x @ torch.full((H,), float(i)) - y) / SAMPLES for i in range(3)]
+    sent = sum(compressed(gradient) for gradient in gradients)
+    torch.testing.assert_close(sent + exact(compressed.error), exact(sum(gradients)))
+    # no other scale comes nearer: what is left has nothing of the signs in it
+    left = gradients[0] - one_bit(gradients[0])
+    assert abs(left @ gradients[0].sign()) < 1e-4 * gradients[0].abs().sum()
+
     distance = {}
     # the best weight for all ranks together, from the normal equations
     xx, xy = exact(x.T @ x), exact(x.T @ y)

@@ -295,6 +295,35 @@ def tokens_per_second(models: dict[str, CharModel], ids: torch.Tensor) -> dict[s
     return {name: ids.numel() / seconds for name, seconds in best.items()}
 
 
+@torch.no_grad()
+def hold_layers(model: CharModel, models: dict[str, CharModel], ids: torch.Tensor) -> None:
+    """Hold single layers to what their schemes promise; the losses alone are too close."""
+    for scheme in (Nibbles, Nf4):  # weights that are levels of the table are kept exactly
+        levels = torch.stack([scheme.table[torch.randperm(16)] for _ in range(16)])
+        linear = nn.Linear(16 * 16, 1, bias=False)
+        linear.weight = nn.Parameter(levels.reshape(1, -1))
+        torch.testing.assert_close(scheme(linear).weight(), linear.weight)
+    x = model.blocks[0].norm1(model.token(ids) + model.position.weight[: ids.shape[1]])
+    layers = {name: made.blocks[0].qkv for name, made in models.items()}
+
+    def off(layer: nn.Module, x: torch.Tensor) -> float:
+        right = layers["fp32"](x)
+        return ((layer(x) - right).norm() / right.norm()).item()
+
+    names = "int8 weights", "fp8 weights", "int4, GPTQ", "int4, to nearest"
+    errors = [off(layers[name], x) for name in names]
+    assert 4 * errors[0] < 2 * errors[1] < errors[2] < 0.85 * errors[3], errors
+    # two loud inputs, which this model has not: AWQ keeps their weights better
+    some = x.flatten(0, 1).clone()
+    some[:, [3, 40]] *= 16
+    assert off(Awq(layers["fp32"], some), some) < 0.7 * off(Nibbles(layers["fp32"]), some)
+    # louder than all of the calibration text: a static range saturates, a dynamic one follows
+    loud = 1000 * x.abs().amax(0)
+    static, dynamic = layers["int8 static"], layers["int8 dynamic"]
+    assert torch.equal(static(loud), static(2 * loud))
+    assert not torch.equal(dynamic(loud), dynamic(2 * loud))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     alphabet, text, held_out = unicode_names()
@@ -346,6 +375,7 @@ def main() -> None:
         total, bits = sizes(made)
         print(f"{name:20}{total:9,} {bits:11.2f}           ≈{loss[name]:.3f}         "
               f"≈{speed[name]:,.0f}")  # fmt: skip
+    hold_layers(model, models, calibration)
     for name in ("bf16", "int8 dynamic", "int8 static", "int8 weights", "fp8 weights"):
         assert abs(loss[name] - loss["fp32"]) < 0.02
     for name in ("int4, to nearest", "int4, AWQ", "NF4"):

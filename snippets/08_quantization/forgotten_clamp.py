@@ -17,14 +17,14 @@ def main() -> None:
     print(f"largest quotient: {steps.abs().max():.0f}; weights whose sign has flipped: "
           f"{flipped} in {len(w)} rows")  # fmt: skip
     print(f"relative error without clamp {error:.1%}", end=", ")
-    # --8<-- [start:mend]
+    # --8<-- [start:fix]
     exact = (w.abs().amax(1, keepdim=True) / 127).float()  # the scale that will be stored
     q = (w.float() / exact).round().clamp(-127, 127).to(torch.int8)
-    # --8<-- [end:mend]
+    # --8<-- [end:fix]
     assert torch.equal(exact, scale.float())
-    mended = ((q * scale.float() - w).norm() / w.float().norm()).item()
-    print(f"divided in fp32 and clamped {mended:.1%}")
-    assert flipped > 0 and error > 4 * mended
+    fixed = ((q * scale.float() - w).norm() / w.float().norm()).item()
+    print(f"divided in fp32 and clamped {fixed:.1%}")
+    assert flipped > 0 and error > 4 * fixed
     assert (q.float() * w >= 0).all()
 
 

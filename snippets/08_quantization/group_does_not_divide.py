@@ -1,4 +1,4 @@
-"""A layer whose inputs are no multiple of the group: the error, and zeros that mend it."""
+"""A layer whose inputs are no multiple of the group: the error, and zeros that fix it."""
 
 import sys
 
@@ -23,11 +23,11 @@ def main() -> None:
     except RuntimeError as error:
         print(f"RuntimeError: {error}")
 
-    # --8<-- [start:mend]
+    # --8<-- [start:fix]
     pad = -K % GROUP  # 28
     padded = quantize(F.pad(w, (0, pad)))  # zeros change no group's largest magnitude
     y = F.linear(F.pad(x, (0, pad)), padded)
-    # --8<-- [end:mend]
+    # --8<-- [end:fix]
     assert padded[:, K:].eq(0).all()
     torch.testing.assert_close(y, F.linear(x, padded[:, :K]))
     error = ((y - F.linear(x, w)).norm() / F.linear(x, w).norm()).item()

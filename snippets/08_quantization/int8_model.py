@@ -212,7 +212,7 @@ def main() -> None:
     before = bits_per_character(model, held_out)
     windows = text[: 32 * 64].view(32, 64)  # of the text trained on, not of the text measured
     print("                                bytes   bits per character   added")
-    print(f"{'fp32':26}{bytes_of(model):11,}   ≈{before:.4f}")
+    print(f"{'fp32':26}{bytes_of(model):11,}   ≈{before:.3f}")
     rows: dict[str, object] = {
         "int8, dynamic per token": "token",
         "int8, dynamic per tensor": "tensor",
@@ -222,7 +222,7 @@ def main() -> None:
     for name, grain in rows.items():
         converted = convert(model, grain)
         after = bits_per_character(converted, held_out)
-        cells = f"≈{after:.4f}            ≈{after - before:+.4f}"
+        cells = f"≈{after:.3f}             ≈{after - before:+.3f}"
         print(f"{name:26}{bytes_of(converted):11,}   {cells}")
         assert abs(after - before) < 0.005, (name, after)
         assert bytes_of(converted) < 0.35 * bytes_of(model)

@@ -19,10 +19,10 @@ def main() -> None:
     wrapped = q.clone()
     dist.all_reduce(wrapped)  # a sum of int8 is an int8
     # --8<-- [end:wraps]
-    # --8<-- [start:mend]
+    # --8<-- [start:fix]
     wide = q.to(torch.int32)
     dist.all_reduce(wide)  # right, and as many bytes as fp32
-    # --8<-- [end:mend]
+    # --8<-- [end:fix]
     if rank == 0:
         print(
             f"every rank has   {[round(x, 2) for x in gradient.tolist()]}, the average as well"

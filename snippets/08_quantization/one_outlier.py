@@ -1,6 +1,6 @@
 """Failure: int8 weights of a matrix with one large value. Nothing raises; the layer is noise.
 
-One scale for the tensor: one weight takes all 127 steps for itself. Mends: a scale per channel,
+One scale for the tensor: one weight takes all 127 steps for itself. Fixes: a scale per channel,
 which confines the damage to a row, or a clip, which gives up the one weight.
 """
 

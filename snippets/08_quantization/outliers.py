@@ -1,4 +1,4 @@
-"""Outliers in activations: what they do to int8, and three ways to mend it.
+"""Outliers in activations: what they do to int8, and three ways to fix it.
 
 Large language models have a few channels whose activations are many times the others. A small
 model has none, so they are made: a norm's channel is scaled up and the next weight's column
@@ -118,7 +118,7 @@ def make_outliers(model: CharModel, channels: list[int], factor: float) -> CharM
 # --8<-- [end:make]
 
 
-# --8<-- [start:mends]
+# --8<-- [start:fixes]
 def int8(x: torch.Tensor, dim: int | None) -> torch.Tensor:
     """Round to 255 levels and back: one scale for the tensor (None) or one along `dim`."""
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
@@ -178,7 +178,7 @@ def hadamard(n: int) -> torch.Tensor:
     return h / n**0.5
 
 
-# --8<-- [end:mends]
+# --8<-- [end:fixes]
 
 
 New = Callable[[str, nn.Linear, int | None], nn.Module]  # name, layer, dim of the scales of x
@@ -204,6 +204,10 @@ def watch(model: CharModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
             )
     model(ids)
     return seen
+
+
+def apart(x: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((x - exact).norm() / exact.norm()).item()
 
 
 def draw(x: torch.Tensor, scales: torch.Tensor) -> None:
@@ -256,6 +260,13 @@ def main() -> None:
     def rotated(key: str, linear: nn.Linear, dim: int | None) -> nn.Module:
         return Transformed(linear, dim, hadamard(linear.in_features))
 
+    linear, x = loud.blocks[1].up, seen["1.up"]
+    scales = smooth(x_max["1.up"], linear.weight, 0.5).diag()
+    # with α = 0.5 a channel's inputs and weights reach equally far
+    torch.testing.assert_close(x_max["1.up"] * scales, (linear.weight / scales).abs().amax(0))
+    assert 0.001 < apart(W8A8(linear, -1).weight, linear.weight) < 0.02
+    assert 0.001 < apart(LLMInt8(linear, -1)(x), linear(x)) < 0.02
+
     losses = {}
     print("int8 weights and activations   a scale per tensor, per token")
     for name, model, new in (
@@ -277,7 +288,7 @@ def main() -> None:
         assert abs(losses["without outliers", where] - exact) < 0.01
         rotation = losses["Hadamard rotation", where]
         assert rotation > max(
-            losses[mend, where] for mend in ("LLM.int8", "SmoothQuant, α = 0.5")
+            losses[fix, where] for fix in ("LLM.int8", "SmoothQuant, α = 0.5")
         )
     ruined = losses["with outliers", "tensor"] - exact
     assert ruined > 0.5 and 0.03 < losses["with outliers", "token"] - exact < ruined / 3

@@ -191,6 +191,7 @@ def main() -> None:
     train(further, text, STEPS, lr=3e-3)
     control = bits_per_character(further, held_out)
     print(f"fp32: ≈{fp32:.3f} bits per character; after {STEPS} more steps ≈{control:.3f}")
+    assert control < fp32 - 0.01
 
     weight = model.blocks[0].up.weight.detach().requires_grad_()
     step = least_squares_steps(weight.detach(), 7)

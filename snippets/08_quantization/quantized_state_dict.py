@@ -41,11 +41,11 @@ def main() -> None:
             print(f"{name}: {last_line(error)}")
     # --8<-- [end:fails]
 
-    # --8<-- [start:mend]
+    # --8<-- [start:fix]
     with torch.device("meta"):
         empty = float_model()  # no floats are ever allocated
     empty.load_state_dict(saved, assign=True)  # the checkpoint's tensors become the parameters
-    # --8<-- [end:mend]
+    # --8<-- [end:fix]
     x = torch.randn(4, 64)
     assert torch.equal(empty(x), quantized(x))
     print(f"assign=True: {type(empty[0].weight).__name__}, the same output")

@@ -1,6 +1,6 @@
 """Failure: a row of zeros has a scale of 0, and 0/0 is NaN, which spreads.
 
-Dead channels, pruned rows and padded tokens are such rows. Mend: no step below a smallest one.
+Dead channels, pruned rows and padded tokens are such rows. Fix: no step below a smallest one.
 A scale that is stored in fp16 may become 0 as well; then the row is lost without a NaN.
 """
 

@@ -1,6 +1,6 @@
 """Failure: a static range from the wrong data. Values beyond it are clamped, silently.
 
-A layer is calibrated on quiet inputs and serves loud ones. The mend is twofold: calibrate on
+A layer is calibrated on quiet inputs and serves loud ones. The fix is twofold: calibrate on
 what will come, and count what is clamped.
 """
 

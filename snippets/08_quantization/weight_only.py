@@ -133,8 +133,12 @@ def main() -> None:
     }
     for name, run in runs.items():
         print(f"{name:14} ≈{milliseconds(run):.2f} ms a row of x")
-    torch.testing.assert_close(runs["int8, torch's"](), int8(x), rtol=0.02, atol=0.02)
-    torch.testing.assert_close(runs["int4, torch's"](), int4(x), rtol=0.02, atol=0.02)
+    for bits in ("int8", "int4"):
+        ours, theirs = runs[f"{bits}, ours"](), runs[f"{bits}, torch's"]()
+        torch.testing.assert_close(theirs, ours, rtol=0.02, atol=0.02)
+    biased = nn.Linear(64, 64)
+    for module in (Int8Linear(biased), Int4Linear(biased, 32)):
+        assert torch.equal(module(torch.zeros(64)), biased.bias)
     print("ours equals torch's within bf16's rounding")
 
 

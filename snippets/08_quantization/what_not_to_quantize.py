@@ -124,6 +124,9 @@ def main() -> None:
     model = CharModel(len(alphabet))
     train(model, text)
     exact = bits_per_character(model, held_out)
+    few, _ = rounded(model, ("up.weight",), 3)
+    assert few.blocks[0].up.weight[0].unique().numel() <= 2**3
+    assert torch.equal(few.blocks[0].qkv.weight, model.blocks[0].qkv.weight)
     numbers = sum(p.numel() for p in model.parameters())
     print(f"fp32: ≈{exact:.3f} bits per character; in 3 bits alone")
     cost, share = {}, {}

@@ -45,7 +45,7 @@ def main() -> None:
     print(f"ties decided otherwise when sums are cut in 64 parts: ≈{flips} of 200")
     assert 10 < flips < 160  # two fair coins would differ in 100, three-sided ones in 133
 
-    # --8<-- [start:mend]
+    # --8<-- [start:fix]
     def invariant(x: torch.Tensor) -> torch.Tensor:
         """The same kernel on the same shape for every row, whatever the batch."""
         return torch.cat([x[i : i + 1] @ weight.T for i in range(len(x))])
@@ -53,7 +53,7 @@ def main() -> None:
     for size in sizes:
         assert torch.equal(invariant(rows[:size])[:1], alone)
     print("one row per product: the same bits in every batch")
-    # --8<-- [end:mend]
+    # --8<-- [end:fix]
     torch.testing.assert_close(invariant(rows), rows @ weight.T, rtol=1e-4, atol=1e-4)
 
 

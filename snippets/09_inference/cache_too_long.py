@@ -39,7 +39,7 @@ def main() -> None:
     # --8<-- [end:failures]
     assert by_slice(1, 64).shape[1] == 0, "a sum with no rows has no rows"
 
-    # --8<-- [start:mend]
+    # --8<-- [start:fix]
     def position(start: int, new: int) -> torch.Tensor:
         if start + new > CONTEXT:
             raise ValueError(
@@ -47,8 +47,8 @@ def main() -> None:
             )
         return table.weight[start : start + new]
 
-    shown("mended", lambda: position(64, 1), ValueError)
-    # --8<-- [end:mend]
+    shown("fixed", lambda: position(64, 1), ValueError)
+    # --8<-- [end:fix]
     for start, new in ((0, 64), (5, 3), (63, 1)):
         rows = table(torch.arange(start, start + new))
         torch.testing.assert_close(position(start, new), rows)

@@ -20,8 +20,8 @@ def main() -> None:
     print(f"one new token, is_causal=True: equals value 0 of the cache: "
           f"{torch.allclose(wrong, v[:, :, :1])}")  # fmt: skip
     assert torch.allclose(wrong, v[:, :, :1])
-    mended = F.scaled_dot_product_attention(newest, k, v)  # it may see everything: no mask
-    torch.testing.assert_close(mended, right[:, :, -1:])
+    fixed = F.scaled_dot_product_attention(newest, k, v)  # it may see everything: no mask
+    torch.testing.assert_close(fixed, right[:, :, -1:])
     print("one new token, no mask: right")
     # --8<-- [end:one]
 
@@ -32,15 +32,15 @@ def main() -> None:
     print(f"five new tokens, is_causal=True: off by up to {off:.2f}")
     assert off > 0.5
     seen = torch.ones(5, 32, dtype=torch.bool).tril(32 - 5)  # the triangle at the lower right
-    mended = F.scaled_dot_product_attention(newest, k, v, attn_mask=seen)
-    torch.testing.assert_close(mended, right[:, :, -5:])
+    fixed = F.scaled_dot_product_attention(newest, k, v, attn_mask=seen)
+    torch.testing.assert_close(fixed, right[:, :, -5:])
     print("five new tokens, tril(32 - 5): right")
     # --8<-- [end:several]
 
     from torch.nn.attention.bias import causal_lower_right
 
-    mended = F.scaled_dot_product_attention(newest, k, v, attn_mask=causal_lower_right(5, 32))
-    torch.testing.assert_close(mended, right[:, :, -5:])
+    fixed = F.scaled_dot_product_attention(newest, k, v, attn_mask=causal_lower_right(5, 32))
+    torch.testing.assert_close(fixed, right[:, :, -5:])
     print("five new tokens, causal_lower_right(5, 32): right")
 
 

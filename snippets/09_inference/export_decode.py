@@ -123,12 +123,12 @@ def main() -> None:
                 print("  and further down: length = 2*_length")
         else:
             raise AssertionError(f"{name}: no error")
-    mended, plain = export(StopsNot(), (example,)).module(), Decoder()
+    fixed, plain = export(StopsNot(), (example,)).module(), Decoder()
     for scale, part in ((1, 1), (1e4, 0.5)):  # logits below 100, and above
-        mended.head.weight.mul_(scale)
-        plain.load_state_dict(mended.state_dict())
+        fixed.head.weight.mul_(scale)
+        plain.load_state_dict(fixed.state_dict())
         assert (plain(example).max() > 100) == (scale > 1)
-        torch.testing.assert_close(mended(example), part * plain(example))
+        torch.testing.assert_close(fixed(example), part * plain(example))
     print("torch.where in place of if: exported")
 
 

@@ -1,7 +1,7 @@
 """The pool of blocks runs out: half-grown sequences wait for one another for ever.
 
 Admitting by the length of the prompt fills the pool with beginnings. When each of them needs a
-block more and none is free, nobody moves. Three mends: reserve the worst case, or take the
+block more and none is free, nobody moves. Three fixes: reserve the worst case, or take the
 blocks of the latest arrival and later compute them again, or keep them on the host meanwhile.
 """
 
@@ -116,7 +116,7 @@ def needed(sequence: Sequence, length: int) -> int:
     return -(-length // BLOCK) - len(sequence.table)
 
 
-def serve(model: CachedCharModel, prompts: list[list[int]], mend: str) -> dict:
+def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
     """Grow every prompt to LENGTH tokens in a pool that cannot hold all of them at once."""
     pool = Pool(model, BLOCKS)
     sequences = [Sequence(prompt) for prompt in prompts]
@@ -125,7 +125,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], mend: str) -> dict:
     done["younger kept"] = 0
 
     def preempt(victim: Sequence) -> None:
-        if mend == "swap":
+        if fix == "swap":
             victim.saved = pool.data[:, :, victim.table].clone()  # on a GPU: to pinned memory
             done["bytes moved"] += victim.saved.nbytes
         else:
@@ -142,7 +142,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], mend: str) -> dict:
     while waiting or running:
         while waiting:  # admission: is there room for what it has now, and its next token?
             sequence = waiting[0]
-            length = LENGTH if mend == "reserve" else len(sequence.ids) + 1
+            length = LENGTH if fix == "reserve" else len(sequence.ids) + 1
             if needed(sequence, length) > len(pool.free):
                 break
             sequence.table = [pool.free.pop() for _ in range(needed(sequence, length))]
@@ -156,7 +156,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], mend: str) -> dict:
         moved = False
         for sequence in list(running):
             while sequence in running and needed(sequence, len(sequence.ids)) > len(pool.free):
-                if mend in ("recompute", "swap"):
+                if fix in ("recompute", "swap"):
                     preempt(running[-1])  # the latest to come gives way, if need be itself
                 else:
                     break
@@ -196,24 +196,24 @@ def main() -> None:
         print(f"none       stuck: {error}")
     block_bytes = 2 * 2 * BLOCK * 64 * 4  # layers · (K and V) · tokens · h · fp32
     steps = {}
-    for mend in ("reserve", "recompute", "swap"):
-        done = serve(model, prompts, mend)
-        steps[mend] = done["steps"]
+    for fix in ("reserve", "recompute", "swap"):
+        done = serve(model, prompts, fix)
+        steps[fix] = done["steps"]
         for prompt, text in zip(prompts, done.pop("texts"), strict=True):
             answer = torch.tensor(text[len(prompt) :])
             logits = without_cache(model, text[:-1])[len(prompt) - 1 :]
             chosen = logits.gather(1, answer[:, None])[:, 0]
             torch.testing.assert_close(chosen, logits.amax(1), rtol=0, atol=1e-4)
         print(
-            f"{mend:10} {done['steps']:3} steps, {done['preempted']} preempted, "
+            f"{fix:10} {done['steps']:3} steps, {done['preempted']} preempted, "
             f"{done['recomputed']} tokens computed again, "
             f"{done['bytes moved'] / 2**10:.0f} KiB moved; texts equal"
         )
         moved = 2 * done["blocks"] * block_bytes  # out, and in again
-        assert done["bytes moved"] == (moved if mend == "swap" else 0)
-        assert (done["preempted"] > 0) == (mend != "reserve")
+        assert done["bytes moved"] == (moved if fix == "swap" else 0)
+        assert (done["preempted"] > 0) == (fix != "reserve")
         assert done["younger kept"] == 0, "the latest gives way, so the oldest gets on"
-        assert (done["recomputed"] > 0) == (mend == "recompute")
+        assert (done["recomputed"] > 0) == (fix == "recompute")
     assert steps["recompute"] == steps["swap"] < steps["reserve"]
 
 

@@ -1,6 +1,6 @@
 """probability tensor contains either `inf`, `nan` or element < 0: four ways to get there.
 
-torch.multinomial refuses what is no distribution. Each way is followed by its mend.
+torch.multinomial refuses what is no distribution. Each way is followed by its fix.
 """
 
 import math

@@ -14,7 +14,7 @@ class Forgetful(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
 
 
-class Mended(nn.Module):
+class Fixed(nn.Module):
     def forward(self, q, k, v):
         p = 0.1 if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
@@ -28,13 +28,13 @@ def main() -> None:
     torch.set_num_threads(1)
     q, k, v = (torch.randn(1, 4, 64, 16) for _ in range(3))
     truth = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    for module in (Forgetful().eval(), Mended().eval()):
+    for module in (Forgetful().eval(), Fixed().eval()):
         first, second = module(q, k, v), module(q, k, v)
         off = ((first - truth).norm() / truth.norm()).item()
         name = type(module).__name__
         print(f"{name:10} in eval: twice the same {torch.equal(first, second)!s:5}", end="  ")
         print(f"off by ≈{100 * off:.0f}% of the norm")
-        assert (name == "Mended") == torch.equal(first, second) == (off < 1e-5)
+        assert (name == "Fixed") == torch.equal(first, second) == (off < 1e-5)
 
 
 if __name__ == "__main__":

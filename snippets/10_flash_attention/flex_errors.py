@@ -48,8 +48,8 @@ def main() -> None:
     # --8<-- [end:failures]
     for name, function in failures.items():
         print(f"{name}:\n    {first_line(function)}")
-    mended = create_block_mask(where, None, None, 256, 256, "cpu")
-    out = flex_attention(q, k, v, block_mask=mended)
+    fixed = create_block_mask(where, None, None, 256, 256, "cpu")
+    out = flex_attention(q, k, v, block_mask=fixed)
     torch.testing.assert_close(out[:, :, :4], plain[:, :, :4])  # these see every key
     seen = torch.arange(256) <= torch.arange(256)[:, None]
     seen[:4] = True

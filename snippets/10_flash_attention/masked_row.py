@@ -1,4 +1,4 @@
-"""A query that may see no key: NaN in its row, then in gradients of all rows, and the mends.
+"""A query that may see no key: NaN in its row, then in gradients of all rows, and the fixes.
 
 Such rows come from padding in front, from an empty context in cross-attention, from a causal
 mask with more queries than keys. Softmax of minus infinities is 0/0.
@@ -28,7 +28,7 @@ def guarded(q, k, v, seen):
 
 
 def late(q, k, v, seen):
-    """A mend that is none: the output is clean, the gradient of softmax still meets NaN."""
+    """A fix that is none: the output is clean, the gradient of softmax still meets NaN."""
     return plain(q, k, v, seen).nan_to_num(0.0)
 
 

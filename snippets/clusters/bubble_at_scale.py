@@ -5,6 +5,7 @@ are ready. With N GPUs, TP 8 and p = 16, a batch of 2,048 sequences leaves m = 2
 micro-batches to a pipeline. Draws bubble_at_scale.svg.
 """
 
+import itertools
 import math
 
 import matplotlib
@@ -105,6 +106,9 @@ def draw() -> None:
 
 
 def main() -> None:
+    for rank in range(STAGES):  # 1F1B holds as many micro-batches as there are stages behind it
+        steps = (1 if forward else -1 for forward, _, _ in order(rank, STAGES, 64, 1))
+        assert max(itertools.accumulate(steps)) == STAGES - rank
     print("share of the step that works, formula and simulated")
     print("   GPUs    m      1F1B          2 chunks      4 chunks      8 chunks")
     shares = {}

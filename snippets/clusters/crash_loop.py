@@ -5,7 +5,7 @@ that failed; against an input that fails it only repeats. So count: a life that 
 where the last one ended is no accident of hardware.
 
     (no flag)   every life saves at step 6 and dies in step 8, until torchrun gives up
-    --mend      each life leaves word of its step; the third knows of two that died in it, and
+    --fix      each life leaves word of its step; the third knows of two that died in it, and
                 leaves that batch out
 
 No torch is needed for it: torchrun starts any program.
@@ -25,11 +25,11 @@ def compute(step: int) -> None:
 
 
 # --8<-- [start:main]
-def main(mend: bool) -> None:
+def main(fix: bool) -> None:
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     done = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
     tried = TRYING.read_text().split() if TRYING.exists() else []  # where each life ended
-    left_out = {int(step) for step in tried if tried.count(step) >= 2} if mend else set()
+    left_out = {int(step) for step in tried if tried.count(step) >= 2} if fix else set()
     print(f"life {life}: from step {done + 1}", end="", flush=True)
     for step in range(done + 1, STEPS + 1):
         # a life leaves the number of the step that it tries; the last one stays when it dies
@@ -53,4 +53,4 @@ if __name__ == "__main__":
         sys.exit(
             "start with torchrun: torchrun --nproc-per-node=1 --max-restarts=3 crash_loop.py"
         )
-    main("--mend" in sys.argv)
+    main("--fix" in sys.argv)

@@ -71,31 +71,31 @@ def reduce_count(ledger: Ledger, count: torch.Tensor) -> None:
 
 
 # --8<-- [start:cases]
-def order(ledger: Ledger, mended: bool) -> float:
+def order(ledger: Ledger, fixed: bool) -> float:
     loss, count = torch.full((4,), 0.5), torch.full((4,), 8.0)
     calls = {"loss": (reduce_loss, loss), "count": (reduce_count, count)}
     names = ["loss", "count"]
     if dist.get_rank() == ODD:
         names = ["count", "loss"]  # it walked over a set, or over the files of a folder
-    for name in sorted(names) if mended else names:
+    for name in sorted(names) if fixed else names:
         call, value = calls[name]
         call(ledger, value)
     return loss[0].item()
 
 
-def dtype(ledger: Ledger, mended: bool) -> float:
+def dtype(ledger: Ledger, fixed: bool) -> float:
     count = torch.tensor([8, 8], dtype=torch.int32 if dist.get_rank() == ODD else torch.float32)
-    if mended:
+    if fixed:
         count = count.float()  # cast at the border, whatever the branch before it made
     reduce_count(ledger, count)
     return float(count[0])
 
 
-def shape(ledger: Ledger, mended: bool) -> float:
+def shape(ledger: Ledger, fixed: bool) -> float:
     matrix = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     if dist.get_rank() == ODD:
         matrix = matrix.T.contiguous()  # [3, 2]: as many numbers, in another order
-    if mended:
+    if fixed:
         matrix = matrix.T.contiguous() if matrix.shape == (3, 2) else matrix
         assert matrix.shape == (2, 3)
     reduce_loss(ledger, matrix)
@@ -113,7 +113,7 @@ def run(rank: int, tool: str) -> dict[str, tuple[float | str, str | None]]:
     for name, (case, _) in CASES.items():
         ledger = Ledger()
         try:
-            value: float | str = case(ledger, mended=tool == "mended")
+            value: float | str = case(ledger, fixed=tool == "fixed")
         except RuntimeError as error:
             value = str(error)
         results[name] = (value, None if tool == "DETAIL" else ledger.disagreement())
@@ -163,7 +163,7 @@ def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("disagree.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
-    tools = ("bare", "DETAIL", "mended")
+    tools = ("bare", "DETAIL", "fixed")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pids = [fork_rank_with(rank, tool, folder) for tool in tools for rank in range(RANKS)]
@@ -192,9 +192,9 @@ def main() -> None:
         print(f"  ledger   {ledger}")
         assert ledger.startswith(f"rank [{ODD}]")
         assert (name == "order") == isinstance(detail[0], float)
-        for results in said["mended"]:
+        for results in said["fixed"]:
             assert results[name] == (right, None)
-    print("mended: all right on all ranks, and the ledgers agree")
+    print("fixed: all right on all ranks, and the ledgers agree")
 
 
 if __name__ == "__main__":

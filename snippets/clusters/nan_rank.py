@@ -7,7 +7,7 @@ element of a sum to another, and one and the same all-reduce says who it was.
 
     bare     what happens
     guarded  the step is left out by all ranks alike; the rest equals a run without that batch
-    alone    the wrong mend: the guilty rank alone sends zeros, and the mean is too small
+    alone    the wrong fix: the guilty rank alone sends zeros, and the mean is too small
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -140,7 +140,7 @@ def main() -> None:
         print(f"  rank {rank}: {said[0]}")
     print("  final weights, bit for bit those of a run without that batch: True")
 
-    # the wrong mend, in the step in question: the sum of two divided by three
+    # the wrong fix, in the step in question: the sum of two divided by three
     assert ranks[0]["alone"][0].isfinite().all()
     before = ranks[0]["without"][0].new_zeros(3)
     for step in range(1, AT):

@@ -150,6 +150,8 @@ def operate(folder: Path, agents: list[subprocess.Popen]) -> None:
         wait_until(condition, agents)
         print(f"after ≈{time.monotonic() - cut:.0f} s: {what}")
     assert agents[0].wait(timeout=600) == 0
+    first = int(re.findall(r"1 node: from step ≈(\d+)", log.read_text())[0])
+    assert first % EVERY == 1 and first > CUT_AT - EVERY  # behind a save, not from the start
     for line in log.read_text().splitlines():
         print(f"  {line}")
     signal_node(agents[1], signal.SIGCONT)  # the cable is back, and finds nobody

@@ -31,8 +31,8 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-def rank(folder: Path, mended: bool) -> None:
-    if mended:
+def rank(folder: Path, fixed: bool) -> None:
+    if fixed:
         end_with_parent()  # line one of the program, before torch is imported
     (folder / f"pid.{os.environ['RANK']}").write_text(str(os.getpid()))
     time.sleep(3600)  # training
@@ -84,20 +84,20 @@ def ask_too_late(folder: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     late = subprocess.run(
-        [sys.executable, __file__, str(folder), "mended"],
+        [sys.executable, __file__, str(folder), "fixed"],
         env=os.environ | {"RANK": "0", "LAUNCHER": str(gone.pid)},
         timeout=600,
     )
     assert late.returncode == 1 and not list(folder.iterdir())
-    print("mended: torchrun was gone before the rank could ask; the rank ends")
+    print("fixed: torchrun was gone before the rank could ask; the rank ends")
 
 
 def main() -> None:
     if "RANK" in os.environ:
-        return rank(Path(sys.argv[1]), mended=sys.argv[2] == "mended")
+        return rank(Path(sys.argv[1]), fixed=sys.argv[2] == "fixed")
     if not Path("/proc/self/stat").exists():
         sys.exit("orphans.py asks Linux to end a process with its parent: it needs Linux")
-    for how in ("bare", "mended"):
+    for how in ("bare", "fixed"):
         with tempfile.TemporaryDirectory() as name:
             operate(Path(name), how)
     with tempfile.TemporaryDirectory() as name:

@@ -182,7 +182,7 @@ def main() -> None:
         folder = Path(name)
         assert not any(wait_for([fork_rank(rank, folder, run) for rank in range(RANKS)]))
         found = pickle.loads((folder / "found.0").read_bytes())
-    healthy, straggler, slow, trips, detour, mended = found
+    healthy, straggler, slow, trips, detour, fixed = found
 
     tables = {"healthy": healthy, "a slow rank": straggler, "a slow link": slow}
     draw(tables)
@@ -195,6 +195,7 @@ def main() -> None:
     assert slow[:, 1].min() > 1.5 * healthy[:, 1].max()
     assert slow[:, 1].min() > 0.6 * slow[:, 1].max()  # and all wait alike
     added = 2 * (RANKS - 1) * HELD * 1e3
+    assert slow[:, 1].min() * 1e3 > 0.6 * added  # ranks that come late wait less
     print(f"predicted: {2 * (RANKS - 1)} messages in a row, {added:.0f} ms more")
     print("round trips in ms")
     print("         " + "".join(f"rank {rank:<5}" for rank in range(RANKS)).rstrip())
@@ -203,11 +204,11 @@ def main() -> None:
         print(f"  rank {rank} " + "".join(f"{cell:<10}" for cell in cells).rstrip())
     worst = divmod(int(trips.argmax()), RANKS)
     others = [trips[a, b] for a, b in itertools.combinations(range(RANKS), 2) if {a, b} != LINK]
-    assert set(worst) == LINK and trips[worst] > 4 * max(others)
+    assert set(worst) == LINK and trips[worst] > max(4 * max(others), 1.9 * HELD)
     print(f"the slowest link joins ranks {sorted(worst)}")
     assert LINK not in [set(link) for link in links(detour)]
-    gain = (slow.sum(1).max() / mended.sum(1).max()).item()
-    print(f"a ring without it: {detour}; the slow step over the mended one: ≈{gain:.1f}")
+    gain = (slow.sum(1).max() / fixed.sum(1).max()).item()
+    print(f"a ring without it: {detour}; the slow step over the fixed one: ≈{gain:.1f}")
     assert gain > 1.5
 
 

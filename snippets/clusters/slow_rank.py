@@ -1,4 +1,4 @@
-"""A straggler, found by two numbers from each rank, and mended by giving it fewer rows.
+"""A straggler, found by two numbers from each rank, and fixed by giving it fewer rows.
 
 Three ranks share a batch of 48 rows. Then rank 1 needs three times as long for a row (a hot
 GPU, a neighbour on its cores). All ranks have the same time per step, so each measures its
@@ -140,7 +140,7 @@ def main() -> None:
     print(f"own time above 1.5 medians: rank {found}")
     predicted = (TIMES_SLOWER * (RANKS - 1) + 1) / RANKS
     gain = steps[1] / steps[2]
-    print(f"the slow step over the mended one: predicted {predicted:.1f}, ≈{gain:.1f}")
+    print(f"the slow step over the fixed one: predicted {predicted:.1f}, ≈{gain:.1f}")
     print("gradient in all three, on all ranks: the same")
     assert not stragglers(ranks[0][0]["table"]) and found == [SLOW]
     waits = ranks[0][1]["table"][:, 1]

@@ -1,7 +1,8 @@
 """After a restart two ranks resume from different steps, and nothing is raised.
 
-Each node saves on a disk of its own. Node 1 was cut off before its last save, so its newest
-checkpoint is older. Every rank resumes from *its* newest: the replicas differ from the first
+Each node saves on a disk of its own. Node 1 was cut off before its last save, and the disk of
+node 0 was full at the one before: the newest step that both have is older than the newest of
+either. Every rank resumes from *its* newest: the replicas differ from the first
 step on, and their gradients are summed all the same. The one that is ahead ends with success;
 the other one, which is behind, gets the error.
 
@@ -24,7 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-RANKS, STEPS, KEPT = 2, 12, {0: [3, 6, 9], 1: [3, 6]}  # the steps that each disk holds
+RANKS, STEPS, KEPT = 2, 12, {0: [3, 9], 1: [3, 6]}  # the steps that each disk holds
 
 
 # --8<-- [start:agree]

@@ -36,7 +36,7 @@ def main() -> None:
         print(f"{text}\n  {said_by(call)}")
     assert not torch.cuda.is_available()  # this one asks, and does not fail
 
-    # the mend in a program: take what there is
+    # the fix in a program: take what there is
     device = torch.device("cpu")
     dist.init_process_group(dist.get_default_backend_for_device(device), **alone)
     one = torch.ones(1, device=device)

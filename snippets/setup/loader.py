@@ -48,7 +48,7 @@ def main() -> None:
     print(f"the library lies where nobody looks\n  {said}")
     assert said == f"{LIBRARY}: cannot open shared object file: No such file or directory"
 
-    # a mend: say where it is; the better one is an extension built for the CUDA that torch has
+    # a fix: say where it is; the better one is an extension built for the CUDA that torch has
     said = load(path="cuda11")
     print(f"LD_LIBRARY_PATH=cuda11\n  {said}")
     assert said == "11000"

@@ -40,7 +40,7 @@ def main() -> None:
     assert said == "AttributeError: module 'torch' has no attribute 'ones'"
     place = python("import torch; print(torch.__file__)")
     print(f"  torch.__file__ ends with torch.py: {place.endswith('torch.py')}")
-    Path("torch.py").unlink()  # the mend: rename it
+    Path("torch.py").unlink()  # the fix: rename it
 
     Path("old/torch").mkdir(parents=True)
     Path("old/torch/__init__.py").write_text("__version__ = '1.13.1'\n")
@@ -50,7 +50,7 @@ def main() -> None:
     print(f"  {python(EVERY_TORCH, 'old')}")
     assert version == "1.13.1" != installed
 
-    again = python("import torch; print(torch.__version__.partition('+')[0])")  # the mend
+    again = python("import torch; print(torch.__version__.partition('+')[0])")  # the fix
     print(f"with both gone\n  the installed torch again: {again == installed}")
     assert again == installed
 

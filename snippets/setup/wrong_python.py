@@ -47,7 +47,7 @@ def main() -> None:
     print(f"  its first line names this Python: {same}")
     assert said == "ModuleNotFoundError: No module named 'torch'"
 
-    # the mend: name the Python once, and start everything as a module of it
+    # the fix: name the Python once, and start everything as a module of it
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--help"],
         capture_output=True, text=True, check=True,
