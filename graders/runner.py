@@ -532,6 +532,26 @@ def _keep_stores(requests: Any) -> None:
         requests.send(store.port)
 
 
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait: what they raise while a process forks can be lost.
+
+    Modules have hooks at a fork, and Python ignores what is raised in those.
+    """
+    came: list[int] = []
+    own = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in own.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
 def lab_of(name: str) -> Any:
     """The `graders.tools.Lab` for a lab, or for a part of the assessment, of this name."""
     kind = "labs" if name.startswith("lab") else "assessment"
@@ -753,11 +773,12 @@ class Runner:
                 read, write = self.context.Pipe(duplex=False)
                 arguments = (self.lab, step.number, str(path), rank, world, port)
                 arguments += (str(folder), send, write, scene)
-                process = self.context.Process(target=_serve, args=arguments)
-                process.start()
+                with held_back():
+                    process = self.context.Process(target=_serve, args=arguments)
+                    process.start()
+                    processes.append(process)
                 send.close()
                 write.close()
-                processes.append(process)
                 os.set_blocking(receive.fileno(), False)  # whoever has the pipe can write half
                 events.append(receive)
                 outputs.append(read)
@@ -772,8 +793,9 @@ class Runner:
         """The port of a store that nobody has used."""
         if self.keeper is None or not self.keeper.is_alive():
             self.stores, theirs = self.context.Pipe()
-            self.keeper = self.context.Process(target=_keep_stores, args=(theirs,))
-            self.keeper.start()
+            with held_back():
+                self.keeper = self.context.Process(target=_keep_stores, args=(theirs,))
+                self.keeper.start()
             theirs.close()
         self.stores.send(True)
         return self.stores.recv()

@@ -172,9 +172,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("stopped")
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        nowhere = "No usable temporary directory" in str(error)  # not one byte is left
+        if error.errno != errno.ENOSPC and not nowhere:
             raise
-        sys.exit(f"{error.strerror}: make room, or name another folder for it, TMPDIR=FOLDER")
+        full = os.strerror(errno.ENOSPC)
+        sys.exit(f"{full}: make room, or name another folder for it, TMPDIR=FOLDER")
     sys.exit(0 if all(results) else 1)
 
 

@@ -561,3 +561,19 @@ def test_folders_work_when_they_are_copied(tmp_path: Path) -> None:
     done = run(sys.executable, "labs/check.py", "x.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "check.py needs the folder graders/, which lies beside labs/\n"
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_an_interrupt_while_ranks_are_forked_is_not_lost(tmp_path: Path) -> None:
+    """logging has a hook at a fork, in which Python ignores a KeyboardInterrupt."""
+    lab = LABS / "lab02_ddp.py"
+    done = run(sys.executable, "-c", INTERRUPTED, LABS / "check.py", lab, cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "stopped"), done.stderr
+    assert "passed" not in done.stdout

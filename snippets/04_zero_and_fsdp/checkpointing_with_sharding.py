@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -101,6 +101,7 @@ def main() -> None:
         model = copy.deepcopy(alone)
         model.zero_grad()
         model = fully_shard(nn.Sequential(*(wrap(block) for block in model)))
+        assert isinstance(model[0], FSDPModule) == (wrap is not checkpoint_outside)
         saved: dict[int, int] = {}
 
         def note(

@@ -66,6 +66,11 @@ def main() -> None:
         loss.backward()
         clip(model)
         ours = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
+        for p in model.parameters():
+            p.grad /= 2  # half the limit: not to be touched
+        clip(model)
+        again = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
+        assert torch.equal(ours / 2, again)
         cosine = torch.cosine_similarity(ours, truth, dim=0)
         equal = torch.allclose(ours, truth, rtol=1e-4, atol=1e-6)
         assert equal == (clip is clip_by_common_norm or n == 1)  # one rank has no other shard

@@ -51,6 +51,7 @@ class Unit:
 
     def gather(self, following: int) -> None:
         """Finish this unit's all-gather, and start the one that is needed next."""
+        self.fsdp.waits += self.gathering is None  # nobody has started it: nothing hides it
         self.launch_gather()
         if 0 <= following < len(self.fsdp.units):
             self.fsdp.units[following].launch_gather()
@@ -94,7 +95,7 @@ class MiniFSDP(nn.Module):
     def __init__(self, module: nn.Sequential) -> None:
         super().__init__()
         self.module, self.units, self.reduction = module, [], None
-        self.bytes, self.held, self.peak = {}, 0, 0
+        self.bytes, self.held, self.peak, self.waits = {}, 0, 0, 0
         for child in module:
             self.units.append(Unit(child, self))
 
@@ -177,6 +178,7 @@ def main() -> None:
         truth = torch.cat([p.detach().flatten() for p in block.parameters()])
         truth = torch.cat([truth, truth.new_zeros(unit.sizes[-1])]).chunk(n)[rank]
         torch.testing.assert_close(unit.shard.detach(), truth)
+    assert fsdp.waits == 2 * STEPS  # the first of forward, the first of backward
     if rank == 0:
         print(f"N = {n}: all shards equal to one process")
         kept = sum(shard.numel() for shard in fsdp.shards())

@@ -140,9 +140,11 @@ def main() -> None:
         block = copy.deepcopy(alone[0])
         fully_shard(block.up, mp_policy=policy)
         fully_shard(block, mp_policy=POLICIES["param bf16"])
+        kept: list[torch.dtype] = []
+        block.up.register_forward_pre_hook(lambda m, _, kept=kept: kept.append(m.weight.dtype))
         try:
             told = f"returns {short(block(inputs[rank::n]).dtype)}"
-            assert policy is KEEP_FP32
+            assert policy is KEEP_FP32 and kept == [FP32]
         except RuntimeError as error:
             told = f"RuntimeError: {error}"
         if rank == 0:

@@ -117,6 +117,7 @@ def main() -> None:
     for parameter, truth in zip(ours.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(parameter, truth)
 
+    assert all(p.grad is None for p in ours.parameters())  # freed, not zeroed
     sizes = [ELEMENT * bucket.filled() for bucket in optimizer.buckets]
     shards = [bucket.shard.nbytes for bucket in optimizer.buckets]
     first = optimizer.buckets[0].flat.nbytes  # padded

@@ -44,6 +44,8 @@ def main() -> None:
         upper = factor(fixed)
         torch.testing.assert_close(upper.T @ upper @ fixed, torch.eye(K), atol=1e-3, rtol=0)
         torch.testing.assert_close(x @ kept.T, x @ w.T)  # a dead input's weight is not missed
+        added = (fixed - h).diagonal()[h.diagonal() > 0] / h.diagonal().mean()
+        assert added.min() > 0.005 and added.max() < 0.02  # some 1%, whatever the inputs' size
         assert kept.eq(0).any() == (name == "a dead channel")
     factor(prepared(dead.T @ dead, w, damping=0)[0])  # a dead input needs no damping
     print("with dead inputs set apart and 1% on the diagonal, both have a factor")

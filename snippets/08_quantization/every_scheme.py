@@ -298,8 +298,9 @@ def tokens_per_second(models: dict[str, CharModel], ids: torch.Tensor) -> dict[s
 @torch.no_grad()
 def hold_layers(model: CharModel, models: dict[str, CharModel], ids: torch.Tensor) -> None:
     """Hold single layers to what their schemes promise; the losses alone are too close."""
-    for scheme in (Nibbles, Nf4):  # weights that are levels of the table are kept exactly
-        levels = torch.stack([scheme.table[torch.randperm(16)] for _ in range(16)])
+    tables = {Nibbles: torch.arange(16) - 7.5, Nf4: NF4}
+    for scheme, table in tables.items():  # weights that are levels are kept exactly
+        levels = torch.stack([table[torch.randperm(16)] for _ in range(16)])
         linear = nn.Linear(16 * 16, 1, bias=False)
         linear.weight = nn.Parameter(levels.reshape(1, -1))
         torch.testing.assert_close(scheme(linear).weight(), linear.weight)

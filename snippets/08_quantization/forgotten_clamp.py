@@ -26,6 +26,7 @@ def main() -> None:
     print(f"divided in fp32 and clamped {fixed:.1%}")
     assert flipped > 0 and error > 4 * fixed
     assert (q.float() * w >= 0).all()
+    assert ((q * exact - w.float()).abs() <= exact * (0.5 + 1e-4)).all()  # half a step at most
 
 
 if __name__ == "__main__":

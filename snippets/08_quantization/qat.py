@@ -229,6 +229,7 @@ def main() -> None:
             "{:4}   {:>21}   {:>19}   {:>10}".format(bits, *cells)
             + f"   {f'≈{recovered:.0%}':>9}"
         )
+        assert abs(recovered - 2 / 3) < 0.12
         assert trained < best - {4: 0.0, 3: 0.05, 2: 0.3}[bits]
     draw([4, 3, 2], table, {"fp32": fp32, f"fp32, {STEPS} more steps": control})
 
