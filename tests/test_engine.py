@@ -73,7 +73,7 @@ dist.barrier()
     )
     book.program(
         "close",
-        'print("loss 0.50001,   ≈3.1 ms and ≈1.2e-07, 1,024 ranks")\n',
+        'import time\nbegan = time.perf_counter()\nprint("loss 0.50001,   ≈3.1 ms and ≈1.2e-07, 1,024 ranks")\n',
         "$ python close.py\nloss 0.50002, ≈12.25 ms and ≈4e-06, 1,024 ranks\n",
     )
     book.program(
@@ -725,7 +725,9 @@ def test_what_failed_is_repeated_beside_what_passed_with_the_same_fixture(book: 
 
 
 def test_record_writes_what_changed_and_keeps_the_rest(book: Book) -> None:
-    book.program("same", "print('≈1.5 s')\n", "$ python same.py\n≈2.5 s\n")
+    book.program(
+        "same", "import time\ntime.sleep(0)\nprint('≈1.5 s')\n", "$ python same.py\n≈2.5 s\n"
+    )
     book.program("other", "print('new')\n", "$ python other.py\nold\n")
     book.program("fails", "print('new')\nraise SystemExit(1)\n", "$ python fails.py\nold\n")
     before = book.read("snippets/t/same.cpu.txt"), book.read("snippets/t/fails.cpu.txt")

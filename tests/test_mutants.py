@@ -154,7 +154,7 @@ def test_without_a_clock_a_measured_number_is_held_closely(recorded, printed, sa
 
 def test_a_program_that_reads_a_clock_is_not_steady(tmp_path: Path) -> None:
     for source, steady in (
-        ("import time\ntime.sleep(1)\n", True),
+        ("# one at a time.\n", True),
         ("time.perf_counter()", False),
     ):
         path = tmp_path / "snippets" / "it.py"

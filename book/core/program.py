@@ -21,7 +21,7 @@ LAUNCH = "labs/launch/"  # job scripts and what they start: their commands are t
 SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 DEVICES = ("cpu", "cuda")
 _CLOCK = re.compile(
-    r"perf_counter|process_time|thread_time|monotonic|\btime\.time\b|elapsed_time|timeit|do_bench"
+    r"\btime\.[a-z_]+\(|perf_counter|monotonic|elapsed_time|timeit|do_bench|\bkill\("
     r"|\bprofil|chrono|getrusage|VmHWM|VmRSS|\$SECONDS|\bdate \+"
 )
 _RECORDED = re.compile(r"(?P<stem>.+?)\.(?:(?P<device>cpu|cuda)\.txt|svg)")
