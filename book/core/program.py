@@ -22,6 +22,7 @@ SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 DEVICES = ("cpu", "cuda")
 _CLOCK = re.compile(
     r"\btime\.[a-z_]+\(|perf_counter|monotonic|elapsed_time|timeit|do_bench|\bkill\("
+    r"|asyncio|threading|cpu_count|/proc/|/sys/"
     r"|\bprofil|chrono|getrusage|VmHWM|VmRSS|\$SECONDS|\bdate \+"
 )
 _RECORDED = re.compile(r"(?P<stem>.+?)\.(?:(?P<device>cpu|cuda)\.txt|svg)")
@@ -92,7 +93,7 @@ class Program:
 
     @property
     def steady(self) -> bool:
-        """Whether what it measures depends on no clock: a loss, a share, an error."""
+        """Whether it asks no clock, no thread and nothing of the machine: a loss, a share."""
         files = [self.path, *(each.path for each in self.companions())]
         return not any(_CLOCK.search(path.read_text("utf-8")) for path in files)
 
