@@ -26,7 +26,7 @@ from book.core import BookError
 RELATIVE_TOLERANCE = 1e-3
 BAND = 5000  # times that a measured number may be larger or smaller on another, busy machine
 SHARE_BAND = 50  # the same for a measured percentage
-STEADY_BAND = 1.25  # times, where the program reads no clock
+STEADY_BAND = 1.5  # times, where the program reads no clock
 ROUNDING_BAND = 10  # times, there, for a number like 3e-7: it is what rounding left
 
 _WHOLE = r"\d+(?:[,_]\d{3})*"

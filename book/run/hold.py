@@ -406,7 +406,7 @@ def _write(attempt: _Attempt) -> None:
 
 COORDINATES = ("d", "points", "transform", "x", "y", "width", "height", "cx", "cy", "r")
 _COORDINATE = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-NUDGE = 8.0  # how far a point may lie from where it was; figures are some 500 wide
+NUDGE = 15.0  # how far a point may lie from where it was; figures are some 500 wide
 
 
 def read_figure(text: str) -> tuple[list[str], list[list[float]]]:
