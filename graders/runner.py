@@ -36,7 +36,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -52,7 +51,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from graders import limits
+from graders import limits, machine
 
 PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
 GRACE = 1.5  # seconds asleep that the other ranks get after one has failed
@@ -238,7 +237,7 @@ class Bench:
             words = [sys.executable, *starts[words[0]], *words[1:]]
         env = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
         env |= {"PYTHONUTF8": "1"} | variables
-        if not knows_itself():
+        if not machine.knows_itself():
             env.setdefault("PET_LOCAL_ADDR", "localhost")  # not a host that nobody finds
         for name, value in self.runner.visible.items():
             env.pop(name, None)
@@ -532,26 +531,6 @@ def _keep_stores(requests: Any) -> None:
         requests.send(store.port)
 
 
-@contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait: what they raise while a process forks can be lost.
-
-    Modules have hooks at a fork, and Python ignores what is raised in those.
-    """
-    came: list[int] = []
-    own = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in own.items():
-            signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
-
-
 def lab_of(name: str) -> Any:
     """The `graders.tools.Lab` for a lab, or for a part of the assessment, of this name."""
     kind = "labs" if name.startswith("lab") else "assessment"
@@ -674,28 +653,6 @@ def _ranks(pids: list[int]) -> dict[int, int]:
     return found
 
 
-def cannot_meet() -> str:
-    """Why ranks of this machine cannot meet, and what to do; empty where they can."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname()).close()
-    except OSError as error:
-        return (
-            f"ranks cannot meet here, this machine does not reach 127.0.0.1 "
-            f"({os.strerror(error.errno)}): bring lo up with that address, as root: "
-            f"ip link set lo up, or ip addr add 127.0.0.1/8 dev lo"
-        )
-    return ""
-
-
-@functools.lru_cache(maxsize=1)
-def knows_itself() -> bool:
-    """Whether this machine's own name leads to an address, as torchrun expects."""
-    with contextlib.suppress(OSError):
-        return bool(socket.getaddrinfo(socket.gethostname(), None))
-    return False
-
-
 class Runner:
     """Runs steps of one lab on one file. A context manager: on leaving, nothing is left."""
 
@@ -709,7 +666,7 @@ class Runner:
         self.lab, self.limit, self.visible = lab, limit, visible or {}
 
     def __enter__(self) -> "Runner":
-        if why := cannot_meet():
+        if why := machine.cannot_meet():
             sys.exit(why)
         if LINUX:
             ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us
@@ -773,7 +730,7 @@ class Runner:
                 read, write = self.context.Pipe(duplex=False)
                 arguments = (self.lab, step.number, str(path), rank, world, port)
                 arguments += (str(folder), send, write, scene)
-                with held_back():
+                with machine.held_back():
                     process = self.context.Process(target=_serve, args=arguments)
                     process.start()
                     processes.append(process)
@@ -793,7 +750,7 @@ class Runner:
         """The port of a store that nobody has used."""
         if self.keeper is None or not self.keeper.is_alive():
             self.stores, theirs = self.context.Pipe()
-            with held_back():
+            with machine.held_back():
                 self.keeper = self.context.Process(target=_keep_stores, args=(theirs,))
                 self.keeper.start()
             theirs.close()

@@ -6,7 +6,6 @@ The exit status is 0 only if every step passes.
 """
 
 import argparse
-import errno
 import os
 import re
 import signal
@@ -24,7 +23,7 @@ sys.path.append(str(ROOT))
 if not (ROOT / "graders").is_dir():
     sys.exit("check.py needs the folder graders/, which lies beside labs/")
 
-from graders import runner  # noqa: E402
+from graders import machine, runner  # noqa: E402
 
 INDENT = " " * 8
 GRADERS = sorted(ROOT.glob("graders/labs/lab*.py")) + sorted(
@@ -172,11 +171,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("stopped")
     except OSError as error:
-        nowhere = "No usable temporary directory" in str(error)  # not one byte is left
-        if error.errno != errno.ENOSPC and not nowhere:
+        if not machine.is_full(error):
             raise
-        full = os.strerror(errno.ENOSPC)
-        sys.exit(f"{full}: make room, or name another folder for it, TMPDIR=FOLDER")
+        sys.exit(f"{machine.FULL}: make room, or name another folder for it, TMPDIR=FOLDER")
     sys.exit(0 if all(results) else 1)
 
 

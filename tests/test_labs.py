@@ -29,6 +29,7 @@ from wrong import Answer, Body, Stale, Table, edited
 from book.core.program import Program
 from book.run import runner
 from book.run.plugin import SESSION
+from graders import machine
 
 INPUTS = [
     "assessment", "book/core", "book/run", "graders", "labs", "tests/grading.py", "tests/wrong",
@@ -563,17 +564,28 @@ def test_folders_work_when_they_are_copied(tmp_path: Path) -> None:
     assert done.stderr == "check.py needs the folder graders/, which lies beside labs/\n"
 
 
-INTERRUPTED = """
-import os, runpy, signal, sys
-os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
+UNDER_A_HOOK = """
+import os, runpy, signal, sys, tempfile
+{}
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_an_interrupt_while_ranks_are_forked_is_not_lost(tmp_path: Path) -> None:
-    """logging has a hook at a fork, in which Python ignores a KeyboardInterrupt."""
-    lab = LABS / "lab02_ddp.py"
-    done = run(sys.executable, "-c", INTERRUPTED, LABS / "check.py", lab, cwd=tmp_path)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "stopped"), done.stderr
-    assert "passed" not in done.stdout
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        # logging has a hook at a fork, too, and Python ignores a KeyboardInterrupt there
+        ("os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))",
+         "stopped"),
+        # not one byte is free anywhere
+        ("tempfile._candidate_tempdir_list = list",
+         f"{machine.FULL}: make room, or name another folder for it, TMPDIR=FOLDER"),
+    ],
+    ids=["an interrupt while ranks are forked", "no folder for temporary files"],
+)  # fmt: skip
+def test_check_says_in_a_word_why_it_ends(hook: str, said: str, tmp_path: Path) -> None:
+    code, lab = UNDER_A_HOOK.format(hook), LABS / "lab02_ddp.py"
+    done = run(sys.executable, "-c", code, LABS / "check.py", lab, cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, said), done.stderr
+    assert "passed" not in done.stdout and "Traceback" not in done.stderr

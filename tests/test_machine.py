@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import pytest
 from conftest import Book
 from processes import HANG, left_behind, until
 
-from book.run import machine
+from graders import machine
 
 INPUTS = ["book", "graders", "labs", "Makefile", "tests/conftest.py"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,13 +64,6 @@ def test_a_host_name_that_leads_nowhere_is_not_given_to_ranks(tmp_path: Path) ->
     script = "hostname no-such-name.invalid; "
     status, said = elsewhere("--uts", f'{script} "{sys.executable}" -c "{code}"', tmp_path)
     assert (status, said.split()) == (0, ["localhost"]), said
-
-
-def test_the_grader_asks_what_the_engine_asks() -> None:
-    """Neither has the other at hand."""
-    grader = (ROOT / "graders/runner.py").read_text("utf-8")
-    for ask in (machine.cannot_meet, machine.knows_itself):
-        assert inspect.getsource(ask) in grader, ask.__name__
 
 
 def test_a_terminal_that_lacks_a_character_gets_another(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
     """A newcomer who follows it step by step sees what it says."""
     if shutil.which("make") is None:
         pytest.skip("this machine has no make")
-    for name in ("book", "docs", "Makefile", "pyproject.toml"):
+    for name in ("book", "docs", "graders", "Makefile", "pyproject.toml"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp_path / name, symlinks=True)

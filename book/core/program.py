@@ -20,7 +20,7 @@ FOLDERS = ("snippets", "labs", "assessment")
 LAUNCH = "labs/launch/"  # job scripts and what they start: their commands are typed in there
 SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 DEVICES = ("cpu", "cuda")
-_CLOCK = re.compile(
+_MACHINE = re.compile(
     r"\btime\.[a-z_]+\(|perf_counter|monotonic|elapsed_time|timeit|do_bench|\bkill\("
     r"|asyncio|threading|cpu_count|/proc/|/sys/"
     r"|\bprofil|chrono|getrusage|VmHWM|VmRSS|\$SECONDS|\bdate \+"
@@ -93,9 +93,9 @@ class Program:
 
     @property
     def steady(self) -> bool:
-        """Whether it asks no clock, no thread and nothing of the machine: a loss, a share."""
+        """Whether what it prints asks no clock, no thread and nothing of the machine."""
         files = [self.path, *(each.path for each in self.companions())]
-        return not any(_CLOCK.search(path.read_text("utf-8")) for path in files)
+        return not any(_MACHINE.search(path.read_text("utf-8")) for path in files)
 
     def imports(self, *packages: str) -> list[str]:
         """Which of these packages it imports."""

@@ -26,7 +26,7 @@ from book.core import BookError
 RELATIVE_TOLERANCE = 1e-3
 BAND = 5000  # times that a measured number may be larger or smaller on another, busy machine
 SHARE_BAND = 50  # the same for a measured percentage
-STEADY_BAND = 1.5  # times, where the program reads no clock
+STEADY_BAND = 1.5  # times, where the program is steady: it asks no clock and no machine
 ROUNDING_BAND = 10  # times, there, for a number like 3e-7: it is what rounding left
 
 _WHOLE = r"\d+(?:[,_]\d{3})*"
@@ -154,7 +154,7 @@ def same_line(expected: str, actual: str, steady: bool = False) -> bool:
 
     A number directly behind ``≈`` was measured: it may be `BAND` times larger or smaller (a
     percentage `SHARE_BAND` times), counted from its last digit, so that 0.0% is near 0.1% and
-    far from 75%; where the program is `steady`, since it reads no clock, `STEADY_BAND` times.
+    far from 75%; where the program is `steady`, `STEADY_BAND` times.
     Any other decimal agrees within a relative tolerance of 1e-3. Text and integers must be
     equal.
     """

@@ -175,10 +175,13 @@ def no_cluster(root: Path) -> str | None:
     return None if done.returncode == 0 else (done.stdout or done.stderr).strip()
 
 
+_RANKS = re.compile(r"(--nproc[-_]per[-_]node[= ])(\d+)")
+
+
 def gpus_needed(transcript: Transcript) -> int:
     """How many GPUs a transcript was recorded with: its largest ``--nproc-per-node``."""
     typed = "\n".join(command.typed for command in transcript.commands)
-    return max([1, *map(int, re.findall(r"--nproc[-_]per[-_]node[= ](\d+)", typed))])
+    return max([1, *(int(match[2]) for match in _RANKS.finditer(typed))])
 
 
 @contextmanager
@@ -261,6 +264,7 @@ def run_changed(program: Program, device: str, source: str, how: How) -> Outcome
 def _perform(attempt: _Attempt, limit: float, warm: Launcher | None) -> None:
     """Make an attempt. Raises BookError where a command fails or breaks a rule."""
     program = attempt.program
+    steady = program.steady
     with runner.empty_folder() as folder:
         files = sources(program)
         place(files, folder)
@@ -281,11 +285,11 @@ def _perform(attempt: _Attempt, limit: float, warm: Launcher | None) -> None:
             attempt.seconds += result.seconds
             output = _output(program, command, result, folder, where)
             attempt.printed.append(Command(command.typed, output, command.status))
-            if diff := difference(command.output, output, program.steady):
+            if diff := difference(command.output, output, steady):
                 attempt.differs(f"{where} printed something else:\n" + "\n".join(diff))
         figure = folder / program.figure.name
         attempt.drawn = figure.read_text("utf-8") if figure.exists() else None
-        if message := _compare_figure(program, attempt.drawn):
+        if message := _compare_figure(program, attempt.drawn, steady):
             attempt.differs(message)
 
 
@@ -335,9 +339,6 @@ def check_refusal(program: Program, how: How) -> Outcome:
     return Outcome(result.seconds)
 
 
-_RANKS = re.compile(r"(--nproc[-_]per[-_]node[= ])\d+")
-
-
 def starts_ranks(program: Program) -> bool:
     """Whether a command of its CPU transcript says how many ranks to start, and succeeds."""
     commands = program.transcript("cpu").commands if "cpu" in program.devices else []
@@ -376,11 +377,7 @@ def _first_gpu_transcript(program: Program) -> Transcript:
     count = max(1, len(runner.gpu_names()))
     commands: dict[str, Command] = {}
     for command in program.transcript("cpu").commands:
-        typed = re.sub(
-            r"(--nproc[-_]per[-_]node[= ])(\d+)",
-            lambda m: m[1] + str(min(int(m[2]), count)),
-            command.typed,
-        )
+        typed = _RANKS.sub(lambda m: m[1] + str(min(int(m[2]), count)), command.typed)
         typed = re.sub(r"^python cuda_on_cpu\.py (\w+)\.cu --check$", r"./\1", typed)
         commands.setdefault(typed, Command(typed, status=command.status, line=command.line))
     return Transcript(list(commands.values()))
@@ -423,12 +420,11 @@ def read_figure(text: str) -> tuple[list[str], list[list[float]]]:
             if key.endswith("href") and not value.startswith(("#", "data:")):
                 raise BookError(f"it refers to {value}")
     labels = ["".join(e.itertext()).strip() for e in tree.iter() if e.tag.endswith("}text")]
-    drawn = [
-        " ".join(e.get(name, "") for name in COORDINATES)
+    lines = [
+        [float(n) for name in COORDINATES for n in _COORDINATE.findall(e.get(name, ""))]
         for e in tree.iter()
-        if not e.tag.endswith("}text")
-    ]  # where words stand is free
-    lines = [[float(each) for each in _COORDINATE.findall(line)] for line in drawn]
+        if not e.tag.endswith("}text")  # where words stand is free
+    ]
     return [label for label in labels if re.search(r"[^\W\d_]", label)], lines
 
 
@@ -450,8 +446,11 @@ def _farthest(lines: list[list[float]], places: list[list[float]]) -> float:
     return far
 
 
-def _compare_figure(program: Program, drawn: str | None) -> str | None:
-    """What is wrong with the figure just drawn beside the one in the book; None if nothing."""
+def _compare_figure(program: Program, drawn: str | None, steady: bool) -> str | None:
+    """What is wrong with the figure just drawn beside the one in the book; None if nothing.
+
+    Where the program is ``steady``, its points are held too.
+    """
     kept = program.figure
     name = kept.relative_to(program.root).as_posix()
     if drawn is None:
@@ -467,9 +466,7 @@ def _compare_figure(program: Program, drawn: str | None) -> str | None:
         return f"{program.name}:1: it draws {kept.name}, which is not in the book yet"
     old, places = read_figure(kept.read_text("utf-8"))
     if len(old) == len(new) and all(map(same_line, old, new)):
-        if not program.steady:
-            return None
-        far = _farthest(lines, places)
+        far = _farthest(lines, places) if steady else 0.0
         if far <= NUDGE:
             return None
         moved = f"a point {far:.0f} away" if math.isfinite(far) else "other lines"

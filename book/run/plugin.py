@@ -28,12 +28,15 @@ import pytest
 from book.core import ROOT, BookError
 from book.core.page import embedded_files
 from book.core.program import DEVICES, Program, is_program, is_stray
-from book.run import fences, hold, machine, mutants, passed, runner
+from book.run import fences, hold, mutants, passed, runner
 from book.run.warm import Launcher
+from graders import machine
 
 SESSION = pytest.StashKey["Session"]()
 INPUTS = pytest.StashKey[str]()
 EVERYTHING = pytest.StashKey[str]()
+MACHINE = ("graders/__init__.py", "graders/machine.py")  # what the engine takes of the checker
+ENGINE = ("book/core", "book/run", *MACHINE)
 
 
 FLAGS = {
@@ -220,7 +223,7 @@ class BookItem(pytest.Item):
     def repr_failure(self, excinfo, style=None):
         if isinstance(excinfo.value, BookError):
             return str(excinfo.value)
-        if isinstance(excinfo.value, OSError) and machine.FULL in str(excinfo.value):
+        if machine.is_full(excinfo.value):
             return f"{machine.FULL}: make room, or name another folder, TMPDIR=FOLDER make test"
         return super().repr_failure(excinfo, style)
 
@@ -380,7 +383,7 @@ def _inputs(item: pytest.Item, session: Session) -> str:
     and what a test is parametrized with may have fewer, its own ``inputs``.
     """
     if isinstance(item, BookItem):
-        inputs, engine = item.inputs(), (ROOT / "book/core", ROOT / "book/run")
+        inputs, engine = item.inputs(), (ROOT / name for name in ENGINE)
         return session.passed.digest(*inputs, *engine) if inputs else ""
     names = inputs_of(item)
     return session.passed.digest(item.nodeid, *(session.root / name for name in names))
@@ -392,7 +395,7 @@ def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     own = getattr(getattr(item, "module", None), "INPUTS", ("book", "tests"))
     own = next((value.inputs for value in values if hasattr(value, "inputs")), own)
     module = item.path.relative_to(item.config.rootpath).as_posix()
-    return (*own, module, "pyproject.toml", "tests/conftest.py", "tests/processes.py")
+    return (*own, module, *MACHINE, "pyproject.toml", "tests/conftest.py", "tests/processes.py")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,8 +27,8 @@ from importlib import metadata
 from pathlib import Path
 
 from book.core import write_whole
-from book.run import machine
 from book.run.warm import Launcher
+from graders import machine
 
 KEPT_VARIABLES = re.compile(
     r"^(HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|LD_LIBRARY_PATH|CUDA_HOME|CUDA_PATH|"
@@ -313,7 +312,7 @@ def run(
     err.write_bytes(b"")
     tree, stacks, leftovers = None, [], []
     try:
-        with _held_back():
+        with machine.held_back():
             root, poll = (warm.start if warm else _as_typed)(command, folder, env, out, err)
             tree, start = _Tree(root, tag), time.monotonic()
         ended = _until(lambda: poll() is not None, limit)
@@ -329,26 +328,6 @@ def run(
     _until(lambda: poll() is not None, ENDING)  # what was killed is to be waited for
     told = [f"{p.command[:200]} (process {p.pid})" for p in leftovers]
     return Result(command, status, _read(out), _read(err), seconds, not ended, stacks, told)
-
-
-@contextlib.contextmanager
-def _held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until what is being started is known, and can be ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    own = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in own.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-        for number in came:
-            signal.raise_signal(number)
 
 
 def _as_typed(

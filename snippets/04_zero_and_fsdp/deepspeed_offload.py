@@ -40,7 +40,9 @@ STEPS, BATCH, WIDTH = 3, 8, 64
 
 
 # --8<-- [start:train]
-def train(offload: dict, device: torch.device, torch_adamw: bool = True):
+def train(
+    offload: dict, device: torch.device, torch_adamw: bool = True
+) -> tuple[list[float], tuple[bool, bool]]:
     """Losses of three steps of stage 3; whether optimizer and parameters were offloaded."""
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
