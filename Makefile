@@ -32,6 +32,12 @@ endif
 # One worker more than there are cores, for some tests only wait; none where there is no pytest-xdist.
 WORKERS = $(shell $(RUN) -c 'import importlib.util as u, os; print(f"-n {(os.cpu_count() or 1) + 1} --dist loadscope" if u.find_spec("xdist") else "")')
 
+# pytest and MkDocs end with a traceback where there is no folder that takes a temporary file.
+define room
+@$(RUN) -c $$'import sys, tempfile\ntry: tempfile.gettempdir()\nexcept OSError: sys.exit("No folder takes a temporary file, \
+most often because the disk is full: make room, or name another folder, TMPDIR=FOLDER make $@")'
+endef
+
 .PHONY: help serve test mutants record site gpu clean
 
 help: ## list the commands
@@ -43,24 +49,30 @@ help: ## list the commands
 	@echo '  ADDRESS=127.0.0.1:8001   where serve listens'
 
 serve: $(READ) ## build the book and read it on localhost, reloading as you edit
+	$(room)
 	@$(RUN) -c 'import socket, sys; host, _, port = sys.argv[1].rpartition(":"); socket.create_server((host, int(port)))' $(ADDRESS) 2>/dev/null || { \
 		echo 'Nothing can be served at $(ADDRESS), most often because something else is: name another port, make serve ADDRESS=127.0.0.1:8001' >&2; exit 1; }
 	@echo 'The book will be at http://$(ADDRESS)/ (stop with Ctrl-C)'
 	@$(RUN) -m mkdocs serve --dev-addr $(ADDRESS) --open
 
 test: $(TEST) ## run everything that runs
+	$(room)
 	@$(RUN) -m pytest $(WORKERS) $(ARGS) $(WHAT)
 
 mutants: $(TEST) ## make each program wrong in known ways: what still passes cannot fail
+	$(room)
 	@$(RUN) -m pytest --mutants all --warm $(WORKERS) $(ARGS) $(or $(WHAT),snippets labs assessment)
 
 record: $(TEST) ## run programs one after the other and rewrite the transcripts that no longer hold
+	$(room)
 	@$(RUN) -m pytest --record --device cpu $(ARGS) $(or $(WHAT),snippets labs assessment docs)
 
 site: $(READ) ## build the book into site/, strictly
+	$(room)
 	@$(RUN) -m mkdocs build --strict && echo 'The book is in site/index.html'
 
 gpu: $(TEST) ## run everything on this machine's GPUs and record *.cuda.txt
+	$(room)
 	@$(RUN) -m pytest --record --device cuda $(ARGS) $(or $(WHAT),snippets labs assessment)
 
 clean: ## remove what these commands made

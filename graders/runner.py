@@ -683,7 +683,8 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         self.end_all([self.keeper] if self.keeper else [], spare=None)
-        self.folder.cleanup()
+        with machine.held_back():  # what is interrupted here would not be tried again
+            self.folder.cleanup()
 
     @contextlib.contextmanager
     def bench(self, step: Trial, path: Path) -> Iterator[Bench]:

@@ -15,6 +15,7 @@ import pytest
 from conftest import Book
 from processes import HANG, left_behind, until
 
+from book.run import runner
 from graders import machine
 
 INPUTS = ["book", "graders", "labs", "Makefile", "tests/conftest.py"]
@@ -90,6 +91,32 @@ def test_a_full_disk_is_named(book: Book) -> None:
     status, said = elsewhere("--mount", script, book.root, TMPDIR=str(small))
     assert status != 0 and f"{machine.FULL}: make room" in said, said
     assert "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("command", ["test", "record", "mutants", "gpu", "site", "serve"])
+def test_make_names_a_disk_without_one_free_byte(command: str) -> None:
+    """Where no file may have a byte, Python finds no folder for temporary ones."""
+    if shutil.which("make") is None:
+        pytest.skip("this machine has no make")
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0; make {command} PYTHON='{sys.executable}' ADDRESS=localhost:0"],
+        cwd=ROOT, capture_output=True, text=True, timeout=HANG,
+    )  # fmt: skip
+    assert done.returncode != 0 and "Traceback" not in done.stderr, done
+    assert f"make room, or name another folder, TMPDIR=FOLDER make {command}" in done.stderr
+
+
+def test_a_folder_is_gone_although_its_removal_was_interrupted(monkeypatch) -> None:
+    remove = shutil.rmtree
+
+    def interrupted(*arguments, **options) -> None:
+        signal.raise_signal(signal.SIGINT)
+        remove(*arguments, **options)
+
+    with pytest.raises(KeyboardInterrupt), runner.empty_folder() as folder:
+        (folder / "large").touch()
+        monkeypatch.setattr(shutil, "rmtree", interrupted)
+    assert not folder.parent.exists()
 
 
 def test_a_copy_that_did_not_fit_is_not_left(tmp_path: Path) -> None:

@@ -68,10 +68,15 @@ class Result:
 @contextlib.contextmanager
 def empty_folder() -> Iterator[Path]:
     """A folder of its own for one run, gone afterwards whatever happened in it."""
-    with tempfile.TemporaryDirectory(prefix="ws-", ignore_cleanup_errors=True) as around:
+    with machine.held_back():
+        around = tempfile.TemporaryDirectory(prefix="ws-", ignore_cleanup_errors=True)
+    try:
         for name in ("run", "tmp"):
-            Path(around, name).mkdir()
-        yield Path(around, "run")
+            Path(around.name, name).mkdir()
+        yield Path(around.name, "run")
+    finally:
+        with machine.held_back():  # what is interrupted here would not be tried again
+            around.cleanup()
 
 
 def environment(folder: Path, device: str) -> dict[str, str]:
