@@ -190,7 +190,8 @@ def one_at_a_time(device: str) -> Iterator[None]:
     if device != "cuda":
         yield
         return
-    with open(Path(tempfile.gettempdir()) / f"world-size-gpu-{os.getuid()}.lock", "w") as lock:
+    shared = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # by sessions
+    with open(Path(shared, f"world-size-gpu-{os.getuid()}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -88,6 +89,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "multi_gpu: needs more than one CUDA device",
     ):
         config.addinivalue_line("markers", marker)
+    if not hasattr(config, "workerinput"):
+        _put_aside_in_one_folder(config)
     session = config.stash[SESSION] = Session(config)
     if why := machine.cannot_meet():
         raise pytest.UsageError(why)
@@ -96,6 +99,20 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "there is no NVIDIA GPU here (nvidia-smi lists none), and so nothing to record on"
         )
+
+
+def _put_aside_in_one_folder(config: pytest.Config) -> None:
+    """Remove with the session what it, its workers and what they start leave; torchrun does.
+
+    What pytest keeps for those who look at a failure stays where it is.
+    """
+    base = tempfile.gettempdir()
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", base)
+    if base.startswith("/var/folders/"):
+        base = "/tmp"  # macOS: the names of sockets must be short
+    folder = tempfile.TemporaryDirectory(prefix="ws-", dir=base, ignore_cleanup_errors=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    config.add_cleanup(folder.cleanup)
 
 
 def _interrupt(*_: object) -> NoReturn:
