@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import NoReturn
 
@@ -90,7 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         config.addinivalue_line("markers", marker)
     if not hasattr(config, "workerinput"):
-        _put_aside_in_one_folder(config)
+        _put_aside_in_one_folder()
     session = config.stash[SESSION] = Session(config)
     if why := machine.cannot_meet():
         raise pytest.UsageError(why)
@@ -101,7 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
-def _put_aside_in_one_folder(config: pytest.Config) -> None:
+def _put_aside_in_one_folder() -> None:
     """Remove with the session what it, its workers and what they start leave; torchrun does.
 
     What pytest keeps for those who look at a failure stays where it is.
@@ -110,9 +112,9 @@ def _put_aside_in_one_folder(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", base)
     if base.startswith("/var/folders/"):
         base = "/tmp"  # macOS: the names of sockets must be short
-    folder = tempfile.TemporaryDirectory(prefix="ws-", dir=base, ignore_cleanup_errors=True)
-    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
-    config.add_cleanup(folder.cleanup)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder = tempfile.mkdtemp(prefix="ws-", dir=base)
+    # at the very end: multiprocessing removes its own, with priority -100, and it lies in here
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -47,6 +47,8 @@ def dump(folder: str) -> None:
 # --8<-- [start:read]
 def read(folder: str) -> None:
     """Print the dumps side by side, and the verdict of torch's analyser."""
+    if not Path(folder).is_dir():
+        sys.exit(f"there is no folder {folder}: this program under torchrun writes dumps/")
     dumps = [pickle.loads(p.read_bytes()) for p in sorted(Path(folder).glob("rank_*"))]
     print("call   " + "".join(f"rank {rank:<18}" for rank in range(len(dumps))))
     for calls in zip(*(d["entries"] for d in dumps), strict=True):
