@@ -28,10 +28,12 @@ import torch.distributed as dist
 
 SIZES = [2**k for k in range(10, 25)]  # bytes, 1 KiB to 16 MiB
 ROUNDS = 3
+sent: list[int] = []  # bytes of each message of this rank
 
 
 def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
     """Send one tensor and receive another at the same time."""
+    sent.append(outgoing.nbytes)
     ops = [dist.P2POp(dist.isend, outgoing, to), dist.P2POp(dist.irecv, incoming, source)]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
@@ -72,19 +74,23 @@ def steps_and_bytes(name: str, n: int, size: float) -> tuple[float, float]:
     return math.log2(n), math.log2(n) * size
 
 
-def measure(algorithm: Callable, size: int) -> float:
+def measure(name: str, size: int) -> float:
     """Seconds of the fastest of a few runs, as the slowest rank saw it."""
     tensor, scratch = torch.ones(size // 4), torch.empty(size // 4)
     times = []
     for _ in range(2 if size > 2**22 else 8):
         tensor.fill_(1.0)
+        sent.clear()
         dist.barrier()
         begin = time.perf_counter()
-        algorithm(tensor, scratch)
+        ALGORITHMS[name](tensor, scratch)
         times.append(time.perf_counter() - begin)
-    assert tensor.eq(dist.get_world_size()).all()
+    n = dist.get_world_size()
+    assert tensor.eq(n).all()
+    assert (len(sent), sum(sent)) == steps_and_bytes(name, n, size)
     slowest = torch.tensor(times, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    assert all(t <= of_all for t, of_all in zip(times, slowest.tolist(), strict=True))
     return slowest.min().item()
 
 
@@ -93,8 +99,8 @@ def fit(measured: dict[str, list[float]], n: int) -> tuple[float, float]:
     rows, ones = [], []
     for name, seconds in measured.items():
         for size, t in zip(SIZES, seconds, strict=True):
-            messages, sent = steps_and_bytes(name, n, size)
-            rows.append([messages / t, sent / t])
+            messages, carried = steps_and_bytes(name, n, size)
+            rows.append([messages / t, carried / t])
             ones.append([1.0])
     a, b = (torch.tensor(values, dtype=torch.float64) for values in (rows, ones))
     alpha, beta = torch.linalg.lstsq(a, b).solution.flatten().tolist()
@@ -123,8 +129,8 @@ def draw(measured: dict[str, list[float]], alpha: float, beta: float, n: int) ->
         axes.plot(SIZES, [1e3 * t for t in seconds], "o", color=colour, markersize=5)
         model = []
         for size in SIZES:
-            messages, sent = steps_and_bytes(name, n, size)
-            model.append(1e3 * (messages * alpha + sent * beta))
+            messages, carried = steps_and_bytes(name, n, size)
+            model.append(1e3 * (messages * alpha + carried * beta))
         axes.plot(SIZES, model, color=colour, linewidth=1.5)
     first = {name: 1e3 * seconds[0] for name, seconds in measured.items()}
     axes.text(SIZES[0], 1.5e3 * max(measured["ring"][:4]), "ring", color="#0b6e99")
@@ -157,8 +163,8 @@ def main() -> None:
     measured = {name: [math.inf] * len(SIZES) for name in ALGORITHMS}
     for _ in range(ROUNDS):
         for i, size in enumerate(SIZES):
-            for name, algorithm in ALGORITHMS.items():
-                measured[name][i] = min(measured[name][i], measure(algorithm, size))
+            for name in ALGORITHMS:
+                measured[name][i] = min(measured[name][i], measure(name, size))
 
     if dist.get_rank() == 0:
         alpha, beta = fit(measured, n)
@@ -173,6 +179,16 @@ def main() -> None:
             theory = f"messages {m1 / m2:.2f}" if i == 0 else f"bytes {b1 / b2:.2f}"
             print(f"ring / recursive doubling at {human(SIZES[i])}: ≈{ratio:.2f} ({theory})")
         factor = (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
+        # times made from the model must give its α, β and crossing back
+        made = {
+            name: [
+                3e-4 * messages + 2e-9 * carried
+                for messages, carried in (steps_and_bytes(name, n, size) for size in SIZES)
+            ]
+            for name in ALGORITHMS
+        }
+        found = [*fit(made, n), crossing(made)]
+        torch.testing.assert_close(found, [3e-4, 2e-9, factor * 3e-4 / 2e-9], rtol=0.05, atol=0)
         print(f"crossing, predicted: {factor:g} α/β, ≈{factor * alpha / beta / 2**10:.0f} KiB")
         print(f"crossing, measured: ≈{crossing(measured) / 2**10:.0f} KiB")
         draw(measured, alpha, beta, n)

@@ -63,10 +63,11 @@ def main() -> None:
         each = [torch.empty_like(sent) for _ in range(n)]
         dist.all_gather(each, sent)
         busiest, total = max(each).item() / MIB, sum(each).item() / MIB
+        least = share * size / MIB
+        assert busiest >= least, f"{name} sent less than it has to"
         if dist.get_rank() == 0:
             print(
-                f"{name:14}  at least {share * size / MIB:4.1f}, gloo ≈{busiest:.1f}; "
-                f"all ranks ≈{total:.1f}"
+                f"{name:14}  at least {least:4.1f}, gloo {busiest:4.1f}; all ranks {total:.1f}"
             )
     dist.destroy_process_group()
 

@@ -6,6 +6,7 @@ millisecond at 64 MiB. The error on the sizes that the fit has not seen is what 
 worth on this machine. Draws cost_model.svg.
 """
 
+import math
 import os
 import statistics
 import sys
@@ -33,6 +34,7 @@ def measure_all_reduce(size: int) -> float:
         times.append(time.perf_counter() - begin)
     slowest = torch.tensor(times, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    assert all(t <= of_all for t, of_all in zip(times, slowest.tolist(), strict=True))
     return slowest.min().item()
 
 
@@ -81,14 +83,21 @@ def main() -> None:
 
     if dist.get_rank() == 0:
         alpha, beta = fit(SIZES[::2], seconds[::2])
+        predictions = [alpha + beta * size for size in SIZES]
+        # least squares: no change of α or β would make the relative errors smaller
+        left = [(p / t - 1) / t for p, t in zip(predictions, seconds, strict=True)][::2]
+        assert abs(sum(left)) < 1e-6 * sum(map(abs, left))
+        slopes = [e * size for e, size in zip(left, SIZES[::2], strict=True)]
+        assert abs(sum(slopes)) < 1e-6 * sum(map(abs, slopes))
         n = dist.get_world_size()
         print(f"{n} ranks, fitted on {len(SIZES[::2])} sizes: ", end="")
         print(f"α ≈{1e6 * alpha:.0f} µs, 1/β ≈{1e-9 / beta:.2f} GB/s")
         print("held out   predicted    measured   error")
         errors = []
-        for size, measured in zip(SIZES[1::2], seconds[1::2], strict=True):
-            predicted = alpha + beta * size
+        held_out = zip(SIZES[1::2], predictions[1::2], seconds[1::2], strict=True)
+        for size, predicted, measured in held_out:
             errors.append(predicted / measured - 1)
+            assert math.isclose(measured * (1 + errors[-1]), predicted)
             times = [f"≈{1e3 * t:.2f} ms" for t in (predicted, measured)]
             error = f"≈{errors[-1]:+.2f}"  # a machine decides
             print(f"{human(size):8}  {times[0]:>10}  {times[1]:>10}  {error:>6}")

@@ -65,9 +65,12 @@ def main() -> None:
     print("which operator takes the time itself, without those it calls")
     rows = {row.key: row for row in profiler.key_averages()}
     total = sum(row.self_cpu_time_total for row in rows.values())
+    shares = []
     for name in ("aten::addmm", "aten::mm", "aten::bmm"):
         share = rows[name].self_cpu_time_total / total
+        shares.append(share)
         print(f"  {name:12} {rows[name].count} calls  ≈{100 * share:.0f} %")
+    assert sum(shares) < 1  # no time counts twice
 
     print("which of its calls, and in which type")
     for row in profiler.key_averages(group_by_input_shape=True):
