@@ -12,6 +12,7 @@ one α and one β to all the points, and compares the crossing that these predic
 measured one. Draws all_reduce_crossing.svg.
 """
 
+import itertools
 import math
 import os
 import statistics
@@ -180,15 +181,12 @@ def main() -> None:
             print(f"ring / recursive doubling at {human(SIZES[i])}: ≈{ratio:.2f} ({theory})")
         factor = (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
         # times made from the model must give its α, β and crossing back
-        made = {
-            name: [
-                3e-4 * messages + 2e-9 * carried
-                for messages, carried in (steps_and_bytes(name, n, size) for size in SIZES)
-            ]
-            for name in ALGORITHMS
-        }
-        found = [*fit(made, n), crossing(made)]
-        torch.testing.assert_close(found, [3e-4, 2e-9, factor * 3e-4 / 2e-9], rtol=0.05, atol=0)
+        made = {name: [] for name in ALGORITHMS}
+        for name, size in itertools.product(ALGORITHMS, SIZES):
+            messages, carried = steps_and_bytes(name, n, size)
+            made[name].append(3e-4 * messages + 2e-9 * carried)
+        expected = [3e-4, 2e-9, factor * 3e-4 / 2e-9]
+        torch.testing.assert_close([*fit(made, n), crossing(made)], expected, rtol=0.05, atol=0)
         print(f"crossing, predicted: {factor:g} α/β, ≈{factor * alpha / beta / 2**10:.0f} KiB")
         print(f"crossing, measured: ≈{crossing(measured) / 2**10:.0f} KiB")
         draw(measured, alpha, beta, n)

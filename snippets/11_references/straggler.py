@@ -90,7 +90,7 @@ def main() -> None:
         assert least == SLOW
         wholes = [sum(spent.values()) for spent in ranks]
         print(f"slowest step over fastest: ≈{max(wholes) / min(wholes):.2f}")
-        assert max(wholes) < 2 * min(wholes)  # compute alone differs by five
+        assert max(wholes) < 3 * min(wholes)  # compute alone differs by five
         draw(ranks)
     dist.destroy_process_group()
 
