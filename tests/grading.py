@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from conftest import reading
-from processes import HANG, left_behind
+from processes import HANG, as_in_a_terminal, left_behind
 from wrong import Answer, Stale, Table
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +37,9 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess:
     """Run a program in a folder; fail if it leaves a process behind."""
     tag = f"{TAG}={uuid.uuid4().hex}"
     name, _, value = tag.partition("=")
-    environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    environment = {
+        key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR") if key in os.environ
+    }
     environment |= {"OMP_NUM_THREADS": "1", name: value}
     done = subprocess.run(
         list(map(str, command)),
@@ -46,6 +48,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        preexec_fn=as_in_a_terminal,
         timeout=HANG,
     )
     left = left_behind(tag)

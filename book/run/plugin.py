@@ -113,6 +113,7 @@ def _put_aside_in_one_folder() -> None:
     if base.startswith("/var/folders/"):
         base = "/tmp"  # macOS: the names of sockets must be short
     os.environ["TMPDIR"] = tempfile.tempdir = folder = tempfile.mkdtemp(prefix="ws-", dir=base)
+    os.chmod(folder, 0o711)  # what another user is to run may lie in it
     # at the very end: multiprocessing removes its own, with priority -100, and it lies in here
     Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
 
