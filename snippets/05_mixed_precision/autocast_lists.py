@@ -51,7 +51,7 @@ TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "where": lambda x, y: torch.where(x > 0, x, y),
     "cat": lambda x, y: torch.cat([x, y]),
     "addcmul": lambda x, y: torch.addcmul(x, x, y),
-    "cross": lambda x, y: torch.linalg.cross(x.narrow(1, 0, 3), y.narrow(1, 0, 3)),
+    "cross": lambda x, y: torch.cross(x.narrow(1, 0, 3), y.narrow(1, 0, 3), dim=1),
     "bilinear": lambda x, y: F.bilinear(x, y, y.unsqueeze(0)),
 }
 
@@ -90,15 +90,22 @@ def main() -> None:
         print(f"{device}:")
         for verdict_ in ("lower precision", "fp32", "as given", "refused"):
             print(f"  {verdict_}: {', '.join(lists[device].get(verdict_, ['none']))}")
+    for name, op in ONE.items():
+        assert op.__name__ in (name, "<lambda>")
     print("fp32 and 16 bits together:   cuda    cpu")
     for name, op in TWO.items():
         answers = [ask(device, op, torch.float32, LOW) for device in ("cuda", "cpu")]
+        # whichever comes first
+        assert answers == [ask(device, op, LOW, torch.float32) for device in ("cuda", "cpu")]
         print(f"  {name:25}  {answers[0]:6}  {answers[1]}")
     x = torch.rand(4)
     torch.set_autocast_enabled("cpu", True)
+    assert (x[None] @ x[:, None]).dtype == LOW  # autocast is on
     print("float64 stays:", (x.double()[None] @ x.double()[:, None]).dtype)
     print("an explicit dtype= wins:", F.softmax(x, 0, dtype=torch.float64).dtype)
     torch.set_autocast_enabled("cpu", False)
+    wins = ask("cuda", lambda x: F.softmax(x, 0, dtype=LOW), torch.float32)
+    assert wins == "low"  # where softmax is on the fp32 list, too
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ def main() -> None:
         size = (right / end) ** 0.5  # Adam divides by √v
         print(f"{name:25}  {after:15.2f}   {mark}{end:<10.3f}   {mark}{size:.2f}")
     assert ends["bf16, beta2 0.999"] > 9
+    assert abs(ends["bf16, 0.999, stochastic"] - expected) < 0.05
 
     half_step = 2.0**-9  # the least that half a step of bf16 is, relative to the value
     print(f"a decay of {1 - BETA2:.4f} a step against at least {half_step:.4f} for half a step")

@@ -5,6 +5,8 @@ model.half() and model.bfloat16() cast buffers too, and a position or an inverse
 often a buffer.
 """
 
+import math
+
 import torch
 
 LOW, SEQUENCE, DIM = torch.bfloat16, 4096, 64
@@ -23,7 +25,10 @@ def main() -> None:
         distinct = positions[:length].to(LOW).unique().numel()
         print(f"{length:5} positions: {distinct} distinct in bf16")
     frequencies = 10000.0 ** -(torch.arange(0, DIM, 2) / DIM)
-    exact = rotary(positions.double(), frequencies.double())
+    right = torch.outer(positions.double(), frequencies.double())
+    turns = torch.polar(torch.ones_like(right), right)
+    exact = torch.cat([turns.real, turns.imag], dim=-1)
+    assert abs(exact[-1, 0].item() - math.cos(SEQUENCE - 1)) < 1e-9
     for name, p, f in (
         ("all in fp32, cast at the end", positions.float(), frequencies),
         ("frequencies a bf16 buffer", positions.float(), frequencies.to(LOW).float()),
@@ -36,6 +41,8 @@ def main() -> None:
     with torch.autocast("cpu", LOW):
         outer = torch.arange(SEQUENCE).float()[:, None] @ frequencies[None]
         angle = torch.arange(SEQUENCE).float()[:, None] * frequencies[None]
+    torch.testing.assert_close(angle.double(), right)
+    assert (outer.double() - right).abs().max() > 1  # radians: the product in bf16 is no angle
     print(f"under autocast, p[:, None] @ f[None]: {outer.dtype}; p[:, None] * f: {angle.dtype}")
 
 

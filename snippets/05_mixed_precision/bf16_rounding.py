@@ -51,6 +51,9 @@ def main() -> None:
     print("mean error in steps          truncated   half up   half to even")
     ties = 1 + (torch.arange(128) + 0.5) * step
     anything = 1 + torch.rand(2**20, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(half_up(-ties), -half_up(ties))
+    low = anything.bfloat16()  # has nothing to round
+    assert all(f(low.float()).equal(low) for f in (truncate, half_up, round_to_bf16))
     for name, x in (("on ties", ties), ("on any x", anything)):
         errors = [
             ((f(x).double() - x.double()) / step).mean().item() + 0.0

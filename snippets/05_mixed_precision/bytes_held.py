@@ -74,6 +74,7 @@ def main() -> None:
         held, types = measure(low_model, autocast)
         predicted = 20 if low_model else 22 if autocast else 40  # 1 + 1 + 4 + 4 elements
         assert predicted < held[4] < predicted + 0.1
+        assert held[:3] == ([2, 2, 4] if low_model else [4, 4, 8])
         print(
             f"{name:16}  {held[0]:7.2f}  {held[1]:5.2f}  {held[2]:7.2f}  {held[3]:5.2f}"
             f"  {held[4]:11.2f}  {' '.join(types)}"

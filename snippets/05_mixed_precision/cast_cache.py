@@ -48,7 +48,7 @@ def main() -> None:
         use(layer, x)
     print(f"  cache_enabled=False:          {count.casts}")
     with CountCasts() as count, torch.no_grad(), torch.autocast(kind, LOW):
-        use(layer, x)
+        assert not use(layer, x).requires_grad
     print(f"  no_grad:                      {count.casts}")
     with CountCasts() as count, torch.inference_mode(), torch.autocast(kind, LOW):
         use(layer, x)
@@ -78,7 +78,8 @@ def main() -> None:
         stale = layer(x)
         torch.clear_autocast_cache()
         fresh = layer(x)
-    assert torch.equal(stale, before) and torch.equal(fresh, 2 * before)
+    assert stale is not before and torch.equal(stale, before)
+    assert torch.equal(fresh, 2 * before)
     print("  second forward:               equal to the first, from the cache")
     print("  after clear_autocast_cache(): doubled")
 

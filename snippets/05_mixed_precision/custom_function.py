@@ -56,14 +56,14 @@ def main() -> None:
     x = torch.randn(4, 8, device=DEVICE, requires_grad=True)
     w = torch.randn(6, 8, device=DEVICE, requires_grad=True)
     ((x @ w.t()).square().sum()).backward()
-    exact = w.grad
+    exact = x.grad, w.grad
     for function in (Plain, SameState, Always32):
         x.grad = w.grad = None
         with torch.autocast(KIND, LOW):
             y = function.apply(x, w)
         try:
             y.float().square().sum().backward()
-            torch.testing.assert_close(w.grad, exact, rtol=0.02, atol=0.2)
+            torch.testing.assert_close((x.grad, w.grad), exact, rtol=0.02, atol=0.2)
             print(f"{function.__name__}: output {y.dtype}, gradient {w.grad.dtype}")
         except RuntimeError as error:
             print(f"{function.__name__}: {type(error).__name__}: {error}")
@@ -78,6 +78,7 @@ def main() -> None:
     with torch.autocast(KIND, LOW):
         registered = torch.ops.book.outer_product(low, w)
     assert registered.dtype == LOW
+    torch.testing.assert_close(registered, torch.einsum("bo,oi->boi", low, w.to(LOW)))
     print(f"custom_op, registered: {registered.dtype}")
     print(f"  outside autocast:    {torch.ops.book.outer_product(x, w.t()).dtype}")
 

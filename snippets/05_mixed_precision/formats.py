@@ -96,6 +96,9 @@ def draw() -> None:
 
 
 def main() -> None:
+    tf32 = FORMATS[1]  # between 1 and 2 it has the numbers of fp16
+    for x in 1 + torch.rand(256, generator=torch.Generator().manual_seed(0)):
+        assert tf32.decode(pattern_of(x, tf32)) == x.half().item()
     print("format    bits    bias  largest     min normal  min subnormal  step above 1  0.1 is")
     for format in FORMATS:
         largest, normal, subnormal, step = format.limits()

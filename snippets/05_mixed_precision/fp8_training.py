@@ -107,9 +107,28 @@ def train(
     return sum(losses[-10:]) / 10, overshoot, error
 
 
+def check() -> None:
+    """Backward against products in float64; delayed scaling looks back HISTORY steps."""
+    x, g = torch.randn(32, 64, requires_grad=True), torch.randn(32, 48)
+    layer = Fp8Linear(64, 48, "current")
+    layer(x).backward(g)
+
+    def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        scale = torch.finfo(dtype).max / t.detach().abs().max()
+        return (t.detach() * scale).to(dtype).double() / scale
+
+    g8, near = rounded(g, E5M2), {"rtol": 1e-4, "atol": 1e-4, "check_dtype": False}
+    torch.testing.assert_close(x.grad, g8 @ rounded(layer.weight, E4M3), **near)
+    torch.testing.assert_close(layer.weight.grad, g8.T @ rounded(x, E4M3), **near)
+    delayed, sizes = Scale(E4M3, "delayed"), [1.0, 8.0, *[1.0] * (HISTORY + 1)]
+    scales = [delayed.cast(torch.tensor([size]))[1].item() for size in sizes]
+    assert scales == [448, 448, *[448 / 8] * HISTORY, 448]
+
+
 def main() -> None:
     torch.set_num_threads(1)  # the products are small
     torch.manual_seed(0)
+    check()
     x, w = torch.randn(32, 64), torch.randn(48, 64)
     (x8, sx), (w8, sw) = Scale(E4M3, "current").cast(x), Scale(E4M3, "current").cast(w)
     ours = x8.float() @ w8.float().t() / (sx * sw)

@@ -86,6 +86,12 @@ def main() -> None:
         result = fix()
         assert result.isfinite().all()
         print(f"{fix.__name__}: {str(result.dtype).removeprefix('torch.')}, finite")
+    assert mask_fix().softmax(-1).equal(1 - torch.eye(2, dtype=F16))  # all weight on the other
+    assert half_gradients_fix().eq(2 / 8).all()  # 2 samples of ones, a mean over 8 outputs
+    torch.manual_seed(0)
+    sums = half_model_fix().float().sum(-1, keepdim=True).expand(2, 4)
+    torch.manual_seed(0)
+    torch.testing.assert_close(own_matrix_fix(), sums)
 
 
 if __name__ == "__main__":

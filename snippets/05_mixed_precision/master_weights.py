@@ -72,6 +72,12 @@ def train(
     return losses, int((w != halfway).sum())
 
 
+def bytes_held(w: torch.Tensor, step: Step) -> int:
+    """Per parameter: the weight, and the tensors that its step keeps."""
+    kept = [cell.cell_contents for cell in step.__closure__ or ()]
+    return sum(t.nbytes for t in (w, *kept) if torch.is_tensor(t)) // H
+
+
 def draw(runs: dict[str, list[float]]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "master_weights", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4))
@@ -101,17 +107,18 @@ def main() -> None:
     x = torch.randn(SAMPLES, H, generator=generator)
     y = x @ torch.randn(H, generator=generator)
     start = torch.zeros(H, dtype=torch.bfloat16)
-    steps: dict[str, tuple[Step, int]] = {  # and bytes per parameter, weight included
-        "bf16 alone": (plain(), 2),
-        "stochastic": (stochastic(generator), 2),
-        "Kahan": (kahan(start), 4),
-        "fp32 master": (master(start), 6),
-        "all in fp32": (plain(), 4),
+    steps: dict[str, Step] = {
+        "bf16 alone": plain(),
+        "stochastic": stochastic(generator),
+        "Kahan": kahan(start),
+        "fp32 master": master(start),
+        "all in fp32": plain(),
     }
     runs = {}
     print("                bytes   loss at the end   weights that changed in the second half")
-    for name, (step, size) in steps.items():
+    for name, step in steps.items():
         w = start.float() if name == "all in fp32" else start.clone()
+        size = bytes_held(w, step)
         runs[name], moved = train(w, step, x, y)
         mark = "" if name == "bf16 alone" else "≈"
         print(f"{name:12}  {size:7}   ≈{runs[name][-1]:.1e}          {mark}{moved} of {H}")
@@ -119,6 +126,9 @@ def main() -> None:
             assert moved == 0
     for name in ("stochastic", "Kahan", "fp32 master"):
         assert runs["bf16 alone"][-1] > 1000 * runs[name][-1]
+    ones = torch.ones(2**16, dtype=torch.bfloat16)  # by chance, and right in the mean
+    steps["stochastic"](ones, torch.tensor(1e-3))
+    assert abs(ones.double().mean().item() - 0.999) < 5e-5
     draw(runs)
 
 

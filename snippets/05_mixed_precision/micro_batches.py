@@ -43,7 +43,8 @@ def main() -> None:
                 f"{m:13}   ≈{sums[0]:<9.1e}    ≈{sums[1]:<9.0e}   "
                 f"≈{whole[0]:.1e} and ≈{whole[1]:.1e}"
             )
-    assert (weight.grad.dtype, wide.grad.dtype) == (torch.bfloat16, torch.float32)
+    types = [t.grad.dtype for t in (weight, wide, truth)]
+    assert types == [torch.bfloat16, torch.float32, torch.float64]
     assert sums[0] > 5e-3 and sums[1] < 1e-6 and whole[0] > 2 * whole[1]
 
     print("a step with the fp32 .grad of a bf16 weight")

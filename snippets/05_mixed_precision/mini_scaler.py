@@ -1,14 +1,14 @@
 """GradScaler in forty lines: the same decisions as torch's, step by step, and the same weights.
 
 Two copies of a model train in fp16 autocast, one under each scaler. In some steps the loss is
-multiplied until its gradients overflow; under a scale of 2^16 they do so by themselves. A
-growth interval of 4 instead of 2,000 shows the rhythm.
+multiplied until its gradients overflow, in the last of them one element is NaN; under a scale
+of 2^16 they overflow by themselves. A growth interval of 4 instead of 2,000 shows the rhythm.
 """
 
 import torch
 from torch import nn
 
-STEPS, OVERFLOWS = 20, {6, 7, 14}
+STEPS, OVERFLOWS, NAN = 20, {6, 7, 14}, 14
 
 
 class MiniScaler:
@@ -68,10 +68,12 @@ def main() -> None:
             with torch.autocast("cpu", torch.float16):
                 output = model(data[step])
             loss = (output.float() - 1).square().mean()
-            if step in OVERFLOWS:
+            if step in OVERFLOWS - {NAN}:
                 loss = loss * 1e6
             before = float(scaler.value if scaler is ours else scaler.get_scale())
             scaler.scale(loss).backward()
+            if step == NAN:
+                model[0].weight.grad[0, 0] = torch.nan
             held = model[0].weight.detach().clone()
             scaler.step(optimizer)
             scaler.update()

@@ -90,6 +90,7 @@ def main() -> None:
             smallest = 1 - (2 ** (e - 1) - 1) - m  # 1 - bias - m
             formula = 2.0 ** max(x.double().log2().item() - m, smallest)
             assert step.item() == formula, (name, point)
+            assert spacing((x.double() + step).to(dtype), view) == step  # and the next one's
             cells.append(f"2^{int(step.log2())}")
         print(f"{name:11}" + "".join(f"{cell:>10}" for cell in cells).rstrip())
     print("equal to 2^max(floor(log2 x) - m, 1 - bias - m) everywhere")

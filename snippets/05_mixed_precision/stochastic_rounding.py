@@ -32,6 +32,7 @@ def main() -> None:
         off = (rounded.double().mean() - x[0].double()).abs().item()
         error = (fraction * (1 - fraction) / draws) ** 0.5 * 2**-7  # of a Bernoulli's mean
         assert off < 5 * error
+        assert abs(rounded.double().std().item() / draws**0.5 / error - 1) < 0.05
         print(f"1 + {fraction:4} steps        ≈{up:.3f}  {fraction:8.3f}   ≈{off / error:.1f}")
 
     steps, update = 10_000, 1e-4  # 1 + 10,000 × 0.0001 = 2, in steps of 1/78 of bf16's at 1
