@@ -44,6 +44,8 @@ def main() -> None:
             assert right != leak and right == ("~real" not in name or "Multi" in name)
             print(f"{name:43} right: {right!s:5}  padding changes it: {leak}")
         assert not out.isnan().any(), "no NaN betrays the inverted mask"
+        only_padding = mha(x, x, x, key_padding_mask=real)[0][1, :4]
+        torch.testing.assert_close(out[6:], only_padding)
         print(f"NaN in the last: {bool(out.isnan().any())}")
 
 

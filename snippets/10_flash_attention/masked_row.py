@@ -88,6 +88,9 @@ def main() -> None:
     for name in ("guarded", "library"):
         assert all(t.isfinite().all() for t in (results[name][0], *results[name][1]))
     torch.testing.assert_close(results["guarded"], results["library"])
+    for out, _ in results.values():  # all agree on the rows that see a key
+        torch.testing.assert_close(out[3:], results["library"][0][3:])
+    assert results["nan_to_num after"][0][:3].eq(0).all()
     with torch.no_grad():
         for guard in (False, True):
             out = online(q, k, v, seen, guard)

@@ -39,6 +39,9 @@ def main() -> None:
         x = x.transpose(0, 1)[None]  # [1, a, s, d]
         return F.scaled_dot_product_attention(x, x, x, is_causal=causal)[0].transpose(0, 1)
 
+    for part in parts:  # a causal first token sees itself alone
+        torch.testing.assert_close(alone(part, causal=True)[0], part[0], **room)
+
     # --8<-- [start:nested]
     jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)  # [3, j, a, d]
     x = jagged.transpose(1, 2)  # [3, a, j, d]

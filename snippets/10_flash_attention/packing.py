@@ -84,6 +84,11 @@ def main() -> None:
     separate = [torch.randn(3, A, n, D, requires_grad=True) for n in members]
     together = torch.cat([x.detach() for x in separate], dim=2).requires_grad_()
     keep, position = document_mask(members)
+    turns = torch.outer(position.double(), 1e4 ** (-torch.arange(D // 2).double() / (D // 2)))
+    x = together.detach()[0].double()  # RoPE is a product of complex numbers
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.polar(turns * 0 + 1, turns)
+    turned = torch.view_as_real(pairs).flatten(-2)
+    torch.testing.assert_close(rotary(x, position), turned, rtol=1e-4, atol=1e-5)
     # --8<-- [start:equal]
     apart = torch.cat([attend(x, torch.arange(x.shape[2])) for x in separate], dim=1)
     joined = attend(together, position, keep)
@@ -104,7 +109,7 @@ def main() -> None:
         assert torch.allclose(leaked[:, :first], apart[:, :first], atol=1e-5)
         error = ((leaked - apart)[:, first:].norm() / apart[:, first:].norm()).item()
         assert error > 0.1
-        print(f"without the mask: the first is right, the rest off by ≈{100 * error:.0f}%")
+        print(f"without the mask: the first is right, the rest off by {100 * error:.0f}%")
         torch.testing.assert_close(running, joined, rtol=1e-3, atol=1e-4)
         print("rotary positions that run on through the row: the same outputs")
         absolute = torch.randn(ROW, D)  # a learned embedding of each position

@@ -47,6 +47,7 @@ def main() -> None:
         "float attn_mask [8, 48, 48]": ((q, k, v), {"attn_mask": bias}),
         "scale=1.0": ((q, k, v), {"scale": 1.0}),
         "80 keys, values of width 24": ((q, long_k, long_v), {}),
+        "80 keys, is_causal=True": ((q, long_k, long_v), {"is_causal": True}),
         "enable_gqa=True, 2 key heads": ((q, few_k, few_v), {"enable_gqa": True}),
     }
     # --8<-- [end:cases]
@@ -58,6 +59,9 @@ def main() -> None:
         if name != "nothing but q, k, v" and out.shape == plain.shape:
             assert (out - plain).abs().max() > 0.1, "the argument did nothing"
         print(f"{name:32} {list(out.shape)!s:16} equal to the definition in float64")
+    weights = torch.eye(48).expand(2, 8, 48, 48)  # as values they return the weights
+    assert attention(q, k, weights, is_causal=True).triu(1).eq(0).all()
+    assert attention(q, k, weights, attn_mask=padding)[0, ..., 40:].eq(0).all()
 
 
 if __name__ == "__main__":

@@ -97,6 +97,8 @@ def main() -> None:
     assert (outs.mean(0) - truth).abs().max() > 0.1, "a plain mean of the parts is wrong"
     print("1, 2, 7, 64 and 1,000 parts: equal to SDPA; the mean of the parts is not")
 
+    assert choose(106, 64) == 1 < choose(105, 64)  # 80% of 132
+    assert choose(1, 10**6, sms=200) == math.ceil(0.85 * 128)  # no more than 128 parts
     example = [round(efficiency(48, n, sms=108), 2) for n in (2, 3)]
     assert example == [0.89, 0.67] and choose(48, 64, sms=108) == 2
     print(
@@ -108,7 +110,7 @@ def main() -> None:
     print(f"\n{SMS} SMs, 8 key heads, tiles of 128 keys")
     print("requests   context   blocks   in use   parts   then in use")
     for requests, context in (
-        (1, 512),
+        (1, 500),
         (1, 4096),
         (1, 32768),
         (4, 32768),

@@ -45,6 +45,8 @@ def main() -> None:
         assert errors[1] < 1e-5
         assert (errors[0] < 1e-5) == (s % TILE == 0) and abs(ratio - predicted) < 0.05
     assert ratio < 0.3  # 3 real keys, 29 phantoms
+    low, high = torch.full((1, 16), -10.0), torch.full((33, 16), 10.0)  # scores of -400
+    assert attention(low, high, torch.ones(33, 16), masked=True).allclose(torch.ones(1))
 
 
 if __name__ == "__main__":

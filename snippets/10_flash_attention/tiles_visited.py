@@ -4,6 +4,8 @@ For each row of tiles two bounds decide: `whole`, up to where every key is seen 
 and `end`. Held to the mask itself, element by element. Draws tiles_visited.svg.
 """
 
+import itertools
+
 
 # --8<-- [start:bounds]
 def bounds(first: int, s_q: int, s_k: int, bm: int, bn: int) -> tuple[int, int]:
@@ -70,6 +72,8 @@ def draw(cases: list[tuple[int, int, int, int]]) -> None:
 
 
 def main() -> None:
+    for shape in itertools.product(range(1, 10), range(1, 10), (1, 2, 4), (2, 3)):
+        check(*shape)
     print("queries  keys   tile    whole     cut skipped")
     for s_q, s_k, bm, bn in ((24, 24, 4, 4), (16, 36, 4, 4), (25, 23, 4, 6), (7, 7, 8, 2)):
         counts = check(s_q, s_k, bm, bn)
