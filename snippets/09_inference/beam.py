@@ -143,6 +143,17 @@ def main() -> None:
     assert found[64] > found[1] + 0.1, "a wide beam found no more than greedy"
     print("width 1 is greedy; width 64 finds a more probable text")
 
+    def trap(rows: torch.Tensor) -> torch.Tensor:
+        """Logits whose least likely character is followed by a certain one."""
+        logits = torch.zeros(*rows.shape, 39)
+        logits[..., 38], logits[rows == 38, 5] = -1.0, 50.0
+        return logits
+
+    assert (
+        beam(trap, prompt, 2, 39)[0].tolist()
+        == [38, 5]
+        != beam(trap, prompt, 2, 38)[0].tolist()
+    )
     # width 39² tries every pair of characters: nothing can be missed
     row, score = beam(model, prompt, 2, len(alphabet) ** 2)
     first = model(prompt[None])[0, -1].log_softmax(-1)

@@ -174,6 +174,7 @@ def main() -> None:
             assert wrong >= 3
         else:  # three full blocks of the prompt once, and what each has to itself
             assert used == 3 + 4 * (6 - 3) and copies == 3
+            assert all(pool.users[block] == 4 for block in first.table[:3])
 
 
 if __name__ == "__main__":

@@ -90,6 +90,12 @@ def main() -> None:
     blocks = nn.ModuleList(PlainBlock() for _ in range(LAYERS))
     head = nn.Linear(HIDDEN, VOCABULARY)
     text = torch.randn(1, max(POINTS), HIDDEN)
+    x, block = text[:, :8], blocks[0]  # the block that is counted is one of a transformer
+    q, k, v = block.qkv(block.norm1(x)).view(1, 8, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    y = x + block.out(mixed.transpose(1, 2).flatten(2))
+    y += block.down(F.gelu(block.up(block.norm2(y))))
+    torch.testing.assert_close(block(x)[0], y, rtol=1e-4, atol=1e-5)
     print("tokens    MFLOPs of the next token      its time")
     print("before    without      with   ratio     without       with")
     slow, fast = [], []

@@ -33,6 +33,11 @@ def cache_bytes(h: int, layers: int, heads: int, kv: int, _: int) -> int:
     return 2 * layers * kv * (h // heads) * 2
 
 
+def weights(model: tuple) -> int:
+    """Bytes that are held; the embedding is kept, too."""
+    return 2 * (matrices(*model) + model[0] * V)
+
+
 def step(model: tuple, b: int, context: int) -> tuple[float, float]:
     """FLOPs and bytes of one step that adds a token to each of b sequences."""
     h, layers = model[:2]
@@ -76,10 +81,8 @@ def draw() -> None:
     for context, color in ((0, "#0b6e99"), (2048, "#c2410c"), (8192, "#7c3aed")):
         rates = [b / least(model, gpu, b, context) for b in batches]
         axes.loglog(batches, rates, color=color, linewidth=1.8)
-        # where 80 GB are full of weights, the embedding among them, and caches
-        full = (80e9 - 2 * (matrices(*model) + model[0] * V)) / max(
-            1, context * cache_bytes(*model)
-        )
+        # where 80 GB are full of weights and caches
+        full = (80e9 - weights(model)) / max(1, context * cache_bytes(*model))
         if full < batches[-1]:
             axes.plot(full, full / least(model, gpu, full, context), "o", color=color)
     axes.text(4, 2000, "weights alone", color="#0b6e99", ha="center", rotation=35)
@@ -116,7 +119,7 @@ def main() -> None:
         flops, read = step(model, b, 2048)
         time = least(model, GPUS["H100"], b, 2048)
         caches = b * 2048 * cache_bytes(*model)
-        held = 2 * (matrices(*model) + model[0] * V) + caches  # the embedding is kept, too
+        held = weights(model) + caches
         print(f"  {b:3} sequences: {flops / read:4.1f} FLOPs per byte, {1e3 * time:5.2f} ms, "
               f"{b / time:5.0f} tokens/s, cache {caches / read:3.0%} of the bytes, "
               f"{held / 1e9:.1f} GB{', too many' * (held > 80e9)}")  # fmt: skip

@@ -97,13 +97,16 @@ def main() -> None:
     stalled = [max(r.gaps) > 0.1 for r in servers["stalls"]]
     share, formula = sum(stalled) / REQUESTS, 1 - 0.98 ** (OUTPUT - 1)
     print(f"requests that stalled at least once: {share:.0%}; 1 − 0.98^49 = {formula:.0%}")
-    smooth = [
-        goodput(served, REQUESTS, lambda r: r.ttft < 0.5 and max(r.gaps) < 0.1)
-        for served in servers.values()
-    ]
+
+    def kept(r: Served) -> bool:
+        return r.ttft < 0.5 and max(r.gaps) < 0.1
+
+    smooth = [goodput(served, REQUESTS, kept) for served in servers.values()]
     print(f"goodput, no gap above 100 ms: {smooth[0]:.2f} and {smooth[1]:.2f} requests/s")
 
     assert [percentile(list(range(1, 101)), p) for p in (7, 50, 99, 100)] == [7, 50, 99, 100]
+    assert percentile([1, 2, 3], 50) == 2
+    assert kept(Served(0, [0.4, 0.45])) and not kept(Served(0, [0.6, 0.65]))  # begun too late
     assert abs(rows["mean gap, ms"][0] - rows["mean gap, ms"][1]) < 1
     assert rows["p95 gap, ms"][1] < rows["p95 gap, ms"][0] < rows["p99 gap, ms"][1] / 10
     assert abs(share - formula) < 0.03
