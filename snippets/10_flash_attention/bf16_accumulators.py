@@ -44,6 +44,9 @@ def main() -> None:
     assert all(fp32 < 2e-3 for fp32, _ in errors.values())
     assert errors[65536][0] < errors[128][0]  # roundings of the weights average out
     assert errors[65536][1] > 0.05 and errors[65536][1] > 3 * errors[1024][1]
+    z, ones = torch.randn(8, 128).bfloat16(), torch.ones(128, D).bfloat16()
+    off = (online(z, ones, torch.float32) - 1).abs().max()
+    assert 1e-6 < off < 2e-3  # the product's weights are rounded, those of the sum are not
     total = torch.zeros((), dtype=torch.bfloat16)
     for _ in range(2048):
         total += TILE  # equal scores: every tile adds 32

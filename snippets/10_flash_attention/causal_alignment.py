@@ -35,6 +35,8 @@ def main() -> None:
     torch.testing.assert_close(right, truth)
     torch.testing.assert_close(explicit, truth)
     torch.testing.assert_close(one_right, truth[:, :, -1:])
+    two = (last[0, 0, 1] @ k[0, 0, :2].T / 4).softmax(-1)  # the second new token sees two keys
+    torch.testing.assert_close(wrong[0, 0, 1, :2], two)
     assert (wrong - truth).abs().max() > 0.1
     assert torch.equal(one_wrong[0, 0, 0], v[0, 0, 0]), "all the weight lies on the first key"
     print("tokens 5, 6 and 7 of 8     is_causal   causal_lower_right")

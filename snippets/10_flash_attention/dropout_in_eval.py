@@ -35,6 +35,7 @@ def main() -> None:
         print(f"{name:10} in eval: twice the same {torch.equal(first, second)!s:5}", end="  ")
         print(f"off by ≈{100 * off:.0f}% of the norm")
         assert (name == "Fixed") == torch.equal(first, second) == (off < 1e-5)
+    assert not torch.equal(Fixed()(q, k, v), truth), "in training it drops"
 
 
 if __name__ == "__main__":

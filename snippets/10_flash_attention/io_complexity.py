@@ -138,6 +138,10 @@ def main() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(S, D) for _ in range(3))
     truth = ((q.double() @ k.double().T).softmax(-1) @ v.double()).float()
+    fast = FastMemory(7)
+    tile, _ = fast.make(2, 3), fast.make(1)
+    fast.drop(tile)
+    assert fast.held == 1
     print(f"s = {S}, d = {D}; plain attention moves {4 * S * S + 4 * S * D:,} elements")
     print("            queries outside                keys outside")
     print("      M   tile   counted  4s²d²/M      tile    counted  6s²d²/M")
