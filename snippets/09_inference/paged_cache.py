@@ -151,6 +151,7 @@ def main() -> None:
     paged.release(2)
     held = [block for table in paged.tables.values() for block in table]
     assert sorted(held + paged.free) == list(range(32)), "every block is held once, or free"
+    assert paged.length.keys() == paged.tables.keys()
     print(f"sequence 2 ends: {len(paged.free)} of 32 blocks free; the next takes them over")
     again = feed(paged, {4: texts[2]})[4]
     torch.testing.assert_close(again, other[2])

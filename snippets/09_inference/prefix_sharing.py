@@ -190,6 +190,10 @@ def main() -> None:
     proper = PrefixCache(Pool(model, 64))
     proper.prefill(one)
     torch.testing.assert_close(proper.prefill(two), right)
+    whole = text(2 * BLOCK)  # the second time all of it is known, but for the logits
+    for _ in range(2):
+        torch.testing.assert_close(proper.prefill(whole), without_cache(model, whole)[-1])
+    assert len(proper.pool.free) + len(proper.known) == 64
 
 
 if __name__ == "__main__":

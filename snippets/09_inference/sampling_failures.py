@@ -65,7 +65,8 @@ def main() -> None:
         result = draw(row)
         print(f"{words}:\n    {result}")
         assert result.startswith("RuntimeError") != words.startswith("  "), words
-    assert torch.isinf(over).all()
+    assert rows[3][1].argmax() == logits.argmax() and rows[-1][1].argmax() == 4
+    assert torch.isinf(over).all() and rows[5][1].eq(73_728).all()
 
     try:  # many draws at once take another path, and say it in other words
         torch.multinomial(over.softmax(-1), 1000, replacement=True)

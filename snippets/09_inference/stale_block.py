@@ -132,6 +132,7 @@ def main() -> None:
     for part, words in ((0, "keys"), (1, "values")):
         pool = PrefillPool(model, 2)
         pool.data[:, part] = float("nan")
+        assert pool.data[:, 1 - part].eq(0).all()
         assert pool.prefill(ours, careless=False).isnan().all()
         print(f"{words} filled with NaN: NaN behind a correct mask too")
     pool = PrefillPool(model, 2)

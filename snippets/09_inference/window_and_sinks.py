@@ -159,6 +159,10 @@ def main() -> None:
             block.seen = window(32, last, first)
         return bits_per_character(model, held_out, 32)
 
+    def uniform(ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*ids.shape, len(alphabet))
+
+    assert abs(bits_per_character(uniform, held_out) - math.log2(len(alphabet))) < 1e-5
     full = loss(32)
     for block in model.blocks:
         block.seen = None
@@ -170,6 +174,7 @@ def main() -> None:
         print(f"  w = {last:2} ≈{alone:.2f}     ≈{sinks:.2f}                  ≈{more:.2f}")
         if last == 2:
             assert alone > full + 0.2, "a window of 2 characters cost nothing"
+            assert sinks < alone
             assert more < sinks - 0.1, "this model should need recent characters, not first"
     assert alone < full + 0.1, "half of the context should be enough"
 
