@@ -55,6 +55,7 @@ def main() -> None:
     out = compiled(q, k, v, block_mask=block_mask)
     # --8<-- [end:compiled]
     mask = create_mask(sliding, None, None, S, S, device)
+    assert mask.sum(-1).max() == WINDOW
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-4)
     assert (out - F.scaled_dot_product_attention(q, k, v)).abs().max() > 0.1
