@@ -613,6 +613,13 @@ def test_two_runs_at_once(book: Book) -> None:
     assert "0 ran, 2 unchanged" in report.text, report.text
 
 
+def test_no_program_meets_the_lock_that_a_killed_build_left() -> None:
+    code = "from torch.utils import cpp_extension as e; print(e._get_build_directory(str(1), False))"
+    with runner.empty_folder() as folder:
+        result = runner.run(f'python -c "{code}"', folder, limit=HANG)
+        assert Path(result.stdout.strip()).is_relative_to(folder.parent), result
+
+
 def test_what_passed_is_not_repeated_until_it_changes(book: Book) -> None:
     book.program("once", "print(1)\n", "$ python once.py\n1\n")
     assert "1 ran, 0 unchanged" in book.pytest("snippets").text

@@ -89,6 +89,8 @@ def environment(folder: Path, device: str) -> dict[str, str]:
         "LANG": own.get("LANG", "C.UTF-8"),
         "PATH": os.pathsep.join([_python_folder(), own.get("PATH", os.defpath)]),
         "TMPDIR": str(folder.parent / "tmp"),
+        # torch waits for ever for the lock that a killed build left in the folder all share
+        "TORCH_EXTENSIONS_DIR": str(folder.parent / "tmp"),
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
