@@ -16,7 +16,7 @@ from pathlib import Path
 import torch.distributed.run as torchrun
 
 STATIC = "--master-addr=127.0.0.1 --master-port={port} --rdzv-conf=timeout=2"
-C10D = "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-conf=join_timeout=2"
+C10D = "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-conf=join_timeout="
 
 # --8<-- [start:cases]
 CASES = {
@@ -24,8 +24,11 @@ CASES = {
     "both nodes say that they are node 0": [f"--nnodes=2 --node-rank=0 {STATIC}"] * 2,
     "both say that they are node 1": [f"--nnodes=2 --node-rank=1 {STATIC}"] * 2,
     "one node of two never comes": [f"--nnodes=2 --node-rank=0 {STATIC}"],
-    "c10d: one node of two never comes": [f"--nnodes=2 --rdzv-id=a {C10D}"],
-    "c10d: two ids, so two meetings": [f"--nnodes=2 --rdzv-id={word} {C10D}" for word in "ab"],
+    "c10d: one node of two never comes": [f"--nnodes=2 --rdzv-id=a {C10D}2"],
+    "c10d: two ids, so two meetings": [  # the first, which holds the store, gives up first
+        f"--nnodes=2 --rdzv-id=a {C10D}4",
+        f"--nnodes=2 --rdzv-id=b {C10D}60",
+    ],
     "right: node 0 and node 1": [f"--nnodes=2 --node-rank={n} {STATIC}" for n in (0, 1)],
 }
 # --8<-- [end:cases]
@@ -48,6 +51,15 @@ def agent(words: list[str], said: Path) -> int:
     os._exit(0)
 
 
+def wait_for_store(port: int, said: Path) -> None:
+    """Return when an agent listens on the port, or has ended and said why not."""
+    while not said.exists():
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        time.sleep(0.02)
+
+
 def outcome(agents: list[str], taken: bool) -> list[str]:
     """Start a case's agents; return what each said, the port named PORT."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as held:
@@ -59,7 +71,8 @@ def outcome(agents: list[str], taken: bool) -> list[str]:
         for number, words in enumerate(agents):
             files.append(Path(folder, str(number)))
             pids.append(agent(words.format(port=port).split(), files[-1]))
-            time.sleep(0.8)  # the first is there first
+            if "--node-rank=1" not in words:  # which holds no store
+                wait_for_store(port, files[-1])
         for pid in pids:
             os.waitpid(pid, 0)
         return [file.read_text().replace(str(port), "PORT") for file in files]
