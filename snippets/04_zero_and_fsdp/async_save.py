@@ -94,6 +94,8 @@ def main() -> None:
     written = time.perf_counter() - begin
     # --8<-- [end:save]
 
+    taken = {state["step"].item() for state in optimizer.state.values()}
+    assert taken == {2 + STEPS}
     changed = [p.to_local().clone() for p in model.parameters()]
     fresh, fresh_optimizer = build(1, device)
     parameters, states = get_state_dict(fresh, fresh_optimizer)

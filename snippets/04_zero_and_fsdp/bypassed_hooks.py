@@ -59,7 +59,8 @@ def main() -> int:
             fully_shard(module)
         if "--fix" in sys.argv:
             register_fsdp_forward_method(model, "encode")
-            model(inputs)
+            model(inputs)  # the root first, then a part
+            model.blocks[0](inputs)
             model.reshard()  # as backward does
         elif "block" in sys.argv:
             model.blocks[0](inputs)

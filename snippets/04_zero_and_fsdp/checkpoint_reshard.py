@@ -52,6 +52,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> l
     for step in steps:
         torch.manual_seed(1000 + step)  # the batch depends on the step and on nothing else
         x = torch.randn(BATCH, WIDTH)[rank * BATCH // n : (rank + 1) * BATCH // n].to(device)
+        assert len(x) == BATCH // n
         loss = nn.functional.mse_loss(model(x), x[:, :8].tanh())
         loss.backward()
         optimizer.step()

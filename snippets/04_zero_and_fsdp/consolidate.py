@@ -70,18 +70,17 @@ def main() -> None:
     dist.all_gather_object(entries, len(whole))
     if rank == 0:
         print(f"entries of the full state dict on each rank: {entries}")
-        files = {
-            "gathered.pt": lambda: torch.load("gathered.pt"),
-            "converted.pt": lambda: torch.load("converted.pt")["model"],
-        }
-        for name, read in files.items():
+        for name in ("gathered.pt", "converted.pt"):
+            state = torch.load(name)
+            state = state["model"] if name == "converted.pt" else state  # as it was saved
             plain = Net()
-            plain.load_state_dict(read())  # no torch.distributed from here on
+            plain.load_state_dict(state)  # no torch.distributed from here on
             torch.testing.assert_close(plain(x.cpu()), expected)
-            size = sum(tensor.nbytes for tensor in read().values())
+            size = sum(tensor.nbytes for tensor in state.values())
             print(f"{name:13} {size:,} bytes of tensors; a plain model's output: equal")
-        shards = sum(file.stat().st_size for file in Path("checkpoint").glob("*.distcp"))
-        print(f"sum over the sharded files ≈{shards:,} bytes")
+        shards = [file.stat().st_size for file in Path("checkpoint").glob("*.distcp")]
+        assert len(shards) == n and max(shards) < 1.2 * sum(shards) / n  # from every rank
+        print(f"sum over the sharded files ≈{sum(shards):,} bytes")
 
 
 if __name__ == "__main__":

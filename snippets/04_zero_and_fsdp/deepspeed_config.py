@@ -91,6 +91,8 @@ def main() -> None:
     ):
         print(f"default of {name}: {default:,} elements")
 
+    assert unknown_keys({"wandb": {}, "wanbd": {}}) == ["wanbd"]
+
     wrong = {
         "batch sizes that disagree": {"train_batch_size": 128},
         "no batch size": {"train_micro_batch_size_per_gpu": None},

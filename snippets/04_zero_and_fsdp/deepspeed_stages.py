@@ -47,6 +47,7 @@ except ImportError:
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 WIDTH, LAYERS, BATCH, STEPS = 128, 16, 24, 3
+EPS = 1e-3  # with 1e-8, Adam would hide a factor that is missing in the gradients
 BUCKET = WIDTH * WIDTH  # elements: one layer
 TO_OWNER = {"use_multi_rank_bucket_allreduce": False}
 NO_REUSE = {"stage3_max_reuse_distance": 0}
@@ -66,7 +67,7 @@ class TanhNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = torch.tanh(layer(x))
+            x = x + torch.tanh(layer(x))
         return x
 
 
@@ -129,6 +130,7 @@ def config(stage: int, bf16: bool, ranks: int, keys: dict | None = None) -> dict
     return {
         "train_micro_batch_size_per_gpu": BATCH // ranks // 2,
         "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.0,  # the default is 1.0: a norm above it is scaled down to it
         "bf16": {"enabled": bf16},
         "zero_optimization": {
             "stage": stage,
@@ -147,7 +149,7 @@ def with_deepspeed(
     mark()
     torch.manual_seed(0)
     model = TanhNet().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=EPS)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config(stage, bf16, n, keys)
     )
@@ -187,8 +189,8 @@ def target(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x)
 
 
-def plain(device: torch.device, shard: bool, holds: float) -> Result:
-    """The same by one process with the whole batch, or by FSDP2."""
+def plain(device: torch.device, shard: bool, holds: float, empty_step: bool = False) -> Result:
+    """The same by one process with the whole batch, or by FSDP2; after a step of nothing?"""
     mark()
     rank, n = (dist.get_rank(), dist.get_world_size()) if shard else (0, 1)
     torch.manual_seed(0)
@@ -197,7 +199,12 @@ def plain(device: torch.device, shard: bool, holds: float) -> Result:
         for layer in model.layers:
             fully_shard(layer)
         fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=EPS)
+    if empty_step:
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        optimizer.zero_grad()
     losses, kept = [], 0
     for step in range(STEPS):
         total = torch.zeros((), device=device)
@@ -256,9 +263,12 @@ def main() -> None:
             result = with_deepspeed(stage, name == "bf16", device, holds=formula + extra)
             assert abs(result[1] - formula - extra) < 0.02, (stage, result)  # step counts
             rows.append((f"DeepSpeed stage {stage}, {name}", *result, formula, sends, buffers))
+    ahead = plain(device, shard=False, holds=16.0, empty_step=True)[0]
     for name, losses, _, sent, _, sends, _ in rows:
-        wide = 2e-2 if "bf16" in name else 1e-5
-        torch.testing.assert_close(losses, truth, rtol=wide, atol=wide)
+        wide = 5e-3 if "bf16" in name else 1e-5
+        # the Adam of this one row has counted a step without gradients
+        right = ahead if name == "DeepSpeed stage 0, bf16" else truth
+        torch.testing.assert_close(losses, right, rtol=wide, atol=wide)
         assert abs(sent - sends) < 0.001, (name, sent)  # flags of one element
     if dist.get_rank() == 0:
         print(f"Ψ = {PSI:,} parameters, {n} ranks; per rank, bytes kept and elements sent / Ψ")

@@ -50,9 +50,11 @@ def first_update(way: str, stage: int, device: torch.device) -> torch.Tensor | s
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    assert engine.zero_optimization_stage() == stage
     # --8<-- [start:loop]
     for part in range(PARTS):
         x = batch.chunk(n * PARTS)[rank * PARTS + part]
+        assert len(x) == engine.train_micro_batch_size_per_gpu()
         loss = nn.functional.mse_loss(engine(x), x)
         try:
             if way == "loss.backward()":

@@ -109,9 +109,11 @@ def main() -> None:
         print(f"  {name:30} {bandwidth(1, 0.9, peak) / (gpus * rate):8,.0f}")
 
     print("one DGX-2 (16 V100, 1.5 TB, 28 TB NVMe): parameters in billions")
+    host, gpus = DGX2["CPU"] / 12, DGX2["GPU"] / 4
+    assert host < gpus < 1.05 * host  # the two parts of ZeRO-2 fill both memories at once
     places = {
         "all on the GPUs (ZeRO-3)": DGX2["GPU"] / 16,
-        "optimizer on the CPU, 4Ψ on GPUs": min(DGX2["CPU"] / 12, DGX2["GPU"] / 4),
+        "optimizer on the CPU, 4Ψ on GPUs": min(host, gpus),
         "all on the CPU": DGX2["CPU"] / 16,
         "all on NVMe (ZeRO-Infinity)": DGX2["NVMe"] / 16,
     }

@@ -113,6 +113,9 @@ def main() -> None:
                 print(f"  {entry.relative_to(save.__name__)}")
         folder = Path("overwrite") if save is overwrite else latest()
         print(f"  loaded from {folder}: {read(folder)}")
+    assert not list(Path("new_folder").glob("*.unfinished"))
+    Path("new_folder/step-9").mkdir()  # it has its name, and is not pointed to yet
+    assert latest().name == "step-1"
 
 
 if __name__ == "__main__":

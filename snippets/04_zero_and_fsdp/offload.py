@@ -60,7 +60,9 @@ def main() -> None:
         for _ in range(STEPS):
             inputs = torch.randn(BATCH, H).to(device)
             optimizer.zero_grad()
-            model(inputs[rank::n]).square().mean().backward()
+            mine = inputs[rank::n]
+            assert len(mine) == BATCH // n
+            model(mine).square().mean().backward()
             optimizer.step()
         parameters.append([p.full_tensor().cpu() for p in model.parameters()])
         shard = model[0].up.weight

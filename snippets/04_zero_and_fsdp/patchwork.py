@@ -26,6 +26,10 @@ def broadcast(model: nn.Module) -> None:
         dist.broadcast(tensor, src=0)
 
 
+def rows(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.cat((weight, bias[:, None]), 1)  # [h, h], [h] -> [h, h + 1]
+
+
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
@@ -51,12 +55,12 @@ def main() -> None:
         model = copy.deepcopy(built[rank])
         prepare(model)
         fully_shard(model)
-        whole = model.weight.full_tensor()
+        whole = rows(*(p.full_tensor() for p in model.parameters()))
         owners = []
-        for rows, *candidates in zip(
-            whole.chunk(n), *(m.weight.chunk(n) for m in built), strict=True
+        for part, *candidates in zip(
+            whole.chunk(n), *(rows(*m.parameters()).chunk(n) for m in built), strict=True
         ):
-            owners += [str(r) for r, part in enumerate(candidates) if torch.equal(rows, part)]
+            owners += [str(r) for r, built_by in enumerate(candidates) if part.equal(built_by)]
         if rank == 0:
             print(f"{prepare.__name__}: rows are of the models of ranks {', '.join(owners)}")
 

@@ -49,13 +49,15 @@ def main() -> None:
     if rank == 0:
         torch.save(whole, "whole.pt")
         for name in ("local", "whole"):
-            state = torch.load(f"{name}.pt")
+            state, plain = torch.load(f"{name}.pt"), new_model()
             print(f"{name}.pt: {sum(t.numel() for t in state.values()):,} of {psi:,} elements")
             try:
-                new_model().load_state_dict(state)
+                plain.load_state_dict(state)
                 print("  loads into a plain model")
             except RuntimeError as error:
                 print(f"  {chr(10).join(str(error).splitlines()[:2])}")
+        torch.manual_seed(0)
+        assert all(map(torch.equal, plain.parameters(), new_model().parameters()))
     else:
         assert whole == {}
 

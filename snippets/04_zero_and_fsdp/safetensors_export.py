@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here is downloaded
 logging.disable(logging.WARNING)  # greetings of libraries that transformers imports
@@ -90,6 +91,8 @@ def main() -> None:
     dist.barrier()
 
     if rank == 0:
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        assert all(p.is_meta for p in shell.parameters())
         for folder in ("gathered", "consolidated"):
             files = sorted(name for name in os.listdir(folder) if name != "sharded")
             print(f"{folder}: {', '.join(files)}")

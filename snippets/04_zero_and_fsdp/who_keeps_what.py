@@ -65,6 +65,7 @@ def draw() -> None:
 
 def main() -> None:
     formulas = (16, 4 + 12 / N, 2 + 14 / N, 16 / N)
+    assert all(kept(2, 0)["parameters"]) and not all(kept(2, 0)["gradients"])
     for stage, formula in enumerate(formulas):
         for rank in range(N):
             assert bytes_kept(stage, rank) == formula

@@ -97,7 +97,7 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    alone = nn.Sequential(nn.Linear(60, 120), nn.GELU(), nn.Linear(120, 60)).to(device)
+    alone = nn.Sequential(nn.Linear(61, 120), nn.GELU(), nn.Linear(120, 61)).to(device)
     ours, ddp = copy.deepcopy(alone), DistributedDataParallel(copy.deepcopy(alone))
     psi = sum(p.numel() for p in alone.parameters())
     runs = {  # model, optimizer, share of the batch
@@ -110,9 +110,10 @@ def main() -> None:
         ),
     }
     for _ in range(STEPS):
-        inputs = torch.randn(BATCH, 60).to(device)
+        inputs = torch.randn(BATCH, 61).to(device)
         counts = {}
         for name, (model, optimizer, mine) in runs.items():
+            assert len(inputs[mine]) == (BATCH if model is alone else BATCH // n)
             with CountBytes() as counts[name]:
                 optimizer.zero_grad()
                 nn.functional.mse_loss(model(inputs[mine]), inputs[mine].sin()).backward()
