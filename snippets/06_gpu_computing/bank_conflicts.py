@@ -74,6 +74,7 @@ def main() -> None:
     halves = [lane % 16 + lane // 16 * 32 for lane in lanes]
     print(f"half a warp in each of two rows, 32 words apart: {passes(halves)}")
     assert (passes([0] * LANES), passes(halves)) == (1, 2)
+    assert {word % BANKS for word in halves} == set(range(16))  # the same banks twice
 
     tiles = {
         "pitch 32": lambda row, column: row * 32 + column,
@@ -87,8 +88,9 @@ def main() -> None:
         assert by_row == {1} and by_column == {LANES if name == "pitch 32" else 1}
         bytes_used = 4 * (32 * 33 if "33" in name else 32 * 32)
         print(f"{name:24} {by_row.pop():7} {by_column.pop():10} {bytes_used:7,}")
-        # and no two elements in one word, which `passes` would take for a broadcast
-        assert len({index(r, c) for r in lanes for c in lanes}) == 32 * 32
+        # all in the tile, no two in one word, which `passes` would take for a broadcast
+        words = {index(r, c) for r in lanes for c in lanes}
+        assert len(words) == 32 * 32 and 4 * max(words) < bytes_used
 
     indices = {"pitch 32": tiles["pitch 32"], "pitch 33": tiles["pitch 33 (padded)"]}
     draw(indices | {"swizzled": swizzle})

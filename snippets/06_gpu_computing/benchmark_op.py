@@ -28,10 +28,13 @@ def main() -> None:
             y = eval(statement)  # first that it is right, then how fast it is
             torch.testing.assert_close(y, torch.where(x < 1, 1 - x, 0))
             result = measure(statement, x)
-            spread = 100 * result.iqr / result.median
-            print(f"  {statement:21} ≈{1e6 * result.median:.1f} µs, IQR ≈{spread:.0f} %")
-    first, second = (measure("x + 1", x).median for _ in range(2))
-    print(f"x + 1 twice: the second is ≈{second / first:.2f} of the first")
+            typical, spread = result.median, 100 * result.iqr / result.median
+            assert min(result.times) <= typical <= max(result.times)
+            # the name that the measurement itself bears
+            print(f"  {result.task_spec.stmt:21} ≈{1e6 * typical:.1f} µs, IQR ≈{spread:.0f} %")
+    first, second = (measure("x + 1", x) for _ in range(2))
+    ratio = second.median / first.median
+    print(f"{second.task_spec.stmt} twice: the second is ≈{ratio:.2f} of the first")
     print(f"threads, if not told: {Timer('pass').timeit(1).task_spec.num_threads}")
     square = torch.randn(64, 64, device=device)
     times = [timeit.timeit(lambda: torch.linalg.qr(square), number=1) for _ in range(20)]

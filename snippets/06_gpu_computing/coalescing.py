@@ -75,6 +75,7 @@ def main() -> None:
         count = sectors(addresses, size)
         moved = count * SECTOR
         print(f"{name:23} {asked:4} B {count:9} {moved:5} B {asked / moved:8.1%}")
+    assert sectors([30], 4) == 2  # bytes 30 to 33
     strides = list(range(1, 17))
     assert all(sectors(strided(s), 4) == formula(s) for s in range(1, 65))
     print("strides 1 to 64: equal to min(32, ceil((31·stride + 1)·4 / 32))")

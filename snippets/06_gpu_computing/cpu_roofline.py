@@ -9,8 +9,7 @@ import math
 import time
 
 import torch
-
-MIB = 2**20
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def seconds(device: torch.device, calls: dict, rounds: int = 8) -> dict[str, float]:
@@ -48,6 +47,11 @@ def main() -> None:
         "times 16 vectors": (32 * n, 4 * (n + 16 * (h + n // h)), lambda: x @ wide),
         "matmul 128³": (2 * 128**3, 12 * 128**2, lambda: small @ small),
     }
+    assert rows["copy"][1] == x.nbytes + out.nbytes
+    for name in ("matmul 512³", "times 16 vectors", "matmul 128³"):
+        with FlopCounterMode(display=False) as counter:
+            rows[name][2]()
+        assert counter.get_total_flops() == rows[name][0]  # as torch counts them
     took = seconds(device, {name: call for name, (_, _, call) in rows.items()})
 
     # --8<-- [start:roof]
@@ -59,6 +63,8 @@ def main() -> None:
     for name in list(rows)[2:]:
         flops, moved, _ = rows[name]
         least = max(flops / peak, moved / bandwidth)
+        left = flops / moved < peak / bandwidth  # of the ridge, where bytes decide
+        assert least == (moved / bandwidth if left else flops / peak)
         print(
             f"{name:20} {flops / moved:6.2f}  ≈{1e3 * least:6.3f} ms"
             f"  ≈{1e3 * took[name]:6.3f} ms  ≈{least / took[name]:.0%}"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 P, W = 67e12, 3350e9  # FLOP/s, bytes/s
 LINK = 32e9 * 16 * 128 / 130 / 8  # 32 GT/s, 16 lanes, 128 of 130 bits are data: 63 GB/s
@@ -95,12 +96,19 @@ def crossing(make: Callable, sizes: list[int], on_host: bool) -> tuple[float, fl
             if previous:  # straight line between the points, both axes logarithmic
                 m, loss = previous
                 crossed = m * (n / m) ** (-loss / (gain - loss))
+                slope = (gain - loss) / math.log(n / m)
+                assert abs(loss + slope * math.log(crossed / m)) < 1e-9  # there it is 0
         previous = (n, gain)
     return crossed, math.exp(previous[1])
 
 
 def main() -> None:
     torch.manual_seed(0)
+    assert math.isclose(modelled(P, W, LINK), LAUNCH + 2)  # a second to cross, one for both
+    (x, y, _), operator, flops, _ = product(64)
+    with FlopCounterMode(display=False) as counter:
+        operator(x, y)
+    assert flops == counter.get_total_flops()
     measured = torch.accelerator.is_available()
     print(f"the GPU's times are {'measured' if measured else 'modelled, the CPU measured'}")
     lengths = [2**k for k in range(10, 25, 2)]
@@ -127,7 +135,8 @@ def main() -> None:
           f"GPU ≈{1e3 * gpu:.2f} ms")  # fmt: skip
     print(f"  at least {12 * n / LINK * 1e3:.2f} ms on a link of {LINK / 1e9:.1f} GB/s; "
           f"the CPU moves ≈{12 * n / cpu / 1e9:.1f} GB/s")  # fmt: skip
-    assert measured or gpu > 12 * n / LINK  # the model pays for the link
+    # the model pays for two copies in, one out and the kernel
+    assert measured or math.isclose(gpu, 3 * LAUNCH + 12 * n / LINK + 12 * n / W)
     # a small network: launches decide
     for width in (64, 1024, 8192):
         flops, launches = 6 * 32 * (3 * width**2), 30

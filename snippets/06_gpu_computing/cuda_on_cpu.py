@@ -636,6 +636,7 @@ inline uint16_t emu_round(float x, int exponent_bits) {  // to nearest, ties to 
   u = emu_bits<uint32_t>(a);
   return sign | ((u + 0xfff + (u >> 13 & 1) - (112u << 23)) >> 13);
 }
+static const bool emu_even = emu_round(0x1.03p0f, 8) == 0x3f82 || (abort(), false);  // a tie
 inline float emu_widen(uint16_t h, int exponent_bits) {
   if (exponent_bits == 8) return emu_bits<float>(uint32_t(h) << 16);
   int e = h >> 10 & 31, m = h & 1023;

@@ -76,6 +76,8 @@ def main() -> None:
     strided = torch.randn(33, 4, dtype=torch.float64).T.requires_grad_()  # [4, 33]
     for test, verdict in opcheck(rms_norm, (strided, weight, 1e-6)).items():
         print(f"opcheck: {test:32} {verdict}")
+    saved = strided.detach(), weight.detach(), rms_norm(strided, weight, 1e-6)[1].detach()
+    opcheck(rms_norm_backward, (torch.randn_like(strided), *saved))  # transposed, all of them
 
     graphs = []
 

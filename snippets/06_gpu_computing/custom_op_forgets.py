@@ -85,6 +85,11 @@ def show(what: str, attempt, pick: str = "") -> None:
 
 def main() -> None:
     x = torch.randn(2, 3)
+    for operator in (no_fake, no_backward, wrong_strides):
+        torch.testing.assert_close(operator(x.T), x.T.sin())  # right, whatever the strides
+    for operator in (writes, declares):
+        operator(doubled := x.clone())
+        assert torch.equal(doubled, 2 * x)
     trained = x.clone().requires_grad_()
     with FakeTensorMode() as mode:  # what torch.compile and torch.export trace with
         show("no fake kernel", lambda: no_fake(mode.from_tensor(x)), "There was no fake impl")

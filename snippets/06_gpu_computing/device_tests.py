@@ -78,16 +78,26 @@ def hinge(x: Tensor) -> Tensor:
 
 def hinge_wrong(x: Tensor) -> Tensor:
     """Reads its input from the pointer on, as a kernel without strides would."""
-    flat = x.as_strided((x.numel(),), (1,), x.storage_offset()) if 0 not in x.stride() else x
+    flat = x.as_strided((x.numel(),), (1,), x.storage_offset())
     return torch.where(flat < 1, 1 - flat, 0).view(x.shape)
 
 
+def reference(x: Tensor) -> Tensor:
+    assert x.dtype is torch.float64
+    return (1 - x).clamp(min=0)
+
+
 def main() -> None:
+    writes = OpInfo("writes", Tensor.zero_, torch.zeros_like)  # over its input: a test fails
+    with unittest.TestCase().assertRaises(AssertionError):
+        Template().test_input_unchanged("cpu", torch.float32, writes)
     devices = ["cpu"]
     if torch.accelerator.is_available():
         devices.append(torch.accelerator.current_accelerator().type)
     for op in (hinge, hinge_wrong):
-        info = OpInfo(op.__name__, op, lambda x: (1 - x).clamp(min=0))
+        info = OpInfo(op.__name__, op, reference)
+        shapes = [tuple(x.shape) for _, x in info.samples("cpu", torch.float32)]
+        assert shapes == [(33, 31), (0, 31), (), (31, 33), (33, 16), (5, 31)]
         suite = unittest.defaultTestLoader.loadTestsFromTestCase(instantiate([info], devices))
         result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
         assert not result.errors, result.errors[0][1]
@@ -99,8 +109,8 @@ def main() -> None:
             continue
         # only a sample with strides finds it, in every dtype
         found = {test._message for test, _ in result.failures}
-        assert found == {"transposed", "every other column"}, found
-        assert len(result.failures) == 2 * len(info.dtypes) * len(devices)
+        assert found == {"transposed", "every other column", "broadcast"}, found
+        assert len(result.failures) == 3 * len(info.dtypes) * len(devices)
         print("failed:")
         for test, _ in result.failures:
             if "_cpu_" in test.id():

@@ -105,10 +105,16 @@ def main() -> None:
     for name, side in sides.items():
         taken = [len(set(map(side, range(i, i + LANES)))) for i in range(0, 1024, LANES)]
         assert 10 * sum(taken) == results[name][0]
-    # a branch inside a branch keeps the outer mask: three sides, each with its own lanes
+    # a branch or a loop inside a branch keeps the outer mask; behind it all lanes work again
     odd, quarter = (lambda thread: thread % 2), (lambda thread: thread % 4 == 1)
-    issued, at_work = run(lambda w: w.branch(odd, lambda: two_sides(quarter)(w), w.work))
-    assert issued == 32 * (10 + 10 + 1) and at_work == (8 * 10 + 8 * 10 + 16) / (32 * 21)
+
+    def nested(w: Warp) -> None:
+        w.branch(odd, lambda: two_sides(quarter)(w), lambda: w.loop(lambda thread: 2, w.work))
+        w.work()
+
+    issued, at_work = run(nested)
+    assert issued == 32 * (10 + 10 + 2 + 1)
+    assert at_work == (8 * 10 + 8 * 10 + 16 * 2 + 32) / (32 * 23)
     print("each branch issues the sum over warps of the sides taken: equal")
     # a loop costs a warp its longest lane
     for trips, words in ((lengths, "any order"), (ordered, "sorted")):

@@ -49,6 +49,14 @@ __global__ void rotate(float *x, bool fixed) {
     __syncthreads();
     x[threadIdx.x] = tile[255 - threadIdx.x];
 }
+
+__global__ void shift(float *x, bool fixed) {
+    __shared__ float tile[256];
+    tile[threadIdx.x] = x[threadIdx.x];
+    if (fixed) __syncthreads();
+    else __syncwarp();  // of this warp, and the reader may be in the next
+    if (threadIdx.x >= 8) x[threadIdx.x] = tile[threadIdx.x - 8];
+}
 // --8<-- [end:barrier]
 
 // --8<-- [start:divergent]
@@ -85,6 +93,13 @@ __global__ void count(int *counter, bool fixed) {
         atomicAdd(counter, 1);
     else
         *counter += 1;  // load, add, store
+}
+
+__global__ void mixed(int *counter, bool fixed) {
+    if (fixed || threadIdx.x % 2 == 0)
+        atomicAdd(counter, 1);
+    else
+        *counter += 1;  // the atomic one beside it does not help
 }
 // --8<-- [end:race]
 
@@ -140,7 +155,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "faults needs an NVIDIA GPU; python cuda_on_cpu.py faults.cu NAME does without\n");
         return 1;
     }
-    std::vector<float> host(256, 1);
+    std::vector<float> host(256);
+    for (int i = 0; i < 256; i++) host[i] = i;
     float *x;
     int *counter;
     CHECK(cudaMalloc(&x, host.size() * sizeof(float)));
@@ -151,9 +167,12 @@ int main(int argc, char **argv) {
     else if (is("host_pointer")) fill<<<1, 256>>>(fixed ? x : host.data(), 256, true);
     else if (is("reverse")) reverse<<<1, 256>>>(x, fixed);
     else if (is("rotate")) rotate<<<1, 256>>>(x, fixed);
+    else if (is("shift")) shift<<<1, 256>>>(x, fixed);
     else if (is("halves")) halves<<<1, 256>>>(x, fixed);
     else if (is("half_warp")) half_warp<<<1, 32>>>(x, fixed);
     else if (is("count")) count<<<2, 128>>>(counter, fixed);
+    else if (is("two_blocks")) count<<<2, 1>>>(counter, fixed);
+    else if (is("mixed")) mixed<<<1, 256>>>(counter, fixed);
     else if (is("corner")) corner<<<1, 32>>>(x, 65536, 65536, fixed);
     else if (is("too_many")) fill<<<1, fixed ? 256 : 2048>>>(x, 256, true);
     else if (is("silent")) return silent(x, fixed), 0;
@@ -161,6 +180,20 @@ int main(int argc, char **argv) {
     else return fprintf(stderr, "faults: no fault is called '%s'\n", name), 1;
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
+    auto right = [&](int i) {  // what x[i] should be now
+        if (is("reverse")) return 255 - i;
+        if (is("rotate")) return (256 - i) % 256;
+        if (is("shift")) return i < 8 ? i : i - 8;
+        if (is("halves")) return i < 128 ? i + (i + 128) : i;
+        if (is("half_warp")) return i < 16 ? i + (i + 16) : i;
+        return i;
+    };
+    int counted, all = is("count") || is("mixed") ? 256 : is("two_blocks") ? 2 : 0;
+    CHECK(cudaMemcpy(host.data(), x, 256 * sizeof(float), cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(&counted, counter, sizeof(int), cudaMemcpyDeviceToHost));
+    for (int i = 0; i < 256; i++)
+        if (fixed && (host[i] != right(i) || counted != all))
+            return fprintf(stderr, "wrong: x[%d] is %g, counted %d\n", i, host[i], counted), 1;
     printf("no error\n");
     return 0;
 }

@@ -51,8 +51,9 @@ def milliseconds(n: int, batch: int = 8) -> float:
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        torch.fft.fft(x)
+        y = torch.fft.fft(x)
         times.append(time.perf_counter() - begin)
+    assert y.shape == x.shape
     return min(times) * 1e3
 
 
@@ -100,9 +101,13 @@ def main() -> None:
     times = [milliseconds(n) for n in lengths]
     pairs = list(zip(lengths, times, strict=True))
     smooth = statistics.median(t for n, t in pairs if max(factors(n)) < 8)
-    large = [(n, t / smooth) for n, t in pairs if max(factors(n)) > 200]
-    below = statistics.median(t for n, t in large if n <= 8192)
-    above = statistics.median(t for n, t in large if n > 8192)
+    pairs = [(n, t / smooth) for n, t in pairs]
+    assert abs(statistics.median(t for n, t in pairs if max(factors(n)) < 8) - 1) < 1e-9
+    large = [(n, t) for n, t in pairs if max(factors(n)) > 200]
+    below = [t for n, t in large if n <= 8192]
+    above = [t for n, t in large if n > 8192]
+    assert len(below) + len(above) == len(large)
+    below, above = statistics.median(below), statistics.median(above)
     print(
         f"torch.fft.fft on this CPU, {len(lengths)} lengths from {lengths[0]} to {lengths[-1]}:"
     )

@@ -15,6 +15,7 @@ import tempfile
 import unittest
 from types import ModuleType
 
+import torch
 import torch.utils.data.dataset as installed
 
 OLD = """\
@@ -79,7 +80,10 @@ def main() -> int:
     new = {"test_message_says_both_numbers", "test_message_names_fractions"}
     assert run("before", installed) == new  # a test that passes before proves nothing
     with contextlib.redirect_stdout(io.StringIO()):
-        assert len(run("no random_split", ModuleType("empty"))) == 5  # all tests look there
+        whole = ModuleType("whole")  # takes no fractions, and has other words
+        assert len(run("no random_split", whole)) == 5  # all tests look there
+        whole.random_split = lambda data, lengths: torch.tensor(data).split(lengths)
+        assert "test_fractions" in run("whole lengths alone", whole)
     patched = source.replace(OLD, NEW)
     name = "torch/utils/data/dataset.py"
     lines = difflib.unified_diff(

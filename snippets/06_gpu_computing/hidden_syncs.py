@@ -5,6 +5,7 @@ CPU as well, because they are the same operators: no GPU is needed to find them.
 """
 
 import collections
+import contextlib
 import math
 
 import torch
@@ -59,9 +60,8 @@ def step(weight: torch.Tensor, loss: torch.Tensor) -> None:
 
 
 # --8<-- [start:loops]
-def chatty() -> tuple[float, int]:
+def chatty(weight, x, y) -> tuple[float, int]:
     """A loop as it is often written: sum of losses, number of wrong answers."""
-    weight, x, y = setup()
     total, wrong = 0.0, 0
     for inputs, labels in zip(x, y, strict=True):
         logits = inputs @ weight  # [b, 10]
@@ -75,9 +75,8 @@ def chatty() -> tuple[float, int]:
     return total, wrong
 
 
-def quiet() -> tuple[float, int]:
+def quiet(weight, x, y) -> tuple[float, int]:
     """The same numbers: stay on the device, ask once."""
-    weight, x, y = setup()
     total = torch.zeros((), device=x.device)
     wrong = torch.zeros((), dtype=torch.long, device=x.device)
     for inputs, labels in zip(x, y, strict=True):
@@ -114,7 +113,7 @@ def main() -> None:
     results, waits = {}, {}
     for loop in (chatty, quiet):
         with CountWaits() as counted:
-            results[loop] = loop()
+            results[loop] = loop(*setup())
         waits[loop] = sum(counted.waits.values())
         print(f"{loop.__name__}, 10 steps: the host waits {waits[loop]} times")
         for words, count in counted.waits.items():
@@ -122,6 +121,11 @@ def main() -> None:
     assert waits == {chatty: 30, quiet: 2}
     assert results[chatty][1] == results[quiet][1]
     assert abs(results[chatty][0] - results[quiet][0]) < 1e-4
+    weight, x, y = setup()
+    x[3] = math.nan
+    with contextlib.suppress(RuntimeError):
+        quiet(weight, x, y)
+        raise AssertionError("a loss that is not a number went by")
     print(f"both: sum of losses {results[quiet][0]:.3f}, {results[quiet][1]} of 640 wrong")
 
 

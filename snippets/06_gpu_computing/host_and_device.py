@@ -64,7 +64,9 @@ def main() -> None:
     attempt("an attribute that did not move", lambda: block(torch.ones(4, device=other)))
     attempt("numpy of a tensor that is not in host memory", there.numpy)
     attempt("data of a tensor that has none", lambda: there.to("cpu"))
-    print(f"a number (0-dim) may come from the CPU: {(there * torch.tensor(2.0)).device}")
+    number = torch.tensor(2.0)
+    print(f"a number (0-dim) may come from the CPU: {(there * number).device}")
+    assert number.device == cpu.device != there.device
 
 
 if __name__ == "__main__":

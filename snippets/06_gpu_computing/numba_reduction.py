@@ -62,7 +62,9 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for n in (1, 7, 9, 50):
         x = rng.standard_normal(n).astype(np.float32)
-        np.testing.assert_allclose(reduce(x)[0], x.sum(dtype=np.float64), rtol=1e-5, atol=1e-6)
+        total, trace = reduce(x)
+        np.testing.assert_allclose(total, x.sum(dtype=np.float64), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(trace[0, :n], x[:THREADS])  # of block 0, not of the last
         print(f"{n:2} elements, blocks: {-(-n // THREADS)}, equal to float64")
     try:
         reduce_without_bound[2, THREADS](np.ones(15, np.float32), np.zeros(1, np.float32))

@@ -19,6 +19,8 @@ struct Sm {
 constexpr int kRegisters = 65536, kReserved = 1024;  // 1 KiB of every block is the system's
 constexpr Sm kSms[] = {{"8.0 (A100)", 8, 64, 32, 164 * 1024, 163 * 1024},
                        {"9.0 (H100)", 9, 64, 32, 228 * 1024, 227 * 1024}};
+static_assert(kSms[0].shared_per_block == kSms[0].shared - kReserved);
+static_assert(kSms[1].shared_per_block == kSms[1].shared - kReserved);
 
 int round_up(int x, int unit) { return (x + unit - 1) / unit * unit; }
 

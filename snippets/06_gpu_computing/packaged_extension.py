@@ -147,6 +147,13 @@ for shape in [(0,), (1,), (31,), (33, 1000)]:
     torch.testing.assert_close(x.grad, reference.grad)
 strided = torch.randn(4, 3, device=device).T
 torch.testing.assert_close(hinge.hinge(strided), (1 - strided).clamp(min=0))
+torch.library.opcheck(hinge.hinge, (strided,))  # the fake kernel's shape and strides, too
+try:
+    hinge.hinge(strided.double())
+except RuntimeError as error:
+    assert "float32 only" in str(error)
+else:
+    raise AssertionError("float64 was read as float32")
 print("imported in a fresh process: equal to torch's, forward and backward")
 """
 

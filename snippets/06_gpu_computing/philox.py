@@ -60,6 +60,10 @@ def cuda_rand(n: int, seed: int, offset: int = 0) -> torch.Tensor:
     counter[:, 0] = offset // 4
     counter[:, 2] = torch.arange(n)
     words = philox(counter, (seed & MASK, seed >> 32))[:, 0]  # first of four
+    return to_uniform(words)
+
+
+def to_uniform(words: torch.Tensor) -> torch.Tensor:
     uniform = words.float() * 2.0**-32 + 2.0**-33  # cuRAND's range is (0, 1]
     return torch.where(uniform == 1, 0.0, uniform)  # torch's is [0, 1)
 
@@ -85,6 +89,9 @@ def main() -> None:
                 torch.rand(100, device="cuda").cpu(), cuda_rand(100, 0, 4 * call)
             )
 
+    assert to_uniform(torch.tensor([0, MASK])).tolist() == [2.0**-33, 0]  # the two ends
+    # each of the seed's 64 bits counts
+    assert len({cuda_rand(1, 1 << bit).item() for bit in range(64)}) == 64
     n = 1 << 16
     numbers = cuda_rand(n, seed=1234).double()
     print("one number from each of 2^16 threads; off its expectation by, in standard errors")

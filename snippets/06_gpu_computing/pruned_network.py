@@ -90,9 +90,9 @@ def main() -> None:
     x, y = data(4096, teacher)
     test_x, test_y = data(2048, teacher)
 
-    def accuracy(model: nn.Module) -> float:
+    def accuracy(model: nn.Module, x=test_x, y=test_y) -> float:
         with torch.no_grad():
-            return 100 * (model(test_x).argmax(-1) == test_y).float().mean().item()
+            return 100 * (model(x).argmax(-1) == y).float().mean().item()
 
     def report(what: str, model: nn.Module) -> None:
         print(f"{what:36} ≈{100 * density(model):.0f} %   ≈{accuracy(model):.0f} %")
@@ -102,6 +102,13 @@ def main() -> None:
     trained = {k: v.clone() for k, v in model.state_dict().items()}
     print(f"{'':36} weights   right")
     report("trained", model)
+    assert accuracy(model) < accuracy(model, x, y)  # the first is of data never trained on
+    both = zip(linears(model), by_size(model, 0.1), two_of_four(model), strict=True)
+    for layer, tenth, half in both:
+        size = layer.weight.detach().abs()
+        assert size[tenth].min() > size[~tenth].max()  # the largest of all
+        fours, two = size.view(-1, 4), size[half].view(-1, 2)  # and of each four
+        assert torch.equal(two.sum(1), fours.sort().values[:, 2:].sum(1))
     for name, masks in {"a tenth": by_size(model, 0.1), "2:4": two_of_four(model)}.items():
         model.load_state_dict(trained)
         apply(model, masks)

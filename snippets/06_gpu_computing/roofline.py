@@ -44,6 +44,11 @@ def attainable(intensity: float, tflops: float, gb: float) -> float:
 # --8<-- [end:operations]
 
 
+def ridge(tflops: float, gb: float) -> float:
+    """FLOPs per byte from which on the roof is flat."""
+    return 1000 * tflops / gb
+
+
 def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "roofline", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 5))
@@ -52,8 +57,8 @@ def draw() -> None:
     left, right = 0.08, 10000
     for name, colour in colours.items():
         tflops, gb = DEVICES[name]
-        ridge = 1000 * tflops / gb
-        axes.plot([left, ridge, right], [left * gb / 1000, tflops, tflops], color=colour, lw=2)
+        corner = ridge(tflops, gb)
+        axes.plot([left, corner, right], [left * gb / 1000, tflops, tflops], color=colour, lw=2)
         style = {"color": colour, "va": "center", "clip_on": False}
         axes.text(left * 0.85, left * gb / 1000, name.split()[0], ha="right", **style)
         axes.text(right * 1.2, tflops, f"{tflops:,} TFLOP/s, {gb:,} GB/s", fontsize=11, **style)
@@ -76,12 +81,12 @@ def draw() -> None:
 def main() -> None:
     print("device            TFLOP/s    GB/s   ridge (FLOPs per byte)")
     for name, (tflops, gb) in DEVICES.items():
-        print(f"{name:15} {tflops:9} {gb:7} {1000 * tflops / gb:9.1f}")
+        print(f"{name:15} {tflops:9} {gb:7} {ridge(tflops, gb):9.1f}")
     print("operation in bf16    FLOP/B   H100: bound by   least time   share of peak")
     tflops, gb = DEVICES["H100 SXM"]
     for name, (flops, moved) in operations().items():
         intensity = flops / moved
-        bound = "compute" if intensity > 1000 * tflops / gb else "memory"
+        bound = "compute" if intensity > ridge(tflops, gb) else "memory"
         seconds = max(flops / (tflops * 1e12), moved / (gb * 1e9))
         share = attainable(intensity, tflops, gb) / tflops
         assert abs(seconds * attainable(intensity, tflops, gb) * 1e12 / flops - 1) < 1e-9

@@ -65,7 +65,7 @@ def product(values: torch.Tensor, packed: torch.Tensor, x: torch.Tensor) -> torc
 
 def microseconds(function) -> float:
     """The shortest of four runs, after one to warm up."""
-    function()
+    assert function().shape == (N, COLUMNS)  # the whole product
     times = []
     for _ in range(4):
         begin = time.perf_counter()
@@ -143,6 +143,8 @@ def main() -> None:
         )
 
     dense = statistics.median(dense_times)
+    assert max(times["CSR"][0], times["BSR"][0]) < dense / 2  # a hundredth of the products
+    assert abs(crossing([1, 2, 4, 8, 16, 32, 64], 3) - 0.035) < 1e-9  # half way from 2% to 5%
     for name, row in times.items():
         print(f"{name} is as fast as dense at a density of ≈{100 * crossing(row, dense):.0f} %")
     draw(times, dense)

@@ -97,6 +97,10 @@ def main() -> None:
         for name in ORDERS:
             errors[name].append(math.sqrt(squares[name]))
     print("every sum within (length of its chain) · 2^-24")
+    # one thread meets all three, and the 1 is lost beside 2^24
+    x = np.zeros(4 * THREADS, np.float32)
+    x[[0, THREADS, 2 * THREADS]] = 2.0**24, 1, -(2.0**24)
+    assert as_kernel(x) == 0
     print(f"one by one, 2^22 numbers: predicted {expected(sizes[-1]):.1e}")
     print(f"\n2^22 numbers   {'chain':>8}  {'at most':>9}  {'found':>9}")
     for name, (_, depth, _) in ORDERS.items():
@@ -105,6 +109,8 @@ def main() -> None:
     for n, loop, threads, halves in zip(sizes, *errors.values(), strict=True):
         assert 0.4 < loop / expected(n) < 2.5, n
         assert max(threads, halves) < 2 * U, n  # whatever the length
+    ratios = np.array(errors["one by one"]) / [expected(n) for n in sizes]
+    assert 0.8 < ratios.mean() < 1.25  # over all sizes, closer than for any one
     draw(sizes, errors)
 
 

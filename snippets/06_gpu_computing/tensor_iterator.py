@@ -75,17 +75,18 @@ def main() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(8, 16, 32), torch.randn(8, 16, 32)
     cases = {  # x, y, and how many inner loops the plan should need
-        "contiguous + contiguous": (a, b, 1),
+        # of one stride twice, the shorter dimension is the inner one
+        "contiguous + contiguous": (a.view(8, 1, 512), b.view(8, 1, 512), 1),
         "both transposed alike": (a.transpose(0, 2), b.transpose(0, 2), 1),
         "one transposed": (a, torch.randn(32, 16, 8).transpose(0, 2), 128),
         "matrix + row (bias)": (a, torch.randn(32), 128),
         "row + matrix": (torch.randn(32), a, 128),
         "+ tensor of one element": (a, torch.tensor(2.0), 1),
         "+ column": (a, torch.randn(8, 16, 1), 128),
-        "every other column": (a[..., ::2], b[..., ::2], 1),
+        "every other column": (a[..., 1::2], b[..., 1::2], 1),
         "channels last": (
-            torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
-            torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
+            torch.randn(2, 3, 8, 8).to(torch.bfloat16, memory_format=torch.channels_last),
+            torch.randn(2, 3, 8, 8).to(torch.bfloat16, memory_format=torch.channels_last),
             1,
         ),
     }

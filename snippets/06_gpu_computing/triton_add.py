@@ -4,6 +4,7 @@ Without a GPU Triton's interpreter runs the kernel with NumPy, one program after
 has to be asked for before triton is imported.
 """
 
+import contextlib
 import os
 
 import torch
@@ -23,7 +24,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + i, x + y, mask=inside)
 
 
-def add(x: torch.Tensor, y: torch.Tensor, block: int = 256) -> torch.Tensor:
+def add(x: torch.Tensor, y: torch.Tensor, block: int) -> torch.Tensor:
     """x + y for contiguous tensors of one shape; `block` is a power of two.
 
     The kernel counts in 32 bits: fewer than 2^31 elements.
@@ -39,12 +40,16 @@ def main() -> None:
     on_gpu = torch.accelerator.is_available()
     device = torch.accelerator.current_accelerator() if on_gpu else torch.device("cpu")
     torch.manual_seed(0)
+    block = 256
     for n in (1, 31, 33, 1000, 4097):
         x, y = torch.randn(2, n, device=device).unbind()
-        assert torch.equal(add(x, y), (x.double() + y.double()).float())
-        programs = triton.cdiv(n, 256)
-        masked = programs * 256 - n
+        assert torch.equal(add(x, y, block), (x.double() + y.double()).float())
+        programs = triton.cdiv(n, block)
+        masked = programs * block - n
         print(f"{n:5} elements: {programs:2} programs, {masked:3} masked in the last, equal")
+    with contextlib.suppress(ValueError):
+        add(x[::2], y[::2], block)
+        raise AssertionError("strided tensors were let through")
     if on_gpu:
         x, y = torch.randn(2, 2**26, device=device).unbind()
         out = torch.empty_like(x)

@@ -9,10 +9,12 @@ import os
 import re
 
 os.environ.pop("TRITON_INTERPRET", None)  # the compiler, not the interpreter
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.interpreter import InterpretedFunction
 
 
 @triton.jit
@@ -26,7 +28,7 @@ def matmul_kernel(
     k = tl.arange(0, BK)
     a_at = a_ptr + m[:, None] * a_stride + k[None, :]
     b_at = b_ptr + k[:, None] * b_stride + n[None, :]
-    total = tl.zeros((BM, BN), dtype=tl.float32)
+    total = tl.full((BM, BN), 0, dtype=tl.float32)
     for _ in range(0, K, BK):
         total = tl.dot(tl.load(a_at), tl.load(b_at), total)
         a_at += BK
@@ -49,6 +51,11 @@ def compiled(capability: int, aligned: bool):
 
 
 def main() -> None:
+    a, b = torch.randn(256, 128).half(), torch.randn(128, 256).half()
+    c = torch.empty(256, 256)
+    interpreted = InterpretedFunction(matmul_kernel.fn)  # is what is compiled a product at all?
+    interpreted[(2, 2)](a, b, c, 128, 128, 256, 256, **TILES)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-2)
     print("target  multiple of 16   instruction      copies          tiles held  shared memory")
     for capability, aligned, expected in (
         (80, True, ("mma.sync", "cp.async, 16 B", 2)),

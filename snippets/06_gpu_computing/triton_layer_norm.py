@@ -91,10 +91,11 @@ def main() -> None:
     device = torch.accelerator.current_accelerator() if on_gpu else torch.device("cpu")
     torch.manual_seed(0)
     for rows, h in ((1, 1), (3, 31), (9, 33), (7, 1000), (2, 4097)):
-        x = torch.randn(rows, h, device=device).requires_grad_()
+        # x and dy lie in memory column by column, to see that the strides are taken care of
+        x = torch.randn(h, rows, device=device).T.requires_grad_()
         weight = torch.randn(h, device=device).requires_grad_()
         bias = torch.randn(h, device=device).requires_grad_()
-        dy = torch.randn(rows, h, device=device)
+        dy = torch.randn(h, rows, device=device).T
         y = LayerNorm.apply(x, weight, bias)
         ours = y, *torch.autograd.grad(y, (x, weight, bias), dy)
         x64, w64, b64 = (t.detach().double().requires_grad_() for t in (x, weight, bias))

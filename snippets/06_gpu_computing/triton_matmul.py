@@ -5,6 +5,7 @@ time share rows of A and columns of B in L2. Numbered row by row, a batch of the
 B; numbered in groups of rows, as in Triton's tutorial on matrix multiplication, far less.
 """
 
+import contextlib
 import os
 
 import torch
@@ -89,8 +90,11 @@ def main() -> None:
         a = torch.randn(m, k, device=device, dtype=torch.float16)
         b = torch.randn(k, n, device=device, dtype=torch.float16)
         exact = (a.double() @ b.double()).half()
-        torch.testing.assert_close(matmul(a, b, group=2), exact, rtol=2e-3, atol=1e-3)
+        torch.testing.assert_close(matmul(a, b, group=3), exact, rtol=2e-3, atol=1e-3)
         print(f"{m} x {n} x {k}: equal to float64 rounded to fp16")
+    with contextlib.suppress(ValueError):
+        matmul(a, b[1:])
+        raise AssertionError("the inner sizes differ")
     print("strips of A and B for the first programs of a 64 x 64 grid of tiles")
     for together in (132, 264):
         for group in (1, 4, 8, 16):

@@ -4,6 +4,7 @@ PyTorch's operators one by one (max, subtract, exp, sum, divide) would move the 
 through memory. Masked lanes are filled with minus infinity, whose exponential is zero.
 """
 
+import contextlib
 import os
 
 import torch
@@ -50,10 +51,16 @@ def main() -> None:
         torch.testing.assert_close(softmax(x[::2]), expected[::2])  # a stride between rows
         below = x - 200  # far below 0, where a masked element read as 0 would be the largest
         torch.testing.assert_close(softmax(below), below.double().softmax(-1).float())
+        half = (x / 30).half()
+        exact = half.double().softmax(-1).half()  # and ours within one step of fp16
+        torch.testing.assert_close(softmax(half), exact, rtol=1e-3, atol=1e-7)
         block = triton.next_power_of_2(columns)
         print(
             f"{columns:5} columns in a block of {block:4}, {columns / block:4.0%} used: equal"
         )
+    with contextlib.suppress(ValueError):
+        softmax(x.T)
+        raise AssertionError("columns that do not lie side by side were let through")
     large = torch.tensor([[1000.0, 999.0, -1000.0]], device=device)
     print("scores of 1000:", [f"{p:.4f}" for p in softmax(large)[0].tolist()])
     if on_gpu:

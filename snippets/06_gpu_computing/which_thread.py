@@ -90,8 +90,10 @@ def draw(n: int, block: int) -> None:
     axes.text(0, 7.3, f"4 blocks of {block}: one element for each thread", color=ink)
     strip(axes, one_each(n, block, grid), block, 6, grid * block)
     axes.text(grid * block + 0.4, 6.45, "dotted: no element", color=ink, va="center")
-    axes.text(0, 3.5, f"2 blocks of {block}: the grid-stride loop", color=ink)
-    strip(axes, grid_stride(n, block, 2), block, 2.2, n)
+    owner = grid_stride(n, block, 2)
+    words = f"{max(owner) // block + 1} blocks of {block}: the grid-stride loop"
+    axes.text(0, 3.5, words, color=ink)
+    strip(axes, owner, block, 2.2, n)
     for i in range(0, n, block):
         axes.text(i + 0.45, 1.9, str(i), color=ink, ha="center", va="top", fontsize=10)
     axes.text(n - 0.7, 1.45, "element", color=ink, fontsize=10)
@@ -105,7 +107,7 @@ def draw(n: int, block: int) -> None:
 
 def main() -> None:
     print("     n  block  blocks  threads  idle")
-    for n in (1, 31, 33, 1000, 4097):
+    for n in (1, 31, 33, 1000, 1024, 4097):
         grid = math.ceil(n / 256)
         owner = one_each(n, 256, grid)
         assert owner == list(range(n))  # thread i has element i
