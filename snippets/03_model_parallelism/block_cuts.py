@@ -51,6 +51,8 @@ def draw_part(axes, x: float, y: float, held: str) -> None:
 
 
 def main() -> None:
+    for kind, enter, leave in (("TP", "f", "g"), ("SP", "g", "ḡ")):  # each other's backward
+        assert SENT[enter, kind].split(" / ") == SENT[leave, kind].split(" / ")[::-1]
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "block", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 7.2))
     columns = {"TP": 1.9, "SP": 6.9}

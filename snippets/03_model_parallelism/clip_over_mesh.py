@@ -87,8 +87,12 @@ def main() -> int:
     truth = torch.nn.utils.clip_grad_norm_(alone.parameters(), MAX_NORM).item()
 
     norm = norm_over_mesh(model, mesh.get_group()) if args.fix else norm_of_shard(model)
-    for p in model.parameters():
-        local(p.grad).mul_(min(1.0, MAX_NORM / norm.item()))
+    for limit in (10 * truth, MAX_NORM):  # a norm below the limit changes nothing
+        for p in model.parameters():
+            local(p.grad).mul_(min(1.0, limit / norm.item()))
+    if args.fix:  # the limit is the norm of what is left
+        left = norm_over_mesh(model, mesh.get_group()).item()
+        torch.testing.assert_close(left, MAX_NORM, rtol=1e-4, atol=0.0)
 
     replicated = local(model[0].weight.grad)
     first = replicated.clone()

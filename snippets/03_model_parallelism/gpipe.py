@@ -7,6 +7,7 @@ of the unsplit model on the whole batch (Huang et al., 2019).
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -86,19 +87,21 @@ def main() -> None:
     truth = [parameter.grad.clone() for parameter in stage.parameters()]
     stage.zero_grad()
 
-    loss, peak = gpipe_step(stage, batch, target, M)
+    with mock.patch.object(dist, "send", wraps=dist.send) as send:  # to count what is sent
+        loss, peak = gpipe_step(stage, batch, target, M)
     dist.broadcast(loss, p - 1)
     torch.testing.assert_close(loss, true_loss.detach())
     for ours, theirs in zip(stage.parameters(), truth, strict=True):
         torch.testing.assert_close(ours.grad, theirs)
 
+    sent, neighbours = BATCH // M * HIDDEN * 4, (rank > 0) + (rank < p - 1)
+    assert [call.args[0].nbytes for call in send.call_args_list] == neighbours * M * [sent]
     assert peak == M
     peaks: list = [None] * p
     dist.all_gather_object(peaks, peak)
     if rank == 0:
         print(f"p = {p}, m = {M}: loss and gradients equal to the unsplit model")
         print(f"most live micro-batches, rank 0 to {p - 1}: {' '.join(map(str, peaks))}")
-        sent = BATCH // M * HIDDEN * 4
         print(f"sent at each cut: {2 * M} messages of {sent} bytes, half of them gradients")
 
 

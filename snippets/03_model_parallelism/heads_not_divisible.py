@@ -50,13 +50,17 @@ def main() -> int:
     rank, t = dist.get_rank(), dist.get_world_size()
     status = 0
     for heads in (8, 6):
-        columns = torch.zeros(B, S, heads * HEAD, device=device).tensor_split(t, dim=2)[rank]
-        q = columns.contiguous()  # [b, s, h/t]
+        numbers = torch.arange(heads, device=device)  # every column has its head's number
+        whole = numbers.repeat_interleave(HEAD).expand(B, S, -1)
+        q = whole.tensor_split(t, dim=2)[rank].contiguous()  # [b, s, h/t]
         for split in (split_by_the_whole_model, split_by_what_is_here, split_after_a_check):
             try:
-                result = f"{split(q, heads).shape[2]} heads on a rank"
+                mine = split(q, heads)  # [b, s, a/t, h/a]
+                assert (mine == numbers.tensor_split(t)[rank][:, None]).all()  # whole heads
+                result = f"{mine.shape[2]} heads on a rank"
             except (RuntimeError, ValueError) as error:
                 result, status = f"{type(error).__name__}: {error}", 1
+            dist.barrier()  # no rank has left with an assertion
             if rank == 0:
                 print(f"{heads} heads, t = {t}, {split.__name__}\n  {result}", flush=True)
     dist.barrier()

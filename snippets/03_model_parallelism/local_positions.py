@@ -67,8 +67,11 @@ def main() -> int:
 
     torch.manual_seed(0)
     whole = [torch.randn(B, HEADS, S, D).to(device) for _ in range(3)]
-    everywhere = torch.arange(S, device=device)
-    q, k = (rotate(x, everywhere) for x in whole[:2])
+    # the same rotation in complex numbers: by position · 10000^(-i/d) for the pair at i
+    angle = torch.tensor([[i / 10000 ** (j / D) for j in range(0, D, 2)] for i in range(S)])
+    turn = torch.polar(torch.ones_like(angle), angle).to(device)
+    pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2))) for x in whole[:2])
+    q, k = (torch.view_as_real(pair * turn).flatten(-2) for pair in pairs)
     truth = F.scaled_dot_product_attention(q, k, whole[2], is_causal=True).chunk(n, 2)[rank]
 
     mine = [x.chunk(n, dim=2)[rank] for x in whole]

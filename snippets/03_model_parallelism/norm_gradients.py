@@ -51,6 +51,10 @@ def train(device: torch.device, summed: bool) -> tuple[float, float, float]:
         if summed:
             sum_over_ranks(norm)
         if step == 0:
+            terms = norm.weight.grad.clone()
+            if not summed:
+                dist.all_reduce(terms)  # the weights are equal yet: terms of the whole gradient
+            torch.testing.assert_close(terms, alone.weight.grad, rtol=1e-4, atol=1e-6)
             difference = norm.weight.grad - alone.weight.grad
             first = (difference.norm() / alone.weight.grad.norm()).item()
         for optimizer in optimizers:

@@ -167,6 +167,8 @@ def main() -> None:
     tokens, targets = torch.randint(V, (2, B, S)).to(device)
     cuts = three_inputs, tensor_parallel, sequence_parallel
     models = {cut: copy.deepcopy(alone) for cut in cuts}
+    # causal: without the last token the others' logits are the same
+    torch.testing.assert_close(alone(tokens[:, :-1]), alone(tokens)[:, :-1])
     expected = F.cross_entropy(alone(tokens).flatten(0, 1), targets.flatten())
     expected.backward()
 
@@ -196,6 +198,7 @@ def main() -> None:
         optimizer.step()
     with CommDebugMode() as summing:
         sum_partial_gradients(model)
+    check(model, alone)
     with CommDebugMode() as prepared:
         optimizer.step()
     lines.append(f"AdamW's step: {count(unprepared)}")

@@ -18,18 +18,22 @@ import torch.distributed as dist
 M, SIZE = 4, 2**20  # micro-batches; floats of an activation
 
 
-def send_then_receive(outgoing: torch.Tensor, peer: int, group: dist.ProcessGroup) -> None:
+def send_then_receive(outgoing: torch.Tensor, peer: int, group) -> torch.Tensor:
+    incoming = torch.zeros_like(outgoing)
     dist.send(outgoing, peer, group=group)
-    dist.recv(torch.empty_like(outgoing), peer, group=group)
+    dist.recv(incoming, peer, group=group)
+    return incoming
 
 
-def both_at_once(outgoing: torch.Tensor, peer: int, group: dist.ProcessGroup) -> None:
+def exchange_at_once(outgoing: torch.Tensor, peer: int, group) -> torch.Tensor:
+    incoming = torch.zeros_like(outgoing)
     ops = [
         dist.P2POp(dist.isend, outgoing, peer, group),
-        dist.P2POp(dist.irecv, torch.empty_like(outgoing), peer, group),
+        dist.P2POp(dist.irecv, incoming, peer, group),
     ]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
+    return incoming
 
 
 def main() -> int:
@@ -40,16 +44,17 @@ def main() -> int:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
-    exchange = both_at_once if "--fix" in sys.argv else send_then_receive
+    exchange = exchange_at_once if "--fix" in sys.argv else send_then_receive
 
-    tensor, failed, done = torch.zeros(SIZE), False, 0
+    tensor, failed, done = torch.full((SIZE,), rank + 1.0), False, 0
     try:
         if rank == 0:  # warm-up: the forward of micro-batch 0
             dist.send(tensor, 1, group=group)
         else:
-            dist.recv(tensor, 0, group=group)
+            dist.recv(torch.empty_like(tensor), 0, group=group)
         for _ in range(1, M):  # rank 0: F, then B; rank 1: B, then F
-            exchange(tensor, 1 - rank, group)
+            arrived = exchange(tensor, 1 - rank, group)
+            assert (arrived == 2 - rank).all()  # all of the peer's tensor is here
             done += 1
     except RuntimeError as error:
         failed = True

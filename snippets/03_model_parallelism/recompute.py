@@ -46,7 +46,7 @@ def step(blocks: nn.Sequential, inputs: torch.Tensor, unit: int) -> tuple[int, i
                 if unit == 0:
                     x = blocks(x)
                 for i in range(0, len(blocks) if unit else 0, unit or 1):
-                    x = checkpoint(blocks[i : i + unit], keep(x), use_reentrant=False)
+                    x = checkpoint(blocks[i : i + unit], x, use_reentrant=False)
                 outputs.append(x)
         live = sum(storage.nbytes() for storage in held.values())
         held.clear()
@@ -63,7 +63,11 @@ def main() -> None:
     forward = 2 * 8 * H * H * TOKENS * BLOCKS * M  # FLOPs: two products of h x 4h
 
     print("recomputed                 kept a micro-batch  FLOPs, in forwards  ratio")
-    truth, base = None, 0
+    x, base = inputs.flatten(0, 1), 0  # the truth: all micro-batches at once, written out
+    for block in blocks:
+        hidden = nn.functional.gelu(x @ block.up.weight.T + block.up.bias)
+        x = x + hidden @ block.down.weight.T + block.down.bias
+    truth = torch.autograd.grad(x.sum(), list(blocks.parameters()))
     for name, unit, early_stop in [
         ("nothing", 0, True),
         ("each block", 1, True),
@@ -74,10 +78,9 @@ def main() -> None:
         stop = contextlib.nullcontext() if early_stop else set_checkpoint_early_stop(False)
         with stop:
             live, flops = step(blocks, inputs, unit)
-        gradients = [p.grad.clone() for p in blocks.parameters()]
-        truth, base = truth or gradients, base or flops
-        for ours, theirs in zip(gradients, truth, strict=True):
-            torch.testing.assert_close(ours, theirs)
+        base = base or flops
+        for parameter, theirs in zip(blocks.parameters(), truth, strict=True):
+            torch.testing.assert_close(parameter.grad, theirs, rtol=1e-4, atol=1e-4)
         print(f"{name:25}  {live / M / bsh:14.0f} bsh  ", end="")
         print(f"{flops / forward:18.3f}  {flops / base:5.3f}")
     print("gradients equal; a whole second forward makes 4/3 = 1.333")

@@ -7,6 +7,7 @@ input has arrived. Interleaved 1F1B follows Narayanan et al. (2021), ZB-H1 Qi et
 Draws schedules.svg.
 """
 
+import contextlib
 from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
@@ -191,6 +192,8 @@ def main() -> None:
             name = build.__name__
             print(f"{p:2}  {m:2}  {name:11}  {float(share):6.1%}  ", end="")
             print(f"{fraction:>12}  {relative:>8}  {counts}")
+    with contextlib.suppress(RuntimeError):  # a deadlock: W before its B
+        raise AssertionError(simulate([[Op(kind, 0, 0) for kind in "FWB"]]))
     four = {
         "GPipe": gpipe(4, 8),
         "1F1B": one_f_one_b(4, 8),

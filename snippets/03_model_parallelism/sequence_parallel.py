@@ -179,6 +179,8 @@ def main() -> None:
     x = torch.randn(B, S, H).to(device)
     x_whole = x.clone().requires_grad_()
     expected = whole(x_whole)
+    # causal: without the last token the others' outputs are the same
+    torch.testing.assert_close(whole(x[:, :-1]), expected[:, :-1])
     expected.square().sum().backward()
 
     if rank == 0:
@@ -208,6 +210,8 @@ def main() -> None:
             factor = sum(parts[call] * count for call, count in calls.items())
             formula = factor * (t - 1) / t * 4 * B * S * H / 1024
             sent = "not here" if begin is None else f"≈{(end - begin) / 1024:.0f} KiB"
+            # headers, and what else this process writes, are a few KiB
+            assert begin is None or 0 <= (end - begin) / 1024 - formula < 0.2 * formula + 16
             print(f"{name:8} residual stream {tuple(output.shape)}: equal, with all gradients")
             print(f"         {counted}")
             print(f"         {factor} (t-1)/t bsh = {formula:.0f} KiB, sent by a rank {sent}")

@@ -15,6 +15,7 @@ import argparse
 import os
 import sys
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,7 @@ def main() -> int:
         sys.exit("the case is for 2 ranks: torchrun --nproc-per-node=2 split_sizes.py")
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))  # the messages are gloo's
     rank = dist.get_rank()
+    exchange = dist.all_to_all_single = mock.Mock(wraps=dist.all_to_all_single)  # counts calls
 
     send = [[3, 5], [2, 6]][rank]  # what the router decided, so [3, 2] and [5, 6] will come
     receive = {
@@ -57,6 +59,7 @@ def main() -> int:
         message = str(error).splitlines()[0]
         message = message[message.find("inLength") :].strip()
         report = f"rank {rank}: {type(error).__name__}: {message}"
+    assert exchange.call_count == 1 + args.fix  # the rows, and the counts before them
     reports: list = [None, None]
     dist.all_gather_object(reports, report)
     if rank == 0:

@@ -28,13 +28,18 @@ from torch.distributed.tensor.parallel import (
 H, BATCH = 16, 8
 
 
-def check_same(x: torch.Tensor, mesh: DeviceMesh) -> None:
-    """Raise on every rank of the group whose batches differ; a few bytes a step."""
+def same(x: torch.Tensor, mesh: DeviceMesh) -> bool:
+    """Whether all ranks of the group have this batch; a few bytes a step."""
     ours = torch.stack([x.double().sum(), x.double().square().sum()])
     low, high = ours.clone(), ours.clone()
     dist.all_reduce(low, dist.ReduceOp.MIN, group=mesh.get_group())
     dist.all_reduce(high, dist.ReduceOp.MAX, group=mesh.get_group())
-    if not torch.equal(low, high):
+    return torch.equal(low, high)
+
+
+def check_same(x: torch.Tensor, mesh: DeviceMesh) -> None:
+    """Raise on every rank of the group whose batches differ."""
+    if not same(x, mesh):
         ranks = dist.get_process_group_ranks(mesh.get_group())
         raise ValueError(f"tensor-parallel ranks {ranks} have different batches")
 
@@ -88,6 +93,9 @@ def main() -> int:
         status = 1
         if rank == 0:
             print(f"check_same: {type(error).__name__}: {error}", flush=True)
+    other = batch.clone()  # one number of all differs
+    other[-1, -1] += mesh["tp"].get_local_rank()
+    assert same(batch, mesh["tp"]) and not same(other, mesh["tp"])
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
     return status
 

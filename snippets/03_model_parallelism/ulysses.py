@@ -13,6 +13,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import functional as F
 
 B, HEADS, S, D = 2, 12, 480, 16  # 1, 2, 3 and 4 ranks divide both S and HEADS
@@ -81,10 +82,12 @@ def main() -> None:
     truth.backward(d_out)
 
     ours = [x.detach().chunk(n, dim=2)[rank].clone().requires_grad_() for x in whole]
-    out = ulysses_attention(*ours)
-    forward, sent = sent, 0
-    out.backward(d_out.chunk(n, dim=2)[rank])
+    with CommDebugMode() as mode:
+        out = ulysses_attention(*ours)
+        forward, sent = sent, 0
+        out.backward(d_out.chunk(n, dim=2)[rank])
     backward = sent
+    assert mode.get_comm_counts() == {torch.ops.c10d.alltoall_base_: 8}  # and nothing else
 
     torch.testing.assert_close(out, truth.chunk(n, dim=2)[rank], rtol=1e-4, atol=1e-5)
     for mine, full in zip(ours, whole, strict=True):

@@ -41,26 +41,33 @@ def predict(costs: list[float]) -> float:
     return 3 * (M * max(costs) + sum(costs) - max(costs))
 
 
-def run(seconds: float) -> tuple[float, float]:
-    """1F1B with this rank's forward taking `seconds`; begin and end by the machine's clock."""
+def run(seconds: float) -> tuple[float, float, float]:
+    """1F1B with this rank's forward taking `seconds`: begin and end by the machine's clock.
+
+    The third number is the end by a clock on which nothing is late; messages carry its time.
+    """
     rank, p = dist.get_rank(), dist.get_world_size()
     warm_up = min(p - 1 - rank, M)
     order = [("F", i) for i in range(warm_up)]
     for i in range(M):
         order += [("F", warm_up + i)] if warm_up + i < M else []
         order.append(("B", i))
-    note, sending = torch.zeros(1), []
+    exact, sending = torch.zeros(1, dtype=torch.float64), []
     begin = time.monotonic()
     for kind, i in order:
         step = 1 if kind == "F" else -1
         if 0 <= rank - step < p:
-            dist.recv(torch.empty(1), rank - step, tag=2 * i + (kind == "B"))
-        time.sleep(seconds if kind == "F" else 2 * seconds)
+            arrived = torch.empty_like(exact)
+            dist.recv(arrived, rank - step, tag=2 * i + (kind == "B"))
+            exact = torch.maximum(exact, arrived)
+        length = seconds if kind == "F" else 2 * seconds
+        time.sleep(length)
+        exact = exact + length
         if 0 <= rank + step < p:
-            sending.append(dist.isend(note, rank + step, tag=2 * i + (kind == "B")))
-    for work in sending:
+            sending.append((dist.isend(exact, rank + step, tag=2 * i + (kind == "B")), exact))
+    for work, _ in sending:
         work.wait()
-    return begin, time.monotonic()
+    return begin, time.monotonic(), exact.item()
 
 
 def main() -> None:
@@ -78,11 +85,15 @@ def main() -> None:
         dist.barrier()
         spans: list = [None] * 4
         dist.all_gather_object(spans, run(LAYER * costs[rank]))
-        length = max(end for _, end in spans) - min(begin for begin, _ in spans)
-        assert length > 3 * M * max(costs) * LAYER  # nothing is faster than the slowest stage
+        length = max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
+        exact = max(end for _, _, end in spans) / LAYER
+        early = predict(costs) - exact
+        assert early > 1 if name == "slow first" else abs(early) < 1e-6
+        assert length > 0.999 * LAYER * exact  # a sleep is never shorter than asked for
         lengths[name] = length
         if rank == 0:
             predicted, busy = LAYER * predict(costs), 3 * M * sum(costs) * LAYER / (4 * length)
+            assert busy <= 1
             shown = " ".join(f"{cost:g}" for cost in costs)
             print(f"{name:10}  cost of the stages {shown}: ", end="")
             print(f"formula {1e3 * predicted:.0f} ms, ", end="")

@@ -156,6 +156,8 @@ def main() -> None:
         ):
             before, after = marks[begin : begin + 2]
             sent = "–" if before is None else f"≈{(after - before) / 1024:.1f} KiB"
+            # headers, and what else this process writes, are a few KiB
+            assert before is None or 0 <= after - before - size < 0.2 * size + 2**14
             print(f"  {name:28} {size / 1024:9.1f} KiB  {sent:>10}")
         print(f"ratio of the formulas: V/6 = {V // 6}")
 
