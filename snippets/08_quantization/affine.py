@@ -38,6 +38,8 @@ def main() -> None:
     for row in zip(x, q, back, back - x, strict=True):
         print("{:5.2f}   {}  {:5.1f}   {:5.2f}".format(*(value.item() for value in row)))
     assert q.tolist() == [0, 1, 2, 3, 4, 7, 7] and back[2] == 0
+    assert quantize(torch.tensor([-9.0]), scale, zero, 3) == 0  # clamped, not wrapped around
+    assert parameters(1.0, 3.5, 3) == (0.5, 0) and parameters(-3.5, -1.0, 3) == (0.5, 7)
 
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     scale, zero = parameters(x.min().item(), x.max().item(), bits=8)

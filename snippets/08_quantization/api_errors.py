@@ -51,10 +51,13 @@ def no_stub(stubs: bool = False) -> torch.Tensor:
     """Eager static quantization: nothing turns the float input into a quantized tensor."""
     model = Net(stubs).eval()
     model.qconfig = old.get_default_qconfig(torch.backends.quantized.engine)
+    x = torch.randn(4, 8)
+    exact = model(x)
     old.prepare(model, inplace=True)
-    model(torch.randn(4, 8))
+    model(x)  # observers see the ranges
     old.convert(model, inplace=True)
-    return model(torch.randn(4, 8))
+    assert 0 < (model(x) - exact).abs().max() < 0.1  # close to fp32, and not fp32
+    return model(x)
 
 
 def no_stub_fix() -> torch.Tensor:
@@ -90,6 +93,7 @@ def main() -> None:
             warnings.simplefilter("ignore")
             result = fix()
         assert result.float().isfinite().all()
+        assert fix is not mixed_fix or (result == 1).all()  # two products of 1 and 1 · 0.5
         print(f"{fix.__name__}: {str(result.dtype).removeprefix('torch.')}, finite")
 
 

@@ -38,14 +38,18 @@ def main() -> None:
         "largest weights": w.norm(dim=0).topk(few).indices,
         "largest activations": x.norm(dim=0).topk(few).indices,
     }
+    left = {}
     for name, columns in keep.items():
         q = round_to_nearest(w)
         q[:, columns] = w[:, columns]
-        keep[name] = error(q)
-        print(f"floats kept: {name:20} error {keep[name]:6.1%}")
+        left[name] = error(q)
+        print(f"floats kept: {name:20} error {left[name]:6.1%}")
     # --8<-- [end:keep]
-    assert keep["largest activations"] < keep["none"] / 2
-    assert keep["largest weights"] > 0.9 * keep["none"]
+    assert left["largest activations"] < left["none"] / 2
+    assert left["largest weights"] > 0.9 * left["none"]
+    size = w.square().sum(0)
+    assert size[keep["largest weights"]].min() > size.quantile(0.99)
+    assert abs(x[:, keep["at random"]].std() - 1) < 0.02  # as loud as the 99%
 
     # --8<-- [start:search]
     errors = {}

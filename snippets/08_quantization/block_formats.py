@@ -78,6 +78,10 @@ def main() -> None:
             errors[name, kind] = ((function(w) - w).norm() / w.norm()).item()
         print(f"{name:18} {bits:7.3f}", *(f"{errors[name, kind]:16.2%}" for kind in tensors))
 
+    for back, top in ((integer(loud, 8, k), 127), (fp8(loud, k), 448)):
+        scale = largest(back) / top  # the largest of a row comes back as so many scales
+        assert torch.equal(scale, scale.bfloat16().float())  # 16 bits, as counted
+
     # within an octave E4M3 has eight even steps, 1/8 of its low end and 1/16 of its high end
     low, high = (step / math.sqrt(12) for step in (1 / 16, 1 / 8))
     print(f"E4M3 predicted: between {low:.1%} and {high:.1%}, whatever the spread")

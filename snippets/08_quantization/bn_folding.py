@@ -28,7 +28,9 @@ def error(weight: torch.Tensor, per_channel: bool) -> float:
     """Relative error of the weight in symmetric int8, averaged over channels."""
     dims = (1, 2, 3) if per_channel else (0, 1, 2, 3)
     step = weight.abs().amax(dims, keepdim=True) / 127
-    back = (weight / step).round() * step
+    q = (weight / step).round()
+    assert (q.abs().amax(dims) == 127).all()  # all fit into int8, and nothing is left over
+    back = q * step
     return (
         ((back - weight).flatten(1).norm(dim=1) / weight.flatten(1).norm(dim=1)).mean().item()
     )

@@ -195,13 +195,17 @@ def main() -> None:
     starts = torch.randint(len(text) - 64, (32, 1))
     calibration = text[starts + torch.arange(64)]
 
-    shown = []  # if no weight changes, layers are shown what a forward gives them
-    layer_by_layer(model, lambda w, x, bits, group: shown.append(x) or w, calibration, 4)
-    hook = model.blocks[-1].down.register_forward_pre_hook(
-        lambda _, args: torch.testing.assert_close(args[0].flatten(0, 1), shown[-1])
+    measured = held_out.unfold(0, 64, 1)  # and no window of it is calibrated on
+    assert not any((measured == window).all(1).any() for window in calibration)
+
+    shown, given = [], []  # layers are shown what they get in the end, all before them rounded
+    rounded = layer_by_layer(
+        model, lambda w, x, *how: shown.append(x) or nearest(w, x, *how), calibration, 2
     )
-    model(calibration)
-    hook.remove()
+    for layer in (getattr(block, name) for block in rounded.blocks for name in LAYERS):
+        layer.register_forward_pre_hook(lambda _, args: given.append(args[0].flatten(0, 1)))
+    rounded(calibration)
+    torch.testing.assert_close(given, shown)
 
     def loss(model: CharModel, method: Method, ids: torch.Tensor, bits: int) -> float:
         return evaluate(layer_by_layer(model, method, ids, bits))
@@ -223,6 +227,7 @@ def main() -> None:
 
     print("GPTQ at 2 bits, calibrated on")
     unrelated = torch.randint(len(alphabet), calibration.shape)
+    assert bits_per_character(model, unrelated.flatten()) > math.log2(len(alphabet))
     for name, ids in {
         "64 characters": calibration[:1],
         "512 characters": calibration[:8],
@@ -242,6 +247,7 @@ def main() -> None:
                 norm.weight[[3, 40]] *= 16
                 norm.bias[[3, 40]] *= 16
                 linear.weight[:, [3, 40]] /= 16
+        assert torch.equal(loud(calibration), model(calibration))
     print("two channels made 16 times as loud, their weights 16 times as small, 4 bits")
     for name, method in methods.items():
         found[name, "loud"] = loss(loud, method, calibration, 4)

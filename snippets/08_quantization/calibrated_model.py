@@ -122,7 +122,7 @@ def entropy(x: torch.Tensor, bits: int, bins: int = 2048) -> float:
     width = min_max(x, bits) / bins
     counts = torch.histc(x.abs(), bins, 0, bins * width).double()
     best, clip = float("inf"), 0.0
-    for kept in range(levels, bins + 1, 16):
+    for kept in (*range(levels, bins, 16), bins):  # up to the full range
         p = counts[:kept].clone()
         p[-1] += counts[kept:].sum()  # what is clipped arrives at the edge
         # Q: merge the bins to `levels`, then spread each level over those of its bins in use
@@ -187,6 +187,8 @@ def main() -> None:
     theirs = torch.fake_quantize_per_tensor_affine(x, 1 / 7, 0, -7, 7)  # 4 bits, clip 1
     apart = (quantize_clipped(x, 1.0, 4) - theirs).abs() > 0.5 / 7
     assert apart.float().mean() < 1e-3  # ties
+    assert entropy(torch.arange(1.0, 9), 5) > 8  # 8 values, 16 levels: nothing is cut off
+    assert percentile(-torch.arange(1.0, 1001), 8) == 999  # whatever the sign
     added: dict[tuple, float] = {}
     clipped: dict[tuple, float] = {}
     widths = (8, 5, 4)

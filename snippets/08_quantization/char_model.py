@@ -134,6 +134,9 @@ def main() -> None:
     seconds = time.perf_counter() - start
     trained = bits_per_character(model, held_out)
     print(f"untrained ≈{untrained:.2f}, after ≈{seconds:.1f} s of training ≈{trained:.2f}")
+    windows = held_out.view(-1, 65)
+    shares = model(windows[:, :-1]).softmax(-1).gather(-1, windows[:, 1:, None])
+    assert math.isclose(-shares.log2().mean(), trained, rel_tol=1e-4)
     assert 1.9 < trained < 2.2 < math.log2(len(alphabet)) < untrained
 
     newline = torch.full((1, 1), alphabet.index("\n"))

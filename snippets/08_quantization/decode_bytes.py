@@ -46,8 +46,8 @@ def context_of_balance(parameters: float, cache_per_token: float) -> float:
 # --8<-- [end:bounds]
 
 
-def measure(batches: list[int]) -> dict[int, float]:
-    """Return the median seconds of a [b, 4096] × [4096, 4096] product in fp32."""
+def measure(batches: list[int]) -> tuple[int, dict[int, float]]:
+    """Return bytes of the weight, median seconds of [b, 4096] × [4096, 4096] in fp32."""
     weight = torch.randn(4096, 4096)  # 64 MiB: more than most caches hold
     seconds = {}
     for batch in batches:
@@ -55,10 +55,11 @@ def measure(batches: list[int]) -> dict[int, float]:
         times = []
         for _ in range(5):
             start = time.perf_counter()
-            F.linear(x, weight)
+            y = F.linear(x, weight)
             times.append(time.perf_counter() - start)
+        assert y.shape == (batch, 4096)
         seconds[batch] = statistics.median(times[1:])
-    return seconds
+    return weight.nbytes, seconds
 
 
 def draw() -> None:
@@ -126,11 +127,12 @@ def main() -> None:
               f"products {2 * parameters * 200 / PEAK * 1e3:.1f}")  # fmt: skip
 
     draw()
-    seconds = measure([1, 4, 16, 64])
+    size, seconds = measure([1, 4, 16, 64])
+    assert size == 4 * 4096**2  # fp32
     print("here, a 4096 × 4096 product in fp32")
     for batch, took in seconds.items():
         print(f"  b = {batch:2}: ≈{took * 1e3:.1f} ms, ≈{took / batch * 1e3:.2f} ms a row, "
-              f"≈{4096 * 4096 * 4 / took / 1e9:.1f} GB/s of weights")  # fmt: skip
+              f"≈{size / took / 1e9:.1f} GB/s of weights")  # fmt: skip
 
 
 if __name__ == "__main__":

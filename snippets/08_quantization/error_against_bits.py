@@ -93,6 +93,7 @@ def main() -> None:
         slope = (curve[11] - curve[7]) / 4
         print(f"{name}: {slope:.2f} dB per bit from 8 to 12 bits; 20·log10(2) = 6.02")
         assert abs(slope - 6.02) < 0.05
+    assert predicted["normal"][0] > curves["normal"][0] + 2  # one bit loses more
     draw(curves, predicted)
 
 

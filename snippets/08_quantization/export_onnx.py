@@ -59,7 +59,11 @@ def main() -> None:
                              QDQLinear(model[2], hidden.abs().max().item(), low))  # fmt: skip
 
     quantized = quantize(-128)
-    bare = QDQLinear(nn.Linear(64, 256, bias=False), x.abs().max().item())
+    single = nn.Linear(64, 64, bias=False)  # each output one input, by weights of all sizes
+    single.weight = nn.Parameter(torch.diag(torch.logspace(-3, 0, 64)))
+    bare = QDQLinear(single, x.abs().max().item())
+    off = (bare(x) / single.weight.diag() - x).abs().max()
+    assert off < 0.501 * x.abs().max() / 127  # half a step of the input, and of no weight
     # --8<-- [start:export]
     models = {"model.onnx": model, "model_int8.onnx": quantized, "no_bias.onnx": bare}
     for path, module in models.items():

@@ -190,6 +190,7 @@ def check(layer: nn.Linear, x: torch.Tensor) -> None:
         step = ((high.clamp(min=0) - low.clamp(max=0)) / 255).clamp(min=SMALLEST)
         zero = (-low.clamp(max=0) / step).round() - 128
         rounded = (((x / step).round() + zero).clamp(-128, 127) - zero).double() * step.double()
+        assert (ours.weight.abs().amax(0) == 127).all()  # each output has a step of its own
         weight = ours.weight.double() * ours.step.double()
         expected = rounded @ weight + ours.bias.double()
         torch.testing.assert_close(ours(x).double(), expected, rtol=1e-5, atol=1e-5)
@@ -219,6 +220,8 @@ def main() -> None:
         "int8, static, 32 windows": calibrate(model, windows),
         "int8, static, 1 window": calibrate(model, windows[:1]),
     }
+    many, one = rows["int8, static, 32 windows"], rows["int8, static, 1 window"]
+    assert all(many[key][0] < one[key][0] and one[key][1] < many[key][1] for key in one)
     for name, grain in rows.items():
         converted = convert(model, grain)
         after = bits_per_character(converted, held_out)

@@ -50,6 +50,7 @@ def main() -> None:
     (sa, za), (sb, zb) = parameters(a), parameters(b)
     qa, qb = to_int8(a, sa, za), to_int8(b, sb, zb)
     print(f"zero points {za} and {zb}")
+    assert parameters(torch.tensor([51.0, 255.0])) == (1.0, -128)  # 0 is in every range
 
     integers = product(qa, za, qb, zb)
     exact = (qa.long() - za) @ (qb.long() - zb)

@@ -23,6 +23,7 @@ def main() -> None:
     wide = q.to(torch.int32)
     dist.all_reduce(wide)  # right, and as many bytes as fp32
     # --8<-- [end:fix]
+    assert wide.nbytes == gradient.nbytes
     if rank == 0:
         print(
             f"every rank has   {[round(x, 2) for x in gradient.tolist()]}, the average as well"

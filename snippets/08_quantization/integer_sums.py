@@ -47,7 +47,8 @@ def main() -> None:
     kept = numbers.sum(dtype=torch.int8)
     # --8<-- [end:sum]
     print(f"sum of 1,000 times 100: {total.item():,}; with dtype=int8: {kept.item()}")
-    assert total.item() == 100_000 and kept.item() == (100_000 + 128) % 256 - 128
+    assert total.dtype == torch.int64 and total.item() == 100_000
+    assert kept.item() == (100_000 + 128) % 256 - 128
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def per_token(x: torch.Tensor, bits: int) -> torch.Tensor:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    assert torch.equal(affine(torch.ones(2, GROUP), 2, 1), torch.ones(2, GROUP))  # not 0/0
     quiet = torch.randn(TOKENS, HEAD)
     keys = quiet.clone()
     keys[:, 5] += 20  # large in every token, of one sign

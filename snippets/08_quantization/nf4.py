@@ -136,6 +136,9 @@ def main() -> None:
     rough = double_quantize(scales)
     plain, double = 4 + 32 / 64, 4 + 8 / 64 + 32 / (64 * 256)
     # --8<-- [end:double]
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(128)
+    both = torch.cat([signs, 1e-6 * signs])  # 256 large and 256 small ones keep their sizes
+    torch.testing.assert_close(double_quantize(both), both)
     error = relative_error(w, nf4)
     back = nf4[codes(w, nf4)] * rough[:, None]
     with_rough = ((w - back).norm() / w.norm()).item()

@@ -44,10 +44,12 @@ def main() -> None:
     # --8<-- [start:fix]
     with torch.device("meta"):
         empty = float_model()  # no floats are ever allocated
+    assert empty[0].weight.is_meta
     empty.load_state_dict(saved, assign=True)  # the checkpoint's tensors become the parameters
     # --8<-- [end:fix]
     x = torch.randn(4, 64)
     assert torch.equal(empty(x), quantized(x))
+    assert empty[0].weight.qdata.data_ptr() != quantized[0].weight.qdata.data_ptr()
     print(f"assign=True: {type(empty[0].weight).__name__}, the same output")
 
 

@@ -22,6 +22,7 @@ def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(2**18, generator=generator, dtype=torch.float64) * 2 - 1
+    assert quantize_clipped(torch.tensor([-9.0, 9.0]), 7.0, 4).tolist() == [-7, 7]
     # --8<-- [start:twice]
     direct = quantize_clipped(x, 1.0, 4)
     by_eight = quantize_clipped(quantize_clipped(x, 1.0, 8), 1.0, 4)

@@ -87,10 +87,16 @@ def main() -> None:
     def rms_norm(x: torch.Tensor) -> torch.Tensor:
         return x / x.square().mean(-1, keepdim=True).sqrt()
 
+    def off(x: torch.Tensor) -> torch.Tensor:
+        return (layer_norm(fwht(x), (N,)) - fwht(layer_norm(x, (N,)))).abs().amax()
+
+    torch.testing.assert_close(rms_norm(x), torch.nn.functional.rms_norm(x, (N,)))
     torch.testing.assert_close(rms_norm(fwht(x)), fwht(rms_norm(x)))
     layer_norm = torch.nn.functional.layer_norm
-    off = (layer_norm(fwht(x), (N,)) - fwht(layer_norm(x, (N,)))).abs().amax()
-    assert off > 0.01
+    centred = x - x.mean(-1, keepdim=True)
+    centred[:, 1] += centred[:, 0]  # entry 0 / √n is the mean of the rotated row
+    centred[:, 0] = 0
+    assert off(x) > 0.01 and off(centred) < 1e-9  # it is the means that are in the way
     print("an RMSNorm without gain commutes with the rotation; a LayerNorm does not")
 
 

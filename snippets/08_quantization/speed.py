@@ -54,6 +54,7 @@ def main() -> None:
     integers = (weight / step).round().to(torch.int8)
     if DEVICE != "cpu":
         integers = integers.T.contiguous().T  # cuBLAS wants the second factor column by column
+    ones = (torch.eye(WIDTH, device=DEVICE) * 127).to(torch.int8).T
     short = weight.bfloat16()
     for name, tensor in (("fp32", weight), ("bf16", short), ("int8", integers)):
         print(f"{name} weight of {WIDTH} × {WIDTH}: {tensor.nbytes / 2**20:.0f} MiB")
@@ -62,17 +63,21 @@ def main() -> None:
     for tokens in TOKENS:
         x = torch.randn(tokens, WIDTH, generator=generator).to(DEVICE)
         x16, q = x.bfloat16(), (x * 30).round().clamp(-127, 127).to(torch.int8)
-        full, half, bare, whole = fastest_ms(
-            [
-                lambda x=x: x @ weight,
-                lambda x=x16: x @ short,
-                lambda q=q: torch._int_mm(q, integers),
-                lambda x=x: int8_layer(x, integers, step),
-            ]
-        )
+        functions = [
+            lambda x=x: x @ weight,
+            lambda x=x16: x @ short,
+            lambda q=q: torch._int_mm(q, integers),
+            lambda x=x: int8_layer(x, integers, step),
+        ]
+        kinds = [torch.float32, torch.bfloat16, torch.int32, torch.float32]
+        assert [function().dtype for function in functions] == kinds
+        full, half, bare, whole = fastest_ms(functions)
         cells = [f"≈{ms:.2f} ms" for ms in (full, half, bare, whole)]
         print("{:6}  {:>9} {:>11}   {:>12}   {:>10}".format(tokens, *cells),
               f"       ≈{full / whole:.1f} times as fast")  # fmt: skip
+        # with weights of 1 what comes back is the input, each token's within half its step
+        off = (int8_layer(x, ones, torch.tensor(1 / 127)) - x).abs().amax(1)
+        assert (off < 0.501 * x.abs().amax(1) / 127).all()
         exact = x @ weight
         error = ((int8_layer(x, integers, step) - exact).norm() / exact.norm()).item()
         # 1.0%, and somewhat more where an x86 without VNNI saturates a few sums

@@ -22,7 +22,7 @@ def round_through(x: torch.Tensor) -> torch.Tensor:
 # --8<-- [start:weight]
 def descend(rounding, target: float, steps: int = 3000, lr: float = 0.01) -> list[float]:
     """Minimize (rounding(w) - target)² / 2 by gradient descent; return rounding(w) per step."""
-    w = torch.tensor(0.1, requires_grad=True)
+    w = torch.tensor(0.6, requires_grad=True)
     path = []
     for _ in range(steps):
         value = rounding(w)

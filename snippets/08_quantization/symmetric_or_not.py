@@ -38,6 +38,7 @@ def main() -> None:
     torch.set_num_threads(1)
     normal = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
     print("8 bits            step     error / (step/√12)   signal to noise")
+    assert affine(torch.tensor([51.0, 255.0]))[1] == 1  # 255 steps from 0, not from 51
     ratios = {}
     for name, x in {
         "normal": normal,

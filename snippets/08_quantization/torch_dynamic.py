@@ -73,6 +73,10 @@ def main() -> None:
           f"≈{error(hand[8], exact):.2%}, with 7 ≈{error(hand[7], exact):.2%}")  # fmt: skip
     print(f"theirs equals ours with ≈{near} bits for the input, "
           f"but for ≈{error(theirs, hand[near]):.1e}")  # fmt: skip
+    kept = by_hand(torch.eye(256), layer, near) - layer.bias  # the weights, none of 128 steps
+    torch.testing.assert_close(kept.max(), model[0].weight().dequantize().max())
+    positive = x.abs() + 1  # its range begins at 0 nevertheless
+    assert error(model(positive), by_hand(positive, layer, near)) < 2e-3
     assert error(theirs, hand[near]) < 2e-3 < error(theirs, exact) < 3e-2
 
 

@@ -64,6 +64,7 @@ def main() -> None:
         torch.testing.assert_close(w.scale, scale)
         steps = (weight.unflatten(1, (scale.shape[1], -1)) / scale.unsqueeze(-1)).flatten(1)
         assert steps.abs().max() > top - 1e-3  # the largest of a row or group is one
+        assert (q.min(), q.max()) == (w.qdata.min(), w.qdata.max())  # one more below zero
         differs = w.qdata != q
         assert ((steps[differs] % 1 - 0.5).abs() < 1e-3).all()
         assert (w.qdata - q).abs().max() <= 1 and differs.float().mean() < 0.03
@@ -90,6 +91,7 @@ def main() -> None:
     ours = (q.unflatten(1, (-1, 32)) * scale.unsqueeze(-1)).flatten(1)
     report("IntxWeightOnlyConfig, int4, groups of 32", by_group, F.linear(x, ours))
     scale = weight.abs().amax(1, keepdim=True) / 448
+    torch.testing.assert_close(fp8[0].weight.scale, scale)
     e4m3 = (weight / scale).to(torch.float8_e4m3fn).float() * scale
     report("Float8WeightOnlyConfig", fp8, F.linear(x, e4m3))
     print("the same integers as by the formulas, but for ties")

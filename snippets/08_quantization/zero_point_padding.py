@@ -33,6 +33,8 @@ def right(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
+    ends = right(torch.tensor([-9.0, 9.0]), -1.0, 3.0)  # clamped to the range
+    torch.testing.assert_close(ends, torch.tensor([-1.0, 3.0]), rtol=0, atol=4 / 255 / 2)
     kernel = torch.rand(1, 1, 5, 5, generator=generator, dtype=torch.float64)
     for name, low in (("values from -1 to 3", -1.0), ("values from 2 to 3", 2.0)):
         image = torch.rand(1, 1, 32, 32, generator=generator, dtype=torch.float64)
