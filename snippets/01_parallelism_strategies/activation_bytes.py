@@ -113,8 +113,22 @@ def report(title: str, parts: Counter[str], formula: dict[str, float]) -> None:
         print(f"  and means, deviations, log-sums: {parts['statistics'] / unit:.2f}")
 
 
+def check_layer(layer: nn.Module, a: int, x: torch.Tensor, *more: object) -> None:
+    """On x [b, s, h] it is torch's own layer, where the norms' weights come last."""
+    h = x.shape[-1]
+    library = nn.TransformerEncoderLayer(
+        h, a, 4 * h, 0, "gelu", batch_first=True, norm_first=True
+    )
+    weights = list(layer.parameters())
+    for theirs, ours in zip(library.parameters(), weights[4:] + weights[:4], strict=True):
+        theirs.data.copy_(ours)
+    torch.testing.assert_close(layer(x, *more), library(x))
+
+
 def main() -> None:
     torch.manual_seed(0)
+    bare = Layer(dropout=lambda x: x).float()
+    check_layer(bare, A, torch.randn(B, S, H), Saved(bare))
     ratio = A * S / H
     print(f"s={S} b={B} h={H} a={A}, bf16: bytes in units of sbh, as/h = {ratio:.0f}")
     formula = {"layer norms": 4.0, "attention": 11 + 5 * ratio, "MLP": 19.0}

@@ -24,8 +24,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, n = dist.get_rank(), dist.get_world_size()
     for fix in (False, True):
-        values = [int(output.item()) for output in gather(torch.tensor([rank]), fix)]
-        assert (values == list(range(n))) == fix
+        x = torch.tensor([rank])
+        values = [int(output.item()) for output in gather(x, fix)]
+        assert (values == list(range(n))) == fix and x.item() == rank  # what was sent stays
         if rank == 0:
             print(f"{'[… for _ in range(n)]' if fix else '[…] * n':22} gathered {values}")
     dist.destroy_process_group()

@@ -12,6 +12,7 @@ stream.
 
 import os
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -36,6 +37,8 @@ def main() -> None:
         print(f"launched: complete {work.is_completed()}, x = {x.tolist()}")
         useful = torch.ones(64, 64) @ torch.ones(64, 64)  # whatever does not need x
         print(f"computed meanwhile: {useful.sum().item():.0f}")
+        time.sleep(0.5)  # enough for the others, had one of them begun
+        assert not work.is_completed()
         store.set("rank 0 has looked", "")
 
     work.wait()

@@ -49,6 +49,17 @@ def prepare(name: str, whole: torch.Tensor) -> Callable[[], object]:
     }[name]
 
 
+def check(name: str, device: torch.device) -> None:
+    """The call is the one that is named: on rank r, which begins with r + 1, it leaves this."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    whole = torch.full((n,), rank + 1.0, device=device)
+    prepare(name, whole)()
+    left = {"all_reduce": [n * (n + 1) / 2] * n, "broadcast": [1.0] * n}
+    left |= {"reduce": left["all_reduce"], "all_gather": [r + 1.0 for r in range(n)]}
+    if rank == 0 or name != "reduce":  # which leaves anything at the others
+        assert whole.tolist() == left.get(name, [rank + 1.0] * n), name
+
+
 def seconds_per_call(call: Callable, device: torch.device, budget: float) -> float:
     """Mean time of one call, as the slowest rank saw it, over about `budget` seconds."""
 
@@ -68,6 +79,15 @@ def seconds_per_call(call: Callable, device: torch.device, budget: float) -> flo
     return run(max(2, min(100, int(budget / once))))
 
 
+def bandwidths(name: str, n: int, size: int, seconds: float) -> tuple[float, float]:
+    """Algorithm and bus bandwidth in GB/s."""
+    return size / seconds / 1e9, FACTORS[name](n) * size / seconds / 1e9
+
+
+# 8 GB in 2 s on eight ranks: 7/8 of it left each of them twice
+assert bandwidths("all_reduce", 8, 8 * 10**9, 2.0) == (4.0, 7.0)
+
+
 def parse_size(text: str) -> int:
     if text[-1:].upper() in UNITS:
         return int(float(text[:-1]) * UNITS[text[-1].upper()])
@@ -77,7 +97,7 @@ def parse_size(text: str) -> int:
 def with_unit(size: int) -> str:
     for unit, value in reversed(UNITS.items()):
         if size >= value:
-            return f"{size / value:g} {unit}iB"
+            return f"{size / value:.4g} {unit}iB"
     return f"{size} B"
 
 
@@ -110,16 +130,17 @@ def main() -> None:
         print(f"{n} ranks, {dist.get_backend()}, {device.type}, float32")
         print("collective      factor  size            time            algbw            busbw")
     for name in args.only:
-        factor, size = FACTORS[name](n), args.min
+        check(name, device)
+        size = args.min
         while size <= args.max:
             whole = torch.zeros(max(1, size // 4 // n) * n, device=device)
             t = seconds_per_call(prepare(name, whole), device, args.budget)
             if dist.get_rank() == 0:
-                algbw = whole.nbytes / t / 1e9
+                s = whole.nbytes
                 columns = [f"≈{1e6 * t:.0f} µs"]
-                columns += [f"≈{rate:.2g} GB/s" for rate in (algbw, algbw * factor)]
+                columns += [f"≈{rate:.2g} GB/s" for rate in bandwidths(name, n, s, t)]
                 print(
-                    f"{name:14}  {factor:6.3f}  {with_unit(size):8}",
+                    f"{name:14}  {FACTORS[name](n):6.3f}  {with_unit(s):8}",
                     *(
                         f"{column:>{width}}"
                         for column, width in zip(columns, (11, 16, 16), strict=True)

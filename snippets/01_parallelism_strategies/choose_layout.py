@@ -213,7 +213,15 @@ def published() -> None:
         print(f"  overhead {name}: {100 * overhead(llama, layout, H100):.0f}%")
 
 
+def check_nvlink() -> None:
+    """One token for each GPU of a node hides nothing: FSDP's bytes take NVLink's time."""
+    tiny, compute = Model("tiny", 8e9, 32, 4096, 1, batch=8), 6 * 8e9 / (REACHED * H100.peak)
+    seconds = (1 + overhead(tiny, Layout(1, 1, 8, "everything", False), H100)) * compute
+    assert 6 * 8e9 / H100.nvlink <= seconds <= 2 * 6 * 8e9 / H100.nvlink
+
+
 def main() -> None:
+    check_nvlink()
     table()
     print()
     published()

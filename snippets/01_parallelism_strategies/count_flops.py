@@ -65,7 +65,20 @@ def equation_3(b: int, s: int, layers: int, h: int, vocabulary: int) -> float:
     return 96 * b * s * layers * h**2 * (1 + s / (6 * h) + vocabulary / (16 * layers * h))
 
 
+def check_layer(layer: nn.Module, a: int, x: torch.Tensor, *more: object) -> None:
+    """On x [b, s, h] it is torch's own layer, where the norms' weights come last."""
+    h = x.shape[-1]
+    library = nn.TransformerEncoderLayer(
+        h, a, 4 * h, 0, "gelu", batch_first=True, norm_first=True
+    )
+    weights = list(layer.parameters())
+    for theirs, ours in zip(library.parameters(), weights[4:] + weights[:4], strict=True):
+        theirs.data.copy_(ours)
+    torch.testing.assert_close(layer(x, *more), library(x))
+
+
 def main() -> None:
+    check_layer(Layer(64, 4), 4, torch.randn(2, 16, 64))
     # name, device, layers, hidden, heads, vocabulary, batch, sequence
     cases = [
         ("small, this machine", "cpu", 4, 256, 8, 2048, 2, 128),

@@ -52,6 +52,7 @@ def main() -> None:
     # A tensor-parallel sum and a data-parallel mean, each in its own group.
     value = torch.tensor([float(mesh.get_rank())], device=device_type)
     dist.all_reduce(value, group=mesh.get_group("tp"))
+    assert value.item() == (0 + 1 if mesh.get_rank() < 2 else 2 + 3)  # of the row alone
     dist.all_reduce(value, op=dist.ReduceOp.SUM, group=mesh.get_group("dp"))
     value /= mesh["dp"].size()
     assert value.item() == (0 + 1 + 2 + 3) / 2

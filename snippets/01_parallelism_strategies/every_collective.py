@@ -163,7 +163,10 @@ def main() -> None:
         assert after == expected(name), name
         if name == "send / recv":  # the bystanders' own chunks are no part of it
             after = [slots if r in (0, 2) else [[]] * N for r, slots in enumerate(after)]
+        shown = [{p for r in state for slot in r for p in slot} for state in (before, after)]
+        assert shown[0] == shown[1], f"{name}: a chunk is lost, or comes from nowhere"
         panels[name] = (before, after)
+    assert grid(0, 0, expected("broadcast")).count(COLOURS[ROOT]) == N * N  # the source's
 
     if rank == 0:
         with open("every_collective.svg", "w", encoding="utf-8") as file:

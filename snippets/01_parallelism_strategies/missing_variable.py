@@ -19,6 +19,7 @@ def main() -> int:
         return 1
     one = torch.ones(1)
     dist.all_reduce(one)
+    assert one.item() == dist.get_world_size()  # on every rank
     if dist.get_rank() == 0:
         print(f"world size {dist.get_world_size()}, sum of ones {one.item():.0f}")
     dist.destroy_process_group()

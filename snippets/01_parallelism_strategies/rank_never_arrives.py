@@ -1,6 +1,6 @@
 """Timed out waiting for clients: a rank that never arrives, and how to learn which one.
 
-The launcher says world size 3, and two processes come: a node is down, a firewall drops its
+The launcher says world size 3, and ranks 0 and 2 come: a node is down, a firewall drops its
 packets, or WORLD_SIZE counts nodes in place of processes. By default the store waits 30 minutes
 with gloo and 10 with NCCL, and then says how many came, but not who.
 
@@ -74,8 +74,8 @@ def main() -> int:
     os.environ |= {"WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": free_port(), "PORT_2": free_port()}
     fork = multiprocessing.get_context("fork")  # torch is imported: the limit is for joining
-    count = WORLD_SIZE if args.fix else WORLD_SIZE - 1
-    processes = [fork.Process(target=worker, args=(rank, args.ask)) for rank in range(count)]
+    ranks = (0, 1, 2) if args.fix else (0, 2)
+    processes = [fork.Process(target=worker, args=(rank, args.ask)) for rank in ranks]
     for process in processes:
         process.start()
     for process in processes:

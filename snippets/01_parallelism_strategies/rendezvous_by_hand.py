@@ -24,6 +24,7 @@ def meet(host: str, port: int) -> tuple[dist.Store, int]:
     if rank == WORLD_SIZE - 1:
         store.set("complete", "all here")  # the last to come opens the door
     store.wait(["complete"])  # blocks until the key exists, or until the timeout
+    assert store.add("arrived", 0) == WORLD_SIZE  # nobody goes on before all have come
     return store, rank
 
 
@@ -33,7 +34,7 @@ def work(host: str, port: int, results: multiprocessing.Queue) -> None:
     total = torch.tensor([rank + 1])
     dist.all_reduce(total)
     if rank == 0:
-        store.set("greeting", "written by rank 0")
+        store.set("greeting", f"written by rank {rank}")
     results.put((rank, total.item(), store.get("greeting").decode()))
     dist.barrier()
     dist.destroy_process_group()

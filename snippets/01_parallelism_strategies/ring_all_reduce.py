@@ -78,7 +78,8 @@ def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
-    ours = torch.arange(ELEMENTS, dtype=torch.float32, device=device) % 1000 * (rank + 1)
+    numbers = torch.arange(ELEMENTS, dtype=torch.float32, device=device) % 1000
+    ours = numbers * (rank + 1)
     reference = ours.clone()
     size = ours.nbytes
 
@@ -90,7 +91,9 @@ def main() -> None:
     end = bytes_written()
 
     assert sent == 2 * (n - 1) * size // n
+    assert torch.equal(ours, numbers * (n * (n + 1) // 2))
     assert torch.equal(ours, reference)  # whole numbers below 2^24: no rounding
+    assert begin is None or sent <= middle - begin <= 1.1 * sent + MIB  # and headers
     if rank == 0:
         theory = 2 * (n - 1) / n * size
         print(f"n = {n}, S = {size / MIB:.0f} MiB: equal to dist.all_reduce")

@@ -7,6 +7,7 @@ shows all four ranks, one column each, before and after.
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -96,7 +97,11 @@ def main() -> None:
         before = numbers(dist.get_rank(), device)
         if operation is gather:  # one chunk is enough
             before = before[:1]
-        show(operation.__name__, before, operation(before.clone()))
+        name = "send" if operation is send_and_recv else operation.__name__
+        with mock.patch.object(dist, name, wraps=getattr(dist, name)) as call:
+            after = operation(before.clone())
+        assert call.call_count == (name != "send" or dist.get_rank() == 0)
+        show(operation.__name__, before, after)
     dist.destroy_process_group()
 
 

@@ -104,6 +104,10 @@ def draw() -> str:
 def main() -> None:
     with open("strategies.svg", "w", encoding="utf-8") as file:
         file.write(draw())
+    # who cuts inside a sequence, inside a layer, and which of two layers has experts
+    assert [s for s in CAPTIONS if owner_of_tokens(s, 0, 1) == 1] == ["TP + SP", "CP"]
+    assert [s for s in CAPTIONS if owner_of_weights(s, 0, 1) == 1] == ["FSDP", "TP", "TP + SP"]
+    assert [owner_of_weights("EP", layer, 1) for layer in range(LAYERS)] == [ALL, 1, ALL, 1]
     print("share of one rank in four   tokens  weights")
     for strategy in CAPTIONS:
         tokens = share(owner_of_tokens, strategy, RANKS, 4)

@@ -67,9 +67,10 @@ def main() -> None:
 
     # Roots and peers are named by global rank: the first of row 1 is rank 2, and not rank 0.
     root = dist.get_global_rank(row, 0)
-    value = torch.tensor([rank], device=device)
+    value = torch.tensor([rank, -rank], device=device)
     dist.broadcast(value, src=root, group=row)
-    assert value.item() == rank // SIDE * SIDE
+    first = rank // SIDE * SIDE
+    assert value.tolist() == [first, -first]
     if rank == 0:
         print("broadcast in each row from its first rank: equal to 0 0 2 2")
     dist.destroy_process_group()

@@ -120,9 +120,13 @@ def main() -> None:
     details = parser.parse_args().details
 
     cores, memory = host()
+    used = b"x" * 2**26
+    assert host() == (cores, memory)  # what there is, and not what is free
+    del used
     print(f"host: ≈{cores} cores, ≈{memory:.0f} GiB of memory")
     report_gpus()
     network = interfaces()
+    assert "lo" not in network  # leads to no other machine
     fastest = max(network.values(), default=0) / 1000
     print(f"network: ≈{len(network)} interfaces up, fastest ≈{fastest:g} Gb/s (0: not stated)")
     print(f"RDMA ports: ≈{len(infiniband())}")

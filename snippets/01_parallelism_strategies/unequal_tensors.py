@@ -58,6 +58,11 @@ def main() -> int:
     try:
         if args.fix:
             rows = gather_uneven(x, group)
+            # also where rank 0 has more, and whole numbers: five floats for each, no more
+            dtype = torch.int32 if rank == 0 else torch.float32
+            other = gather_uneven(torch.full((5 - rank,), 1 + rank, dtype=dtype), group)
+            assert [row.tolist() for row in other] == [[1.0] * 5, [2.0] * 4]
+            assert all(row.untyped_storage().nbytes() == 5 * 4 for row in other)
             report = f"gathered {[row.tolist() for row in rows]}"
         else:
             dist.all_reduce(x, group=group)

@@ -32,11 +32,17 @@ def report() -> None:
         print("MASTER_ADDR and MASTER_PORT: equal on all ranks")
 
 
+def status_of(agents: list[subprocess.Popen]) -> int:
+    """A failure, 1, if one of them fails."""
+    return int(any(agent.wait(timeout=600) for agent in agents))
+
+
 def run_agents() -> int:
     """Start an agent for each node, as two shells on two machines would."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    assert status_of([subprocess.Popen(["true"]), subprocess.Popen(["false"])]) == 1
     agents = []
     for node in range(NODES):
         options = [f"--nnodes={NODES}", f"--node-rank={node}", f"--nproc-per-node={PER_NODE}"]
@@ -44,7 +50,7 @@ def run_agents() -> int:
         command = [sys.executable, "-m", "torch.distributed.run", *options, *address, __file__]
         agents.append(subprocess.Popen(command))
     try:
-        return int(any(agent.wait(timeout=600) for agent in agents))
+        return status_of(agents)
     finally:
         for agent in agents:
             agent.terminate()  # nothing to do where it has ended

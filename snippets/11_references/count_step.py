@@ -37,6 +37,9 @@ def model() -> nn.Sequential:
 # --8<-- [start:flops]
 def count_flops() -> None:
     whole = model()
+    layer, x = whole[0], torch.randn(B, H)  # the residual and relu cost no product: not counted
+    reference = nn.Sequential(layer.up, nn.ReLU(), layer.down)
+    torch.testing.assert_close(layer(x) - x, reference(x))
     with FlopCounterMode(display=False, depth=3) as counter:
         whole(torch.randn(B, H)).sum().backward()
     weights = sum(p.numel() for p in whole.parameters() if p.dim() == 2)

@@ -22,7 +22,9 @@ def ask(what: str, group: dist.ProcessGroup) -> str:
     short = timedelta(seconds=4)
     try:
         if what == "all_reduce":
-            dist.all_reduce(torch.ones(1), group=group)
+            total = torch.ones(1)
+            dist.all_reduce(total, group=group)
+            assert total.item() == dist.get_world_size(group)
         else:
             dist.monitored_barrier(group, timeout=short, wait_all_ranks=what.endswith("all"))
     except RuntimeError as error:
@@ -36,6 +38,7 @@ def ask(what: str, group: dist.ProcessGroup) -> str:
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    assert ask("all_reduce", dist.group.WORLD) == "everybody came"
     said = {}
     for what in ("all_reduce", "monitored_barrier", "monitored_barrier, wait for all"):
         dist.barrier()

@@ -65,18 +65,18 @@ def main() -> None:
     print("which operator takes the time itself, without those it calls")
     rows = {row.key: row for row in profiler.key_averages()}
     total = sum(row.self_cpu_time_total for row in rows.values())
-    shares = []
+    share = {name: row.self_cpu_time_total / total for name, row in rows.items()}
     for name in ("aten::addmm", "aten::mm", "aten::bmm"):
-        share = rows[name].self_cpu_time_total / total
-        shares.append(share)
-        print(f"  {name:12} {rows[name].count} calls  ≈{100 * share:.0f} %")
-    assert sum(shares) < 1  # no time counts twice
+        print(f"  {name:12} {rows[name].count} calls  ≈{100 * share[name]:.0f} %")
+    assert 0.999 < sum(share.values()) < 1.001  # no time counts twice
 
     print("which of its calls, and in which type")
+    each = {}
     for row in profiler.key_averages(group_by_input_shape=True):
         if row.key in ("aten::addmm", "aten::mm"):
             shapes = [shape for shape in row.input_shapes if len(shape) == 2]
-            print(f"  {row.key:12} {shapes}  ≈{row.self_cpu_time_total / row.count:.0f} µs")
+            each[row.key] = row.self_cpu_time_total / row.count
+            print(f"  {row.key:12} {shapes}  ≈{each[row.key]:.0f} µs")
 
     print("who allocates, in two steps")
     allocating = [row for row in rows.values() if row.self_cpu_memory_usage > 2**20]
@@ -92,6 +92,8 @@ def main() -> None:
         events = json.loads(path.read_text())["traceEvents"]
     casts = [e for e in events if e.get("name") == "aten::to" and e.get("cat") == "cpu_op"]
     print(f"chrome trace: ≈{len(events)} events, aten::to among them {len(casts)} times")
+    longest = max(e["dur"] for e in events if e.get("name") == "aten::mm")
+    assert each["aten::mm"] <= longest + 1  # µs, of one call
     single, double = (rows[name].self_cpu_memory_usage for name in ("aten::addmm", "aten::mm"))
     assert double == 2 * single  # the same shape, 8 bytes and not 4
 

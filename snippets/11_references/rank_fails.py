@@ -26,6 +26,7 @@ def main() -> None:
         print("rank 1: shard 1 of 3 is empty", file=sys.stderr, flush=True)
         raise ValueError("no tokens in shard 1")
     time.sleep(60)  # the others wait, and are ended by torchrun
+    print(f"rank {rank} has ended by itself")  # nobody comes here
 
 
 # --8<-- [end:main]
