@@ -107,7 +107,8 @@ def main() -> None:
     alone = make_model(nn.BatchNorm1d, device)
     expected = train(alone, whole, rows).tensor_split(n)[rank]
     gradients = [parameter.grad for parameter in alone.parameters()]
-    statistics = [alone[1].running_mean, alone[1].running_var]
+    statistics = list(alone[1].buffers())  # mean, variance, number of batches
+    alone.eval()
 
     plain = DDP(make_model(nn.BatchNorm1d, device))
     output = train(plain, mine, rows)
@@ -121,8 +122,9 @@ def main() -> None:
     def check(model: DDP) -> None:
         torch.testing.assert_close(train(model, mine, rows), expected)
         torch.testing.assert_close([p.grad for p in model.parameters()], gradients)
-        norm = model.module[1]
-        torch.testing.assert_close([norm.running_mean, norm.running_var], statistics)
+        torch.testing.assert_close(list(model.module[1].buffers()), statistics)
+        # in eval mode the running statistics serve, whatever is in the batch
+        torch.testing.assert_close(model.eval()(mine[0][0]), alone(mine[0][0]))
         report("  output, gradients and running statistics equal to one process")
 
     report("synchronized from scratch:")

@@ -6,6 +6,7 @@ PowerSGD follows Vogels, Karimireddy and Jaggi (2019): rank r sends r(n + m) num
 n × m matrix.
 """
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -97,6 +98,7 @@ def train(
     x = torch.randn(512, WIDTH, generator=generator).to(device)
     y = torch.tanh(x @ torch.randn(WIDTH, 8, generator=generator).to(device) / 4)
     mine = slice(dist.get_rank(), None, dist.get_world_size())
+    assert len(x[mine]) <= math.ceil(len(x) / dist.get_world_size())  # its share, no more
     for _ in range(STEPS):
         optimizer.zero_grad()
         with counted_all_reduce() as sent:
@@ -153,11 +155,16 @@ def main() -> None:
 
     # range: fp16 ends at 65504 and the hooks cast before they divide by N
     report("an element of the gradient is 100000 on every rank; the hooks make of it:")
-    for name in ("fp16", "bf16"):
+
+    def made_of(element: float, hook: Callable) -> float:
         model = DDP(nn.Linear(1, 1, bias=False).to(device))
-        model.register_comm_hook(world, hooks[name][0])
-        model(torch.full((1, 1), 1e5, device=device)).sum().backward()
-        report(f"  {name}: {model.module.weight.grad.item():.0f}")
+        model.register_comm_hook(world, hook)
+        model(torch.full((1, 1), element, device=device)).sum().backward()
+        return model.module.weight.grad.item()
+
+    for name in ("fp16", "bf16"):
+        report(f"  {name}: {made_of(1e5, hooks[name][0]):.0f}")
+    assert math.isclose(made_of(3e38, our_bf16_hook), 3e38, rel_tol=0.01)  # no sum could be
 
 
 if __name__ == "__main__":

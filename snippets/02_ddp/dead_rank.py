@@ -51,11 +51,11 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("dead_rank.py needs 2 ranks or more, started by torchrun")
 
-    # torchrun sends SIGTERM to the survivors. Here it is ignored, only so that rank 0 always
-    # has the time to print what it saw.
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN if os.environ["RANK"] == "0" else signal.SIG_DFL
-    )
+    # torchrun sends SIGTERM to the survivors. Rank 0 only notes it, so that it always has the
+    # time to print what it saw.
+    told: list[int] = []
+    if os.environ["RANK"] == "0":
+        signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
 
     # The messages are gloo's, so gloo it is, also where there are GPUs.
     dist.init_process_group("gloo")
@@ -76,7 +76,11 @@ def main() -> int:
                     f"attempt {attempt}, rank 0, step {step}: {type(error).__name__}:", end=" "
                 )
                 print(f"{first_sentence(error)}, after ≈{waited:.1f} s", flush=True)
-                time.sleep(2)  # until torchrun has noticed rank 1: the root cause is the first
+                patience = 2.0 if args.stuck else 600.0
+                while not told and patience > 0:  # until torchrun has noticed rank 1, the cause
+                    time.sleep(0.05)
+                    patience -= 0.05
+                print(f"torchrun has told rank 0 to end: {bool(told)}", flush=True)
             return 1
         finished = time.perf_counter()
 

@@ -7,6 +7,7 @@ start everywhere below.
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -48,12 +49,15 @@ def train(seed: int, device: torch.device) -> torch.Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(1)
     rank, n = dist.get_rank(), dist.get_world_size()
+    rows = []  # that this rank computes with
+    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     for _ in range(STEPS):
         x = torch.randn(ROWS, 32, generator=generator).to(device)
         y = torch.randn(ROWS, 8, generator=generator).to(device)
         optimizer.zero_grad()
         F.mse_loss(model(x.chunk(n)[rank]), y.chunk(n)[rank]).backward()
         optimizer.step()
+    assert rows == [ROWS // n] * STEPS  # its shard, no more
     return flat(model)
 
 
@@ -73,11 +77,15 @@ def main() -> None:
     if ROWS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the batch of {ROWS} rows must divide among the ranks")
     device = start()
-    # ask for deterministic kernels: an error where an operation has none (a CPU's have)
+    # ask for deterministic kernels: an error where an operation has none, as put_ here
     torch.use_deterministic_algorithms(True)
+    with suppress(RuntimeError):
+        torch.zeros(1).put_(torch.tensor([0]), torch.ones(1))
+        raise AssertionError("put_ raised nothing")
     rank, n = dist.get_rank(), dist.get_world_size()
     report = print if rank == 0 else lambda *_, **__: None
 
+    assert describe(torch.tensor([-2.0, 1.0])) == "largest difference ≈2e+00"
     parameters = train(0, device)
     report(f"N = {n}, the run again in this process: {describe(train(0, device) - parameters)}")
     for earlier in sorted(Path().glob("parameters_*.pt")):

@@ -8,6 +8,7 @@ buffers are not compared.
     --case shape    rank 1 has a wider layer: rank 1 is told, rank 0 waits for it
     --case order    rank 1 registers two layers in the other order: nobody is told
     --case dtype    rank 1 builds its model in float64: nobody is told
+    --case buffer   rank 1 has one buffer more: nobody is told
 
     --check         compare names, sizes and dtypes before wrapping: every rank is told
     --fix          the same model on every rank; the check passes
@@ -46,6 +47,11 @@ def build(case: str, odd: bool) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 9 if odd else 8), nn.Linear(9 if odd else 8, 1))
     if case == "dtype":
         return nn.Linear(4, 1).to(torch.float64 if odd else torch.float32)
+    if case == "buffer":
+        model = nn.Linear(4, 1)
+        if odd:
+            model.register_buffer("scale", torch.ones(1))
+        return model
     return Attention(swapped=odd)
 
 
@@ -74,7 +80,7 @@ def outputs(model: nn.Module) -> list[torch.Tensor]:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    cases = ["count", "shape", "order", "dtype"]
+    cases = ["count", "shape", "order", "dtype", "buffer"]
     parser.add_argument("--case", choices=cases, default="count")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--fix", action="store_true")

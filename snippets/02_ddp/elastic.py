@@ -63,6 +63,7 @@ def save(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     temporary = SNAPSHOT.with_suffix(".tmp")
     torch.save(state, temporary)
     os.replace(temporary, SNAPSHOT)
+    assert not temporary.exists()  # it was another file, until this moment
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -33,6 +33,7 @@ def train() -> DistributedDataParallel:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     ddp(torch.rand(4, 8)).sum().backward()
     optimizer.step()
+    assert ddp.module.bias.grad.eq(4).all()  # of four rows, and averaged over the ranks
     return ddp
 
 

@@ -11,6 +11,7 @@ plays no part: here `head` is defined first and used last.
 
 import os
 import sys
+import time
 from unittest import mock
 
 import torch
@@ -97,6 +98,8 @@ def main() -> None:
         shard = slice(rank * BATCH // n, (rank + 1) * BATCH // n)
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(ddp(inputs[shard]), targets[shard])
+        if rank == n - 1:
+            time.sleep(0.05)  # the others have launched all by then, and must wait
         with mock.patch.object(dist.Work, "wait", side_effect=RuntimeError("a hook waits")):
             loss.backward()
         if step == 0 and rank == 0:

@@ -94,10 +94,14 @@ def main() -> int:
         ddp = DistributedDataParallel(model)
         if not args.fix:
             apply_change(model, change, device)
+        assert not drifted(model)  # as yet
 
         try:
             train(ddp, device)
             names = drifted(model)
+            of_ranks = [None] * dist.get_world_size()
+            dist.all_gather_object(of_ranks, names)
+            assert all(names == other for other in of_ranks)  # every rank is told the same
             failed = failed or bool(names)
             result = f"drifted: {', '.join(names) or 'nothing'}"
         except RuntimeError as error:

@@ -50,9 +50,12 @@ def train(ddp: DistributedDataParallel) -> None:
 
 def validate(model: nn.Module, gradients: bool) -> None:
     model.eval()
+    statistics = [buffer.clone() for buffer in model.buffers()]
+    assert statistics[0].all()  # training has moved them
     with contextlib.nullcontext() if gradients else torch.no_grad():
         for _ in range(3):
             model(torch.randn(8, 4))
+    torch.testing.assert_close([*model.buffers()], statistics, rtol=0, atol=0)  # eval has not
 
 
 def run(ddp: DistributedDataParallel, case: str, fix: bool, group: dist.ProcessGroup) -> None:

@@ -137,10 +137,12 @@ def main() -> None:
         report(f"resumed after step {step} of {steps}")
 
     first_epoch, position = divmod(step, len(loader))
+    orders = set()
     for epoch in range(first_epoch, EPOCHS):
         sampler.set_epoch(epoch)
         sampler.skip = position * BATCH
         position = 0  # for the epochs after
+        orders.add(tuple(sampler))
         for inputs, targets in loader:
             optimizer.zero_grad()
             F.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
@@ -160,6 +162,8 @@ def main() -> None:
                     write_atomically(state, CHECKPOINT, die_half_way=kill and step == KILL_AT)
                 report(f"step {step}: checkpoint written")
 
+    assert len(orders) == EPOCHS - first_epoch  # each epoch has its own
+    assert abs(scheduler.get_last_lr()[0]) < 1e-9  # half a cosine ends at zero
     parameters = torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
     if rank == 0:
         if not resume:

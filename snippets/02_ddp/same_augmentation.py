@@ -57,10 +57,16 @@ def draws(own_generator: bool, fix: bool) -> torch.Tensor:
         num_workers=WORKERS,
         worker_init_fn=seed_worker if fix else None,
     )
-    seen = []
+    seen, orders = [], []
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
+        orders.append(list(sampler))
         seen.extend(loader)
+    shares = [None] * dist.get_world_size()
+    dist.all_gather_object(shares, orders)
+    for of_ranks in zip(*shares, strict=True):  # in each epoch they serve all samples
+        assert set().union(*of_ranks) == set(range(SAMPLES))
+    assert orders[0] != orders[1]
     return torch.cat(seen)
 
 

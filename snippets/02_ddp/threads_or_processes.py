@@ -43,8 +43,10 @@ class Recurrent(nn.Module):
 def parallel_apply(replicas: list[nn.Module], shards: list[torch.Tensor]) -> list[torch.Tensor]:
     """Run every replica on its shard, each in a thread of its own."""
     outputs: list[torch.Tensor] = [torch.empty(0)] * len(shards)
+    together = threading.Barrier(len(shards), timeout=300)  # else they would take turns
 
     def work(i: int) -> None:
+        together.wait()
         outputs[i] = replicas[i](shards[i])
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(shards))]
@@ -125,6 +127,8 @@ def main() -> None:
             f"  N = {n}: {through_one} through device 0, {through_each:.1f} through each rank"
         )
 
+    rows: list[int] = []  # of each forward; the hook is copied with the model
+    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     replicas, shards = [model, copy.deepcopy(model)], list(inputs.chunk(N))
     context = mp.get_context("spawn")
     barrier = context.Barrier(N + 1)
@@ -141,6 +145,7 @@ def main() -> None:
     for worker in workers:
         worker.join()
 
+    assert rows == [len(inputs) // N] * ROUNDS * (1 + N)  # one shard alone, then all
     one, two, both = min(alone), min(threads), min(processes)
     print("forward of one shard, then of two shards at once:")
     print(f"  one shard   ≈{one * 1e3:.0f} ms")

@@ -7,11 +7,13 @@ so that a slow second of the machine hits all of them; each figure is the median
 """
 
 import copy
+import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -168,16 +170,24 @@ def main() -> None:
     }
     runs = {name: trainer(model, inputs) for name, model in models.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(ROUNDS + 1):
+    calls = []  # of dist.all_reduce in a step; torch's DDP has its own way to it
+    for run in runs.values():  # a round to warm up, and to let torch rebuild its buckets
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as spy:
+            run()
+        calls.append(spy.call_count / STEPS)
+    assert calls == [0, 24, 24, 3, 0]
+    for _ in range(ROUNDS):
         for name, run in runs.items():
-            took = run()
-            if number > 0:  # the first round warms up, and lets torch rebuild its buckets
-                seconds[name].append(took)
+            seconds[name].append(run())
 
     truth = list(models["torch DDP"].parameters())
     for name in ("naive", "per-parameter hooks", "MiniDDP"):
         for ours, theirs in zip(models[name].parameters(), truth, strict=True):
             torch.testing.assert_close(ours, theirs)
+    alone = models["no communication"].parameters()  # whose ranks learn each its own data
+    assert n == 1 or not all(map(torch.equal, alone, truth))
+    rows = torch.tensor(len(inputs), device=device)
+    dist.all_reduce(rows)
 
     if rank == 0:
         size = sum(p.nbytes for p in truth) / MIB
@@ -186,6 +196,7 @@ def main() -> None:
         )
         speed = {name: n * BATCH / statistics.median(times) for name, times in seconds.items()}
         for name, samples in speed.items():
+            assert math.isclose(samples * statistics.median(seconds[name]), rows.item())
             print(f"{name:>20}: ≈{samples:.0f} samples/s")
         print(f"MiniDDP / torch DDP: ≈{speed['MiniDDP'] / speed['torch DDP']:.2f}")
 

@@ -63,6 +63,8 @@ def describe_buckets(ddp: DistributedDataParallel) -> None:
     print(f"gradients came: {named(log['prev_iteration_grad_ready_order_indices'])}")
     sizes = log["rebuilt_bucket_sizes"].split(", ")
     contents = log["rebuilt_per_bucket_param_indices"].split(", ")
+    stored = {p.grad.untyped_storage().data_ptr() for p in ddp.parameters()}
+    assert len(stored) == len(sizes) and log.get("static_graph")  # views; the promise is kept
     for size, indices in zip(sizes, contents, strict=True):
         print(f"since then:     {int(size) / 1024:.1f} KiB with {named(indices)}")
 

@@ -91,10 +91,10 @@ def adam_steps(optimizer: torch.optim.Optimizer) -> list[int]:
     return gathered(int(next(iter(optimizer.state.values()))["step"]))
 
 
-def spread(model: nn.Module) -> float:
-    """The largest distance of any rank's weight from rank 0's."""
+def agree(model: nn.Module) -> bool:
+    """Whether every rank has rank 0's weight, bit for bit."""
     weights = gathered(model.module.weight.detach().cpu())
-    return max((weight - weights[0]).abs().max().item() for weight in weights)
+    return all(torch.equal(weight, weights[0]) for weight in weights)
 
 
 def with_join(device: torch.device) -> None:
@@ -106,7 +106,7 @@ def with_join(device: torch.device) -> None:
         weight = train_with_join(model, optimizer, batches, divide_by_n)
         report(f"divide_by_initial_world_size={divide_by_n}:")
         report(f"  rank 0's last batch, taken alone, weighed {weight:.3f} (1/N = {1 / n:.3f})")
-        report(f"  after Join, ranks agree on the parameters: {spread(model) == 0}")
+        report(f"  after Join, ranks agree on the parameters: {agree(model)}")
 
     steps = adam_steps(optimizer)
     report(f"Adam has stepped, by rank: {steps}")
@@ -114,7 +114,7 @@ def with_join(device: torch.device) -> None:
         return
     # Join has broadcast the model, but not the optimizer's state
     step(model, optimizer, batches[0])
-    report(f"one more step on every rank, ranks agree: {spread(model) == 0}")
+    report(f"one more step on every rank, ranks agree: {agree(model)}")
 
     # the fix: after Join, take the optimizer's state too from the rank that trained longest
     model, optimizer, batches = build(device)
@@ -123,7 +123,7 @@ def with_join(device: torch.device) -> None:
     dist.broadcast_object_list(state, src=steps.index(max(steps)))
     optimizer.load_state_dict(state[0])
     step(model, optimizer, batches[0])
-    report(f"with the optimizer's state broadcast first, ranks agree: {spread(model) == 0}")
+    report(f"with the optimizer's state broadcast first, ranks agree: {agree(model)}")
 
 
 def main() -> None:

@@ -79,6 +79,9 @@ def cost(device: torch.device) -> None:
             if step >= 10:
                 times.append(time.perf_counter() - start)
     medians = {name: sorted(times)[len(times) // 2] for name, (_, times) in runs.items()}
+    logs = {name: ddp._get_ddp_logging_data() for name, (ddp, _) in runs.items()}
+    for name in ("find_unused_parameters", "static_graph"):  # each is on where its name is
+        assert {run for run, log in logs.items() if log.get(name)} == {name}
     if dist.get_rank() == 0:
         print("150 linear layers, all of them used")
         for name, median in medians.items():
