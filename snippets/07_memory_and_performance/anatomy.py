@@ -37,6 +37,18 @@ class Layer(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+def check_layer(layer: nn.Module, a: int, x: torch.Tensor, *more: object) -> None:
+    """On x [b, s, h] it is torch's own layer, where the norms' weights come last."""
+    h = x.shape[-1]
+    library = nn.TransformerEncoderLayer(
+        h, a, 4 * h, 0, "gelu", batch_first=True, norm_first=True
+    )
+    weights = list(layer.parameters())
+    for theirs, ours in zip(library.parameters(), weights[4:] + weights[:4], strict=True):
+        theirs.data.copy_(ours)
+    torch.testing.assert_close(layer(x, *more), library(x))
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -96,6 +108,8 @@ def train(device: torch.device) -> tuple[list[dict[str, int]], dict[str, int], i
     """Two steps: the timeline, the events at which phases of the second step end, and Ψ."""
     torch.manual_seed(0)
     text = torch.randint(VOCABULARY, (B, S + 1), device=device)
+    tokens, targets = text[:, :-1], text[:, 1:]
+    assert torch.equal(targets[:, :-1], tokens[:, 1:])  # each one's target is the next
     marks = {}
     with Ledger() as ledger, torch.device(device):
         model = Model()
@@ -111,7 +125,7 @@ def train(device: torch.device) -> tuple[list[dict[str, int]], dict[str, int], i
         for _ in range(2):
             marks["start"] = len(ledger.events)
             with saved_tensors_hooks(pack, lambda tensor: tensor):
-                loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+                loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             marks["forward"] = len(ledger.events)
             loss.backward()
             ledger.file([p.grad for p in parameters], "gradients")
@@ -180,6 +194,7 @@ def main() -> None:
     device = torch.device("cpu")
     if torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
+    check_layer(Layer(16, 4), 4, torch.randn(2, 5, 16))
     lines, marks, psi = train(device)
     step = lines[marks["start"] :]
     peak = max(step, key=lambda line: sum(line.values()))

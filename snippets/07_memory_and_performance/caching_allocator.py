@@ -117,6 +117,19 @@ class Allocator:
                 self.reserved -= self.segments.pop(block.segment)
 
 
+def check_rules() -> None:
+    """By hand: segments of 10, 16 and 20 MiB, the last cut into 2, 12 and 6."""
+    allocator = Allocator(46 * MIB)
+    blocks = [allocator.malloc(size * MIB) for size in (10, 15, 2, 12)]
+    assert allocator.reserved == 46 * MIB
+    for block in blocks[:3]:
+        allocator.free(block)
+    best = allocator.malloc(9 * MIB)
+    assert best is blocks[0] and best.size == 10 * MIB  # a rest of 1 MiB is not cut off
+    allocator.empty_cache()
+    assert allocator.reserved == 30 * MIB  # of the other two something is in use
+
+
 class Trace(TorchDispatchMode):
     """What the operators under it allocate (+) and free (-): (number, bytes)."""
 
@@ -196,6 +209,7 @@ def draw(allocator: Allocator, blocks: list[Block]) -> None:
 
 
 def main() -> None:
+    check_rules()
     allocator = Allocator(2**40)
     print("requested    rounded to   segment")
     for size in (1, 600 * KIB, 1 * MIB + 1, 9 * MIB, 10 * MIB + 1, 21 * MIB):

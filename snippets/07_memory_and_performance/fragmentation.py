@@ -226,6 +226,7 @@ def main() -> None:
             f"{name:27}"
             + "".join(f"{cell:<12}" + "    " * (i > 0) for i, cell in enumerate(cells))
         )
+    assert max(list(needs.values())[1:]) < needs["as it is"]  # each of the five helps
     allocator = Segments((needs["as it is"] + needs["expandable_segments:True"]) // 2)
     try:
         replay(allocator, mixed)

@@ -41,7 +41,7 @@ class Counting:
 
 def main() -> None:
     torch.set_num_threads(1)
-    x = torch.full((8,), 0.5)
+    x = torch.tensor([0.5] * 4 + [-0.5] * 3)  # its sum has a sign, its elements have both
     for function in (chatty, quiet):
         torch._dynamo.reset()
         explained = torch._dynamo.explain(function)(x)

@@ -60,12 +60,28 @@ class Layer(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+def check_layer(layer: nn.Module, a: int, x: torch.Tensor, *more: object) -> None:
+    """On x [b, s, h] it is torch's own layer, where the norms' weights come last."""
+    h = x.shape[-1]
+    library = nn.TransformerEncoderLayer(
+        h, a, 4 * h, 0, "gelu", batch_first=True, norm_first=True
+    )
+    weights = list(layer.parameters())
+    for theirs, ours in zip(library.parameters(), weights[4:] + weights[:4], strict=True):
+        theirs.data.copy_(ours)
+    torch.testing.assert_close(layer(x, *more), library(x))
+
+
+def build() -> nn.Sequential:
+    body = [Layer(H, A) for _ in range(LAYERS)]
+    head = nn.Linear(H, VOCABULARY, bias=False)
+    return nn.Sequential(nn.Embedding(VOCABULARY, H), *body, nn.LayerNorm(H), head)
+
+
 def peak(batch: int, limit: float = float("inf")) -> int:
     """Peak bytes of a training step, the optimizer's states included."""
     with Limited(limit) as memory, torch.device("meta"):
-        body = [Layer(H, A) for _ in range(LAYERS)]
-        head = nn.Linear(H, VOCABULARY, bias=False)
-        model = nn.Sequential(nn.Embedding(VOCABULARY, H), *body, nn.LayerNorm(H), head)
+        model = build()
         states = [torch.zeros_like(p) for p in model.parameters() for _ in range(2)]
         tokens = torch.zeros(batch, S, dtype=torch.int64)
         loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
@@ -97,11 +113,14 @@ def largest() -> tuple[int, int]:
 
 
 def main() -> None:
+    check_layer(Layer(16, 4), 4, torch.randn(2, 5, 16))
     two, four = peak(2), peak(4)
     each = (four - two) // 2
     fixed = two - 2 * each
     predicted = (LIMIT - fixed) // each
     psi = LAYERS * (12 * H * H + 13 * H) + 2 * VOCABULARY * H + 2 * H
+    with torch.device("meta"):
+        assert psi == sum(p.numel() for p in build().parameters())
     sequence = LAYERS * (64 * S * H + 4 * A * S * S) + 4 * (2 * S * H + S * VOCABULARY)
     sequence += 8 * S * VOCABULARY  # gradients of log-softmax and logits
     print(f"Ψ = {psi / 1e9:.2f} billion, fp32; a limit of {LIMIT // 10**9} GB")

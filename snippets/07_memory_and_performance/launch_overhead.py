@@ -73,6 +73,8 @@ def main() -> None:
     for n in sizes:
         x, y, out = (torch.ones(n, device=device) for _ in range(3))
         times.append(seconds(lambda x=x, y=y, out=out: torch.add(x, y, out=out)))
+    made_up = torch.tensor(fit(sizes, [1e-6 + 12 * n / 1e11 for n in sizes]))
+    torch.testing.assert_close(made_up, torch.tensor([1e-6, 1e11]), rtol=1e-4, atol=0)
     overhead, bandwidth = fit(sizes, times)
     print(f"one torch.add: λ ≈{1e6 * overhead:.1f} µs, then ≈{bandwidth / 1e9:.1f} GB/s")
     print(f"half of the time is overhead at ≈{overhead * bandwidth / 12:.0f} elements")
@@ -95,6 +97,8 @@ def main() -> None:
             f"measured ≈{1e6 * measured:.0f} µs"
         )
     assert measured > 5 * whole, "a thousand calls cost more than one"
+    law = k * (overhead + 12 * n / k / bandwidth)  # λ + bytes / W for each piece
+    assert law / 4 < predicted < 4 * law
 
     # the same four bytes by other ways: what of λ is whose
     a, b, c = (torch.ones(1, device=device) for _ in range(3))
@@ -106,6 +110,7 @@ def main() -> None:
         ("add, output allocated", lambda: torch.add(a, b)),
         ("add, recorded by autograd", lambda: torch.add(grad, b)),
     ):
+        assert getattr(work(), "requires_grad", False) == ("autograd" in words)
         print(f"  {words:26} ≈{1e6 * seconds(work, rounds=3):.2f} µs")
     draw(sizes, times, overhead, bandwidth)
 

@@ -5,12 +5,13 @@ what the second does not say: the kill comes from outside Python, and leaves no 
 """
 
 import gc
+import multiprocessing
 import os
 import re
 import signal
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 KILLED = re.compile(r"\(pid [0-9]+\) is killed by|\(pid\(s\) [0-9]+\) exited unexpectedly")
 
@@ -70,7 +71,14 @@ def attempt(title: str, dataset: Dataset) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     attempt("an exception in __getitem__", Corrupt())
+    others = Subset(Corrupt(), [0, 1, 2, 3, 4, 6, 7])
+    assert sum(len(batch) for batch in DataLoader(others, batch_size=4)) == 7
     attempt("a worker killed, as when memory runs out", TooLarge())
+    process = multiprocessing.get_context("fork").Process(
+        target=TooLarge().__getitem__, args=[5]
+    )
+    process.start(), process.join()
+    assert process.exitcode == -signal.SIGKILL  # no line of Python ran after it
     attempt("samples of unequal size", Ragged())
 
 

@@ -77,7 +77,8 @@ def main() -> None:
         print(
             f"{workers:7} {predicted(workers):9.0f}/s   ≈{rate:6.0f}/s   ≈{1e3 * first:.0f} ms"
         )
-        assert rate < 1.3 * predicted(workers)
+        waits = 1.3 if workers in (1, 2) else 1.01  # no sleep is shorter than it should be
+        assert rate < waits * predicted(workers), (workers, rate)
     print(f"enough workers: {BATCH * READ_S / STEP_S:.0f}; more do not help")
     assert rates[3] > 1.5 * rates[1], "four workers are faster than one"
     draw(counts, rates)

@@ -72,9 +72,10 @@ def scrape(port: int) -> str:
 
 
 def main() -> None:
-    metrics = Metrics("run.jsonl", {"run": "demo", "rank": "0"})
+    metrics = Metrics("run.jsonl", {"run": "naïve", "rank": "0"})
     server = metrics.serve()
     for step in range(1, 4):
+        held, text = metrics.latest, str(metrics.latest)  # as a scrape under way has them
         metrics.log(
             step,
             tokens_total=step * 4096,
@@ -82,9 +83,11 @@ def main() -> None:
             step_seconds=0.25,
             input_wait_ratio=0.02,
         )
+        assert str(held) == text
     print(scrape(server.server_port), end="")
     server.shutdown()
     server.server_close()
+    Metrics("run.jsonl", {}).file.close()  # a restart keeps what is there
     records = [json.loads(line) for line in Path("run.jsonl").read_text().splitlines()]
     print(f"run.jsonl: {len(records)} lines, the last {records[-1]}")
 

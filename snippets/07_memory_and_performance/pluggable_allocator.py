@@ -76,9 +76,13 @@ def main() -> None:
         library.my_malloc.restype = ctypes.c_void_p
         library.my_malloc.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
         library.my_free.argtypes = [ctypes.c_void_p, *library.my_malloc.argtypes]
+        pointers = set()
         for size in sizes:
             pointer = library.my_malloc(size, 0, None)
+            ctypes.memset(pointer, 0, size)  # all of it is there
+            pointers.add(pointer)
             library.my_free(pointer, size, 0, None)
+        assert len(pointers) < len(sizes), "no memory came back"
     print(f"{len(sizes)} tensors of {len(set(sizes))} sizes, one after another")
     print(f"calls of my_malloc: {library.my_calls()}, bytes live: {library.my_live()}")
     assert library.my_calls() == len(sizes)

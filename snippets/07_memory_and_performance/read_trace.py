@@ -43,6 +43,7 @@ def record(path: str) -> torch.profiler.profile:
                 optimizer.step()
                 optimizer.zero_grad()
             profiler.step()  # one step of the schedule is over
+    assert all(p.grad is None for p in model.parameters())  # none reaches the next step
     profiler.export_chrome_trace(path)
     return profiler
 
@@ -76,6 +77,14 @@ def nest(path: str) -> list[dict]:
 
 
 # --8<-- [end:nest]
+
+
+def check_nest() -> None:
+    """Of two events that start together the longer one has called the other."""
+    event = {"ph": "X", "cat": "cpu_op", "tid": 1, "ts": 5.0}
+    with open("made.json", "w") as file:
+        json.dump({"traceEvents": [event | {"dur": dur} for dur in (1.0, 3.0)]}, file)
+    assert [(s["dur"], s["self"]) for s in nest("made.json")] == [(3.0, 2.0), (1.0, 1.0)]
 
 
 def draw(spans: list[dict]) -> None:
@@ -123,11 +132,13 @@ def draw(spans: list[dict]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    check_nest()
     profiler = record("trace.json")
     spans = nest("trace.json")
     steps = [s for s in spans if s["name"].startswith("ProfilerStep")]
     total = sum(s["dur"] for s in steps)
-    print(f"{len(steps)} steps recorded of 5, ≈{total / len(steps) / 1e3:.1f} ms each")
+    each = total / len(steps)
+    print(f"{len(steps)} steps recorded of 5, ≈{each / 1e3:.1f} ms each")
     for name in ("forward", "backward", "optimizer"):
         share = sum(s["dur"] for s in spans if s["name"] == name) / total
         print(f"  {name:9} ≈{100 * share:.0f} %")
@@ -138,6 +149,7 @@ def main() -> None:
         own[span["name"]] += span["self"]
         calls[span["name"]] += 1
     table = {row.key: row for row in profiler.key_averages()}
+    assert abs(each - table["ProfilerStep*"].cpu_time) < 0.05 * each
     print("operator                calls   own time   by key_averages()")
     for name in (
         "aten::addmm",

@@ -41,6 +41,7 @@ def scaled(x: torch.Tensor, rate: float) -> torch.Tensor:
 
 
 def main() -> None:
+    torch.testing.assert_close(double(torch.arange(3)), torch.tensor([0, 2, 4]))
     lengths = [(torch.ones(n),) for n in (8, 9, 10, 11, 1)]
     print("lengths 8, 9, 10, 11, 1")
     print(f"  default:        compiled {compilations(double, lengths)}")
@@ -51,7 +52,9 @@ def main() -> None:
     print(f"float, double, with grad, 2 dimensions: {compilations(double, kinds)}")
     rates = [0.1, 0.2, 0.3, 0.4]
     floats = compilations(scaled, [(x, r) for r in rates])
-    tensors = compilations(scaled, [(x, torch.tensor(r)) for r in rates])
+    as_tensors = [(x, torch.tensor(r)) for r in rates]
+    tensors = compilations(scaled, as_tensors)
+    assert [round(scaled(*call)[0].item(), 3) for call in as_tensors] == rates  # they change
     print(f"a rate that changes, as a float: {floats}, as a tensor: {tensors}")
     # --8<-- [end:cases]
 

@@ -66,8 +66,24 @@ class Allocator:
 # --8<-- [end:toy]
 
 
+def check_toy() -> None:
+    """A block with two readers, which have two pieces of work each, and a third later."""
+    owner, first, second, memory = Stream(), Stream(), Stream(), Allocator()
+    block = memory.malloc(owner)
+    for reader in (first, second) * 2:
+        reader.launch(lambda: None)
+        memory.record_stream(block, reader)
+    memory.free(block, owner)
+    first.run(2), second.run(1)
+    assert memory.malloc(owner) is not block  # one is behind
+    owner.wait_stream(second)
+    second.launch(lambda: None)
+    owner.run(1)
+    assert second.done == 2 and memory.malloc(owner) is block
+
+
 # --8<-- [start:scene]
-def on_toy(way: str) -> tuple[bool, bool, list[float]]:
+def on_toy(way: str, side_late: bool = True) -> tuple[bool, bool, list[float]]:
     main, side, memory = Stream(), Stream(), Allocator()
     x = memory.malloc(main)
     main.launch(lambda: x.fill_(1))
@@ -81,8 +97,8 @@ def on_toy(way: str) -> tuple[bool, bool, list[float]]:
     memory.free(x, main)  # Python drops x
     y = memory.malloc(main)
     main.launch(lambda: y.fill_(7))
-    main.run(main.launched)  # the device is quick with one stream
-    side.run(side.launched)  # and late with the other
+    for stream in (main, side) if side_late else (side, main):
+        stream.run(stream.launched)  # the device is quick with one stream, late with the other
     z = memory.malloc(main)
     return y is x, z is x, read[0].tolist()
 
@@ -111,6 +127,8 @@ def on_gpu(way: str) -> tuple[bool, bool, list[float]]:
 
 
 def main() -> None:
+    check_toy()
+    assert on_toy(WAYS[0], side_late=False)[2] == [1] * 4  # it waits for x to be written
     run = on_gpu if torch.cuda.is_available() else on_toy
     run(WAYS[0])  # once before: kernels are loaded
     print(f"{'before x is dropped':24}{'x lay':16}side has read")

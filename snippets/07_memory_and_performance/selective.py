@@ -69,6 +69,18 @@ class LayerAroundCore(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+def check_layer(layer: nn.Module, a: int, x: torch.Tensor, *more: object) -> None:
+    """On x [b, s, h] it is torch's own layer, where the norms' weights come last."""
+    h = x.shape[-1]
+    library = nn.TransformerEncoderLayer(
+        h, a, 4 * h, 0, "gelu", batch_first=True, norm_first=True
+    )
+    weights = list(layer.parameters())
+    for theirs, ours in zip(library.parameters(), weights[4:] + weights[:4], strict=True):
+        theirs.data.copy_(ours)
+    torch.testing.assert_close(layer(x, *more), library(x))
+
+
 # --8<-- [start:ways]
 def keep_all(layer: LayerAroundCore, x: torch.Tensor) -> torch.Tensor:
     return layer(x)
@@ -117,6 +129,7 @@ def step(way) -> tuple[int, int, torch.Tensor]:
 
 
 def main() -> None:
+    check_layer(LayerAroundCore(), A, torch.randn(B, S, H))
     sbh, scores = S * B * H, A * S * S * B
     linear = {"qkv": 6, "out": 2, "up": 8, "down": 8}  # FLOPs of forward, in sbh·h
     attend = 4 * S * sbh  # q·k and weights·v

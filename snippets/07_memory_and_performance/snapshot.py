@@ -9,6 +9,7 @@ import pickle
 import traceback
 import weakref
 from collections import Counter
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -112,6 +113,16 @@ def peak_by_line(snapshot: dict) -> tuple[int, Counter]:
 # --8<-- [end:reader]
 
 
+def check_reader() -> None:
+    """By hand: 4 bytes whose end is asked for, 2 more, the end; then 3 bytes. The peak is 6."""
+    a, b, c = (
+        {"addr": 512 * i, "size": size, "frames": []} for i, size in enumerate((4, 2, 3))
+    )
+    actions = {"alloc": a, "free_requested": a}, {"alloc": b, "free_completed": a}, {"alloc": c}
+    trace = [{"action": key} | entry for part in actions for key, entry in part.items()]
+    assert peak_by_line({"device_traces": [trace]}) == (6, {"(no Python frame of ours)": 6})
+
+
 def step(device: str) -> nn.Module:
     with torch.device(device):
         model = nn.Sequential(*(NormlessLayer() for _ in range(LAYERS)))
@@ -120,6 +131,7 @@ def step(device: str) -> nn.Module:
 
 
 def main() -> None:
+    check_reader()
     if torch.cuda.is_available():
         torch.cuda.memory._record_memory_history(stacks="python")
         model = step("cuda")
@@ -138,6 +150,8 @@ def main() -> None:
     with open("snapshot.pickle", "wb") as file:  # for pytorch.org/memory_viz
         pickle.dump(snapshot, file)
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    ends = sorted((block["address"], block["address"] + block["size"]) for block in blocks)
+    assert all(end <= start for (_, end), (start, _) in pairwise(ends))  # none on another
     live = sum(b["requested_size"] for b in blocks if b["state"] == "active_allocated")
     print(f"after the step {live / held:.2f} times parameters and gradients are live")
     assert live == held or (torch.cuda.is_available() and live > held)  # cuBLAS's workspace

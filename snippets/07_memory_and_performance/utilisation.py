@@ -51,6 +51,8 @@ def back_to_back(length: float, gap: float, blocks: int, rate: float) -> list[Ke
 
 
 def main() -> None:
+    spans = [(2, 5), (0, 3), (8, 12)]  # of [0, 10] the first 5 and the last 2
+    assert utilisation([Kernel(*span, 1, 0.0) for span in spans], 0, 10) == 0.7
     timelines = {
         "one block in a loop": back_to_back(10, 0, 1, PEAK / SMS / 40),
         "copies, bound by memory": back_to_back(1, 0, 1056, 3350e9 / 12),

@@ -54,14 +54,14 @@ def main() -> None:
     assert said == "11000"
 
     # a library of that name without the function: another release
-    build(NEW, folder / LIBRARY, f"-Wl,-soname,{LIBRARY}")
+    build(NEW, folder / LIBRARY)
     said = load(path="cuda11")
     print(f"the library is there, in another release\n  {said}")
     assert said == "./extension.so: undefined symbol: cudaRuntimeGetVersion"
 
     # a process which has loaded a library of that name already is not asked where it lies
     build(OLD, folder / LIBRARY, f"-Wl,-soname,{LIBRARY}")
-    ctypes.CDLL(str(folder / LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(folder / LIBRARY))
     print(f"loaded before the extension: {ctypes.CDLL('./extension.so').answer()}")
 
 

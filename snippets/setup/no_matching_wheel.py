@@ -5,6 +5,7 @@ see a file whose tags do not fit, so the list of versions that it prints is empt
 """
 
 import importlib.util
+import os
 import subprocess
 import sys
 import zipfile
@@ -32,6 +33,7 @@ def pip_download() -> tuple[int, list[str]]:
     done = subprocess.run(
         [sys.executable, "-m", *command.split(), "--disable-pip-version-check"],
         capture_output=True, text=True, check=False,
+        env=os.environ | {"PIP_CONFIG_FILE": os.devnull},  # a machine may have constraints
     )  # fmt: skip
     return done.returncode, [x for x in done.stderr.splitlines() if x.startswith("ERROR")]
 

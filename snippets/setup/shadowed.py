@@ -49,6 +49,7 @@ def main() -> None:
     print(f"  torch {version}")
     print(f"  {python(EVERY_TORCH, 'old')}")
     assert version == "1.13.1" != installed
+    assert python("import sys; print(sys.path[1])", "old").endswith("old")  # before all else
 
     again = python("import torch; print(torch.__version__.partition('+')[0])")  # the fix
     print(f"with both gone\n  the installed torch again: {again == installed}")

@@ -57,8 +57,10 @@ def epoch(name: str, data: Dataset, workers: int) -> str:
     """Add up an epoch; print and return what came of it."""
     options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
     try:
-        total = sum(batch.mean().item() for batch in DataLoader(data, batch_size=4, **options))
-        said = f"the batches' means add up to {total:g}"
+        batches = list(DataLoader(data, batch_size=4, **options))
+        shared = sum(batch.nbytes for batch in batches if batch.is_shared()) / 2**20
+        total = sum(batch.mean().item() for batch in batches)
+        said = f"{shared:g} MiB shared, the batches' means add up to {total:g}"
     except RuntimeError as error:
         said = first_cause(error)
         said = re.sub(
@@ -75,8 +77,8 @@ def main() -> None:
     assert "unable to allocate shared memory(shm)" in said and "No space left" in said
     said = epoch("an address that no memory stands behind", Promised(), workers=1)
     assert "is killed by signal: Bus error" in said
-    assert epoch("batches for which there is room", Samples(), workers=1).endswith("to 7")
-    assert epoch("no worker, so nothing is shared", Samples(), workers=0).endswith("to 7")
+    assert epoch("batches for which there is room", Samples(), workers=1).startswith("2 MiB")
+    assert epoch("no worker, so nothing is shared", Samples(), workers=0).startswith("0 MiB")
 
 
 if __name__ == "__main__":

@@ -97,6 +97,11 @@ def main() -> None:
     assert [why(m).startswith("nothing") for m in INVENTED.values()].count(True) == 2
     assert why(INVENTED["the same driver, and a cu126 build"]).startswith("nothing")
 
+    for gpus, code, ptx in (([(9, 0), (7, 0)], CU130, []), ([(7, 0)], [80], [80])):
+        second = Machine((13, 0), (13, 0), gpus, code, ptx=ptx)
+        assert why(second).startswith("no kernel image"), second  # the second one; PTX too new
+    for gpus, visible in (([(9, 0)], "-1"), ([], None)):
+        assert why(Machine((13, 0), (13, 0), gpus, CU130, visible)).startswith("No CUDA GPUs")
     capabilities = [(5, 0), (6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0),
                     (10, 0), (10, 3), (12, 0), (12, 1)]  # fmt: skip
     torchs = getattr(torch.cuda, "_code_compatible_with_device", None)  # not in every release

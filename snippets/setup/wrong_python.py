@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def main() -> None:
     venv.create("other", with_pip=False, symlinks=True)  # an environment without torch
     folder = Path("other/bin").absolute()
     path = os.pathsep.join([str(folder), os.environ["PATH"]])  # as after `activate`
+    activated = os.environ | {"PATH": path}
+    os.environ["PYTHONPATH"] = sysconfig.get_path("purelib")  # the worst case, for last_line
     said = last_line([folder / "python", "-c", "import torch"], path)
     print(f"python -c 'import torch'\n  {said}")
     assert said == "ModuleNotFoundError: No module named 'torch'"
@@ -50,7 +53,7 @@ def main() -> None:
     # the fix: name the Python once, and start everything as a module of it
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--help"],
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, env=activated,
     )  # fmt: skip
     assert done.stdout.startswith("usage:")
     print("python -m torch.distributed.run --help\n  it starts")
