@@ -73,6 +73,17 @@ def show(title: str, lines: list[str]) -> None:
         index += run
 
 
+def by_library(block: Block, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss with torch's own layer in the place of attention and MLP."""
+    layer = nn.TransformerEncoderLayer(
+        H, HEADS, 4 * H, 0.0, "gelu", batch_first=True, norm_first=True, device=x.device
+    )
+    parts = nn.ModuleList([block.qkv, block.out, block.up, block.down, *block.norms])
+    for theirs, ours in zip(layer.parameters(), parts.parameters(), strict=True):
+        theirs.data.copy_(ours.data)
+    return F.cross_entropy(block.head(layer(x)).flatten(0, 1), targets.flatten())
+
+
 def main() -> None:
     found = torch.accelerator.is_available()
     device = torch.accelerator.current_accelerator() if found else torch.device("cpu")
@@ -87,6 +98,7 @@ def main() -> None:
     show("forward", forward.lines)
     show("backward", backward.lines)
     assert all(p.grad.dtype == torch.float32 for p in block.parameters())
+    torch.testing.assert_close(block(x, targets), by_library(block, x, targets))
     print("every .grad is fp32, as its parameter")
 
 

@@ -138,8 +138,9 @@ def main() -> None:
     print(
         f"cast to E4M3: {over[:2].tolist()} become {cast[:2].tolist()}, more becomes NaN or 448"
     )
-    safe = over.clamp(-448, 448).to(torch.float8_e4m3fn)
-    print(f"clamped to ±448 first: {over.tolist()} become {safe.tolist()}")
+    safe = torch.cat((over, -over)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(safe.float(), torch.tensor([448.0, -448.0]).repeat_interleave(4))
+    print(f"clamped to ±448 first: {over.tolist()} become {safe[:4].tolist()}")
     draw()
 
 

@@ -85,7 +85,7 @@ def main() -> None:
     }
     for name, (f, inputs) in library.items():
         off = error(f, inputs, torch.bfloat16, inside=False)
-        assert off < 4e-3
+        assert 1e-3 < off < 4e-3  # rounded once, on its way out
         print(f"torch's own {name} of bf16: ≈{off:.1e}, so it has fp32 inside")
 
     scores = torch.randn(ROWS, N, generator=generator)

@@ -97,6 +97,7 @@ def train(
     chooser = StochasticAdam if stochastic else torch.optim.Adam
     optimizer = chooser(model.parameters(), lr=RATE)
     scaler = torch.amp.GradScaler("cpu", enabled=scaling)
+    assert scaler.is_enabled() == (autocast == HALF)  # fp16 underflows without, bf16 does not
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -133,6 +134,21 @@ def train(
     }
 
 
+def check(ids: torch.Tensor, letters: int) -> None:
+    """No letter sees the next; the moment of one large gradient decays, it does not stall."""
+    two = ids[:S].repeat(2, 1)
+    two[1, -1] = (two[1, -1] + 1) % letters
+    logits = Model(letters)(two)
+    torch.testing.assert_close(logits[0, :-1], logits[1, :-1])
+    p = nn.Parameter(torch.zeros(4096, dtype=LOW))
+    optimizer = StochasticAdam([p], lr=RATE)
+    for step in range(STEPS):
+        p.grad = torch.full_like(p, float(step == 0))
+        optimizer.step()
+    v = optimizer.state[p]["v"].double().mean().item()
+    assert abs(v / (0.001 * 0.999 ** (STEPS - 1)) - 1) < 0.02
+
+
 def draw(curves: dict[str, list[float]]) -> None:
     """What each way loses to fp32 in the same step, as a mean of 30 steps."""
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "precisions", "font.size": 12}
@@ -163,6 +179,7 @@ def main() -> None:
     text = codecs.decode(this.s, "rot13")
     letters = sorted(set(text))
     ids = torch.tensor([letters.index(c) for c in text])
+    check(ids, len(letters))
     curves = {}
     titles = ("step", "state per parameter", "saved for backward", "last 40 losses")
     print(f"{'':15}" + "".join(f"{title:>{len(title) + 4}}" for title in titles))

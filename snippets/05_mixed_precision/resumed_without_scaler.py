@@ -54,6 +54,8 @@ def main() -> None:
             for p, q in zip(model.parameters(), resumed[0].parameters(), strict=True)
         )
         assert same == with_scaler
+        adam = resumed[1].state_dict()["state"][0]
+        assert adam["step"] == SAVED_AT - first + taken.count(True)  # went on counting
         print(f"resumed {'with' if with_scaler else 'without'} the scaler's state:")
         print(f"  {taken.count(False)} steps skipped, same weights at the end: {same}")
 

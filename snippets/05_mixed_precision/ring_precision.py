@@ -65,6 +65,9 @@ def matches_gloo() -> tuple[float, float]:
                 total = total + gradients[(start + direction * step) % n]
             possible.append(total)
     rings = torch.stack(possible)  # [2n, elements]
+    ours = ring_sum(gradients, *WAYS["bf16"]).chunk(n)
+    for c, chunk in enumerate(ours):  # chunk c starts on rank c and goes up
+        assert torch.equal(chunk, possible[2 * c].chunk(n)[c])
     pairs = (gradients[0] + gradients[1]) + (gradients[2] + gradients[3])
     shares = [(rings == t).any(0).double().mean().item() for t in (summed, pairs)]
     return shares[0], shares[1]
@@ -103,6 +106,9 @@ def main() -> None:
         for column, n in enumerate(SIZES):
             cells = "".join(f"{f'≈{curves[name][column]:.0e}':>24}" for name in WAYS)
             print(f"{n:6}{cells}")
+        sent = draw_gradients(4, 1.0)
+        kinds = WAYS["bf16 sent, fp32 added"]  # rounded before it is added, on every rank
+        assert torch.equal(ring_sum(sent, *kinds), ring_sum(sent.bfloat16(), *kinds))
         ones = torch.ones(1024, 1024)
         print(f"1024 ranks with a gradient of 1: {ring_sum(ones, *WAYS['bf16'])[0].item():.0f}")
         assert curves["bf16"][-1] > 10 * curves["bf16"][0]

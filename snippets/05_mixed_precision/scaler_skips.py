@@ -51,6 +51,7 @@ def main() -> None:
             f"{loss_of.__name__:6}  {skipped:7}   ≈{losses[0]:.3f}  ≈{losses[-1]:.3f}"
             f"           {scaler.get_scale():<16g}   {alarm or 'silent'}"
         )
+        assert torch.equal(data[0], data[1])  # the fix meets the same pair
         assert all(map(math.isfinite, losses))  # nothing to see in the curve
         assert (scaler.get_scale() == 0 and skipped == STEPS) == (loss_of is wrong)
         assert (losses[-1] == losses[0]) == (loss_of is wrong)

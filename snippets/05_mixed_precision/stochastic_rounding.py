@@ -36,14 +36,15 @@ def main() -> None:
         print(f"1 + {fraction:4} steps        ≈{up:.3f}  {fraction:8.3f}   ≈{off / error:.1f}")
 
     steps, update = 10_000, 1e-4  # 1 + 10,000 × 0.0001 = 2, in steps of 1/78 of bf16's at 1
-    nearest = torch.ones(1000, dtype=torch.bfloat16)
+    updates = torch.tensor([update, 2**-7])  # and a whole step, which is not lost
+    nearest = torch.ones(2, dtype=torch.bfloat16)
     stochastic = torch.ones(1000, dtype=torch.bfloat16)
     for _ in range(steps):
-        nearest = (nearest.float() + update).bfloat16()
+        nearest = (nearest.float() + updates).bfloat16()
         noise = torch.randint(0, 2**16, (1000,), generator=generator)
         stochastic = stochastic_bf16(stochastic.float() + update, noise)
     mean, spread = stochastic.double().mean().item(), stochastic.double().std().item()
-    assert nearest.eq(1).all() and abs(mean - 2) < 0.01
+    assert nearest.tolist() == [1, 2] and abs(mean - 2) < 0.01  # at 2 the steps double
     print(f"1 + {steps:,} × {update}, to nearest:   {nearest[0].item():.3f}")
     print(f"1 + {steps:,} × {update}, stochastic:  ≈{mean:.3f}, one run off by ≈{spread:.3f}")
 

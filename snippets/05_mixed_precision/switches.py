@@ -5,41 +5,39 @@ assignment or call, and which of the others it moves.
 """
 
 import os
+from operator import attrgetter
 
 import torch
 
-SWITCHES = {
-    "get_float32_matmul_precision()": lambda: torch.get_float32_matmul_precision(),
-    "backends.cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
-    "backends.cudnn.allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
-    "backends.fp32_precision": lambda: torch.backends.fp32_precision,
-    "backends.cuda.matmul.fp32_precision": lambda: torch.backends.cuda.matmul.fp32_precision,
-    "backends.cudnn.conv.fp32_precision": lambda: torch.backends.cudnn.conv.fp32_precision,
-    "backends.cudnn.rnn.fp32_precision": lambda: torch.backends.cudnn.rnn.fp32_precision,
-    "backends.mkldnn.matmul.fp32_precision": lambda: (
-        torch.backends.mkldnn.matmul.fp32_precision
-    ),
-    "…allow_bf16_reduced_precision_reduction": lambda: (
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-    ),
-    "…allow_fp16_reduced_precision_reduction": lambda: (
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
-    ),
-    "…allow_fp16_accumulation": lambda: torch.backends.cuda.matmul.allow_fp16_accumulation,
-    "backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
-    "backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
-    "are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
-    "CUBLAS_WORKSPACE_CONFIG": lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG", "not set"),
-}
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+SWITCHES = [  # all in `torch`
+    "get_float32_matmul_precision()",
+    "backends.cuda.matmul.allow_tf32",
+    "backends.cudnn.allow_tf32",
+    "backends.fp32_precision",
+    "backends.cuda.matmul.fp32_precision",
+    "backends.cudnn.conv.fp32_precision",
+    "backends.cudnn.rnn.fp32_precision",
+    "backends.mkldnn.matmul.fp32_precision",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_fp16_accumulation",
+    "backends.cudnn.benchmark",
+    "backends.cudnn.deterministic",
+    "are_deterministic_algorithms_enabled()",
+]
 
 
 def read() -> dict[str, object]:
-    values = {}
-    for name, getter in SWITCHES.items():
+    values: dict[str, object] = {}
+    for name in SWITCHES:
+        shown = name if len(name) < 40 else "…" + name.rpartition(".")[2]
         try:
-            values[name] = getter()
+            value = attrgetter(name.removesuffix("()"))(torch)
+            values[shown] = value() if name.endswith("()") else value
         except RuntimeError as error:  # old and new switches disagree
-            values[name], values["message"] = "RuntimeError", str(error)
+            values[shown], values["message"] = "RuntimeError", str(error)
+    values[CUBLAS] = os.environ.get(CUBLAS, "not set")
     return values
 
 

@@ -58,6 +58,7 @@ def main() -> None:
     for m, n in ((2048, 4096), (2048, 4097), (2048, 4352), (2048, 8192), (100, 4096)):
         waves = "".join(f"{wave_share(m, n, sms):22.0%}" for sms in SMS.values())
         print(f"{m:5}  {n:5}  {tile_share(m, n):9.0%}{waves}")
+    assert all(wave_share(TILE_M * sms, TILE_N, sms) == 1 for sms in SMS.values())
     print("alignment: rows of 16 bytes are a multiple of")
     for name, size in BYTES.items():
         print(f"  {name:12} {16 // size:2} elements")
@@ -65,6 +66,7 @@ def main() -> None:
     print(f"a vocabulary of {v:,}: {v} mod 8 = {v % 8}, so rows in bf16 start off 16 bytes")
     for multiple in (8, 64, 128, 256):
         padded = pad(v, multiple)
+        assert pad(padded, multiple) == padded  # what is a multiple stays
         assert math.ceil(padded / TILE_N) == math.ceil(v / TILE_N)  # the tiles are the same
         print(f"  to a multiple of {multiple:3}: {padded:,}, {padded / v - 1:.2%} more columns")
     print(f"  tiles either way: {math.ceil(v / TILE_N)} per row of tiles")

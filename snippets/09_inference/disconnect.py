@@ -63,6 +63,7 @@ async def third_client(watch: bool) -> tuple[bool, int]:
     port = listener.sockets[0].getsockname()[1]
     await asyncio.gather(*(client(port, 1000, read=1) for _ in range(SLOTS)))
     left = server.made
+    assert left >= SLOTS  # each of the two has read one
     try:
         await asyncio.wait_for(client(port, 40, read=40), PATIENCE)
         answered = True

@@ -221,6 +221,8 @@ def report(words: str, served: list[dict]) -> list[float]:
     tail = ttft[int(0.95 * len(ttft))]
     assert sum(t > tail for t in ttft) <= 0.05 * len(ttft)
     seconds = max(r["times"][-1] for r in served) - served[0]["sent"]
+    streaming = sum(r["times"][-1] - r["times"][0] for r in served)
+    assert streaming > 0.02 * sum(r["times"][-1] - r["sent"] for r in served)
     good = sum(r["times"][0] - r["sent"] < 0.1 for r in served)
     assert good == sum(t < 0.1 for t in ttft)
     print(

@@ -79,6 +79,7 @@ class PrefillPool:
         visible = torch.arange(end) <= positions[:, None]
         if careless:  # "every block of the table is mine"
             visible |= torch.arange(end) >= n
+        assert visible.sum() == n * (n + 1) // 2 + careless * n * (end - n)
 
         def attend(layer: int):
             def write_and_mix(q, k, v):

@@ -93,9 +93,13 @@ def formula(name: str, n: int, size: float) -> float:
 # --8<-- [end:formulas]
 
 
+def ends(name: str, clocks: torch.Tensor, size: float, jitter: float = 0.0) -> torch.Tensor:
+    """When each rank has the sum, by the time at which it begins."""
+    return globals()[name.replace(" ", "_")](clocks, size, NET, jitter)
+
+
 def simulate(name: str, n: int, size: float, jitter: float = 0.0) -> float:
-    algorithm = globals()[name.replace(" ", "_")]
-    return algorithm(torch.zeros(n, dtype=torch.float64), size, NET, jitter).max().item()
+    return ends(name, torch.zeros(n, dtype=torch.float64), size, jitter).max().item()
 
 
 def human(seconds: float) -> str:
@@ -135,6 +139,10 @@ def main() -> None:
             predicted, seen = formula(name, n, 1e9), simulate(name, n, 1e9)
             assert math.isclose(predicted, seen, rel_tol=1e-9), (name, n)
             cells.append(f"{n}: {human(predicted)} {human(seen)}")
+        for late in (0, 65, 127):  # nobody has the sum before the last rank has begun
+            clocks = torch.zeros(128, dtype=torch.float64)
+            clocks[late] = 1000
+            assert ends(name, clocks, 1e9).min() > 1000, (name, late)
         print(f"  {name:21} {'   '.join(cells)}")
     print("where formulas alone reach:            1 MB       1 GB")
     for n in (16_384, 131_072):

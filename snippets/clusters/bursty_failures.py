@@ -31,11 +31,12 @@ def main() -> None:
     print(f"Young's interval {young:.1f} min; memoryless formula {formula:.1%}")
     for shape, word in ((0.5, "bursts"), (0.7, ""), (1.0, "memoryless"), (3.0, "wear")):
         seen = simulate(young, shape)
-        best = max((simulate(young * 1.25**k, shape, 8_000), k) for k in range(-5, 6))
+        tried = range(-5, 6)
+        best = max((simulate(young * 1.25**k, shape, 8_000), k) for k in tried)
         interval = young * 1.25 ** best[1]
         at_best = simulate(interval, shape)
         print(
-            f"  shape {shape}: useful {seen:.1%}; best of eleven intervals "
+            f"  shape {shape}: useful {seen:.1%}; best of {len(tried)} intervals "
             f"{interval:4.1f} min, {at_best:.1%}  {word}".rstrip()
         )
         assert formula - 0.01 < seen < formula + 0.04

@@ -114,6 +114,8 @@ def main() -> None:
         assert float(f"{daly(save, between):.{1 if printed < 10 else 0}f}") == printed
         print(f"{name:>13} {printed:>14}   {'   '.join(cells)}")
 
+    assert daly(30.0, 15.0) == daly(99.0, 15.0) == 15  # save ≥ 2 lives: a life
+
     between, save, restart = 54 * 24 * 60 / 419, 1.0, 10.0
     best = exact(save, between)
     print(f"\na failure every {between / 60:.2f} h, save 1 min, restart 10 min (assumed):")

@@ -25,11 +25,16 @@ def compute(step: int) -> None:
 
 
 # --8<-- [start:main]
+def repeated(tried: list[str]) -> set[int]:
+    """The steps in which two lives or more have ended."""
+    return {int(step) for step in tried if tried.count(step) >= 2}
+
+
 def main(fix: bool) -> None:
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     done = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
     tried = TRYING.read_text().split() if TRYING.exists() else []  # where each life ended
-    left_out = {int(step) for step in tried if tried.count(step) >= 2} if fix else set()
+    left_out = repeated(tried) if fix else set()
     print(f"life {life}: from step {done + 1}", end="", flush=True)
     for step in range(done + 1, STEPS + 1):
         # a life leaves the number of the step that it tries; the last one stays when it dies
@@ -53,4 +58,5 @@ if __name__ == "__main__":
         sys.exit(
             "start with torchrun: torchrun --nproc-per-node=1 --max-restarts=3 crash_loop.py"
         )
+    assert not repeated(["5", "8"])  # two accidents, each in a step of its own
     main("--fix" in sys.argv)

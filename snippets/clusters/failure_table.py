@@ -92,6 +92,8 @@ def draw(per_gpu: float, simulated: dict[int, float]) -> None:
 
 def main() -> None:
     failures = sum(CAUSES.values())
+    *named, _ = CAUSES.values()
+    assert named == sorted(named, reverse=True)  # as in the paper's table
     per_gpu = GPUS * HOURS / failures
     print(f"{failures} failures, {GPUS * HOURS:,} GPU-hours: one in {per_gpu:,.0f} GPU-hours,")
     print(f"so a GPU with its share of the rest fails every {per_gpu / 24 / 365:.1f} years")

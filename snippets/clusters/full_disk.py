@@ -186,6 +186,7 @@ def main() -> None:
             found = look(folder / "checkpoint.pt")
             print(f"  a resume finds: {found}")
             assert found == ("step 8" if careful else "nothing that can be read")
+            assert not list(folder.glob("*.tmp"))
             for file in folder.iterdir():
                 file.unlink()
     assert said[0][1:4] == [

@@ -96,6 +96,9 @@ def train(folder: Path, life: int) -> None:
             log.write(f"{step}\n")  # this step is complete
         if step % EVERY == 0:
             save(path, step, weights, losses)
+    everybodys = [torch.empty_like(weights[0]) for _ in range(RANKS)]
+    dist.all_gather(everybodys, weights[0])
+    assert all(torch.equal(weights[0], other) for other in everybodys)
     if rank == 0:
         torch.save({"weights": weights, "losses": losses}, folder / "result.pt")
 

@@ -84,6 +84,7 @@ def train(rank: int, how: str) -> tuple[torch.Tensor, list[str]]:
 
 
 def every_way(rank: int) -> dict[str, tuple]:
+    assert reduce_guarded(torch.full((3,), math.inf if rank == GUILTY else 1.0)) == [GUILTY]
     return {how: train(rank, how) for how in ("bare", "guarded", "without", "alone")}
 
 
@@ -142,12 +143,15 @@ def main() -> None:
 
     # the wrong fix, in the step in question: the sum of two divided by three
     assert ranks[0]["alone"][0].isfinite().all()
-    before = ranks[0]["without"][0].new_zeros(3)
-    for step in range(1, AT):
-        parts = [local(before, *batch(rank, step))[1] for rank in range(RANKS)]
-        before = before - 0.1 * torch.stack(parts).mean(0)
-    honest = [local(before, *batch(rank, AT))[1] for rank in range(RANKS) if rank != GUILTY]
-    sent = torch.stack([*honest, torch.zeros(3)]).mean(0)
+    weights = torch.zeros(3)
+    for step in range(1, STEPS + 1):
+        brought = [local(weights, *batch(rank, step))[1] for rank in range(RANKS)]
+        if step == AT:
+            honest = [gradient for rank, gradient in enumerate(brought) if rank != GUILTY]
+            brought[GUILTY] = torch.zeros(3)
+            sent = torch.stack(brought).mean(0)
+        weights -= 0.1 * torch.stack(brought).mean(0)
+    torch.testing.assert_close(weights, ranks[0]["alone"][0])
     ratio = (sent.norm() / torch.stack(honest).mean(0).norm()).item()
     print("alone")
     print(f"  step {AT}: the gradient is {ratio:.3f} of the mean of those who have one")

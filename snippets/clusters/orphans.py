@@ -32,6 +32,7 @@ def end_with_parent() -> None:
 
 
 def rank(folder: Path, fixed: bool) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a program does that saves first
     if fixed:
         end_with_parent()  # line one of the program, before torch is imported
     (folder / f"pid.{os.environ['RANK']}").write_text(str(os.getpid()))

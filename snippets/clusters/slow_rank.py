@@ -136,6 +136,11 @@ def main() -> None:
             print(f"  rank {rank}: ≈{rows} rows, {times}")
         for other in phases:
             torch.testing.assert_close(other["gradient"], ranks[0][0]["gradient"])
+    weights = torch.zeros(4, requires_grad=True)
+    ((X @ weights - Y) ** 2).mean().backward()
+    torch.testing.assert_close(ranks[0][0]["gradient"], weights.grad)
+    twice_as_fast = torch.tensor([[1.0, 0], [1.0, 0], [1.0, 0]])  # with twice as many rows
+    assert deal(twice_as_fast, [12, 12, 24]) == [12, 12, 24]
     found = stragglers(ranks[0][1]["table"])
     print(f"own time above 1.5 medians: rank {found}")
     predicted = (TIMES_SLOWER * (RANKS - 1) + 1) / RANKS

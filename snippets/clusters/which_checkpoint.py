@@ -125,6 +125,7 @@ def main() -> None:
             ends = [pickle.loads((told / f"{rank}").read_bytes()) for rank in range(RANKS)]
             print(how)
             right = undisturbed(STEPS)
+            assert not torch.equal(advance(right, 1, 0), advance(right, 1, 1))  # own rows
             for rank, (first, end, weights) in enumerate(ends):
                 far = (weights - right).abs().max().item()
                 equal = "weights right" if far < 1e-5 else f"weights off by ≈{far:.3f}"

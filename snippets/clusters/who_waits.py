@@ -4,9 +4,11 @@
 its clock. Every other rank's profile shows a slow collective; the rank that waits least is it.
 """
 
+import statistics
+
 import torch
 
-RANKS, STEPS, TRANSFER, NOISE, SLOW, GUILTY = 1024, 50, 0.02, 0.01, 1.25, 700
+RANKS, STEPS, TRANSFER, NOISE, SLOW, GUILTY = 1024, 500, 0.02, 0.01, 1.25, 700
 
 
 # --8<-- [start:profile]
@@ -26,12 +28,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     healthy, sick = in_collective(1.0), in_collective(SLOW)
+    late = NOISE * statistics.NormalDist().inv_cdf(0.5 ** (1 / RANKS))  # the last one
+    assert abs(healthy.mean() - (late + TRANSFER) / (1 + late + TRANSFER)) < 0.003
     print(f"all ranks healthy: rank 0 spends ≈{healthy[0]:.0%} of its time in all-reduce")
     others = (SLOW - 1 + TRANSFER) / (SLOW + TRANSFER)
     guilty = TRANSFER / (SLOW + TRANSFER)
     print(f"one at 80%: rank 0 ≈{sick[0]:.1%}, predicted {others:.1%}")
     print(f"            the slow rank ≈{sick[GUILTY]:.1%}, predicted {guilty:.1%}")
-    assert abs(sick[0] - others) < 0.005 and abs(sick[GUILTY] - guilty) < 0.005
+    assert abs(sick[0] - others) < 0.002 and abs(sick[GUILTY] - guilty) < 0.002
     least = sick.argmin().item()
     assert least == GUILTY
     second = sick.sort().values[1].item()
