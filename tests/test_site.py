@@ -21,6 +21,7 @@ pytest.importorskip("material")
 pytest.importorskip("ziamath")
 
 import jinja2
+from mkdocs.utils.meta import get_data
 from processes import HANG
 
 from book.core.page import read
@@ -244,6 +245,19 @@ def test_headings_have_the_anchors_that_the_book_counts_on(site: Site) -> None:
             continue
         ids = site.pages["" if url == "index" else f"{url}/"].ids
         faults += [f"{url}: {name}" for name in read(path).headings if name not in ids]
+    assert not faults, "\n".join(faults)
+
+
+def test_a_section_that_moved_is_on_the_page_to_which_its_old_address_leads(site: Site) -> None:
+    faults = []
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        for place, sections in get_data(path.read_text("utf-8"))[1].get("moved", {}).items():
+            here, there = (site.pages[f"{Path(name).stem}/"].ids for name in (path.name, place))
+            faults += [
+                f"docs/{path.name}: moved: {place}: {section}"
+                for section in sections.split()
+                if section in here or section not in there
+            ]
     assert not faults, "\n".join(faults)
 
 
