@@ -814,7 +814,7 @@ if rank == 0:
     print(sorted(os.listdir()), dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"])
     own = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
     told = {k: v for k, v in os.environ.items() if k not in own}
-    told = [f"{k}={v}" for k, v in told.items() if re.match("[A-Z_]*RANK$|[A-Z_]*SIZE$|MASTER|ROLE|TORCH", k)]
+    told = [f"{k}={v}" for k, v in told.items() if re.match("[A-Z_]*RANK$|[A-Z_]*SIZE$|MASTER|ROLE|TORCH(?!_EXT)", k)]
     print(hashlib.md5(" ".join(sorted(told)).encode()).hexdigest(), *(k in os.environ for k in own[1:]))
 dist.destroy_process_group()
 """

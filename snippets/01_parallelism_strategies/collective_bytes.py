@@ -50,7 +50,7 @@ def main() -> None:
     if os.environ.get("WORLD_SIZE") not in ("2", "3", "4"):
         sys.exit("start 2, 3 or 4 ranks: torchrun --nproc-per-node=4 collective_bytes.py")
     dist.init_process_group("gloo")
-    whole = torch.zeros(ELEMENTS)
+    whole = torch.empty(ELEMENTS)
     size, n = whole.nbytes, dist.get_world_size()
     if dist.get_rank() == 0:
         print(f"n = {n}, S = {size // MIB} MiB; MiB sent by the busiest rank, by all ranks")

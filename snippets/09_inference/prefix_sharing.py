@@ -70,7 +70,8 @@ class Pool:
     def __init__(self, model: CachedCharModel, blocks: int) -> None:
         self.model, self.free = model, list(range(blocks))
         heads, size = model.blocks[0].heads, model.token.embedding_dim
-        self.data = torch.zeros(len(model.blocks), 2, blocks, BLOCK, heads, size // heads)
+        shape = len(model.blocks), 2, blocks, BLOCK, heads, size // heads
+        self.data = torch.full(shape, torch.nan)  # so that nobody reads what nobody wrote
 
     def run(self, ids: list[int], start: int, table: list[int]) -> torch.Tensor:
         """Run `ids` at positions from `start` of the sequence of `table`; logits [s, v]."""

@@ -100,6 +100,8 @@ def main() -> None:
     for gpus, code, ptx in (([(9, 0), (7, 0)], CU130, []), ([(7, 0)], [80], [80])):
         second = Machine((13, 0), (13, 0), gpus, code, ptx=ptx)
         assert why(second).startswith("no kernel image"), second  # the second one; PTX too new
+    newer = Machine((13, 0), (13, 0), [(8, 6)], code=[75], ptx=[80])
+    assert why(newer).startswith("nothing")  # PTX of its own generation
     for gpus, visible in (([(9, 0)], "-1"), ([], None)):
         assert why(Machine((13, 0), (13, 0), gpus, CU130, visible)).startswith("No CUDA GPUs")
     capabilities = [(5, 0), (6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0),

@@ -49,6 +49,7 @@ def main() -> None:
     same = starts(found) == Path(sys.executable)
     print(f"  its first line names this Python: {same}")
     assert said == "ModuleNotFoundError: No module named 'torch'"
+    assert starts(found) == folder / "python"
 
     # the fix: name the Python once, and start everything as a module of it
     done = subprocess.run(
