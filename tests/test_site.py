@@ -21,11 +21,13 @@ pytest.importorskip("material")
 pytest.importorskip("ziamath")
 
 import jinja2
+import mkdocs.commands.build
+from mkdocs.config import load_config
 from mkdocs.utils.meta import get_data
 from processes import HANG
 
 from book.core.page import read
-from book.site import glossary, labs, mathematics, template, theme
+from book.site import glossary, kept, labs, mathematics, template, theme
 from book.site.data import DataError
 from book.site.hooks import BookMarkdown
 
@@ -429,6 +431,70 @@ def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: s
     assert build.returncode != 0
     assert "index.md" in build.stderr and said in build.stderr
     assert "Traceback" not in build.stderr
+
+
+@pytest.fixture
+def small(tmp_path: Path):
+    """A book of two pages in a folder; call it to build it, and get the first as published."""
+    for name, text in {
+        "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\n",
+        "docs/glossary.md": '# Terms\n\n<div class="glossary" markdown>\n\nrank\n:   A number.\n\n</div>\n',
+        "docs/index.md": '# A page\n\nA rank. [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
+        "a.py": "print(1)\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+
+    def build() -> str:
+        mkdocs.commands.build.build(load_config(str(tmp_path / "mkdocs.yml")))
+        return (tmp_path / "site/index.html").read_text("utf-8").partition("<!--\nMkDocs")[0]
+
+    build.folder = tmp_path
+    return build
+
+
+def when_kept(book: Path) -> dict[str, int]:
+    return {each.name: each.stat().st_mtime_ns for each in (book / kept.FOLDER).iterdir()}
+
+
+def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
+    cold = small()
+    made = when_kept(small.folder)
+    assert len(made) == 3 and small() == cold and when_kept(small.folder) == made
+    for each in (small.folder / kept.FOLDER).iterdir():
+        each.write_bytes(each.read_bytes()[:50])  # as when a disk was full
+    assert small() == cold
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "becomes", "shown"),
+    [
+        ("a.py", "print(1)", "print(22)", "22"),
+        ("docs/index.md", "A rank.", "Another rank.", "Another"),
+        ("docs/glossary.md", "A number.", "Another number.", 'title="Another number."'),
+        (
+            "mkdocs.yml",
+            "site_name: x",
+            "use_directory_urls: false\nsite_name: x",
+            "glossary.html#",
+        ),
+    ],
+)
+def test_what_changed_is_made_anew(
+    small, name: str, was: str, becomes: str, shown: str
+) -> None:
+    assert shown not in small()
+    path = small.folder / name
+    path.write_text(path.read_text("utf-8").replace(was, becomes), "utf-8")
+    assert shown in small()
+
+
+def test_a_warning_is_said_again(small, caplog) -> None:
+    (small.folder / "docs/index.md").write_text("[nowhere](no.md)\n", "utf-8")
+    for _ in range(2):
+        caplog.clear()
+        small()
+        assert "no.md" in caplog.text
 
 
 # ---- figures

@@ -5,8 +5,10 @@ MkDocs loads this file by its path and calls its functions `on_…`, and Markdow
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
+from jinja2 import Environment
 from markdown import Extension, Markdown
 from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
@@ -22,6 +24,7 @@ from book.site import (
     embedded,
     facts,
     glossary,
+    kept,
     labs,
     mathematics,
     programs,
@@ -57,7 +60,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in [*programs.files(config, _root(config)), *labs.notebooks(files, config)]:
         files.append(file)
+    config.extra["keeper"] = kept.Keeper(_root(config), files)
     return files
+
+
+def on_env(env: Environment, config: MkDocsConfig, files: Files) -> Environment:
+    if config.theme.custom_dir:
+        theme.share_navigation(env)
+    return env
 
 
 # ---- for each page: as text, as Markdown, as HTML, in its template
@@ -71,6 +81,7 @@ def on_pre_page(page: Page, config: MkDocsConfig, files: Files) -> Page:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     root, name = _root(config), page.file.src_uri
+    vars(page)["render"] = functools.partial(_render, page)
     if labs.is_lab(page.file):
         _edit(page, name, config)
         return labs.page_text(page, root)
@@ -84,6 +95,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if name == "index.md":
         return facts.with_counts(markdown, root)
     return facts.with_facts(markdown, root) if facts.is_chapter(name) else markdown
+
+
+def _render(page: Page, config: MkDocsConfig, files: Files) -> None:
+    text = _with_all_it_shows(page.markdown.split("\n"), _root(config))
+    config.extra["keeper"].render(page, "\n".join(text), config, files)
+
+
+def _with_all_it_shows(lines: list[str], root: Path) -> list[str]:
+    return embedded.render(data.fill(lines, SHOWS, root), root)  # what is filled in may embed
 
 
 def _edit(page: Page, name: str, config: MkDocsConfig) -> None:
@@ -119,9 +139,7 @@ class _Lines(Preprocessor):
         self.root, self.tooltips = root, tooltips
 
     def run(self, lines: list[str]) -> list[str]:
-        lines = data.fill(lines, SHOWS, self.root)
-        lines = embedded.render(lines, self.root)  # behind all that may embed
-        return self.tooltips.without_own_senses(lines)
+        return self.tooltips.without_own_senses(_with_all_it_shows(lines, self.root))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -130,6 +148,10 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     return theme.fixed(output)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    config.extra["keeper"].forget_others()
 
 
 def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:

@@ -5,6 +5,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from urllib.parse import urljoin
 
+from jinja2 import Environment, FileSystemLoader, pass_context
+from jinja2.runtime import Context
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
@@ -22,6 +24,27 @@ FIXES = [
     # most tokens of code have no colour of their own: a third of a page of code
     (r'<span class="[nwpo]">([^<]*)</span>', r"\1"),
 ]
+
+
+def share_navigation(env: Environment) -> None:
+    """Draw the navigation once for all pages of one depth that have no entry in it."""
+    _, *of_theme = (
+        env.loader.searchpath
+    )  # the first is overrides/, whose nav.html asks for this
+    source = FileSystemLoader(of_theme).get_source(env, "partials/nav.html")[0]
+    template = env.from_string(source)
+    drawn: dict[str, str] = {}
+
+    @pass_context
+    def navigation(context: Context) -> str:
+        page, place = context["page"], context["base_url"]
+        if page and page in context["nav"].pages:
+            return template.render(context.get_all())
+        if place not in drawn:
+            drawn[place] = template.render(context.get_all())
+        return drawn[place]
+
+    env.globals["navigation"] = navigation
 
 
 def fixed(html: str) -> str:
