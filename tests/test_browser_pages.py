@@ -59,3 +59,14 @@ def test_a_jump_within_a_page_forgets_nothing(browser: Browser, address: str) ->
     page.wait_for_load_state("networkidle")
     assert page.input_value("#references-word") == "attention"
     page.close()
+
+
+def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}03_model_parallelism/#f-and-g")
+    page.wait_for_url("**/03_tensor_parallelism/#f-and-g")
+    assert page.locator("#f-and-g").inner_text().startswith("f and g")
+    page.goto(f"{address}03_model_parallelism/#gpipe-from-scratch")  # it has not moved
+    page.wait_for_load_state("load")
+    assert page.url.endswith("/03_model_parallelism/#gpipe-from-scratch")
+    page.close()
