@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
-import itertools
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -48,11 +48,12 @@ OTHERS = {
     "tril": "triu", "triu": "tril", "zeros": "ones", "zeros_like": "ones_like", "sin": "cos",
     "cos": "sin",
 }  # fmt: skip
-DROPPED = {
-    "all_gather_into_tensor", "all_reduce", "all_to_all_single", "barrier", "broadcast",
-    "copy_", "reduce_scatter_tensor", "synchronize", "wait", "zero_grad",
+DROPPED = {  # not a barrier: without one the others are in time on most days
+    "all_gather_into_tensor", "all_reduce", "all_to_all_single", "broadcast", "copy_",
+    "reduce_scatter_tensor", "synchronize", "wait", "zero_grad",
 }  # fmt: skip
 LEFT_ALONE = {"draw", "sleep", "start"}  # the look of a figure, pauses, joining the group
+DRAWN = re.compile(r"<(svg|rect|text|path)\b")  # what is wrong by a few pixels
 
 
 @dataclass(frozen=True)
@@ -141,14 +142,11 @@ def made(source: str, count: int = MADE) -> list[Mutant]:
 
 def _changes(node: ast.AST, checked: bool) -> Iterator[tuple[ast.AST, ast.AST]]:
     """Nodes of a tree, each with a wrong one for its place; ``checked``: in an assertion."""
-    for child, after in itertools.pairwise([*ast.iter_child_nodes(node), None]):
+    for child in ast.iter_child_nodes(node):
         match child:
             case ast.FunctionDef(name=name) | ast.Call(func=ast.Attribute(attr=name)):
-                if name in LEFT_ALONE:
+                if name in LEFT_ALONE or DRAWN.search(ast.unparse(child)):
                     continue
-            case ast.Expr(value=ast.Call(func=ast.Attribute(attr="barrier"))):
-                if after and "destroy_process_group" in ast.dump(after):
-                    continue  # it is there so that nobody leaves while others receive
         if isinstance(child, (ast.FormattedValue, ast.Raise, ast.keyword)):
             continue  # the look of a number, of an error; options
         inside = checked or isinstance(child, ast.Assert)
