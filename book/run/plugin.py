@@ -465,6 +465,18 @@ def _killed(stats: dict[str, list]) -> Iterator[str]:
         yield f"{folder}: {good} of {of} mutants killed, {100 * good / of:.0f}%"
 
 
+def _by_part(stats: dict[str, list]) -> Iterator[str]:
+    """The seconds of each chapter's programs and of each module of tests, the most first."""
+    spent: Counter[str] = Counter()
+    for report in (each for kind in stats.values() for each in kind if hasattr(each, "when")):
+        file = report.nodeid.partition("::")[0]
+        part = file if file.startswith("tests/") else file.rpartition("/")[0]
+        spent[part] += report.duration
+    for part, seconds in spent.most_common():
+        if seconds > sum(spent.values()) / 100:
+            yield f"  {seconds:6.1f} s  {part}"
+
+
 def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config) -> None:
     session, stats = config.stash[SESSION], terminalreporter.stats
     reports = [
@@ -515,6 +527,9 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
         if facts.get("recorded"):
             write(f"recorded {report.nodeid}")
     if slow:
+        write("by part, waits included:")
+        for line in _by_part(stats):
+            write(line)
         write("slowest:")
         for seconds, name in sorted(slow, reverse=True)[:10]:
             write(f"  {seconds:6.1f} s  {name}")
