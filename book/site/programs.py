@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -38,7 +37,8 @@ def summary(program: Program) -> str:
     """The first sentence of a program's docstring or leading comment."""
     text = program.path.read_text("utf-8")
     if program.path.suffix == ".py":
-        text = ast.get_docstring(ast.parse(text)) or _first_cell(text)
+        docstring = re.match(r'(?:#[^\n]*\n)*"""(.*?)"""', text, re.DOTALL)
+        text = docstring[1] if docstring else _first_cell(text)
     elif program.path.suffix == ".sh":
         text = re.match(r"(?:#!.*\n)?((?:# .*\n)*)", text)[1].replace("# ", "")
     else:
