@@ -17,6 +17,7 @@ from processes import HANG, left_behind, until
 
 from book.run import runner
 from graders import machine
+from graders import runner as grading
 
 INPUTS = ["book", "graders", "labs", "Makefile", "tests/conftest.py"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -225,3 +226,18 @@ def test_an_interrupted_install_is_repaired(tmp_path: Path) -> None:
     os.utime(stamp, (0, 0))
     status, said = make()
     assert status != 0 and "pip says above why it stopped" in said, said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_processes_are_found_where_the_kernel_keeps_no_list_of_children(monkeypatch) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 3600 & echo; wait"], stdout=subprocess.PIPE
+    ) as shell:
+        shell.stdout.readline()  # its child has been started
+        listed = grading._descendants(shell.pid)
+        monkeypatch.setattr(grading.os.path, "exists", lambda _: False)
+        found = grading._descendants(shell.pid)
+        monkeypatch.undo()
+        for process in (*listed, shell.pid):
+            os.kill(process, signal.SIGKILL)
+    assert len(found) == 1 and found == listed
