@@ -12,11 +12,11 @@ class BookError(Exception):
     """Something in the book must be fixed; the message says which file, line and command."""
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+def write_whole(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Write a file at once or not at all, by renaming a complete one over it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        partial.write_text(text, "utf-8")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         partial.chmod(mode)
         partial.replace(path)
     finally:

@@ -52,7 +52,7 @@ DROPPED = {  # not a barrier: without one the others are in time on most days
     "all_gather_into_tensor", "all_reduce", "all_to_all_single", "broadcast", "copy_",
     "reduce_scatter_tensor", "synchronize", "wait", "zero_grad",
 }  # fmt: skip
-LEFT_ALONE = {"draw", "sleep", "start"}  # the look of a figure, pauses, joining the group
+LEFT_ALONE = {"draw", "start"}  # functions: the look of a figure, joining the group
 DRAWN = re.compile(r"<(svg|rect|text|path)\b")  # what is wrong by a few pixels
 
 
@@ -144,9 +144,11 @@ def _changes(node: ast.AST, checked: bool) -> Iterator[tuple[ast.AST, ast.AST]]:
     """Nodes of a tree, each with a wrong one for its place; ``checked``: in an assertion."""
     for child in ast.iter_child_nodes(node):
         match child:
-            case ast.FunctionDef(name=name) | ast.Call(func=ast.Attribute(attr=name)):
+            case ast.FunctionDef(name=name):
                 if name in LEFT_ALONE or DRAWN.search(ast.unparse(child)):
                     continue
+            case ast.Call(func=ast.Attribute(attr="sleep")):
+                continue  # how long a pause is
         if isinstance(child, (ast.FormattedValue, ast.Raise, ast.keyword)):
             continue  # the look of a number, of an error; options
         inside = checked or isinstance(child, ast.Assert)

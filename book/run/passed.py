@@ -7,18 +7,14 @@ ignores it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import sys
-from collections.abc import Iterator
-from functools import cached_property, lru_cache
 from pathlib import Path
 
 from book.core import write_whole
+from book.core.digest import digest
 
 EVERYTHING = "everything"  # the name under which a whole run is known
-CACHES = {"__pycache__", ".cache", ".pytest_cache", ".ruff_cache"}
 
 
 class Passed:
@@ -59,11 +55,7 @@ class Passed:
 
     def digest(self, *parts: str | Path) -> str:
         """A digest of texts, files and folders, and of what every test depends on."""
-        whole = hashlib.sha256(self._surroundings.encode())
-        for part in (*parts, self.root / "requirements"):
-            for text in [part] if isinstance(part, str) else _contents(part):
-                whole.update(f"\0{text}".encode())
-        return whole.hexdigest()
+        return digest(self.root, *parts)
 
     def everything(self, *machine: str) -> str:
         """A digest of the repository, and of what its tests may find on this machine.
@@ -76,27 +68,3 @@ class Passed:
         folders = [each for each in os.get_exec_path() if os.path.isdir(each)]
         tools = [f"{each} {os.stat(each).st_mtime_ns}" for each in folders]
         return self.digest(*machine, *tools, *here, self.root / ".git/index")
-
-    @cached_property
-    def _surroundings(self) -> str:
-        """The interpreter, and every package that is installed for it, with its version."""
-        found = {path.name for entry in sys.path for path in Path(entry).glob("*-info")}
-        return "; ".join([sys.version, *sorted(found)])  # NAME-VERSION.dist-info
-
-
-def _contents(path: Path) -> Iterator[str]:
-    """A line for each file of a folder (but those of caches), or for one file."""
-    if not path.is_dir():
-        found = path.stat() if path.exists() else None
-        known = _digest_file(path, found.st_mtime_ns, found.st_size) if found else "none"
-        yield f"{path} {known}"
-        return
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(set(folders) - CACHES)
-        for name in sorted(names):
-            yield from _contents(Path(folder, name))
-
-
-@lru_cache(maxsize=4096)
-def _digest_file(path: Path, _mtime: int, _size: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -472,8 +472,9 @@ def _by_part(stats: dict[str, list]) -> Iterator[str]:
         file = report.nodeid.partition("::")[0]
         part = file if file.startswith("tests/") else file.rpartition("/")[0]
         spent[part] += report.duration
+    least = spent.total() / 100
     for part, seconds in spent.most_common():
-        if seconds > sum(spent.values()) / 100:
+        if seconds > least:
             yield f"  {seconds:6.1f} s  {part}"
 
 

@@ -28,9 +28,7 @@ FIXES = [
 
 def share_navigation(env: Environment) -> None:
     """Draw the navigation once for all pages of one depth that have no entry in it."""
-    _, *of_theme = (
-        env.loader.searchpath
-    )  # the first is overrides/, whose nav.html asks for this
+    _, *of_theme = env.loader.searchpath  # behind overrides/, whose nav.html asks for this
     source = FileSystemLoader(of_theme).get_source(env, "partials/nav.html")[0]
     template = env.from_string(source)
     drawn: dict[str, str] = {}
