@@ -30,7 +30,7 @@ from book.core import BookError
 from book.core.program import Program
 from book.run import hold
 
-KINDS = ("written", "all")
+KINDS = ("written", "made", "all")
 MADE = 2  # for each program, beside the written ones
 LIMIT = 60.0  # seconds beyond ten times what the program takes: what hangs is noticed by that
 
@@ -70,8 +70,8 @@ class Mutant:
 def of(program: Program, kind: str) -> list[Mutant]:
     """The mutants of a program. Raises BookError where a written one does not apply."""
     source = program.path.read_text("utf-8")
-    found = list(_written(program, source))
-    if kind == "all" and program.path.suffix == ".py":
+    found = [] if kind == "made" else list(_written(program, source))
+    if kind != "written" and program.path.suffix == ".py":
         found += made(source)
     return found
 

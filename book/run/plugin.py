@@ -65,8 +65,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--mutants",
         choices=mutants.KINDS,
-        help="in place of the programs their mutants: those written in tests/mutants/, or also "
-        "made ones; a mutant that does as recorded fails",
+        help="in place of the programs their mutants: those written in tests/mutants/, made ones, "
+        "or both; a mutant that does as recorded fails",
     )
     group.addoption(
         "--ranks",
