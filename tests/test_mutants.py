@@ -112,6 +112,19 @@ def test_made_mutants_are_wrong_in_one_place_and_always_the_same() -> None:
     assert mutants.made(SOURCE, 2) == mutants.made(SOURCE, 99)[:2] == mutants.made(SOURCE, 2)
 
 
+def test_a_made_one_that_is_written_down_is_not_made(book: Book) -> None:
+    path = book.program("half", "print(1 + 10 // 2)\n", "$ python half.py\n6\n")
+    program = Program(book.root, book.root / path)
+    assert [mutant.change for mutant in mutants.of(program, "made")] == [
+        "- 1 + 10 // 2\n+ 1 - 10 // 2",
+        "- 10 // 2\n+ 10 * 2",
+    ]
+    book.write("tests/mutants/t.toml", f'["{path}"]\n"twice" = ["10 // 2", "10 * 2", "why"]\n')
+    changes = [mutant.change for mutant in mutants.of(program, "made")]
+    assert changes == ["- 1 + 10 // 2\n+ 1 - 10 // 2"]
+    assert len(mutants.of(program, "all")) == 2
+
+
 @pytest.mark.parametrize(
     ("steady", "recorded", "printed", "same"),
     [

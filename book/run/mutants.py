@@ -11,7 +11,8 @@ says why::
     "the gradients are summed, not averaged" = ["grad / n", "grad"]
 
 Others are made from the syntax tree of a Python program: operators, reductions, slices,
-constants, dropped calls, inverted assertions; always the same ones for the same text.
+constants, dropped calls, inverted assertions; always the same ones for the same text. One that
+nobody could notice is written down, with the reason, and is then no longer made.
 """
 
 from __future__ import annotations
@@ -70,9 +71,11 @@ class Mutant:
 def of(program: Program, kind: str) -> list[Mutant]:
     """The mutants of a program. Raises BookError where a written one does not apply."""
     source = program.path.read_text("utf-8")
-    found = [] if kind == "made" else list(_written(program, source))
+    found = written = list(_written(program, source))
     if kind != "written" and program.path.suffix == ".py":
-        found += made(source)
+        known = {ast.dump(ast.parse(mutant.source)) for mutant in written}
+        extra = [new for new in made(source) if ast.dump(ast.parse(new.source)) not in known]
+        found = extra if kind == "made" else written + extra
     return found
 
 
