@@ -38,6 +38,8 @@ from graders import machine
 SESSION = pytest.StashKey["Session"]()
 INPUTS = pytest.StashKey[str]()
 EVERYTHING = pytest.StashKey[str]()
+STARTED = pytest.StashKey[float]()
+WORTH_A_LOOK = 0.05  # seconds; what a shorter test works counts with the next
 MACHINE = ("graders/__init__.py", "graders/machine.py")  # what the engine takes of the checker
 ENGINE = ("book/core", "book/run", *MACHINE)
 
@@ -166,6 +168,7 @@ class Session:
         plain = option("--plain") or (self.record and not option("--warm"))
         self.warm = None if plain else Launcher(option("--warm"))
         self.how = hold.How(option("--time-limit"), self.record, self.warm)
+        self.worked = 0.0  # seconds of processor time that this process had taken when last asked
 
     @cached_property
     def embedded(self) -> dict[str, list[str]]:
@@ -422,6 +425,8 @@ def inputs_of(item: pytest.Item) -> tuple[str, ...]:
 def pytest_runtest_protocol(item: pytest.Item, nextitem) -> None:
     """Before an item is run: if it passed with the same inputs, do not run it again."""
     session = item.config.stash[SESSION]
+    item.stash[STARTED] = time.monotonic()
+    session.worked = session.worked or runner.processor_seconds()
     inputs = item.stash[INPUTS] = _inputs(item, session)
     if inputs and not session.repeat_all and session.passed.has(item.nodeid, inputs):
         item.runtest = lambda: None
@@ -434,6 +439,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
     if report.when == "call" or report.failed:
         report.book_inputs = item.stash.get(INPUTS, "")
+    if report.when == "teardown" and time.monotonic() - item.stash[STARTED] > WORTH_A_LOOK:
+        session, before = item.config.stash[SESSION], item.config.stash[SESSION].worked
+        session.worked = runner.processor_seconds()
+        report.worked = session.worked - before
     return report
 
 
@@ -466,16 +475,17 @@ def _killed(stats: dict[str, list]) -> Iterator[str]:
 
 
 def _by_part(stats: dict[str, list]) -> Iterator[str]:
-    """The seconds of each chapter's programs and of each module of tests, the most first."""
-    spent: Counter[str] = Counter()
+    """What each chapter's programs and each module of tests took, the most first."""
+    worked, waited = Counter(), Counter()
     for report in (each for kind in stats.values() for each in kind if hasattr(each, "when")):
         file = report.nodeid.partition("::")[0]
         part = file if file.startswith("tests/") else file.rpartition("/")[0]
-        spent[part] += report.duration
-    least = spent.total() / 100
-    for part, seconds in spent.most_common():
-        if seconds > least:
-            yield f"  {seconds:6.1f} s  {part}"
+        worked[part] += getattr(report, "worked", 0.0)
+        waited[part] += report.duration
+    yield f"{worked.total():.0f} s of processor time and {waited.total():.0f} s on the clock:"
+    for part, seconds in worked.most_common():
+        if waited[part] > waited.total() / 100:
+            yield f"  {seconds:6.1f} s  {waited[part]:6.1f} s  {part}"
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config) -> None:
@@ -528,7 +538,6 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
         if facts.get("recorded"):
             write(f"recorded {report.nodeid}")
     if slow:
-        write("by part, waits included:")
         for line in _by_part(stats):
             write(line)
         write("slowest:")

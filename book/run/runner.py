@@ -148,6 +148,7 @@ class Process:
     command: str
     state: str = field(default="S", compare=False)  # as /proc and ps have it
     ticks: int = field(default=0, compare=False)  # of processor time
+    waited: int = field(default=0, compare=False)  # ticks of its children that have ended
 
     def variables(self) -> dict[str, str]:
         """The environment it started with; empty where that cannot be read."""
@@ -191,9 +192,20 @@ def _from_proc(pid: str) -> Process | None:
         return None
     state, parent, _, session, *more = stat.rsplit(")", 1)[1].split()
     text = command.replace(b"\0", b" ").decode(errors="replace").strip()
-    ticks = int(more[7]) + int(more[8])
-    ended = state in "ZX"
-    return None if ended else Process(int(pid), int(parent), int(session), text, state, ticks)
+    own, waited = (int(more[n]) + int(more[n + 1]) for n in (7, 9))
+    numbers = int(pid), int(parent), int(session)
+    return None if state in "ZX" else Process(*numbers, text, state, own, waited)
+
+
+def processor_seconds() -> float:
+    """Of this process and of all that it has started, whether they still run or have ended."""
+    everyone, inside, size = _processes(), {os.getpid()}, 0
+    while len(inside) > size:
+        size = len(inside)
+        inside |= {p.pid for p in everyone if p.parent in inside}
+    others = (p for p in everyone if p.pid in inside and p.pid != os.getpid())
+    ticks = sum(p.ticks + p.waited for p in others)
+    return sum(os.times()[:4]) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def end_workers() -> None:
