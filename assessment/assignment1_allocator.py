@@ -263,6 +263,12 @@ def main() -> None:
         assert numbers["largest"] < numbers["cached"] == 12 * MIB
     else:
         raise AssertionError("22 MiB cannot be there")
+    full = Allocator(Device(24 * MIB))
+    batch = full.malloc(24 * MIB, stream=1)
+    full.record_stream(batch, 0)
+    full.device.launch(0)
+    full.free(batch)
+    full.malloc(24 * MIB)  # the step that reads the batch is waited for, not refused
 
 
 # --8<-- [end:main]

@@ -155,10 +155,13 @@ def main() -> None:
     torch.testing.assert_close(fft_causal(x, w), truth)
     print(f"by FFT: the same; 50 + 7 - 1 = 56 is a fast size, 1009 grows to {fast_size(1009)}")
     entries = torch.randint(0, 1000, (2, 5000))
-    values = torch.randn(5000, requires_grad=True)
-    dense = torch.randn(1000, 4, requires_grad=True)
-    SparseProduct.apply(values, *entries, dense, 1000).square().sum().backward()
-    print(f"sparse: {len(values.grad)} gradients for 5000 entries, none of 1000²")
+    values = torch.randn(5000, dtype=torch.float64, requires_grad=True)
+    dense = torch.randn(1000, 4, dtype=torch.float64, requires_grad=True)
+    whole = torch.zeros(1000, 1000).double().index_put(tuple(entries), values, accumulate=True)
+    products = SparseProduct.apply(values, *entries, dense, 1000), whole @ dense
+    ours, truth = (torch.autograd.grad(y.square().sum(), (values, dense)) for y in products)
+    torch.testing.assert_close((products[0], *ours), (products[1], *truth))
+    print(f"sparse: {len(ours[0])} gradients for 5000 entries, none of 1000²")
 
 
 # --8<-- [end:main]

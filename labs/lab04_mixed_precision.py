@@ -703,6 +703,8 @@ if __name__ == "__main__":
         assert y.dtype == torch.float16, f"the product is {y.dtype}"
         assert total.dtype == torch.float32, f"the squares are {total.dtype}"
         assert total.isfinite(), "the sum of squares overflowed"
+        sum_of_squares = ((300 * y / y.detach().abs().max()).float() ** 2).sum()
+        torch.testing.assert_close(total, sum_of_squares)
         (total / 4096).backward()  # what flows back through the product is in fp16
         with torch.no_grad():
             true = 2 / 4096 * (300 / y.float().abs().max()) ** 2 * y.float().mT @ x

@@ -30,7 +30,7 @@ import pytest
 
 from book.core import ROOT, BookError
 from book.core.page import embedded_files
-from book.core.program import DEVICES, Program, is_program, is_stray
+from book.core.program import DEVICES, LAUNCH, Program, is_program, is_stray
 from book.run import fences, hold, mutants, passed, runner
 from book.run.warm import Launcher
 from graders import machine
@@ -67,8 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--mutants",
         choices=mutants.KINDS,
-        help="in place of the programs their mutants: those written in tests/mutants/, made ones, "
-        "or both; a mutant that does as recorded fails",
+        help="in place of the programs their mutants: those written in tests/mutants/, those "
+        "made of their syntax, or both; a mutant that does as recorded fails",
     )
     group.addoption(
         "--ranks",
@@ -168,7 +168,7 @@ class Session:
         plain = option("--plain") or (self.record and not option("--warm"))
         self.warm = None if plain else Launcher(option("--warm"))
         self.how = hold.How(option("--time-limit"), self.record, self.warm)
-        self.worked = 0.0  # seconds of processor time that this process had taken when last asked
+        self.worked = 0.0  # seconds of processor time, when last asked
 
     @cached_property
     def embedded(self) -> dict[str, list[str]]:
@@ -299,8 +299,8 @@ class ProgramFile(pytest.File):
 
     def mutants(self, program: Program, session: Session) -> Iterator[pytest.Item]:
         """One test for each mutant of a program that runs here."""
-        if "cpu" not in program.devices:
-            return
+        if "cpu" not in program.devices or program.name.startswith(LAUNCH):
+            return  # what launchers do is not computed by the programs of labs/launch
         try:
             found = mutants.of(program, session.mutants)
         except BookError as error:

@@ -79,6 +79,7 @@ def main() -> None:
         )
         waits = 1.3 if workers in (1, 2) else 1.01  # no sleep is shorter than it should be
         assert rate < waits * predicted(workers), (workers, rate)
+        assert 20 * rate > predicted(workers), "twenty times slower than its sleeps"
     print(f"enough workers: {BATCH * READ_S / STEP_S:.0f}; more do not help")
     assert rates[3] > 1.5 * rates[1], "four workers are faster than one"
     draw(counts, rates)

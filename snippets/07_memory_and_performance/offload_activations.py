@@ -119,7 +119,7 @@ def main() -> None:
     check_view()
     unit = TOKENS * H * 4
     kept, truth, _ = step("on the device")
-    assert abs(kept - 9 * LAYERS * unit) < 0.05 * kept
+    assert 0 <= 9 * LAYERS * unit - kept <= unit  # the output of the last layer is not counted
     print(f"{LAYERS} layers that keep 9 inputs each: {9 * LAYERS} predicted", end=", ")
     print(f"≈{kept / unit:.0f} kept")
     left, gradient, files = step("in files")

@@ -138,6 +138,7 @@ def main() -> None:
     shares = model(windows[:, :-1]).softmax(-1).gather(-1, windows[:, 1:, None])
     assert math.isclose(-shares.log2().mean(), trained, rel_tol=1e-4)
     assert 1.9 < trained < 2.2 < math.log2(len(alphabet)) < untrained
+    assert bits_per_character(model, held_out[:68]) == bits_per_character(model, held_out[:65])
 
     newline = torch.full((1, 1), alphabet.index("\n"))
     written = "".join(alphabet[i] for i in sample(model, newline, 400)[0]).split()

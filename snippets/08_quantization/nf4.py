@@ -111,6 +111,8 @@ def main() -> None:
     even = torch.linspace(-1, 1, 16, dtype=torch.float64)  # all 16, and none of them zero
     e2m1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64) / 6
     e2m1 = torch.cat([-e2m1.flip(0), e2m1[1:]])
+    evenly = torch.arange(2**10, dtype=torch.float64).view(16, 64) % 16 / 7.5 - 1
+    torch.testing.assert_close(best_levels(evenly), even)  # which are then the best
     torch.manual_seed(0)
     print("relative error of Gaussian weights  int4, ±7  even 16     E2M1      NF4  Lloyd's 16")
     for block in (32, 64, 256, 1024):

@@ -69,7 +69,7 @@ def ring_int8(x: torch.Tensor) -> torch.Tensor:
     """A ring of quantized partial sums, which rounds the sum so far at every hop."""
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = list(x.clone().chunk(n))
-    incoming = quantize(torch.zeros_like(chunks[0]))
+    incoming = quantize(torch.zeros_like(chunks[rank]))
 
     def pass_on(outgoing: torch.Tensor) -> None:
         ops = [dist.P2POp(dist.isend, outgoing, (rank + 1) % n),

@@ -18,7 +18,8 @@ def float_model() -> nn.Sequential:
 
 
 def last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1].strip().split("occurred : ")[-1].strip('(),."')
+    last = str(error).strip().rpartition("\n")[2].strip()
+    return last.rpartition("occurred : ")[2].strip('(),."')
 
 
 def main() -> None:

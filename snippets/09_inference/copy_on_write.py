@@ -176,6 +176,10 @@ def main() -> None:
         else:  # three full blocks of the prompt once, and what each has to itself
             assert used == 3 + 4 * (6 - 3) and copies == 3
             assert all(pool.users[block] == 4 for block in first.table[:3])
+            first.extend([0] * 6)  # 48 characters fill their blocks: a fork has nothing to copy
+            fork = first.fork()
+            fork.extend([0])
+            assert fork.copies == 0
 
 
 if __name__ == "__main__":

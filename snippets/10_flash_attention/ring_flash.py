@@ -170,7 +170,7 @@ def main() -> None:
     assert sent_forward == 2 * (n - 1) * size // n
     assert count["bytes"] == 6 * (n - 1) * size // n
     assert pairs == TOKENS**2 // (2 * n), "every rank computes an equal share of the triangle"
-    every = [torch.zeros((), dtype=torch.long, device=device) for _ in range(n)]
+    every = [torch.empty((), dtype=torch.long, device=device) for _ in range(n)]
     dist.all_gather(every, torch.tensor(pairs, device=device))
     if rank == 0:
         print(f"{n} ranks, {TOKENS} tokens; one of Q, K, V is {size // 1024} KiB")
