@@ -394,7 +394,7 @@ def workers(question: Question) -> None:
 
 def graph(question: Question) -> None:
     """As the chapter's program for a GPU has them."""
-    page = (ROOT / "docs/07_faster_steps.md").read_text("utf-8")
+    page = (ROOT / "docs/07_fewer_kernels.md").read_text("utf-8")
     code = page[page.index("torch.cuda.stream(side)") :]
     lines = ["step(static_x", "torch.cuda.graph(graph)", "static_x.copy_(x)", "graph.replay()"]
     places = [code.index(line) for line in lines]
