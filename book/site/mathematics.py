@@ -99,7 +99,8 @@ def _strokes(drawing: ET.Element) -> str:
             x, y, height = (float(shape.attrib[key]) for key in ("x", "y", "height"))
             left, top, _, whole = (float(n) for n in symbol.attrib["viewBox"].split())
             scale = round(height / whole * SIZE / UNITS, 3) * UNITS / SIZE
-            outline = _outline("".join(path.get("d", "") for path in symbol.iter("path")), scale)
+            parts = (part.get("d", "") for part in symbol.iter("path"))
+            outline = _outline("".join(parts), scale)
             if outline:  # a space has none
                 at = {"x": round(x - left * scale), "y": round(y - top * scale)}
                 place = "".join(f' {key}="{n}"' for key, n in at.items() if n)
