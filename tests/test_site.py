@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -36,6 +37,7 @@ INPUTS = [
     "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
 ]  # fmt: skip
 HOST = "https://world-size.github.io/world-size/"
+HTML, SENT = 350_000, 60_000  # bytes that a page may have, and as a host sends them
 
 # What a browser fetches by itself: tag, attribute.
 FETCHED = {
@@ -201,6 +203,16 @@ def test_pages_say_what_they_are(site: Site) -> None:
             yield f"ids used twice: {twice}"
 
     each(site, faults)
+
+
+def test_pages_are_light(site: Site) -> None:
+    heavy = []
+    for url, page in site.pages.items():
+        html = page.path.read_bytes()
+        sent = len(gzip.compress(html, 6)) if len(html) > SENT else 0  # it would not grow
+        if len(html) > HTML or sent > SENT:
+            heavy.append((sent, f"{url}: {len(html):,} bytes, {sent:,} compressed"))
+    assert not heavy, "\n".join(fault for _, fault in sorted(heavy, reverse=True))
 
 
 def test_titles_and_descriptions_are_each_pages_own(site: Site) -> None:
@@ -376,7 +388,38 @@ def test_a_formula_is_drawn_for_eye_and_ear() -> None:
     svg, math = html.split("</svg>")
     assert 'aria-hidden="true"' in svg and "vertical-align:-" in svg and "em" in svg
     assert "id=" not in svg and "color" not in svg
-    assert math.startswith("<math") and "<mfrac>" in math
+    assert math.startswith("<math><mfrac>") and "xmlns" not in math
+
+
+def test_a_glyph_is_drawn_once_on_a_page_and_before_it_is_used() -> None:
+    markdown = pytest.importorskip("markdown")
+    convert = markdown.Markdown(extensions=[BookMarkdown(), "toc"]).convert
+    html = convert("# $n$ ranks\n\n$n - n$, $2^{n}$, $(n)$\n\n<div>$n$</div>\n")
+    glyphs, shown = html.split("</div>", 1)
+    assert glyphs.startswith("<div hidden>") and "<path" in glyphs
+    outlines = re.findall(r'<path id="(\w+)" d="(.*?)"/>', glyphs)
+    assert len({outline for _, outline in outlines}) == len(outlines) == 6  # n – 2 ⁿ ( )
+    used = re.findall(r'<use href="#(\w+)"', shown)
+    assert set(used) == {name for name, _ in outlines} and used.count(used[0]) == 4
+    assert not any(name == name.lower() for name in used)  # as each heading's anchor is
+    assert convert("No formula.") == "<p>No formula.</p>"
+
+
+@pytest.mark.parametrize(
+    ("tex", "own"), [("x_i", False), (r"\overline{x}", False), (r"\frac{a}{b}", True)]
+)
+def test_a_formula_has_its_own_height_only_where_a_line_of_text_has_less(
+    tex: str, own: bool
+) -> None:
+    svg = mathematics.draw(tex).split("</svg>")[0]
+    assert ("height:" in svg) == ("vertical-align:" in svg) == own
+    assert "fill=" not in svg
+    above, height = mathematics.ABOVE, mathematics.ABOVE + mathematics.BELOW
+    assert own or re.search(rf'viewBox="\d+ -{above} \d+ {height}"', svg)
+    css = (ROOT / "docs/assets/book.css").read_text("utf-8")
+    rule = re.search(r"\n\.formula svg \{(.*?)\}", css, re.DOTALL)[1]
+    assert f"height: {height / mathematics.UNITS:g}em;" in rule
+    assert f"vertical-align: -{mathematics.BELOW / mathematics.UNITS:g}em;" in rule
 
 
 def test_formulas_stand_where_they_were_written() -> None:
@@ -439,7 +482,7 @@ def small(tmp_path: Path):
     for name, text in {
         "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\n",
         "docs/glossary.md": '# Terms\n\n<div class="glossary" markdown>\n\nrank\n:   A number.\n\n</div>\n',
-        "docs/index.md": '# A page\n\nA rank. [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
+        "docs/index.md": '# A page\n\nA rank. $x^2$ [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
         "a.py": "print(1)\n",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -469,7 +512,7 @@ def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
 @pytest.mark.parametrize(
     ("name", "was", "becomes", "shown"),
     [
-        ("a.py", "print(1)", "print(22)", "22"),
+        ("a.py", "print(1)", "print(2222)", "2222"),
         ("docs/index.md", "A rank.", "Another rank.", "Another"),
         ("docs/glossary.md", "A number.", "Another number.", 'title="Another number."'),
         (
@@ -495,6 +538,25 @@ def test_a_warning_is_said_again(small, caplog) -> None:
         caplog.clear()
         small()
         assert "no.md" in caplog.text
+
+
+# ---- code
+
+
+def test_code_that_looks_alike_is_one_span() -> None:
+    code = '<span class="k">if</span> <span class="n">a</span> <span class="ow">in</span>'
+    text = '<span class="s2">"a</span><span class="si">{</span>b<span class="si">}</span>'
+    html = (
+        f'<pre>{code} <span class="kc">True</span>:\n    {text}\n  <i>\n</i></pre>\n  <p>\n\n'
+    )
+    assert theme.fixed(html) == (
+        '<pre><span class="k">if</span> a <span class="ow">in</span> True:\n'
+        '    <span class="s2">"a{</span>b<span class="s2">}</span>\n  <i>\n</i></pre>\n<p>\n'
+    )
+    shown = (
+        '<span class="go">one</span>\n<span class="go">two</span>\n<span class="gp">$ </span>'
+    )
+    assert theme.fixed(shown) == '<span class="go">one\ntwo</span>\n<span class="gp">$ </span>'
 
 
 # ---- figures

@@ -128,6 +128,7 @@ class BookMarkdown(Extension):
         md.treeprocessors.register(
             mathematics.Drawer(md), "mathematics", 15
         )  # behind inline, 20
+        md.postprocessors.register(mathematics.Glyphs(md), "glyphs", 5)  # behind raw HTML, 30
         md.treeprocessors.register(tooltips, "glossary", 8)  # before the anchors of toc, 5
 
 

@@ -10,6 +10,11 @@ from jinja2.runtime import Context
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+
+def _one_span(spans: re.Match[str]) -> str:
+    return f'<span class="{spans[1]}">{re.sub("</?span[^>]*>", "", spans[0])}</span>'
+
+
 FIXES = [
     # an empty number where the theme means "none"
     (r' tabindex=""', ""),
@@ -22,7 +27,13 @@ FIXES = [
     # HTML defines no such relation
     (r' rel="edit"', ""),
     # most tokens of code have no colour of their own: a third of a page of code
-    (r'<span class="[nwpo]">([^<]*)</span>', r"\1"),
+    (r'<span class="(?:[nwpo]|kc|sa|[fv]m|n[av]|v[cgi])">([^<]*)</span>', r"\1"),
+    # others have the colour of what they stand in or beside
+    (r'<span class="s[1i]">', '<span class="s2">'),
+    (
+        r'<span class="(\w{1,3})">[^<]*</span>(?:\s*<span class="\1">[^<]*</span>)+',
+        _one_span,
+    ),
 ]
 
 
@@ -49,9 +60,9 @@ def fixed(html: str) -> str:
     """A page as it is published."""
     for wrong, right in FIXES:
         html = re.sub(wrong, right, html)
-    # the templates leave hundreds of blank lines
+    # the templates leave hundreds of blank lines, and deep indents
     parts = re.split(r"(<pre\b.*?</pre>)", html, flags=re.DOTALL)
-    parts[::2] = [re.sub(r"\s*\n\s*\n", "\n", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"[ \t]*\n[ \t\n]*", "\n", part) for part in parts[::2]]
     return "".join(parts)
 
 
