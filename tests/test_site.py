@@ -311,7 +311,21 @@ def test_search_knows_the_code(site: Site) -> None:
         "Data",
         "Parallel",
     ]
-    assert "<svg" not in json.dumps(index["docs"])
+    sections = json.loads((site.folder / "search/text.json").read_text("utf-8"))
+    assert len({place for place, *_ in sections}) == len(sections)
+    pages = {place for place, *_ in sections if "#" not in place}
+    assert pages == {url for url in site.pages if not url.startswith(("programs/", "404"))}
+    faults = [
+        place
+        for place, title, text, _ in sections
+        if "<svg" in text or not title.strip() or urlsplit(place).path not in pages
+    ]
+    faults += [
+        place
+        for place, *_ in sections
+        if "#" in place and place.split("#")[1] not in site.pages[place.split("#")[0]].ids
+    ]
+    assert not faults
 
 
 # ---- labs

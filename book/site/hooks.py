@@ -30,6 +30,7 @@ from book.site import (
     programs,
     quiz,
     references,
+    search,
     theme,
     tracks,
 )
@@ -54,6 +55,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     root = _root(config)
     config.watch += [str(root / each) for each in WATCHED if (root / each).exists()]
     config.markdown_extensions.append(BookMarkdown(root))
+    search.Index(config)
     return config
 
 

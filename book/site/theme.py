@@ -11,6 +11,8 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 FIXES = [
+    # the worker that builds an index in each reader's browser
+    (r"assets/javascripts/workers/search\.\w+\.min\.js", "assets/search.js"),
     # an empty number where the theme means "none"
     (r' tabindex=""', ""),
     # a check box has nothing to complete
