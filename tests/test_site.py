@@ -449,11 +449,12 @@ def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: s
 
 @pytest.fixture
 def small(tmp_path: Path):
-    """A book of two pages in a folder; call it to build it, and get the first as published."""
+    """A book of three pages in a folder; call it to build it, and get the first as published."""
     for name, text in {
         "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\n",
         "docs/glossary.md": '# Terms\n\n<div class="glossary" markdown>\n\nrank\n:   A number.\n\n</div>\n',
         "docs/index.md": '# A page\n\nA rank. [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
+        "docs/more.md": "# More\n",
         "a.py": "print(1)\n",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -474,7 +475,7 @@ def when_kept(book: Path) -> dict[str, int]:
 def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
     cold = small()
     made = when_kept(small.folder)
-    assert len(made) == 3 and small() == cold and when_kept(small.folder) == made
+    assert len(made) == 2 * 4 and small() == cold and when_kept(small.folder) == made
     for each in (small.folder / kept.FOLDER).iterdir():
         each.write_bytes(each.read_bytes()[:50])  # as when a disk was full
     assert small() == cold
@@ -485,6 +486,8 @@ def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
     [
         ("a.py", "print(1)", "print(22)", "22"),
         ("docs/index.md", "A rank.", "Another rank.", "Another"),
+        ("docs/index.md", "# A page", "---\ntitle: An end\n---\n# A page", "An end"),
+        ("docs/more.md", "# More", "# Less", ">Less<"),  # in the navigation of all
         ("docs/glossary.md", "A number.", "Another number.", 'title="Another number."'),
         (
             "mkdocs.yml",

@@ -146,7 +146,7 @@ function search(book, query) {
   })
   const items = [...pages.values()].map(found => {
     if (!found.some(({ section }) => section.isPage)) {
-      found.push({ section: { ...found[0].section.page, score: 0 }, terms: {} })
+      found.push({ section: { ...found[0].section.page, score: 0 }, terms: found[0].terms })
     }
     return found.map(shown)
   })
