@@ -8,6 +8,7 @@ one holds the settings alone, so that only those who search fetch the text.
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import re
@@ -33,20 +34,20 @@ SAYS = re.compile(r'<span class="(?:s|c|nf|nc)\w*">(.*?)</span>', re.DOTALL)
 INLINE = re.compile(r"</?(?:a|abbr|b|code|del|em|i|kbd|m\w+|span|strong|sub|sup)\b[^>]*>")
 
 
-def sections(page: Page) -> list[Section]:
-    """A page's text up to each heading's; the first has the address of the page."""
-    content = page.content or ""
-    if page.file.src_uri.startswith("labs/"):
+@functools.lru_cache(maxsize=128)
+def sections(content: str, title: str, url: str) -> list[Section]:
+    """The sections of a page, from its HTML; the first has the address of the page."""
+    if url.startswith("labs/"):
         content = PROGRAM.sub(lambda code: " ".join(SAYS.findall(code[0])), content)
     before, *parts = HEADING.split(NO_TEXT.sub("", content))
     found = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
     if not found or _text(before):
-        found.insert(0, ("", str(page.title), before))
-    weight = 0.7 if POINTERS.match(page.file.src_uri) else 1
+        found.insert(0, ("", title, before))
+    weight = 0.7 if POINTERS.match(url) else 1
     first, *others = found
     return [
-        (page.url + anchor, re.sub(r"<(?!/?code>)[^>]*>", "", title), _text(text), weight)
-        for anchor, title, text in [("", *first[1:]), *((f"#{a}", t, x) for a, t, x in others)]
+        (url + anchor, re.sub(r"<(?!/?code>)[^>]*>", "", name), _text(text), weight)
+        for anchor, name, text in [("", *first[1:]), *((f"#{a}", t, x) for a, t, x in others)]
     ]
 
 
@@ -69,7 +70,7 @@ class Index:
 
     def add_entry_from_context(self, page: Page) -> None:
         if not page.meta.get("search", {}).get("exclude"):
-            self.sections += sections(page)
+            self.sections += sections(page.content or "", str(page.title), page.url)
 
     def generate_search_index(self, _previous: object) -> str:
         text = json.dumps(self.sections, ensure_ascii=False, separators=(",", ":"))
