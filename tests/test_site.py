@@ -323,7 +323,21 @@ def test_search_knows_the_code(site: Site) -> None:
         "Data",
         "Parallel",
     ]
-    assert "<svg" not in json.dumps(index["docs"])
+    sections = json.loads((site.folder / "search/text.json").read_text("utf-8"))
+    assert len({place for place, *_ in sections}) == len(sections)
+    pages = {place for place, *_ in sections if "#" not in place}
+    assert pages == {url for url in site.pages if not url.startswith(("programs/", "404"))}
+    faults = [
+        place
+        for place, title, text, _ in sections
+        if "<svg aria-hidden" in text or not title.strip() or urlsplit(place).path not in pages
+    ]
+    faults += [
+        place
+        for place, *_ in sections
+        if "#" in place and place.split("#")[1] not in site.pages[place.split("#")[0]].ids
+    ]
+    assert not faults
 
 
 # ---- labs
@@ -478,11 +492,12 @@ def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: s
 
 @pytest.fixture
 def small(tmp_path: Path):
-    """A book of two pages in a folder; call it to build it, and get the first as published."""
+    """A book of three pages in a folder; call it to build it, and get the first as published."""
     for name, text in {
         "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\n",
         "docs/glossary.md": '# Terms\n\n<div class="glossary" markdown>\n\nrank\n:   A number.\n\n</div>\n',
         "docs/index.md": '# A page\n\nA rank. $x^2$ [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
+        "docs/more.md": "# More\n",
         "a.py": "print(1)\n",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -503,7 +518,7 @@ def when_kept(book: Path) -> dict[str, int]:
 def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
     cold = small()
     made = when_kept(small.folder)
-    assert len(made) == 3 and small() == cold and when_kept(small.folder) == made
+    assert len(made) == 2 * 4 and small() == cold and when_kept(small.folder) == made
     for each in (small.folder / kept.FOLDER).iterdir():
         each.write_bytes(each.read_bytes()[:50])  # as when a disk was full
     assert small() == cold
@@ -514,6 +529,8 @@ def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
     [
         ("a.py", "print(1)", "print(2222)", "2222"),
         ("docs/index.md", "A rank.", "Another rank.", "Another"),
+        ("docs/index.md", "# A page", "---\ntitle: An end\n---\n# A page", "An end"),
+        ("docs/more.md", "# More", "# Less", ">Less<"),  # in the navigation of all
         ("docs/glossary.md", "A number.", "Another number.", 'title="Another number."'),
         (
             "mkdocs.yml",

@@ -244,7 +244,7 @@ def resolve(embed: Embed, root: Path) -> list[str]:
     Raises BookError where the file, the section or the lines do not exist.
     """
     path = root / embed.file
-    if not path.is_file() or not path.resolve().is_relative_to(root.resolve()):
+    if not path.is_file() or not _is_inside(path, root):
         raise BookError(f"there is no file {embed.file} to embed")
     text = path.read_text("utf-8")
     lines = text.splitlines()
@@ -257,6 +257,12 @@ def resolve(embed: Embed, root: Path) -> list[str]:
         lines = _section(embed, text, lines)
     lines = [line for line in lines if not _MARKER.search(line)]
     return textwrap.dedent("\n".join(lines)).strip("\n").split("\n")
+
+
+@lru_cache(maxsize=4096)
+def _is_inside(path: Path, root: Path) -> bool:
+    """Whether a file lies in a folder, links followed."""
+    return path.resolve().is_relative_to(root.resolve())
 
 
 def _section(embed: Embed, text: str, lines: list[str]) -> list[str]:

@@ -25,6 +25,7 @@ _MACHINE = re.compile(
     r"|asyncio|threading|cpu_count|/proc/|/sys/"
     r"|\bprofil|chrono|getrusage|VmHWM|VmRSS|\$SECONDS|\bdate \+"
 )
+_IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _RECORDED = re.compile(r"(?P<stem>.+?)\.(?:(?P<device>cpu|cuda)\.txt|svg)")
 
 
@@ -85,10 +86,11 @@ class Program:
             except BookError:
                 continue  # its own test says so
             words |= {word for command in commands for word in command.typed.split()}
+        named = (self.path.with_name(word) for word in sorted(words) if _IN_FOLDER.match(word))
         return [
             Program(self.root, path)
-            for path in sorted(self.path.parent.iterdir())
-            if path.name in words and path != self.path and is_program(path, self.root)
+            for path in named
+            if path != self.path and is_program(path, self.root) and path.exists()
         ]
 
     @property

@@ -30,6 +30,7 @@ from book.site import (
     programs,
     quiz,
     references,
+    search,
     theme,
     tracks,
 )
@@ -54,6 +55,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     root = _root(config)
     config.watch += [str(root / each) for each in WATCHED if (root / each).exists()]
     config.markdown_extensions.append(BookMarkdown(root))
+    search.Index(config)
     return config
 
 
@@ -67,6 +69,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_env(env: Environment, config: MkDocsConfig, files: Files) -> Environment:
     if config.theme.custom_dir:
         theme.share_navigation(env)
+    env.template_class = kept.Finished
     return env
 
 
@@ -145,10 +148,6 @@ class _Lines(Preprocessor):
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     return theme.with_sizes(html, page, files)
-
-
-def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    return theme.fixed(output)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

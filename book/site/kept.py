@@ -1,8 +1,10 @@
-"""Kept: what Markdown made of a page, from one build to the next, in `.cache/pages/`.
+"""Kept: what was made of a page, from one build to the next, in `.cache/pages/`.
 
-The name of what is kept is a digest of all that it was made of: the page's text with everything
-that it embeds, the addresses of the book's files (its links), the glossary, the settings, the
-code and the packages. A page that draws a warning is not kept, so that it draws it again.
+Two things are: what Markdown made of its text, and what the theme made of that. The name of
+what is kept is a digest of all that it was made of: the page's text with everything that it
+embeds, the addresses of the book's files (its links), the glossary, the settings, the code and
+the packages; for the theme also the page's HTML, what is said of it, and the navigation. A page
+that draws a warning is not kept, so that it draws it again.
 """
 
 from __future__ import annotations
@@ -12,16 +14,20 @@ import logging
 import pickle
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Template
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 from book.core import write_whole
 from book.core.digest import digest
+from book.site.theme import fixed
 
 FOLDER = ".cache/pages"
-MADE_BY = ("book/core", "book/site", "docs/glossary.md", "mkdocs.yml")
+MADE_BY = ("book/core", "book/site", "docs/glossary.md", "mkdocs.yml", "overrides")
+NOT_KEPT = (OSError, EOFError, pickle.UnpicklingError)
 MADE = ("content", "toc", "_title_from_render", "present_anchor_ids")
 
 
@@ -35,10 +41,8 @@ class Keeper:
 
     def render(self, page: Page, text: str, config: MkDocsConfig, files: Files) -> None:
         """As `page.render`; ``text`` is the page with all that it embeds."""
-        made_of = "\0".join([self.book, page.file.src_uri, text])
-        place = self.folder / hashlib.sha256(made_of.encode()).hexdigest()
-        self.used.add(place)
-        with suppress(OSError, EOFError, pickle.UnpicklingError):
+        place = self._place(page, text)
+        with suppress(*NOT_KEPT):
             made, links = pickle.loads(place.read_bytes())
             vars(page).update(made)
             page.links_to_anchors = {files.get_file_from_path(to): of for to, of in links}
@@ -52,9 +56,31 @@ class Keeper:
         if not said.any:
             links = [(to.src_uri, of) for to, of in (page.links_to_anchors or {}).items()]
             made = {name: getattr(page, name) for name in MADE}
-            with suppress(OSError):  # a book that is only read is built anew each time
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_whole(place, pickle.dumps((made, links)))
+            self._keep(place, (made, links))
+
+    def finish(self, template: Template, context: dict[str, Any]) -> str:
+        """What a template makes of a page, as it is published."""
+        page, nav = context["page"], context["nav"]
+        around = [template.name, context["config"].site_url]
+        around += [f"{each.title} {each.url}" for each in nav.pages]
+        said = [page.title, page.edit_url, page.meta, str(page.toc)]
+        place = self._place(page, repr(around), repr(said), page.content)
+        with suppress(*NOT_KEPT):
+            return pickle.loads(place.read_bytes())
+        output = fixed(Template.render(template, context))
+        self._keep(place, output)
+        return output
+
+    def _place(self, page: Page, *made_of: str) -> Path:
+        text = "\0".join([self.book, page.file.src_uri, *made_of])
+        place = self.folder / hashlib.sha256(text.encode()).hexdigest()
+        self.used.add(place)
+        return place
+
+    def _keep(self, place: Path, made: object) -> None:
+        with suppress(OSError):  # a book that is only read is built anew each time
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(place, pickle.dumps(made))
 
     def forget_others(self) -> None:
         """Remove what this build did not use."""
@@ -62,6 +88,15 @@ class Keeper:
             for each in self.folder.iterdir():
                 if each not in self.used:
                     each.unlink(missing_ok=True)
+
+
+class Finished(Template):
+    """A template of the theme; what it has made of a page is kept."""
+
+    def render(self, context: dict[str, Any]) -> str:
+        if context["page"]:
+            return context["config"].extra["keeper"].finish(self, context)
+        return super().render(context)  # 404.html, or the site map
 
 
 class _Warnings(logging.Handler):

@@ -9,6 +9,7 @@ of contents and dark scheme as in a chapter. It makes no notebook of a script; t
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ def is_lab(file: File) -> bool:
     return bool(re.fullmatch(r"labs/lab\d\d_\w+\.py", file.src_uri))
 
 
+@functools.lru_cache(maxsize=64)
 def to_markdown(script: str) -> str:
     """Return a percent script's cells as one Markdown text.
 
@@ -42,6 +44,7 @@ def to_markdown(script: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+@functools.lru_cache(maxsize=64)
 def to_notebook(script: str) -> str:
     """Return a percent script as a notebook, the same text each time."""
     notebook = jupytext.reads(script, fmt="py:percent")

@@ -32,3 +32,7 @@ const soon = () => {
 new MutationObserver(soon).observe(document.body, { childList: true, subtree: true })
 addEventListener("resize", soon)
 soon()
+
+// The theme searches when a key is let go; what the mouse pastes is a question too.
+const search = document.querySelector("[data-md-component=search-query]")
+search?.addEventListener("input", () => search.dispatchEvent(new Event("keyup")))
