@@ -127,8 +127,8 @@ def main() -> None:
     report_gpus()
     network = interfaces()
     assert "lo" not in network  # leads to no other machine
-    fastest = max(network.values(), default=0) / 1000
-    print(f"network: ≈{len(network)} interfaces up, fastest ≈{fastest:g} Gb/s (0: not stated)")
+    fastest = max(network.values(), default=0)
+    print(f"network: ≈{len(network)} interfaces up, fastest ≈{fastest} Mb/s (0: not stated)")
     print(f"RDMA ports: ≈{len(infiniband())}")
     if details:
         for name, speed in network.items():
