@@ -28,18 +28,18 @@ def main() -> None:
             y = eval(statement)  # first that it is right, then how fast it is
             torch.testing.assert_close(y, torch.where(x < 1, 1 - x, 0))
             result = measure(statement, x)
-            typical, spread = result.median, 100 * result.iqr / result.median
-            assert min(result.times) <= typical <= max(result.times)
+            assert min(result.times) <= result.median <= max(result.times)
+            typical, spread = (f"≈{1e6 * t:.1f} µs" for t in (result.median, result.iqr))
             # the name that the measurement itself bears
-            print(f"  {result.task_spec.stmt:21} ≈{1e6 * typical:.1f} µs, IQR ≈{spread:.0f} %")
+            print(f"  {result.task_spec.stmt:21} {typical}, IQR {spread}")
     first, second = (measure("x + 1", x) for _ in range(2))
     ratio = second.median / first.median
     print(f"{second.task_spec.stmt} twice: the second is ≈{ratio:.2f} of the first")
     print(f"threads, if not told: {Timer('pass').timeit(1).task_spec.num_threads}")
     square = torch.randn(64, 64, device=device)
     times = [timeit.timeit(lambda: torch.linalg.qr(square), number=1) for _ in range(20)]
-    ratio = times[0] / sorted(times)[10]
-    print(f"torch.linalg.qr: the first call is ≈{ratio:.0f} times a later one")
+    first, later = (f"≈{1e6 * t:,.0f} µs" for t in (times[0], sorted(times)[10]))
+    print(f"torch.linalg.qr: the first call {first}, a later one {later}")
 
 
 if __name__ == "__main__":
