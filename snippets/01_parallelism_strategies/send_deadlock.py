@@ -19,14 +19,14 @@ import torch
 import torch.distributed as dist
 
 
-def all_send_first(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup) -> None:
+def all_send_first(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
     incoming = torch.empty_like(x)
     dist.send(x, right, group=group)
     dist.recv(incoming, left, group=group)
-    x.copy_(incoming)
+    return incoming
 
 
-def odd_and_even(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup) -> None:
+def odd_and_even(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
     incoming = torch.empty_like(x)
     if dist.get_rank() % 2 == 0:
         dist.send(x, right, group=group)
@@ -34,10 +34,10 @@ def odd_and_even(x: torch.Tensor, right: int, left: int, group: dist.ProcessGrou
     else:
         dist.recv(incoming, left, group=group)
         dist.send(x, right, group=group)
-    x.copy_(incoming)
+    return incoming
 
 
-def both_at_once(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup) -> None:
+def both_at_once(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
     incoming = torch.empty_like(x)
     ops = [
         dist.P2POp(dist.isend, x, right, group),
@@ -45,7 +45,7 @@ def both_at_once(x: torch.Tensor, right: int, left: int, group: dist.ProcessGrou
     ]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
-    x.copy_(incoming)
+    return incoming
 
 
 def main() -> int:
@@ -64,11 +64,11 @@ def main() -> int:
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
 
     shift = {None: all_send_first, "order": odd_and_even, "batch": both_at_once}[args.fix]
-    x = torch.full((1024,), float(rank))
+    x = torch.arange(1024) + rank
     failed = False
     try:
-        shift(x, (rank + 1) % n, (rank - 1) % n, group)
-        assert x.eq((rank - 1) % n).all()
+        x.copy_(shift(x, (rank + 1) % n, (rank - 1) % n, group))
+        assert x.equal(torch.arange(1024) + (rank - 1) % n)
     except RuntimeError as error:
         failed = True
         if rank == 0:

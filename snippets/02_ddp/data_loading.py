@@ -98,8 +98,8 @@ def main() -> None:
         wait = load if workers == 0 else max(0, load / workers - STEP_S)
         report(f"predicted, {workers} workers: waiting {100 * wait / (wait + STEP_S):.0f} %")
     report(f"needed per rank: {math.ceil(load / STEP_S)} workers")
-    cores = len(os.sched_getaffinity(0)) / int(os.environ["LOCAL_WORLD_SIZE"])
-    report(f"cores per rank for them to run on, here: ≈{cores:.1f}")
+    here = os.environ["LOCAL_WORLD_SIZE"]
+    report(f"cores for the workers of {here} ranks, here: ≈{len(os.sched_getaffinity(0))}")
 
     report("two epochs of 12 steps, the second measured")
     for workers, persistent in ((0, False), (1, False), (2, False), (2, True)):

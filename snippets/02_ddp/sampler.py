@@ -7,6 +7,7 @@ A sampler is arithmetic on (length, ranks, rank, seed, epoch): no process group 
 
 import math
 from collections import Counter
+from itertools import cycle, islice
 
 import torch
 from torch.utils.data import DistributedSampler
@@ -26,7 +27,7 @@ def indices_of(
         order = list(range(length))
     steps = length // n if drop_last else math.ceil(length / n)
     # too short: start again from the front; too long: cut the tail
-    order = (order * math.ceil(steps * n / length))[: steps * n]
+    order = list(islice(cycle(order), steps * n))
     return order[rank::n]  # strided: each step's global batch is consecutive in `order`
 
 

@@ -40,7 +40,7 @@ def visible_gpus(node: int) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": ""}
     every = ",".join(map(str, range(torch.accelerator.device_count())))
     listed = os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
-    return {"CUDA_VISIBLE_DEVICES": ",".join(listed[node * PER_NODE : (node + 1) * PER_NODE])}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(listed[node::NODES])}
 
 
 def play_both_nodes() -> int:
@@ -57,7 +57,9 @@ def play_both_nodes() -> int:
         command = [sys.executable, "-m", "torch.distributed.run", *options, *address, __file__]
         agents.append(subprocess.Popen(command, env=os.environ | visible_gpus(node)))
     try:
-        return int(any(agent.wait(timeout=600) for agent in agents))
+        statuses = [agent.wait(timeout=600) for agent in agents]
+        print(f"exit statuses of the two torchruns: {statuses}")
+        return int(any(statuses))
     finally:
         for agent in agents:
             agent.terminate()  # nothing to do where it has ended

@@ -50,10 +50,9 @@ def forward(x, norm, columns, rows, with_f: bool) -> torch.Tensor:
 
 def spread(tensor: torch.Tensor) -> float:
     """The largest difference between two ranks' copies of what should be one tensor."""
-    low, high = tensor.clone(), tensor.clone()
-    dist.all_reduce(low, op=dist.ReduceOp.MIN)
-    dist.all_reduce(high, op=dist.ReduceOp.MAX)
-    return (high - low).max().item()
+    copies = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(copies, tensor)
+    return (torch.stack(copies).amax(0) - torch.stack(copies).amin(0)).max().item()
 
 
 def train(device: torch.device, with_f: bool) -> tuple[list[float], float, float]:

@@ -10,6 +10,7 @@ Draws schedules.svg.
 import contextlib
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 from typing import NamedTuple
 
 import matplotlib
@@ -177,6 +178,8 @@ def main() -> None:
             schedule = build(p, m)
             v, work = v_of(schedule), 3 * m
             idle = {zb_h1: p - 1, interleaved: Fraction(3 * (p - 1), v)}.get(build, 3 * (p - 1))
+            every = product("FBW" if build is zb_h1 else "FB", range(m), range(v * p))
+            assert sorted(op for ops in schedule for op in ops) == sorted(every)  # each once
             share = bubble(schedule)
             assert share == Fraction(idle) / (work + idle), (build, p, m, share)
             live = [peak_live(ops, v) for ops in schedule]

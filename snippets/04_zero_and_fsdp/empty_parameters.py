@@ -66,7 +66,7 @@ def main() -> None:
     show(f"         shapes in module.state_dict(): {shapes}")
     nn.init.zeros_(weight)  # fills nothing, and says nothing
     try:
-        _ = torch.zeros(4, 8, device=device) @ weight.T
+        _ = torch.empty(4, 8, device=device) @ weight.T
     except RuntimeError as error:
         show(f"         x @ weight.T: {type(error).__name__}: {error}")
     # --8<-- [end:trap]

@@ -101,9 +101,9 @@ def main() -> None:
         ),
     }
     # --8<-- [end:meshes]
-    expected = {  # Ψ that leave a node of g ranks: 3(N-1)/N once, 2(n-1)/n · Ψ/g · g
-        "FSDP over 4": 3 * 3 / 4,
-        "HSDP 2×2": 2 * 1 / 2,
+    expected = {  # Ψ that leave a node of g ranks: 3(1 - 1/N) once, 2(1 - 1/n) · Ψ/g · g
+        "FSDP over 4": 3 * (1 - 1 / 4),
+        "HSDP 2×2": 2 * (1 - 1 / 2),
     }
     for words, mesh in meshes.items():
         model = copy.deepcopy(alone)

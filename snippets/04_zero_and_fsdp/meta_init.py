@@ -33,7 +33,7 @@ class Model(nn.Module):
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks(x).sum(dim=-1)
+        return self.blocks(x)
 
 
 def sharded_on_meta() -> Model:
@@ -104,6 +104,7 @@ def main() -> int:
     set_model_state_dict(loaded, state, options=options)
     for ours, truth in zip(loaded.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours.full_tensor().cpu(), truth)
+    output = loaded(inputs).mean().item()
 
     naive = sharded_on_meta()
     naive.to_empty(device=device)
@@ -119,7 +120,7 @@ def main() -> int:
     if rank == 0:
         print(f"N = {n}, Ψ = {psi:,}: a rank allocated {held:,} bytes, 4Ψ/N = {4 * psi // n:,}")
         print("initialised from one seed: equal to the plain model")
-        print("loaded from rank 0: equal to the plain model")
+        print(f"loaded from rank 0: equal to the plain model, mean output {output:.4f}")
         if device.type == "cpu":
             print(f"reset_parameters on a CPU: every rank drew the same shard: {same}")
     return 0

@@ -59,17 +59,17 @@ def half_gradients_fix() -> torch.Tensor:
 
 def no_scale() -> None:
     """The loss went backward without scaler.scale(loss)."""
-    model = nn.Linear(4, 4)
+    model = nn.Linear(4, 1)
     optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
-    model(torch.ones(2, 4)).mean().backward()
+    model(torch.ones(4)).backward()
     scaler.step(optimizer)
 
 
 def twice() -> None:
     """Two calls of unscale_ in one step, as with two places that clip."""
-    model = nn.Linear(4, 4)
+    model = nn.Linear(4, 1)
     optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
-    scaler.scale(model(torch.ones(2, 4)).mean()).backward()
+    scaler.scale(model(torch.ones(4))).backward()
     scaler.unscale_(optimizer)
     scaler.unscale_(optimizer)
 

@@ -73,8 +73,8 @@ def main() -> None:
     report("plain shards, ShardedGradScaler:", True, scaler, *plain_shards(scaler))
     scaler = GradScaler("cpu", init_scale=SCALE)
     report("FSDP2's DTensors, GradScaler:", True, scaler, *dtensors(scaler))
-    before, now = dtensors(GradScaler("cpu", init_scale=SCALE), 0.0)
-    assert not torch.equal(before, now)  # without the inf every rank takes the step
+    before, now = dtensors(GradScaler("cpu", init_scale=SCALE), 4 * SCALE)  # as it is without
+    torch.testing.assert_close(now, before - 0.1 * 4)  # every rank takes the step, of 4 rows
 
 
 if __name__ == "__main__":

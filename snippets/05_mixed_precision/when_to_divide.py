@@ -26,8 +26,7 @@ def main() -> None:
     print("gradients about     1/N before      1/N after      √N and √N")
     for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
         for size in (1e-6, 1e-3, 2e3):
-            signs = torch.randn(ELEMENTS).sign()
-            gradients = size * signs * (1 + 0.1 * torch.randn(N, ELEMENTS))
+            gradients = torch.normal(size, 0.1 * size, (N, ELEMENTS))
             cells = []
             for before in (N, 1, math.sqrt(N)):
                 result = mean(gradients, dtype, before)

@@ -4,6 +4,8 @@ It warms up, chooses the number of loops, takes the median, fixes the threads an
 GPU. The same statement measured twice says how large a difference must be to mean one.
 """
 
+import math
+import statistics
 import timeit
 
 import torch
@@ -28,18 +30,22 @@ def main() -> None:
             y = eval(statement)  # first that it is right, then how fast it is
             torch.testing.assert_close(y, torch.where(x < 1, 1 - x, 0))
             result = measure(statement, x)
-            typical, spread = result.median, 100 * result.iqr / result.median
-            assert min(result.times) <= typical <= max(result.times)
+            times = torch.tensor(result.times, dtype=torch.float64)
+            low, typical, high = times.quantile(times.new_tensor([0.25, 0.5, 0.75])).tolist()
+            assert math.isclose(typical, result.median)
+            assert math.isclose(high - low, result.iqr, abs_tol=1e-12)
             # the name that the measurement itself bears
-            print(f"  {result.task_spec.stmt:21} ≈{1e6 * typical:.1f} µs, IQR ≈{spread:.0f} %")
+            print(f"  {result.task_spec.stmt:21} ≈{1e6 * typical:.1f} µs", end=", ")
+            print(f"half of all from ≈{1e6 * low:.1f} to ≈{1e6 * high:.1f} µs")
     first, second = (measure("x + 1", x) for _ in range(2))
-    ratio = second.median / first.median
-    print(f"{second.task_spec.stmt} twice: the second is ≈{ratio:.2f} of the first")
+    print(f"{second.task_spec.stmt} twice: ≈{1e6 * first.median:.2f} µs", end=", ")
+    print(f"then ≈{1e6 * second.median:.2f} µs")
     print(f"threads, if not told: {Timer('pass').timeit(1).task_spec.num_threads}")
+    torch.set_num_threads(1)  # as Timer does
     square = torch.randn(64, 64, device=device)
-    times = [timeit.timeit(lambda: torch.linalg.qr(square), number=1) for _ in range(20)]
-    ratio = times[0] / sorted(times)[10]
-    print(f"torch.linalg.qr: the first call is ≈{ratio:.0f} times a later one")
+    call, *later = (timeit.timeit(lambda: torch.linalg.qr(square), number=1) for _ in range(20))
+    print(f"torch.linalg.qr: the first call ≈{1e6 * call:,.0f} µs", end=", ")
+    print(f"a later one ≈{1e6 * statistics.median(later):,.0f} µs")
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ def main() -> None:
     assert flops == counter.get_total_flops()
     measured = torch.accelerator.is_available()
     print(f"the GPU's times are {'measured' if measured else 'modelled, the CPU measured'}")
+    print(f"model: {P / 1e12:.0f} TFLOP/s, {W / 1e9:,.0f} GB/s, a launch {LAUNCH * 1e6:.0f} µs")
     lengths = [2**k for k in range(10, 25, 2)]
     widths = [16, 32, 64, 128, 256, 512]
     cases = [

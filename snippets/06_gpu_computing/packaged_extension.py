@@ -180,7 +180,7 @@ def main() -> int:
         command = [sys.executable, "setup.py", "bdist_wheel"]  # what pip would call
         done = subprocess.run(command, cwd=root, capture_output=True, text=True)
         if done.returncode:
-            print(done.stdout[-2000:] + done.stderr[-2000:], file=sys.stderr)
+            print(done.stdout, done.stderr, file=sys.stderr)
             print("the extension was not built: see above", file=sys.stderr)
             return 1
         (wheel,) = (root / "dist").glob("*.whl")

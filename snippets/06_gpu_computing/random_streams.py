@@ -82,7 +82,7 @@ def main() -> None:
         "normal by Box and Muller, mean 0": (normal, 0, 1),
         "  its square, mean 1": (normal**2, 1, 2**0.5),
         "  its fourth power, mean 3": (normal**4, 3, 96**0.5),
-        "argmax(ln p + Gumbel) = 1, p 0.3": ((chosen == 1).double(), 0.3, 0.21**0.5),
+        "argmax(ln p + Gumbel) = 0, p 0.5": ((chosen == 0).double(), 0.5, 0.5),
     }
     print(f"from {n:,} uniform numbers (z: distance from the mean in standard errors)")
     for name, (sample, mean, deviation) in tests.items():

@@ -72,7 +72,7 @@ def main() -> None:
     taps = 101
     kernel = low_pass(1000, rate, taps)
     assert abs(torch.fft.rfft(kernel, n)[1000].abs() - 0.5) < 0.01  # half, at the cutoff
-    filtered = by_fft(tone + noise, kernel, n + taps - 1)[taps // 2 : taps // 2 + n]
+    filtered = overlap_add(tone + noise, kernel, 1000)[taps // 2 : taps // 2 + n]
     for name, signal in {"before": tone + noise, "after": filtered}.items():
         spectrum = torch.fft.rfft(signal[:n]).abs() * 2 / n  # bins of 1 Hz
         print(f"low-pass at 1000 Hz, {name:6}: ", end="")

@@ -74,16 +74,16 @@ def add(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
 def main() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(8, 16, 32), torch.randn(8, 16, 32)
+    c, d = a.view(8, 1, 512), b.view(8, 1, 512)  # of one stride twice, the shorter is inner
     cases = {  # x, y, and how many inner loops the plan should need
-        # of one stride twice, the shorter dimension is the inner one
-        "contiguous + contiguous": (a.view(8, 1, 512), b.view(8, 1, 512), 1),
+        "contiguous + contiguous": (c, d, 1),
         "both transposed alike": (a.transpose(0, 2), b.transpose(0, 2), 1),
         "one transposed": (a, torch.randn(32, 16, 8).transpose(0, 2), 128),
         "matrix + row (bias)": (a, torch.randn(32), 128),
         "row + matrix": (torch.randn(32), a, 128),
         "+ tensor of one element": (a, torch.tensor(2.0), 1),
         "+ column": (a, torch.randn(8, 16, 1), 128),
-        "every other column": (a[..., 1::2], b[..., 1::2], 1),
+        "every other column": (c[..., 1::2].transpose(0, 1), d[..., 1::2].transpose(0, 1), 1),
         "channels last": (
             torch.randn(2, 3, 8, 8).to(torch.bfloat16, memory_format=torch.channels_last),
             torch.randn(2, 3, 8, 8).to(torch.bfloat16, memory_format=torch.channels_last),

@@ -35,8 +35,9 @@ def main(fix: bool) -> None:
     done = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
     tried = TRYING.read_text().split() if TRYING.exists() else []  # where each life ended
     left_out = repeated(tried) if fix else set()
-    print(f"life {life}: from step {done + 1}", end="", flush=True)
-    for step in range(done + 1, STEPS + 1):
+    steps = range(done + 1, STEPS + 1)
+    print(f"life {life}: from step {steps.start}", end="", flush=True)
+    for step in steps:
         # a life leaves the number of the step that it tries; the last one stays when it dies
         TRYING.write_text(" ".join([*tried, str(step)]))
         if step in left_out:
@@ -47,7 +48,7 @@ def main(fix: bool) -> None:
             compute(step)
         if step % EVERY == 0:
             CHECKPOINT.write_text(str(step))
-    print(f", done: {STEPS - len(left_out)} of {STEPS} batches")
+    print(f", done: {steps.stop - 1 - len(left_out)} of {STEPS} batches")
 
 
 # --8<-- [end:main]

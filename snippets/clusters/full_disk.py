@@ -64,12 +64,13 @@ def save_carefully(state: dict, path: Path) -> OSError | None:
 
 def fill(full: bool, folder: Path) -> None:
     """Let the disk be full, or have room again."""
+    log = folder / "log"
     if SMALL:
         if full:
             room = os.statvfs(folder)
-            (folder / "log").write_bytes(bytes(room.f_bavail * room.f_frsize))
+            log.write_bytes(bytes(room.f_bavail * room.f_frsize))
         else:
-            (folder / "log").unlink()
+            log.unlink()
     else:
         import resource  # not on Windows
 

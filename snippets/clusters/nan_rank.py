@@ -138,6 +138,7 @@ def main() -> None:
         weights, said = results["guarded"]
         assert said == [f"step {AT}: not finite on rank [{GUILTY}], left out by all"]
         assert torch.equal(weights, results["without"][0])
+        assert (weights - TRUTH).norm() < TRUTH.norm()  # nearer than at the start
         print(f"  rank {rank}: {said[0]}")
     print("  final weights, bit for bit those of a run without that batch: True")
 

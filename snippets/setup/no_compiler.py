@@ -42,7 +42,7 @@ def main() -> None:
     inductor.cpp.cxx = (None, "no-such-compiler")  # what it reads from CXX
     said_by(
         "no C++ compiler",
-        lambda: torch.compile(lambda x: x.sin())(torch.ones(8)),
+        lambda: torch.compile(torch.relu)(torch.ones(8)),
         "No working C++ compiler found",
     )
 
