@@ -11,8 +11,9 @@ from book.core import BookError
 from book.core.program import LAUNCH, Program, programs
 from book.core.transcript import same_line
 from book.run import mutants
+from book.run.plugin import MODULES
 
-INPUTS = ["assessment", "book", "labs", "snippets", "tests/mutants"]
+INPUTS = ["assessment", "book", "graders", "labs", "snippets", "tests/mutants"]
 LEAST = 3  # written for each program that computes something
 PROGRAMS = [  # what launchers do is not computed by the programs of labs/launch
     each
@@ -20,9 +21,20 @@ PROGRAMS = [  # what launchers do is not computed by the programs of labs/launch
     if "cpu" in each.devices and each.path.suffix != ".sh" and not each.name.startswith(LAUNCH)
 ]
 LISTS = sorted((ROOT / "tests" / "mutants").glob("*.toml"))
+OF_MODULES = [path for path in LISTS if path.stem in MODULES]
 
 
-@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", OF_MODULES, ids=lambda path: path.stem)
+def test_written_mutants_of_modules_apply(path) -> None:
+    """Each file that is listed is there, names its tests, and each change leaves a program."""
+    for name, listed in mutants.read_list(path, path.stat().st_mtime_ns).items():
+        assert name.startswith(f"{path.stem}/") and listed["tests"].startswith("tests/test_")
+        for mutant, tests in mutants.of_module(ROOT / name, ROOT, "written"):
+            ast.parse(mutant.source)
+            assert tests.startswith("tests/test_")
+
+
+@pytest.mark.parametrize("path", sorted({*LISTS} - {*OF_MODULES}), ids=lambda path: path.stem)
 def test_written_mutants_apply(path) -> None:
     """Each program is one of this list's chapter, and each change leaves a program."""
     listed = mutants.read_list(path, path.stat().st_mtime_ns)
@@ -31,13 +43,13 @@ def test_written_mutants_apply(path) -> None:
     few = {name for name, each in own.items() if len(listed.get(name, {})) < LEAST}
     assert not few, f"fewer than {LEAST} mutants: {sorted(few)}"
     for name in listed:
-        for mutant in mutants.of(own[name], "all"):
+        for mutant in mutants.of(own[name], "written"):
             if name.endswith(".py"):
                 ast.parse(mutant.source)
 
 
 def test_every_chapter_has_a_list() -> None:
-    assert {mutants.list_of(each) for each in PROGRAMS} == set(LISTS)
+    assert {mutants.list_of(each) for each in PROGRAMS} == {*LISTS} - {*OF_MODULES}
 
 
 def test_a_mutant_that_no_longer_applies_is_named(book: Book) -> None:
@@ -76,6 +88,33 @@ def test_what_survives_fails_and_is_counted(book: Book) -> None:
     assert "snippets/t: 2 of 3 mutants killed, 67%" in report.text
     again = book.pytest("--mutants", "written", path)
     assert "1 failed, 1 skipped, 2 unchanged" in again.text  # what was noticed is remembered
+
+
+def test_a_module_is_held_by_its_tests(book: Book) -> None:
+    """One mutant turns a test red, one turns none, and one names a test that is not there."""
+    (book.root / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n")
+    book.write("graders/sums.py", "def add(a, b):\n    return a + b\n\n\nUNUSED = 1\n")
+    test = "from graders.sums import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+    book.write("tests/test_sums.py", test)
+    changes = """\
+        ["graders/sums.py"]
+        tests = "tests/test_sums.py"
+        "b is taken off" = ["a + b", "a - b"]
+        "another constant" = ["UNUSED = 1", "UNUSED = 2"]
+        "unheard" = ["UNUSED = 1", "UNUSED = 3", "tests -k no_such"]
+        """
+    book.write("tests/mutants/graders.toml", book_text(changes))
+    path, said = book.root / "graders" / "sums.py", {}
+    for mutant, tests in mutants.of_module(path, book.root, "written"):
+        try:
+            mutants.check_module(path, book.root, mutant, tests)
+        except BookError as error:
+            said[mutant.what] = str(error)
+    assert said == {
+        "another constant": "graders/sums.py:5: survived: another constant\n"
+        "- UNUSED = 1\n+ UNUSED = 2",
+        "unheard": "graders/sums.py:5: no test of `pytest tests -k no_such` ran",
+    }
 
 
 def book_text(text: str) -> str:

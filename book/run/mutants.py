@@ -10,6 +10,9 @@ says why::
     ["snippets/02_ddp/naive.py"]
     "the gradients are summed, not averaged" = ["grad / n", "grad"]
 
+A module of the engine or of the graders is held by tests: its list begins with ``tests``, the
+arguments of the pytest run that must go red, and a third text is a narrower choice of them.
+
 Others are made from the syntax tree of a Python program: operators, reductions, slices,
 constants, dropped calls, inverted assertions; always the same ones for the same text. One that
 nobody could notice is written down, with the reason, and is then no longer made.
@@ -20,18 +23,28 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+import pytest
+
 from book.core import BookError
 from book.core.program import Program
 from book.run import hold
 
 KINDS = ("written", "made", "all")
+HANG = 1800.0  # seconds that the tests of a changed module may take
+NOT_COPIED = shutil.ignore_patterns(".venv", ".git", ".cache", "site", "my_labs", "__pycache__")
 MADE = 2  # for each program, beside the written ones
 LIMIT = 60.0  # seconds beyond ten times what the program takes: what hangs is noticed by that
 
@@ -101,6 +114,48 @@ def check(program: Program, device: str, mutant: Mutant, how: hold.How) -> hold.
     return outcome
 
 
+# --- modules of the engine and of the graders ------------------------------------------------
+
+
+def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
+    """The mutants of a module, each with the tests that must notice it.
+
+    Raises BookError where a written one does not apply.
+    """
+    name = path.relative_to(root).as_posix()
+    place = root / "tests" / "mutants" / f"{name.partition('/')[0]}.toml"
+    known = read_list(place, place.stat().st_mtime_ns) if place.exists() else {}
+    listed = known.get(name, {})
+    tests, source = listed.get("tests", ""), path.read_text("utf-8")
+    changes = {what: change for what, change in listed.items() if what != "tests"}
+    found = _changed(changes, source, name, place)
+    written = [(mutant, mutant.equivalent or tests) for mutant in found]
+    extra = [(mutant, tests) for mutant in made(source) if tests]
+    return {"written": written, "made": extra, "all": written + extra}[kind]
+
+
+def check_module(path: Path, root: Path, mutant: Mutant, tests: str) -> None:
+    """Run the tests in a copy of the repository. Raises BookError where they stay green."""
+    with tempfile.TemporaryDirectory(prefix="ws-") as folder:
+        copied = Path(folder, "copy")
+        shutil.copytree(root, copied, ignore=NOT_COPIED, symlinks=True)
+        (copied / path.relative_to(root)).write_text(mutant.source, "utf-8")
+        outer = ("PYTEST", "PYTHONPATH")
+        kept = {key: text for key, text in os.environ.items() if not key.startswith(outer)}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", *shlex.split(tests)]
+        try:
+            done = subprocess.run(
+                command, cwd=copied, env=kept, capture_output=True, text=True, timeout=HANG
+            )
+        except subprocess.TimeoutExpired:
+            return  # a hang is noticed
+    name = path.relative_to(root).as_posix()
+    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise BookError(f"{name}:{mutant.line}: no test of `pytest {tests}` ran")
+    if done.returncode == 0:
+        raise BookError(f"{name}:{mutant.line}: survived: {mutant.what}\n{mutant.change}")
+
+
 # --- written by hand -------------------------------------------------------------------------
 
 
@@ -120,13 +175,18 @@ def read_list(path: Path, _mtime: int) -> dict[str, dict[str, list[str]]]:
 def _written(program: Program, source: str) -> Iterator[Mutant]:
     path = list_of(program)
     known = read_list(path, path.stat().st_mtime_ns) if path.exists() else {}
-    for what, (was, becomes, *why) in known.get(program.name, {}).items():
+    yield from _changed(known.get(program.name, {}), source, program.name, path)
+
+
+def _changed(
+    changes: dict[str, list[str]], source: str, name: str, path: Path
+) -> Iterator[Mutant]:
+    for what, (was, becomes, *why) in changes.items():
         if source.count(was) != 1 or was == becomes:
-            name = path.relative_to(program.root).as_posix()
             times = (
                 "is left as it is" if was == becomes else f"occurs {source.count(was)} times"
             )
-            raise BookError(f"{name}:1: {program.name}, {what!r}: {times}: {was}")
+            raise BookError(f"tests/mutants/{path.name}:1: {name}, {what!r}: {times}: {was}")
         line = source[: source.index(was)].count("\n") + 1
         changed = source.replace(was, becomes)
         yield Mutant(what, line, f"- {was}\n+ {becomes}", changed, "".join(why))

@@ -42,6 +42,7 @@ STARTED = pytest.StashKey[float]()
 WORTH_A_LOOK = 0.05  # seconds; what a shorter test works counts with the next
 MACHINE = ("graders/__init__.py", "graders/machine.py")  # what the engine takes of the checker
 ENGINE = ("book/core", "book/run", *MACHINE)
+MODULES = ("book", "graders")  # their mutants are noticed by tests
 
 
 FLAGS = {
@@ -192,6 +193,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     path, root = file_path.resolve(), session.root
     if is_program(path, root):
         return ProgramFile.from_parent(parent, path=file_path)
+    if session.mutants and path.suffix == ".py" and path.is_relative_to(root):
+        if path.relative_to(root).parts[0] in MODULES:
+            return Module.from_parent(parent, path=file_path)
+        return None
     if path.suffix == ".md" and path.is_relative_to(root / "docs"):
         return Chapter.from_parent(parent, path=file_path) if "cpu" in session.devices else None
     return Stray.from_parent(parent, path=file_path) if is_stray(path, root) else None
@@ -202,7 +207,7 @@ def pytest_pycollect_makemodule(
 ) -> pytest.Collector | None:
     """A program named on the command line is not a test module as well."""
     session = parent.config.stash[SESSION]
-    if is_program(module_path.resolve(), session.root):
+    if session.mutants or is_program(module_path.resolve(), session.root):
         return Nothing.from_parent(parent, path=module_path)
     return None
 
@@ -313,6 +318,25 @@ class ProgramFile(pytest.File):
                 line=mutant.line,
                 check=partial(_check_mutant, program, mutant, session.how),
                 inputs=partial(_mutant_inputs, program, mutant),
+            )
+
+
+class Module(pytest.File):
+    """A module of the engine or of the graders: one test for each of its mutants."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        session, path = self.config.stash[SESSION], self.path.resolve()
+        try:
+            found = mutants.of_module(path, session.root, session.mutants)
+        except BookError as error:
+            raise self.CollectError(str(error)) from None
+        for mutant, tests in found:
+            yield BookItem.from_parent(
+                self,
+                name=mutant.what,
+                title=f"{self.name}: {mutant.what}",
+                line=mutant.line,
+                check=partial(mutants.check_module, path, session.root, mutant, tests),
             )
 
 
