@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from conftest import reading
 from processes import HANG, as_in_a_terminal, left_behind
 from wrong import Answer, Stale, Table
@@ -83,10 +84,21 @@ def wrong_answers(name: str) -> Table:
     return importlib.import_module(f"wrong.{name}").wrong
 
 
-def assert_gets_its_hint(answer: Answer, others: Iterable[Answer]) -> None:
-    """Grade a wrong answer, in one process with others, once for all of them."""
+@functools.cache
+def _chosen(session: pytest.Session) -> frozenset[Answer]:
+    """The wrong answers that are graded in this session."""
+    params = (getattr(item, "callspec", None) for item in session.items)
+    return frozenset(
+        each.params["answer"] for each in params if each and "answer" in each.params
+    )
+
+
+def assert_gets_its_hint(
+    answer: Answer, others: Iterable[Answer], session: pytest.Session
+) -> None:
+    """Grade a wrong answer, in one process with others of the session, once for all of them."""
     answer.program()  # raises what is wrong with this entry
-    output = _verdicts(tuple(others))[answer]
+    output = _verdicts(tuple(each for each in others if each in _chosen(session)))[answer]
     assert hints_in(output, answer.reference) == [answer.hint], output
     assert f"step {answer.step}  wrong" in output
 

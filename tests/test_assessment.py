@@ -45,10 +45,10 @@ def together(name: str) -> list[str]:
 
 # the names of what is graded together begin alike: one worker gets them (conftest.py)
 @pytest.mark.parametrize("answer", PARTS, ids=str)
-def test_wrong_answer_gets_its_hint(answer: Answer) -> None:
+def test_wrong_answer_gets_its_hint(answer: Answer, request: pytest.FixtureRequest) -> None:
     names = together(answer.reference.stem)
     others = [other for other in PARTS if other.reference.stem in names]
-    assert_gets_its_hint(answer, others)
+    assert_gets_its_hint(answer, others, request.session)
 
 
 @pytest.mark.parametrize("name", GRADED)

@@ -46,8 +46,9 @@ WRONG = {lab: wrong_answers(lab) for lab in REFERENCES}
 
 # the names of a lab begin alike: they go to one worker, which grades them all in one process
 @pytest.mark.parametrize("answer", [a for lab in WRONG.values() for a in lab.values()], ids=str)
-def test_wrong_answer_gets_its_hint(answer: Answer) -> None:
-    assert_gets_its_hint(answer, WRONG[answer.reference.stem[:5]].values())
+def test_wrong_answer_gets_its_hint(answer: Answer, request: pytest.FixtureRequest) -> None:
+    others = WRONG[answer.reference.stem[:5]].values()
+    assert_gets_its_hint(answer, others, request.session)
 
 
 @pytest.mark.parametrize("lab", REFERENCES)
