@@ -14,6 +14,7 @@ from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import BuildError
 from mkdocs.structure.files import Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 from pymdownx.arithmatex import ArithmatexExtension
 
@@ -64,6 +65,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(file)
     config.extra["keeper"] = kept.Keeper(_root(config), files)
     return files
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    def render(page: Page) -> None:
+        config.plugins.on_pre_page(page, config=config, files=files)
+        page.read_source(config)
+        around = {"page": page, "config": config, "files": files}
+        page.markdown = config.plugins.on_page_markdown(page.markdown, **around)
+        page.render(config, files)
+
+    pages = [file.page for file in files.documentation_pages() if file.page]
+    config.extra["keeper"].ahead(pages, render)
+    return nav
 
 
 def on_env(env: Environment, config: MkDocsConfig, files: Files) -> Environment:

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import pickle
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ class Keeper:
         self.folder, self.used = root / FOLDER, set[Path]()
         places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in files]
         self.book = digest(root, *(root / each for each in MADE_BY), *places)
+        self.all = self.folder / self.book  # is there when a whole build has been kept
 
     def render(self, page: Page, text: str, config: MkDocsConfig, files: Files) -> None:
         """As `page.render`; ``text`` is the page with all that it embeds."""
@@ -57,6 +61,28 @@ class Keeper:
             links = [(to.src_uri, of) for to, of in (page.links_to_anchors or {}).items()]
             made = {name: getattr(page, name) for name in MADE}
             self._keep(place, (made, links))
+
+    def ahead(self, pages: list[Page], render: Callable[[Page], object]) -> None:
+        """Where everything is to be made anew, let every core make and keep a part first.
+
+        What goes wrong in a part is left out: whoever wants that page meets it again.
+        """
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        if self.all.exists() or cores == 1 or threading.active_count() > 1:
+            return
+        parts = []
+        for part in range(cores):
+            if pid := os.fork():
+                parts.append(pid)
+                continue
+            for handler in logging.getLogger("mkdocs").handlers:
+                handler.setLevel(logging.CRITICAL + 1)
+            for page in pages[part::cores]:
+                with suppress(Exception):
+                    render(page)
+            os._exit(0)
+        for pid in parts:
+            os.waitpid(pid, 0)
 
     def finish(self, template: Template, context: dict[str, Any]) -> str:
         """What a template makes of a page, as it is published."""
@@ -84,7 +110,9 @@ class Keeper:
 
     def forget_others(self) -> None:
         """Remove what this build did not use."""
+        self.used.add(self.all)
         with suppress(OSError):
+            self.all.touch()
             for each in self.folder.iterdir():
                 if each not in self.used:
                     each.unlink(missing_ok=True)
