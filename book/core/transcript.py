@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from book.core import BookError
 
 RELATIVE_TOLERANCE = 1e-3
-BAND = 5000  # times that a measured number may be larger or smaller on another, busy machine
+BAND = 500  # times that a measured number may be larger or smaller on another, busy machine
 SHARE_BAND = 50  # the same for a measured percentage
 STEADY_BAND = 1.5  # times, where the program is steady: it asks no clock and no machine
 ROUNDING_BAND = 10  # times, there, for a number like 3e-7: it is what rounding left
