@@ -157,7 +157,9 @@ def check_module(path: Path, root: Path, mutant: Mutant, tests: str) -> None:
     name = path.relative_to(root).as_posix()
     if done.returncode in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR):
         said = "\n".join(done.stderr.splitlines()[-3:])
-        raise BookError(f"{name}:{mutant.line}: no test of `pytest {tests}` ran\n{said}".strip())
+        raise BookError(
+            f"{name}:{mutant.line}: no test of `pytest {tests}` ran\n{said}".strip()
+        )
     if done.returncode == 0:
         raise BookError(f"{name}:{mutant.line}: survived: {mutant.what}\n{mutant.change}")
 
