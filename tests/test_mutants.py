@@ -91,10 +91,12 @@ def test_what_survives_fails_and_is_counted(book: Book) -> None:
 
 
 def test_a_module_is_held_by_its_tests(book: Book) -> None:
-    """One mutant turns a test red, one turns none, and one names a test that is not there."""
+    """One mutant turns a test red, one turns none, and two name tests that are not there."""
     (book.root / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n")
     book.write("graders/sums.py", "def add(a, b):\n    return a + b\n\n\nUNUSED = 1\n")
-    test = "from graders.sums import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+    book.write("graders/site/more.py", "THREE = 3\n")  # copied too: not the site that is built
+    test = "from graders.sums import add\nfrom graders.site.more import THREE\n\n\n"
+    test += "def test_add():\n    assert add(1, 2) == THREE\n"
     book.write("tests/test_sums.py", test)
     changes = """\
         ["graders/sums.py"]
@@ -102,6 +104,7 @@ def test_a_module_is_held_by_its_tests(book: Book) -> None:
         "b is taken off" = ["a + b", "a - b"]
         "another constant" = ["UNUSED = 1", "UNUSED = 2"]
         "unheard" = ["UNUSED = 1", "UNUSED = 3", "tests -k no_such"]
+        "nowhere" = ["UNUSED = 1", "UNUSED = 4", "tests/test_no_such.py"]
         """
     book.write("tests/mutants/graders.toml", book_text(changes))
     path, said = book.root / "graders" / "sums.py", {}
@@ -114,6 +117,8 @@ def test_a_module_is_held_by_its_tests(book: Book) -> None:
         "another constant": "graders/sums.py:5: survived: another constant\n"
         "- UNUSED = 1\n+ UNUSED = 2",
         "unheard": "graders/sums.py:5: no test of `pytest tests -k no_such` ran",
+        "nowhere": "graders/sums.py:5: no test of `pytest tests/test_no_such.py` ran\n"
+        "ERROR: file or directory not found: tests/test_no_such.py",
     }
 
 

@@ -485,6 +485,7 @@ def test_a_small_quiz_is_read(root: Path) -> None:
     assert (
         'href="/06_gpu_computing.md#global-memory-here">06 · Global <code>memory</code>' in page
     )
+    assert '<p class="quiz-key"><strong>B</strong>' in page  # the second option is right
     assert page.count("<details") == 2 and "<td><a" in page
 
 
@@ -546,6 +547,9 @@ WRONG = {
     "a formula in a why": (
         edited(ONE, options=[*ONE["options"], {"text": "b", "why": "$w$"}]), "o: options 3: no link",
     ),
+    "a number that stands there twice": (
+        edited(NUMBER, number=r" (\d+)"), "n: ' (\\\\d+)' is in the quoted lines 4 times",
+    ),
     "a slip that is right": (
         edited(NUMBER, slips=[{"value": 1024, "why": "w"}]), "n: the slip 1024 counts as right",
     ),
@@ -571,12 +575,28 @@ def test_an_id_twice_and_a_comment_that_means_nothing(root: Path) -> None:
             markdown.markdown(comment, extensions=[BookMarkdown(root)])
 
 
+def test_of_two_commands_with_an_option_none_is_meant(root: Path) -> None:
+    transcript = root / "snippets/06_gpu_computing/coalescing.cpu.txt"
+    again = transcript.read_text() + "$ python coalescing.py --again\nmore\n"
+    transcript.write_text(again)
+    with pytest.raises(DataError, match=r"o: 2 commands of coalescing\.cpu\.txt have 'coal"):
+        load(root, edited(ONE, settled=[QUOTE | {"command": "coalescing"}]))
+
+
+def test_an_answer_is_right_within_its_tolerance() -> None:
+    ring = QUESTIONS["ring"]
+    near = ring.answer * (1 + ring.tolerance)
+    assert ring.accepts(near) and not ring.accepts(near * 1.001)
+
+
 def test_an_edited_question_has_another_version(root: Path) -> None:
     def version(question: dict) -> str:
         return load(root, question)[0].questions[0].version
 
     assert version(ONE) == version(edited(ONE, say="Something else."))
     assert version(ONE) != version(edited(ONE, options=ONE["options"][::-1]))
+    unsettled = edited(NUMBER, settled=None, number=None)
+    assert version(unsettled) != version(edited(unsettled, answer=1025))
 
 
 def test_units() -> None:

@@ -237,6 +237,9 @@ def test_wrong_parts_are_named() -> None:
     order = GOOD.replace("orders: []", "orders: [{title: First, why: So., read: [two]}]")
     with pytest.raises(DataError, match=r"references\.yml: First: no entry 'two'"):
         references.load(order)
+    item = "{number: '1', title: First, video: two, post: one, take: a, book: b}"
+    with pytest.raises(DataError, match=r"references\.yml: First: no entry 'two'"):
+        references.load(GOOD.replace("syllabus: []", f"syllabus: [{item}]"))
     with pytest.raises(DataError, match="missing required field `syllabus`"):
         references.load(GOOD.replace("syllabus: []\n", ""))
     with pytest.raises(DataError, match=r"references\.yml: while"):

@@ -366,7 +366,10 @@ LAB = '''\
 
 # %%
 def fence() -> str:
+    # hint: three of them
+    # >>> solution 1: a fence
     return """```"""
+    # <<< solution
 '''
 
 
@@ -547,6 +550,7 @@ def test_what_changed_is_made_anew(
     path = small.folder / name
     path.write_text(path.read_text("utf-8").replace(was, becomes), "utf-8")
     assert shown in small()
+    assert len(when_kept(small.folder)) == 2 * 4  # what no page uses any more is gone
 
 
 def test_a_warning_is_said_again(small, caplog) -> None:
@@ -555,6 +559,36 @@ def test_a_warning_is_said_again(small, caplog) -> None:
         caplog.clear()
         small()
         assert "no.md" in caplog.text
+
+
+def test_a_link_to_what_is_gone_is_told_of_a_page_that_was_kept(small, caplog) -> None:
+    index, more = small.folder / "docs/index.md", small.folder / "docs/more.md"
+    config = small.folder / "mkdocs.yml"
+    config.write_text(config.read_text() + "validation:\n  anchors: warn\n", "utf-8")
+    index.write_text("# A page\n\n[More](more.md#more)\n", "utf-8")
+    small()
+    assert "more" not in caplog.text
+    more.write_text("# Less\n", "utf-8")
+    small()
+    assert "does not contain an anchor '#more'" in caplog.text
+    more.rename(more.with_name("less.md"))
+    small()
+    assert "target 'more.md' is not found" in caplog.text
+
+
+def test_the_edit_link_of_a_program_leads_to_the_program(small) -> None:
+    config = small.folder / "mkdocs.yml"
+    config.write_text(
+        config.read_text() + "repo_url: https://a.example/b\nedit_uri: edit/main/docs/\n"
+        "theme: {name: material, features: [content.action.edit]}\nplugins: []\n"
+    )
+    path = small.folder / "snippets/t/p.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("print(1)\n")
+    path.with_suffix(".cpu.txt").write_text("$ python p.py\n1\n")
+    small()
+    page = (small.folder / "site/programs/t/p/index.html").read_text("utf-8")
+    assert "https://a.example/b/edit/main/snippets/t/p.py" in page
 
 
 # ---- code

@@ -13,6 +13,7 @@ pytest.importorskip("mkdocs")
 from book.core import page
 from book.site import data, tracks
 from book.site.data import DataError
+from book.site.hooks import BookMarkdown
 from book.site.tracks import Track, hours
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -323,6 +324,22 @@ def test_a_comment_that_is_not_understood_stops_the_build(small, tmp_path: Path)
     with pytest.raises(DataError, match=r"docs/tracks/u\.yml: .*No such file"):
         fill(["<!-- track: u path -->"])
     assert fill(["text"]) == ["text"]
+
+
+def test_another_build_reads_a_track_again(small, tmp_path: Path) -> None:
+    small(GOOD)
+    before = tracks.loaded("t", tmp_path)
+    assert tracks.loaded("t", tmp_path) is before
+    BookMarkdown(tmp_path)
+    assert tracks.loaded("t", tmp_path) is not before
+
+
+def test_a_lab_stands_at_its_first_stop() -> None:
+    first, again = (tracks.Part(name, name, [], labs=("1",)) for name in ("first", "again"))
+    first.minutes = again.minutes = 10
+    first.lab_links = again.lab_links = {"1": "lab"}
+    both = Track("T", [["first"], ["again"]], [tracks.Group("g", [first, again])], [])
+    assert [labs for stage in both.stages for _, labs in stage] == [["lab"], []]
 
 
 def test_sections_and_their_ends(small, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from book.run import hold
 
 KINDS = ("written", "made", "all")
 HANG = 1800.0  # seconds that the tests of a changed module may take
-NOT_COPIED = shutil.ignore_patterns(".venv", ".git", ".cache", "site", "my_labs", "__pycache__")
+NOT_COPIED = {".venv", ".git", ".cache", "site", "my_labs"}  # of the repository's own folder
 MADE = 2  # for each program, beside the written ones
 LIMIT = 60.0  # seconds beyond ten times what the program takes: what hangs is noticed by that
 
@@ -137,9 +137,14 @@ def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
 
 def check_module(path: Path, root: Path, mutant: Mutant, tests: str) -> None:
     """Run the tests in a copy of the repository. Raises BookError where they stay green."""
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        own = NOT_COPIED if Path(folder) == root else set()  # book/site is no built site
+        return {"__pycache__", *own} & {*names}
+
     with tempfile.TemporaryDirectory(prefix="ws-") as folder:
         copied = Path(folder, "copy")
-        shutil.copytree(root, copied, ignore=NOT_COPIED, symlinks=True)
+        shutil.copytree(root, copied, ignore=left_out, symlinks=True)
         (copied / path.relative_to(root)).write_text(mutant.source, "utf-8")
         outer = ("PYTEST", "PYTHONPATH")
         kept = {key: text for key, text in os.environ.items() if not key.startswith(outer)}
@@ -151,8 +156,11 @@ def check_module(path: Path, root: Path, mutant: Mutant, tests: str) -> None:
         except subprocess.TimeoutExpired:
             return  # a hang is noticed
     name = path.relative_to(root).as_posix()
-    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
-        raise BookError(f"{name}:{mutant.line}: no test of `pytest {tests}` ran")
+    if done.returncode in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR):
+        said = "\n".join(done.stderr.splitlines()[-3:])
+        raise BookError(
+            f"{name}:{mutant.line}: no test of `pytest {tests}` ran\n{said}".strip()
+        )
     if done.returncode == 0:
         raise BookError(f"{name}:{mutant.line}: survived: {mutant.what}\n{mutant.change}")
 

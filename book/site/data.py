@@ -57,7 +57,8 @@ def decode(text: str, file: str, kind: type[T]) -> T:
 
 def _place(text: str, path: str) -> str:
     """`:12: lesson-1: ridge: slips 0` for `$.lessons[0].questions[0].slips[0]`."""
-    data, names, rest, position = msgspec.yaml.decode(text), [], [], 0
+    data, names, rest = msgspec.yaml.decode(text), [], []
+    position = entry = 0  # behind what was passed on the way, and of the entry's own line
     for step in re.findall(r"\w+", path):
         if isinstance(data, list):
             data = data[int(step)]
@@ -66,11 +67,14 @@ def _place(text: str, path: str) -> str:
         field = next((f for f in NAMES if isinstance(data, dict) and f in data), None)
         if field is None:
             rest.append(step)
+            if isinstance(data, list):  # another list may have an entry of the same name
+                found = re.compile(rf"\b{step}:").search(text, position)
+                position = found.end() if found else position
             continue
         names, rest = [*names, str(data[field])], []
         found = re.compile(rf"\b{field}: [\"']?{re.escape(names[-1])}\b").search(text, position)
-        position = found.start() if found else position
-    line = f":{text.count(chr(10), 0, position) + 1}" if position else ""
+        position = entry = found.start() if found else position
+    line = f":{text.count(chr(10), 0, entry) + 1}" if entry else ""
     return ": ".join([line, *names, *filter(None, [" ".join(rest)])])
 
 

@@ -1,0 +1,471 @@
+"""The parts of the engine, one at a time, in this process: what a small book need not be run for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import RECORDED, Book
+
+from book.core import BookError, digest, page, write_whole
+from book.core.page import Embed, resolve
+from book.core.program import Program, is_program, is_stray
+from book.core.transcript import Transcript, difference, output_lines, same_line
+from book.run import fences, hold, mutants, plugin, runner, warm
+from book.run.passed import Passed
+
+INPUTS = ["book"]
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path, folder = tmp_path / "file", tmp_path / "folder"
+    path.write_text("old")
+    folder.mkdir()
+    with path.open() as reader:
+        write_whole(path, "new", 0o755)
+        assert (reader.read(), path.read_text()) == ("old", "new")
+    assert path.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(OSError):
+        write_whole(folder, "new")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_whatever_an_outcome_depends_on_changes_the_digest(tmp_path: Path, monkeypatch) -> None:
+    seen = set()
+
+    def changed(*parts: str | Path) -> bool:
+        seen.add(digest.digest(tmp_path, *parts))
+        return len(seen) == len({*names})
+
+    names = ["first"]
+    inside = tmp_path / "data"
+    inside.mkdir()
+    (inside / "a").write_text("1")
+    assert changed(inside)
+    (inside / "a").rename(inside / "b")
+    names.append("renamed")
+    assert changed(inside)
+    (inside / "b").write_text("longer")
+    names.append("edited within a session")
+    assert changed(inside)
+    (inside / "__pycache__").mkdir()
+    (inside / "__pycache__/b.pyc").write_text("")
+    assert changed(inside)  # not by a cache
+    names += ["ab c", "a bc"]
+    changed("ab", "c")
+    assert changed("a", "bc")
+    monkeypatch.setattr(sys, "version", "another")
+    digest._surroundings.cache_clear()
+    names.append("another Python")
+    assert changed("a", "bc")
+    monkeypatch.undo()
+    digest._surroundings.cache_clear()
+
+
+def test_what_passed_is_noted_beside_what_other_runs_noted(tmp_path: Path, monkeypatch) -> None:
+    one, other = Passed(tmp_path), Passed(tmp_path)
+    one.add({"a": "1", "b": "1"})
+    other.add({"c": "1", "b": None})
+    assert Passed(tmp_path).known == {"a": "1", "c": "1"}
+    (tmp_path / ".gitignore").write_text(".cache/\n")
+    tools = tmp_path / ".cache/bin"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    before = one.everything()
+    assert one.everything() == before
+    os.utime(tools, (0, 0))  # as when a tool is installed there
+    assert one.everything() != before
+
+
+# --- transcripts -----------------------------------------------------------------------------
+
+
+def test_a_transcript_says_again_what_was_read() -> None:
+    text = RECORDED + "$ python a.py \\\n    --more\na path C:\\\nnext\n[exit status 3]\n$ ls\n"
+    read = Transcript.parse(text)
+    assert read.text() == text
+    assert [(each.typed, each.output, each.status) for each in read.commands] == [
+        ("python a.py \\\n    --more", ["a path C:\\", "next"], 3),
+        ("ls", [], 0),
+    ]
+    with pytest.raises(BookError, match=r"t:3: output after `\[exit status"):
+        Transcript.parse("$ false\n[exit status 1]\nmore\n", "t")
+    assert output_lines("step 1\rstep 2\r\ndone  \n\n") == ["step 2", "done"]
+
+
+def test_an_output_is_held_as_closely_as_its_numbers_allow() -> None:
+    assert same_line("loss 0.50001", "loss 0.50002")
+    assert not same_line("loss 0.5000", "loss 0.5021")
+    assert not same_line("9 ranks", "8 ranks")
+    for steady in (False, True):
+        assert bool(difference(["≈2.0 s"], ["≈20.0 s"], steady)) is steady
+
+
+# --- pages -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def embedding(tmp_path: Path):
+    """The lines that an embed of a file stands for."""
+    (tmp_path / "book").mkdir()
+
+    def of(text: str, part: str, name: str = "a.py") -> list[str]:
+        (tmp_path / "book/a.py").write_text(text)
+        return resolve(Embed(1, "", f"{name}:{part}"), tmp_path / "book")
+
+    return of
+
+
+def test_an_embed_is_all_of_what_it_names_and_no_more(embedding, tmp_path: Path) -> None:
+    text = """
+class A:
+    def run(self):
+        return 1
+
+
+@cache
+@other
+def run():
+    return 2
+
+
+def last():
+    # --8<-- [start: part]
+    return 3
+    # --8<-- [end: part]
+""".lstrip()
+    assert embedding(text, "run") == ["@cache", "@other", "def run():", "    return 2"]
+    assert embedding(text, "part") == ["return 3"]
+    assert embedding(text, "last") == ["def last():", "    return 3"]
+    assert embedding(text, "2:3") == ["def run(self):", "    return 1"]
+    (tmp_path / "secret.txt").write_text("secret\n")
+    with pytest.raises(BookError, match="there is no file"):
+        embedding(text, "", "../secret.txt")
+
+
+def test_a_page_is_taken_apart_as_markdown_does(tmp_path: Path) -> None:
+    markdown = pytest.importorskip("markdown")
+    text = "# A `b` c\n\n## Adam\n\n### [Adam](x.md), again\n\n## Adam\n\n## Adam { #own }\n"
+    md = markdown.Markdown(extensions=["toc", "attr_list"])
+    md.convert(text)
+    ids, level = [], md.toc_tokens
+    while level:
+        ids += [each["id"] for each in level]
+        level = [child for each in level for child in each["children"]]
+    here = page.parse(text)
+    assert sorted(ids) == sorted(here.headings) and "adam_1" in ids
+    fenced = page.parse("text\n\n````markdown\n```python\n# no heading\n```\n````\nmore\n")
+    assert [(each.line, each.end) for each in fenced.fences] == [(3, 7)]
+    assert [number for number, _ in fenced.prose()] == [1, 2, 8, 9] and not fenced.headings
+
+
+# --- programs --------------------------------------------------------------------------------
+
+
+def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> None:
+    book.program("waits", "print(1)\n", "$ python waits.py\n$ python beside.py\n")
+    path = book.write("snippets/t/beside.py", "import time\n\n\ntime.sleep(1)\n")
+    waits = Program(book.root, book.root / "snippets/t/waits.py")
+    assert [each.path.name for each in waits.companions()] == ["beside.py"]
+    assert not waits.steady
+    path.write_text("def f():\n    import triton\n")
+    assert waits.steady and Program(book.root, path).imports("triton") == ["triton"]
+    link = book.root / "labs/lab.py"
+    link.symlink_to(path)
+    assert is_program(path, book.root) and not is_program(link, book.root)
+    assert is_stray(book.write("snippets/t/gone.svg", "<svg/>"), book.root)
+    assert not is_stray(book.write("snippets/t/waits.svg", "<svg/>"), book.root)
+
+
+# --- running ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "takes"),
+    [
+        ("torchrun --nproc-per-node=2 a.py", "", False),
+        ("torchrun --nproc-per-node=2 a.py --x", "snippets/t/a.py", True),
+        ("torchrun --nproc-per-node=2 --master-port=1 a.py", "snippets/t/a.py", False),
+        ("TORCH_DISTRIBUTED_DEBUG=INFO python a.py", "snippets/t/a.py", True),
+        ("OMP_NUM_THREADS=2 python a.py", "snippets/t/a.py", False),
+        ("python a.py > log", "snippets/t/a.py", False),
+        ("python -c 1", "snippets/t/a.py", False),
+        ("python labs/check.py", "labs/lab01.py", False),
+        ("torchrun --nproc-per-node=2 first.py", "snippets/t/first.py", False),
+    ],
+)
+def test_what_starts_warm_needs_no_shell(command: str, program: str, takes: bool) -> None:
+    launcher = warm.Launcher()
+    assert launcher.takes(command, program) is takes
+    if program.endswith("first.py"):
+        assert launcher.takes(command, program, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(None, 0), (0, 0), (3, 3), ("needs 2 ranks", 1)],
+)
+def test_warm_a_program_leaves_with_its_status(code: object, status: int, capsys) -> None:
+    assert warm._status_of(lambda: sys.exit(code)) == status
+    assert warm._status_of(lambda: 1 / 0) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_run_has_the_variables_of_a_reader(tmp_path: Path, monkeypatch) -> None:
+    for name in ("OMP_NUM_THREADS", "WORLD_SIZE", "PYTEST_CURRENT_TEST", "TZ"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    cpu, cuda = (runner.environment(tmp_path / "run", each) for each in ("cpu", "cuda"))
+    assert (cpu["CUDA_VISIBLE_DEVICES"], cuda["CUDA_VISIBLE_DEVICES"]) == ("", "0")
+    assert cpu["TZ"] == "2"
+    assert not {"OMP_NUM_THREADS", "WORLD_SIZE", "PYTEST_CURRENT_TEST"} & set(cpu)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who is whose child")
+def test_what_left_its_session_is_found_and_what_was_cut_says_so(monkeypatch) -> None:
+    monkeypatch.setattr(runner, "GRACE", 0.2)
+    monkeypatch.setattr(runner, "LONGEST_OUTPUT", 5)
+    with runner.empty_folder() as folder:
+        command = "setsid -f sleep 3599 > /dev/null 2>&1; echo a long line"
+        result = runner.run(command, folder, limit=600)
+    assert len(result.leftovers) == 1 and "sleep 3599" in result.leftovers[0]
+    assert result.stdout.splitlines() == ["a lon", "… cut: 12 bytes in all"]
+
+
+TORCHRUN = """\
+[rank0]: the other is gone
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/x/run/a.py", line 9, in <module>
+[rank1]:   File "/x/run/a.py", line 3, in inner
+[rank1]: ValueError: unwell
+[rank0]: Connection closed by peer
+Traceback (most recent call last):
+ChildFailedError:
+Root Cause (first observed failure):
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 5)
+"""
+
+
+def test_a_failure_is_told_by_the_rank_that_failed_first() -> None:
+    result = runner.Result("torchrun a.py", 1, "", TORCHRUN, 1.0)
+    said = runner.explain(result, {"/x/run/": "snippets/t/"})
+    assert said.startswith("rank 1 left with status 1\nits last lines:\n")
+    assert said.endswith("ValueError: unwell") and "rank0" not in said
+    assert 'File "snippets/t/a.py", line 9' in said
+    assert result.line_in("a.py") == 3  # the innermost
+    stacks = [("rank 1", 'File "a.py", line 8 in wait\n  File "a.py", line 20 in <module>')]
+    assert runner.Result("x", -9, "", "", 1.0, True, stacks).line_in("a.py") == 8
+
+
+# --- what holds a program --------------------------------------------------------------------
+
+
+def held(book: Book, name: str, code: str, transcript: str, **how: object) -> hold.Outcome:
+    path = book.root / book.program(name, code, transcript)
+    return hold.check(Program(book.root, path), "cpu", hold.How(**how))
+
+
+def test_a_number_of_a_steady_program_is_held_more_closely(book: Book) -> None:
+    held(
+        book, "clock", "import time\ntime.time()\nprint('≈20 s')\n", "$ python clock.py\n≈2 s\n"
+    )
+    with pytest.raises(BookError, match="printed something else"):
+        held(book, "steady", "print('≈20 s')\n", "$ python steady.py\n≈2 s\n")
+
+
+def test_no_output_has_the_path_of_its_folder(book: Book) -> None:
+    with pytest.raises(BookError, match=r"snippets/t/leaks\.py:1: .*the path of the folder"):
+        held(
+            book, "leaks", "import os\nprint('in', os.getcwd())\n", "$ python leaks.py\nin x\n"
+        )
+
+
+def test_recording_writes_down_what_was_only_typed(book: Book) -> None:
+    path = book.program("typed", "print(1)\n", "$ python typed.py\n1\n")
+    transcript = book.write("snippets/t/typed.cpu.txt", "$ python typed.py\n1\n")
+    outcome = hold.check(Program(book.root, book.root / path), "cpu", hold.How(record=True))
+    assert outcome.recorded and transcript.read_text().startswith("# recorded ")
+
+
+@pytest.mark.parametrize(
+    ("code", "fine"),
+    [
+        ("import sys; sys.exit('it needs a GPU')", True),
+        ("import sys; print('it needs a GPU', file=sys.stderr)", False),
+        ("import sys; print('no CUDA', file=sys.stderr); 1 / 0", False),
+        ("import sys; sys.exit('it needs more')", False),
+    ],
+)
+def test_a_refusal_is_one_sentence_and_a_status(book: Book, code: str, fine: bool) -> None:
+    path = book.write("snippets/t/gpu.py", code + "\n")
+    book.write("snippets/t/gpu.cuda.txt", RECORDED + "$ python gpu.py\n")
+    try:
+        hold.check_refusal(Program(book.root, path), hold.How())
+    except BookError:
+        assert not fine
+    else:
+        assert fine
+
+
+def test_a_page_shows_a_program_its_output_and_its_figure(book: Book) -> None:
+    program = Program(book.root, book.root / book.program("p", "1\n", "$ python p.py\n"))
+
+    def why() -> str:
+        try:
+            hold.check_shown(program, page.embedded_files(book.root))
+        except BookError as error:
+            return str(error)
+        return ""
+
+    assert why() == ""
+    book.write("snippets/t/p.svg", "<svg/>")
+    assert why() == "snippets/t/p.py:1: it draws snippets/t/p.svg, which no page shows"
+    book.write("docs/p.md", '```python\n--8<-- "snippets/t/p.py"\n```\n![](snippets/t/p.svg)\n')
+    assert why().startswith("docs/p.md:2: the page embeds snippets/t/p.py but no page")
+    assert program.figure in hold.inputs(program, "cpu")
+
+
+def test_gpus_and_ranks_are_those_of_all_commands(book: Book, monkeypatch) -> None:
+    text = "$ torchrun --nproc-per-node=2 a.py\n$ torchrun --nproc-per-node=4 a.py\n[exit status 1]\n"
+    assert hold.gpus_needed(Transcript.parse(text)) == 4
+    program = Program(book.root, book.root / book.program("a", "1\n", text))
+    monkeypatch.setattr(runner, "gpu_names", lambda: ["one"] * 3)
+    first = hold._first_gpu_transcript(program).commands
+    assert [(each.typed.split("=")[1], each.status) for each in first] == [
+        ("2 a.py", 0),
+        ("3 a.py", 1),
+    ]
+
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:x="http://www.w3.org/1999/xlink">{}</svg>'
+
+
+def test_a_figure_asks_nobody_and_keeps_the_ends_of_its_lines() -> None:
+    for name in ("href", "x:href"):
+        with pytest.raises(BookError, match=r"it refers to https://a\.example"):
+            hold.read_figure(SVG.format(f'<image {name}="https://a.example/x.png"/>'))
+    assert hold.read_figure(SVG.format('<use href="#a"/><text>s</text><text>3</text>'))[0] == [
+        "s"
+    ]
+    line = [0, 0, 10, 40, 20, 90]
+    assert hold._farthest([line], [[0, 0, 20, 90]]) == 0  # a point between is left out
+    assert hold._farthest([line], [[0, 0, 20, 50]]) == 40
+    assert hold._farthest([line], [[30, 0, 20, 90]]) == 20
+    assert hold._farthest([line], []) == hold._farthest([line], [[]]) == float("inf")
+
+
+# --- blocks of a page ------------------------------------------------------------------------
+
+
+def faults(book: Book, text: str, **how: object) -> list[str]:
+    """What is wrong with the blocks of a page."""
+    path, found = book.write("docs/p.md", text), []
+    for block in fences.extract(path, book.root):
+        try:
+            fences.check(block, hold.How(**how))
+        except BookError as error:
+            found.append(str(error).splitlines()[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("```bash\nfalse\ntrue\n```\n", "docs/p.md:1: bash block failed"),
+        ("```bash\nfalse | true\n```\n", "docs/p.md:1: bash block failed"),
+        ("```console\n$ true\n$ exit 3\n```\n", "docs/p.md:3: console block failed"),
+        ("```console\n$ exit 3\n[exit status 3]\n```\n", ""),
+        ('```python skip="why"\nif\n```\n', "docs/p.md:2: invalid syntax"),
+        ("```yaml\na: 1\n---\nb: [\n```\n", "docs/p.md:5: not a valid YAML"),
+        ("```yaml\na: 1\n---\napiVersion: v1\n```\n", "docs/p.md:1: not a valid Kubernetes"),
+        ('```bash\n--8<-- "snippets/t/a.py"\n```\n', "docs/p.md:1: snippets/t/a.py in a fence"),
+        (
+            '```text\n--8<-- "snippets/t/b.cpu.txt"\n```\n',
+            "docs/p.md:1: snippets/t/b.cpu.txt is",
+        ),
+        ('```text\n--8<-- "snippets/t/a.cpu.txt"\n```\n', ""),
+    ],
+)
+def test_a_block_is_refused(book: Book, text: str, why: str) -> None:
+    book.program("a", "print(1)\n", "$ python a.py\n1\n")
+    book.write("snippets/t/b.cpu.txt", "$ python b.py\n")
+    said = faults(book, text)
+    assert said == [] if not why else len(said) == 1 and said[0].startswith(why), said
+
+
+def test_an_output_is_written_under_its_own_block(book: Book) -> None:
+    """Two blocks print another thing than the same lines below them say."""
+    below = "\n<!--pytest-codeblocks:expected-output-->\n\n```text\nold\n```\n\n"
+    text = f"```python\nprint('one')\n```\n{below}```python\nprint('two')\n```\n{below}"
+    path = book.write("docs/p.md", text)
+    first, second = fences.extract(path, book.root)
+    assert repr(first.expected.lines) in first.inputs()  # another output is to be held anew
+    fences.check(second, hold.How(record=True))
+    assert page.read(path).fences[3].lines == ("two",) and "```text\nold\n" in path.read_text()
+
+
+def test_a_config_of_deepspeed_is_known_by_its_keys(book: Book, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(fences, "_hold_to_deepspeed", lambda block, value: asked.append(value))
+    faults(book, '```json\n{"zero_optimization": {}}\n```\n\n```json\n{"a": 1}\n```\n')
+    assert asked == [{"zero_optimization": {}}]
+
+
+# --- the plugin ------------------------------------------------------------------------------
+
+
+def test_another_engine_holds_everything_anew(book: Book) -> None:
+    book.program("once", "print(1)\n", "$ python once.py\n1\n", embed=False)
+    (book.root / "labs/one").symlink_to(book.root / "snippets")
+    (book.root / "docs/labs").symlink_to(book.root / "snippets")
+    engine = book.write("engine.py", "")
+    book.write(
+        "conftest.py",
+        f"""
+        import os
+        from book.run import plugin
+        plugin.ENGINE = ({str(engine)!r},)
+        if os.path.exists("ci"):
+            os.environ["CI"] = "true"
+        """,
+    )
+    run = ("snippets", "docs", "-k", "cpu")
+    assert "1 ran, 0 unchanged" in book.pytest(*run).text
+    assert "0 ran, 1 unchanged" in book.pytest(*run).text
+    engine.write_text("# another\n")
+    assert "1 ran, 0 unchanged" in book.pytest(*run).text
+    book.write("ci", "")
+    assert "1 ran, 0 unchanged" in book.pytest(*run).text
+
+
+def test_a_file_that_changes_meanwhile_is_not_what_passed(book: Book) -> None:
+    book.write(".gitignore", ".cache/\n__pycache__/\n")
+    book.write(
+        "tests/test_it.py",
+        "import pathlib\n\n\ndef test():\n    pathlib.Path('data').write_text('x')\n",
+    )
+    assert "1 passed" in book.pytest().text
+    (book.root / "data").unlink()  # as it was before, but not as the test saw it
+    assert "nothing has changed" not in book.pytest().text
+
+
+# --- mutants ---------------------------------------------------------------------------------
+
+
+def test_a_mutant_is_one_place_behind_any_letters(book: Book) -> None:
+    source = 'x = "Ψ≈", 3 - 1\n'
+    (made,) = mutants.made(source)
+    assert made.source == 'x = "Ψ≈", (3 + 1)\n'
+    path = book.program("add", "print(1 + 1, 1 + 1)\n", "$ python add.py\n2 2\n")
+    book.write("tests/mutants/t.toml", f'["{path}"]\n"twice" = ["1 + 1", "1 - 1"]\n')
+    program = Program(book.root, book.root / path)
+    with pytest.raises(BookError, match="occurs 2 times"):
+        mutants.of(program, "written")
+    mutant = mutants.Mutant("what", 1, "change", "print(3)\n")
+    assert mutant.source in plugin._mutant_inputs(program, mutant)

@@ -1,0 +1,232 @@
+"""The parts of the site, one at a time: what no site need be built for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import RECORDED, Book
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("ziamath")
+
+from book.core import page
+from book.core.program import Program
+from book.site import (
+    data,
+    embedded,
+    facts,
+    glossary,
+    links,
+    mathematics,
+    programs,
+    search,
+    theme,
+)
+from book.site.data import Fault
+
+INPUTS = ["book"]
+
+
+# --- data ------------------------------------------------------------------------------------
+
+
+class Thing(data.Schema):
+    id: str
+    size: int
+
+
+class Things(data.Schema):
+    first: list[Thing]
+    other: list[Thing]
+
+
+def test_data_are_named_by_their_own_line_and_shown_where_they_are_asked_for() -> None:
+    text = "first:\n- {id: a, size: 1}\n- {id: b, size: 2}\nother:\n- {id: b, size: big}\n"
+    with pytest.raises(data.DataError, match=r"t\.yml:5: b: size: Expected"):
+        data.decode(text, "t.yml", Things)
+    shows = {"list": lambda words, root: "\n".join(words)}
+    lines = ["- item", "", "    <!-- list: a b -->"]
+    assert data.fill(lines, shows, Path()) == ["- item", "", "", "    a", "    b", ""]
+
+
+# --- programs --------------------------------------------------------------------------------
+
+
+def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
+    book.program("p", "print(1)\n", "$ python p.py\none\ntwo\n")
+    gpu = RECORDED.replace("CPU cores (test)", "GPUs")
+    book.write("snippets/t/p.cuda.txt", gpu + "$ python p.py\nuno\ndos\n")
+
+    def shown(embed: str, language: str = "console", ticks: str = "```") -> str:
+        fence = f'{ticks}{language}\n--8<-- "snippets/t/{embed}"\n{ticks}'
+        return "\n".join(embedded.render(fence.split("\n"), book.root))
+
+    both = shown("p.cpu.txt")
+    assert '=== "CPU"' in both and '=== "GPU"' in both and "# recorded" not in both
+    part = shown("p.cuda.txt:3:4")
+    assert "uno\ndos\n" in part and "one" not in part and "===" not in part
+    book.write("snippets/t/p.py", 'print("""\n```\n""")\n')
+    assert shown("p.py", "python").count("\n````") == 2
+    figure = ["![a](../../snippets/t/p.svg)"]
+    assert embedded.render(figure, book.root) == ["![a](/programs/t/p.svg)"]
+
+
+def test_facts_count_each_program_once_and_failures_by_their_programs(book: Book) -> None:
+    book.program("p", "def f():\n    pass\n\n\nf()\n", "$ python p.py\n")
+    text = """
+        # 02
+
+        ## What goes wrong
+
+        ### Nothing to see
+
+        ### It hangs
+
+        ```python
+        --8<-- "snippets/t/p.py:f"
+        ```
+
+        ```python
+        --8<-- "snippets/t/p.py"
+        ```
+
+        ## Another
+
+        ### It hangs too
+
+        ```python
+        --8<-- "snippets/t/p.py"
+        ```
+        """
+    here = page.read(book.write("docs/02_p.md", text))
+    assert "1 programs" in facts.page_facts(here, book.root)
+    assert facts._failures(here) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        (
+            "a.py",
+            '"""It needs torch 2.13 or later. More.\n"""\n',
+            "It needs torch 2.13 or later.",
+        ),
+        (
+            "b.py",
+            "# %% [markdown]\n# # Lab\n#\n# It is\n# one. Two.\n\n# %%\n1\n",
+            "It is one.",
+        ),
+        ("c.cu", "/* It adds.\n * Not more.\n */\nint main() {}\n", "It adds."),
+        ("d.cpp", "// It adds\n// two.\n\nint main() {}\n", "It adds two."),
+        ("e.sh", "#!/bin/bash\n# It starts.\nsrun\n", "It starts."),
+    ],
+)
+def test_a_summary_is_the_first_sentence(book: Book, name: str, text: str, says: str) -> None:
+    path = book.root / "snippets" / name
+    path.write_text(text)
+    assert programs.summary(Program(book.root, path)) == says
+
+
+# --- words and links -------------------------------------------------------------------------
+
+
+def test_the_glossary_says_a_first_sentence(book: Book) -> None:
+    entry = "rank / process\n:   A [number](x.md) of torch 2.13 and `more`.\n    Then *more*.\n"
+    book.write("docs/glossary.md", f"# Terms\n\n{entry}")
+    says = "A number of torch 2.13 and more."
+    assert glossary.terms(book.root) == {"rank": says, "process": says}
+
+
+def test_links_lead_to_the_one_place_that_is_meant(book: Book) -> None:
+    lab = "# %% [markdown]\n# # Lab\n#\n# ## Step 1: average\n#\n# ## Step 10: all\n"
+    book.write("labs/lab02_ddp.py", lab)
+    book.write("docs/02_ddp.md", '# D\n\n??? question "Why a? So."\n\n??? question "Why b?"\n')
+    found = links.link("lab02#step-1", book.root)
+    assert str(found) == "[Lab 02 · Step 1: average](/labs/lab02_ddp.py#step-1-average)"
+    assert links.link("02_ddp?Why a", book.root).title == "02 · “Why a?”"
+    with pytest.raises(Fault, match="2 questions of"):
+        links.link("02_ddp?Why", book.root)
+
+
+def test_search_reads_what_a_page_says_under_each_heading() -> None:
+    code = '<div class="language-python x"><pre>{} <span class="s2">says</span></pre></div>'
+    html = (
+        '<h1 id="top">T <code>x</code><a class="headerlink" href="#top">¶</a></h1><p>a <b>b</b></p>'
+        '<p>a b</p><h2 id="one">One</h2><p>1 <svg><path/>glyph</svg></p>'
+        f'<h2 id="two">Two</h2>{code.format("count")}'
+    )
+    assert search.sections(html, "T", "02_ddp/") == [
+        ("02_ddp/", "T <code>x</code>", "a b", 1),
+        ("02_ddp/#one", "One", "1", 1),
+        ("02_ddp/#two", "Two", "count says", 1),
+    ]
+    assert search.sections(html, "T", "labs/lab01/")[2] == (
+        "labs/lab01/#two",
+        "Two",
+        "says",
+        0.7,
+    )
+    early = search.sections(f"<p>before</p>{html}", "Title", "x/")
+    assert early[0] == ("x/", "Title", "before", 1) and early[1][0] == "x/#top"
+
+
+# --- formulas and figures --------------------------------------------------------------------
+
+
+def points(path: str) -> list[tuple[float, float]]:
+    """Where the lines and curves of an outline go, their bends included."""
+    found, here, bend, last = [], (0.0, 0.0), None, ""
+    for command, text in re.findall(r"([a-zA-Z])([^a-zA-Z]*)", path):
+        numbers = [float(n) for n in re.findall(r"-?[\d.]+", text)]
+        size = {"M": 2, "L": 2, "l": 2, "h": 1, "v": 1, "Q": 4, "q": 4, "t": 2}.get(command, 0)
+        for at in range(0, len(numbers), size or 1):
+            given = numbers[at : at + size]
+            if command in "hv":
+                given = [*given, 0.0] if command == "h" else [0.0, *given]
+            ends = list(zip(given[::2], given[1::2], strict=True))
+            if command.islower():
+                ends = [(here[0] + x, here[1] + y) for x, y in ends]
+            if command == "t":
+                bent = bend if last in ("q", "t") else here
+                ends.insert(0, (2 * here[0] - bent[0], 2 * here[1] - bent[1]))
+            bend, here, last = ends[0], ends[-1], command
+            found += ends
+    return found
+
+
+def test_a_formula_is_drawn_as_its_font_has_it() -> None:
+    """In whole units: shorter by half, and nowhere more than two away."""
+    import ziamath
+
+    drawing = ziamath.Math.fromlatex(r"\sum_i g_i S^2 \alpha = 8").svgxml()
+    paths = [path.get("d") for each in drawing.iter("symbol") for path in each.iter("path")]
+    assert len(paths) > 5
+    for path in paths:
+        # a line of no length is left out, and no other
+        there = [(10 * x, 10 * y) for x, y in points(path)]
+        drawn = points(mathematics._outline(path, 10.0))
+        assert set(map(nearest(there), drawn)) == {True} == {*map(nearest(drawn), there)}
+    fraction = mathematics.draw(r"\frac{a}{a}")
+    places = re.findall(r'<use href="#glyph [^"]+"(?: x="(-?\d+)")?(?: y="(-?\d+)")?', fraction)
+    assert len(places) == 2 and places[0][0] == places[1][0]
+
+
+def nearest(points: list[tuple[float, float]]):
+    return lambda at: min(max(abs(at[0] - x), abs(at[1] - y)) for x, y in points) <= 2
+
+
+def test_a_figure_gets_a_size_unless_it_has_one(tmp_path: Path) -> None:
+    drawing = tmp_path / "a.svg"
+    drawing.write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 5"/>')
+    files = [SimpleNamespace(dest_uri="programs/a.svg", abs_src_path=str(drawing))]
+    here = SimpleNamespace(url="02_ddp/")
+
+    def sized(html: str) -> str:
+        return theme.with_sizes(html, here, files)
+
+    assert 'width="9" height="5" alt' in sized('<img alt="a" src="../programs/a.svg">')
+    for other in ('<img width="3" src="../programs/a.svg">', '<img src="../programs/b.svg">'):
+        assert sized(other) == other
