@@ -244,6 +244,11 @@ wrong("sent_once", step=7, hint="sent_twice",
 
 # step 8
 
+wrong("right_train_clip_imported", step=8, edits=[
+    ("from torch.amp import custom_bwd, custom_fwd",
+     "from torch.amp import custom_bwd, custom_fwd\nfrom torch.nn.utils import clip_grad_norm_"),
+    ("    scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), CLIP)",
+     "    scaler.unscale_(optimizer)\nclip_grad_norm_(model.parameters(), CLIP)")])
 wrong("held_bias_casts", step=8, hint="held_casts",
       old="size * MATRICES", new="size * PSI")
 wrong("held_low_gradients", step=8, hint="held_fp32",

@@ -227,6 +227,7 @@ wrong("choose_greedy", step=7, hint="too_dear", old=Body("choose"), new="""
             return set(order[:size])
     return None
 """)
+wrong("right_choose_the_last", step=7, old="flops < best[0]", new="flops <= best[0]")
 wrong("peak_input_twice", step=7, hint="input_twice",
       old="before + unit.held", new="before + unit.held + unit.kept * (i in chosen)")
 wrong("peak_nothing_freed", step=7, hint="freed_already", old=Body("predicted_peak"), new="""
