@@ -153,6 +153,8 @@ wrong("transpose_one_row", step=5, hint="four_rows", old="""
 """, new="for (int k = threadIdx.y; k < 8; k += 8)\n  if (row + k < rows && column < columns)")
 wrong("transpose_same_guard", step=5, hint="edge",
       old="columns && column < rows", new="rows && column < columns")
+wrong("transpose_padded_by_two", step=5, hint="banks",
+      old="tile[32][33];", new="tile[32][34];")
 
 # step 6
 
