@@ -168,8 +168,12 @@ def launch(
     except lab.Fault as fault:
         raise Wrong(f"it does not compile: {fault}{place(fault)}", "compile") from None
     code = re.sub(r"//[^\n]*|/\*.*?\*/", "", kernels.source, flags=re.S)
-    own = r"\bif\s*(\([^{};]*\b(?:t|i|row|column|lane|warp|threadIdx)\b[^{};]*\))"
-    inside = re.search(own + r"\s*(?:\{[^{}]*)?__syncthreads\(", code)
+    own = {"t", "i", "row", "column", "lane", "warp", "threadIdx"}  # differ from thread to thread
+    for counter, start in re.findall(r"\bfor\s*\(\s*\w+\s+(\w+)\s*=([^;]*)", code):
+        if not own & {*re.findall(r"\w+", start)}:
+            own.discard(counter)  # all threads count alike
+    condition = rf"\bif\s*(\([^{{}};]*\b(?:{'|'.join(sorted(own))})\b[^{{}};]*\))"
+    inside = re.search(condition + r"\s*(?:\{[^{}]*)?__syncthreads\(", code)
     general = {"there is no kernel": "signature", "did not end": "kernel_endless"}
     if inside:
         general[UNWRITTEN] = "divergent_barrier"

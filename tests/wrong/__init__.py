@@ -9,7 +9,8 @@ that a learner who makes it must get:
           old="parameter.grad /= dist.get_world_size()", new="")
 
 `old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
-mistake in several places has `edits=[(old, new), …]`. Text of several lines in triple quotes
+mistake in several places has `edits=[(old, new), …]`. Without a hint it is no mistake but
+another right answer, and must pass. Text of several lines in triple quotes
 is written without its indentation: lines after the first stand in the program as far to the
 right as the line in which `old` begins. Where an answer is new code, `old=Body("HookDDP.start")`
 is all that this function does, without its docstring.
@@ -105,7 +106,7 @@ def _body(program: str, name: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Answer:
-    """A wrong answer: the program it spoils, its name, the step, the hint it must get."""
+    """A wrong answer: the program it spoils, its name, the step, the hint it must get, if any."""
 
     reference: Path
     name: str
@@ -149,7 +150,7 @@ class Table(dict[str, Answer]):
         name: str,
         *,
         step: int,
-        hint: str,
+        hint: str = "",
         old: str | None = None,
         new: str = "",
         edits: list[tuple[str, str]] = (),

@@ -61,6 +61,9 @@ wrong("start_bound_on_cpu", step=2, hint="bound_on_cpu", old=Body("start_group")
         device_id=device,
     )
 """)
+wrong("group_timeout_fixed", step=2, hint="no_timeout", edits=[
+    ('"gloo", store=store, rank=rank, world_size=world, timeout=timeout',
+     '"gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)')])
 
 # step 3
 

@@ -109,6 +109,12 @@ wrong("average_only_rank_0", step=4, hint="some_ranks",
 wrong("average_reduces_a_copy", step=4, hint="copy_reduced",
       old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
       new="copy = parameter.grad.clone()\ndist.all_reduce(copy)\ncopy /= dist.get_world_size()")
+wrong("right_average_polled", step=4, old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    work = dist.all_reduce(parameter.grad, dist.ReduceOp.SUM, None, True)
+    while not work.is_completed():
+        pass
+    parameter.grad /= dist.get_world_size()
+""")
 wrong("average_weights_only", step=4, hint="subset",
       old="grad is not None", new="grad is not None and parameter.dim() > 1")
 
@@ -156,6 +162,8 @@ wrong("hooks_synchronous", step=5, hint="synchronous",
 wrong("hooks_without_broadcast", step=5, hint="no_initial_broadcast",
       old="self.started: list[tuple[nn.Parameter, dist.Work]] = []\nbroadcast_state(module)",
       new="self.started = []")
+wrong("right_hooks_by_futures", step=5, old="work.wait()\nparameter.grad /= dist.get_world_size()",
+      new="work.get_future().wait()\nparameter.grad /= dist.get_world_size()")
 
 # step 6
 

@@ -61,6 +61,9 @@ wrong("zero1_shard_copied", step=2, hint="shard_memory", old="""
     self.shard = nn.Parameter(self.flat.chunk(self.n)[dist.get_rank()].clone())
     self.adam = make_adam([self.shard])
 """)
+wrong("zero1_steps_twice", step=2, hint="other",
+      old="self.shard.grad /= self.n\nself.adam.step()",
+      new="self.shard.grad /= self.n\nself.adam.step()\nself.adam.step()")
 
 # step 3
 
@@ -113,6 +116,9 @@ wrong("hook_gives_zero", step=4, hint="hook_returns", old=Body("Unit.after_forwa
     self.free()
     output.register_hook(again)
 """)
+wrong("zero3_begins_each_step", step=4, hint="other",
+      old="self.adam.step()  # nothing to pass round: the next gather does that\nself.adam.zero_grad()",
+      new="self.adam.step()\nfor state in self.adam.state.values():\n    state['step'].zero_()")
 
 # step 5
 
@@ -187,6 +193,11 @@ wrong("save_rank_0", step=7, hint="one_writer", old=Body("save"), new="""
     state = {"model": parameters, "adam": moments, "step": step}
     dcp.save(state, checkpoint_id=folder, process_group=group)
 """)
+wrong("load_parameters_alone", step=7, hint="moments_lost", edits=[
+    ('{"model": parameters, "adam": moments, "step": 0}', '{"model": parameters, "step": 0}'),
+    ("set_state_dict(model, adam, model_state_dict=parameters, optim_state_dict=moments)",
+     "set_state_dict(model, [], model_state_dict=parameters, optim_state_dict={})\n"
+     "adam.state.clear()")])
 
 # step 8
 

@@ -66,6 +66,8 @@ wrong("bf16_no_nan", step=2, hint="nan_lost",
       old="upper = torch.where(x.isnan(), 0x7FC0, upper)", new="")
 wrong("bf16_wrong_bit", step=2, hint="ties_odd",
       old="(bits + 0x7FFF + odd)", new="bits + 0x8000 - odd")
+wrong("bf16_infinity_is_nan", step=2, hint="other",
+      old="x.isnan(), 0x7FC0", new="~x.isfinite(), 0x7FC0")
 
 # step 3
 
@@ -132,6 +134,11 @@ wrong("update_no_backoff", step=4, hint="backoff",
       old="self.value / 2, 0", new="(self.value, 0)")
 wrong("update_remembers", step=4, hint="verdict_kept",
       old="self.overflow = None", new="pass")
+wrong("scaled_step_updates_first", step=4, hint="other",
+      old="scaler.step(optimizer)\nscaler.update()\noptimizer.zero_grad()",
+      new="scaler.update()\nscaler.step(optimizer)\noptimizer.zero_grad()")
+wrong("unscale_positive", step=4, hint="nan_missed",
+      old="not gradient.isfinite().all()", new="(~(gradient < torch.inf)).any()")
 
 # step 5
 
@@ -213,6 +220,8 @@ wrong("master_read_back", step=6, hint="master_overwritten",
       old="master.grad = None", new="master.copy_(parameter)\nmaster.grad = None")
 wrong("master_unused", step=6, hint="inner_wrong",
       old="master, lr", new="parameters, lr")
+wrong("master_default_rate", step=6, hint="inner_wrong",
+      old="torch.optim.Adam(self.master, lr=lr)", new="torch.optim.Adam(self.master, lr=lr / 2)")
 
 # step 7
 
@@ -244,6 +253,11 @@ wrong("sent_once", step=7, hint="sent_twice",
 
 # step 8
 
+wrong("right_train_clip_imported", step=8, edits=[
+    ("from torch.amp import custom_bwd, custom_fwd",
+     "from torch.amp import custom_bwd, custom_fwd\nfrom torch.nn.utils import clip_grad_norm_"),
+    ("    scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), CLIP)",
+     "    scaler.unscale_(optimizer)\nclip_grad_norm_(model.parameters(), CLIP)")])
 wrong("held_bias_casts", step=8, hint="held_casts",
       old="size * MATRICES", new="size * PSI")
 wrong("held_low_gradients", step=8, hint="held_fp32",

@@ -96,6 +96,7 @@ wrong("config_too_small", step=1, hint="not_divisible", old="""
 """)
 wrong("config_without_ranks", step=1, hint="ranks_forgotten",
       old=": accumulation", new=": batch // micro")
+wrong("config_other_stage", step=1, hint="other", old='"stage": stage', new='"stage": stage or 1')
 
 # step 2
 
@@ -277,6 +278,16 @@ wrong("shard_layers", step=7, hint="no_root",
       old="fully_shard(model)", new="")
 wrong("shard_whole", step=7, hint="units",
       old=Body("shard"), new="fully_shard(model)\nreturn model")
+wrong("fsdp_scales_up", step=7, hint="other",
+      old="nn.utils.clip_grad_norm_(model.parameters(), CLIP)\noptimizer.step()\noptimizer.zero_grad()\ndist.all_reduce(total)",
+      new="""
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()
+    for p in model.parameters():
+        p.grad *= CLIP / norm
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(total)
+""")
 
 # step 8
 
@@ -298,4 +309,13 @@ wrong("whole_first_file", step=8, hint="whole_weights", old=Body("whole_weights"
     tag = Path(folder, "latest").read_text()
     file = next(Path(folder, tag).glob("*rank_0*model_states.pt"))
     return torch.load(file, weights_only=False)["module"]
+""")
+wrong("save_elsewhere", step=8, hint="other",
+      old=Body("save"),
+      new='engine.save_checkpoint(f"{folder}-{step}", client_state={"step": step})')
+wrong("whole_in_bf16", step=8, hint="whole_weights",
+      old="with quietly():\n    return get_fp32_state_dict_from_zero_checkpoint(folder)", new="""
+    with quietly():
+        whole = get_fp32_state_dict_from_zero_checkpoint(folder)
+    return {name: tensor.bfloat16() for name, tensor in whole.items()}
 """)

@@ -153,6 +153,8 @@ wrong("transpose_one_row", step=5, hint="four_rows", old="""
 """, new="for (int k = threadIdx.y; k < 8; k += 8)\n  if (row + k < rows && column < columns)")
 wrong("transpose_same_guard", step=5, hint="edge",
       old="columns && column < rows", new="rows && column < columns")
+wrong("transpose_padded_by_two", step=5, hint="banks",
+      old="tile[32][33];", new="tile[32][34];")
 
 # step 6
 
@@ -216,5 +218,16 @@ wrong("matmul_one_barrier", step=8, hint="product_barriers",
       new="}\nif (row < m && column < n) c[row * n + column] = sum;")
 wrong("matmul_returns_early", step=8, hint="tile_loads",
       old="float sum = 0;", new="float sum = 0;\nif (row >= m || column >= n) return;")
+wrong("right_matmul_barrier_first", step=8, edits=[
+    ("""
+        for (int k0 = 0; k0 < k; k0 += 16) {
+          int ka = k0 + threadIdx.x, kb = k0 + threadIdx.y;
+    """, """
+        for (int t = 0; t < k; t += 16) {
+          if (t > 0) __syncthreads();
+          int ka = t + threadIdx.x, kb = t + threadIdx.y;
+    """),
+    ("  __syncthreads();\n}\nif (row < m && column < n) c[row * n + column] = sum;",
+     "}\nif (row < m && column < n) c[row * n + column] = sum;")])
 wrong("matmul_whole_steps", step=8, hint="last_tile",
       old="; k0 < k; k0", new="; k0 + 16 <= k; k0")

@@ -27,6 +27,9 @@ wrong("places_moved", step=1, hint="made_and_moved",
       old=Body("Net.places"), new="return torch.arange(x.shape[1]).to(x.device)")
 wrong("places_on_cpu", step=1, hint="made_on_cpu",
       old=Body("Net.places"), new="return torch.arange(x.shape[1])")
+wrong("net_swaps_moments", step=1, hint="other",
+      old='self.register_buffer("mean", mean)\nself.register_buffer("std", std)',
+      new='self.register_buffer("mean", std)\nself.register_buffer("std", mean)')
 
 # step 2
 
@@ -69,6 +72,11 @@ wrong("loader_pins_for_cpu", step=3, hint="pinned_for_cpu",
       old='device.type != "cpu"', new="True")
 wrong("loader_shuffles", step=3, hint="order",
       old="sampler=order(data),", new="shuffle=True,")
+wrong("loader_goes_on", step=3, hint="order", old="    sampler=order(data),", new="""
+        sampler=torch.utils.data.RandomSampler(
+            data, generator=torch.Generator().manual_seed(0)
+        ),
+""")
 
 # step 4
 
@@ -218,6 +226,9 @@ wrong("mixed_new_sums", step=6, hint="not_in_place",
       old="sums += torch", new="sums = sums + torch")
 wrong("sums_in_bf16", step=6, hint="sums_dtype",
       old="zeros(3, device=device)", new="zeros(3, device=device, dtype=torch.bfloat16)")
+wrong("mixed_counts_all", step=6, hint="other",
+      old="torch.stack([loss.detach() * known, right, known])",
+      new="torch.stack([loss.detach() * known, right, known + 1])")
 
 # step 7
 

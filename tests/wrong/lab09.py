@@ -30,6 +30,9 @@ wrong("static_own_port", step=1, hint="port",
       old='f"--master-port={port}"', new='f"--master-port={port + node}"')
 wrong("static_rank_for_node_rank", step=1, hint="node_rank_of_rank",
       old='f"--node-rank={node}"', new='f"--node-rank={node * ranks}"')
+wrong("right_static_spelt_otherwise", step=1,
+      old='f"--nnodes={nodes}",\nf"--node-rank={node}",\nf"--nproc-per-node={ranks}",',
+      new='"--nnodes",\nf"{nodes}:{nodes}",\nf"--node_rank={node}",\nf"--nproc_per_node={ranks}",')
 wrong("static_standalone", step=1, hint="standalone",
       old='f"--nnodes={nodes}"', new='"--standalone",\n        f"--nnodes={nodes}"')
 wrong("static_with_rdzv", step=1, hint="static_elastic",
@@ -70,6 +73,8 @@ wrong("socket_next_of_none", step=2, hint="socket_lookup", old=Body("socket_vari
     name = next(name for name in longest if ipaddress.ip_address(peer) in networks[name])
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 """)
+wrong("right_socket_exactly", step=2,
+      old='"NCCL_SOCKET_IFNAME": name', new='"NCCL_SOCKET_IFNAME": f"={name}"')
 wrong("socket_text", step=2, hint="socket_text", old=Body("socket_variables"), new="""
     start = peer.rpartition(".")[0]
     found = [name for name, text in interfaces.items() if text.startswith(start)]

@@ -97,6 +97,8 @@ wrong("row_sum_detached", step=3, hint="shard_gradient", old=Body("RowLinear.for
 """)
 wrong("row_without_g", step=3, hint="row_not_summed",
       old=Body("RowLinear.forward"), new="return F.linear(x, self.weight, self.bias)")
+wrong("mlp_of_another_activation", step=3, hint="other",
+      old=Body("ParallelMLP.forward"), new="return self.down(F.relu(self.up(x)))")
 
 # step 4
 
@@ -117,6 +119,12 @@ wrong("rows_of_queries", step=4, hint="not_an_order",
       old=Body("rows_by_shard"), new="return torch.arange(HIDDEN)")
 wrong("rows_unchanged", step=4, hint="heads_mixed",
       old=".view(3, tp, -1).transpose(0, 1).flatten()", new="")
+wrong("block_from_norm", step=4, hint="other",
+      old=Body("ParallelBlock.forward"), new="""
+    x = self.norm1(x)
+    x = x + self.attention(x)
+    return x + self.mlp(self.norm2(x))
+""")
 
 # step 5
 
@@ -240,3 +248,6 @@ wrong("share_by_rank", step=8, hint="share_by_rank",
       old="(grid.dp)[grid.replica]", new="(dist.get_world_size())[dist.get_rank()]")
 wrong("share_half", step=8, hint="share_lost",
       old="batch.chunk(grid.dp)", new="batch.chunk(2 * grid.dp)")
+wrong("train_clips_first", step=8, hint="other",
+      old="average_gradients(stage, grid)\nnorms.append(clip_gradients(stage, grid, CLIP))",
+      new="norms.append(clip_gradients(stage, grid, CLIP))\naverage_gradients(stage, grid)")
