@@ -26,19 +26,19 @@ MESSAGES = """
     torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.
 01_collectives/#detected-mismatch-between-collectives-on-ranks
     RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=12, OpType=ALLREDUCE, TensorShape=[1024])
-02_ddp/#expected-to-have-finished-reduction-in-the-prior-iteration
+02_ddp_in_practice/#expected-to-have-finished-reduction-in-the-prior-iteration
     RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.
-02_ddp/#expected-to-have-finished-reduction-in-the-prior-iteration
+02_ddp_in_practice/#expected-to-have-finished-reduction-in-the-prior-iteration
     Traceback (most recent call last): File "/home/ada/project/train.py", line 214, in <module> main() File "/home/ada/.venv/lib/python3.12/site-packages/torch/nn/parallel/distributed.py", line 1637, in forward RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has parameters that were not used in producing loss.
-02_ddp/#expected-to-mark-a-variable-ready-only-once
+02_ddp_in_practice/#expected-to-mark-a-variable-ready-only-once
     RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons: 1) Use of a module parameter outside the `forward` function.
-02_ddp/#ddp-expects-same-model-across-all-ranks
+02_ddp_in_practice/#ddp-expects-same-model-across-all-ranks
     [rank3]: RuntimeError: DDP expects same model across all ranks, but Rank 3 has 148 params, while rank 0 has inconsistent 150 params.
-02_ddp/#missing-keys-in-state_dict-unexpected-keys-module
+02_ddp_in_practice/#missing-keys-in-state_dict-unexpected-keys-module
     RuntimeError: Error(s) in loading state_dict for ResNet: Missing key(s) in state_dict: "conv1.weight", "bn1.weight". Unexpected key(s) in state_dict: "module.conv1.weight", "module.bn1.weight".
-02_ddp/#connection-closed-by-peer-a-rank-was-killed
+02_runs_that_last/#connection-closed-by-peer-a-rank-was-killed
     RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:43211
-02_ddp/#cant-detach-views-in-place
+02_ddp_in_practice/#cant-detach-views-in-place
     RuntimeError: Can't detach views in-place. Use detach() instead.
 03_context_and_experts/#inlengthperrankmyrank-outlengthperrankmyrank
     RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/alltoallv.cc:61] inLengthPerRank[myRank] == outLengthPerRank[myRank]. 96 vs 128
@@ -62,11 +62,11 @@ MESSAGES = """
     RuntimeError: expected scalar type Half but found Float
 05_precision_in_practice/#expected-scalar-type-half-but-found-float-and-its-relatives
     ValueError: Attempting to unscale FP16 gradients.
-06_gpu_computing/#expected-all-tensors-to-be-on-the-same-device
+06_host_and_device/#expected-all-tensors-to-be-on-the-same-device
     RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (when checking argument for argument mat1 in method wrapper_CUDA_addmm)
 06_kernels/#an-illegal-memory-access-was-encountered
     torch.AcceleratorError: CUDA error: an illegal memory access was encountered. CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
-07_memory_and_performance/#torchoutofmemoryerror-cuda-out-of-memory-tried-to-allocate-line-by-line
+07_out_of_memory/#torchoutofmemoryerror-cuda-out-of-memory-tried-to-allocate-line-by-line
     torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.44 GiB is free. Including non-PyTorch memory, this process has 77.70 GiB memory in use.
 07_memory_and_performance/#trying-to-backward-through-the-graph-a-second-time
     RuntimeError: Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed).
@@ -74,11 +74,11 @@ MESSAGES = """
     RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation: [torch.cuda.FloatTensor [64, 256]], which is output 0 of ReluBackward0, is at version 1; expected version 0 instead.
 07_faster_steps/#dataloader-worker-is-killed-by-signal
     RuntimeError: DataLoader worker (pid 48213) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.
-08_quantization/#only-tensors-of-floating-point-and-complex-dtype-can-require-gradients-and-other-errors
+08_int8_layers/#only-tensors-of-floating-point-and-complex-dtype-can-require-gradients-and-other-errors
     RuntimeError: Only Tensors of floating point and complex dtype can require gradients
-08_quantized_models/#provided-sizes-1-32-dont-multiply-up-to-the-size-of-dim-1
+08_four_bits/#provided-sizes-1-32-dont-multiply-up-to-the-size-of-dim-1
     RuntimeError: unflatten: Provided sizes [-1, 128] don't multiply up to the size of dim 1 (11008) in the input tensor
-09_inference/#probability-tensor-contains-either-inf-nan-or-element-0
+09_next_token/#probability-tensor-contains-either-inf-nan-or-element-0
     RuntimeError: probability tensor contains either `inf`, `nan` or element < 0
 10_attention_in_practice/#flexattention-does-not-support-backward-on-cpu
     NotImplementedError: FlexAttention does not support backward on CPU
@@ -158,7 +158,7 @@ def test_search_works_from_the_keyboard(browser: Browser, address: str) -> None:
     assert "<" not in page.locator(f"{FOUND} article").first.inner_text()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    page.wait_for_url("**/02_ddp/**")
+    page.wait_for_url("**/02_ddp*/**")
     page.wait_for_selector(
         "article mark", state="attached"
     )  # what was asked for is marked on the page
