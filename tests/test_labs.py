@@ -5,9 +5,13 @@ in one process.
 """
 
 import ast
+import importlib
+import mmap
+import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import grading
 import pytest
@@ -29,7 +33,7 @@ from wrong import Answer, Body, Stale, Table, edited
 from book.core.program import Program
 from book.run import runner
 from book.run.plugin import SESSION
-from graders import machine
+from graders import limits, machine
 
 INPUTS = [
     "assessment", "book/core", "book/run", "graders", "labs", "tests/grading.py", "tests/wrong",
@@ -338,6 +342,7 @@ MISCHIEF = {
     "crashes in one rank": ("dist.get_rank() and 1 / 0\ndist.barrier()", "crash"),
     "recurses": ("average_gradients(module)", "recursion"),
     "interrupts": ("raise KeyboardInterrupt", "crash"),
+    "leaves in one rank": ("dist.get_rank() and os._exit(0)\ndist.barrier()", "killed"),
     "closes everything": ("os.closerange(0, 1000)\nos._exit(3)", "killed"),
     "overflows its stack": ("__import__('ctypes').string_at(0)", "killed"),
     "waits for rank 0": ("dist.get_rank() or dist.barrier()", "some_ranks"),
@@ -414,6 +419,10 @@ GREEDY = {
         "changes",
     ),
     "removes its own file": ("os.remove(__file__)", "changes"),
+    "moves a file onto its own": (
+        "open('other', 'w').close()\nos.rename('other', __file__)",
+        "changes",
+    ),
     "imports the solution": (
         "from labs.lab02_ddp import average_gradients as done\ndone(module)",
         "solution",
@@ -482,6 +491,53 @@ def test_check_and_machine_survive_a_function_that(what: str, greedy: dict[str, 
         assert found in (["not_reduced"], ["copy_reduced"]), greedy[what]
     else:
         assert found == [wanted], greedy[what]
+
+
+def test_limits_count_what_is_taken(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).touch()
+    assert limits._written_to(tmp_path) == 3 << 16
+    assert limits._within("/book/labs", "/book") and limits._within("/book", "/book")
+    assert not limits._within("/bookshelf", "/book")
+    if sys.platform == "linux":
+        before = limits._memory_of(os.getpid(), "status", b"Rss")
+        with mmap.mmap(-1, 64 << 20) as shared:
+            shared.write(bytes(64 << 20))
+            assert limits._memory_of(os.getpid(), "status", b"Rss") > before + (32 << 20)
+
+
+def test_a_finding_is_not_what_other_ranks_wait_for() -> None:
+    """A rank that found a mistake comes to no further collective."""
+    run = grading.runner()
+    calls = [run.Call("all_reduce", 1, False, "") for _ in range(2)]
+    found = {"what": "a mistake", "hint": "its_hint"}
+    ranks = [
+        run.Rank(calls=calls[:1], end="wrong", error=found),
+        run.Rank(calls=calls, end="done"),
+    ]
+    with pytest.raises(run.Wrong, match="a mistake"):
+        list(run.judge(run.Group(2, ranks), run.Step(1, "", "", ())))
+
+
+def test_a_step_borrows_what_it_does_not_grade() -> None:
+    tools = importlib.import_module("graders.tools")
+    modules = [ModuleType("lab") for _ in range(2)]
+    for number, module in enumerate(modules):
+        text = f"def {{}}({{}}): return {number}\n".format
+        methods = "".join(f"    {text(name, 'self')}" for name in ("mine", "other"))
+        code = f"{text('mine', '')}{text('other', '')}class Kind:\n{methods}"
+        exec(code, vars(module))
+    ours, theirs = modules
+    tools.keep_only(theirs, ours, "mine", "Kind.mine")
+    kind = theirs.Kind()
+    assert (theirs.mine(), theirs.other(), kind.mine(), kind.other()) == (1, 0, 1, 0)
+
+
+def test_tensors_of_other_shapes_are_not_the_same() -> None:
+    torch, tools = map(importlib.import_module, ("torch", "graders.tools"))
+    assert tools.same(torch.ones(2, 3), torch.ones(2, 3))
+    assert not tools.same(torch.ones(3), torch.ones(2, 3))
+    assert not tools.same(torch.ones(1), torch.ones(()))
 
 
 def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:

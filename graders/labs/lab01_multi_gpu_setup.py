@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -328,13 +329,15 @@ class Stopwatch:
         self.now = max(self.now, self.ready)
 
     @contextlib.contextmanager
-    def set(self):
-        """Put it in place of every clock."""
+    def set(self, theirs: ModuleType):
+        """Put it in place of every clock, also where one was imported by name."""
         nanoseconds = lambda: int(self.read() * 1e9)  # noqa: E731
         clocks = dict.fromkeys(("perf_counter", "monotonic", "time"), self.read)
         clocks |= {f"{name}_ns": nanoseconds for name in clocks}
+        by_name = {name: clock for name, clock in clocks.items() if name != "time"}
         with (
             mock.patch.multiple(time, **clocks),
+            mock.patch.multiple(theirs, create=True, **by_name),
             mock.patch.object(torch.accelerator, "synchronize", self.synchronize),
             mock.patch.object(torch.cuda, "synchronize", self.synchronize),
         ):
@@ -360,7 +363,7 @@ def median(theirs, ours, lesson):
         (torch.device("cuda", 0), "on a device that works in the background"),
     ):
         watch = Stopwatch(queues=device.type == "cuda")
-        with watch.set():
+        with watch.set(theirs):
             given = theirs.median_seconds(watch.work, device, repeats=repeats, warm_up=WARM_UP)
         what = f"{where} work() was called {repeats} times in all"
         ask(watch.calls != repeats, what, "no_warm_up")

@@ -164,6 +164,8 @@ wrong("report_largest_used", step=5, hint="largest", old=Body("Allocator.report"
         "cached": cached, "largest": largest,
     }  # fmt: skip
 """)
+wrong("report_no_reserved", step=5, hint="report",
+      old='"reserved": used + waiting + cached, "used"', new='"used"')
 wrong("report_no_waiting", step=5, hint="report", old=Body("Allocator.report"), new="""
     used = sum(block.size for block in self.used + self.waiting)
     cached = sum(block.size for block in self.cached)

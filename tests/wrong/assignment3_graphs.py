@@ -15,6 +15,8 @@ wrong("capture_host", step=1, hint="host_read", edits=[
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
     """, ""),
     ("not func.is_view", "not func.is_view and isinstance(result, torch.Tensor)")])
+wrong("capture_last_first", step=1, hint="other",
+      old="self.nodes.append(", new="self.nodes.insert(0, ")
 wrong("capture_new_number", step=1, hint="in_place",
       old="self.number(result)", new="1000 + len(self.nodes)")
 wrong("capture_reads_first", step=1, hint="host_read",
@@ -39,8 +41,10 @@ wrong("plan_all_apart", step=2, hint="no_reuse", old=Body("plan"), new="""
             top += sizes[node.output]
     return offsets
 """)
-wrong("plan_forgets_keep", step=2, hint="overlap",
+wrong("plan_fits_the_last", step=2, hint="overlap",
       old="sizes[number]", new="sizes[node.output]")
+wrong("plan_forgets_keep", step=2, hint="overlap",
+      old="len(nodes) if number in keep else i", new="i")
 wrong("plan_inputs", step=2, hint="inputs_planned", old=Body("plan"), new="""
     offsets, top = {}, 0
     for node in nodes:

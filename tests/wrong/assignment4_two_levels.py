@@ -35,6 +35,16 @@ wrong("levels_by_leaders", step=2, hint="between", old=Body("all_reduce_two_leve
         dist.all_reduce(flat, group=rail)
     dist.broadcast(flat, ranks[0], group=node)
 """)
+wrong("levels_flat_if_odd", step=2, hint="between", edits=[
+    ("def all_reduce_two_levels(", "def in_two_levels("),
+    ("def bf16_hook(", """def all_reduce_two_levels(tensor, node, rail):
+    if tensor.numel() % dist.get_world_size(node):
+        dist.all_reduce(tensor)
+    else:
+        in_two_levels(tensor, node, rail)
+
+
+def bf16_hook(""")])
 wrong("levels_elsewhere", step=2, hint="in_place",
       old="flat.copy_(padded[: len(flat)])", new="flat = padded[: len(flat)]")
 wrong("levels_not_padded", step=2, hint="not_padded",
@@ -53,6 +63,8 @@ wrong("hook_forgets", step=3, hint="no_feedback",
       old="wanted / world", new="bucket.buffer() / dist.get_world_size()")
 wrong("hook_fp32", step=3, hint="wire",
       old="sent, async_op", new="gradient, async_op")
+wrong("hook_narrow", step=3, hint="mean",
+      old="return gradient.copy_(sent)", new="return sent")
 wrong("hook_one_residual", step=3, hint="shared",
       old="[bucket.index()]", new="[0]")
 wrong("hook_scale", step=3, hint="feedback_scale",

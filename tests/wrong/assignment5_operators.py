@@ -40,6 +40,10 @@ wrong("operator_strided", step=2, hint="strided",
         w.double(),
     )
 """)
+wrong("operator_taps_reversed", step=2, hint="other",
+      old="w.double().contiguous()", new="w.double().flip(0)")
+wrong("operator_two_dimensions", step=2, hint="rows",
+      old="rows = signal.numel() // n if n else 0", new="rows = len(signal) if x.dim() == 2 else 1")
 wrong("operator_two_rows", step=2, hint="rows", old=Body("register"), new="""
     def causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         s, t = x.double().contiguous(), w.double().contiguous()

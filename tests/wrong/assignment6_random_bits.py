@@ -52,6 +52,8 @@ wrong("uniform_no_offset", step=2, hint="offset",
 wrong("uniform_other_counter", step=2, hint="counter",
       old="[quarters & MASK, quarters >> 32, zero + (offset & MASK), zero + (offset >> 32)]",
       new="[zero + (offset & MASK), zero + (offset >> 32), quarters & MASK, quarters >> 32]")
+wrong("uniform_short_offset", step=2, hint="offset",
+      old="zero + (offset >> 32)", new="zero")
 wrong("uniform_short_seed", step=2, hint="seed",
       old="seed >> 32", new="0")
 wrong("uniform_signed", step=2, hint="range",
@@ -74,6 +76,8 @@ wrong("dropout_next_offset", step=3, hint="other_mask",
 wrong("dropout_not_scaled", step=3, hint="not_scaled",
       old="kept = uniform(seed, offset, first, x.numel()).view_as(x) >= p",
       new="return x * (uniform(seed, offset, first, x.numel()).view_as(x) >= p)")
+wrong("dropout_seed_later", step=3, hint="other",
+      old="ctx.drawn_by = p, seed", new="seed += 1\nctx.drawn_by = p, seed")
 wrong("dropout_stores", step=3, hint="stored",
       old="return x * kept / (1 - p)",
       new="ctx.save_for_backward(kept)\nctx.p = p\nreturn x * kept / (1 - p)")

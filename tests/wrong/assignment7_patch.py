@@ -97,3 +97,6 @@ wrong("patch_one_dtype", step=4, hint="not_same", old=Body("fast_clip"), new="""
     torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
     return norm
 """)
+wrong("patch_returns_scale", step=4, hint="not_same",
+      old="    torch._foreach_mul_(some, scale.to(dtype))\nreturn norm",
+      new="    torch._foreach_mul_(some, scale.to(dtype))\nreturn scale")

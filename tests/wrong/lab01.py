@@ -110,6 +110,10 @@ wrong("facts_own", step=4, hint="facts_own",
 
 # step 5
 
+wrong("right_time_imported", step=5, edits=[
+    ("import statistics", "import statistics\nfrom time import perf_counter"),
+    ("settle()\nstart = time.perf_counter()", "settle()\nstart = perf_counter()"),
+    ("append(time.perf_counter()", "append(perf_counter()")])
 wrong("time_all_calls", step=5, hint="total", edits=[
     ("times = []", "settle()\nstart = time.perf_counter()"),
     ("settle()\nstart = time.perf_counter()", ""),

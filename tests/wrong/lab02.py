@@ -100,7 +100,7 @@ wrong("average_not_divided", step=4, hint="not_divided",
       new="dist.all_reduce(parameter.grad)")
 wrong("average_not_waited", step=4, hint="not_waited",
       old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
-      new="dist.all_reduce(parameter.grad, async_op=True)")
+      new="dist.all_reduce(parameter.grad, dist.ReduceOp.SUM, None, True)")
 wrong("average_nothing", step=4, hint="not_reduced",
       old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
       new="parameter.grad *= 1")
@@ -162,6 +162,15 @@ wrong("hooks_synchronous", step=5, hint="synchronous",
 wrong("hooks_without_broadcast", step=5, hint="no_initial_broadcast",
       old="self.started: list[tuple[nn.Parameter, dist.Work]] = []\nbroadcast_state(module)",
       new="self.started = []")
+wrong("hooks_wait_for_biases", step=5, hint="synchronous",
+      old="self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))",
+      new="""
+    started = dist.all_reduce(parameter.grad, async_op=parameter.dim() > 1)
+    if started is None:
+        parameter.grad /= dist.get_world_size()
+    else:
+        self.started.append((parameter, started))
+""")
 wrong("right_hooks_by_futures", step=5, old="work.wait()\nparameter.grad /= dist.get_world_size()",
       new="work.get_future().wait()\nparameter.grad /= dist.get_world_size()")
 

@@ -72,11 +72,9 @@ wrong("loader_pins_for_cpu", step=3, hint="pinned_for_cpu",
       old='device.type != "cpu"', new="True")
 wrong("loader_shuffles", step=3, hint="order",
       old="sampler=order(data),", new="shuffle=True,")
-wrong("loader_goes_on", step=3, hint="order", old="    sampler=order(data),", new="""
-        sampler=torch.utils.data.RandomSampler(
-            data, generator=torch.Generator().manual_seed(0)
-        ),
-""")
+wrong("loader_repeats", step=3, hint="order",
+      old="    sampler=order(data),\n    num_workers=workers,",
+      new="    sampler=list(order(data)),\n    num_workers=workers,")
 
 # step 4
 
