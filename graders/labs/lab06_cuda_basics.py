@@ -168,7 +168,7 @@ def launch(
     except lab.Fault as fault:
         raise Wrong(f"it does not compile: {fault}{place(fault)}", "compile") from None
     code = re.sub(r"//[^\n]*|/\*.*?\*/", "", kernels.source, flags=re.S)
-    own = {"t", "i", "row", "column", "lane", "warp", "threadIdx"}  # differ from thread to thread
+    own = {"t", "i", "row", "column", "lane", "warp", "threadIdx"}  # differ between threads
     for counter, start in re.findall(r"\bfor\s*\(\s*\w+\s+(\w+)\s*=([^;]*)", code):
         if not own & {*re.findall(r"\w+", start)}:
             own.discard(counter)  # all threads count alike
