@@ -41,7 +41,7 @@ class Keeper:
         self.folder, self.used = root / FOLDER, set[Path]()
         places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in files]
         self.book = digest(root, *(root / each for each in MADE_BY), *places)
-        self.all = self.folder / self.book  # is there when a whole build has been kept
+        self.whole = root / ".cache" / "pages.of"  # of which book all pages have been kept
 
     def render(self, page: Page, text: str, config: MkDocsConfig, files: Files) -> None:
         """As `page.render`; ``text`` is the page with all that it embeds."""
@@ -68,7 +68,10 @@ class Keeper:
         What goes wrong in a part is left out: whoever wants that page meets it again.
         """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        if self.all.exists() or cores == 1 or threading.active_count() > 1:
+        with suppress(OSError):
+            if self.whole.read_text() == self.book:
+                return
+        if cores == 1 or threading.active_count() > 1:  # a fork has no other thread
             return
         parts = []
         for part in range(cores):
@@ -110,9 +113,8 @@ class Keeper:
 
     def forget_others(self) -> None:
         """Remove what this build did not use."""
-        self.used.add(self.all)
         with suppress(OSError):
-            self.all.touch()
+            write_whole(self.whole, self.book)
             for each in self.folder.iterdir():
                 if each not in self.used:
                     each.unlink(missing_ok=True)
