@@ -124,12 +124,12 @@ def dropout(theirs, ours, lesson):
     check("what is kept of a gradient of 1", grad.max().item(), more, "not_scaled")
     alike = torch.equal(grad == 0, y == 0)
     check("the gradient's zeros are those of the output", alike, True, "other_mask")
-    truth = ours.Dropout.apply(x, 0.25, 5, 1)
     part = theirs.Dropout.apply(x[10:20], 0.25, 5, 1, 500)
     (grad,) = torch.autograd.grad(part.sum(), x)
-    fact, alike = "rows 10 to 19 alone have the mask they have in the whole", truth[10:20] == 0
+    fact, alike = "rows 10 to 19 alone have the mask they have in the whole", y[10:20] == 0
     check(fact, torch.equal(part == 0, alike), True, "first")
     check("and their gradient, too", torch.equal(grad[10:20] == 0, alike), True, "first")
+    truth = ours.Dropout.apply(x, 0.25, 5, 1)
     check("zeros are where they should be", torch.equal(y == 0, truth == 0), True, "other")
 
 

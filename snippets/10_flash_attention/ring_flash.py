@@ -27,7 +27,11 @@ def tile_forward(q, k, v, causal: bool):
     count["pairs"] += q.shape[2] * (q.shape[2] if causal else 2 * k.shape[2]) // 2
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    scores = q @ k.mT / math.sqrt(D)  # elsewhere by the definition
+    return forward_by_definition(q, k, v, causal)
+
+
+def forward_by_definition(q, k, v, causal: bool):
+    scores = q @ k.mT / math.sqrt(D)
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
     return torch.softmax(scores, -1) @ v, scores.logsumexp(-1)
@@ -39,6 +43,10 @@ def tile_backward(d_out, q, k, v, out, lse, causal: bool):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             d_out, q, k, v, out, lse, 0.0, causal
         )
+    return backward_by_definition(d_out, q, k, v, out, lse, causal)
+
+
+def backward_by_definition(d_out, q, k, v, out, lse, causal: bool):
     weights = torch.exp(q @ k.mT / math.sqrt(D) - lse[..., None])
     weights = weights.tril() if causal else weights
     dot = (d_out * out).sum(-1, keepdim=True)
@@ -141,6 +149,17 @@ def start() -> torch.device:
     return device
 
 
+def hold_definition(device: torch.device) -> None:
+    """The kernel and the definition agree, so that each device runs what the other proves."""
+    d_out, q, k, v = torch.randn(4, B, A, 24, D, device=device)
+    for causal in (False, True):
+        out, lse = tile_forward(q, k, v, causal)
+        torch.testing.assert_close(forward_by_definition(q, k, v, causal), (out, lse))
+        given = d_out, q, k, v, out, lse, causal
+        torch.testing.assert_close(backward_by_definition(*given), tile_backward(*given))
+    count["pairs"] = 0
+
+
 def main() -> None:
     if TOKENS % (2 * int(os.environ.get("WORLD_SIZE", "1"))):
         sys.exit(f"twice the number of ranks must divide {TOKENS} tokens")
@@ -149,6 +168,7 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
+    hold_definition(device)
     whole = [torch.randn(B, A, TOKENS, D, device=device, requires_grad=True) for _ in range(3)]
     truth = F.scaled_dot_product_attention(*whole, is_causal=True)
     d_out = torch.randn_like(truth)

@@ -91,6 +91,9 @@ wrong("evaluation_dropout", step=3, hint="dropout",
       old="training = model.training\nmodel.eval()", new="training = model.training")
 wrong("evaluation_last_outputs", step=3, hint="outputs",
       old="torch.cat(outputs)", new="outputs[-1]")
+wrong("evaluation_by_outputs", step=3, hint="other",
+      old="return total / rows, torch.cat(outputs)",
+      new="return total / outputs[-1].numel(), torch.cat(outputs)")
 wrong("evaluation_mean_of_means", step=3, hint="mean_of_means", edits=[
     ("* len(inputs)", ""),
     ("rows += len(inputs)", "rows += 1")])
