@@ -44,7 +44,7 @@ def page_facts(here: Page, root: Path) -> list[str]:
     machines = {machine for program in shown for machine in program.machines}
     facts = [f"{max(1, round(reading_minutes(here)))} minutes"]
     if shown:
-        facts.append(f"{len(shown)} programs")
+        facts.append(f"{len(shown)} program" + "s" * (len(shown) > 1))
         facts.append("run on " + " and ".join(sorted(machines)))
         facts.append("[what ran where](/what_ran_where.md)")
     return facts
