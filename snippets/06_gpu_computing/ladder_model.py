@@ -32,6 +32,7 @@ def lines(address) -> int:
 
 def passes(address, width: int = 1) -> int:
     """Passes of a load of `width` floats from shared memory."""
+    assert all(isinstance(address(lane), int) for lane in LANES)  # of floats, not of bytes
     size = 32
     if width == 4:
         want = [address(lane) for lane in LANES]
