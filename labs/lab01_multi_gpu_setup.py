@@ -772,7 +772,7 @@ def broken_off(error: RuntimeError, rank: int) -> Trouble:
     if REPORT.store is not None:
         try:
             REPORT.store.set(f"alive {rank}", "")
-            gone, deadline = list(range(REPORT.world)), time.monotonic() + 5
+            gone, deadline = list(range(REPORT.world)), time.monotonic() + 2
             while gone and time.monotonic() < deadline:
                 gone = [other for other in gone if not REPORT.store.check([f"alive {other}"])]
                 time.sleep(0.05)
