@@ -125,14 +125,15 @@ def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
     """
     name = path.relative_to(root).as_posix()
     place = root / "tests" / "mutants" / f"{name.partition('/')[0]}.toml"
-    known = read_list(place, place.stat().st_mtime_ns) if place.exists() else {}
-    listed = known.get(name, {})
+    listed = _listed(place, name)
     tests, source = listed.get("tests", ""), path.read_text("utf-8")
     changes = {what: change for what, change in listed.items() if what != "tests"}
     found = _changed(changes, source, name, place)
     written = [(mutant, mutant.equivalent or tests) for mutant in found]
+    if kind == "written":
+        return written
     extra = [(mutant, tests) for mutant in made(source) if tests]
-    return {"written": written, "made": extra, "all": written + extra}[kind]
+    return extra if kind == "made" else written + extra
 
 
 def check_module(path: Path, root: Path, mutant: Mutant, tests: str) -> None:
@@ -183,8 +184,12 @@ def read_list(path: Path, _mtime: int) -> dict[str, dict[str, list[str]]]:
 
 def _written(program: Program, source: str) -> Iterator[Mutant]:
     path = list_of(program)
-    known = read_list(path, path.stat().st_mtime_ns) if path.exists() else {}
-    yield from _changed(known.get(program.name, {}), source, program.name, path)
+    yield from _changed(_listed(path, program.name), source, program.name, path)
+
+
+def _listed(path: Path, name: str) -> dict[str, list[str]]:
+    """What the file has for a program or module; nothing where there is no such file."""
+    return read_list(path, path.stat().st_mtime_ns).get(name, {}) if path.exists() else {}
 
 
 def _changed(
