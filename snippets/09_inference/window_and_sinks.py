@@ -187,7 +187,10 @@ def main() -> None:
             block.seen = None
             q, k, _ = block.qkv(block.norm1(x)).unflatten(-1, (3, 4, -1)).unbind(-3)
             scores = torch.einsum("bad,bsad->bas", q[:, -1], k) / 4  # the last one's queries
-            shares.append(scores.softmax(-1)[:, :, 0].mean().item())
+            first = scores.softmax(-1)[:, :, 0]
+            rest = scores[:, :, 1:].logsumexp(-1) - scores.logsumexp(-1)
+            torch.testing.assert_close(first, -rest.expm1(), rtol=1e-3, atol=1e-6)
+            shares.append(first.mean().item())
             x = block(x)
     print("weight on the first character, seen from the last: "
           + ", ".join(f"layer {i} ≈{s:.3f}" for i, s in enumerate(shares)))  # fmt: skip
