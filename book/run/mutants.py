@@ -125,8 +125,7 @@ def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
     """
     name = path.relative_to(root).as_posix()
     place = root / "tests" / "mutants" / f"{name.partition('/')[0]}.toml"
-    listed = _listed(place, name)
-    tests, source = listed.get("tests", ""), path.read_text("utf-8")
+    listed, tests, source = _listed(place, name), tests_of(path, root), path.read_text("utf-8")
     changes = {what: change for what, change in listed.items() if what != "tests"}
     found = _changed(changes, source, name, place)
     written = [(mutant, mutant.equivalent or tests) for mutant in found]
@@ -134,6 +133,13 @@ def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
         return written
     extra = [(mutant, tests) for mutant in made(source) if tests]
     return extra if kind == "made" else written + extra
+
+
+def tests_of(path: Path, root: Path) -> str:
+    """The tests that hold a module, or one of the few programs that are judged by tests."""
+    name = path.relative_to(root).as_posix()
+    place = root / "tests" / "mutants" / f"{name.partition('/')[0]}.toml"
+    return _listed(place, name).get("tests", "")
 
 
 def check_module(path: Path, root: Path, mutant: Mutant, tests: str) -> None:

@@ -191,11 +191,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     session = parent.config.stash[SESSION]
     path, root = file_path.resolve(), session.root
+    if session.mutants and path.suffix == ".py" and path.is_relative_to(root):
+        module = path.relative_to(root).parts[0] in MODULES or mutants.tests_of(path, root)
+        if module:
+            return Module.from_parent(parent, path=file_path)
     if is_program(path, root):
         return ProgramFile.from_parent(parent, path=file_path)
-    if session.mutants and path.suffix == ".py" and path.is_relative_to(root):
-        if path.relative_to(root).parts[0] in MODULES:
-            return Module.from_parent(parent, path=file_path)
+    if session.mutants:
         return None
     if path.suffix == ".md" and path.is_relative_to(root / "docs"):
         return Chapter.from_parent(parent, path=file_path) if "cpu" in session.devices else None
