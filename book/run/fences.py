@@ -81,7 +81,8 @@ class Block:
         if self.fence.embeds_only or self.fence.language in {"text", "dockerfile"}:
             return ()
         expected = repr(self.expected and self.expected.lines)
-        return (device, self.fence.header, self.code, expected, *self.named().values())
+        gpus = "" if device == "cpu" else runner.describe_device(device)
+        return (gpus, self.fence.header, self.code, expected, *self.named().values())
 
     def named(self) -> dict[str, Path]:
         """The files of the book that it names: programs, the labs as they stand."""

@@ -466,4 +466,4 @@ def gpu_names() -> list[str]:
     asked = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    return asked.stdout.splitlines()
+    return list(filter(None, asked.stdout.splitlines()))
