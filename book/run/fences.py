@@ -76,7 +76,7 @@ class Block:
         language = ALIASES.get(self.fence.language, self.fence.language)
         return language in RUNS and not self.fence.embeds_only and not self.skip
 
-    def inputs(self, device: str) -> tuple[str | Path, ...]:
+    def inputs(self, device: str = "cpu") -> tuple[str | Path, ...]:
         """What its outcome depends on; nothing for what is cheap, and so always checked."""
         if self.fence.embeds_only or self.fence.language in {"text", "dockerfile"}:
             return ()

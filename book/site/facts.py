@@ -43,6 +43,7 @@ def with_facts(markdown: str, root: Path, name: str) -> str:
         facts.append("[what ran where](/what_ran_where.md)")
     title = next(iter(here.headings.values())).line
     line = " · ".join(facts)
+    line = line[0].upper() + line[1:]
     return "\n".join([*here.lines[:title], "", line, "{ .page-facts }", *here.lines[title:]])
 
 
@@ -64,10 +65,7 @@ def waiting(shown: list[Program]) -> list[Program]:
 def not_on_gpus(shown: list[Program]) -> list[str]:
     """What a page says where no GPU has recorded what it could show; nothing elsewhere."""
     left = len(waiting(shown))
-    if not left:
-        return []
-    what = f"{left} of them" if shown[left:] else "them" if shown[1:] else "it"
-    return [f"no GPU has recorded {what} yet"]
+    return [f"not yet recorded on a GPU: {left} program" + "s" * (left > 1)] if left else []
 
 
 def counts(root: Path) -> dict[str, int]:
