@@ -205,9 +205,11 @@ def test_workflows_run_what_a_reader_runs() -> None:
 
 # how a program says that it needs a GPU, before it leaves
 NEEDS_A_GPU = re.compile(
-    r"(?:exit|stderr,)[^;]{0,40}needs an? (?:\w+ )?GPU|no GPU here|none here|exit\(f"no NVIDIA"
+    r"(?:exit|stderr,)[^;]{0,40}needs an? (?:\w+ )?GPU|(?:no GPU|none) here|exit\(f.no NVIDIA"
 )
-TAKES_GPUS = re.compile(r"^\$ (\./\w+|python |torchrun |compute-sanitizer |for name in )", re.M)
+TAKES_GPUS = re.compile(
+    r"^\$ (\./\w+|python |torchrun |compute-sanitizer |for name in |LD_LIBRARY_PATH=)", re.M
+)
 
 
 def test_each_program_that_needs_a_gpu_has_commands_for_one() -> None:
