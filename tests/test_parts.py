@@ -200,7 +200,7 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
         ("OMP_NUM_THREADS=2 python a.py", "snippets/t/a.py", False),
         ("python a.py > log", "snippets/t/a.py", False),
         ("python -c 1", "snippets/t/a.py", False),
-        ("python labs/check.py", "labs/lab01.py", False),
+        ("python by_hand.py", "labs/launch/by_hand.py", False),
         ("torchrun --nproc-per-node=2 first.py", "snippets/t/first.py", False),
     ],
 )

@@ -16,7 +16,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -269,8 +269,15 @@ def check(program: Program, device: str, how: How) -> Outcome:
 
 
 def run_changed(program: Program, device: str, source: str, how: How) -> Outcome | None:
-    """Run the commands with this source in place of the program's; None if nothing differs."""
-    attempt = _Attempt(program, device, program.transcript(device), source=source)
+    """Run the commands with this source in place of the program's; None if nothing differs.
+
+    What has a grader is graded as well, last: there must be nothing to say against it.
+    """
+    wanted, name = program.transcript(device), program.path.stem
+    if list(program.root.glob(f"graders/*/{name}.py")):
+        graded = Command(f"python labs/check.py {program.name} > graded")
+        wanted = replace(wanted, commands=[*wanted.commands, graded])
+    attempt = _Attempt(program, device, wanted, source=source)
     with one_at_a_time(device):
         try:
             _perform(attempt, how.limit, None if program.imports("triton") else how.warm)
