@@ -114,7 +114,8 @@ class Recording:
             signal.raise_signal(signal.SIGINT)  # which waits for what is just being started
 
         signal.signal(signal.SIGALRM, alarm)
-        signal.signal(signal.SIGTERM, _interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):  # INT is ignored in the background
+            signal.signal(number, _interrupt)
         limit = "" if ends == float("inf") else f" in {ends - time.monotonic():.0f} s"
         self.say(
             f"{self.gpus}, torch {runner.torch_version()}: {len(self.todo)} to record{limit}"
