@@ -1054,6 +1054,20 @@ class Gpu:
         said, _ = process.communicate(timeout=HANG)
         return process.returncode, said
 
+    def cut(self, sent: signal.Signals, at: str, *arguments: str) -> tuple[int, str]:
+        """The same, with a signal sent once it has come to a program."""
+        process, said = self.start(*arguments), ""
+        try:
+            while f"{at} …" not in said:
+                line = process.stdout.readline()
+                assert line, said
+                said += line
+            process.send_signal(sent)
+            return process.wait(timeout=HANG), said + process.stdout.read()
+        finally:
+            process.terminate()
+            process.communicate(timeout=HANG)
+
 
 @pytest.fixture
 def gpu(book: Book, monkeypatch: pytest.MonkeyPatch) -> Gpu:
@@ -1083,15 +1097,10 @@ def test_a_recording_that_is_cut_short_keeps_what_it_has_and_goes_on_from_there(
     )
     order = ["right.py", "fails.py", "sleeps.py"]
     archive = tmp_path / "new.tar.gz"
-    with gpu.start("--budget", "99999", "--archive", str(archive)) as process:
-        first = [process.stdout.readline() for _ in range(2)]
-        while "[3/3]" not in (line := process.stdout.readline()):
-            assert line, "it ended"
-        process.send_signal(sent)
-        said = process.stdout.read()
-    assert process.returncode == status
-    assert "1 × NVIDIA H100 80GB HBM3" in first[0] and "3 to record in" in first[0]
-    assert first[1] == f"  snippets/t: {', '.join(order)}\n"
+    came, said = gpu.cut(sent, "t/sleeps.py", "--budget", "99999", "--archive", str(archive))
+    assert came == status
+    assert said.startswith("1 × NVIDIA H100 80GB HBM3") and ": 3 to record in" in said
+    assert said.splitlines()[1] == f"  snippets/t: {', '.join(order)}"
     assert says in said and "1 recorded, 1 failed, 1 left" in said
     assert "failed: snippets/t/fails.py" in said and "out of memory" in said
     assert said.endswith("left for the next call:\n  snippets/t: sleeps.py\n")
@@ -1117,18 +1126,9 @@ def test_what_outlasts_the_time_comes_last_the_next_time(gpu: Gpu) -> None:
     sleeping(gpu.book)
     gpu.book.write("snippets/t/quick.py", "print(1)\n")
     gpu.list(sleeps="$ python sleeps.py", quick="$ python quick.py")
-    with gpu.start() as process:
-        while "[1/2]" not in (line := process.stdout.readline()):
-            assert line, "it ended"
-        process.send_signal(signal.SIGALRM)
-        assert "0 recorded, 1 failed, 1 left" in process.stdout.read()
-    gpu.book.write("snippets/gpu.toml", gpu.book.read("snippets/gpu.toml") + "\n")
-    with gpu.start() as process:
-        while "[2/2]" not in (line := process.stdout.readline()):
-            assert line, "it ended"
-        assert "sleeps.py" in line
-        process.send_signal(signal.SIGINT)
-        assert "1 recorded, 0 failed, 1 left" in process.stdout.read()
+    assert "0 recorded, 1 failed, 1 left" in gpu.cut(signal.SIGALRM, "t/sleeps.py")[1]
+    status, said = gpu.cut(signal.SIGINT, "[2/2] snippets/t/sleeps.py")
+    assert "1 recorded, 0 failed, 1 left" in said and status == 130
 
 
 def test_what_is_missing_is_named_with_what_is_skipped_for_it(gpu: Gpu) -> None:
