@@ -101,7 +101,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     vars(page)["render"] = functools.partial(_render, page)
     if labs.is_lab(page.file):
         _edit(page, name, config)
-        return labs.page_text(page, root)
+        return facts.with_facts(labs.page_text(page, root), root, name)
     if "program" in page.meta:
         _edit(page, page.meta["program"], config)
     elif not page.file.generated_by:
@@ -111,7 +111,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             raise BuildError(str(error)) from None
     if name == "index.md":
         return facts.with_counts(markdown, root)
-    return facts.with_facts(markdown, root) if facts.is_chapter(name) else markdown
+    return markdown if page.file.generated_by else facts.with_facts(markdown, root, name)
 
 
 def _render(page: Page, config: MkDocsConfig, files: Files) -> None:

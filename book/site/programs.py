@@ -13,8 +13,8 @@ from mkdocs.structure.files import File
 from book.core.page import embedded_files, read
 from book.core.program import Program, programs
 from book.core.transcript import Provenance
-from book.site import template
-from book.site.embedded import DEVICE_NAMES, program_link, program_page, transcript
+from book.site import facts, template
+from book.site.embedded import program_link, program_page, transcript
 
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
 
@@ -26,7 +26,7 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
         page = program_page(program.name).lstrip("/")
         text = _page(program, shown.get(program.name, []))
         yield File.generated(config, page, content=text)
-        for path in (program.path, program.figure):
+        for path in (program.path, *program.figures):
             if path.exists():
                 uri = f"{page.rpartition('/')[0]}/{path.name}"
                 yield File.generated(config, uri, abs_src_path=str(path))
@@ -78,11 +78,13 @@ def _what_ran_where(root: Path) -> str:
     for program in programs(root):
         for device, recorded in program.transcripts().items():
             if at := recorded.provenance:
-                folders[program.path.parent.name].append((program, DEVICE_NAMES[device], at))
+                row = program, "CPU" if device == "cpu" else "GPU", at
+                folders[program.path.parent.name].append(row)
     machines = [at.device for rows in folders.values() for _, _, at in rows]
     return template.render(
         "program/what_ran_where",
         folders=folders,
         machines=machines,
+        waiting=[program_link(each.name) for each in facts.waiting(programs(root))],
         program_link=program_link,
     )
