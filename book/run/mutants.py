@@ -125,9 +125,8 @@ def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
     """
     name = path.relative_to(root).as_posix()
     place = root / "tests" / "mutants" / f"{name.partition('/')[0]}.toml"
-    listed, tests, source = _listed(place, name), tests_of(path, root), path.read_text("utf-8")
-    changes = {what: change for what, change in listed.items() if what != "tests"}
-    found = _changed(changes, source, name, place)
+    tests, source = tests_of(path, root), path.read_text("utf-8")
+    found = _changed(_listed(place, name), source, name, place)
     written = [(mutant, mutant.equivalent or tests) for mutant in found]
     if kind == "written":
         return written
@@ -201,7 +200,8 @@ def _listed(path: Path, name: str) -> dict[str, list[str]]:
 def _changed(
     changes: dict[str, list[str]], source: str, name: str, path: Path
 ) -> Iterator[Mutant]:
-    for what, (was, becomes, *why) in changes.items():
+    written = [(what, *change) for what, change in changes.items() if what != "tests"]
+    for what, was, becomes, *why in written:
         if source.count(was) != 1 or was == becomes:
             times = (
                 "is left as it is" if was == becomes else f"occurs {source.count(was)} times"
