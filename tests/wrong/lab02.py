@@ -263,6 +263,9 @@ wrong("no_sync_stays", step=7, hint="not_reenabled",
 wrong("no_sync_without_finally", step=7, hint="not_restored",
       old=Body("AccumulatingDDP.no_sync"), new="self.sync = False\nyield\nself.sync = True")
 
+wrong("no_sync_ends_the_outer", step=7, hint="nested",
+      old="            self.sync = before", new="            self.sync = True")
+
 # step 8
 
 wrong("torch_all_silent", step=8, hint="not_reenabled",
