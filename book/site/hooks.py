@@ -56,7 +56,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     root = _root(config)
     config.watch += [str(root / each) for each in WATCHED if (root / each).exists()]
     config.markdown_extensions.append(BookMarkdown(root))
-    search.Index(config)
+    config.extra["index"] = search.Index(config)
     return config
 
 
@@ -161,7 +161,9 @@ class _Lines(Preprocessor):
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return theme.with_sizes(html, page, files)
+    html = theme.with_sizes(html, page, files)
+    config.extra["index"].add(page, html)
+    return html
 
 
 def on_post_build(config: MkDocsConfig) -> None:
