@@ -12,6 +12,8 @@ from conftest import RECORDED, Book
 pytest.importorskip("mkdocs")
 pytest.importorskip("ziamath")
 
+from mkdocs.structure.files import Files
+
 from book.core import page
 from book.core.program import Program
 from book.site import (
@@ -248,7 +250,7 @@ def nearest(points: list[tuple[float, float]]):
 def test_a_figure_gets_a_size_unless_it_has_one(tmp_path: Path) -> None:
     drawing = tmp_path / "a.svg"
     drawing.write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 5"/>')
-    files = [SimpleNamespace(dest_uri="programs/a.svg", abs_src_path=str(drawing))]
+    files = Files([SimpleNamespace(src_uri="programs/a.svg", abs_src_path=str(drawing))])
     here = SimpleNamespace(url="02_ddp/")
 
     def sized(html: str) -> str:

@@ -159,12 +159,12 @@ def _read(path: Path, name: str, _mtime: int) -> Transcript:
 
 def is_program(path: Path, root: Path) -> bool:
     """Whether a file is a program: directly in a folder, or anywhere under some of them."""
+    if path.suffix not in SUFFIXES or path.name.startswith(("_", ".")) or path.is_symlink():
+        return False  # a link to a program, which labs/ may hold, is not one more
     try:
         first, *rest = path.relative_to(root).parts
     except ValueError:
         return False
-    if path.suffix not in SUFFIXES or path.name.startswith(("_", ".")) or path.is_symlink():
-        return False  # a link to a program, which labs/ may hold, is not one more
     anywhere = first == "snippets" or (first == "labs" and rest[:1] == ["launch"])
     return (anywhere and bool(rest)) or (first in FOLDERS and len(rest) == 1)
 
