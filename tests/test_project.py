@@ -203,6 +203,14 @@ def test_workflows_run_what_a_reader_runs() -> None:
     assert "--device cuda --all" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
+def test_every_file_with_a_budget_of_its_own_exists() -> None:
+    budgets = tomllib.loads((ROOT / "tests/budget.toml").read_text("utf-8"))
+    default = budgets.pop("default")
+    wrong = {name for name in budgets if not (ROOT / name).is_file()}
+    wrong |= {name for name, seconds in budgets.items() if seconds <= default}
+    assert budgets and not wrong, f"tests/budget.toml: {wrong}"
+
+
 def test_publishing_waits_for_both_on_one_commit() -> None:
     publish, gpu = workflow("publish.yml"), workflow("gpu.yml")
     jobs = publish["jobs"]
