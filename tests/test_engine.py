@@ -1085,3 +1085,22 @@ def test_what_works_longer_than_its_budget_fails_where_one_asks(
         assert report.status == 0, report.text
         assert bool(re.search(warning, report.text, re.M)) == warm, report.text
         assert report.text.count("tests/budget.toml") == warm, report.text
+
+
+def test_each_test_is_in_one_of_the_shards(book: Book) -> None:
+    """A file goes whole, and one with a large budget has a shard to itself."""
+    book.write("tests/budget.toml", 'default = 1\n"snippets/t/b.py" = 100\n')
+    for name in "abcde":
+        book.program(name, "print(1)\n", f"$ python {name}.py\n1\n")
+    book.write("tests/test_two.py", "def test_1(): pass\ndef test_2(): pass\n")
+
+    def collected(*options: str) -> list[str]:
+        report = book.pytest("--collect-only", "-q", *options)
+        assert report.status == 0, report.text
+        return [line for line in report.text.splitlines() if "::" in line]
+
+    whole = collected()
+    shards = [collected("--shard", f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(test for shard in shards for test in shard) == sorted(whole)
+    files = [{test.partition("::")[0] for test in shard} for shard in shards]
+    assert {"snippets/t/b.py"} in files and [len(each) for each in files] == [1, 5, 5]

@@ -10,6 +10,7 @@ pytest --all                          also what has passed already, unchanged
 pytest --mutants written snippets     each program made wrong: what then still passes fails
 pytest --ranks 5 snippets             with another number of ranks: right, or one sentence
 pytest --strict-time                  what works longer than tests/budget.toml allows fails
+pytest --shard 2/4                    the second of four parts that take about as long
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ FLAGS = {
     "--all": "run everything, also what has passed with the same inputs before (CI does)",
     "--warm": "start all that can be from a process that has imported torch already",
     "--plain": "start every command as typed (by default most torchrun commands start from a "
-    "process that has torch; the workflow runs all as typed)",
+    "process that has torch; one Python of the workflow runs all as typed)",
     "--strict-time": "fail if a file takes more processor time than tests/budget.toml allows",
 }
 
@@ -89,6 +90,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="what takes longer hangs, on whatever machine (default 900)",
     )
+    group.addoption(
+        "--shard",
+        type=_shard,
+        metavar="I/N",
+        help="run the I-th of N shards: each file is in one, and their budgets are about equal",
+    )
+
+
+def _shard(text: str) -> tuple[int, int]:
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -223,6 +237,22 @@ def pytest_pycollect_makemodule(
     if session.mutants or is_program(module_path.resolve(), session.root):
         return Nothing.from_parent(parent, path=module_path)
     return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one shard: the file with the largest budget goes where there is least so far."""
+    if not (shard := config.getoption("--shard")):
+        return
+    (number, of), budget = shard, config.stash[SESSION].budget
+    files = sorted({_file(item) for item in items})
+    mine, loads = set(), [0.0] * of
+    for file in sorted(files, key=budget, reverse=True):
+        least = loads.index(min(loads))
+        loads[least] += budget(file)
+        if least == number - 1:
+            mine.add(file)
+    config.hook.pytest_deselected(items=[item for item in items if _file(item) not in mine])
+    items[:] = [item for item in items if _file(item) in mine]
 
 
 def _file(test: pytest.Item | pytest.TestReport) -> str:
