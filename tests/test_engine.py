@@ -1226,3 +1226,66 @@ def test_where_no_gpu_has_recorded_anything_there_is_nothing_to_fail(book: Book)
     )
     assert book.pytest("--device", "cuda", path, "-k", "other").status == 5
     assert "`make gpu` records on GPUs" in book.pytest("--device", "cuda", "--record").text
+
+
+def test_what_each_part_took_is_said_whatever_else_happens(book: Book) -> None:
+    """A page cannot be collected; what the next test has counted is gone after it."""
+    book.write("docs/lost.md", '# L\n\n```python\n--8<-- "snippets/t/lost.py"\n```\n')
+    book.write(
+        "conftest.py",
+        """
+        from book.run import plugin
+
+        plugin.WORTH_A_LOOK = 0.0
+        counted = iter([10.0, 17.0, 2.0, 5.0])
+        plugin.runner.processor_seconds = lambda: next(counted)
+        """,
+    )
+    book.write(
+        "tests/test_three.py", "def test_1(): pass\ndef test_2(): pass\ndef test_3(): pass\n"
+    )
+    report = book.pytest("--continue-on-collection-errors")
+    assert report.status == 1 and "no file snippets/t/lost.py" in report.text
+    assert re.search(r"^10 s of processor time", report.text, re.M), report.text
+
+
+def test_what_works_longer_than_its_budget_fails_where_one_asks(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On GitHub it is a warning, but where all runs as typed."""
+    book.write("tests/budget.toml", 'default = 1000\n"snippets/t/hungry.py" = 0.01\n')
+    work = "import time\nwhile time.process_time() < 0.1:\n    pass\n"
+    for name in ("hungry", "modest"):  # through a pipe, which is not started warm
+        book.program(name, work, f"$ python {name}.py | cat\n")
+    said = r"snippets/t/hungry\.py took \d+\.\d s of processor time, tests/budget\.toml allows 0\.01"
+    strict = book.pytest("snippets", "--all", "--strict-time", "-n", "2")
+    assert strict.status == pytest.ExitCode.TESTS_FAILED, strict.text
+    assert set(strict.outcomes.values()) == {"passed"}
+    assert re.search(f"^{said}$", strict.text, re.M), strict.text
+    assert "modest.py took" not in strict.text
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    warning = f"^::warning file=snippets/t/hungry\\.py::{said}$"
+    for warm in (True, False):
+        report = book.pytest("snippets", "--all", warm=warm)
+        assert report.status == 0, report.text
+        assert bool(re.search(warning, report.text, re.M)) == warm, report.text
+        assert report.text.count("tests/budget.toml") == warm, report.text
+
+
+def test_each_test_is_in_one_of_the_shards(book: Book) -> None:
+    """A file goes whole, and one with a large budget has a shard to itself."""
+    book.write("tests/budget.toml", 'default = 1\n"snippets/t/b.py" = 100\n')
+    for name in "abcde":
+        book.program(name, "print(1)\n", f"$ python {name}.py\n1\n")
+    book.write("tests/test_two.py", "def test_1(): pass\ndef test_2(): pass\n")
+
+    def collected(*options: str) -> list[str]:
+        report = book.pytest("--collect-only", "-q", *options)
+        assert report.status == 0, report.text
+        return [line for line in report.text.splitlines() if "::" in line]
+
+    whole = collected()
+    shards = [collected("--shard", f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(test for shard in shards for test in shard) == sorted(whole)
+    files = [{test.partition("::")[0] for test in shard} for shard in shards]
+    assert {"snippets/t/b.py"} in files and [len(each) for each in files] == [1, 5, 5]

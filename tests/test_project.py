@@ -110,8 +110,10 @@ def test_commands_of_the_readme_are_recorded() -> None:
 
 
 def test_pythons_are_the_same_everywhere() -> None:
-    matrix = workflow("test.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
-    assert matrix == ["3.11", "3.12", "3.13"]
+    jobs = workflow("test.yml")["jobs"]
+    for job in jobs.values():
+        matrix = job["strategy"]["matrix"]["python"]
+        assert matrix == ["3.11", "3.12", "3.13"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == f">={matrix[0]}"
     assert f"(3, {matrix[0][2:]}) <= sys.version_info[:2] <= (3, {matrix[-1][2:]})" in MAKEFILE
@@ -190,10 +192,19 @@ def test_what_security_says_of_workflows_is_so() -> None:
 
 
 def test_workflows_run_what_a_reader_runs() -> None:
-    """CI runs .ci/run; that runs the commands of the README, and then the strict build."""
-    steps = workflow("test.yml")["jobs"]["test"]["steps"]
-    runs = next(step for step in steps if ".ci/run" in step.get("run", ""))
-    assert "--plain" in runs["env"]["ARGS"], "the workflow runs every command as typed"
+    """CI runs what .ci/run runs: the commands of the README, all shards, and the strict build."""
+    jobs = workflow("test.yml")["jobs"]
+    matrix = jobs["test"]["strategy"]["matrix"]
+    assert matrix.keys() == {"python", "shard", "include"}
+    assert matrix["include"] == [{"python": "3.11", "how": "--plain"}], "one runs all as typed"
+    assert matrix["shard"] == [1, 2, 3, 4]
+    runs = next(step for step in jobs["test"]["steps"] if "make test" in step.get("run", ""))
+    shard = "--shard ${{ matrix.shard }}/4 ${{ matrix.how }} --junitxml="
+    assert "WHAT" not in runs["env"] and runs["env"]["ARGS"].startswith(shard)
+    site = jobs["site"]["steps"][-1]
+    assert site["run"] == "make site"
+    needed = "if", "continue-on-error"
+    assert not [key for part in (*jobs.values(), runs, site) for key in needed if key in part]
     said = (ROOT / ".ci/run").read_text()
     assert said.index("make test") < said.index("make site")
     assert "mkdocs build --strict" in MAKEFILE
@@ -225,6 +236,14 @@ def test_each_program_that_needs_a_gpu_has_commands_for_one() -> None:
     for program in programs(ROOT):
         refuses = NEEDS_A_GPU.search(program.path.read_text("utf-8"))
         assert not refuses or program.name in listed, program.name
+
+
+def test_every_file_with_a_budget_of_its_own_exists() -> None:
+    budgets = tomllib.loads((ROOT / "tests/budget.toml").read_text("utf-8"))
+    default = budgets.pop("default")
+    wrong = {name for name in budgets if not (ROOT / name).is_file()}
+    wrong |= {name for name, seconds in budgets.items() if seconds <= default}
+    assert budgets and not wrong, f"tests/budget.toml: {wrong}"
 
 
 def test_publishing_waits_for_both_on_one_commit() -> None:

@@ -9,16 +9,20 @@ pytest --warm snippets/02_ddp         faster, from a process that has torch alre
 pytest --all                          also what has passed already, unchanged
 pytest --mutants written snippets     each program made wrong: what then still passes fails
 pytest --ranks 5 snippets             with another number of ranks: right, or one sentence
+pytest --strict-time                  what works longer than tests/budget.toml allows fails
+pytest --shard 2/4                    the second of four parts that take about as long
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import signal
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,7 +53,8 @@ FLAGS = {
     "--all": "run everything, also what has passed with the same inputs before (CI does)",
     "--warm": "start all that can be from a process that has imported torch already",
     "--plain": "start every command as typed (by default most torchrun commands start from a "
-    "process that has torch; the workflow runs all as typed)",
+    "process that has torch; one Python of the workflow runs all as typed)",
+    "--strict-time": "fail if a file takes more processor time than tests/budget.toml allows",
 }
 
 
@@ -84,6 +89,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="what takes longer hangs, on whatever machine (default 900)",
     )
+    group.addoption(
+        "--shard",
+        type=_shard,
+        metavar="I/N",
+        help="run the I-th of N shards: each file is in one, and their budgets are about equal",
+    )
+
+
+def _shard(text: str) -> tuple[int, int]:
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -174,6 +192,15 @@ class Session:
         """Which files the chapters embed, and where."""
         return embedded_files(self.root)
 
+    @cached_property
+    def _budgets(self) -> dict[str, float]:
+        path = self.root / "tests/budget.toml"
+        return tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
+
+    def budget(self, file: str) -> float:
+        """The processor seconds that the tests of a file may take."""
+        return self._budgets.get(file, self._budgets.get("default", math.inf))
+
 
 # --- collecting ------------------------------------------------------------------------------
 
@@ -210,6 +237,26 @@ def pytest_pycollect_makemodule(
     if session.mutants or is_program(module_path.resolve(), session.root):
         return Nothing.from_parent(parent, path=module_path)
     return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one shard: the file with the largest budget goes where there is least so far."""
+    if not (shard := config.getoption("--shard")):
+        return
+    (number, of), budget = shard, config.stash[SESSION].budget
+    files = sorted({_file(item) for item in items})
+    mine, loads = set(), [0.0] * of
+    for file in sorted(files, key=budget, reverse=True):
+        least = loads.index(min(loads))
+        loads[least] += budget(file)
+        if least == number - 1:
+            mine.add(file)
+    config.hook.pytest_deselected(items=[item for item in items if _file(item) not in mine])
+    items[:] = [item for item in items if _file(item) in mine]
+
+
+def _file(test: pytest.Item | pytest.TestReport) -> str:
+    return test.nodeid.partition("::")[0]
 
 
 class Nothing(pytest.File):
@@ -484,7 +531,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     if report.when == "teardown" and time.monotonic() - item.stash[STARTED] > WORTH_A_LOOK:
         session, before = item.config.stash[SESSION], item.config.stash[SESSION].worked
         session.worked = runner.processor_seconds()
-        report.worked = session.worked - before
+        # less than before where something ended for which nobody waits, such as a browser
+        report.worked = max(0.0, session.worked - before)
     return report
 
 
@@ -501,13 +549,6 @@ def pytest_report_teststatus(report, config: pytest.Config):
     return None
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Where nothing has been recorded on a GPU, there is nothing that could fail to hold."""
-    option, none = session.config.option, exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
-    if none and option.device == "cuda" and not (option.keyword or option.markexpr):
-        session.exitstatus = pytest.ExitCode.OK
-
-
 # --- the summary -----------------------------------------------------------------------------
 
 
@@ -516,25 +557,56 @@ def _killed(stats: dict[str, list]) -> Iterator[str]:
     noticed, survived = Counter(), Counter()
     for category in ("passed", "unchanged", "failed"):
         for report in stats.get(category, ()):
-            folder = report.nodeid.partition("::")[0].rpartition("/")[0]
+            folder = _file(report).rpartition("/")[0]
             (survived if category == "failed" else noticed)[folder] += 1
     for folder in sorted({*noticed, *survived}):
         good, of = noticed[folder], noticed[folder] + survived[folder]
         yield f"{folder}: {good} of {of} mutants killed, {100 * good / of:.0f}%"
 
 
+def _by_file(stats: dict[str, list]) -> tuple[Counter[str], Counter[str]]:
+    """What each file's tests took: of processors, and on the clock."""
+    worked, waited = Counter(), Counter()
+    for report in (each for kind in stats.values() for each in kind):
+        if isinstance(report, pytest.TestReport):
+            worked[_file(report)] += getattr(report, "worked", 0.0)
+            waited[_file(report)] += report.duration
+    return worked, waited
+
+
 def _by_part(stats: dict[str, list]) -> Iterator[str]:
     """What each chapter's programs and each module of tests took, the most first."""
     worked, waited = Counter(), Counter()
-    for report in (each for kind in stats.values() for each in kind if hasattr(each, "when")):
-        file = report.nodeid.partition("::")[0]
-        part = file if file.startswith("tests/") else file.rpartition("/")[0]
-        worked[part] += getattr(report, "worked", 0.0)
-        waited[part] += report.duration
+    for parts, files in zip((worked, waited), _by_file(stats), strict=True):
+        for file, seconds in files.items():
+            parts[file if file.startswith("tests/") else file.rpartition("/")[0]] += seconds
     yield f"{worked.total():.0f} s of processor time and {waited.total():.0f} s on the clock:"
     for part, seconds in worked.most_common():
         if waited[part] > waited.total() / 100:
             yield f"  {seconds:6.1f} s  {waited[part]:6.1f} s  {part}"
+
+
+def _over_budget(stats: dict[str, list], session: Session) -> dict[str, str]:
+    """The files whose tests took more than their budget, and what to say of each."""
+    worked, _ = _by_file(stats)
+    return {
+        file: f"{file} took {seconds:.1f} s of processor time, tests/budget.toml allows "
+        f"{session.budget(file):g}"
+        for file, seconds in worked.most_common()
+        if seconds > session.budget(file)
+    }
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where no GPU has recorded anything, nothing can fail to hold; over its budget is failed."""
+    option, none = session.config.option, pytest.ExitCode.NO_TESTS_COLLECTED
+    if session.exitstatus == none and option.device == "cuda":
+        if not (option.keyword or option.markexpr):
+            session.exitstatus = pytest.ExitCode.OK
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # not in a worker
+    if option.strict_time and reporter and session.exitstatus == pytest.ExitCode.OK:
+        if _over_budget(reporter.stats, session.config.stash[SESSION]):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config) -> None:
@@ -576,6 +648,13 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
         for report in kind
     ):
         write("none of these programs has been recorded on a GPU yet (`make gpu` does)")
+    # on GitHub a warning, but not where all run as typed: a budget is for commands started warm
+    warn = session.warm and os.environ.get("GITHUB_ACTIONS") == "true"
+    for file, said in _over_budget(stats, session).items():
+        if config.getoption("--strict-time"):
+            write(said, red=True)
+        elif warn:
+            write(f"::warning file={file}::{said}")
     if session.mutants:
         for line in _killed(stats):
             write(line)

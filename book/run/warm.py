@@ -8,8 +8,8 @@ interpreters: the same variables, a store, and an end for all when one rank fail
 Commands of transcripts start warm, but for the first command of one program in eight, always
 the same ones; whatever needs a shell runs as typed. What differs from its transcript when it
 was started warm is run again, all of it as typed, and that counts. ``--plain`` runs every
-command as typed, as recording and the workflow do; ``--warm`` starts all warm, for the edit
-loop.
+command as typed, as recording and one Python of the workflow do; ``--warm`` starts all warm,
+for the edit loop.
 """
 
 from __future__ import annotations
