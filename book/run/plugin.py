@@ -599,14 +599,14 @@ def _over_budget(stats: dict[str, list], session: Session) -> dict[str, str]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where no GPU has recorded anything, nothing can fail to hold; over its budget is failed."""
-    option, none = session.config.option, pytest.ExitCode.NO_TESTS_COLLECTED
-    if session.exitstatus == none and option.device == "cuda":
-        if not (option.keyword or option.markexpr):
-            session.exitstatus = pytest.ExitCode.OK
+    option, came_to = session.config.option, session.exitstatus
+    named = option.keyword or option.markexpr or option.device != "cuda"
+    if came_to == pytest.ExitCode.NO_TESTS_COLLECTED and not named:
+        session.exitstatus = pytest.ExitCode.OK
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # not in a worker
-    if option.strict_time and reporter and session.exitstatus == pytest.ExitCode.OK:
-        if _over_budget(reporter.stats, session.config.stash[SESSION]):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    strict = option.strict_time and reporter and came_to == pytest.ExitCode.OK
+    if strict and _over_budget(reporter.stats, session.config.stash[SESSION]):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config) -> None:
