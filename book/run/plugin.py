@@ -598,7 +598,7 @@ def _over_budget(stats: dict[str, list], session: Session) -> dict[str, str]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Where no GPU has recorded anything, nothing can fail to hold; over its budget is failed."""
+    """Where no GPU has recorded anything, nothing failed; what went over its budget did."""
     option, came_to = session.config.option, session.exitstatus
     named = option.keyword or option.markexpr or option.device != "cuda"
     if came_to == pytest.ExitCode.NO_TESTS_COLLECTED and not named:
