@@ -1,10 +1,11 @@
-"""PyTorch's caching allocator in forty lines: what `reserved` is, and why it exceeds `allocated`.
+"""PyTorch's caching allocator in forty lines: what `reserved` is, and why it exceeds
+`allocated`.
 
-Sizes are rounded to 512 bytes; requests up to 1 MiB share segments of 2 MiB, up to 10 MiB those of
-20 MiB, larger ones get a segment of their own, rounded to 2 MiB. The smallest free block that is
-large enough is taken and split; neighbours that are free become one block again. Nothing goes
-back to the driver. The rules are derived in 07, "Memory and performance", and are those of
-c10/cuda/CUDACachingAllocator.cpp. Here they run on sizes alone, without a GPU.
+Sizes are rounded to 512 bytes; requests up to 1 MiB share segments of 2 MiB, up to 10 MiB
+those of 20 MiB, larger ones get a segment of their own, rounded to 2 MiB. The smallest free
+block that is large enough is taken and split; neighbours that are free become one block again.
+Nothing goes back to the driver. The rules are derived in 07, "Memory and performance", and are
+those of c10/cuda/CUDACachingAllocator.cpp. Here they run on sizes alone, without a GPU.
 """
 
 from bisect import bisect_left, insort
@@ -73,7 +74,9 @@ class Allocator:
 def main() -> None:
     pool = Allocator()
     small = [pool.malloc(3 * MIB) for _ in range(6)]
-    print(f"six of 3 MiB: allocated {pool.allocated // MIB}, reserved {pool.reserved // MIB} MiB")
+    print(
+        f"six of 3 MiB: allocated {pool.allocated // MIB}, reserved {pool.reserved // MIB} MiB"
+    )
     assert (pool.allocated, pool.reserved) == (18 * MIB, 20 * MIB)
     for block in small[::2]:
         pool.free(block)

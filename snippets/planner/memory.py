@@ -1,14 +1,17 @@
-"""Memory of one rank: state, activations, logits, and what the caching allocator makes of them.
+"""Memory of one rank: state, activations, logits, and what the caching allocator makes of
+them.
 
-Two answers. The closed form adds up what a rank keeps: 2 bytes of parameter, 4 of an accumulated
-gradient and 12 of optimizer (04, "Where the memory goes"), and the activations of the
-micro-batches in flight, all divided by TP with SP (03 Tensor parallelism, "What each rank keeps";
-03, "1F1B: the same bubble, a bounded memory"). The replay makes every allocation of three steps,
-in the order of a Llama in PyTorch with fused attention, in an allocator on sizes alone: what that
-reserves is what nvidia-smi and an out-of-memory error see (07, "Out of memory").
+Two answers. The closed form adds up what a rank keeps: 2 bytes of parameter, 4 of an
+accumulated gradient and 12 of optimizer (04, "Where the memory goes"), and the activations of
+the micro-batches in flight, all divided by TP with SP (03 Tensor parallelism, "What each rank
+keeps"; 03, "1F1B: the same bubble, a bounded memory"). The replay makes every allocation of
+three steps, in the order of a Llama in PyTorch with fused attention, in an allocator on sizes
+alone: what that reserves is what nvidia-smi and an out-of-memory error see (07, "Out of
+memory").
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from allocator import Allocator
 from transformer import Shape, layer_matrices, parameters
@@ -40,6 +43,7 @@ class Stage:
 
 
 # --8<-- [start:stages]
+@cache
 def stages(shape: Shape, pp: int) -> list[Stage]:
     """Cut the chain of blocks where the products done so far pass each p-th of the whole."""
     layer = layer_matrices(shape, shape.active)
@@ -56,6 +60,7 @@ def stages(shape: Shape, pp: int) -> list[Stage]:
     return [Stage(s.count("layer"), "embedding" in s, "head" in s, len(s)) for s in cut]
 
 
+@cache
 def stage_parameters(shape: Shape, stage: Stage, tp: int, ep: int = 1) -> list[int]:
     """Elements of each tensor of a stage on one tensor-parallel rank, in order."""
     h, mlp = shape.hidden, (2 if shape.gated else 1) * shape.hidden * shape.ffn
@@ -76,7 +81,7 @@ def stage_parameters(shape: Shape, stage: Stage, tp: int, ep: int = 1) -> list[i
 
 # --8<-- [start:closed]
 def state_bytes(held: float, layout: Layout) -> dict[str, float]:
-    """Of `held` parameters of a rank: bf16, a gradient accumulated in fp32, Adam with masters."""
+    """Of `held` parameters: bf16, a gradient added up in fp32, Adam with master weights."""
     sharded = layout.dp * layout.cp
     everything = sharded if layout.zero == 3 else 1
     return {
@@ -305,7 +310,9 @@ class Replay:
                 for n in self.tensors:  # Adam's moments come with its first step
                     self.new(4 * n / shard)
                     self.new(4 * n / shard)
-            if self.layout.zero in (1, 2) and ranks > 1:  # new parameters, flat, gathered, copied
+            if (
+                self.layout.zero in (1, 2) and ranks > 1
+            ):  # new parameters, flat, gathered, copied
                 part = 2 * sum(self.tensors) / ranks
                 flat = [self.new(part), *(self.new(part) for _ in range(ranks))]
                 flat.append(self.new(part * ranks))

@@ -2,10 +2,10 @@
 
     python plan.py --model llama-3-70b --gpus 256 --gpu h100 --sequence 8192 --batch 4M
 
-Every layout that the rules allow is timed by step_time.py; from the fastest on, memory.py replays
-the first stage and the one with the head, until enough are found that fit. The constants are fitted
-to one software (nanotron) on one machine (H100, 8 to 512 GPUs): `--score FILE.csv` says how wrong
-the planner is there. Elsewhere it is a guess by the same physics.
+Every layout that the rules allow is timed by step_time.py; from the fastest on, memory.py
+replays the first stage and the one with the head, until enough are found that fit. The
+constants are fitted to one software (nanotron) on one machine (H100, 8 to 512 GPUs): `--score
+FILE.csv` says how wrong the planner is there. Elsewhere it is a guess by the same physics.
 """
 
 import argparse
@@ -25,14 +25,16 @@ from transformer import Shape, flops_per_token, parameters
 
 HERE = Path(__file__).resolve().parent
 GIB = 2**30
-BETWEEN_FAILURES = 54 * 24 * 16_384 / 419  # GPU-hours, Llama 3 (Past the machine, "One table …")
+BETWEEN_FAILURES = (
+    54 * 24 * 16_384 / 419
+)  # GPU-hours, Llama 3 (Past the machine, "One table …")
 REMEDY = {
     "parameters": "more TP or PP, or FSDP",
     "gradients": "more TP or PP, or FSDP",
     "optimizer": "ZeRO-1 over more ranks, or more TP or PP",
     "activations": "recomputation, a smaller micro-batch, or more TP",
     "logits": "a chunked loss, or more TP, which cuts the vocabulary",
-    "allocator": "expandable segments, or a smaller micro-batch",
+    "in passing": "a smaller micro-batch",
 }
 
 
@@ -49,7 +51,7 @@ CONSTANTS = table("constants.toml")
 
 # --8<-- [start:memory]
 def waiting_blocks(layout: Layout, step: Step, c: dict, node: int) -> float:
-    """Gathered activations that a collective of TP may still use when the CPU asks for new ones."""
+    """Gathered activations that a collective may still use when the CPU asks for new ones."""
     if layout.tp == 1:
         return 0
     if layout.pp == 1 or layout.gpus <= node:
@@ -62,22 +64,34 @@ def waiting_blocks(layout: Layout, step: Step, c: dict, node: int) -> float:
 @dataclass
 class Memory:
     first: float  # bytes that rank 0 reserves, as a benchmark would log it
-    needed: float  # the most of any stage, which decides
+    needed: float  # bytes that a stage cannot do without, at most, which decides
     parts: dict[str, float]  # of the stage that needs most
     stage: int
 
 
-def memory_of(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict, step: Step) -> Memory:
-    cut = stages(shape, layout.pp)
-    head = next(i for i, stage in enumerate(cut) if stage.head)
-    found = {i: replay(shape, layout, sequence, i)[0] * (1 + c["unseen"]) for i in {0, head}}
+def fullest(shape: Shape, layout: Layout, sequence: int) -> dict[int, tuple[float, float]]:
+    """Reserved and allocated bytes of the first stage, and of the one with the head."""
+    head = next(i for i, stage in enumerate(stages(shape, layout.pp)) if stage.head)
+    return {i: replay(shape, layout, sequence, i) for i in {0, head}}
+
+
+def memory_of(
+    shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict, step: Step,
+    found: dict[int, tuple[float, float]],
+) -> Memory:  # fmt: skip
+    """Near the end of the GPU's memory the allocator gives cached blocks back: then what it
+    needs is what is allocated, and not what would be reserved if there were room.
+    """
+    more = 1 + c["unseen"]
     whole = 2 * layout.micro_batch * sequence / layout.cp * shape.hidden
     late = waiting_blocks(layout, step, c, gpu.node) * whole
-    first = max(found[0], min(found[0] + late, c["reclaimed"] * gpu.memory))
-    worst = max(found, key=found.__getitem__)
+    reserved, allocated = found[0]
+    first = max(more * allocated, min(more * reserved + late, c["room"] * gpu.memory))
+    worst = max(found, key=lambda i: found[i][1])
+    needed = more * found[worst][1]
     parts = closed_form(shape, layout, sequence, worst)
-    parts["allocator"] = max(0.0, found[worst] - sum(parts.values()))
-    return Memory(first, found[worst], parts, worst)
+    parts["in passing"] = max(0.0, needed - sum(parts.values()))
+    return Memory(first, needed, parts, worst)
 
 
 # --8<-- [end:memory]
@@ -148,8 +162,9 @@ def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted:
         if sum(first.values()) > room:  # the replay can only add
             each.memory = Memory(0.0, sum(first.values()), first, 0)
         else:
+            found = fullest(shape, each.layout, sequence)
             args = shape, each.layout, sequence, gpu, CONSTANTS["memory"], each.step
-            each.memory = memory_of(*args)
+            each.memory = memory_of(*args, found)
         (fit if each.memory.needed <= room else rejected).append(each)
     return fit, rejected, len(timed)
 
@@ -161,10 +176,13 @@ def called(layout: Layout) -> str:
     extra = f" CP {layout.cp}" * (layout.cp > 1) + f" EP {layout.ep}" * (layout.ep > 1)
     zero = {0: "", 1: " ZeRO-1", 3: " FSDP"}[layout.zero]
     again = " recompute" * layout.recompute
-    return f"DP {layout.dp} PP {layout.pp} TP {layout.tp}{extra} b {layout.micro_batch}{zero}{again}"
+    cut = f"DP {layout.dp} PP {layout.pp} TP {layout.tp}{extra}"
+    return f"{cut} b {layout.micro_batch}{zero}{again}"
 
 
-def mfu(shape: Shape, tokens: float, sequence: int, seconds: float, layout: Layout, gpu: Gpu) -> float:
+def mfu(
+    shape: Shape, tokens: float, sequence: int, seconds: float, layout: Layout, gpu: Gpu
+) -> float:
     """By products and whole scores, as PaLM, Megatron-LM and nanotron count."""
     flops = flops_per_token(shape, sequence, causal=False) * tokens
     return flops / seconds / layout.gpus / gpu.flops
@@ -177,10 +195,16 @@ def explain(shape: Shape, each: Candidate, args: argparse.Namespace, gpu: Gpu) -
     print(f"memory of stage {memory.stage}, GiB: {memory.needed / GIB:.1f} = {parts}")
     for sent in traffic(shape, layout, args.sequence, gpu.node):
         link = "inside a node" if sent.in_node == sent.ranks else "between nodes"
-        print(f"{sent.name} over {sent.ranks} ranks sends {sent.bytes / 1e9:.1f} GB a step {link}")
+        print(
+            f"{sent.name} over {sent.ranks} ranks sends {sent.bytes / 1e9:.1f} GB a step {link}"
+        )
     spent = sorted(step.parts.items(), key=lambda part: -part[1])
     print(f"{step.seconds:.2f} s a step: ", end="")
-    print(", ".join(f"{name} {s / step.seconds:.0%}" for name, s in spent if s > 0.005 * step.seconds))
+    print(
+        ", ".join(
+            f"{name} {s / step.seconds:.0%}" for name, s in spent if s > 0.005 * step.seconds
+        )
+    )
 
 
 def rejected_why(each: Candidate, gpu: Gpu) -> str:
@@ -189,8 +213,9 @@ def rejected_why(each: Candidate, gpu: Gpu) -> str:
     over = memory.needed - CONSTANTS["memory"]["room"] * gpu.memory
     part = max(memory.parts, key=memory.parts.__getitem__)
     return (
-        f"{called(each.layout)}, {each.step.seconds:.2f} s: {over / GIB:.1f} GiB too much on stage "
-        f"{memory.stage}, most of it {part} ({memory.parts[part] / GIB:.1f}); try {REMEDY[part]}"
+        f"{called(each.layout)}, {each.step.seconds:.2f} s: {over / GIB:.1f} GiB too much on "
+        f"stage {memory.stage}, most of it {part} ({memory.parts[part] / GIB:.1f}); "
+        f"try {REMEDY[part]}"
     )
 
 
@@ -214,11 +239,14 @@ def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
     if not count:
         stop(
             "--gpus",
-            f"no layout shares {sequences} sequences evenly over {args.gpus} GPUs; batch and number "
-            "of GPUs need common factors",
+            f"no layout shares {sequences} sequences evenly over {args.gpus} GPUs; batch and "
+            "number of GPUs need common factors",
         )
     tokens = sequences * args.sequence
-    print(f"{parameters(shape) / 1e9:.1f} B parameters, {sequences} sequences of {args.sequence:,}")
+    print(
+        f"{parameters(shape) / 1e9:.1f} B parameters, "
+        f"{sequences} sequences of {args.sequence:,} tokens on {args.gpus} GPUs"
+    )
     if not fit:
         print(f"none of {count} layouts fits")
     else:
@@ -246,7 +274,9 @@ def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
             print(f"{kept:.1%} of the time is kept")
             seconds /= kept
         hours = seconds / 3600 * args.gpus
-        print(f"{args.tokens:.3g} tokens take {seconds / 86400:.1f} days, {hours:,.0f} GPU-hours")
+        print(
+            f"{args.tokens:.3g} tokens take {seconds / 86400:.1f} days, {hours:,.0f} GPU-hours"
+        )
         if args.price:
             print(f"at ${args.price:g} a GPU-hour: ${hours * args.price:,.0f}")
         if gpu.watts:
@@ -282,9 +312,10 @@ def emit(target: str, shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> 
         )
     if target == "torchtitan":
         shard = layout.dp if layout.zero else 1
+        local = layout.micro_batch * (layout.micro_batches if layout.pp > 1 else 1)
         lines = [
             "[training]",
-            f"local_batch_size = {layout.micro_batch * layout.micro_batches if layout.pp > 1 else layout.micro_batch}",
+            f"local_batch_size = {local}",
             f"global_batch_size = {batch}",
             f"seq_len = {sequence}",
             "[parallelism]",
@@ -326,7 +357,9 @@ def emit(target: str, shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> 
     if layout.zero:
         words.append("--use-distributed-optimizer")
     if layout.recompute:
-        words.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+        words.append(
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+        )
     if shape.experts > 1:
         words.append(f"--num-experts {shape.experts} --expert-model-parallel-size {layout.ep}")
     return f"{launch} pretrain_gpt.py \\\n  " + " \\\n  ".join(words)
@@ -345,6 +378,7 @@ class Row:
     predicted: Step | None = None
     planned: Memory | None = None
     fits: bool = False
+    found: dict[int, tuple[float, float]] | None = None  # replayed once
 
     @property
     def ran(self) -> bool:
@@ -380,12 +414,13 @@ def read_rows(path: str) -> list[Row]:
 
 
 def predict(rows: list[Row], models: dict[str, Shape], gpu: Gpu, constants: dict) -> None:
+    room = constants["memory"]["room"] * gpu.memory
     for row in rows:
         shape = models[row.model]
         row.predicted = step_time(shape, row.layout, SEQUENCE, gpu, constants["time"])
+        row.found = row.found or fullest(shape, row.layout, SEQUENCE)
         args = shape, row.layout, SEQUENCE, gpu, constants["memory"], row.predicted
-        row.planned = memory_of(*args)
-        room = constants["memory"]["room"] * gpu.memory
+        row.planned = memory_of(*args, row.found)
         row.fits = row.planned.needed <= room and not why_not(shape, row.layout)
 
 
@@ -424,7 +459,9 @@ def score(rows: list[Row], whole: bool = True) -> None:
     timed = [row for row in ran if row.consistent]
     print(f"{len(rows)} layouts, {len(ran)} measured, {len(rows) - len(ran)} failed")
     print(f"memory of rank 0: {within([memory_error(row) for row in ran], 0.12)}")
-    counts = {(row.ran, row.fits): 0 for row in rows} | {(a, b): 0 for a in (0, 1) for b in (0, 1)}
+    counts = {(row.ran, row.fits): 0 for row in rows} | {
+        (a, b): 0 for a in (0, 1) for b in (0, 1)
+    }
     for row in rows:
         counts[row.ran, row.fits] += 1
     right = (counts[True, True] + counts[False, False]) / len(rows)
@@ -433,7 +470,10 @@ def score(rows: list[Row], whole: bool = True) -> None:
     print(f"{counts[False, False]}, failed though said to fit: {counts[False, True]}")
     print(f"throughput: {within([speed_error(row) for row in timed], 0.3)}")
     steady = [row for row in timed if not stalled(row)]
-    print(f"  without the {len(timed) - len(steady)} pipelines that stall a second a slot: ", end="")
+    print(
+        f"  without the {len(timed) - len(steady)} pipelines that stall a second a slot: ",
+        end="",
+    )
     print(within([speed_error(row) for row in steady], 0.3))
     cells: dict[tuple, list[Row]] = {}
     for row in rows:
@@ -446,7 +486,9 @@ def score(rows: list[Row], whole: bool = True) -> None:
             best[key] = row
     ranked = {k: sorted(v, key=lambda row: row.predicted.seconds) for k, v in cells.items()}
     hits = sum(any(row is best[k] for row in ranked.get(k, [])[:3]) for k in best)
-    measured = sum(any(r is best[k] for r in [r for r in ranked.get(k, []) if r.ran][:3]) for k in best)
+    measured = sum(
+        any(r is best[k] for r in [r for r in ranked.get(k, []) if r.ran][:3]) for k in best
+    )
     print(f"fastest measured layout among the first three: {hits} of {len(best)} cells", end="")
     print(f", {measured} where layouts that failed are left out")
     if not whole:
@@ -456,13 +498,22 @@ def score(rows: list[Row], whole: bool = True) -> None:
             some = [row for row in ran if getattr(row.layout, name) == value]
             speeds = [abs(speed_error(row)) for row in steady if row in some]
             sizes = [abs(memory_error(row)) for row in some]
-            print(f"  {name.upper()} {value:2}: median of memory {quantile(sizes, 0.5):5.1%}", end="")
+            print(
+                f"  {name.upper()} {value:2}: median of memory {quantile(sizes, 0.5):5.1%}",
+                end="",
+            )
             print(f", of steady throughput {quantile(speeds, 0.5):5.1%}" if speeds else "")
     print("the five worst of each")
-    for name, error, some in (("memory", memory_error, ran), ("throughput", speed_error, timed)):
+    for name, error, some in (
+        ("memory", memory_error, ran),
+        ("throughput", speed_error, timed),
+    ):
         worst = sorted(some, key=lambda row: -abs(math.log(1 + error(row))))[:5]
         for row in worst:
-            print(f"  {name} {error(row):+.0%}: {row.model} on {row.nodes} nodes, {called(row.layout)}")
+            print(
+                f"  {name} {error(row):+.0%}: {row.model} on {row.nodes} nodes, "
+                f"{called(row.layout)}"
+            )
 
 
 # --- the command line ------------------------------------------------------------------------
@@ -495,7 +546,7 @@ def a_shape(values: dict, field: str) -> Shape:
     if missing:
         stop(field, f"a shape needs {', '.join(missing)}")
     shape = Shape(**({"kv_heads": values["heads"]} | values))
-    for name in list(known)[:6] + ["experts", "active"]:
+    for name in [*list(known)[:6], "experts", "active"]:
         if getattr(shape, name) < 1:
             stop(field, f"{name} must be at least 1, not {getattr(shape, name)}")
     if shape.heads % shape.kv_heads or (not shape.head_dim and shape.hidden % shape.heads):
@@ -522,7 +573,10 @@ def the_model(name: str) -> Shape:
             stop("--model", f"{name} cannot be read: {error.strerror}")
         except tomllib.TOMLDecodeError as error:
             stop("--model", f"{name} is not TOML: {error}")
-    stop("--model", f"{name!r} is not in models.toml ({', '.join(models)}), nor a shape, nor a file")
+    stop(
+        "--model",
+        f"{name!r} is not in models.toml ({', '.join(models)}), nor a shape, nor a file",
+    )
 
 
 def the_gpu(name: str) -> Gpu:
@@ -550,7 +604,9 @@ def what_if(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
         sequences = trial.batch // trial.sequence
         fit, *_ = search(shape, trial.gpus, trial.sequence, sequences, changed, 1)
         if fit:
-            print(f"{name} = {value}: {called(fit[0].layout)}, {fit[0].step.seconds:.2f} s a step")
+            print(
+                f"{name} = {value}: {called(fit[0].layout)}, {fit[0].step.seconds:.2f} s a step"
+            )
         else:
             print(f"{name} = {value}: nothing fits")
 
@@ -563,7 +619,9 @@ def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
         key = short.get(key, key)
         if key not in ("dp", "pp", "tp", "cp", "ep", "micro_batch", "zero", "recompute"):
             stop("--why", "such as dp=16,pp=2,tp=8,b=1,zero=1,recompute=1")
-        values[key] = int(value) if value.isdigit() else stop("--why", f"{part!r} has no number")
+        values[key] = (
+            int(value) if value.isdigit() else stop("--why", f"{part!r} has no number")
+        )
     if values["zero"] not in (0, 1, 3):
         stop("--why", f"zero is 0, 1 or 3, not {values['zero']}")
     layout = Layout(**{k: v for k, v in values.items() if k != "recompute"})
@@ -611,15 +669,18 @@ def main() -> None:
         text = getattr(args, name)
         setattr(args, name, None if text is None else number(text, f"--{name}"))
     if args.batch < args.sequence:
-        stop("--batch", f"{args.batch:,} tokens are less than one sequence of {args.sequence:,}")
+        stop(
+            "--batch", f"{args.batch:,} tokens are less than one sequence of {args.sequence:,}"
+        )
     shape, gpu = the_model(args.model), the_gpu(args.gpu)
     if args.what_if:
         what_if(shape, args, gpu)
     elif args.why:
         layout = one_layout(args.why, shape, args)
         step = step_time(shape, layout, args.sequence, gpu, CONSTANTS["time"])
-        found = (shape, layout, args.sequence, gpu, CONSTANTS["memory"], step)
-        each = Candidate(layout, step, memory_of(*found))
+        found = fullest(shape, layout, args.sequence)
+        given = (shape, layout, args.sequence, gpu, CONSTANTS["memory"], step, found)
+        each = Candidate(layout, step, memory_of(*given))
         fits = each.memory.needed <= CONSTANTS["memory"]["room"] * gpu.memory
         print(f"{called(layout)} fits" if fits else rejected_why(each, gpu))
         explain(shape, each, args, gpu)

@@ -3,11 +3,12 @@
 A layer takes the longer of what its GPU needs and of what launching it costs. The GPU needs
 FLOPs over what it reaches of its peak, bytes of the operations without products over what it
 reaches of its memory, and the traffic of TP, which nothing hides (03 Tensor parallelism, "The
-bill, with a pencil"). Stages differ, since the head is cut like layers, so 1F1B takes
-(m - 1) of the slowest and one of each: with equal ones that is (m + p - 1) (03, "Micro-batches
-fill the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the last backward and those of
+bill, with a pencil"). Stages differ, since the head is cut like layers, so 1F1B takes (m - 1)
+of the slowest and one of each: with equal ones that is (m + p - 1) (03, "Micro-batches fill
+the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the last backward and those of
 ZeRO 1 do not (02, "DDP from scratch"; 04, "What the stages send"). FSDP's gathers hide behind
-products or are waited for (04, "When the gathers hide"). Constants are those of constants.toml.
+products or are waited for (04, "When the gathers hide"). Constants are those of
+constants.toml.
 """
 
 from dataclasses import dataclass
@@ -67,10 +68,13 @@ def link_rate(sent: Sent, gpu: Gpu, c: dict) -> float:
 
 
 def launch_seconds(layout: Layout, gpu: Gpu, c: dict) -> float:
-    """Below this a layer is not pushed, however little it computes."""
-    floor = c["launch"] * max(1.0, layout.tp / gpu.node)  # rings between nodes have latency
+    """Below this a layer is not pushed, however little it computes. A ring of TP that crosses
+    from node to node has a latency for each crossing.
+    """
+    crossings = layout.tp / gpu.node
+    floor = c["launch"] * max(1.0, crossings)
     if layout.pp > 1 and layout.tp > 1 and layout.gpus > gpu.node:
-        floor = max(floor, c["launch_between"] * layout.tp)
+        floor += c["launch_between"] * layout.tp * max(1.0, crossings / 2)
     return floor
 
 
@@ -155,7 +159,10 @@ def main() -> None:
         layers = [stage.layers for stage in stages(even, p)]
         slots = (m - 1) * max(layers) + sum(layers)
         idle = 1 - one * m / p / piped
-        print(f"p = {p}, m = {m}, stages of {max(layers)} to {min(layers)} layers: idle {idle:.1%}, ", end="")
+        print(
+            f"p = {p}, m = {m}, {max(layers)} to {min(layers)} layers: idle {idle:.1%}, ",
+            end="",
+        )
         print(f"equal ones (p-1)/(m+p-1) = {(p - 1) / (m + p - 1):.1%}")
         assert abs(piped / one - slots / 32) < 1e-3 * slots and idle >= (p - 1) / (m + p - 1)
     # chapter 03: eight H100s at 400 TFLOP/s and 80% of NVLink wait 42% at h = 4,096 for four

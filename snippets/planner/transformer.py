@@ -1,11 +1,11 @@
 """Parameters and FLOPs of a transformer from its shape, held to published parameter counts.
 
-Grouped-query attention, gated or plain MLP, experts, tied embeddings. Two conventions of counting
-FLOPs are in use and both are here: `6N`, all parameters at six FLOPs a token (Kaplan et al.), and
-the products that are really done, with attention's scores. A causal mask halves the scores for
-who counts work (FlashAttention, this planner) and not for who counts MFU as PaLM, Megatron-LM and
-nanotron do. Sections: 01, "Six FLOPs per parameter and token"; 03 Tensor parallelism, "The bill,
-with a pencil".
+Grouped-query attention, gated or plain MLP, experts, tied embeddings. Two conventions of
+counting FLOPs are in use and both are here: `6N`, all parameters at six FLOPs a token (Kaplan
+et al.), and the products that are really done, with attention's scores. A causal mask halves
+the scores for who counts work (FlashAttention, this planner) and not for who counts MFU as
+PaLM, Megatron-LM and nanotron do. Sections: 01, "Six FLOPs per parameter and token"; 03 Tensor
+parallelism, "The bill, with a pencil".
 """
 
 from dataclasses import dataclass
@@ -79,13 +79,15 @@ def main() -> None:
         six = 6 * parameters(shape, active=True)
         half, whole = (flops_per_token(shape, 8192, causal) / six for causal in (True, False))
         assert 0.9 < half < whole < 1.6
-        print(f"{name:13} {count:6.2f} B, published {published:6.2f} B; causal {half:.2f}", end="")
+        print(
+            f"{name:13} {count:6.2f} B, published {published:6.2f} B; causal {half:.2f}", end=""
+        )
         print(f", without the half {whole:.2f}")
     # Narayanan et al. (2021), equation (3), has 72 B s l h^2 (1 + s/6h + V/12lh) where nothing
     # is recomputed, and its MLP is plain with f = 4h
-    l, h, s, v = 24, 2304, 2048, 51200
-    theirs = 72 * l * h * h * (1 + s / (6 * h) + v / (12 * l * h))
-    ours = flops_per_token(Shape(l, h, 24, 24, 4 * h, v, gated=False), s, causal=False)
+    layers, h, s, v = 24, 2304, 2048, 51200
+    theirs = 72 * layers * h * h * (1 + s / (6 * h) + v / (12 * layers * h))
+    ours = flops_per_token(Shape(layers, h, 24, 24, 4 * h, v, gated=False), s, causal=False)
     assert abs(ours / theirs - 1) < 1e-9
     print(f"Megatron-LM's formula for its 1.7B model: {theirs:.4g}, this one: {ours:.4g}")
 
