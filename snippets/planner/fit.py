@@ -55,14 +55,16 @@ def memory_loss(rows: list[Row], constants: dict) -> float:
 
 
 def fits_loss(rows: list[Row], constants: dict) -> float:
-    """Share of wrong answers to whether a layout fits."""
+    """Wrong answers to whether a layout fits. To call one impossible that ran is three times as
+    wrong as the opposite: one that failed may have failed for another reason.
+    """
     room = constants["memory"]["room"] * GPU.memory
     more = 1 + constants["memory"]["unseen"]
     wrong = 0
     for row in rows:
         allocated = max(allocated for _, allocated in row.found.values())
         fits = more * allocated <= room and not why_not(MODELS[row.model], row.layout)
-        wrong += fits != row.ran
+        wrong += (fits != row.ran) * (3 if row.ran else 1)
     return wrong / len(rows)
 
 

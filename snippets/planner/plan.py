@@ -261,9 +261,8 @@ def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
         print("the first:")
         explain(shape, fit[0], args, gpu)
     if rejected:
-        print("faster, but they do not fit:" if fit else "the nearest:")
-        if not fit:
-            rejected.sort(key=lambda each: each.memory.needed)
+        print("faster, but they do not fit; the nearest:" if fit else "the nearest:")
+        rejected.sort(key=lambda each: each.memory.needed)
         for each in rejected[:3]:
             print("  " + rejected_why(each, gpu))
     if fit and args.tokens:
@@ -468,6 +467,9 @@ def score(rows: list[Row], whole: bool = True) -> None:
     print(f"fits or not: {right:.1%} right; ran and said to: {counts[True, True]}, ", end="")
     print(f"ran though said not to: {counts[True, False]}, failed and said to: ", end="")
     print(f"{counts[False, False]}, failed though said to fit: {counts[False, True]}")
+    models = {name: a_shape(values, name) for name, values in table("models.toml").items()}
+    broken = sum(bool(why_not(models[row.model], row.layout)) for row in rows if not row.ran)
+    print(f"  of those that failed, {broken} would on any GPU: a stage is left without work")
     print(f"throughput: {within([speed_error(row) for row in timed], 0.3)}")
     steady = [row for row in timed if not stalled(row)]
     print(
