@@ -934,6 +934,19 @@ def test_a_first_gpu_transcript_runs_what_was_compiled(book: Book) -> None:
     assert [command.typed for command in first.commands] == ["nvcc add.cu -o add", "./add"]
 
 
+def test_a_program_has_what_it_imports_and_the_tables_that_they_read(book: Book) -> None:
+    reads = "import tomllib\nN = tomllib.load(open('n.toml', 'rb'))['n']\n"
+    book.write("snippets/t/reads.py", reads)
+    book.write("snippets/t/n.toml", "n = 5\n")
+    book.write("snippets/t/other.csv", "n\n5\n")
+    book.write("snippets/t/between.py", "from reads import N\n")
+    book.program("uses", "from between import N\nprint(N)\n", "$ python uses.py\n5\n")
+    program = Program(book.root, book.root / "snippets/t/uses.py")
+    assert [*hold.sources(program)] == ["uses.py", "between.py", "reads.py", "n.toml"]
+    report = book.pytest("snippets/t/uses.py", "-k", "cpu")
+    assert list(report.outcomes.values()) == ["passed"], report.text
+
+
 def test_a_program_whose_compiler_is_missing_is_skipped_with_the_reason(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:

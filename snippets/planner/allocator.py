@@ -84,6 +84,13 @@ def main() -> None:
     print(f"three freed, then 8 MiB: allocated {pool.allocated // MIB}, ", end="")
     print(f"reserved {pool.reserved // MIB} MiB")
     assert (pool.allocated, pool.reserved) == (17 * MIB, 40 * MIB)
+    pool.free(small[3])  # between two that are free: now they are one
+    pool.malloc(8 * MIB)
+    pool.malloc(8 * MIB)
+    print(
+        f"one between two of them freed, then 8 MiB twice: reserved {pool.reserved // MIB} MiB"
+    )
+    assert (pool.allocated, pool.reserved) == (31 * MIB, 40 * MIB)  # a rest of 1 MiB stays
 
     # a training step in two lines: what the first step keeps for good lies in the holes of its
     # activations, and so the second step finds fewer of its size
