@@ -365,6 +365,7 @@ def main() -> None:
     parts = [closed_form(eight, each, 4096, 0)["activations"] for each in (one, few)]
     assert parts[0] == 2 * parts[1]
     assert sum(s.layers for s in stages(eight, 4)) == 32
+    assert Layout(dp=2, pp=3, tp=4, cp=2).gpus == 48
     both = sum(sum(stage_parameters(eight, s, 1)) for s in stages(eight, 4))
     assert both == parameters(eight)
 
