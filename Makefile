@@ -9,6 +9,8 @@ SHELL := /bin/bash
 
 WHAT ?=
 ARGS ?=
+BUDGET ?=
+ARCHIVE ?=
 ADDRESS ?= 127.0.0.1:8000
 BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' && echo $$p && break; done)
 VENV := .venv
@@ -46,6 +48,8 @@ help: ## list the commands
 	@echo '  WHAT=snippets/02_ddp     only these programs or chapters (test, mutants, record, gpu)'
 	@echo '  PYTHON=python3           with this Python as it is, installing nothing (test, record, gpu)'
 	@echo '  ARGS="-x --warm"         more options for pytest'
+	@echo '  BUDGET=540               end after so many seconds; the next call goes on from there (gpu)'
+	@echo '  ARCHIVE=new.tar.gz       put all that is new into this file as well (gpu)'
 	@echo '  ADDRESS=127.0.0.1:8001   where serve listens'
 
 serve: $(READ) ## build the book and read it on localhost, reloading as you edit
@@ -71,9 +75,9 @@ site: $(READ) ## build the book into site/, strictly
 	$(room)
 	@$(RUN) -m mkdocs build --strict && echo 'The book is in site/index.html'
 
-gpu: $(TEST) ## run everything on this machine's GPUs and record *.cuda.txt
+gpu: $(TEST) ## record what has something to show on this machine's GPUs (*.cuda.txt)
 	$(room)
-	@$(RUN) -m pytest --record --device cuda $(ARGS) $(or $(WHAT),snippets labs assessment)
+	@$(RUN) -m book.run.gpu $(if $(BUDGET),--budget $(BUDGET)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(WHAT)
 
 clean: ## remove what these commands made
 	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache

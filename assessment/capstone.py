@@ -507,6 +507,7 @@ def train(
     begin = f"resumed after step {step}" if step else "from the start"
     shape = " × ".join(map(str, mesh.shape))
     say(f"mesh pp × dp × tp = {shape} on {device.type}, {begin}")
+    say(f"{flops_per_token(config):,} FLOPs a token")
     schedule = make_schedule(config, model, mesh, device) if config.pp > 1 else None
     peak, history = peak_flops(device) if config.log else 0.0, []
     tokens = config.batch * config.sequence * config.log
@@ -528,7 +529,7 @@ def train(
         if config.log and step % config.log == 0:
             took = now(device) - start
             speed, mfu = tokens / took, flops_per_token(config) * tokens / took / peak
-            line = f"step {step:4}/{config.steps}  loss ≈{history[-1][1]:.4f}  norm ≈{norm:.3f}"
+            line = f"step {step:4}/{config.steps}  loss {history[-1][1]:.2f}  norm {norm:.2f}"
             say(f"{line}  ≈{speed:,.0f} tokens/s  MFU ≈{mfu:.1%}")
             start = now(device)
         if config.every and step % config.every == 0:

@@ -136,7 +136,7 @@ def main() -> None:
     for epoch, loss in enumerate(validation):
         steps = len(losses) // len(validation)
         part = losses[epoch * steps : (epoch + 1) * steps]
-        print(f"epoch {epoch}: loss ≈{sum(part) / steps:.4f}, validation ≈{loss:.4f}")
+        print(f"epoch {epoch}: loss {sum(part) / steps:.2f}, validation {loss:.2f}")
 
 
 if __name__ == "__main__":

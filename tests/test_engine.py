@@ -9,7 +9,9 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -913,27 +915,6 @@ def test_a_page_shows_why_a_block_is_not_run_and_where_an_output_is_from(book: B
     assert "1.0 s in all. Needs [p.py](/programs/t/p.md) in the same folder." in text
 
 
-def test_a_program_that_needs_more_gpus_is_skipped_with_the_reason(book: Book) -> None:
-
-    assert hold.gpus_needed(Transcript.parse("$ torchrun --nproc-per-node=4 x.py\n")) == 4
-    book.write("snippets/t/g.py", "print(1)\n")
-    book.write("snippets/t/g.cuda.txt", RECORDED + "$ torchrun --nproc-per-node=64 g.py\n1\n")
-    report = book.pytest("--device", "cuda", "snippets")
-    assert list(report.outcomes.values()) == ["skipped"]
-    assert re.search(r"no GPU|needs 64 GPUs", next(iter(report.messages.values())))
-
-
-def test_a_first_gpu_transcript_runs_what_was_compiled(book: Book) -> None:
-
-    book.write("snippets/t/add.cu", "int main() {}\n")
-    book.write(
-        "snippets/t/add.cpu.txt",
-        RECORDED + "$ nvcc add.cu -o add\n$ python cuda_on_cpu.py add.cu --check\nequal\n",
-    )
-    first = hold._first_gpu_transcript(Program(book.root, book.root / "snippets/t/add.cu"))
-    assert [command.typed for command in first.commands] == ["nvcc add.cu -o add", "./add"]
-
-
 def test_a_program_has_what_it_imports_and_the_tables_that_they_read(book: Book) -> None:
     reads = "import tomllib\nN = tomllib.load(open('n.toml', 'rb'))['n']\n"
     book.write("snippets/t/reads.py", reads)
@@ -1028,16 +1009,6 @@ def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
                     assert known or module.split(".")[0] in anywhere, (path, module)
 
 
-def test_recording_on_gpus_where_there_is_none_is_refused(book: Book) -> None:
-    if runner.gpu_names():
-        pytest.skip("this machine has a GPU")
-    path = book.program("one", "print(1)\n", "$ python one.py\n1\n")
-    report = book.pytest("--record", "--device", "cuda", path)
-    assert report.status == 4
-    assert "there is no NVIDIA GPU here" in report.text
-    assert book.read("snippets/t/one.cpu.txt").endswith("$ python one.py\n1\n")
-
-
 def test_another_number_of_ranks_works_or_gets_a_sentence(book: Book) -> None:
     head = "import os, sys\nn = int(os.environ['WORLD_SIZE'])\n"
     shown = "$ torchrun --nproc-per-node=2 {}.py\n"
@@ -1054,3 +1025,217 @@ def test_another_number_of_ranks_works_or_gets_a_sentence(book: Book) -> None:
         "snippets.t.trips::ranks-3": "failed",
     }
     assert "snippets/t/trips.py:3: `torchrun --nproc-per-node=3 trips.py`" in report.text
+
+
+# --- GPUs, with a stand-in: a machine that says it has some, and programs that ask for none ----
+
+
+class Gpu:
+    """A book on a machine with GPUs, as far as its engine can tell."""
+
+    def __init__(self, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.book = book
+        tool = book.write("bin/nvidia-smi", "#!/bin/sh\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+        book.write("torch/__init__.py", "")  # found first by a Python started in this folder
+        self.install("NVIDIA H100 80GB HBM3")
+
+    def install(self, *names: str) -> None:
+        """Let torch see these GPUs."""
+        count = f"device_count = lambda: {len(names)}\n"
+        self.book.write("torch/cuda.py", f"{count}get_device_name = lambda n: {names}[n]\n")
+
+    def list(self, **commands: str) -> None:
+        """Say which programs have something to show on a GPU."""
+        lines = (f'"snippets/t/{name}.py" = """{each}"""\n' for name, each in commands.items())
+        self.book.write("snippets/gpu.toml", "".join(lines))
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-m", "book.run.gpu", *arguments],
+            cwd=self.book.root,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def record(self, *arguments: str) -> tuple[int, str]:
+        """What `make gpu` says, and its status."""
+        process = self.start(*arguments)
+        said, _ = process.communicate(timeout=HANG)
+        return process.returncode, said
+
+    def cut(self, sent: signal.Signals, at: str, *arguments: str) -> tuple[int, str]:
+        """The same, with a signal sent once it has come to a program."""
+        process, said = self.start(*arguments), ""
+        try:
+            while f"{at} …" not in said:
+                line = process.stdout.readline()
+                assert line, said
+                said += line
+            process.send_signal(sent)
+            return process.wait(timeout=HANG), said + process.stdout.read()
+        finally:
+            process.terminate()
+            process.communicate(timeout=HANG)
+
+
+@pytest.fixture
+def gpu(book: Book, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(book, monkeypatch)
+
+
+def sleeping(book: Book) -> str:
+    """A book of three: one is right, one fails, one never ends; the commands of each."""
+    book.write("snippets/t/right.py", "open('right.svg', 'w').write(open('f').read())\n")
+    book.write("snippets/t/fails.py", "raise SystemExit('out of memory')\n")
+    book.write("snippets/t/sleeps.py", "import time\nwhile True:\n    time.sleep(1)\n")
+    return "<svg xmlns='http://www.w3.org/2000/svg'><text>time</text></svg>"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "says"),
+    [(signal.SIGALRM, 1, "the time is up"), (signal.SIGTERM, 130, "interrupted")],
+)
+def test_a_recording_that_is_cut_short_keeps_what_it_has_and_goes_on_from_there(
+    gpu: Gpu, tmp_path: Path, sent: signal.Signals, status: int, says: str
+) -> None:
+    drawn = sleeping(gpu.book)
+    gpu.list(
+        right=f'$ printf "{drawn}" > f; echo 7\n$ python right.py',
+        fails="$ python fails.py",
+        sleeps="$ echo begun\n$ python sleeps.py",
+    )
+    order = ["right.py", "fails.py", "sleeps.py"]
+    archive = tmp_path / "new.tar.gz"
+    came, said = gpu.cut(sent, "t/sleeps.py", "--budget", "99999", "--archive", str(archive))
+    assert came == status
+    assert said.startswith("1 × NVIDIA H100 80GB HBM3") and ": 3 to record in" in said
+    assert said.splitlines()[1] == f"  snippets/t: {', '.join(order)}"
+    assert says in said and "1 recorded, 1 failed, 1 left" in said
+    assert "failed: snippets/t/fails.py" in said and "out of memory" in said
+    assert said.endswith("left for the next call:\n  snippets/t: sleeps.py\n")
+    new = ["snippets/t/right.cuda.svg", "snippets/t/right.cuda.txt"]
+    with tarfile.open(archive) as tar:
+        assert tar.getnames() == [".cache/gpu.txt", *new]
+        assert "1 left" in tar.extractfile(".cache/gpu.txt").read().decode()
+    assert "NVIDIA H100 80GB HBM3, torch" in (text := gpu.book.read(new[1]))
+    assert text.endswith(f'$ printf "{drawn}" > f; echo 7\n7\n$ python right.py\n')
+    everything = {path.name for path in (gpu.book.root / "snippets/t").iterdir()}
+    assert everything == {*order, "right.cuda.svg", "right.cuda.txt"}
+
+    gpu.book.write("snippets/t/sleeps.py", "print('ended')\n")
+    status, said = gpu.record("--archive", str(archive))
+    assert status == 1
+    assert "2 to record\n  snippets/t: sleeps.py, fails.py\n" in said
+    assert "not run, recorded, and unchanged since:\n  snippets/t: right.py\n" in said
+    with tarfile.open(archive) as tar:
+        assert tar.getnames() == [".cache/gpu.txt", *new, "snippets/t/sleeps.cuda.txt"]
+
+
+def test_what_outlasts_the_time_comes_last_the_next_time(gpu: Gpu) -> None:
+    sleeping(gpu.book)
+    gpu.book.write("snippets/t/quick.py", "print(1)\n")
+    gpu.list(sleeps="$ python sleeps.py", quick="$ python quick.py")
+    assert "0 recorded, 1 failed, 1 left" in gpu.cut(signal.SIGALRM, "t/sleeps.py")[1]
+    status, said = gpu.cut(signal.SIGINT, "[2/2] snippets/t/sleeps.py")
+    assert "1 recorded, 0 failed, 1 left" in said and status == 130
+
+
+def test_what_is_missing_is_named_with_what_is_skipped_for_it(gpu: Gpu) -> None:
+    gpu.book.write("snippets/t/asks.py", "import json\nimport nothing_like_it\n")
+    gpu.book.write(
+        "snippets/t/tries.py", "try:\n    import nothing_like_it\nexcept: print(1)\n"
+    )
+    gpu.list(
+        asks="$ python asks.py",
+        tries="$ python tries.py",
+        named="$ python tries.py\n$ python asks.py",
+        two="$ torchrun --nproc-per-node=2 two.py",
+    )
+    for name in ("named", "two"):
+        gpu.book.write(f"snippets/t/{name}.py", "print(1)\n")
+    status, said = gpu.record()
+    assert status == 0 and "1 recorded, 0 failed, 0 left" in said
+    assert "not run, nothing_like_it is missing:\n  snippets/t: asks.py, named.py\n" in said
+    assert "not run, needs 2 GPUs:\n  snippets/t: two.py\n" in said
+    assert "names nothing there" in gpu.record("snippets/u")[1]
+    gpu.book.write("there", "no archive\n")
+    assert "is no archive" in gpu.record("--archive", "there")[1]
+    gpu.install()
+    assert "no NVIDIA GPU here" in gpu.record()[1]
+
+
+def test_each_kind_of_gpu_has_a_transcript_and_is_held_to_its_own(gpu: Gpu) -> None:
+    gpu.book.write("snippets/t/both.py", "print(1.5)\n")
+    gpu.book.write("snippets/t/first.py", "print(1)\n")
+    gpu.list(both="$ python both.py", first="$ python first.py")
+    assert gpu.record()[0] == 0
+    gpu.install("NVIDIA A100-SXM4-80GB")
+    assert gpu.record("snippets/t/both.py")[0] == 0
+    both = Program(gpu.book.root, gpu.book.root / "snippets/t/both.py")
+    assert both.devices == ["cuda", "a100"]
+    gpu.book.write("snippets/t/both.py", "print(2.5)\n")
+    report = gpu.book.pytest("--device", "cuda", "snippets")
+    assert report.outcomes == {
+        "snippets.t.both::cuda": "failed",
+        "snippets.t.first::cuda": "skipped",
+    }
+    assert "snippets/t/both.a100.txt:2" in report.text
+    why = "recorded on 1 × NVIDIA H100 80GB HBM3, this machine has 1 × NVIDIA A1"
+    assert why in report.messages["snippets.t.first::cuda"]
+    gpu.list(first="$ python first.py", both="$ python both.py again")
+    report = gpu.book.pytest("snippets/t/both.py", "-k", "shown")
+    assert "both.cuda.txt:1: snippets/gpu.toml says other commands" in report.text
+    assert gpu.record("snippets/t/both.py")[0] == 0
+    assert "$ python both.py again\n2.5\n" in gpu.book.read("snippets/t/both.a100.txt")
+    assert "$ python both.py\n1.5\n" in gpu.book.read("snippets/t/both.cuda.txt")
+
+
+def test_a_program_that_needs_more_gpus_is_skipped_with_the_reason(gpu: Gpu) -> None:
+    gpu.book.write("snippets/t/g.py", "print(1)\n")
+    recorded = RECORDED.replace("2 CPU cores (test)", "4 × NVIDIA H100")
+    command = "$ torchrun --nproc-per-node=4 g.py\n1\n"
+    gpu.book.write("snippets/t/g.cuda.txt", recorded + command)
+    report = gpu.book.pytest("--device", "cuda", "snippets")
+    assert list(report.outcomes.values()) == ["skipped"]
+    assert "needs 4 GPUs, this machine has 1" in next(iter(report.messages.values()))
+
+
+def test_blocks_of_a_page_see_the_gpus_where_those_are_asked_for(gpu: Gpu) -> None:
+    gpu.book.write(
+        "docs/p.md",
+        """
+        # P
+
+        ```python
+        import os
+
+        assert "CUDA_VISIBLE_DEVICES" not in os.environ
+        ```
+
+        ```json
+        {}
+        ```
+        """,
+    )
+    on_gpu = gpu.book.pytest("--device", "cuda", "docs")
+    assert on_gpu.outcomes == {"docs.p.md::p.md:3": "passed"}
+    assert gpu.book.pytest("--device", "cpu", "docs").outcomes["docs.p.md::p.md:3"] == "failed"
+    gpu.install()
+    assert (
+        gpu.book.pytest("--device", "cuda", "docs").outcomes["docs.p.md::p.md:3"] == "skipped"
+    )
+
+
+def test_where_no_gpu_has_recorded_anything_there_is_nothing_to_fail(book: Book) -> None:
+    path = book.program("one", "print(1)\n", "$ python one.py\n1\n")
+    report = book.pytest("--device", "cuda", path)
+    assert report.status == 0
+    assert (
+        "none of these programs has been recorded on a GPU yet (`make gpu` does)" in report.text
+    )
+    assert book.pytest("--device", "cuda", path, "-k", "other").status == 5
+    assert "`make gpu` records on GPUs" in book.pytest("--device", "cuda", "--record").text

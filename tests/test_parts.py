@@ -11,7 +11,7 @@ from conftest import RECORDED, Book
 
 from book.core import BookError, digest, page, write_whole
 from book.core.page import Embed, resolve
-from book.core.program import Program, is_program, is_stray
+from book.core.program import Program, gpu_kind, is_program, is_stray, recorded_on
 from book.core.transcript import Transcript, difference, output_lines, same_line
 from book.run import fences, hold, mutants, plugin, runner, warm
 from book.run.passed import Passed
@@ -180,6 +180,11 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
     assert is_program(path, book.root) and not is_program(link, book.root)
     assert is_stray(book.write("snippets/t/gone.svg", "<svg/>"), book.root)
     assert not is_stray(book.write("snippets/t/waits.svg", "<svg/>"), book.root)
+    for name in ("waits.rtx-4090.txt", "waits.a100.svg", "waits.cuda.txt"):
+        assert not is_stray(book.write(f"snippets/t/{name}", "<svg/>"), book.root)
+    assert is_stray(book.write("snippets/t/gone.a100.txt", ""), book.root)
+    assert waits.devices == ["cpu", "cuda", "rtx-4090"]
+    assert recorded_on(Path("waits.rtx-4090.txt")) == "rtx-4090"
 
 
 # --- running ---------------------------------------------------------------------------------
@@ -195,7 +200,7 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
         ("OMP_NUM_THREADS=2 python a.py", "snippets/t/a.py", False),
         ("python a.py > log", "snippets/t/a.py", False),
         ("python -c 1", "snippets/t/a.py", False),
-        ("python labs/check.py", "labs/lab01.py", False),
+        ("python by_hand.py", "labs/launch/by_hand.py", False),
         ("torchrun --nproc-per-node=2 first.py", "snippets/t/first.py", False),
     ],
 )
@@ -331,16 +336,45 @@ def test_a_page_shows_a_program_its_output_and_its_figure(book: Book) -> None:
     assert program.figure in hold.inputs(program, "cpu")
 
 
-def test_gpus_and_ranks_are_those_of_all_commands(book: Book, monkeypatch) -> None:
+def test_gpus_and_ranks_are_those_of_all_commands() -> None:
     text = "$ torchrun --nproc-per-node=2 a.py\n$ torchrun --nproc-per-node=4 a.py\n[exit status 1]\n"
     assert hold.gpus_needed(Transcript.parse(text)) == 4
-    program = Program(book.root, book.root / book.program("a", "1\n", text))
-    monkeypatch.setattr(runner, "gpu_names", lambda: ["one"] * 3)
-    first = hold._first_gpu_transcript(program).commands
-    assert [(each.typed.split("=")[1], each.status) for each in first] == [
-        ("2 a.py", 0),
-        ("3 a.py", 1),
-    ]
+
+
+def test_what_a_gpu_runs_is_what_is_listed(book: Book) -> None:
+    book.write("snippets/t/add.cpu.txt", "$ nvcc add.cu -o add\n$ python emulate.py add.cu\n")
+    add = Program(book.root, book.write("snippets/t/add.cu", "int main() {}\n"))
+    assert add.on_gpu is None
+    listed = """
+        "snippets/t/add.cu" = \'\'\'
+        $ ./add
+        $ ./add beside.cu
+        [exit status 1]
+        \'\'\'
+    """
+    book.write("snippets/gpu.toml", listed)
+    assert add.on_gpu.text() == (
+        "$ nvcc add.cu -o add\n$ ./add\n$ ./add beside.cu\n[exit status 1]\n"
+    )
+    book.write("snippets/t/beside.cu", "")
+    assert [each.path.name for each in add.companions()] == ["beside.cu"]
+    assert str(listed.split()[-1]) not in hold.inputs(add, "cpu")
+    assert any("$ ./add" in str(each) for each in hold.inputs(add, "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("4 × NVIDIA A100-SXM4-80GB", "a100"),
+        ("1 × NVIDIA GeForce RTX 4090, 1 × Tesla T4", "rtx-4090"),
+        ("Tesla V100-PCIE-16GB", "v100"),
+        ("NVIDIA TITAN V", "titan-v"),
+        ("", ""),
+    ],
+)
+def test_a_kind_of_gpu_is_the_name_of_its_model(name: str, kind: str) -> None:
+    assert gpu_kind(name) == kind
 
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:x="http://www.w3.org/1999/xlink">{}</svg>'
@@ -428,9 +462,9 @@ def test_another_engine_holds_everything_anew(book: Book) -> None:
     book.write(
         "conftest.py",
         f"""
-        import os
-        from book.run import plugin
-        plugin.ENGINE = ({str(engine)!r},)
+        import os, pathlib
+        from book.run import passed
+        passed.ENGINE = (pathlib.Path({str(engine)!r}),)
         if os.path.exists("ci"):
             os.environ["CI"] = "true"
         """,

@@ -14,7 +14,7 @@ import pytest
 from processes import HANG
 
 from book.core import page
-from book.core.program import Program
+from book.core.program import Program, is_program, on_gpus, programs
 from book.core.transcript import Transcript, same_line
 
 yaml = pytest.importorskip("yaml")
@@ -198,9 +198,33 @@ def test_workflows_run_what_a_reader_runs() -> None:
     assert said.index("make test") < said.index("make site")
     assert "mkdocs build --strict" in MAKEFILE
     gpu = [step.get("run", "") for step in workflow("gpu.yml")["jobs"]["gpu"]["steps"]]
-    call = next(run for run in gpu if 'make test WHAT="snippets labs assessment"' in run)
+    call = next(run for run in gpu if 'make test WHAT="snippets labs assessment docs"' in run)
     assert "--device cuda --all" in call
     assert "--device cuda --all" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+# how a program says that it needs a GPU, before it leaves
+NEEDS_A_GPU = re.compile(
+    r"(?:exit|stderr,)[^;]{0,40}needs an? (?:\w+ )?GPU|(?:no GPU|none) here|exit\(f.no NVIDIA"
+)
+TAKES_GPUS = re.compile(
+    r"^\$ (\./\w+|python |torchrun |compute-sanitizer |for name in |LD_LIBRARY_PATH=)", re.M
+)
+
+
+def test_each_program_that_needs_a_gpu_has_commands_for_one() -> None:
+    listed = on_gpus(ROOT)
+    for name, commands in listed.items():
+        program = Program(ROOT, ROOT / name)
+        assert is_program(program.path, ROOT) and program.path.exists(), name
+        assert len(TAKES_GPUS.findall(commands)) == commands.count("$ "), name
+        shown = program.on_gpu.text()
+        assert program.path.name in shown and "cuda_on_cpu" not in shown, name
+        nvcc = [each for each in program.on_gpu.commands if each.typed.startswith("nvcc ")]
+        assert len(nvcc) == (program.path.suffix == ".cu"), name
+    for program in programs(ROOT):
+        refuses = NEEDS_A_GPU.search(program.path.read_text("utf-8"))
+        assert not refuses or program.name in listed, program.name
 
 
 def test_publishing_waits_for_both_on_one_commit() -> None:

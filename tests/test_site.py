@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
+from conftest import RECORDED
 
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
@@ -23,6 +25,7 @@ pytest.importorskip("ziamath")
 
 import jinja2
 import mkdocs.commands.build
+import mkdocs.structure.pages
 from mkdocs.config import load_config
 from mkdocs.utils.meta import get_data
 from processes import HANG
@@ -552,6 +555,118 @@ def test_what_changed_is_made_anew(
     path.write_text(path.read_text("utf-8").replace(was, becomes), "utf-8")
     assert shown in small()
     assert len(when_kept(small.folder)) == 2 * 4  # what no page uses any more is gone
+
+
+SHOWN = {  # one of each that a page can show
+    "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\nplugins: []\n",
+    "snippets/t/p.py": '"""It says one."""\n\n\ndef f():\n    print(1)\n',
+    "snippets/t/p.cpu.txt": f"{RECORDED}$ python p.py\n1\n$ python q.py\n2\n",
+    "snippets/t/p.svg": '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 5"/>',
+    "docs/01_a.md": f"""# A: page
+
+## First
+
+{"word " * 500}
+
+```python
+--8<-- "snippets/t/p.py:f"
+```
+
+```console
+--8<-- "snippets/t/p.cpu.txt"
+```
+
+![a](../snippets/t/p.svg)
+""",
+    "docs/index.md": """# {{ programs }} programs
+
+A rank.
+
+<!-- references: entries -->
+
+<!-- track: t rows g -->
+""",
+    "docs/references.yml": """
+topics: {one: {title: One, about: It.}}
+orders: []
+syllabus: []
+entries:
+  - {id: a, title: A, by: B, year: 2020, where: C, url: "https://a.example/", kind: post,
+     topic: one, priority: must, minutes: 5, basis: opened, focus: So., insight: So., book: so}
+""",
+    "docs/tracks/t.yml": """
+title: T
+path: [[one]]
+checklist: []
+groups:
+  - id: g
+    parts:
+      - {id: one, name: One, minutes: 10, rows: [
+          {topic: a, can: do a, read: ["01_a#first"], run: p}]}
+""",
+}
+
+
+def published(book: Path) -> dict[str, bytes]:
+    """A book's site, which a build in this process makes; its files by their place."""
+    mkdocs.commands.build.build(load_config(str(book / "mkdocs.yml")))
+    site = book / "site"
+    files = (each for each in site.rglob("*") if each.is_file() and each.suffix != ".gz")
+    return {each.relative_to(site).as_posix(): each.read_bytes() for each in files}
+
+
+def test_what_is_built_again_is_what_a_first_build_makes(
+    small, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, as `make serve` does, after each change that a page must show."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # in the front page and the site map
+    book, templates = small.folder, small.folder / "book/site/templates"
+    shutil.copytree(ROOT / "book/site/templates", templates)
+    monkeypatch.setattr(template.TEMPLATES, "loader", jinja2.FileSystemLoader(templates))
+    for name, text in SHOWN.items():
+        (book / name).parent.mkdir(parents=True, exist_ok=True)
+        (book / name).write_text(text, "utf-8")
+    before = published(book)
+    for name, was, becomes in [
+        ("snippets/t/p.py", "print(1)", "print(3 - 2)"),
+        ("snippets/t/p.cpu.txt", "\n1\n", "\none\n"),
+        ("snippets/gpu.toml", "", '"snippets/t/p.py" = "$ python p.py"\n'),
+        ("snippets/t/p.cuda.txt", "", RECORDED + "$ python p.py\neins\n"),
+        ("snippets/t/q.py", "", "print(2)\n"),  # beside p.py, whose transcript names it
+        ("snippets/t/p.svg", "0 0 9 5", "0 0 9 7"),
+        ("docs/01_a.md", "# A:", "# B:"),  # the title of links to it
+        ("docs/01_a.md", "word " * 500, "word " * 900),  # its time in the track
+        ("docs/glossary.md", "A number.", "Another number."),
+        ("docs/references.yml", "title: A", "title: Another"),
+        ("docs/tracks/t.yml", "do a", "do b"),
+        ("book/site/templates/program/page.md.jinja", "What it prints", "What it says"),
+        ("book/site/templates/transcript.md.jinja", "Needs", "It needs"),
+        ("mkdocs.yml", "plugins", "nav: [more.md, index.md]\nplugins"),
+    ]:
+        text = (book / name).read_text("utf-8") if was else ""
+        assert was in text
+        (book / name).write_text(text.replace(was, becomes) or becomes, "utf-8")
+        after, first = published(book), tmp_path_factory.mktemp("first") / "book"
+        shutil.copytree(book, first, ignore=shutil.ignore_patterns(".cache", "site"))
+        assert before != after == published(first), (name, becomes)
+        before = after
+
+
+def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(
+    small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, render = small.folder / "a.py", mkdocs.structure.pages.Page.render
+
+    def late(*arguments: object) -> None:
+        program.write_text("print(2222)\n")
+        render(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept.Keeper, "ahead", lambda *_: None)
+        patch.setattr(mkdocs.structure.pages.Page, "render", late)
+        assert "2222" in small()
+    program.write_text("print(1)\n")
+    assert "2222" not in small()
 
 
 def test_a_warning_is_said_again(small, caplog) -> None:

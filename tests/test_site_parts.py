@@ -12,6 +12,8 @@ from conftest import RECORDED, Book
 pytest.importorskip("mkdocs")
 pytest.importorskip("ziamath")
 
+from mkdocs.structure.files import Files
+
 from book.core import page
 from book.core.program import Program
 from book.site import (
@@ -57,7 +59,7 @@ def test_data_are_named_by_their_own_line_and_shown_where_they_are_asked_for() -
 
 def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     book.program("p", "print(1)\n", "$ python p.py\none\ntwo\n")
-    gpu = RECORDED.replace("CPU cores (test)", "GPUs")
+    gpu = RECORDED.replace("2 CPU cores (test)", "1 × NVIDIA H100 80GB HBM3")
     book.write("snippets/t/p.cuda.txt", gpu + "$ python p.py\nuno\ndos\n")
 
     def shown(embed: str, language: str = "console", ticks: str = "```") -> str:
@@ -65,7 +67,12 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
         return "\n".join(embedded.render(fence.split("\n"), book.root))
 
     both = shown("p.cpu.txt")
-    assert '=== "CPU"' in both and '=== "GPU"' in both and "# recorded" not in both
+    assert '=== "CPU"' in both and '=== "H100"' in both and "# recorded" not in both
+    book.write("snippets/t/p.rtx-4090.txt", gpu.replace("H100", "RTX 4090") + "$ python p.py\n")
+    assert '=== "RTX 4090"' in shown("p.cpu.txt")
+    drawn = [book.write(f"snippets/t/p.{each}svg", "<svg/>").name for each in ("", "cuda.")]
+    whole = programs._page(Program(book.root, book.root / "snippets/t/p.py"), [])
+    assert re.findall(r"\]\((p\..*svg)\)", whole) == drawn
     part = shown("p.cuda.txt:3:4")
     assert "uno\ndos\n" in part and "one" not in part and "===" not in part
     book.write("snippets/t/p.py", 'print("""\n```\n""")\n')
@@ -102,8 +109,29 @@ def test_facts_count_each_program_once_and_failures_by_their_programs(book: Book
         ```
         """
     here = page.read(book.write("docs/02_p.md", text))
-    assert facts.page_facts(here, book.root)[1].startswith("1 program")
+    shown = facts.with_facts("\n".join(here.lines), book.root, "02_p.md")
+    assert "minutes · 1 program · run on 2 CPU cores (test) · [what ran where]" in shown
     assert facts._failures(here) == 1
+
+
+def test_a_page_says_what_no_gpu_has_recorded_until_one_has(book: Book) -> None:
+    for name in ("p", "q"):
+        book.program(name, "print(1)\n", f"$ python {name}.py\n1\n", embed=False)
+    embeds = "".join(f'```python\n--8<-- "snippets/t/{name}.py"\n```\n' for name in "pq")
+    text = f"# T\n\n{embeds}"
+
+    def said(name: str) -> str:
+        return facts.with_facts(text, book.root, name).partition("\n```")[0]
+
+    assert said("setup.md") == "# T\n"
+    book.write("snippets/gpu.toml", '"snippets/t/p.py" = "$ python p.py"\n')
+    one = "ot yet recorded on a GPU: 1 program · [what ran where](/what_ran_where.md)\n"
+    assert f"\nN{one}" in said("setup.md") and f" · n{one}" in said("02_p.md")
+    waits = programs._what_ran_where(book.root)
+    assert "No GPU has recorded 1 program yet" in waits and waits.count("p.py") == 2
+    book.write("snippets/t/p.a100.txt", RECORDED + "$ python p.py\n1\n")
+    assert said("setup.md") == "# T\n"
+    assert "No GPU" not in programs._what_ran_where(book.root)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +250,7 @@ def nearest(points: list[tuple[float, float]]):
 def test_a_figure_gets_a_size_unless_it_has_one(tmp_path: Path) -> None:
     drawing = tmp_path / "a.svg"
     drawing.write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 5"/>')
-    files = [SimpleNamespace(dest_uri="programs/a.svg", abs_src_path=str(drawing))]
+    files = Files([SimpleNamespace(src_uri="programs/a.svg", abs_src_path=str(drawing))])
     here = SimpleNamespace(url="02_ddp/")
 
     def sized(html: str) -> str:

@@ -20,7 +20,7 @@ def digest(root: Path, *parts: str | Path) -> str:
     """A digest of texts, files and folders, and of what everything in the book depends on."""
     whole = hashlib.sha256(_surroundings().encode())
     for part in (*parts, root / "requirements"):
-        for text in [part] if isinstance(part, str) else _contents(part):
+        for text in [part] if isinstance(part, str) else contents(part):
             whole.update(f"\0{text}".encode())
     return whole.hexdigest()
 
@@ -32,7 +32,7 @@ def _surroundings() -> str:
     return "; ".join([sys.version, *sorted(found)])  # NAME-VERSION.dist-info
 
 
-def _contents(path: Path) -> Iterator[str]:
+def contents(path: Path) -> Iterator[str]:
     """A line for each file of a folder (but those of caches), or for one file."""
     if not path.is_dir():
         found = path.stat() if path.exists() else None
@@ -42,7 +42,7 @@ def _contents(path: Path) -> Iterator[str]:
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(set(folders) - _CACHES)
         for name in sorted(names):
-            yield from _contents(Path(folder, name))
+            yield from contents(Path(folder, name))
 
 
 @lru_cache(maxsize=4096)

@@ -4,22 +4,28 @@ A program has a transcript beside it (``NAME.cpu.txt``, ``NAME.cuda.txt``), a ch
 its commands print what the transcript says, and if it draws ``NAME.svg`` that figure lies
 beside it. A program with no CPU transcript needs a GPU, and must say so in one sentence where
 there is none.
+
+``snippets/gpu.toml`` says which programs have something to show on a GPU. ``NAME.cuda.txt`` is
+what the first kind of GPU printed, and says which; another kind's is named for it
+(``NAME.a100.txt``). What a GPU draws is named like its transcript (``NAME.cuda.svg``).
 """
 
 from __future__ import annotations
 
+import os
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from book.core import BookError
-from book.core.transcript import Transcript
+from book.core.transcript import Command, Transcript
 
 FOLDERS = ("snippets", "labs", "assessment")
 LAUNCH = "labs/launch/"  # job scripts and what they start: their commands are typed in there
 SUFFIXES = (".py", ".cu", ".cpp", ".sh")
-DEVICES = ("cpu", "cuda")
+ON_GPUS = "snippets/gpu.toml"
 _MACHINE = re.compile(
     r"\btime\.[a-z_]+\(|perf_counter|monotonic|elapsed_time|timeit|do_bench|\bkill\("
     r"|asyncio|threading|cpu_count|/proc/|/sys/"
@@ -28,7 +34,8 @@ _MACHINE = re.compile(
 _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 _DATA = re.compile(r"[\w.-]+\.(?:toml|csv)")
-_RECORDED = re.compile(r"(?P<stem>.+?)\.(?:(?P<device>cpu|cuda)\.txt|svg)")
+_DEVICE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
+_RECORDED = re.compile(rf"(?P<stem>.+?)\.(?:(?P<device>{_DEVICE})\.txt|(?:{_DEVICE}\.)?svg)")
 
 
 @dataclass(frozen=True)
@@ -54,12 +61,47 @@ class Program:
     @property
     def figure(self) -> Path:
         """Where the figure lies that it draws, if it draws one."""
-        return self.path.with_suffix(".svg")
+        return self.figure_path("cpu")
+
+    def figure_path(self, device: str) -> Path:
+        """Where the figure lies that it draws on ``device``: a GPU's replaces no other."""
+        return self.path.with_suffix(".svg" if device == "cpu" else f".{device}.svg")
+
+    @property
+    def figures(self) -> list[Path]:
+        """The figures it has: the CPU's, then those of GPUs."""
+        drawn = map(self.figure_path, dict.fromkeys(["cpu", *self.devices]))
+        return [path for path in drawn if path.exists()]
 
     @property
     def devices(self) -> list[str]:
-        """The devices it has transcripts for."""
-        return [device for device in DEVICES if self.transcript_path(device).exists()]
+        """The devices it has transcripts for: cpu, cuda, then further kinds of GPUs."""
+        found = map(_RECORDED.fullmatch, os.listdir(self.path.parent))
+        devices = {
+            match["device"] for match in found if match and match["stem"] == self.path.stem
+        }
+        return sorted(
+            devices - {None}, key=lambda device: (device not in ("cpu", "cuda"), device)
+        )
+
+    @property
+    def on_gpu(self) -> Transcript | None:
+        """Its commands on a GPU, without outputs; None where it has nothing to show on one.
+
+        What compiles it is as in its CPU transcript.
+        """
+        typed = on_gpus(self.root).get(self.name)
+        if typed is None:
+            return None
+        commands = Transcript.parse(typed, ON_GPUS).commands
+        if self.path.suffix == ".cu":
+            commands = [*self.transcript("cpu").commands[:1], *commands]
+        return Transcript([Command(each.typed, [], each.status) for each in commands])
+
+    def gpu_device(self, gpu: str) -> str:
+        """How its transcript of such a GPU is named: cuda, or for the GPU beside another's."""
+        known = self.transcript("cuda").provenance if "cuda" in self.devices else None
+        return gpu if known and gpu_kind(known.device) != gpu else "cuda"
 
     def transcript(self, device: str) -> Transcript:
         """Its transcript, read once for each state of the file.
@@ -80,8 +122,8 @@ class Program:
         return [provenance.device for provenance in recorded if provenance]
 
     def _words(self) -> set[str]:
-        """What its transcripts' commands are made of."""
-        words: set[str] = set()
+        """What the commands of its transcripts and of snippets/gpu.toml are made of."""
+        words = set(on_gpus(self.root).get(self.name, "").split())
         for device in self.devices:
             try:
                 commands = self.transcript(device).commands
@@ -142,12 +184,12 @@ def _read(path: Path, name: str, _mtime: int) -> Transcript:
 
 def is_program(path: Path, root: Path) -> bool:
     """Whether a file is a program: directly in a folder, or anywhere under some of them."""
+    if path.suffix not in SUFFIXES or path.name.startswith(("_", ".")) or path.is_symlink():
+        return False  # a link to a program, which labs/ may hold, is not one more
     try:
         first, *rest = path.relative_to(root).parts
     except ValueError:
         return False
-    if path.suffix not in SUFFIXES or path.name.startswith(("_", ".")) or path.is_symlink():
-        return False  # a link to a program, which labs/ may hold, is not one more
     anywhere = first == "snippets" or (first == "labs" and rest[:1] == ["launch"])
     return (anywhere and bool(rest)) or (first in FOLDERS and len(rest) == 1)
 
@@ -160,6 +202,25 @@ def programs(root: Path) -> list[Program]:
         for path in sorted((root / folder).rglob("*"))
         if is_program(path, root)
     ]
+
+
+def on_gpus(root: Path) -> dict[str, str]:
+    """The programs with something to show on a GPU, worth most first, and their commands."""
+    path = root / ON_GPUS
+    return _listed(path, path.stat().st_mtime_ns) if path.exists() else {}
+
+
+@lru_cache(maxsize=8)
+def _listed(path: Path, _mtime: int) -> dict[str, str]:
+    return tomllib.loads(path.read_text("utf-8"))
+
+
+def gpu_kind(gpus: str) -> str:
+    """What kind of GPU it is, as a file's name has it: h100 of `1 × NVIDIA H100 80GB HBM3`."""
+    words = re.findall(r"[a-z0-9]+", gpus.partition(",")[0].rpartition("×")[2].lower())
+    words = [word for word in words if word not in ("nvidia", "geforce", "tesla")]
+    model = next((n for n, word in enumerate(words) if re.search(r"\d", word)), len(words))
+    return "-".join(words[: model + 1])
 
 
 def recorded_on(path: Path) -> str | None:

@@ -70,12 +70,19 @@ class Block:
         """The same for the ``line``-th line of a block that is not a valid ``what``."""
         return self.error(f"not a valid {what}: {why}", self.fence.line + line)
 
-    def inputs(self) -> tuple[str | Path, ...]:
+    @property
+    def runs(self) -> bool:
+        """Whether its code is run, by itself and not as part of a program."""
+        language = ALIASES.get(self.fence.language, self.fence.language)
+        return language in RUNS and not self.fence.embeds_only and not self.skip
+
+    def inputs(self, device: str = "cpu") -> tuple[str | Path, ...]:
         """What its outcome depends on; nothing for what is cheap, and so always checked."""
         if self.fence.embeds_only or self.fence.language in {"text", "dockerfile"}:
             return ()
         expected = repr(self.expected and self.expected.lines)
-        return (self.fence.header, self.code, expected, *self.named().values())
+        gpus = "" if device == "cpu" else runner.describe_device(device)
+        return (gpus, self.fence.header, self.code, expected, *self.named().values())
 
     def named(self) -> dict[str, Path]:
         """The files of the book that it names: programs, the labs as they stand."""
@@ -190,8 +197,9 @@ def _run(
     block: Block, command: str, folder: Path, how: hold.How, line: int = 0, status: int = 0
 ) -> runner.Result:
     """Run a command; raise BookError where it hangs, fails or leaves something running."""
-    warm = how.warm if how.warm and how.warm.takes(command) else None
-    result = runner.run(command, folder, limit=how.limit, warm=warm)
+    cold = how.device != "cpu" or not how.warm or not how.warm.takes(command)
+    warm = None if cold else how.warm
+    result = runner.run(command, folder, limit=how.limit, device=how.device, warm=warm)
     if result.leftovers:
         raise block.error(result.left_running)
     if result.timed_out or result.status != status:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from book.core import BookError, write_whole
-from book.core.program import DEVICES, LAUNCH, Program, programs
+from book.core.program import LAUNCH, ON_GPUS, Program, on_gpus, programs
 from book.core.transcript import (
     Command,
     Provenance,
@@ -35,6 +35,7 @@ from book.run.warm import Launcher
 
 LABS = ("labs", "assessment", "graders")  # they stand beside each other, as a learner has them
 NO_COPIES = shutil.ignore_patterns("__pycache__", "*.txt", ".*")
+TOOLS = ("nvcc", "g++", "ncu", "nsys", "compute-sanitizer")
 WARM_LIMIT = 300.0  # seconds: what hangs because it was started warm is found earlier
 
 
@@ -45,6 +46,7 @@ class How:
     limit: float = 900.0  # seconds that one may take
     record: bool = False  # write down what is not as recorded
     warm: Launcher | None = None  # starts commands; None: all run as typed
+    device: str = "cpu"  # that the blocks of pages see
 
 
 @dataclass
@@ -74,10 +76,16 @@ def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
             f"`make record WHAT={program.name}`"
         )
     for device, transcript in transcripts.items():
+        make = "make record" if device == "cpu" else "make gpu"
         if transcript.provenance is None:
             raise BookError(
                 f"{program.transcript_name(device)}:1: it was never "
-                f"recorded: `make record WHAT={program.name}`"
+                f"recorded: `{make} WHAT={program.name}`"
+            )
+        if device != "cpu" and not _as_listed(program, transcript):
+            raise BookError(
+                f"{program.transcript_name(device)}:1: {ON_GPUS} says other commands, or none: "
+                f"change it, or `{make} WHAT={program.name}`"
             )
     if program.name.startswith("labs/") and not program.name.startswith(LAUNCH):
         return
@@ -93,6 +101,12 @@ def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
         wanted = program.figure.relative_to(program.root).as_posix()
         if not any(wanted in page.read_text("utf-8") for page in pages):
             raise BookError(f"{program.name}:1: it draws {wanted}, which no page shows")
+
+
+def _as_listed(program: Program, transcript: Transcript) -> bool:
+    """Whether a GPU transcript has the commands that are to be run on a GPU."""
+    listed = program.on_gpu.commands if program.on_gpu else []
+    return [each.typed for each in transcript.commands] == [each.typed for each in listed]
 
 
 def _named_in_a_lab(program: Program) -> bool:
@@ -138,9 +152,10 @@ def place(files: dict[str, Path], folder: Path) -> None:
 
 def inputs(program: Program, device: str) -> tuple[str | Path, ...]:
     """What the outcome of `check` depends on: texts and files."""
-    texts = program.name, device, runner.describe_device(device)
-    transcripts = (program.transcript_path(each) for each in DEVICES)
-    return (*texts, *sources(program).values(), *transcripts, program.figure)
+    listed = "" if device == "cpu" else on_gpus(program.root).get(program.name, "")
+    texts = program.name, device, runner.describe_device(device), listed
+    transcripts = (program.transcript_path(each) for each in program.devices)
+    return (*texts, *sources(program).values(), *transcripts, program.figure_path(device))
 
 
 def missing_tool(program: Program, transcript: Transcript) -> str | None:
@@ -150,7 +165,7 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
     """
     for command in (each.typed for each in transcript.commands):
         tool = command.split()[0]
-        if tool in {"nvcc", "g++", "ncu", "nsys"} and shutil.which(tool) is None:
+        if tool in TOOLS and shutil.which(tool) is None:
             return tool
         if "cuda_on_cpu.py" in command and sys.platform != "linux":
             return "Linux"
@@ -181,7 +196,7 @@ _RANKS = re.compile(r"(--nproc[-_]per[-_]node[= ])(\d+)")
 
 
 def gpus_needed(transcript: Transcript) -> int:
-    """How many GPUs a transcript was recorded with: its largest ``--nproc-per-node``."""
+    """How many GPUs its commands take: the largest ``--nproc-per-node``."""
     typed = "\n".join(command.typed for command in transcript.commands)
     return max([1, *(int(match[2]) for match in _RANKS.finditer(typed))])
 
@@ -189,7 +204,7 @@ def gpus_needed(transcript: Transcript) -> int:
 @contextmanager
 def one_at_a_time(device: str) -> Iterator[None]:
     """The GPU is one resource: runs on it wait for each other, in whatever process they are."""
-    if device != "cuda":
+    if device == "cpu":
         yield
         return
     shared = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # by sessions
@@ -226,11 +241,12 @@ def check(program: Program, device: str, how: How) -> Outcome:
     """Run the program's commands for ``device`` and hold them to its transcript.
 
     What does not hold when it was started warm is run once more, all of it as typed, and that
-    counts. Recording writes the transcript (and the figure) where it does not hold. Raises
-    BookError with file, line, command and a diff.
+    counts. Recording writes the transcript (and the figure) where it does not hold, on a GPU
+    that of the commands that are listed. Raises BookError with file, line, command and a diff.
     """
-    recorded = device in program.devices
-    wanted = program.transcript(device) if recorded else _first_gpu_transcript(program)
+    recorded = program.transcript(device) if device in program.devices else None
+    again = recorded and (device == "cpu" or not how.record or _as_listed(program, recorded))
+    wanted = recorded if again else program.on_gpu
     # the process that starts commands warm has imported triton: too late for its variables
     cold = device != "cpu" or bool(program.imports("triton"))
     attempt, doubted = _Attempt(program, device, wanted), False
@@ -248,19 +264,30 @@ def check(program: Program, device: str, how: How) -> Outcome:
         _write(attempt)
         return Outcome(attempt.seconds, recorded=True, doubted=doubted)
     if attempt.changed:
-        hint = f"if that is right: make record WHAT={program.name}"
+        make = "make record" if device == "cpu" else "make gpu"
+        hint = f"if that is right: {make} WHAT={program.name}"
         raise BookError("\n".join([*attempt.changed, hint]))
     return Outcome(attempt.seconds, doubted=doubted)
 
 
 def run_changed(program: Program, device: str, source: str, how: How) -> Outcome | None:
-    """Run the commands with this source in place of the program's; None if nothing differs."""
+    """Run the commands with this source in place of the program's; None if nothing differs.
+
+    What has a grader is graded as well, as a learner's file: beside the program as it is.
+    """
     attempt = _Attempt(program, device, program.transcript(device), source=source)
     with one_at_a_time(device):
         try:
             _perform(attempt, how.limit, None if program.imports("triton") else how.warm)
         except BookError:
             return Outcome(attempt.seconds)
+    if not attempt.changed and list(program.root.glob(f"graders/*/{program.path.stem}.py")):
+        with runner.empty_folder() as folder:
+            place(labs(program.root), folder)
+            (folder / program.path.name).write_text(source, "utf-8")
+            typed = f"python labs/check.py {program.path.name}"
+            result = runner.run(typed, folder, limit=how.limit, warm=how.warm)
+        return Outcome(attempt.seconds) if result.status or result.timed_out else None
     return Outcome(attempt.seconds) if attempt.changed else None
 
 
@@ -292,7 +319,8 @@ def _perform(attempt: _Attempt, limit: float, warm: Launcher | None) -> None:
                 attempt.differs(f"{where} printed something else:\n" + "\n".join(diff))
         figure = folder / program.figure.name
         attempt.drawn = figure.read_text("utf-8") if figure.exists() else None
-        if message := _compare_figure(program, attempt.drawn, steady):
+        kept = program.figure_path(attempt.device)
+        if message := _compare_figure(program, kept, attempt.drawn, steady):
             attempt.differs(message)
 
 
@@ -372,20 +400,6 @@ def check_ranks(program: Program, ranks: int, how: How) -> Outcome:
     return Outcome(seconds)
 
 
-def _first_gpu_transcript(program: Program) -> Transcript:
-    """The commands of the CPU transcript, with no more ranks than this machine has GPUs.
-
-    What `cuda_on_cpu.py` ran is run as compiled.
-    """
-    count = max(1, len(runner.gpu_names()))
-    commands: dict[str, Command] = {}
-    for command in program.transcript("cpu").commands:
-        typed = _RANKS.sub(lambda m: m[1] + str(min(int(m[2]), count)), command.typed)
-        typed = re.sub(r"^python cuda_on_cpu\.py (\w+)\.cu --check$", r"./\1", typed)
-        commands.setdefault(typed, Command(typed, status=command.status, line=command.line))
-    return Transcript(list(commands.values()))
-
-
 def _write(attempt: _Attempt) -> None:
     """Write transcript and figure, each at once or not at all."""
     recorded = Provenance(
@@ -399,7 +413,7 @@ def _write(attempt: _Attempt) -> None:
     write_whole(attempt.program.transcript_path(attempt.device), text)
     if attempt.drawn is not None:
         text = "\n".join(line.rstrip() for line in attempt.drawn.splitlines())
-        write_whole(attempt.program.figure, text + "\n")
+        write_whole(attempt.program.figure_path(attempt.device), text + "\n")
 
 
 # --- figures ---------------------------------------------------------------------------------
@@ -449,12 +463,13 @@ def _farthest(lines: list[list[float]], places: list[list[float]]) -> float:
     return far
 
 
-def _compare_figure(program: Program, drawn: str | None, steady: bool) -> str | None:
-    """What is wrong with the figure just drawn beside the one in the book; None if nothing.
+def _compare_figure(
+    program: Program, kept: Path, drawn: str | None, steady: bool
+) -> str | None:
+    """What is wrong with the figure just drawn beside the one kept; None if nothing.
 
     Where the program is ``steady``, its points are held too.
     """
-    kept = program.figure
     name = kept.relative_to(program.root).as_posix()
     if drawn is None:
         missing = f"{name} is in the book, but {program.name} draws no such figure"

@@ -66,7 +66,7 @@ DROPPED = {  # not a barrier: without one the others are in time on most days
     "all_gather_into_tensor", "all_reduce", "all_to_all_single", "broadcast", "copy_",
     "reduce_scatter_tensor", "wait", "zero_grad",
 }  # fmt: skip
-LEFT_ALONE = {"draw", "start", "on_gpu"}  # functions: the look of a figure, joining, a GPU's
+LEFT_ALONE = {"draw", "start", "on_gpu", "more_on_gpu"}  # the look of a figure, joining, a GPU
 # what a program says where it runs nothing else
 GPU_ONLY = re.compile(r"needs (an NVIDIA|a) GPU|on a GPU, and there is no")
 CLOCKS = re.compile(r"\b(perf_counter|monotonic|process_time|elapsed_time)\(")
@@ -125,15 +125,20 @@ def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
     """
     name = path.relative_to(root).as_posix()
     place = root / "tests" / "mutants" / f"{name.partition('/')[0]}.toml"
-    listed = _listed(place, name)
-    tests, source = listed.get("tests", ""), path.read_text("utf-8")
-    changes = {what: change for what, change in listed.items() if what != "tests"}
-    found = _changed(changes, source, name, place)
+    tests, source = tests_of(path, root), path.read_text("utf-8")
+    found = _changed(_listed(place, name), source, name, place)
     written = [(mutant, mutant.equivalent or tests) for mutant in found]
     if kind == "written":
         return written
     extra = [(mutant, tests) for mutant in made(source) if tests]
     return extra if kind == "made" else written + extra
+
+
+def tests_of(path: Path, root: Path) -> str:
+    """The tests that hold a module, or one of the few programs that are judged by tests."""
+    name = path.relative_to(root).as_posix()
+    place = root / "tests" / "mutants" / f"{name.partition('/')[0]}.toml"
+    return _listed(place, name).get("tests", "")
 
 
 def check_module(path: Path, root: Path, mutant: Mutant, tests: str) -> None:
@@ -195,7 +200,8 @@ def _listed(path: Path, name: str) -> dict[str, list[str]]:
 def _changed(
     changes: dict[str, list[str]], source: str, name: str, path: Path
 ) -> Iterator[Mutant]:
-    for what, (was, becomes, *why) in changes.items():
+    written = [(what, *change) for what, change in changes.items() if what != "tests"]
+    for what, was, becomes, *why in written:
         if source.count(was) != 1 or was == becomes:
             times = (
                 "is left as it is" if was == becomes else f"occurs {source.count(was)} times"

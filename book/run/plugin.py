@@ -3,7 +3,7 @@
 pytest docs/02_ddp.md                 the blocks of a chapter
 pytest snippets/02_ddp/naive.py       a program against its transcripts
 pytest snippets/02_ddp -k hooks -x    as anywhere
-pytest --device cuda                  the transcripts recorded on GPUs
+pytest --device cuda                  the transcripts recorded on GPUs, and blocks that see them
 pytest --record snippets/02_ddp       rewrite transcripts that no longer hold
 pytest --warm snippets/02_ddp         faster, from a process that has torch already
 pytest --all                          also what has passed already, unchanged
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -28,9 +29,9 @@ from typing import NoReturn
 
 import pytest
 
-from book.core import ROOT, BookError
+from book.core import BookError
 from book.core.page import embedded_files
-from book.core.program import DEVICES, LAUNCH, Program, is_program, is_stray
+from book.core.program import LAUNCH, Program, gpu_kind, is_program, is_stray
 from book.run import fences, hold, mutants, passed, runner
 from book.run.warm import Launcher
 from graders import machine
@@ -40,8 +41,6 @@ INPUTS = pytest.StashKey[str]()
 EVERYTHING = pytest.StashKey[str]()
 STARTED = pytest.StashKey[float]()
 WORTH_A_LOOK = 0.05  # seconds; what a shorter test works counts with the next
-MACHINE = ("graders/__init__.py", "graders/machine.py")  # what the engine takes of the checker
-ENGINE = ("book/core", "book/run", *MACHINE)
 MODULES = ("book", "graders")  # their mutants are noticed by tests
 
 
@@ -96,14 +95,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if not hasattr(config, "workerinput"):
         _put_aside_in_one_folder()
-    session = config.stash[SESSION] = Session(config)
+    if config.getoption("--record") and config.getoption("--device") == "cuda":
+        raise pytest.UsageError("`make gpu` records on GPUs; this option, on the CPU")
+    config.stash[SESSION] = Session(config)
     if why := machine.cannot_meet():
         raise pytest.UsageError(why)
     signal.signal(signal.SIGTERM, _interrupt)
-    if session.record and session.device == "cuda" and not runner.gpu_names():
-        raise pytest.UsageError(
-            "there is no NVIDIA GPU here (nvidia-smi lists none), and so nothing to record on"
-        )
 
 
 def _put_aside_in_one_folder() -> None:
@@ -163,8 +160,9 @@ class Session:
         self.repeat_all = option("--all") or self.record or os.environ.get("CI") == "true"
         self.mutants = option("--mutants")
         self.ranks = option("--ranks")
-        self.device = "cpu" if self.mutants or self.ranks else option("--device")
-        self.devices = list(DEVICES) if self.device == "auto" else [self.device]
+        on_cpu = self.mutants or self.ranks or self.record
+        self.device = "cpu" if on_cpu else option("--device")
+        self.devices = ["cpu", "cuda"] if self.device == "auto" else [self.device]
         # starts commands; None where all run as typed
         plain = option("--plain") or (self.record and not option("--warm"))
         self.warm = None if plain else Launcher(option("--warm"))
@@ -191,14 +189,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     session = parent.config.stash[SESSION]
     path, root = file_path.resolve(), session.root
+    if session.mutants and path.suffix == ".py" and path.is_relative_to(root):
+        module = path.relative_to(root).parts[0] in MODULES or mutants.tests_of(path, root)
+        if module:
+            return Module.from_parent(parent, path=file_path)
     if is_program(path, root):
         return ProgramFile.from_parent(parent, path=file_path)
-    if session.mutants and path.suffix == ".py" and path.is_relative_to(root):
-        if path.relative_to(root).parts[0] in MODULES:
-            return Module.from_parent(parent, path=file_path)
+    if session.mutants:
         return None
     if path.suffix == ".md" and path.is_relative_to(root / "docs"):
-        return Chapter.from_parent(parent, path=file_path) if "cpu" in session.devices else None
+        return Chapter.from_parent(parent, path=file_path)
     return Stray.from_parent(parent, path=file_path) if is_stray(path, root) else None
 
 
@@ -284,21 +284,19 @@ class ProgramFile(pytest.File):
             )
         if not program.devices:
             return  # `shown` says so
-        first = session.record and session.device == "cuda"  # it may have no transcript yet
-        for device in session.devices:
-            if device == "cuda" and not (first or device in program.devices):
-                continue
-            if device == "cuda" and session.record and not runner.gpu_names():
+        for name in session.devices:
+            device = name if name == "cpu" else _gpu_device(program)
+            if name == "cuda" and device not in program.devices:
                 continue
             item = BookItem.from_parent(
                 self,
-                name=device,
+                name=name,
                 title=f"{program.name} ({device})",
                 check=partial(_check_program, program, device, session.how),
                 inputs=partial(hold.inputs, program, device),
             )
-            item.add_marker("gpu" if device == "cuda" else "cpu")
-            if device == "cuda" and _gpus_needed(program) > 1:
+            item.add_marker("gpu" if name == "cuda" else "cpu")
+            if name == "cuda" and hold.gpus_needed(program.transcript(device)) > 1:
                 item.add_marker("multi_gpu")
             yield item
 
@@ -353,28 +351,35 @@ def _check_mutant(program: Program, mutant: mutants.Mutant, how: hold.How) -> ho
     return mutants.check(program, "cpu", mutant, how)
 
 
-def _gpus_needed(program: Program) -> int:
-    """How many GPUs its GPU transcript was recorded on; 1 where there is none yet."""
-    known = "cuda" in program.devices
-    return hold.gpus_needed(program.transcript("cuda")) if known else 1
+def _gpu_device(program: Program) -> str:
+    """What it is held to on this machine's GPU; where that has recorded nothing, the first."""
+    gpu = gpu_kind(runner.describe_device("cuda"))
+    device = program.gpu_device(gpu)
+    return device if device in program.devices else "cuda"
 
 
 def _check_program(program: Program, device: str, how: hold.How) -> hold.Outcome:
     """Its commands print what the transcript says; skipped where this machine cannot run it."""
     have = len(runner.gpu_names())
-    if device == "cuda":
-        if have == 0:
-            pytest.skip("this machine has no GPU")
-        if (needs := _gpus_needed(program)) > have:
+    if device != "cpu":
+        _need_gpu()
+        transcript, here = program.transcript(device), runner.describe_device("cuda")
+        if (needs := hold.gpus_needed(transcript)) > have:
             pytest.skip(f"needs {needs} GPUs, this machine has {have}")
+        if (at := transcript.provenance) and gpu_kind(at.device) != gpu_kind(here):
+            pytest.skip(f"recorded on {at.device}, this machine has {here}")
     elif "cpu" not in program.devices:
         if have:
             pytest.skip("needs a GPU, and is held to its GPU transcript on this machine")
         return hold.check_refusal(program, how)
-    known = device if device in program.devices else "cpu"
-    if tool := hold.missing_tool(program, program.transcript(known)):
+    if tool := hold.missing_tool(program, program.transcript(device)):
         pytest.skip(f"{tool} is not on this machine")
     return hold.check(program, device, how)
+
+
+def _need_gpu() -> None:
+    if not runner.gpu_names():
+        pytest.skip("this machine has no GPU")
 
 
 class Stray(pytest.File):
@@ -389,7 +394,7 @@ class Stray(pytest.File):
 
 
 class Chapter(pytest.File):
-    """A page of ``docs/``: one test for each block."""
+    """A page of ``docs/``: one test for each block; for GPUs, for each that is run."""
 
     def collect(self) -> Iterator[pytest.Item]:
         session = self.config.stash[SESSION]
@@ -397,24 +402,30 @@ class Chapter(pytest.File):
             found = fences.extract(self.path.resolve(), session.root)
         except BookError as error:
             raise self.CollectError(str(error)) from None
+        device = "cpu" if "cpu" in session.devices else "cuda"
         for block in found:
+            if device == "cuda" and not block.runs:
+                continue
             item = BookItem.from_parent(
                 self,
                 name=f"{self.path.name}:{block.fence.line}",
                 title=f"{block.name}:{block.fence.line} ({block.fence.language})",
                 line=block.fence.line,
-                check=partial(_check_block, block, session.how),
-                inputs=block.inputs,
+                check=partial(_check_block, block, device, session.how),
+                inputs=partial(block.inputs, device),
             )
-            item.add_marker("cpu")
+            item.add_marker("gpu" if device == "cuda" else "cpu")
             yield item
 
 
-def _check_block(block: fences.Block, how: hold.How) -> hold.Outcome:
-    """A block of a chapter runs, compiles or is valid."""
+def _check_block(block: fences.Block, device: str, how: hold.How) -> hold.Outcome:
+    """A block of a chapter runs, on a GPU sees it, compiles or is valid."""
     if block.skip == "":
         raise block.error("a skipped block must say why")
-    seconds = fences.check(block, how)
+    if device == "cuda":
+        _need_gpu()
+    with hold.one_at_a_time(device):
+        seconds = fences.check(block, replace(how, device=device))
     if block.skip:
         pytest.skip(block.skip)
     return hold.Outcome(seconds)
@@ -430,8 +441,8 @@ def _inputs(item: pytest.Item, session: Session) -> str:
     and what a test is parametrized with may have fewer, its own ``inputs``.
     """
     if isinstance(item, BookItem):
-        inputs, engine = item.inputs(), (ROOT / name for name in ENGINE)
-        return session.passed.digest(*inputs, *engine) if inputs else ""
+        inputs = item.inputs()
+        return session.passed.digest(*inputs, *passed.ENGINE) if inputs else ""
     names = inputs_of(item)
     return session.passed.digest(item.nodeid, *(session.root / name for name in names))
 
@@ -442,7 +453,14 @@ def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     own = getattr(getattr(item, "module", None), "INPUTS", ("book", "tests"))
     own = next((value.inputs for value in values if hasattr(value, "inputs")), own)
     module = item.path.relative_to(item.config.rootpath).as_posix()
-    return (*own, module, *MACHINE, "pyproject.toml", "tests/conftest.py", "tests/processes.py")
+    return (
+        *own,
+        module,
+        *passed.MACHINE,
+        "pyproject.toml",
+        "tests/conftest.py",
+        "tests/processes.py",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -481,6 +499,13 @@ def pytest_report_teststatus(report, config: pytest.Config):
     if report.when == "call" and report.passed and facts.get("recorded"):
         return "recorded", "R", "RECORDED"
     return None
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Where nothing has been recorded on a GPU, there is nothing that could fail to hold."""
+    option, none = session.config.option, exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+    if none and option.device == "cuda" and not (option.keyword or option.markexpr):
+        session.exitstatus = pytest.ExitCode.OK
 
 
 # --- the summary -----------------------------------------------------------------------------
@@ -545,6 +570,12 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
     unchanged = len(stats.get("unchanged", ()))
     write = terminalreporter.write_line
     terminalreporter.section("the book")
+    if session.device == "cuda" and not any(
+        getattr(report, "nodeid", "").endswith("::cuda")
+        for kind in stats.values()
+        for report in kind
+    ):
+        write("none of these programs has been recorded on a GPU yet (`make gpu` does)")
     if session.mutants:
         for line in _killed(stats):
             write(line)

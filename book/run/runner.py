@@ -439,7 +439,7 @@ def torch_version() -> str:
 
 def describe_device(device: str) -> str:
     """The machine a run was on, as a page names it: `2 CPU cores (…)` or `1 × NVIDIA H200`."""
-    if device == "cuda":
+    if device != "cpu":
         names = gpu_names()
         return ", ".join(f"{names.count(kind)} × {kind}" for kind in sorted(set(names)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -466,4 +466,4 @@ def gpu_names() -> list[str]:
     asked = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    return asked.stdout.splitlines()
+    return list(filter(None, asked.stdout.splitlines()))

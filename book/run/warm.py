@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from book.core import ROOT
+from book.core.program import LAUNCH
 
 # What these show or count is told by processes that are forks of no other.
 _AS_TYPED = {
@@ -89,8 +90,8 @@ class Launcher:
                 return False  # addresses, ports, rendezvous: what they do is torchrun's to show
         elif tool != "python" or not words or not words[0].endswith(".py"):
             return False
-        elif program.startswith(("labs/", "assessment/")) and not self.eager:
-            return False  # the labs' own tools start processes, and import torch only for that
+        elif program.startswith(LAUNCH) and not self.eager:
+            return False  # what starts processes is what these show
         return self.eager or number > 0 or (bool(program) and not _first_as_typed(program))
 
     def start(

@@ -99,9 +99,9 @@ def fill(lines: list[str], shows: dict[str, Callable], root: Path) -> list[str]:
 
     Raises DataError for a comment that is written otherwise, or of which that knows nothing.
     """
-    out = []
+    out, comment = [], re.compile(rf"<!-- ({'|'.join(shows)}):")
     for line in lines:
-        found = re.search(rf"<!-- ({'|'.join(shows)}):", line)
+        found = comment.search(line)
         if found is None:
             out.append(line)
             continue

@@ -2,7 +2,7 @@
 
 - a fence that embeds (part of) a program is preceded by the program's path, a link to its page;
 - a fence that embeds a transcript becomes the output with the line that says where it was
-  recorded, in tabs where the program was recorded on a CPU and on a GPU;
+  recorded, in tabs where the program was recorded on a CPU and on GPUs;
 - a fence that is not run (`skip="why"`) says so under it;
 - `![…](../snippets/02_ddp/overlap.svg)`, which an editor can follow, becomes the site's copy.
 
@@ -16,10 +16,8 @@ from pathlib import Path
 
 from book.core import BookError
 from book.core.page import Embed, Fence, expanded, parse, resolve
-from book.core.program import Program, beside, is_program, recorded_on
+from book.core.program import Program, beside, gpu_kind, is_program, recorded_on
 from book.site import template
-
-DEVICE_NAMES = {"cpu": "CPU", "cuda": "GPU"}
 
 
 def program_page(name: str) -> str:
@@ -35,13 +33,13 @@ def program_link(name: str) -> str:
 
 
 def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
-    """The Markdown of a program's output, tabs for CPU and GPU where both were recorded.
+    """The Markdown of a program's output, a tab for each device where there are several.
 
     `part` is a range of lines of the `device` transcript ("2:9"); then only that is shown.
     """
     outputs = [
         {
-            "device": DEVICE_NAMES[each],
+            "device": "CPU" if each == "cpu" else _gpu_name(program, each),
             "lines": _printed(program, each, part),
             "provenance": program.transcript(each).provenance,
         }
@@ -49,6 +47,12 @@ def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
     ]
     companions = [program_link(each.name) for each in program.companions()]
     return template.render("transcript", outputs=outputs, companions=companions)
+
+
+def _gpu_name(program: Program, device: str) -> str:
+    """What a tab calls a GPU: H100."""
+    at = program.transcript(device).provenance
+    return gpu_kind(at.device).replace("-", " ").upper() if at else "GPU"
 
 
 def _printed(program: Program, device: str, part: str) -> list[str]:

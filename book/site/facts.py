@@ -29,25 +29,43 @@ def is_chapter(name: str) -> bool:
     return bool(re.match(r"\d\d_\w+\.md$", name))
 
 
-def with_facts(markdown: str, root: Path) -> str:
-    """A chapter with its facts under its title."""
+def with_facts(markdown: str, root: Path, name: str) -> str:
+    """A page with its facts under its title: those of a chapter, or what a GPU has not run."""
     here = page.parse(markdown)
+    own = [name] if name.startswith("labs/") else []
+    names = dict.fromkeys([*own, *(embed.file for embed in here.embeds)])
+    shown = [Program(root, root / each) for each in names if is_program(root / each, root)]
+    facts = page_facts(here, shown) if is_chapter(name) else []
+    facts += not_on_gpus(shown)
+    if not facts:
+        return markdown
+    if shown:
+        facts.append("[what ran where](/what_ran_where.md)")
     title = next(iter(here.headings.values())).line
-    line = " · ".join(page_facts(here, root))
+    line = " · ".join(facts)
+    line = line[0].upper() + line[1:]
     return "\n".join([*here.lines[:title], "", line, "{ .page-facts }", *here.lines[title:]])
 
 
-def page_facts(here: Page, root: Path) -> list[str]:
+def page_facts(here: Page, shown: list[Program]) -> list[str]:
     """Reading time, the number of programs, and the machines they were recorded on."""
-    names = dict.fromkeys(embed.file for embed in here.embeds)
-    shown = [Program(root, root / name) for name in names if is_program(root / name, root)]
-    machines = {machine for program in shown for machine in program.machines}
     facts = [f"{max(1, round(reading_minutes(here)))} minutes"]
     if shown:
+        machines = {machine for program in shown for machine in program.machines}
         facts.append(f"{len(shown)} program" + "s" * (len(shown) > 1))
         facts.append("run on " + " and ".join(sorted(machines)))
-        facts.append("[what ran where](/what_ran_where.md)")
     return facts
+
+
+def waiting(shown: list[Program]) -> list[Program]:
+    """Those that have something to show on a GPU, and that none has recorded."""
+    return [each for each in shown if each.on_gpu and each.devices in ([], ["cpu"])]
+
+
+def not_on_gpus(shown: list[Program]) -> list[str]:
+    """What a page says where no GPU has recorded what it could show; nothing elsewhere."""
+    left = len(waiting(shown))
+    return [f"not yet recorded on a GPU: {left} program" + "s" * (left > 1)] if left else []
 
 
 def counts(root: Path) -> dict[str, int]:

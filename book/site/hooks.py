@@ -16,6 +16,7 @@ from mkdocs.exceptions import BuildError
 from mkdocs.structure.files import Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
+from mkdocs.utils.meta import get_data
 from pymdownx.arithmatex import ArithmatexExtension
 
 from book.core import ROOT, BookError
@@ -56,7 +57,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     root = _root(config)
     config.watch += [str(root / each) for each in WATCHED if (root / each).exists()]
     config.markdown_extensions.append(BookMarkdown(root))
-    search.Index(config)
+    config.extra["index"] = search.Index(config)
     return config
 
 
@@ -84,6 +85,7 @@ def on_env(env: Environment, config: MkDocsConfig, files: Files) -> Environment:
     if config.theme.custom_dir:
         theme.share_navigation(env)
     env.template_class = kept.Finished
+    env.bytecode_cache = config.extra["keeper"].templates()
     return env
 
 
@@ -97,26 +99,36 @@ def on_pre_page(page: Page, config: MkDocsConfig, files: Files) -> Page:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    root, name = _root(config), page.file.src_uri
+    root, name = config.extra["keeper"].root, page.file.src_uri
     vars(page)["render"] = functools.partial(_render, page)
     if labs.is_lab(page.file):
         _edit(page, name, config)
-        return labs.page_text(page, root)
+        return facts.with_facts(labs.page_text(page, root), root, name)
+    return facts.with_counts(markdown, root) if name == "index.md" else markdown
+
+
+def _render(page: Page, config: MkDocsConfig, files: Files) -> None:
+    keeper = config.extra["keeper"]
+    lines = data.fill(page.markdown.split("\n"), SHOWS, keeper.root)
+    text = "\n".join([str(page.meta), page.markdown, *lines])
+    keeper.render(page, text, functools.partial(_make, page, config, files), files)
     if "program" in page.meta:
         _edit(page, page.meta["program"], config)
-    elif not page.file.generated_by:
+
+
+def _make(page: Page, config: MkDocsConfig, files: Files) -> None:
+    """Render a page of which nothing is kept."""
+    root, name = config.extra["keeper"].root, page.file.src_uri
+    if text := getattr(page.file, "text", None):
+        page.markdown, page.meta = get_data(text())
+    elif not page.file.generated_by and not labs.is_lab(page.file):
         try:
             hold_embeds(Path(page.file.abs_src_path), root)
         except BookError as error:
             raise BuildError(str(error)) from None
-    if name == "index.md":
-        return facts.with_counts(markdown, root)
-    return facts.with_facts(markdown, root) if facts.is_chapter(name) else markdown
-
-
-def _render(page: Page, config: MkDocsConfig, files: Files) -> None:
-    text = _with_all_it_shows(page.markdown.split("\n"), _root(config))
-    config.extra["keeper"].render(page, "\n".join(text), config, files)
+        if name != "index.md":
+            page.markdown = facts.with_facts(page.markdown, root, name)
+    type(page).render(page, config, files)
 
 
 def _with_all_it_shows(lines: list[str], root: Path) -> list[str]:
@@ -161,7 +173,9 @@ class _Lines(Preprocessor):
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return theme.with_sizes(html, page, files)
+    html = theme.with_sizes(html, page, files)
+    config.extra["index"].add(page, html)
+    return html
 
 
 def on_post_build(config: MkDocsConfig) -> None:

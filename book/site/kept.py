@@ -1,51 +1,72 @@
 """Kept: what was made of a page, from one build to the next, in `.cache/pages/`.
 
 Two things are: what Markdown made of its text, and what the theme made of that. The name of
-what is kept is a digest of all that it was made of: the page's text with everything that it
-embeds, the addresses of the book's files (its links), the glossary, the settings, the code and
-the packages; for the theme also the page's HTML, what is said of it, and the navigation. A page
-that draws a warning is not kept, so that it draws it again.
+what is kept is a digest of all that it was made of: the page's text, the files of the programs
+that it embeds, the addresses of the book's files (its links), the glossary, the settings, the
+code and the packages; for the theme also the page's HTML, what is said of it, and the
+navigation. A page that draws a warning is not kept, so that it draws it again.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template
-from mkdocs.config.defaults import MkDocsConfig
+import jinja2
+from jinja2 import FileSystemBytecodeCache, Template
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from book.core import write_whole
-from book.core.digest import digest
+from book.core import ROOT, write_whole
+from book.core.digest import contents, digest
+from book.core.program import on_gpus
 from book.site.theme import fixed
 
 FOLDER = ".cache/pages"
-MADE_BY = ("book/core", "book/site", "docs/glossary.md", "mkdocs.yml", "overrides")
+# as this process has read it; hooks.py is read in each build
+CODE = digest(ROOT, ROOT / "book/core", *sorted(Path(__file__).parent.glob("*.py")))
+MADE_BY = (
+    "book/site/hooks.py", "book/site/templates", "docs/glossary.md", "mkdocs.yml", "overrides",
+)  # fmt: skip
 NOT_KEPT = (OSError, EOFError, pickle.UnpicklingError)
-MADE = ("content", "toc", "_title_from_render", "present_anchor_ids")
+MADE = ("content", "meta", "toc", "_title_from_render", "present_anchor_ids")
+EMBEDDED = re.compile(r'--8<--[ \t]+"((?:[^":]*/)?[^":/.]*)')  # its path, without an ending
+
+
+def beside(root: Path, place: str) -> str:
+    """What a page may show of `NAME`: of `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and the like."""
+    (folder, slash, name), gpu = place.rpartition("/"), on_gpus(root)
+    names = os.listdir(root / folder) if (root / folder).is_dir() else []
+    own = sorted(folder + slash + each for each in names if each.split(".")[0] == name)
+    return "\n".join(
+        line for each in own for line in [*contents(root / each), gpu.get(each, "")]
+    )
 
 
 class Keeper:
     """Renders the pages of one build, each from what is kept where that still holds."""
 
     def __init__(self, root: Path, files: Files) -> None:
-        self.folder, self.used = root / FOLDER, set[Path]()
+        self.root, self.folder, self.used = root, root / FOLDER, set[Path]()
+        self.beside = functools.cache(functools.partial(beside, root))
         places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in files]
-        self.book = digest(root, *(root / each for each in MADE_BY), *places)
+        self.book = digest(root, CODE, *(root / each for each in MADE_BY), *places)
         self.whole = root / ".cache" / "pages.of"  # of which book all pages have been kept
 
-    def render(self, page: Page, text: str, config: MkDocsConfig, files: Files) -> None:
-        """As `page.render`; ``text`` is the page with all that it embeds."""
-        place = self._place(page, text)
+    def render(self, page: Page, text: str, make: Callable[[], None], files: Files) -> None:
+        """Do what `make` does to a page, of which ``text`` says all but what it embeds."""
+        embedded = sorted(set(EMBEDDED.findall(text)))
+        shown = [self.beside(each) for each in embedded]
+        place = self._place(page, text, *shown)
         with suppress(*NOT_KEPT):
             made, links = pickle.loads(place.read_bytes())
             vars(page).update(made)
@@ -54,10 +75,10 @@ class Keeper:
         said = _Warnings(logging.WARNING)
         logging.getLogger("mkdocs").addHandler(said)
         try:
-            type(page).render(page, config, files)
+            make()
         finally:
             logging.getLogger("mkdocs").removeHandler(said)
-        if not said.any:
+        if not said.any and shown == [beside(self.root, each) for each in embedded]:
             links = [(to.src_uri, of) for to, of in (page.links_to_anchors or {}).items()]
             made = {name: getattr(page, name) for name in MADE}
             self._keep(place, (made, links))
@@ -99,6 +120,14 @@ class Keeper:
         output = fixed(Template.render(template, context))
         self._keep(place, output)
         return output
+
+    def templates(self) -> FileSystemBytecodeCache | None:
+        """Where the theme's templates are kept, compiled; nowhere if a book is only read."""
+        folder = self.root / ".cache/templates"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+        return FileSystemBytecodeCache(folder, f"{jinja2.__version__}-%s") if usable else None
 
     def _place(self, page: Page, *made_of: str) -> Path:
         text = "\0".join([self.book, page.file.src_uri, *made_of])

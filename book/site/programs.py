@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,24 +14,26 @@ from mkdocs.structure.files import File
 from book.core.page import embedded_files, read
 from book.core.program import Program, programs
 from book.core.transcript import Provenance
-from book.site import template
-from book.site.embedded import DEVICE_NAMES, program_link, program_page, transcript
+from book.site import facts, template
+from book.site.embedded import program_link, program_page, transcript
 
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
 
 
 def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
     """The programs' pages, the programs themselves, their figures, and what ran where."""
-    shown = embedded_files(root)
-    for program in programs(root):
+    shown, every = embedded_files(root), programs(root)
+    for program in every:
         page = program_page(program.name).lstrip("/")
-        text = _page(program, shown.get(program.name, []))
-        yield File.generated(config, page, content=text)
-        for path in (program.path, program.figure):
+        chapters = _chapters(program, shown.get(program.name, []))
+        file = File.generated(config, page, content=f'--8<-- "{program.name}"\n{chapters}')
+        file.text = functools.partial(_page, program, chapters)  # called where nothing is kept
+        yield file
+        for path in (program.path, *program.figures):
             if path.exists():
                 uri = f"{page.rpartition('/')[0]}/{path.name}"
                 yield File.generated(config, uri, abs_src_path=str(path))
-    yield File.generated(config, "what_ran_where.md", content=_what_ran_where(root))
+    yield File.generated(config, "what_ran_where.md", content=_what_ran_where(every))
 
 
 def summary(program: Program) -> str:
@@ -54,14 +57,19 @@ def _first_cell(text: str) -> str:
     return next((p for p in paragraphs if not p.startswith("#")), "")
 
 
-def _page(program: Program, places: list[str]) -> str:
-    """The page of a program: what it shows, the whole file, what it printed."""
+def _chapters(program: Program, places: list[str]) -> list[str]:
+    """The links to the pages that show a program."""
     pages = dict.fromkeys(place.split(":")[0] for place in places)
     chapters = [
         f"[{read(program.root / page).title}](/{page.removeprefix('docs/')})" for page in pages
     ]
     if not chapters and program.name.startswith("labs/lab"):
         chapters = [f"[its lab](/{program.name})"]
+    return chapters
+
+
+def _page(program: Program, chapters: list[str]) -> str:
+    """The page of a program: what it shows, the whole file, what it printed."""
     return template.render(
         "program/page",
         program=program,
@@ -72,17 +80,19 @@ def _page(program: Program, places: list[str]) -> str:
     )
 
 
-def _what_ran_where(root: Path) -> str:
+def _what_ran_where(every: list[Program]) -> str:
     """Every program, each device it was recorded on, versions, date, seconds."""
     folders: dict[str, list[tuple[Program, str, Provenance]]] = defaultdict(list)
-    for program in programs(root):
+    for program in every:
         for device, recorded in program.transcripts().items():
             if at := recorded.provenance:
-                folders[program.path.parent.name].append((program, DEVICE_NAMES[device], at))
+                row = program, "CPU" if device == "cpu" else "GPU", at
+                folders[program.path.parent.name].append(row)
     machines = [at.device for rows in folders.values() for _, _, at in rows]
     return template.render(
         "program/what_ran_where",
         folders=folders,
         machines=machines,
+        waiting=[program_link(each.name) for each in facts.waiting(every)],
         program_link=program_link,
     )

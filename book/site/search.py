@@ -65,12 +65,13 @@ class Index:
         plugin = config.plugins.get("material/search")
         if plugin:
             plugin.search_index = self
+            config.plugins.events["page_context"].remove(plugin.on_page_context)
             self.settings = {each: plugin.config[each] for each in ("lang", "separator")}
         self.sections: list[Section] = []
 
-    def add_entry_from_context(self, page: Page) -> None:
+    def add(self, page: Page, content: str) -> None:
         if not page.meta.get("search", {}).get("exclude"):
-            self.sections += sections(page.content or "", str(page.title), page.url)
+            self.sections += sections(content, str(page.title), page.url)
 
     def generate_search_index(self, _previous: object) -> str:
         text = json.dumps(self.sections, ensure_ascii=False, separators=(",", ":"))

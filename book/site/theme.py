@@ -1,5 +1,6 @@
 """Theme: what is not valid, not accessible or not short in a page's HTML is put right."""
 
+import functools
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -68,6 +69,7 @@ def fixed(html: str) -> str:
     return "".join(parts)
 
 
+@functools.lru_cache(maxsize=256)
 def size(drawing: str) -> str:
     """Return the width and height attributes of an SVG, in whole CSS pixels."""
     svg = ET.fromstring(drawing)
@@ -81,7 +83,7 @@ def with_sizes(html: str, page: Page, files: Files) -> str:
 
     def sized(match: re.Match[str]) -> str:
         place = urljoin(f"/{page.url}", match[1]).lstrip("/")
-        figure = next((file for file in files if file.dest_uri == place), None)
+        figure = files.src_uris.get(place)
         if figure is None or "width=" in match[0]:
             return match[0]
         drawing = Path(figure.abs_src_path).read_text("utf-8")

@@ -127,7 +127,7 @@ class Machine:
         return self.now
 
 
-@LAB.alone(2, "faster, slower or the same", "seven machines, one of them noisy", "compare")
+@LAB.alone(2, "faster, slower or the same", "eight machines, two of them noisy", "compare")
 def compare(theirs, ours, lesson):
     def verdict(old: float, new: float, slowdown=lambda call: 1.0, first: float = 0.0) -> list:
         machine = Machine(slowdown)
@@ -147,6 +147,8 @@ def compare(theirs, ours, lesson):
     noise = random.Random(1)
     noisy, _ = verdict(1, 1, lambda call: noise.uniform(1, 1.2))
     check("1 s against 1 s with noise of 20%", noisy, "same", "noise")
+    noisy, _ = verdict(1.1, 1, lambda call: noise.uniform(1, 1.6))
+    check("1.1 s against 1 s with noise of 60%", noisy, "same", "noise")
     check("1.01 s against 1 s", verdict(1.01, 1.0)[0], "same", "small")
 
 

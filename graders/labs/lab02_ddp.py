@@ -99,6 +99,8 @@ HINTS = {
     "context ends, and run the last micro-batch outside it.",
     "not_restored": "After an exception inside no_sync, nothing is launched any more. Put the "
     "`yield` in a try, and set self.sync back in its finally.",
+    "nested": "The end of an inner no_sync lets the outer one communicate. Put self.sync back "
+    "to what it was, not to True.",
     "loss_not_divided": "The gradients of the micro-batches' means are added up. Divide each "
     "loss by the number of micro-batches.",
     "loss_wrong": "The gradients have the right direction and the wrong length. Divide each "
@@ -484,8 +486,13 @@ def accumulate(theirs, ours, lesson):
     before = sent()
     with ddp.no_sync():
         truth.loss(ddp, truth.mine).backward()
-    what = f"a backward inside no_sync started {sent() - before} all-reduces"
-    ask(sent() == before, what, "no_sync_sends")
+        what = f"a backward inside no_sync started {sent() - before} all-reduces"
+        ask(sent() == before, what, "no_sync_sends")
+        with ddp.no_sync():
+            pass
+        truth.loss(ddp, truth.mine).backward()
+    what = "behind a second no_sync within the first, backward communicates"
+    ask(sent() == before, what, "nested")
     yield "a backward inside no_sync starts no all-reduce"
     backward = Accumulation(theirs.accumulate, ddp, sent)
     training = Training(lesson, model, backward)

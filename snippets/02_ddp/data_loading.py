@@ -81,7 +81,7 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
     # the last epoch's: its first batch is paid for separately
     assert asked - begin >= steps * STEP_S
     share = sum(waits[1:]) / (asked - begin - waits[0])
-    first, longest = 1000 * waits[0], 1000 * max(waits[1:])
+    first, longest = (1000 * wait for wait in (waits[0], max(waits[1:])))
     return (
         f"waiting ≈{100 * share:.0f} %, first batch ≈{first:.0f} ms, longest ≈{longest:.0f} ms"
     )

@@ -86,6 +86,7 @@ def cost(device: torch.device) -> None:
         print("150 linear layers, all of them used")
         for name, median in medians.items():
             ratio = median / medians["default"]
+            assert 0.1 < ratio < 10
             print(f"{name:22}  ≈{1e3 * median:.1f} ms per step  ≈{ratio:.2f} × default")
 
 

@@ -109,6 +109,7 @@ def main() -> None:
             before = p * FORWARD + (p - 1 - r) * BACKWARD  # at least, and a backward after it
             assert start_f > 999 * r * FORWARD - 1 and start_b > 999 * before - 1
             assert start_b < 1e3 * (length - 0.999 * BACKWARD)
+            assert min(f[1] - f[0] for f, _ in every) < 0.8 * (b[1] - b[0])
             print(
                 f"  rank {r}: forward from ≈{start_f:.0f} ms, backward from ≈{start_b:.0f} ms"
             )

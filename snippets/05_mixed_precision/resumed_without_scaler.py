@@ -13,9 +13,13 @@ from torch import nn
 HALF, STEPS, SAVED_AT, H = torch.float16, 30, 15, 32
 
 
+def batch(t: int) -> torch.Tensor:
+    return torch.randn(16, H, generator=torch.Generator().manual_seed(t))
+
+
 def step(model: nn.Module, optimizer, scaler: torch.amp.GradScaler, t: int) -> bool:
     """One step; was it taken? The loss is large, so only a small scale keeps it in range."""
-    x = torch.randn(16, H, generator=torch.Generator().manual_seed(t))
+    x = batch(t)
     with torch.autocast("cpu", HALF):
         loss = 4000 * F.mse_loss(model(x), x)
     optimizer.zero_grad()
@@ -41,6 +45,7 @@ def main() -> None:
                 [part.state_dict() for part in (model, optimizer, scaler)]
             )
         taken.append(step(model, optimizer, scaler, t))
+    assert not torch.equal(batch(SAVED_AT), batch(STEPS))  # to go on is to see new ones
     first, rest = taken[:SAVED_AT].count(False), taken[SAVED_AT:].count(False)
     print(f"uninterrupted: {first} of the first {SAVED_AT} steps skipped, {rest} of the rest")
     print(f"  the scaler's state: {checkpoint[2]}")

@@ -105,12 +105,12 @@ def main() -> None:
     counts = {k: peak(k)[0] for k in (1, 2, 4, 8, 11, 16, 22, 32, 64)}
     extra = counts[8] - 8 - r * LAYERS / 8
     print(f"L = {LAYERS} layers that keep r = {r} inputs each; peak in inputs")
-    print(f"no checkpoints: ≈{everything:.0f}, {forwards} layer forwards")
+    print(f"no checkpoints: {everything:.0f}, {forwards} layer forwards")
     print("  k   k + rL/k   counted")
     for k, counted in counts.items():
         predicted = k + r * LAYERS / k
         assert abs(predicted - counted) < 4, (k, predicted, counted)
-        print(f"{k:3}{predicted:11.1f}     ≈{counted:.0f}")
+        print(f"{k:3}{predicted:11.1f}     {counted:.0f}")
     best = min(counts, key=counts.get)
     print(f"least at k = {best}; √(rL) = {math.sqrt(r * LAYERS):.1f}")
     print(f"layer forwards with k = {best}: {peak(best)[1]}")

@@ -87,7 +87,7 @@ def train(model: nn.Module, ids: torch.Tensor, steps=500, rows=8, context=64, lr
 @torch.no_grad()
 def bits_per_character(model: nn.Module, ids: torch.Tensor, context=64) -> float:
     """Return the cross-entropy on `ids`, cut into windows, in bits per character."""
-    windows = ids[: len(ids) // (context + 1) * (context + 1)].view(-1, context + 1)
+    windows = ids.unfold(0, context + 1, context + 1)  # what is left over is no window
     logits = model(windows[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item() / math.log(2)
 

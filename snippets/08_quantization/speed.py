@@ -1,7 +1,8 @@
 """int8 against fp32 and bf16: bytes and time of one linear layer, in one run on one core.
 
 Timed: the product alone, and the whole dynamic int8 layer around it, which has to find a
-range and round the input, then scale the sums.
+range and round the input, then scale the sums. On a GPU at the sizes of large models, by the
+GPU's own clock, with the layer compiled and an fp8 product beside it.
 """
 
 import sys
@@ -11,8 +12,8 @@ from collections.abc import Callable
 import torch
 
 DEVICE = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-TOKENS = (8 if DEVICE == "cpu" else 32, 64, 256)  # cuBLAS wants more than 16 rows
-WIDTH = 1024
+TOKENS = (8, 64, 256) if DEVICE == "cpu" else (32, 256, 2048, 8192)  # cuBLAS: more than 16
+WIDTHS = (1024,) if DEVICE == "cpu" else (4096, 8192)
 
 
 def fastest_ms(functions: list[Callable[[], object]], rounds: int = 5) -> list[float]:
@@ -23,14 +24,25 @@ def fastest_ms(functions: list[Callable[[], object]], rounds: int = 5) -> list[f
             for _ in range(10):
                 if len(seconds) > 1 and sum(seconds) > 0.6:
                     break  # slow enough, as bf16 where the processor has no instruction for it
-                if DEVICE != "cpu":
-                    torch.accelerator.synchronize()
                 begin = time.perf_counter()
                 function()
-                if DEVICE != "cpu":
-                    torch.accelerator.synchronize()
                 seconds.append(time.perf_counter() - begin)
     return [min(seconds[1:]) * 1e3 for seconds in times]
+
+
+def on_gpu(functions: list[Callable[[], object]], rounds: int = 5) -> list[float]:
+    """The same by the GPU's clock: ten calls between two events, the queue never empty."""
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, found in zip(functions, times, strict=True):
+            begin, end = (torch.Event(DEVICE, enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(10):
+                function()
+            end.record()
+            end.synchronize()
+            found.append(begin.elapsed_time(end) / 10)
+    return [min(found) for found in times]
 
 
 # --8<-- [start:layer]
@@ -44,24 +56,52 @@ def int8_layer(x: torch.Tensor, weight: torch.Tensor, step: torch.Tensor) -> tor
 # --8<-- [end:layer]
 
 
+def more_on_gpu(
+    x: torch.Tensor, weight: torch.Tensor, integers: torch.Tensor, step: torch.Tensor
+) -> str:
+    """The columns of a GPU: the compiled layer, and an fp8 product where there is one."""
+    if DEVICE == "cpu":
+        return ""
+    compiled = torch.compile(int8_layer, dynamic=False)
+    functions = [lambda: compiled(x, integers, step)]
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
+        short = x.to(torch.float8_e4m3fn)
+        column = weight.T.contiguous().to(torch.float8_e4m3fn).T  # as cuBLAS wants it
+        one = torch.ones((), device=DEVICE)  # no scale: it is timed, not used
+        functions.append(
+            lambda: torch._scaled_mm(short, column, one, one, out_dtype=torch.bfloat16)
+        )
+    names = ("compiled layer", "fp8 product")
+    for function in functions:
+        function()
+    cells = zip(names, on_gpu(functions), strict=False)
+    return "".join(f"   {name} ≈{ms:.3f} ms" for name, ms in cells)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     if str(DEVICE).startswith("mps"):
         sys.exit("torch._int_mm has no kernel for this accelerator")
+    for width in WIDTHS:
+        table(width)
+
+
+def table(width: int) -> None:
+    """Print the times of a layer from `width` to `width`."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(WIDTH, WIDTH, generator=generator).to(DEVICE)  # [in, out]
+    weight = torch.randn(width, width, generator=generator).to(DEVICE)  # [in, out]
     step = weight.abs().amax(0, keepdim=True) / 127
     integers = (weight / step).round().to(torch.int8)
     if DEVICE != "cpu":
         integers = integers.T.contiguous().T  # cuBLAS wants the second factor column by column
-    ones = (torch.eye(WIDTH, device=DEVICE) * 127).to(torch.int8).T
+    ones = (torch.eye(width, device=DEVICE) * 127).to(torch.int8).T
     short = weight.bfloat16()
     for name, tensor in (("fp32", weight), ("bf16", short), ("int8", integers)):
-        print(f"{name} weight of {WIDTH} × {WIDTH}: {tensor.nbytes / 2**20:.0f} MiB")
+        print(f"{name} weight of {width} × {width}: {tensor.nbytes / 2**20:.0f} MiB")
 
     print("tokens       fp32       bf16   int8 product   int8 layer   layer against fp32")
     for tokens in TOKENS:
-        x = torch.randn(tokens, WIDTH, generator=generator).to(DEVICE)
+        x = torch.randn(tokens, width, generator=generator).to(DEVICE)
         x16, q = x.bfloat16(), (x * 30).round().clamp(-127, 127).to(torch.int8)
         functions = [
             lambda x=x: x @ weight,
@@ -71,10 +111,12 @@ def main() -> None:
         ]
         kinds = [torch.float32, torch.bfloat16, torch.int32, torch.float32]
         assert [function().dtype for function in functions] == kinds
-        full, half, bare, whole = fastest_ms(functions)
-        cells = [f"≈{ms:.2f} ms" for ms in (full, half, bare, whole)]
+        full, half, bare, whole = (fastest_ms if DEVICE == "cpu" else on_gpu)(functions)
+        more = more_on_gpu(x, weight, integers, step)
+        digits = 2 if DEVICE == "cpu" else 3
+        cells = [f"≈{ms:.{digits}f} ms" for ms in (full, half, bare, whole)]
         print("{:6}  {:>9} {:>11}   {:>12}   {:>10}".format(tokens, *cells),
-              f"       ≈{full / whole:.1f} times as fast")  # fmt: skip
+              f"       ≈{full / whole:.1f} times as fast{more}")  # fmt: skip
         # with weights of 1 what comes back is the input, each token's within half its step
         off = (int8_layer(x, ones, torch.tensor(1 / 127)) - x).abs().amax(1)
         assert (off < 0.501 * x.abs().amax(1) / 127).all()

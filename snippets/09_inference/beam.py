@@ -164,11 +164,15 @@ def main() -> None:
 
     # whole names: the search ends with the newline
     generator = torch.Generator().manual_seed(0)
-    lengths = []
+    lengths, surprise = [], []
     rows = prompt.repeat(60, 1)
     for _ in range(50):
-        drawn = torch.multinomial(model(rows)[:, -1].softmax(-1), 1, generator=generator)
+        p = model(rows)[:, -1].softmax(-1)
+        drawn = torch.multinomial(p, 1, generator=generator)
+        surprise += [-p.gather(1, drawn).log().mean(), torch.special.entr(p).sum(1).mean()]
         rows = torch.cat([rows, drawn], 1)
+    # drawn as often as the model says: surprise is entropy
+    assert 0.9 < sum(surprise[::2]) / sum(surprise[1::2]) < 1.1
     for row in rows[:, len(prompt) :]:
         ends = (row == newline).nonzero()
         lengths.append(int(ends[0]) if len(ends) else 50)

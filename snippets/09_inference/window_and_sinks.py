@@ -96,7 +96,7 @@ def train(model: nn.Module, ids: torch.Tensor, steps=500, rows=8, context=64, lr
 @torch.no_grad()
 def bits_per_character(model: nn.Module, ids: torch.Tensor, context=64) -> float:
     """Return the cross-entropy on `ids`, cut into windows, in bits per character."""
-    windows = ids[: len(ids) // (context + 1) * (context + 1)].view(-1, context + 1)
+    windows = ids.unfold(0, context + 1, context + 1)  # what is left over is no window
     logits = model(windows[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item() / math.log(2)
 
@@ -187,7 +187,10 @@ def main() -> None:
             block.seen = None
             q, k, _ = block.qkv(block.norm1(x)).unflatten(-1, (3, 4, -1)).unbind(-3)
             scores = torch.einsum("bad,bsad->bas", q[:, -1], k) / 4  # the last one's queries
-            shares.append(scores.softmax(-1)[:, :, 0].mean().item())
+            first = scores.softmax(-1)[:, :, 0]
+            rest = scores[:, :, 1:].logsumexp(-1) - scores.logsumexp(-1)
+            torch.testing.assert_close(first, -rest.expm1(), rtol=1e-3, atol=1e-6)
+            shares.append(first.mean().item())
             x = block(x)
     print("weight on the first character, seen from the last: "
           + ", ".join(f"layer {i} ≈{s:.3f}" for i, s in enumerate(shares)))  # fmt: skip

@@ -41,7 +41,8 @@ def main() -> None:
         error = (c / scale - expected).abs().max().item()
         name = str(kind).removeprefix("torch.") + (", widened" if widen else "")
         print(f"{name:17}  largest error {f'≈{error:.0e}' if error else 'none'}")
-        assert (error == 0) == (widen or kind == torch.float16)
+        right = widen or kind == torch.float16
+        assert error == 0 if right else error > 1e9  # the bits, read as integers
 
 
 if __name__ == "__main__":

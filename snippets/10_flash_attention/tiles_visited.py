@@ -36,7 +36,7 @@ def check(s_q: int, s_k: int, bm: int, bn: int) -> dict[str, int]:
     counts = dict.fromkeys(("whole", "cut", "skipped"), 0)
     for (first, start), kind in kinds(s_q, s_k, bm, bn).items():
         seen = [
-            start + j < s_k and start + j <= first + i + s_k - s_q
+            start + j <= first + i + s_k - s_q
             for i in range(min(bm, s_q - first))
             for j in range(bn)
         ]

@@ -99,6 +99,9 @@ def train(folder: Path, life: int) -> None:
     everybodys = [torch.empty_like(weights[0]) for _ in range(RANKS)]
     dist.all_gather(everybodys, weights[0])
     assert all(torch.equal(weights[0], other) for other in everybodys)
+    rows = [torch.empty_like(x) for _ in range(RANKS)]
+    dist.all_gather(rows, x)
+    assert not torch.equal(*rows)  # and not because all saw the same
     if rank == 0:
         torch.save({"weights": weights, "losses": losses}, folder / "result.pt")
 

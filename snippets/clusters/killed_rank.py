@@ -39,6 +39,7 @@ def train(rank: int, folder: Path) -> None:
         except RuntimeError as error:
             (folder / f"error.{rank}").write_text(f"step {step}: {error}")
             raise
+        assert gradient.eq(RANKS).all()
         (folder / f"heartbeat.{rank}").write_text(str(step))  # a file, or a key in a store
 
 

@@ -66,13 +66,9 @@ def main() -> None:
         short, long = intervals(between)
         predicted, seen = predict(short, long, between), simulate(short, long, between, 6_000)
         assert abs(predicted - seen) < (0.01 if n < 100_000 else 0.03), n
-        for other in (
-            (short * 4, long),
-            (short / 4, long),
-            (short, long * 4),
-            (short, long / 4),
-        ):
-            assert simulate(*other, between, 6_000) < seen, "this pair is not the best"
+        for factor in (0.25, 4):
+            for other in ((short * factor, long), (short, long * factor)):
+                assert simulate(*other, between, 6_000) < seen, "this pair is not the best"
         alone = math.sqrt(2 * DISK * between)
         attempts = math.expm1((alone + DISK) / between)
         single = alone / (between + FROM_DISK) / attempts

@@ -118,6 +118,7 @@ def vary_assumptions() -> None:
         assumed = globals()[name]
         for factor in (0.5, 2):
             globals()[name] = assumed * factor
+            assert globals()[name] != assumed
             for n in (16_384, 65_536, 131_072):
                 assert largest_loss(n, BATCH) == "bubble", (name, factor, n)
         globals()[name] = assumed

@@ -41,13 +41,22 @@ def pip_download() -> tuple[int, list[str]]:
 def main() -> None:
     if importlib.util.find_spec("pip") is None:
         sys.exit("this Python has no pip: python -m ensurepip")
+    from pip._vendor.packaging.tags import sys_tags
+
     ours = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    known = set(sys_tags())  # what pip looks for here
+    pythons, systems = {tag.interpreter for tag in known}, {tag.platform for tag in known}
+    here = next(sys_tags()).platform
     for tags, fits, meaning in (
-        ("cp36-cp36m-manylinux2014_x86_64", False, "for Python 3.6"),
+        (f"cp36-cp36m-{here}", False, "for Python 3.6"),
         (f"{ours}-none-plan9_x86_64", False, "for another system"),
         (f"{ours}-none-any", True, "for this Python on any system"),
     ):
+        python, _, system = tags.split("-")
+        assert (python in pythons) == ("3.6" not in meaning)
+        assert (system in systems) == ("another" not in meaning)
         put_wheel(tags)
+        assert len(list(Path("wheels").iterdir())) == 1
         status, errors = pip_download()
         print(f"a wheel {meaning}: {'installs' if status == 0 else 'pip says'}")
         for line in errors:

@@ -261,7 +261,14 @@ wrong("no_sync_sends", step=7, hint="no_sync_sends",
 wrong("no_sync_stays", step=7, hint="not_reenabled",
       old=Body("AccumulatingDDP.no_sync"), new="self.sync = False\nyield")
 wrong("no_sync_without_finally", step=7, hint="not_restored",
-      old=Body("AccumulatingDDP.no_sync"), new="self.sync = False\nyield\nself.sync = True")
+      old=Body("AccumulatingDDP.no_sync"), new="""
+        before, self.sync = self.sync, False
+        yield
+        self.sync = before
+""")
+
+wrong("no_sync_ends_the_outer", step=7, hint="nested",
+      old="            self.sync = before", new="            self.sync = True")
 
 # step 8
 
