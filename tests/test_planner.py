@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import math
 import subprocess
 import sys
 import tomllib
@@ -68,12 +70,50 @@ def test_odd_questions_make_sense(words: list[str], said: str) -> None:
 def test_what_is_emitted_can_be_read() -> None:
     small = ["--model", "llama-3-8b", "--gpus", "16", "--top", "1"]
     torchtitan = plan(*small, "--emit", "torchtitan").stdout
-    settings = torchtitan[torchtitan.index("[training]") : torchtitan.index("torchrun")]
-    assert tomllib.loads(settings)["training"]["seq_len"] == 8192
+    module = ast.parse(
+        torchtitan[torchtitan.index("# planned.py") : torchtitan.index("torchrun")]
+    )
+    given = {
+        ast.unparse(node.targets[0]).removeprefix("config."): node.value
+        for node in ast.walk(module)
+        if isinstance(node, ast.Assign)
+    }
+    assert ast.literal_eval(given["training.max_context_length"]) == 8192
+    assert ast.literal_eval(given["training.num_tokens_per_train_step"]) == 512 * 8192
+    degrees = [ast.literal_eval(n) for name, n in given.items() if name.endswith("_degree")]
+    assert math.prod(degrees) == 16
     alone = plan(*small, "--emit", "deepspeed").stdout
-    if "alone has no TP" not in alone:
+    if "DP alone" not in alone:
         start, end = alone.index("{\n"), alone.rindex("}") + 1
         assert json.loads(alone[start:end])["train_batch_size"] == 512
+
+
+def emitted(target: str, model: str = "llama-3-8b", **layout: int) -> str:
+    asked = f"argparse.Namespace(model={model!r}, sequence=8192), the_model({model!r})"
+    code = f"print(emit({target!r}, {asked}, Layout(**{layout}), the_gpu('h100')))"
+    command = [sys.executable, "-c", f"from plan import *; {code}"]
+    return subprocess.run(
+        command, cwd=FOLDER, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_each_target_gets_the_layout_that_was_planned() -> None:
+    sharded = emitted("megatron", dp=16, zero=3)
+    assert "--data-parallel-sharding-strategy optim_grads_params" in sharded
+    assert "--rdzv-endpoint" in sharded and "--rdzv-endpoint" not in emitted("fsdp", dp=8)
+    assert "megatron-fsdp" not in emitted("megatron", dp=16, zero=1)
+    assert "--moe-router-topk 2" in emitted("megatron", "mixtral-8x7b", dp=8, ep=8)
+    assert "not mixtral" in emitted("torchtitan", "mixtral-8x7b", dp=8)
+    pipeline = emitted("torchtitan", dp=2, pp=4, micro_batches=8, recompute=True)
+    assert "num_pp_microbatches = 8" in pipeline and "disable_cuda_graphs = True" in pipeline
+    assert "= FullAC.Config()" in pipeline
+    assert '"grad_accum_dtype": "fp32"' in emitted("deepspeed", dp=8, zero=1)
+    assert "grad_accum_dtype" not in emitted("deepspeed", dp=8, zero=3)
+    assert "reshard_after_forward=True" in emitted("fsdp", dp=8, zero=3)
+    assert "DistributedDataParallel" in emitted("fsdp", dp=8, zero=0)
+    for target in ("deepspeed", "fsdp"):
+        assert "DP alone" in emitted(target, dp=4, tp=2)
+        assert "DP alone" in emitted(target, "mixtral-8x7b", dp=8, ep=8)
 
 
 def test_every_gpu_has_its_source_and_every_constant_its_meaning() -> None:

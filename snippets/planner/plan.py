@@ -281,16 +281,24 @@ def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
         if gpu.watts:
             print(f"at most {hours * gpu.watts / 1e6:,.1f} MWh, by the GPUs' rated power alone")
     if fit and args.emit:
-        print(emit(args.emit, shape, fit[0].layout, args.sequence, gpu))
+        print(emit(args.emit, args, shape, fit[0].layout, gpu))
 
 
-def emit(target: str, shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> str:
-    """Settings and the line that starts the run."""
+def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gpu: Gpu) -> str:
+    """Settings and the line that starts the run; data, tokenizer and schedule are yours.
+
+    Names as in torchtitan 0.2.2 at b5bcd76c (configurations are functions there), Megatron-LM
+    0.20 at d98e8a64, DeepSpeed 0.19.8, and torch 2.13.
+    """
     nodes = -(-layout.gpus // gpu.node)
     launch = f"torchrun --nnodes={nodes} --nproc-per-node={min(layout.gpus, gpu.node)}"
+    if nodes > 1:
+        launch += " --rdzv-backend=c10d --rdzv-endpoint=$FIRST_NODE:29500"
+    sequence = args.sequence
     batch = layout.micro_batch * layout.micro_batches * layout.dp
-    if target in ("deepspeed", "fsdp") and layout.tp * layout.pp * layout.cp > 1:
-        return f"--emit: {target} alone has no TP, PP or CP; {called(layout)} needs another"
+    again = "# each block through torch.utils.checkpoint.checkpoint\n" * layout.recompute
+    if target in ("deepspeed", "fsdp") and layout.gpus * layout.ep > layout.dp:
+        return f"--emit: {target} is written for DP alone; {called(layout)} needs more"
     if target == "deepspeed":
         settings = {
             "train_batch_size": batch,
@@ -299,35 +307,50 @@ def emit(target: str, shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> 
             "bf16": {"enabled": True},
             "zero_optimization": {"stage": layout.zero},
         }
-        return json.dumps(settings, indent=2) + f"\n{launch} train.py --deepspeed ds.json"
+        if layout.zero == 1:
+            settings["data_types"] = {"grad_accum_dtype": "fp32"}
+        start = f"{launch} train.py --deepspeed --deepspeed_config ds.json"
+        return f"{json.dumps(settings, indent=2)}\n{again}{start}"
     if target == "fsdp":
-        keep = layout.zero != 3
+        if not layout.zero:
+            return f"--emit: {called(layout)} shards nothing; DistributedDataParallel does it"
         return (
             f'mesh = init_device_mesh("cuda", ({layout.dp},))\n'
-            f"for block in model.layers:\n"
-            f"    fully_shard(block, mesh=mesh, reshard_after_forward={not keep})\n"
-            f"fully_shard(model, mesh=mesh)  # {layout.micro_batches} micro-batches of "
-            f"{layout.micro_batch}\n{launch} train.py"
+            "policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)\n"
+            f"{again}for block in model.layers:\n    fully_shard(block, mesh=mesh, "
+            f"mp_policy=policy, reshard_after_forward={layout.zero == 3})\n"
+            f"fully_shard(model, mesh=mesh, mp_policy=policy)  # {layout.micro_batches} "
+            f"micro-batches of {layout.micro_batch}\n{launch} train.py"
         )
     if target == "torchtitan":
+        base = args.model.replace("llama-3-", "llama3_")
+        if base not in ("llama3_8b", "llama3_70b", "llama3_405b"):
+            return f"--emit: torchtitan's own Llama 3 has 8b, 70b and 405b, not {args.model}"
         shard = layout.dp if layout.zero else 1
-        local = layout.micro_batch * (layout.micro_batches if layout.pp > 1 else 1)
+        settings = {
+            "training.num_tokens_per_microbatch_per_dp_rank": layout.micro_batch * sequence,
+            "training.num_tokens_per_train_step": batch * sequence,
+            "training.max_context_length": sequence,
+            "training.disable_cuda_graphs": layout.pp > 1,  # it refuses both at once
+            "parallelism.data_parallel_replicate_degree": layout.dp // shard,
+            "parallelism.data_parallel_shard_degree": shard,
+            "parallelism.fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
+            "parallelism.tensor_parallel_degree": layout.tp,
+            "parallelism.context_parallel_degree": layout.cp,
+            "parallelism.pipeline_parallel_degree": layout.pp,
+            "parallelism.pipeline_parallel_schedule": "1F1B",
+            "parallelism.num_pp_microbatches": layout.micro_batches if layout.pp > 1 else 1,
+        }
         lines = [
-            "[training]",
-            f"local_batch_size = {local}",
-            f"global_batch_size = {batch}",
-            f"seq_len = {sequence}",
-            "[parallelism]",
-            f"data_parallel_replicate_degree = {layout.dp // shard}",
-            f"data_parallel_shard_degree = {shard}",
-            f'fsdp_reshard_after_forward = "{"always" if layout.zero == 3 else "never"}"',
-            f"tensor_parallel_degree = {layout.tp}",
-            f"context_parallel_degree = {layout.cp}",
-            f"pipeline_parallel_degree = {layout.pp}",
-            'pipeline_parallel_schedule = "1F1B"',
-            "[activation_checkpoint]",
-            f'mode = "{"full" if layout.recompute else "none"}"',
-            f"{launch} -m torchtitan.train --job.config_file plan.toml",
+            "# planned.py, for torchtitan",
+            "from torchtitan.distributed.activation_checkpoint import FullAC",
+            f"from torchtitan.models.llama3.config_registry import {base}",
+            "def planned():",
+            f"    config = {base}()",
+            *(f"    config.{name} = {value!r}" for name, value in settings.items()),
+            f"    config.activation_checkpoint = {'FullAC.Config()' if again else None}",
+            "    return config",
+            f"{launch} -m torchtitan.train --module planned --config planned",
         ]
         return "\n".join(lines)
     flags = {
@@ -344,7 +367,10 @@ def emit(target: str, shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> 
         "global-batch-size": batch,
     }
     words = [f"--{name} {value}" for name, value in flags.items()]
-    words.append("--bf16")
+    words += ["--bf16", "--position-embedding-type rope", "--normalization RMSNorm"]
+    words += ["--disable-bias-linear", "--attention-dropout 0", "--hidden-dropout 0"]
+    if shape.head_dim:
+        words.append(f"--kv-channels {shape.head_dim}")
     if shape.kv_heads < shape.heads:
         words.append(f"--group-query-attention --num-query-groups {shape.kv_heads}")
     if shape.gated:
@@ -355,12 +381,16 @@ def emit(target: str, shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> 
         words.append("--sequence-parallel")
     if layout.zero:
         words.append("--use-distributed-optimizer")
+    if layout.zero == 3:
+        words.append("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params")
+        words.append("--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor")
     if layout.recompute:
         words.append(
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
         )
     if shape.experts > 1:
-        words.append(f"--num-experts {shape.experts} --expert-model-parallel-size {layout.ep}")
+        words.append(f"--num-experts {shape.experts} --moe-router-topk {shape.active}")
+        words.append(f"--expert-model-parallel-size {layout.ep}")
     return f"{launch} pretrain_gpt.py \\\n  " + " \\\n  ".join(words)
 
 
