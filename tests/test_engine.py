@@ -915,6 +915,19 @@ def test_a_page_shows_why_a_block_is_not_run_and_where_an_output_is_from(book: B
     assert "1.0 s in all. Needs [p.py](/programs/t/p.md) in the same folder." in text
 
 
+def test_a_program_has_what_it_imports_and_the_tables_that_they_read(book: Book) -> None:
+    reads = "import tomllib\nN = tomllib.load(open('n.toml', 'rb'))['n']\n"
+    book.write("snippets/t/reads.py", reads)
+    book.write("snippets/t/n.toml", "n = 5\n")
+    book.write("snippets/t/other.csv", "n\n5\n")
+    book.write("snippets/t/between.py", "from reads import N\n")
+    book.program("uses", "from between import N\nprint(N)\n", "$ python uses.py\n5\n")
+    program = Program(book.root, book.root / "snippets/t/uses.py")
+    assert [*hold.sources(program)] == ["uses.py", "between.py", "reads.py", "n.toml"]
+    report = book.pytest("snippets/t/uses.py", "-k", "cpu")
+    assert list(report.outcomes.values()) == ["passed"], report.text
+
+
 def test_a_program_whose_compiler_is_missing_is_skipped_with_the_reason(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:

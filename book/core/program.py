@@ -32,6 +32,8 @@ _MACHINE = re.compile(
     r"|\bprofil|chrono|getrusage|VmHWM|VmRSS|\$SECONDS|\bdate \+"
 )
 _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
+_IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
+_DATA = re.compile(r"[\w.-]+\.(?:toml|csv)")
 _DEVICE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 _RECORDED = re.compile(rf"(?P<stem>.+?)\.(?:(?P<device>{_DEVICE})\.txt|(?:{_DEVICE}\.)?svg)")
 
@@ -119,8 +121,8 @@ class Program:
         recorded = [transcript.provenance for transcript in self.transcripts().values()]
         return [provenance.device for provenance in recorded if provenance]
 
-    def companions(self) -> list[Program]:
-        """The other programs of its folder that its transcripts' commands name."""
+    def _words(self) -> set[str]:
+        """What the commands of its transcripts and of snippets/gpu.toml are made of."""
         words = set(on_gpus(self.root).get(self.name, "").split())
         for device in self.devices:
             try:
@@ -128,12 +130,35 @@ class Program:
             except BookError:
                 continue  # its own test says so
             words |= {word for command in commands for word in command.typed.split()}
-        named = (self.path.with_name(word) for word in sorted(words) if _IN_FOLDER.match(word))
-        return [
-            Program(self.root, path)
-            for path in named
-            if path != self.path and is_program(path, self.root) and path.exists()
-        ]
+        return words
+
+    def companions(self) -> list[Program]:
+        """The other programs of its folder that its transcripts' commands name, and those that
+        any of them imports."""
+        words = sorted(self._words())
+        queue = [self.path.with_name(word) for word in words if _IN_FOLDER.match(word)]
+        found = {self.path: self}
+        queue += self._imported()
+        while queue:
+            path = queue.pop(0)
+            if path not in found and is_program(path, self.root) and path.exists():
+                found[path] = Program(self.root, path)
+                queue += found[path]._imported()
+        return list(found.values())[1:]
+
+    def _imported(self) -> list[Path]:
+        if self.path.suffix != ".py":
+            return []
+        names = _IMPORTED.findall(self.path.read_text("utf-8"))
+        return [self.path.with_name(f"{name}.py") for name in names]
+
+    def data(self) -> list[Path]:
+        """The tables beside it, TOML or CSV, that it, its companions or its commands name."""
+        programs = (self, *self.companions())
+        texts = [each.path.read_text("utf-8") for each in programs if each.path.suffix == ".py"]
+        names = set(_DATA.findall(" ".join([*self._words(), *texts])))
+        found = (self.path.with_name(name) for name in sorted(names))
+        return [path for path in found if path.exists()]
 
     @property
     def steady(self) -> bool:

@@ -127,14 +127,16 @@ def labs(root: Path) -> dict[str, Path]:
 def sources(program: Program) -> dict[str, Path]:
     """What a reader would have in the folder, by name: the program alone, or the labs.
 
-    With a program go the programs beside it that its commands name, and with one of
-    labs/launch/ all of that folder, in which its commands are typed.
+    With a program go the programs beside it that its commands name or that it imports, and
+    the tables that they read; with one of labs/launch/ all of that folder, in which its
+    commands are typed.
     """
     if program.name.startswith(LAUNCH):
         return {".": program.root / LAUNCH}
     if program.name.startswith(("labs/", "assessment/")):
         return labs(program.root)
-    return {each.path.name: each.path for each in (program, *program.companions())}
+    paths = (program.path, *(each.path for each in program.companions()), *program.data())
+    return {path.name: path for path in paths}
 
 
 def place(files: dict[str, Path], folder: Path) -> None:

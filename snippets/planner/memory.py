@@ -1,0 +1,374 @@
+"""Memory of one rank: state, activations, logits, and what the caching allocator makes of
+them.
+
+Two answers. The closed form adds up what a rank keeps: 2 bytes of parameter, 4 of an
+accumulated gradient and 12 of optimizer (04, "Where the memory goes"), and the activations of
+the micro-batches in flight, all divided by TP with SP (03 Tensor parallelism, "What each rank
+keeps"; 03, "1F1B: the same bubble, a bounded memory"). The replay makes every allocation of
+three steps, in the order of a Llama in PyTorch with fused attention, in an allocator on sizes
+alone: what that reserves is what nvidia-smi and an out-of-memory error see (07, "Out of
+memory").
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from allocator import Allocator
+from transformer import Shape, layer_matrices, parameters
+
+
+@dataclass(frozen=True)
+class Layout:
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+    cp: int = 1  # ranks that share each sequence
+    ep: int = 1  # of the data-parallel ranks, those that share the experts
+    micro_batch: int = 1  # sequences
+    micro_batches: int = 1  # of a step, on each replica
+    zero: int = 1  # 0, 1, or 3 (FSDP)
+    recompute: bool = False  # every layer in backward
+
+    @property
+    def gpus(self) -> int:
+        return self.dp * self.pp * self.tp * self.cp
+
+
+@dataclass(frozen=True)
+class Stage:
+    layers: int
+    embedding: bool
+    head: bool
+    blocks: int  # also those without parameters: final norm, cast, loss
+
+
+# --8<-- [start:stages]
+@cache
+def stages(shape: Shape, pp: int) -> list[Stage]:
+    """Cut the chain of blocks where the products done so far pass each p-th of the whole."""
+    layer = layer_matrices(shape, shape.active)
+    head = shape.vocabulary * shape.hidden
+    chain = [("embedding", 0), *[("layer", layer)] * shape.layers, ("norm", 0), ("head", head)]
+    chain += [("cast", 0), ("loss", 0)]
+    total, done, cut = shape.layers * layer + head, 0, [[] for _ in range(pp)]
+    at = 0
+    for name, cost in chain:
+        cut[at].append(name)
+        done += cost
+        if done > total * (at + 1) / pp and at < pp - 1:
+            at += 1
+    return [Stage(s.count("layer"), "embedding" in s, "head" in s, len(s)) for s in cut]
+
+
+@cache
+def stage_parameters(shape: Shape, stage: Stage, tp: int, ep: int = 1) -> list[int]:
+    """Elements of each tensor of a stage on one tensor-parallel rank, in order."""
+    h, mlp = shape.hidden, (2 if shape.gated else 1) * shape.hidden * shape.ffn
+    experts = -(-shape.experts // ep)
+    qkv = h * (shape.attention_width + 2 * shape.kv_width)
+    layer = [h, qkv // tp, h * shape.attention_width // tp, h]
+    layer += [mlp // tp, h * shape.ffn // tp] * experts
+    if shape.experts > 1:
+        layer.append(h * shape.experts)
+    ends = shape.vocabulary * h // tp
+    tied = shape.tied and stage.embedding and stage.head
+    head = ([h] if tied else [h, ends]) if stage.head else []
+    return [ends] * stage.embedding + layer * stage.layers + head
+
+
+# --8<-- [end:stages]
+
+
+# --8<-- [start:closed]
+def state_bytes(held: float, layout: Layout) -> dict[str, float]:
+    """Of `held` parameters: bf16, a gradient added up in fp32, Adam with master weights."""
+    sharded = layout.dp * layout.cp
+    everything = sharded if layout.zero == 3 else 1
+    return {
+        "parameters": 2 * held / everything,
+        "gradients": 4 * held / everything,
+        "optimizer": 12 * held / (sharded if layout.zero else 1),
+    }
+
+
+def layer_activation_bytes(shape: Shape, tokens: float, tp: int) -> float:
+    """Kept by one layer for backward: inputs of two norms and of the products behind them, four
+    of h; queries, keys, values, attention's output and its log-sums; three to four of f.
+    """
+    per_token = 2 * (4 * shape.hidden + 2 * shape.attention_width + 2 * shape.kv_width)
+    per_token += 4 * shape.heads + 8  # log-sums, and the norms' deviations, fp32
+    per_token += 2 * (4 if shape.gated else 2) * shape.ffn * shape.active
+    return per_token * tokens / tp
+
+
+def closed_form(shape: Shape, layout: Layout, sequence: int, index: int) -> dict[str, float]:
+    """Bytes of stage `index` at its fullest, by part, if nothing were lost to the allocator."""
+    stage = stages(shape, layout.pp)[index]
+    tokens = layout.micro_batch * sequence / layout.cp
+    flying = min(layout.pp - index, layout.micro_batches)  # 1F1B
+    parts = state_bytes(sum(stage_parameters(shape, stage, layout.tp, layout.ep)), layout)
+    layer = layer_activation_bytes(shape, tokens, layout.tp)
+    kept = 2 * tokens * shape.hidden / layout.tp if layout.recompute else layer
+    parts["activations"] = flying * stage.layers * kept + (layer if layout.recompute else 0)
+    logits = tokens * shape.vocabulary / layout.tp
+    parts["logits"] = 8 * logits * stage.head  # twice in fp32: logits and what the loss makes
+    return parts
+
+
+# --8<-- [end:closed]
+
+
+# --8<-- [start:Replay]
+class Replay:
+    """Three steps of one rank under 1F1B, allocation by allocation."""
+
+    def __init__(self, shape: Shape, layout: Layout, sequence: int, index: int) -> None:
+        self.pool = Allocator()
+        self.shape, self.layout, self.t = shape, layout, layout.tp
+        self.stage = stages(shape, layout.pp)[index]
+        self.flying = min(layout.pp - index - 1, layout.micro_batches)
+        tokens = layout.micro_batch * sequence / layout.cp
+        self.whole = 2 * tokens * shape.hidden  # the residual stream, not cut by TP
+        self.x = self.whole / self.t
+        self.q = 2 * tokens * shape.attention_width / self.t
+        self.kv = 4 * tokens * shape.kv_width / self.t
+        self.f = 2 * tokens * shape.ffn * shape.active / self.t
+        self.small = 4 * tokens / self.t
+        self.logits = 2 * tokens * shape.vocabulary / self.t
+        self.buffers: dict[str, int] = {}
+        self.tensors = stage_parameters(shape, self.stage, self.t, layout.ep)
+        ends = self.stage.embedding + (1 + (not shape.tied)) * self.stage.head
+        inside = self.tensors[self.stage.embedding :]
+        self.layer = inside[: (len(self.tensors) - ends) // max(1, self.stage.layers)]
+
+    def new(self, size: float) -> int:
+        return self.pool.malloc(size)
+
+    def drop(self, *blocks: int | None) -> None:
+        for block in blocks:
+            if block is not None:
+                self.pool.free(block)
+
+    def instead(self, size: float, *old: int | None) -> int:
+        """Make a tensor, and only then let go of what it was made of."""
+        made = self.new(size)
+        self.drop(*old)
+        return made
+
+    def gathered(self, name: str) -> None:
+        """TP with SP gathers into one buffer of each kind, which stays."""
+        if self.t > 1 and name not in self.buffers:
+            self.buffers[name] = self.new(self.whole)
+
+    def scattered(self, whole: int) -> int:
+        return self.instead(self.x, whole) if self.t > 1 else whole
+
+    def weights(self) -> list[int]:
+        """Under FSDP a layer's parameters are guests."""
+        return [self.new(2 * n) for n in self.layer] if self.layout.zero == 3 else []
+
+    def layer_forward(self, x: int) -> tuple[list[int], int]:
+        guests = self.weights()
+        normed, deviation = self.new(self.x), self.new(self.small)
+        self.gathered("gather")
+        qkv = self.new(self.q + self.kv)
+        split = self.new(self.q + self.kv)
+        keys = self.new(self.kv)
+        keys = self.instead(self.kv, keys)
+        query = self.instead(self.q, split)  # rotated
+        out, sums = self.new(self.q), self.new(self.small * self.shape.heads)
+        copy = self.new(self.q) if self.layout.micro_batch > 1 else None
+        product = self.new(self.whole)
+        self.drop(copy)
+        product = self.scattered(product)
+        self.drop(qkv)
+        middle = self.instead(self.x, product)  # with the residual
+        normed2, deviation2 = self.new(self.x), self.new(self.small)
+        merged = self.new((2 if self.shape.gated else 1) * self.f)
+        act = self.new(self.f)
+        gated = self.new(self.f) if self.shape.gated else None
+        product = self.scattered(self.new(self.whole))
+        after = self.instead(self.x, product)
+        self.drop(*guests)
+        kept = [x, normed, deviation, keys, query, out, sums]
+        return [*kept, middle, normed2, deviation2, merged, act, gated], after
+
+    def layer_backward(self, kept: list, gradient: int) -> tuple[int, list[int]]:
+        x, normed, deviation, keys, query, out, sums, *second = kept
+        middle, normed2, deviation2, merged, act, gated = second
+        weights = iter(reversed([n for n in self.layer if n != self.shape.hidden]))
+        guests, made = self.weights(), []
+        self.gathered("scatter")
+        down = self.new(self.f)
+        made.append(self.new(2 * next(weights)))
+        if gated is not None:
+            self.drop(gated)
+            left, right = self.new(self.f), self.new(self.f)
+            self.drop(down, act)
+            left = self.instead(self.f, left)
+            wide = self.instead(2 * self.f, left, right, merged)
+        else:
+            self.drop(act)
+            wide = self.instead(self.f, down, merged)
+        whole = self.new(self.whole)
+        part = self.new(self.x) if self.t > 1 else None
+        made.append(self.new(2 * next(weights)))
+        self.drop(wide, normed2)
+        if part is not None:
+            self.drop(whole)
+        back = self.instead(self.x, part if part is not None else whole, deviation2)
+        gradient = self.instead(self.x, back, gradient, middle)
+        attention = self.new(self.q)
+        made.append(self.new(2 * next(weights)))
+        d_query, d_keys = self.new(self.q), self.new(self.kv)
+        self.drop(attention, out, sums)
+        d_query = self.instead(self.q, d_query, query, keys)
+        d_keys = self.instead(self.kv, d_keys)
+        joined = self.instead(self.q + self.kv, d_query, d_keys)
+        joined = self.instead(self.q + self.kv, joined)
+        whole = self.new(self.whole)
+        part = self.new(self.x) if self.t > 1 else None
+        made.append(self.new(2 * next(weights)))
+        made += [self.new(2 * n) for n in weights]  # of further experts
+        self.drop(joined, normed)
+        if part is not None:
+            self.drop(whole)
+        back = self.instead(self.x, part if part is not None else whole, deviation)
+        gradient = self.instead(self.x, back, gradient, x)
+        self.drop(*guests)
+        return gradient, made
+
+    def forward(self) -> tuple:
+        x = self.new(self.whole if self.stage.embedding else self.x)
+        if self.stage.embedding and self.t > 1:
+            x = self.scattered(self.instead(self.whole, x))
+        layers = []
+        for _ in range(self.stage.layers):
+            kept, after = self.layer_forward(x)
+            if self.layout.recompute:
+                self.drop(*kept[1:])
+                kept = [x]
+            layers.append(kept)
+            x = after
+        loss = None
+        if self.stage.head:
+            normed = self.new(self.x)
+            self.gathered("gather")
+            logits = self.new(self.logits)
+            exact = self.instead(2 * self.logits, logits)
+            loss = (normed, self.instead(2 * self.logits, exact))  # in its place: the softmax
+        return layers, x, loss
+
+    def backward(self, state: tuple) -> None:
+        layers, x, loss = state
+        made: list[int] = []
+        if loss:
+            normed, softmax = loss
+            d_logits = self.instead(self.logits, softmax)
+            whole = self.new(self.whole)
+            made.append(self.new(2 * self.shape.vocabulary * self.shape.hidden / self.t))
+            self.drop(d_logits, normed)
+            gradient = self.instead(self.x, whole, x)
+        else:
+            gradient = self.instead(self.x, x)  # from the next stage
+        for kept in reversed(layers):
+            if self.layout.recompute:
+                kept, after = self.layer_forward(kept[0])
+                self.drop(after)
+            gradient, ours = self.layer_backward(kept, gradient)
+            if self.layout.zero == 3:
+                self.drop(*ours)  # scattered into the shards
+            else:
+                made += ours
+        if self.stage.embedding:
+            if self.t > 1:
+                gradient = self.instead(self.whole, gradient)
+            made.append(self.new(2 * self.shape.vocabulary * self.shape.hidden / self.t))
+        self.drop(gradient, *made)
+
+    def run(self) -> Allocator:
+        ddp = self.layout.zero == 0 and self.layout.dp > 1
+        ranks = self.layout.dp * self.layout.cp
+        everything = ranks if self.layout.zero == 3 else 1
+        shard = ranks if self.layout.zero else 1
+        for n in self.tensors:
+            self.new(2 * n / everything)
+        buckets = [self.new(2 * n) for n in self.tensors] if ddp else []
+        self.new(4 * sum(self.tensors) / everything)  # gradients and masters: one buffer each
+        self.new(4 * sum(self.tensors) / shard)
+        for step in range(3 if self.layout.zero else 2):
+            queue = [self.forward() for _ in range(self.flying)]
+            for _ in range(min(self.layout.micro_batches - self.flying, 3)):
+                queue.append(self.forward())
+                self.backward(queue.pop(0))
+            for state in queue:
+                self.backward(state)
+            if step == 0:
+                if ddp:  # rebuilt in the order in which gradients came
+                    self.drop(*buckets)
+                    buckets = [self.new(2 * n) for n in reversed(self.tensors)]
+                for n in self.tensors:  # Adam's moments come with its first step
+                    self.new(4 * n / shard)
+                    self.new(4 * n / shard)
+            if (
+                self.layout.zero in (1, 2) and ranks > 1
+            ):  # new parameters, flat, gathered, copied
+                part = 2 * sum(self.tensors) / ranks
+                flat = [self.new(part), *(self.new(part) for _ in range(ranks))]
+                flat.append(self.new(part * ranks))
+                self.drop(*flat)
+        return self.pool
+
+
+# --8<-- [end:Replay]
+
+
+def replay(shape: Shape, layout: Layout, sequence: int, index: int) -> tuple[float, float]:
+    """Bytes that stage `index` reserves, and the most it has allocated."""
+    pool = Replay(shape, layout, sequence, index).run()
+    return pool.reserved, pool.peak_allocated
+
+
+def main() -> None:
+    gib = 2**30
+    # ZeRO's own table: 7.5B parameters over 64 ranks (04, "Where the memory goes"), where a
+    # gradient has two bytes
+    for zero, theirs in ((0, 120), (1, 31.4), (3, 1.88)):
+        state = state_bytes(7.5e9, Layout(dp=64, zero=zero))
+        total = (sum(state.values()) - state["gradients"] / 2) / 1e9
+        print(f"ZeRO {zero}: {total:.3g} GB of state for 7.5B parameters on 64 ranks")
+        assert abs(total / theirs - 1) < 0.01
+    # 34 sbh of Korthikanti et al. (2022) are 32 here: no dropout, whose masks make 2, and
+    # a plain MLP whose activation keeps what they count
+    plain = Shape(1, 4096, 32, 32, 4 * 4096, 1, gated=False)
+    per = layer_activation_bytes(plain, 1, 1) - 4 * 32 - 8
+    print(f"a layer keeps {per / 4096:.0f} bytes for each element of s b h")
+    assert per == 32 * 4096
+
+    eight = Shape(32, 4096, 32, 32, 14336, 131072)
+    print("8B, s = 4,096, first stage, GiB: closed form, allocated at most, reserved")
+    for layout in (
+        Layout(dp=4, pp=2, tp=1, micro_batches=64),
+        Layout(dp=2, pp=4, tp=1, micro_batches=128),
+        Layout(dp=4, pp=2, tp=2, micro_batches=64),
+        Layout(dp=2, pp=1, tp=8, micro_batches=128),
+        Layout(dp=8, zero=3, micro_batches=32, recompute=True),
+    ):
+        form = sum(closed_form(eight, layout, 4096, 0).values())
+        reserved, allocated = replay(eight, layout, 4096, 0)
+        assert 0.85 * allocated < form < 1.05 * allocated and allocated <= reserved < 1.3 * form
+        name = f"DP {layout.dp} PP {layout.pp} TP {layout.tp} ZeRO-{layout.zero}"
+        print(f"  {name:21} {form / gib:6.1f} {allocated / gib:6.1f} {reserved / gib:6.1f}")
+    # two micro-batches in flight, not sixty-four; and more only up to the depth of the pipe
+    one = Layout(dp=1, pp=2, tp=2, micro_batches=64)
+    few = replace(one, micro_batches=1)
+    parts = [closed_form(eight, each, 4096, 0)["activations"] for each in (one, few)]
+    assert parts[0] == 2 * parts[1]
+    assert sum(s.layers for s in stages(eight, 4)) == 32
+    assert Layout(dp=2, pp=3, tp=4, cp=2).gpus == 48
+    both = sum(sum(stage_parameters(eight, s, 1)) for s in stages(eight, 4))
+    assert both == parameters(eight)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,724 @@
+"""Will it fit, how fast, at what price, and what to type: layouts ranked by predicted time.
+
+    python plan.py --model llama-3-70b --gpus 256 --gpu h100 --sequence 8192 --batch 4M
+
+Every layout that the rules allow is timed by step_time.py; from the fastest on, memory.py
+replays the first stage and the one with the head, until enough are found that fit. The
+constants are fitted to one software (nanotron) on one machine (H100, 8 to 512 GPUs): `--score
+FILE.csv` says how wrong the planner is there. Elsewhere it is a guess by the same physics.
+"""
+
+import argparse
+import csv
+import json
+import math
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from memory import Layout, closed_form, replay, stages
+from step_time import Gpu, Step, step_time
+from traffic import traffic
+from transformer import Shape, flops_per_token, parameters
+
+HERE = Path(__file__).resolve().parent
+GIB = 2**30
+BETWEEN_FAILURES = (
+    54 * 24 * 16_384 / 419
+)  # GPU-hours, Llama 3 (Past the machine, "One table …")
+REMEDY = {
+    "parameters": "more TP or PP, or FSDP",
+    "gradients": "more TP or PP, or FSDP",
+    "optimizer": "ZeRO-1 over more ranks, or more TP or PP",
+    "activations": "recomputation, a smaller micro-batch, or more TP",
+    "logits": "a chunked loss, or more TP, which cuts the vocabulary",
+    "in passing": "a smaller micro-batch",
+}
+
+
+def stop(field: str, sentence: str) -> None:
+    sys.exit(f"{field}: {sentence}")
+
+
+def table(name: str) -> dict:
+    return tomllib.loads((HERE / name).read_text("utf-8"))
+
+
+CONSTANTS = table("constants.toml")
+
+
+# --8<-- [start:memory]
+def waiting_blocks(layout: Layout, step: Step, c: dict, node: int) -> float:
+    """Gathered activations that a collective may still use when the CPU asks for new ones."""
+    if layout.tp == 1:
+        return 0
+    if layout.pp == 1 or layout.gpus <= node:
+        return c["in_flight"]
+    if layout.tp <= node and step.layer_gpu > step.layer_launch:
+        return c["in_flight"]
+    return c["in_flight_piped"] if layout.pp > 2 and layout.tp <= node else 0
+
+
+@dataclass
+class Memory:
+    first: float  # bytes that rank 0 reserves, as a benchmark would log it
+    needed: float  # bytes that a stage cannot do without, at most, which decides
+    parts: dict[str, float]  # of the stage that needs most
+    stage: int
+
+
+def fullest(shape: Shape, layout: Layout, sequence: int) -> dict[int, tuple[float, float]]:
+    """Reserved and allocated bytes of the first stage, and of the one with the head."""
+    head = next(i for i, stage in enumerate(stages(shape, layout.pp)) if stage.head)
+    return {i: replay(shape, layout, sequence, i) for i in {0, head}}
+
+
+def memory_of(
+    shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict, step: Step,
+    found: dict[int, tuple[float, float]],
+) -> Memory:  # fmt: skip
+    """Near the end of the GPU's memory the allocator gives cached blocks back: then what it
+    needs is what is allocated, and not what would be reserved if there were room.
+    """
+    more = 1 + c["unseen"]
+    whole = 2 * layout.micro_batch * sequence / layout.cp * shape.hidden
+    late = waiting_blocks(layout, step, c, gpu.node) * whole
+    reserved, allocated = found[0]
+    first = max(more * allocated, min(more * reserved + late, c["room"] * gpu.memory))
+    worst = max(found, key=lambda i: found[i][1])
+    needed = more * found[worst][1]
+    parts = closed_form(shape, layout, sequence, worst)
+    parts["in passing"] = max(0.0, needed - sum(parts.values()))
+    return Memory(first, needed, parts, worst)
+
+
+# --8<-- [end:memory]
+
+
+def why_not(shape: Shape, layout: Layout) -> str:
+    """What a layout breaks, whatever the memory; empty if nothing."""
+    if shape.heads % layout.tp or shape.kv_width % layout.tp:
+        return f"TP {layout.tp} does not divide {shape.heads} heads"
+    if layout.tp > shape.kv_heads:
+        return f"TP {layout.tp} is more than {shape.kv_heads} heads of keys"
+    if layout.pp > shape.layers:
+        return f"PP {layout.pp} is more than {shape.layers} layers"
+    if any(stage.blocks == 0 for stage in stages(shape, layout.pp)):
+        return f"PP {layout.pp} leaves a stage without work"
+    if layout.micro_batches < layout.pp - 1:
+        return f"PP {layout.pp} has only {layout.micro_batches} micro-batches"
+    return ""
+
+
+# --8<-- [start:search]
+def divisors(n: int, most: int) -> list[int]:
+    return [d for d in range(1, min(n, most) + 1) if n % d == 0]
+
+
+def layouts(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> Iterator[Layout]:
+    """All that the rules allow: TP inside a node, as many replicas as divide the batch."""
+    for tp in divisors(gpus, min(gpu.node, shape.kv_heads)):
+        for pp in divisors(gpus // tp, shape.layers):
+            for cp in (1, 2, 4, 8, 16, 32, 64, 128):
+                dp, rest = divmod(gpus, tp * pp * cp)
+                if rest or not dp or batch % dp or sequence < cp * 4096 * (cp > 1):
+                    continue
+                ep = math.gcd(dp, shape.experts)
+                for micro in (1, 2, 4, 8, 16, 32):
+                    if batch // dp % micro:
+                        break
+                    base = Layout(dp, pp, tp, cp, ep, micro, batch // dp // micro)
+                    if why_not(shape, base):
+                        continue
+                    for zero in (0, 1, 3) if dp * cp > 1 else (0,):
+                        if zero == 3 and pp > 1:  # every micro-batch would gather each stage
+                            continue
+                        for recompute in (False, True):
+                            yield replace(base, zero=zero, recompute=recompute)
+
+
+@dataclass
+class Candidate:
+    layout: Layout
+    step: Step
+    memory: Memory | None = None
+
+
+def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted: int):
+    """Layouts that fit, fastest first, and faster ones that do not; how many were timed."""
+    timed = [
+        Candidate(layout, step_time(shape, layout, sequence, gpu, CONSTANTS["time"]))
+        for layout in layouts(shape, gpus, sequence, batch, gpu)
+    ]
+    timed.sort(key=lambda each: (each.step.seconds, each.layout.zero, each.layout.recompute))
+    fit, rejected = [], []
+    room = CONSTANTS["memory"]["room"] * gpu.memory
+    for each in timed:
+        if len(fit) >= wanted:
+            break
+        first = closed_form(shape, each.layout, sequence, 0)
+        if sum(first.values()) > room:  # the replay can only add
+            each.memory = Memory(0.0, sum(first.values()), first, 0)
+        else:
+            found = fullest(shape, each.layout, sequence)
+            args = shape, each.layout, sequence, gpu, CONSTANTS["memory"], each.step
+            each.memory = memory_of(*args, found)
+        (fit if each.memory.needed <= room else rejected).append(each)
+    return fit, rejected, len(timed)
+
+
+# --8<-- [end:search]
+
+
+def called(layout: Layout) -> str:
+    extra = f" CP {layout.cp}" * (layout.cp > 1) + f" EP {layout.ep}" * (layout.ep > 1)
+    zero = {0: "", 1: " ZeRO-1", 3: " FSDP"}[layout.zero]
+    again = " recompute" * layout.recompute
+    cut = f"DP {layout.dp} PP {layout.pp} TP {layout.tp}{extra}"
+    return f"{cut} b {layout.micro_batch}{zero}{again}"
+
+
+def mfu(
+    shape: Shape, tokens: float, sequence: int, seconds: float, layout: Layout, gpu: Gpu
+) -> float:
+    """By products and whole scores, as PaLM, Megatron-LM and nanotron count."""
+    flops = flops_per_token(shape, sequence, causal=False) * tokens
+    return flops / seconds / layout.gpus / gpu.flops
+
+
+def explain(shape: Shape, each: Candidate, args: argparse.Namespace, gpu: Gpu) -> None:
+    layout, step, memory = each.layout, each.step, each.memory
+    assert memory is not None
+    parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in memory.parts.items() if size)
+    print(f"memory of stage {memory.stage}, GiB: {memory.needed / GIB:.1f} = {parts}")
+    for sent in traffic(shape, layout, args.sequence, gpu.node):
+        link = "inside a node" if sent.in_node == sent.ranks else "between nodes"
+        print(
+            f"{sent.name} over {sent.ranks} ranks sends {sent.bytes / 1e9:.1f} GB a step {link}"
+        )
+    spent = sorted(step.parts.items(), key=lambda part: -part[1])
+    print(f"{step.seconds:.2f} s a step: ", end="")
+    print(
+        ", ".join(
+            f"{name} {s / step.seconds:.0%}" for name, s in spent if s > 0.005 * step.seconds
+        )
+    )
+
+
+def rejected_why(each: Candidate, gpu: Gpu) -> str:
+    memory = each.memory
+    assert memory is not None
+    over = memory.needed - CONSTANTS["memory"]["room"] * gpu.memory
+    part = max(memory.parts, key=memory.parts.__getitem__)
+    return (
+        f"{called(each.layout)}, {each.step.seconds:.2f} s: {over / GIB:.1f} GiB too much on "
+        f"stage {memory.stage}, most of it {part} ({memory.parts[part] / GIB:.1f}); "
+        f"try {REMEDY[part]}"
+    )
+
+
+# --8<-- [start:goodput]
+def goodput(gpus: int, save: float, restart: float) -> tuple[float, float, float]:
+    """Hours between failures, minutes between saves, share of the time that is kept
+    (Past the machine, "How often to save"): Young's interval in Daly's cost.
+    """
+    between = BETWEEN_FAILURES / gpus * 3600
+    interval = math.sqrt(2 * save * between)
+    kept = interval / between * math.exp(-restart / between)
+    return between / 3600, interval / 60, kept / math.expm1((interval + save) / between)
+
+
+# --8<-- [end:goodput]
+
+
+def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
+    sequences = args.batch // args.sequence
+    fit, rejected, count = search(shape, args.gpus, args.sequence, sequences, gpu, args.top)
+    if not count:
+        stop(
+            "--gpus",
+            f"no layout shares {sequences} sequences evenly over {args.gpus} GPUs; batch and "
+            "number of GPUs need common factors",
+        )
+    tokens = sequences * args.sequence
+    print(
+        f"{parameters(shape) / 1e9:.1f} B parameters, "
+        f"{sequences} sequences of {args.sequence:,} tokens on {args.gpus} GPUs"
+    )
+    if not fit:
+        print(f"none of {count} layouts fits")
+    else:
+        print(f"{len(fit)} of {count} layouts, fastest first; GiB of the fullest stage")
+        for rank, each in enumerate(fit, 1):
+            share = mfu(shape, tokens, args.sequence, each.step.seconds, each.layout, gpu)
+            bubble = each.step.parts["bubble"] / each.step.seconds
+            speed = tokens / each.step.seconds / args.gpus
+            line = f"{rank:2} {called(each.layout):44} {each.step.seconds:7.2f} s {speed:7,.0f}"
+            line += f" tokens/s/GPU  MFU {share:3.0%}  bubble {bubble:3.0%}"
+            print(line + f" {each.memory.needed / GIB:6.1f} GiB")
+        print("the first:")
+        explain(shape, fit[0], args, gpu)
+    if rejected:
+        print("faster, but they do not fit; the nearest:" if fit else "the nearest:")
+        rejected.sort(key=lambda each: each.memory.needed)
+        for each in rejected[:3]:
+            print("  " + rejected_why(each, gpu))
+    if fit and args.tokens:
+        seconds = args.tokens / tokens * fit[0].step.seconds
+        if args.save is not None:
+            between, every, kept = goodput(args.gpus, args.save, args.restart)
+            print(f"a failure every {between:,.0f} h; save every {every:.0f} min; ", end="")
+            print(f"{kept:.1%} of the time is kept")
+            seconds /= kept
+        hours = seconds / 3600 * args.gpus
+        print(
+            f"{args.tokens:.3g} tokens take {seconds / 86400:.1f} days, {hours:,.0f} GPU-hours"
+        )
+        if args.price:
+            print(f"at ${args.price:g} a GPU-hour: ${hours * args.price:,.0f}")
+        if gpu.watts:
+            print(f"at most {hours * gpu.watts / 1e6:,.1f} MWh, by the GPUs' rated power alone")
+    if fit and args.emit:
+        print(emit(args.emit, args, shape, fit[0].layout, gpu))
+
+
+def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gpu: Gpu) -> str:
+    """Settings and the line that starts the run; data, tokenizer and schedule are yours.
+
+    Names as in torchtitan 0.2.2 at b5bcd76c (configurations are functions there), Megatron-LM
+    0.20 at d98e8a64, DeepSpeed 0.19.8, and torch 2.13.
+    """
+    nodes = -(-layout.gpus // gpu.node)
+    launch = f"torchrun --nnodes={nodes} --nproc-per-node={min(layout.gpus, gpu.node)}"
+    if nodes > 1:
+        launch += " --rdzv-backend=c10d --rdzv-endpoint=$FIRST_NODE:29500"
+    sequence = args.sequence
+    batch = layout.micro_batch * layout.micro_batches * layout.dp
+    again = "# each block through torch.utils.checkpoint.checkpoint\n" * layout.recompute
+    if target in ("deepspeed", "fsdp") and layout.gpus * layout.ep > layout.dp:
+        return f"--emit: {target} is written for DP alone; {called(layout)} needs more"
+    if target == "deepspeed":
+        settings = {
+            "train_batch_size": batch,
+            "train_micro_batch_size_per_gpu": layout.micro_batch,
+            "gradient_accumulation_steps": layout.micro_batches,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": layout.zero},
+        }
+        if layout.zero == 1:
+            settings["data_types"] = {"grad_accum_dtype": "fp32"}
+        start = f"{launch} train.py --deepspeed --deepspeed_config ds.json"
+        return f"{json.dumps(settings, indent=2)}\n{again}{start}"
+    if target == "fsdp":
+        if not layout.zero:
+            return f"--emit: {called(layout)} shards nothing; DistributedDataParallel does it"
+        return (
+            f'mesh = init_device_mesh("cuda", ({layout.dp},))\n'
+            "policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)\n"
+            f"{again}for block in model.layers:\n    fully_shard(block, mesh=mesh, "
+            f"mp_policy=policy, reshard_after_forward={layout.zero == 3})\n"
+            f"fully_shard(model, mesh=mesh, mp_policy=policy)  # {layout.micro_batches} "
+            f"micro-batches of {layout.micro_batch}\n{launch} train.py"
+        )
+    if target == "torchtitan":
+        base = args.model.replace("llama-3-", "llama3_")
+        if base not in ("llama3_8b", "llama3_70b", "llama3_405b"):
+            return f"--emit: torchtitan's own Llama 3 has 8b, 70b and 405b, not {args.model}"
+        shard = layout.dp if layout.zero else 1
+        settings = {
+            "training.num_tokens_per_microbatch_per_dp_rank": layout.micro_batch * sequence,
+            "training.num_tokens_per_train_step": batch * sequence,
+            "training.max_context_length": sequence,
+            "training.disable_cuda_graphs": layout.pp > 1,  # it refuses both at once
+            "parallelism.data_parallel_replicate_degree": layout.dp // shard,
+            "parallelism.data_parallel_shard_degree": shard,
+            "parallelism.fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
+            "parallelism.tensor_parallel_degree": layout.tp,
+            "parallelism.context_parallel_degree": layout.cp,
+            "parallelism.pipeline_parallel_degree": layout.pp,
+            "parallelism.pipeline_parallel_schedule": "1F1B",
+            "parallelism.num_pp_microbatches": layout.micro_batches if layout.pp > 1 else 1,
+        }
+        lines = [
+            "# planned.py, for torchtitan",
+            "from torchtitan.distributed.activation_checkpoint import FullAC",
+            f"from torchtitan.models.llama3.config_registry import {base}",
+            "def planned():",
+            f"    config = {base}()",
+            *(f"    config.{name} = {value!r}" for name, value in settings.items()),
+            f"    config.activation_checkpoint = {'FullAC.Config()' if again else None}",
+            "    return config",
+            f"{launch} -m torchtitan.train --module planned --config planned",
+        ]
+        return "\n".join(lines)
+    flags = {
+        "num-layers": shape.layers,
+        "hidden-size": shape.hidden,
+        "num-attention-heads": shape.heads,
+        "ffn-hidden-size": shape.ffn,
+        "seq-length": sequence,
+        "max-position-embeddings": sequence,
+        "tensor-model-parallel-size": layout.tp,
+        "pipeline-model-parallel-size": layout.pp,
+        "context-parallel-size": layout.cp,
+        "micro-batch-size": layout.micro_batch,
+        "global-batch-size": batch,
+    }
+    words = [f"--{name} {value}" for name, value in flags.items()]
+    words += ["--bf16", "--position-embedding-type rope", "--normalization RMSNorm"]
+    words += ["--disable-bias-linear", "--attention-dropout 0", "--hidden-dropout 0"]
+    if shape.head_dim:
+        words.append(f"--kv-channels {shape.head_dim}")
+    if shape.kv_heads < shape.heads:
+        words.append(f"--group-query-attention --num-query-groups {shape.kv_heads}")
+    if shape.gated:
+        words.append("--swiglu")
+    if not shape.tied:
+        words.append("--untie-embeddings-and-output-weights")
+    if layout.tp > 1:
+        words.append("--sequence-parallel")
+    if layout.zero:
+        words.append("--use-distributed-optimizer")
+    if layout.zero == 3:
+        words.append("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params")
+        words.append("--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor")
+    if layout.recompute:
+        words.append(
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+        )
+    if shape.experts > 1:
+        words.append(f"--num-experts {shape.experts} --moe-router-topk {shape.active}")
+        words.append(f"--expert-model-parallel-size {layout.ep}")
+    return f"{launch} pretrain_gpt.py \\\n  " + " \\\n  ".join(words)
+
+
+# --- held to measured runs -------------------------------------------------------------------
+
+
+@dataclass
+class Row:
+    model: str
+    nodes: int
+    layout: Layout
+    seconds: float  # measured; nan if the run failed
+    memory: float  # GiB
+    predicted: Step | None = None
+    planned: Memory | None = None
+    fits: bool = False
+    found: dict[int, tuple[float, float]] | None = None  # replayed once
+
+    @property
+    def ran(self) -> bool:
+        return not math.isnan(self.seconds)
+
+    @property
+    def consistent(self) -> bool:
+        """Whether the batch it was counted with is the batch that its columns make."""
+        layout = self.layout
+        return layout.micro_batch * layout.micro_batches * layout.dp == 256
+
+
+SEQUENCE = 4096  # of all rows
+
+
+def read_rows(path: str) -> list[Row]:
+    rows = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for line in csv.DictReader(each for each in file if not each.startswith("#")):
+                n = {name: int(line[name]) for name in ("nodes", "micro_batch", "accumulation")}
+                d, p, t, z = (int(line[name]) for name in ("dp", "pp", "tp", "zero"))
+                layout = Layout(d, p, t, 1, 1, n["micro_batch"], n["accumulation"], z)
+                batch = int(line["global_batch_sequences"]) * SEQUENCE
+                seconds = batch / float(line["tokens_per_s"])
+                row = Row(line["model"], n["nodes"], layout, seconds, float(line["memory_gib"]))
+                rows.append(row)
+    except OSError as error:
+        stop("--score", f"{path} cannot be read: {error.strerror}")
+    except (KeyError, ValueError) as error:
+        stop("--score", f"{path} has not the columns that the planner reads: {error}")
+    return rows
+
+
+def predict(rows: list[Row], models: dict[str, Shape], gpu: Gpu, constants: dict) -> None:
+    room = constants["memory"]["room"] * gpu.memory
+    for row in rows:
+        shape = models[row.model]
+        row.predicted = step_time(shape, row.layout, SEQUENCE, gpu, constants["time"])
+        row.found = row.found or fullest(shape, row.layout, SEQUENCE)
+        args = shape, row.layout, SEQUENCE, gpu, constants["memory"], row.predicted
+        row.planned = memory_of(*args, row.found)
+        row.fits = row.planned.needed <= room and not why_not(shape, row.layout)
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def within(errors: list[float], bound: float) -> str:
+    errors = [abs(each) for each in errors]
+    share = sum(each <= bound for each in errors) / len(errors)
+    return (
+        f"median {quantile(errors, 0.5):.1%}, nine of ten within {quantile(errors, 0.9):.1%}, "
+        f"{share:.1%} within {bound:.0%} ({len(errors)} rows)"
+    )
+
+
+def memory_error(row: Row) -> float:
+    return row.planned.first / GIB / row.memory - 1
+
+
+def speed_error(row: Row) -> float:
+    """Of predicted throughput over measured."""
+    return row.seconds / row.predicted.seconds - 1
+
+
+def stalled(row: Row) -> bool:
+    """A second for every slot of the pipeline, at least thrice what was predicted."""
+    slots = row.layout.micro_batches + row.layout.pp - 1
+    return row.layout.pp > 1 and row.seconds > max(0.6 * slots, 3 * row.predicted.seconds)
+
+
+def score(rows: list[Row], whole: bool = True) -> None:
+    ran = [row for row in rows if row.ran]
+    if not ran:
+        stop("--score", "no row of the file was measured")
+    timed = [row for row in ran if row.consistent]
+    print(f"{len(rows)} layouts, {len(ran)} measured, {len(rows) - len(ran)} failed")
+    print(f"memory of rank 0: {within([memory_error(row) for row in ran], 0.12)}")
+    counts = {(row.ran, row.fits): 0 for row in rows} | {
+        (a, b): 0 for a in (0, 1) for b in (0, 1)
+    }
+    for row in rows:
+        counts[row.ran, row.fits] += 1
+    right = (counts[True, True] + counts[False, False]) / len(rows)
+    print(f"fits or not: {right:.1%} right; ran and said to: {counts[True, True]}, ", end="")
+    print(f"ran though said not to: {counts[True, False]}, failed and said to: ", end="")
+    print(f"{counts[False, False]}, failed though said to fit: {counts[False, True]}")
+    models = {name: a_shape(values, name) for name, values in table("models.toml").items()}
+    broken = sum(bool(why_not(models[row.model], row.layout)) for row in rows if not row.ran)
+    print(f"  of those that failed, {broken} would on any GPU: a stage is left without work")
+    print(f"throughput: {within([speed_error(row) for row in timed], 0.3)}")
+    steady = [row for row in timed if not stalled(row)]
+    print(
+        f"  without the {len(timed) - len(steady)} pipelines that stall a second a slot: ",
+        end="",
+    )
+    print(within([speed_error(row) for row in steady], 0.3))
+    cells: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if row.fits and (row.consistent or not row.ran):
+            cells.setdefault((row.model, row.nodes), []).append(row)
+    best: dict[tuple, Row] = {}
+    for row in timed:
+        key = row.model, row.nodes
+        if key not in best or row.seconds < best[key].seconds:
+            best[key] = row
+    ranked = {k: sorted(v, key=lambda row: row.predicted.seconds) for k, v in cells.items()}
+    hits = sum(any(row is best[k] for row in ranked.get(k, [])[:3]) for k in best)
+    measured = sum(
+        any(r is best[k] for r in [r for r in ranked.get(k, []) if r.ran][:3]) for k in best
+    )
+    print(f"fastest measured layout among the first three: {hits} of {len(best)} cells", end="")
+    print(f", {measured} where layouts that failed are left out")
+    if not whole:
+        return
+    for name in ("tp", "pp"):
+        for value in sorted({getattr(row.layout, name) for row in ran}):
+            some = [row for row in ran if getattr(row.layout, name) == value]
+            speeds = [abs(speed_error(row)) for row in steady if row in some]
+            sizes = [abs(memory_error(row)) for row in some]
+            print(
+                f"  {name.upper()} {value:2}: median of memory {quantile(sizes, 0.5):5.1%}",
+                end="",
+            )
+            print(f", of steady throughput {quantile(speeds, 0.5):5.1%}" if speeds else "")
+    print("the five worst of each")
+    for name, error, some in (
+        ("memory", memory_error, ran),
+        ("throughput", speed_error, timed),
+    ):
+        worst = sorted(some, key=lambda row: -abs(math.log(1 + error(row))))[:5]
+        for row in worst:
+            print(
+                f"  {name} {error(row):+.0%}: {row.model} on {row.nodes} nodes, "
+                f"{called(row.layout)}"
+            )
+
+
+# --- the command line ------------------------------------------------------------------------
+
+
+def number(text: str, field: str) -> float:
+    scale = {"K": 2**10, "M": 2**20, "G": 1e9, "B": 1e9, "T": 1e12}.get(text[-1:].upper(), 1)
+    try:
+        value = float(text[:-1] if scale != 1 else text) * scale
+    except ValueError:
+        stop(field, f"{text!r} is no number, such as 4096, 4M or 15T")
+    if not 0 < value < math.inf:
+        stop(field, f"{text} is not above zero")
+    return value
+
+
+def whole(text: str, field: str) -> int:
+    value = number(text, field)
+    if value != int(value):
+        stop(field, f"{text} is no whole number")
+    return int(value)
+
+
+def a_shape(values: dict, field: str) -> Shape:
+    known = {each.name: each for each in fields(Shape)}
+    for name in values:
+        if name not in known:
+            stop(field, f"{name!r} is no part of a shape; those are {', '.join(known)}")
+    missing = [n for n in list(known)[:6] if n not in values and n != "kv_heads"]
+    if missing:
+        stop(field, f"a shape needs {', '.join(missing)}")
+    shape = Shape(**({"kv_heads": values["heads"]} | values))
+    for name in [*list(known)[:6], "experts", "active"]:
+        if getattr(shape, name) < 1:
+            stop(field, f"{name} must be at least 1, not {getattr(shape, name)}")
+    if shape.heads % shape.kv_heads or (not shape.head_dim and shape.hidden % shape.heads):
+        stop(field, "heads must divide hidden, and kv_heads must divide heads")
+    if shape.active > shape.experts:
+        stop(field, f"a token cannot visit {shape.active} of {shape.experts} experts")
+    return shape
+
+
+def the_model(name: str) -> Shape:
+    models = table("models.toml")
+    if name in models:
+        return a_shape(models[name], "--model")
+    if "=" in name:
+        values = {}
+        for part in name.split(","):
+            key, _, value = part.partition("=")
+            values[key.strip()] = whole(value.strip(), f"--model, {key}")
+        return a_shape(values, "--model")
+    if name.endswith(".toml"):
+        try:
+            return a_shape(tomllib.loads(Path(name).read_text("utf-8")), "--model")
+        except OSError as error:
+            stop("--model", f"{name} cannot be read: {error.strerror}")
+        except tomllib.TOMLDecodeError as error:
+            stop("--model", f"{name} is not TOML: {error}")
+    stop(
+        "--model",
+        f"{name!r} is not in models.toml ({', '.join(models)}), nor a shape, nor a file",
+    )
+
+
+def the_gpu(name: str) -> Gpu:
+    known = table("hardware.toml")
+    if name not in known:
+        stop("--gpu", f"{name!r} is not in hardware.toml, which has {', '.join(known)}")
+    entry = known[name]
+    names = ("flops", "bandwidth", "link", "network", "node", "watts")
+    return Gpu(memory=entry["memory_gib"] * GIB, **{each: entry[each] for each in names})
+
+
+def what_if(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
+    name, _, values = args.what_if.partition("=")
+    numbers = {"gpus": "gpus", "batch": "batch", "sequence": "sequence"}
+    machine = [each.name for each in fields(Gpu)]
+    if name not in [*numbers, *machine] or not values:
+        stop("--what-if", f"NAME=VALUE,VALUE…, with one of {', '.join([*numbers, *machine])}")
+    for value in values.split(","):
+        found = number(value, "--what-if")
+        trial, changed = argparse.Namespace(**vars(args)), gpu
+        if name in numbers:
+            setattr(trial, name, int(found))
+        else:
+            changed = replace(gpu, **{name: int(found) if name == "node" else found})
+        sequences = trial.batch // trial.sequence
+        fit, *_ = search(shape, trial.gpus, trial.sequence, sequences, changed, 1)
+        if fit:
+            print(
+                f"{name} = {value}: {called(fit[0].layout)}, {fit[0].step.seconds:.2f} s a step"
+            )
+        else:
+            print(f"{name} = {value}: nothing fits")
+
+
+def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
+    values = {"micro_batch": 1, "zero": 1, "recompute": 0}
+    short = {"b": "micro_batch"}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        key = short.get(key, key)
+        if key not in ("dp", "pp", "tp", "cp", "ep", "micro_batch", "zero", "recompute"):
+            stop("--why", "such as dp=16,pp=2,tp=8,b=1,zero=1,recompute=1")
+        values[key] = (
+            int(value) if value.isdigit() else stop("--why", f"{part!r} has no number")
+        )
+    if values["zero"] not in (0, 1, 3):
+        stop("--why", f"zero is 0, 1 or 3, not {values['zero']}")
+    layout = Layout(**{k: v for k, v in values.items() if k != "recompute"})
+    sequences = args.batch // args.sequence
+    if min(values["micro_batch"], layout.gpus) < 1 or layout.gpus != args.gpus:
+        stop("--why", f"{text} makes {layout.gpus} GPUs, not {args.gpus}")
+    count, rest = divmod(sequences, layout.dp * layout.micro_batch)
+    if rest:
+        stop("--why", f"{sequences} sequences are not shared evenly by {called(layout)}")
+    layout = replace(layout, micro_batches=count, recompute=bool(values["recompute"]))
+    if reason := why_not(shape, layout):
+        stop("--why", reason)
+    return layout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="llama-3-70b", help="name, file.toml, or layers=…,…")
+    parser.add_argument("--gpus", default="256")
+    parser.add_argument("--gpu", default="h100")
+    parser.add_argument("--sequence", default="8192", help="tokens of a sequence")
+    parser.add_argument("--batch", default="4M", help="tokens of a step")
+    parser.add_argument("--tokens", help="of the whole run, such as 15T: days and GPU-hours")
+    parser.add_argument("--price", help="dollars for a GPU-hour")
+    parser.add_argument("--save", help="seconds that a save holds training up")
+    parser.add_argument("--restart", default="900", help="seconds from failure to training")
+    parser.add_argument("--top", default="5", help="how many to list")
+    parser.add_argument("--emit", choices=["torchtitan", "megatron", "deepspeed", "fsdp"])
+    parser.add_argument("--why", metavar="LAYOUT", help="dp=16,pp=2,tp=8,b=1,zero=1")
+    parser.add_argument("--what-if", metavar="NAME=V,V", help="network=25e9,50e9")
+    parser.add_argument("--score", metavar="FILE.csv", help="hold the planner to measured runs")
+    args = parser.parse_args()
+    if args.score:
+        rows = read_rows(args.score)
+        models = {name: a_shape(values, name) for name, values in table("models.toml").items()}
+        for row in rows:
+            if row.model not in models:
+                stop("--score", f"{row.model!r} is not in models.toml")
+        predict(rows, models, the_gpu("h100"), CONSTANTS)
+        score(rows)
+        return
+    for name in ("gpus", "sequence", "batch", "top"):
+        setattr(args, name, whole(getattr(args, name), f"--{name}"))
+    for name in ("tokens", "price", "save", "restart"):
+        text = getattr(args, name)
+        setattr(args, name, None if text is None else number(text, f"--{name}"))
+    if args.batch < args.sequence:
+        stop(
+            "--batch", f"{args.batch:,} tokens are less than one sequence of {args.sequence:,}"
+        )
+    shape, gpu = the_model(args.model), the_gpu(args.gpu)
+    if args.what_if:
+        what_if(shape, args, gpu)
+    elif args.why:
+        layout = one_layout(args.why, shape, args)
+        step = step_time(shape, layout, args.sequence, gpu, CONSTANTS["time"])
+        found = fullest(shape, layout, args.sequence)
+        given = (shape, layout, args.sequence, gpu, CONSTANTS["memory"], step, found)
+        each = Candidate(layout, step, memory_of(*given))
+        fits = each.memory.needed <= CONSTANTS["memory"]["room"] * gpu.memory
+        print(f"{called(layout)} fits" if fits else rejected_why(each, gpu))
+        explain(shape, each, args, gpu)
+    else:
+        report(shape, args, gpu)
+
+
+if __name__ == "__main__":
+    main()

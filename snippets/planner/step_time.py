@@ -1,0 +1,185 @@
+"""Seconds of a step: products, memory-bound rest, links, bubble, optimizer.
+
+A layer takes the longer of what its GPU needs and of what launching it costs. The GPU needs
+FLOPs over what it reaches of its peak, bytes of the operations without products over what it
+reaches of its memory, and the traffic of TP, which nothing hides (03 Tensor parallelism, "The
+bill, with a pencil"). Stages differ, since the head is cut like layers, so 1F1B takes (m - 1)
+of the slowest and one of each: with equal ones that is (m + p - 1) (03, "Micro-batches fill
+the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the last backward and those of
+ZeRO 1 do not (02, "DDP from scratch"; 04, "What the stages send"). FSDP's gathers hide behind
+products or are waited for (04, "When the gathers hide"). Constants are those of
+constants.toml.
+"""
+
+from dataclasses import dataclass
+
+from memory import Layout, Stage, stage_parameters, stages
+from traffic import Sent, in_node, traffic
+from transformer import Shape, layer_matrices
+
+
+@dataclass(frozen=True)
+class Gpu:
+    flops: float  # dense, bf16, per second
+    memory: float  # bytes
+    bandwidth: float  # of its memory, bytes/s
+    link: float  # to the GPUs of its node, bytes/s one way
+    network: float  # its own card, bytes/s one way
+    node: int  # GPUs that the fast links join
+    watts: float = 0.0
+
+
+# --8<-- [start:layer]
+def layer_flops(shape: Shape, tokens: float, sequence: int, layout: Layout) -> float:
+    """Forward and backward of one layer on one rank; recomputation is another forward."""
+    products = 6 * tokens * layer_matrices(shape, shape.active)
+    scores = 7 * tokens * sequence * shape.attention_width  # 2 forward, 5 backward, causal
+    again = (products / 3 + scores * 2 / 7) if layout.recompute else 0
+    return (products + scores + again) / layout.tp
+
+
+def layer_bytes(shape: Shape, tokens: float, layout: Layout) -> float:
+    """Read and written outside products, forward and backward: norms, residuals, rotation and
+    transposition of queries, keys and values, 60 of h; activation and gate, 17 of f; bf16.
+    """
+    moved = 2 * tokens * (60 * shape.hidden + 17 * shape.ffn * shape.active)
+    return moved * (4 / 3 if layout.recompute else 1) / layout.tp
+
+
+def head_seconds(shape: Shape, tokens: float, layout: Layout, gpu: Gpu, c: dict) -> float:
+    """Logits in bf16 and fp32, softmax, loss and back: 54 bytes for each logit."""
+    logits = tokens * shape.vocabulary / layout.tp
+    return 6 * logits * shape.hidden / (c["products"] * gpu.flops) + 54 * logits / (
+        c["memory"] * gpu.bandwidth
+    )
+
+
+# --8<-- [end:layer]
+
+
+# --8<-- [start:links]
+def link_rate(sent: Sent, gpu: Gpu, c: dict) -> float:
+    """Bytes/s of a rank in a ring: inside a node the link; else the cards of the ranks that
+    share the node, since they carry the same bytes (01 Layouts, "Choosing").
+    """
+    if sent.in_node == sent.ranks:
+        return c["link"] * gpu.link
+    return min(c["link"] * gpu.link, c["network"] * gpu.network * sent.in_node)
+
+
+def launch_seconds(layout: Layout, gpu: Gpu, c: dict) -> float:
+    """Below this a layer is not pushed, however little it computes. A ring of TP that crosses
+    from node to node has a latency for each crossing.
+    """
+    crossings = layout.tp / gpu.node
+    floor = c["launch"] * max(1.0, crossings)
+    if layout.pp > 1 and layout.tp > 1 and layout.gpus > gpu.node:
+        floor += c["launch_between"] * layout.tp * max(1.0, crossings / 2)
+    return floor
+
+
+# --8<-- [end:links]
+
+
+@dataclass
+class Step:
+    seconds: float
+    layer_gpu: float  # of one layer and micro-batch, without the floor of launching
+    layer_launch: float
+    parts: dict[str, float]  # on the slowest stage
+
+
+# --8<-- [start:step]
+def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) -> Step:
+    tokens = layout.micro_batch * sequence / layout.cp
+    cut, m = stages(shape, layout.pp), layout.micro_batches
+    sent = {each.name: each for each in traffic(shape, layout, sequence, gpu.node)}
+    layers = max(stage.layers for stage in cut)
+
+    compute = layer_flops(shape, tokens, sequence, layout) / (c["products"] * gpu.flops)
+    rest = layer_bytes(shape, tokens, layout) / (c["memory"] * gpu.bandwidth)
+    waiting = 0.0
+    for name in ("TP", "CP", "EP"):
+        if name in sent:
+            far = c["crossing"] if sent[name].in_node < sent[name].ranks else 1.0
+            waiting += sent[name].bytes / layers / m / link_rate(sent[name], gpu, c) / far
+    on_gpu, launch = compute + rest + waiting, launch_seconds(layout, gpu, c)
+    head = head_seconds(shape, tokens, layout, gpu, c)
+    held = [sum(stage_parameters(shape, stage, layout.tp, layout.ep)) for stage in cut]
+
+    def micro_batch(stage: Stage, held: int) -> float:
+        accumulate = 10 * held / (c["memory"] * gpu.bandwidth)  # fp32 += bf16
+        return stage.layers * max(on_gpu, launch) + stage.head * head + accumulate
+
+    times = [micro_batch(*each) for each in zip(cut, held, strict=True)]
+    slowest, most = max(times), max(held)
+    busy, bubble = m * slowest, sum(times) - slowest
+    crossing = 0.0
+    if "PP" in sent:
+        crossing = (layout.pp - 1) * sent["PP"].bytes / m / link_rate(sent["PP"], gpu, c)
+
+    exposed = 0.0
+    if "DP" in sent:
+        dp = sent["DP"]
+        nodes = max(1, dp.ranks // dp.in_node)
+        ring = c["latency"] * dp.messages * nodes
+        seconds = dp.bytes / link_rate(dp, gpu, c) + ring
+        hidden = {0: 0.6 * slowest, 1: 0.0, 3: busy}[layout.zero]
+        exposed = max(0.0, seconds - hidden)
+    shard = layout.dp * layout.cp if layout.zero else 1
+    optimizer = (34 * most / shard + 16 * most) / (c["memory"] * gpu.bandwidth)
+
+    parts = {
+        "products": m * layers * compute,
+        "memory-bound": m * layers * rest,
+        "TP, CP, EP": m * layers * waiting,
+        "launching": m * layers * max(0.0, launch - on_gpu),
+        "head": m * max(stage.head for stage in cut) * head,
+        "bubble": bubble + crossing,
+        "DP": exposed,
+        "optimizer": optimizer + c["fixed"],
+    }
+    total = busy + bubble + crossing + exposed + optimizer + c["fixed"]
+    return Step(total, on_gpu, launch, parts)
+
+
+# --8<-- [end:step]
+
+
+def main() -> None:
+    gpu = Gpu(989e12, 80e9, 3.35e12, 450e9, 50e9, 8)
+    free = {  # all is reached, nothing costs to launch
+        "products": 1.0, "memory": 1e9, "link": 1e9, "network": 1e9, "crossing": 1.0,
+        "launch": 0.0, "launch_between": 0.0, "latency": 0.0, "fixed": 0.0,
+    }  # fmt: skip
+    even = Shape(32, 4096, 32, 32, 14336, 1)  # next to no head, so that layers are all
+    one = step_time(even, Layout(micro_batches=8), 4096, gpu, free).seconds / 8
+    for p, m in ((4, 8), (8, 8), (8, 2)):
+        piped = step_time(even, Layout(pp=p, micro_batches=m), 4096, gpu, free).seconds
+        layers = [stage.layers for stage in stages(even, p)]
+        slots = (m - 1) * max(layers) + sum(layers)
+        idle = 1 - one * m / p / piped
+        print(
+            f"p = {p}, m = {m}, {max(layers)} to {min(layers)} layers: idle {idle:.1%}, ",
+            end="",
+        )
+        print(f"equal ones (p-1)/(m+p-1) = {(p - 1) / (m + p - 1):.1%}")
+        assert abs(piped / one - slots / 32) < 1e-3 * slots and idle >= (p - 1) / (m + p - 1)
+    # chapter 03: eight H100s at 400 TFLOP/s and 80% of NVLink wait 42% at h = 4,096 for four
+    # all-reduces a layer, by 24 bsh^2 FLOPs; a second gather is a quarter more
+    slow = free | {"products": 400e12 / gpu.flops, "link": 0.8}
+    plain = Shape(32, 4096, 32, 32, 4 * 4096, 1, gated=False)
+    step = step_time(plain, Layout(tp=8), 4096, gpu, slow)
+    flops = 72 * 4096 * 4096**2 * 32 / 8 / 400e12
+    share = step.parts["TP, CP, EP"] / flops
+    print(f"TP 8 waits {share:.1%} of its products: 1.25 of the pencil's 42%")
+    assert abs(share / 1.25 - 0.42) < 0.005
+    # between nodes DP has the cards of all ranks of its node; TP 8 leaves it one
+    for tp, cards in ((1, 8), (8, 1)):
+        rate = link_rate(Sent("DP", 0, 64, in_node(64, tp, 8), 1), gpu, free | {"network": 0.5})
+        print(f"TP {tp}: DP between nodes at {rate / 1e9:.0f} GB/s")
+        assert rate == cards * 25e9
+
+
+if __name__ == "__main__":
+    main()

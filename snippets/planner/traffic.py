@@ -1,0 +1,102 @@
+"""Bytes that one rank sends in a step, by dimension and by link.
+
+An all-reduce of S bytes over n ranks makes each send 2(n-1)/n S, its halves one (n-1)/n S each
+(01, "All-reduce from send and recv"). TP with SP: four gathers and four scatters a layer, and
+one gather more in backward for each of the two regions (03 Tensor parallelism, "The bill, with
+a pencil", "What each rank keeps"). PP: an activation forward and a gradient back for each cut
+and micro-batch (03, "What is sent at each cut"). DP: 2Ψ, 2Ψ, 3Ψ elements for ZeRO 0, 1, 3 (04,
+"What the stages send"). CP: keys and values once round the ring forward, twice backward with
+their gradients (03 Context and experts). EP: all-to-all there and back, forward and backward.
+
+The ranks of a node are TP's first, then CP's, DP's and PP's (01 Layouts, "Ranks as
+coordinates").
+"""
+
+from dataclasses import dataclass
+
+from memory import Layout, stage_parameters, stages
+from transformer import Shape
+
+
+@dataclass(frozen=True)
+class Sent:
+    name: str
+    bytes: float  # by one rank, in one step
+    ranks: int
+    in_node: int  # of its group, those that share a node
+    messages: float  # one after the other
+
+
+# --8<-- [start:traffic]
+def in_node(ranks: int, stride: int, node: int) -> int:
+    """Of a group whose members are `stride` ranks apart, how many share a node."""
+    return max(1, min(ranks, node // stride))
+
+
+def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent]:
+    """What the busiest rank sends: bf16, but gradients in fp32 under ZeRO 0 and 1."""
+    t, c, d, p, m = layout.tp, layout.cp, layout.dp, layout.pp, layout.micro_batches
+    cut = stages(shape, p)
+    layers = max(stage.layers for stage in cut)
+    whole = 2 * layout.micro_batch * sequence / c * shape.hidden  # a residual stream, in bytes
+    sent = []
+    if t > 1:
+        # a gather and a scatter for each region forward, as many and a second gather backward
+        once = (t - 1) / t * whole
+        sent.append(
+            Sent("TP", (4 + 4 + 2) * once * layers * m, t, in_node(t, 1, node), 10 * layers * m)
+        )
+    if c > 1:
+        keys = 2 * 2 * layout.micro_batch * sequence / c * shape.kv_width / t
+        sent.append(
+            Sent("CP", 3 * (c - 1) * keys * layers * m, c, in_node(c, t, node), layers * m)
+        )
+    if p > 1:
+        sent.append(Sent("PP", 2 * whole / t * m, p, in_node(p, t * c * d, node), 2 * m))
+    held = max(sum(stage_parameters(shape, stage, t, layout.ep)) for stage in cut)
+    n = d * c
+    if n > 1:
+        share = (n - 1) / n * held
+        stride, local = t, in_node(n, t, node)
+        if layout.zero == 3:  # gathered forward and backward, scattered, for every micro-batch
+            sent.append(Sent("DP", 6 * share * m, n, in_node(n, stride, node), 3 * layers * m))
+        elif layout.zero:
+            sent.append(Sent("DP", (8 + 2) * share, n, local, 3))
+        else:
+            sent.append(Sent("DP", 8 * share, n, local, 2))
+    if layout.ep > 1:
+        e = layout.ep
+        rows = (e - 1) / e * whole / t * shape.active
+        sent.append(
+            Sent("EP", 4 * rows * layers * m, e, in_node(e, t * c, node), 4 * layers * m)
+        )
+    return sent
+
+
+# --8<-- [end:traffic]
+
+
+def main() -> None:
+    # the pencil of chapter 03: 16 (t-1)/t bsh bytes for each layer, and a quarter more with the
+    # second gather
+    shape = Shape(32, 4096, 32, 32, 14336, 131072)
+    [tp] = traffic(shape, Layout(tp=8), 4096, 8)
+    pencil = 16 * 7 / 8 * 4096 * 4096 * 32
+    print(f"TP 8: {tp.bytes / 2**30:.2f} GiB, the pencil's 16(t-1)/t bshL {pencil / 2**30:.2f}")
+    assert tp.bytes == 1.25 * pencil
+    # ZeRO's 2Ψ and 3Ψ, in elements of the same size
+    for zero in (0, 1, 3):
+        [dp] = traffic(shape, Layout(dp=64, zero=zero, micro_batches=1), 4096, 8)
+        held = sum(stage_parameters(shape, stages(shape, 1)[0], 1))
+        elements = dp.bytes / held * 64 / 63
+        print(f"ZeRO {zero}, DP 64: {elements:.0f} bytes a parameter, {dp.in_node} to a node")
+        assert round(elements) == {0: 8, 1: 10, 3: 6}[zero]  # 4 + 4, 4 + 4 + 2, 2 + 2 + 2
+    # four stages: the same cut is crossed 2m times, whatever the layers are
+    four = Layout(pp=4, tp=2, micro_batches=16)
+    pp = next(each for each in traffic(shape, four, 4096, 8) if each.name == "PP")
+    print(f"PP 4, TP 2, 16 micro-batches: {pp.bytes / 2**20:.0f} MiB over each cut")
+    assert pp.bytes == 2 * 16 * 2 * 4096 * 4096 / 2 and pp.in_node == 4
+
+
+if __name__ == "__main__":
+    main()

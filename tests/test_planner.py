@@ -1,0 +1,123 @@
+"""The planner: odd questions get sense or a sentence, and what it emits can be read."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from conftest import ROOT
+
+INPUTS = ["snippets/planner"]
+FOLDER = ROOT / "snippets/planner"
+
+
+def plan(*words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(FOLDER / "plan.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+
+
+@pytest.mark.parametrize(
+    "words, field",
+    [
+        (["--gpus", "0"], "--gpus: 0 is not above zero"),
+        (["--gpus", "521"], "--gpus: no layout shares 512 sequences"),
+        (["--gpus", "2.5"], "--gpus: 2.5 is no whole number"),
+        (["--batch", "4k", "--sequence", "8192"], "--batch: 4,096 tokens are less than"),
+        (["--sequence", "long"], "--sequence: 'long' is no number"),
+        (["--gpu", "h1000"], "--gpu: 'h1000' is not in hardware.toml"),
+        (["--model", "gpt"], "--model: 'gpt' is not in models.toml"),
+        (["--model", "layers=2,width=3"], "--model: 'width' is no part of a shape"),
+        (["--model", "layers=2,hidden=64"], "--model: a shape needs heads, ffn, vocabulary"),
+        (["--model", "gone.toml"], "--model: gone.toml cannot be read"),
+        (["--why", "dp=3,tp=8"], "--why: dp=3,tp=8 makes 24 GPUs, not 256"),
+        (["--why", "tp=x"], "--why: 'tp=x' has no number"),
+        (["--what-if", "price=3"], "--what-if: NAME=VALUE"),
+        (["--score", "gone.csv"], "--score: gone.csv cannot be read"),
+        (["--score", str(FOLDER / "plan.py")], "has not the columns"),
+    ],
+)
+def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field: str) -> None:
+    run = plan(*words)
+    assert run.returncode == 1 and not run.stdout
+    assert field in run.stderr and "Traceback" not in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--model", "llama-3-8b", "--gpus", "1", "--batch", "128K"], "none of"),
+        (["--model", "llama-3-8b", "--gpus", "7"], "PP 7"),
+        (["--model", "llama-3-8b", "--gpus", "64", "--sequence", "1M", "--batch", "8M"], "CP "),
+        (["--model", "mixtral-8x7b", "--gpus", "64"], "EP 8"),
+        (
+            ["--model", "llama-3-8b", "--gpus", "2048", "--sequence", "8192", "--batch", "4M"],
+            "TP",
+        ),
+    ],
+)
+def test_odd_questions_make_sense(words: list[str], said: str) -> None:
+    run = plan(*words, "--top", "2")
+    assert run.returncode == 0, run.stderr
+    assert said in run.stdout
+
+
+def test_what_is_emitted_can_be_read() -> None:
+    small = ["--model", "llama-3-8b", "--gpus", "16", "--top", "1"]
+    torchtitan = plan(*small, "--emit", "torchtitan").stdout
+    module = ast.parse(
+        torchtitan[torchtitan.index("# planned.py") : torchtitan.index("torchrun")]
+    )
+    given = {
+        ast.unparse(node.targets[0]).removeprefix("config."): node.value
+        for node in ast.walk(module)
+        if isinstance(node, ast.Assign)
+    }
+    assert ast.literal_eval(given["training.max_context_length"]) == 8192
+    assert ast.literal_eval(given["training.num_tokens_per_train_step"]) == 512 * 8192
+    degrees = [ast.literal_eval(n) for name, n in given.items() if name.endswith("_degree")]
+    assert math.prod(degrees) == 16
+    alone = plan(*small, "--emit", "deepspeed").stdout
+    if "DP alone" not in alone:
+        start, end = alone.index("{\n"), alone.rindex("}") + 1
+        assert json.loads(alone[start:end])["train_batch_size"] == 512
+
+
+def emitted(target: str, model: str = "llama-3-8b", **layout: int) -> str:
+    asked = f"argparse.Namespace(model={model!r}, sequence=8192), the_model({model!r})"
+    code = f"print(emit({target!r}, {asked}, Layout(**{layout}), the_gpu('h100')))"
+    command = [sys.executable, "-c", f"from plan import *; {code}"]
+    return subprocess.run(
+        command, cwd=FOLDER, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_each_target_gets_the_layout_that_was_planned() -> None:
+    sharded = emitted("megatron", dp=16, zero=3)
+    assert "--data-parallel-sharding-strategy optim_grads_params" in sharded
+    assert "--rdzv-endpoint" in sharded and "--rdzv-endpoint" not in emitted("fsdp", dp=8)
+    assert "megatron-fsdp" not in emitted("megatron", dp=16, zero=1)
+    assert "--moe-router-topk 2" in emitted("megatron", "mixtral-8x7b", dp=8, ep=8)
+    assert "not mixtral" in emitted("torchtitan", "mixtral-8x7b", dp=8)
+    pipeline = emitted("torchtitan", dp=2, pp=4, micro_batches=8, recompute=True)
+    assert "num_pp_microbatches = 8" in pipeline and "disable_cuda_graphs = True" in pipeline
+    assert "= FullAC.Config()" in pipeline
+    assert '"grad_accum_dtype": "fp32"' in emitted("deepspeed", dp=8, zero=1)
+    assert "grad_accum_dtype" not in emitted("deepspeed", dp=8, zero=3)
+    assert "reshard_after_forward=True" in emitted("fsdp", dp=8, zero=3)
+    assert "DistributedDataParallel" in emitted("fsdp", dp=8, zero=0)
+    for target in ("deepspeed", "fsdp"):
+        assert "DP alone" in emitted(target, dp=4, tp=2)
+        assert "DP alone" in emitted(target, "mixtral-8x7b", dp=8, ep=8)
+
+
+def test_every_gpu_has_its_source_and_every_constant_its_meaning() -> None:
+    for name, entry in tomllib.loads((FOLDER / "hardware.toml").read_text("utf-8")).items():
+        assert entry["source"], name
+    for line in (FOLDER / "constants.toml").read_text("utf-8").splitlines():
+        assert " = " not in line or "#" in line, line
