@@ -22,8 +22,8 @@ LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
 
 def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
     """The programs' pages, the programs themselves, their figures, and what ran where."""
-    shown, every = embedded_files(root), programs(root)
-    for program in every:
+    shown = embedded_files(root)
+    for program in programs(root):
         page = program_page(program.name).lstrip("/")
         chapters = _chapters(program, shown.get(program.name, []))
         file = File.generated(config, page, content=f'--8<-- "{program.name}"\n{chapters}')
@@ -33,7 +33,7 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
             if path.exists():
                 uri = f"{page.rpartition('/')[0]}/{path.name}"
                 yield File.generated(config, uri, abs_src_path=str(path))
-    yield File.generated(config, "what_ran_where.md", content=_what_ran_where(every))
+    yield File.generated(config, "what_ran_where.md", content=_what_ran_where(root))
 
 
 def summary(program: Program) -> str:
@@ -80,8 +80,9 @@ def _page(program: Program, chapters: list[str]) -> str:
     )
 
 
-def _what_ran_where(every: list[Program]) -> str:
+def _what_ran_where(root: Path) -> str:
     """Every program, each device it was recorded on, versions, date, seconds."""
+    every = programs(root)
     folders: dict[str, list[tuple[Program, str, Provenance]]] = defaultdict(list)
     for program in every:
         for device, recorded in program.transcripts().items():
