@@ -76,7 +76,8 @@ class Program:
     @property
     def devices(self) -> list[str]:
         """The devices it has transcripts for: cpu, cuda, then further kinds of GPUs."""
-        found = map(_RECORDED.fullmatch, os.listdir(self.path.parent))
+        names = (n for n in os.listdir(self.path.parent) if n.startswith(self.path.stem))
+        found = map(_RECORDED.fullmatch, names)
         devices = {
             match["device"] for match in found if match and match["stem"] == self.path.stem
         }
