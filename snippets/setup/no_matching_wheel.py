@@ -45,14 +45,15 @@ def main() -> None:
 
     ours = f"cp{sys.version_info.major}{sys.version_info.minor}"
     known = set(sys_tags())  # what pip looks for here
-    pythons, systems = {tag.interpreter for tag in known}, {tag.platform for tag in known}
+    pythons = {f"{tag.interpreter}-{tag.abi}" for tag in known}
+    systems = {tag.platform for tag in known}
     here = next(sys_tags()).platform
     for tags, fits, meaning in (
         (f"cp36-cp36m-{here}", False, "for Python 3.6"),
         (f"{ours}-none-plan9_x86_64", False, "for another system"),
         (f"{ours}-none-any", True, "for this Python on any system"),
     ):
-        python, _, system = tags.split("-")
+        python, _, system = tags.rpartition("-")
         assert (python in pythons) == ("3.6" not in meaning)
         assert (system in systems) == ("another" not in meaning)
         put_wheel(tags)
