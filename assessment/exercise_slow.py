@@ -195,12 +195,13 @@ def main() -> None:
         begin = time.perf_counter()
         losses, validation = train(Path(folder), device, epochs=2)
         seconds = time.perf_counter() - begin
+        assert (Path(folder) / "log.csv").read_text().startswith("1,")
     print(f"{len(losses)} steps on {device.type} in ≈{seconds:.2f} s")
     assert 1.5 < validation[1] < 2 < validation[0] < 2.3  # of ln 10 = 2.3, which knows nothing
     for epoch, loss in enumerate(validation):
         steps = len(losses) // len(validation)
         part = losses[epoch * steps : (epoch + 1) * steps]
-        print(f"epoch {epoch}: loss ≈{sum(part) / steps:.4f}, validation ≈{loss:.4f}")
+        print(f"epoch {epoch}: loss {sum(part) / steps:.2f}, validation {loss:.2f}")
 
 
 if __name__ == "__main__":
