@@ -38,7 +38,9 @@ def test_written_mutants_of_modules_apply(path) -> None:
 def test_written_mutants_apply(path) -> None:
     """Each program is one of this list's chapter, and each change leaves a program."""
     listed = mutants.read_list(path, path.stat().st_mtime_ns)
-    own = {each.name: each for each in PROGRAMS if mutants.list_of(each) == path}
+    own = {
+        each.name: each for each in PROGRAMS if mutants.list_of(each.path, each.root) == path
+    }
     assert set(listed) <= set(own), f"no such program: {sorted(set(listed) - set(own))}"
     few = {name for name, each in own.items() if len(listed.get(name, {})) < LEAST}
     assert not few, f"fewer than {LEAST} mutants: {sorted(few)}"
@@ -49,7 +51,9 @@ def test_written_mutants_apply(path) -> None:
 
 
 def test_every_chapter_has_a_list() -> None:
-    assert {mutants.list_of(each) for each in PROGRAMS} == {*LISTS} - {*OF_MODULES}
+    assert {mutants.list_of(each.path, each.root) for each in PROGRAMS} == {*LISTS} - {
+        *OF_MODULES
+    }
 
 
 def test_a_mutant_that_no_longer_applies_is_named(book: Book) -> None:

@@ -51,15 +51,15 @@ class Recording:
         self.passed = Passed(root)
         self.gpus = runner.describe_device("cuda")
         self.new: set[str] = set()  # the files to put into the archive, where there are such
-        self.todo: list[Program] = []
+        self.chosen: list[Program] = []
         self.left_out: dict[str, list[Program]] = defaultdict(list)  # by the reason
         self.failed: dict[Program, str] = {}
         for program in _listed(root, what):
             if why := self._why_not(program):
                 self.left_out[why].append(program)
             else:
-                self.todo.append(program)
-        self.todo.sort(key=self._later)
+                self.chosen.append(program)
+        self.chosen.sort(key=self._later)
         if archive and archive.exists():
             try:
                 with tarfile.open(archive) as tar:
@@ -118,30 +118,30 @@ class Recording:
             signal.signal(number, _interrupt)
         limit = "" if ends == float("inf") else f" in {ends - time.monotonic():.0f} s"
         self.say(
-            f"{self.gpus}, torch {runner.torch_version()}: {len(self.todo)} to record{limit}"
+            f"{self.gpus}, torch {runner.torch_version()}: {len(self.chosen)} to record{limit}"
         )
-        self.say(*_names(self.todo))
+        self.say(*_names(self.chosen))
         for why, programs in self.left_out.items():
             self.say(f"not run, {why}:", *_names(programs))
         self.pack()
-        left, status = list(self.todo), 0
+        left, status = list(self.chosen), 0
         try:
             if limit:
                 signal.setitimer(signal.ITIMER_REAL, max(1e-3, ends - time.monotonic()))
-            for program in self.todo:
-                self._record(program, f"[{len(self.todo) - len(left) + 1}/{len(self.todo)}]")
+            for program in self.chosen:
+                self._record(
+                    program, f"[{len(self.chosen) - len(left) + 1}/{len(self.chosen)}]"
+                )
                 left.remove(program)
                 self.pack()
         except KeyboardInterrupt:
             status = 0 if time_is_up else 130
             self.say("the time is up" if time_is_up else "interrupted")
-            if (
-                time_is_up and left == self.todo
-            ):  # another call of this length would end like it
+            if time_is_up and left == self.chosen:  # the next call of this length would, too
                 self._fails(left.pop(0), "it takes longer than there was time, and was first")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            done = len(self.todo) - len(left) - len(self.failed)
+            done = len(self.chosen) - len(left) - len(self.failed)
             self.say(f"{done} recorded, {len(self.failed)} failed, {len(left)} left")
             for program, why in self.failed.items():
                 self.say(

@@ -123,8 +123,7 @@ def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
 
     Raises BookError where a written one does not apply.
     """
-    name = path.relative_to(root).as_posix()
-    place = root / "tests" / "mutants" / f"{name.partition('/')[0]}.toml"
+    name, place = path.relative_to(root).as_posix(), list_of(path, root)
     tests, source = tests_of(path, root), path.read_text("utf-8")
     found = _changed(_listed(place, name), source, name, place)
     written = [(mutant, mutant.equivalent or tests) for mutant in found]
@@ -136,9 +135,7 @@ def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
 
 def tests_of(path: Path, root: Path) -> str:
     """The tests that hold a module, or one of the few programs that are judged by tests."""
-    name = path.relative_to(root).as_posix()
-    place = root / "tests" / "mutants" / f"{name.partition('/')[0]}.toml"
-    return _listed(place, name).get("tests", "")
+    return _listed(list_of(path, root), path.relative_to(root).as_posix()).get("tests", "")
 
 
 def check_module(path: Path, root: Path, mutant: Mutant, tests: str) -> None:
@@ -174,11 +171,11 @@ def check_module(path: Path, root: Path, mutant: Mutant, tests: str) -> None:
 # --- written by hand -------------------------------------------------------------------------
 
 
-def list_of(program: Program) -> Path:
-    """The file in which the written mutants of a program stand."""
-    top, *folders = program.path.parent.relative_to(program.root).parts
-    chapter = folders[0] if top == "snippets" else top
-    return program.root / "tests" / "mutants" / f"{chapter}.toml"
+def list_of(path: Path, root: Path) -> Path:
+    """The file in which the written mutants of a program or a module stand."""
+    top, *rest = path.relative_to(root).parts
+    chapter = rest[0] if top == "snippets" else top
+    return root / "tests" / "mutants" / f"{chapter}.toml"
 
 
 @lru_cache
@@ -188,7 +185,7 @@ def read_list(path: Path, _mtime: int) -> dict[str, dict[str, list[str]]]:
 
 
 def _written(program: Program, source: str) -> Iterator[Mutant]:
-    path = list_of(program)
+    path = list_of(program.path, program.root)
     yield from _changed(_listed(path, program.name), source, program.name, path)
 
 

@@ -37,7 +37,7 @@ from torch import nn
 
 LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second
 LAYERS, WIDTH, BATCH = 12, 512, 768
-STEPS, GLOO = 5, "gloo as it is, on the same cores"
+STEPS = 5
 MIB = 2**20
 
 
@@ -201,7 +201,8 @@ def main() -> None:
     drawn = {}
     for emulated in (True, False):
         if rank == 0:
-            name = f"emulated {8e-9 * BANDWIDTH:g} Gbit/s link" if emulated else GLOO
+            link = f"emulated {8e-9 * BANDWIDTH:g} Gbit/s link"
+            name = link if emulated else "gloo as it is, on the same cores"
             print(f"{name}, {n} ranks:")
         for overlap, title in titles.items():
             t = measure(emulated, overlap)
