@@ -63,9 +63,15 @@ def test_a_jump_within_a_page_forgets_nothing(browser: Browser, address: str) ->
 
 def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str) -> None:
     page = browser.new_page()
-    page.goto(f"{address}03_model_parallelism/#f-and-g")
-    page.wait_for_url("**/03_tensor_parallelism/#f-and-g")
-    assert page.locator("#f-and-g").inner_text().startswith("f and g")
+    for old, new, section, title in (
+        ("03_model_parallelism", "03_tensor_parallelism", "f-and-g", "f and g"),
+        ("03_model_parallelism", "03_several_cuts", "fsdp-over-tp", "FSDP over TP"),
+        ("03_context_and_experts", "03_several_cuts", "fsdp-over-tp", "FSDP over TP"),
+        ("03_context_and_experts", "03_experts", "cut-by-experts", "Cut by experts"),
+    ):
+        page.goto(f"{address}{old}/#{section}")
+        page.wait_for_url(f"**/{new}/#{section}")
+        assert page.locator(f"#{section}").inner_text().startswith(title)
     page.goto(f"{address}03_model_parallelism/#gpipe-from-scratch")  # it has not moved
     page.wait_for_load_state("load")
     assert page.url.endswith("/03_model_parallelism/#gpipe-from-scratch")

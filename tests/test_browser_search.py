@@ -40,7 +40,7 @@ MESSAGES = """
     RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:43211
 02_ddp_in_practice/#cant-detach-views-in-place
     RuntimeError: Can't detach views in-place. Use detach() instead.
-03_context_and_experts/#inlengthperrankmyrank-outlengthperrankmyrank
+03_experts/#inlengthperrankmyrank-outlengthperrankmyrank
     RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/alltoallv.cc:61] inLengthPerRank[myRank] == outLengthPerRank[myRank]. 96 vs 128
 03_tensor_parallelism/#shape-is-invalid-for-input-of-size
     RuntimeError: shape '[4, 512, 32, 64]' is invalid for input of size 2097152

@@ -6,7 +6,8 @@ one gather more in backward for each of the two regions (03 Tensor parallelism, 
 a pencil", "What each rank keeps"). PP: an activation forward and a gradient back for each cut
 and micro-batch (03, "What is sent at each cut"). DP: 2Ψ, 2Ψ, 3Ψ elements for ZeRO 0, 1, 3 (04,
 "What the stages send"). CP: keys and values once round the ring forward, twice backward with
-their gradients (03 Context and experts). EP: all-to-all there and back, forward and backward.
+their gradients (03 Context parallelism). EP: all-to-all there and back, forward and backward
+(03 Experts).
 
 The ranks of a node are TP's first, then CP's, DP's and PP's (01 Layouts, "Ranks as
 coordinates").
