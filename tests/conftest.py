@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import processes
 import pytest
 from processes import HANG, as_in_a_terminal
 
-from book.run.plugin import inputs_of
+from book.run.plugin import SESSION, inputs_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -33,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TOGETHER = re.compile(
     r"tests/test_engine\.py::test_broken|"
     r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+|"
+    r"tests/test_labs\.py::test_check_survives|"
+    r"tests/test_labs\.py::test_check_and_machine_survive|"
     r"tests/test_assessment\.py::test_wrong_whole_run|"
     r"tests/test_assessment\.py::test_wrong_answer_gets_its_hint\["
     r"(?:(?P<small>assignment|challenge)|[a-z]+)"
@@ -78,6 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
     handle, os.environ["READS"] = tempfile.mkstemp(prefix="reads-")
     os.close(handle)
     importlib.import_module("reads.sitecustomize")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start warm in tests, too, unless all is to start as typed."""
+    processes.LAUNCHER[0] = session.config.stash[SESSION].warm
 
 
 def pytest_unconfigure() -> None:
@@ -182,6 +190,8 @@ class Book:
             for key, value in os.environ.items()
             if key not in {"CI"} and not key.startswith("PYTEST_")
         }
+        if "-n" not in arguments:
+            env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a small book's time
         return subprocess.Popen(
             [sys.executable, "-m", "pytest", "--color=no", *arguments],
             cwd=self.root,

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from types import ModuleType
 
 import pytest
 from conftest import reading
-from processes import HANG, as_in_a_terminal, left_behind
+from processes import HANG, end, left_behind, start
 from wrong import Answer, Stale, Table
 
 ROOT = Path(__file__).parent.parent
@@ -35,30 +34,25 @@ def runner() -> ModuleType:
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess:
-    """Run a program in a folder; fail if it leaves a process behind."""
+    """Run `python …` or `torchrun …` in a folder; fail if it leaves a process behind."""
     tag = f"{TAG}={uuid.uuid4().hex}"
     name, _, value = tag.partition("=")
     environment = {
         key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR") if key in os.environ
     }
     environment |= {"OMP_NUM_THREADS": "1", name: value}
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env=reading(environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        preexec_fn=as_in_a_terminal,
-        timeout=HANG,
-    )
-    left = left_behind(tag)
-    assert not left, f"left behind by {command}: {left}"
-    return done
+    process = start(list(map(str, command)), cwd, reading(environment))
+    try:
+        out, err = process.communicate(timeout=HANG)
+        left = left_behind(tag)
+        assert not left, f"left behind by {command}: {left}"
+    finally:
+        end(tag)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def check(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess:
-    return run(sys.executable, LABS / "check.py", *arguments, cwd=cwd)
+    return run("python", LABS / "check.py", *arguments, cwd=cwd)
 
 
 def unwrapped(output: str) -> str:
@@ -139,7 +133,8 @@ def _verdicts(answers: tuple[Answer, ...]) -> dict[Answer, str]:
             Path(folder, names[answer]).write_text(program)
             steps.setdefault(answer.step, []).append(names[answer])
         all_steps = json.dumps(steps, sort_keys=True)
-        done = run(sys.executable, "-c", GRADE_ALL, LABS, all_steps, cwd=folder)
+        Path(folder, "grade_all.py").write_text(GRADE_ALL)
+        done = run("python", "grade_all.py", LABS, all_steps, cwd=folder)
     assert done.returncode == 0, done.stderr
     parts = re.split(r"^(\w+-\w+\.py), graded .*\n", done.stdout, flags=re.M)
     said = dict(zip(parts[1::2], map(unwrapped, parts[2::2]), strict=True))

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from book.run.warm import Launcher
 
 HANG = 1800.0  # seconds: what has not come to its end by then hangs
 LEAVING = 60.0  # seconds that a process which is on its way out may still be seen
+LAUNCHER: list[Launcher | None] = [None]  # of the session; none where all starts as typed
 
 
 def until(event: Callable[[], object], process: Popen | None = None) -> None:
@@ -63,3 +72,48 @@ def end(mark: str) -> None:
     for pid in carrying(mark):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+
+
+class Warm:
+    """A program that starts in a fork of a process with torch, as a `Popen` has one."""
+
+    def __init__(
+        self, launcher: Launcher, words: list[str], cwd: str | Path, env: dict[str, str]
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.said = self.folder / "out", self.folder / "err"
+        self.process = launcher.start_words(words, Path(cwd), env, *self.said)
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self) -> None:
+        self.process.join()
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What it has printed, once it has ended."""
+        self.process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        out, err = (path.read_text() if path.exists() else "" for path in self.said)
+        shutil.rmtree(self.folder)
+        return out, err
+
+
+def start(words: list[str], cwd: str | Path, env: dict[str, str]) -> Popen | Warm:
+    """Start `python FILE …` or `torchrun …` with these variables, warm where commands do."""
+    if LAUNCHER[0] and (words[0] == "torchrun" or words[1].endswith(".py")):
+        return Warm(LAUNCHER[0], words, cwd, env)
+    starts = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
+    return Popen(
+        [sys.executable, *starts[words[0]], *words[1:]],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_in_a_terminal,
+    )

@@ -7,7 +7,6 @@ import functools
 import json
 import random
 import re
-import sys
 
 import pytest
 from grading import (
@@ -68,13 +67,13 @@ def checked_starters(tmp_path_factory: pytest.TempPathFactory):
     @functools.lru_cache
     def of(*names: str) -> dict[str, str]:
         copies = [f"my_labs/{name}.py" for name in names]
-        done = run(sys.executable, LABS / "check.py", *copies, cwd=folder)
+        done = run("python", LABS / "check.py", *copies, cwd=folder)
         assert (done.returncode, done.stderr) == (1, "")
         parts = re.split(r"^my_labs/(\w+)\.py, graded .*\n", done.stdout, flags=re.M)
         return dict(zip(parts[1::2], parts[2::2], strict=True))
 
     for name in BLANKED:
-        done = run(sys.executable, LABS / "start.py", name, cwd=folder)
+        done = run("python", LABS / "start.py", name, cwd=folder)
         assert done.returncode == 0, done.stderr
     return folder, lambda name: of(*together(name))[name]
 
@@ -85,7 +84,7 @@ def test_starter_has_no_solution_and_fails_kindly(name: str, checked_starters) -
     blanks = GRADED[name].read_text().count(">>> solution")
     text = (folder / f"my_labs/{name}.py").read_text()
     assert text.count("raise NotImplementedError(") + text.count('#error "step') >= blanks > 0
-    again = run(sys.executable, LABS / "start.py", name, cwd=folder)
+    again = run("python", LABS / "start.py", name, cwd=folder)
     assert again.returncode == 1
     assert "I will not overwrite your work" in again.stderr
     output = said(name)
@@ -105,7 +104,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         (folder / f"{answer.hint}-{answer.name}.py").write_text(answer.program())
     judge = ROOT / "tests/whole_runs.py"
     programs = sorted(folder.glob("*.py"))
-    done = run(sys.executable, judge, GRADED["capstone"], *programs, cwd=folder)
+    done = run("python", judge, GRADED["capstone"], *programs, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

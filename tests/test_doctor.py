@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import processes
 import pytest
 import torch.distributed as dist
 from processes import HANG, end, left_behind
@@ -53,23 +54,20 @@ def start(*environments: Mapping[str, object], options: str = "",
     tag = uuid.uuid4().hex
     common = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     common |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", TAG: tag}
-    processes = [
-        subprocess.Popen(
-            [*(command or [sys.executable]), str(lab), *options.split()],
-            env=common | {key: str(value) for key, value in environment.items()},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for environment in environments
-    ]  # fmt: skip
+    words = [*(command or ["python"]), str(lab), *options.split()]
+    started = [
+        processes.start(words, "/", common | {key: str(value) for key, value in each.items()})
+        for each in environments
+    ]
     ended = []
     try:
-        for process in processes:
+        for process in started:
             out, err = process.communicate(timeout=HANG)
             ended.append(Ended(process.returncode, out, err))
         assert left_behind(tag) == []
     finally:
         end(tag)
-        for process in processes:
+        for process in started:
             process.wait()
     return ended
 
@@ -335,7 +333,7 @@ def test_slow_link_is_found() -> None:
 
 
 def test_report_is_printed_under_torchrun_which_ends_all_ranks_when_one_has_died() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3"]
+    command = ["torchrun", "--nproc-per-node=3"]
     (ended,) = start({}, options="--plant death", command=command)
     assert ended.status == 1
     assert ended.stdout.count("cluster report") == 1, ended.stdout

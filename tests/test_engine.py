@@ -845,7 +845,7 @@ dist.destroy_process_group()
 
 
 def test_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None:
-    """One program in eight begins as typed; what differs warm counts for nothing."""
+    """One program in 40 begins as typed; what differs warm counts for nothing."""
     code = (
         DISTRIBUTED
         + """
@@ -860,7 +860,7 @@ os._exit(0)
 """
     )
     book.program(
-        "first",  # one of the eight
+        "first",  # one of those that keep it
         code,
         "$ torchrun --nproc-per-node=2 first.py\nas typed\n"
         "$ torchrun --nproc-per-node=2 first.py a\nwarm\n",

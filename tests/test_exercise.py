@@ -5,7 +5,6 @@ one fails kindly, with each of its faults named, stands in their transcripts.
 """
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ ASSESSMENT = ROOT / "assessment"
 
 def test_exercise_begins_as_the_slow_program_and_is_not_overwritten(tmp_path: Path) -> None:
     for status in (0, 1):
-        done = run(sys.executable, LABS / "start.py", "exercise", cwd=tmp_path)
+        done = run("python", LABS / "start.py", "exercise", cwd=tmp_path)
         assert done.returncode == status
     copy = tmp_path / "my_labs/exercise.py"
     assert copy.read_text() == (ASSESSMENT / "exercise_slow.py").read_text()

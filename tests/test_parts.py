@@ -198,6 +198,7 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
         ("torchrun --nproc-per-node=2 --master-port=1 a.py", "snippets/t/a.py", False),
         ("TORCH_DISTRIBUTED_DEBUG=INFO python a.py", "snippets/t/a.py", True),
         ("OMP_NUM_THREADS=2 python a.py", "snippets/t/a.py", False),
+        ("RANK=0 WORLD_SIZE=1 python a.py 2>&1", "snippets/t/a.py", True),
         ("python a.py > log", "snippets/t/a.py", False),
         ("python -c 1", "snippets/t/a.py", False),
         ("python by_hand.py", "labs/launch/by_hand.py", False),

@@ -247,12 +247,10 @@ def check(program: Program, device: str, how: How) -> Outcome:
     recorded = program.transcript(device) if device in program.devices else None
     again = recorded and (device == "cpu" or not how.record or _as_listed(program, recorded))
     wanted = recorded if again else program.on_gpu
-    # the process that starts commands warm has imported triton: too late for its variables
-    cold = device != "cpu" or bool(program.imports("triton"))
     attempt, doubted = _Attempt(program, device, wanted), False
     with one_at_a_time(device):
         try:
-            _perform(attempt, how.limit, None if cold else how.warm)
+            _perform(attempt, how.limit, how.warm if device == "cpu" else None)
         except BookError:
             if not attempt.warmed:
                 raise
@@ -278,7 +276,7 @@ def run_changed(program: Program, device: str, source: str, how: How) -> Outcome
     attempt = _Attempt(program, device, program.transcript(device), source=source)
     with one_at_a_time(device):
         try:
-            _perform(attempt, how.limit, None if program.imports("triton") else how.warm)
+            _perform(attempt, how.limit, how.warm)
         except BookError:
             return Outcome(attempt.seconds)
     if not attempt.changed and list(program.root.glob(f"graders/*/{program.path.stem}.py")):

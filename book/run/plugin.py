@@ -505,6 +505,8 @@ def inputs_of(item: pytest.Item) -> tuple[str, ...]:
         module,
         *passed.MACHINE,
         "pyproject.toml",
+        "book/run/preload.py",
+        "book/run/warm.py",
         "tests/conftest.py",
         "tests/processes.py",
     )
