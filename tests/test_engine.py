@@ -837,7 +837,7 @@ dist.destroy_process_group()
         "sys.exit(2)\n",
         "$ python single.py a\n['single.py', 'a'] tensor(3.) None\nTrue\n[exit status 2]\n",
     )
-    plain = book.pytest("snippets", "-k", "cpu", "--all")
+    plain = book.pytest("snippets", "-k", "single and cpu", "--all")  # `ranks` was recorded so
     warm = book.pytest("snippets", "-k", "cpu", "--all", "--warm", warm=True)
     assert plain.status == 0, plain.text
     assert warm.status == 0, warm.text
@@ -862,15 +862,14 @@ os._exit(0)
     book.program(
         "first",  # one of those that keep it
         code,
-        "$ torchrun --nproc-per-node=2 first.py\nas typed\n"
-        "$ torchrun --nproc-per-node=2 first.py a\nwarm\n",
+        "$ torchrun --nproc-per-node=1 first.py\nas typed\n"
+        "$ torchrun --nproc-per-node=1 first.py a\nwarm\n",
     )
-    book.program("kept", code, "$ torchrun --nproc-per-node=2 kept.py\nwarm\n")
+    book.program("kept", code, "$ torchrun --nproc-per-node=1 kept.py\nwarm\n")
     book.program(
         "doubted",
         code,
-        "$ torchrun --nproc-per-node=2 doubted.py\nas typed\n"
-        "$ torchrun --nproc-per-node=2 doubted.py a\nas typed\n",
+        "$ torchrun --nproc-per-node=1 doubted.py\nas typed\n",
     )
     report = book.pytest("snippets", "-k", "cpu", "--all", warm=True)
     assert report.status == 0, report.text
