@@ -531,6 +531,18 @@ def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
     assert small() == cold
 
 
+def test_what_is_served_is_what_is_published(small) -> None:
+    """So `make site` and `make serve` keep the same, and neither removes what the other made."""
+    config = small.folder / "mkdocs.yml"
+    config.write_text(f"{config.read_text()}site_url: https://a.example/b/\n", "utf-8")
+    published, made = small(), when_kept(small.folder)
+    served = load_config(str(config))
+    served.site_url = "http://127.0.0.1:8000/b/"  # as `mkdocs serve` does
+    mkdocs.commands.build.build(served, serve_url=served.site_url)
+    assert (small.folder / "site/index.html").read_text("utf-8").startswith(published)
+    assert "https://a.example/b/" in published and when_kept(small.folder) == made
+
+
 @pytest.mark.parametrize(
     ("name", "was", "becomes", "shown"),
     [

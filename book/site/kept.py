@@ -111,7 +111,7 @@ class Keeper:
     def finish(self, template: Template, context: dict[str, Any]) -> str:
         """What a template makes of a page, as it is published."""
         page, nav = context["page"], context["nav"]
-        around = [template.name, context["config"].site_url]
+        around = [template.name]
         around += [f"{each.title} {each.url}" for each in nav.pages]
         said = [page.title, page.edit_url, page.meta, str(page.toc)]
         place = self._place(page, repr(around), repr(said), page.content)
