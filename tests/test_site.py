@@ -573,6 +573,7 @@ SHOWN = {  # one of each that a page can show
     "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\nplugins: []\n",
     "snippets/t/p.py": '"""It says one."""\n\n\ndef f():\n    print(1)\n',
     "snippets/t/p.cpu.txt": f"{RECORDED}$ python p.py\n1\n$ python q.py\n2\n",
+    "snippets/t/r.py": "print(3)\n",
     "snippets/t/p.svg": '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 5"/>',
     "docs/01_a.md": f"""# A: page
 
@@ -645,6 +646,7 @@ def test_what_is_built_again_is_what_a_first_build_makes(
         ("snippets/gpu.toml", "", '"snippets/t/p.py" = "$ python p.py"\n'),
         ("snippets/t/p.cuda.txt", "", RECORDED + "$ python p.py\neins\n"),
         ("snippets/t/q.py", "", "print(2)\n"),  # beside p.py, whose transcript names it
+        ("snippets/t/q.py", "print(2)", "import r"),  # so p.py needs r.py, too
         ("snippets/t/p.svg", "0 0 9 5", "0 0 9 7"),
         ("docs/01_a.md", "# A:", "# B:"),  # the title of links to it
         ("docs/01_a.md", "word " * 500, "word " * 900),  # its time in the track

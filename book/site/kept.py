@@ -28,7 +28,7 @@ from mkdocs.structure.pages import Page
 
 from book.core import ROOT, write_whole
 from book.core.digest import contents, digest
-from book.core.program import on_gpus
+from book.core.program import Program, is_program, on_gpus
 from book.site.theme import fixed
 
 FOLDER = ".cache/pages"
@@ -43,13 +43,16 @@ EMBEDDED = re.compile(r'--8<--[ \t]+"((?:[^":]*/)?[^":/.]*)')  # its path, witho
 
 
 def beside(root: Path, place: str) -> str:
-    """What a page may show of `NAME`: of `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and the like."""
+    """What a page may show of `NAME`: of `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and the like.
+
+    With an output stand the names of the programs that it needs, which may need others.
+    """
     (folder, slash, name), gpu = place.rpartition("/"), on_gpus(root)
     names = os.listdir(root / folder) if (root / folder).is_dir() else []
     own = sorted(folder + slash + each for each in names if each.split(".")[0] == name)
-    return "\n".join(
-        line for each in own for line in [*contents(root / each), gpu.get(each, "")]
-    )
+    lines = [line for each in own for line in [*contents(root / each), gpu.get(each, "")]]
+    of_programs = (Program(root, root / each) for each in own if is_program(root / each, root))
+    return "\n".join([*lines, *(other.name for it in of_programs for other in it.companions())])
 
 
 class Keeper:
