@@ -27,6 +27,7 @@ import jinja2
 import mkdocs.commands.build
 import mkdocs.structure.pages
 from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
 from mkdocs.utils.meta import get_data
 from processes import HANG
 
@@ -664,6 +665,33 @@ def test_what_is_built_again_is_what_a_first_build_makes(
         shutil.copytree(book, first, ignore=shutil.ignore_patterns(".cache", "site"))
         assert before != after == published(first), (name, becomes)
         before = after
+
+
+def test_a_build_writes_what_changed_and_removes_what_it_did_not_make(small) -> None:
+    index, site = small.folder / "docs/index.md", small.folder / "site"
+    small()
+    for name in (".nojekyll", ".git/HEAD", "before/it/index.html"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).touch()
+    files = [each for each in site.rglob("*") if each.is_file()]
+    for each in files:
+        os.utime(each, (0, 0))
+    index.write_text(index.read_text("utf-8") + "\nOne more line.\n", "utf-8")
+    assert "One more line." in small()
+    there = [each for each in files if each.exists()]
+    left = {each.relative_to(site).as_posix() for each in there if not each.stat().st_mtime}
+    assert {"more/index.html", "css/base.css", ".nojekyll", ".git/HEAD"} < left
+    assert "index.html" not in left and not (site / "before").exists()
+
+    (small.folder / "docs/more.md").unlink()
+    index.write_text("# A page\n\n$$\\foo$$\n", "utf-8")
+    with pytest.raises(Abort):
+        small()
+    assert "One more line." in (site / "index.html").read_text("utf-8")
+    assert (site / "more/index.html").exists()
+    index.write_text("# A page\n", "utf-8")
+    small()
+    assert not (site / "more").exists()
 
 
 def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(

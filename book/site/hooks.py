@@ -36,6 +36,7 @@ from book.site import (
     search,
     theme,
     tracks,
+    written,
 )
 
 WATCHED = ("snippets", "labs", "assessment", "book", "overrides")  # beside docs/
@@ -87,6 +88,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 def on_env(env: Environment, config: MkDocsConfig, files: Files) -> Environment:
     if config.theme.custom_dir:
         theme.share_navigation(env)
+    written.remove_others(config.site_dir, files)
     env.template_class = kept.Finished
     env.bytecode_cache = config.extra["keeper"].templates()
     return env
