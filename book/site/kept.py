@@ -24,6 +24,7 @@ from typing import Any
 import jinja2
 from jinja2 import FileSystemBytecodeCache, Template
 from mkdocs.structure.files import Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 from book.core import ROOT, write_whole
@@ -55,12 +56,18 @@ def beside(root: Path, place: str) -> str:
     return "\n".join([*lines, *(other.name for it in of_programs for other in it.companions())])
 
 
+def around(nav: Navigation) -> str:
+    """What the navigation says of all its pages."""
+    return "\n".join(f"{each.title} {each.url}" for each in nav.pages)
+
+
 class Keeper:
     """Renders the pages of one build, each from what is kept where that still holds."""
 
     def __init__(self, root: Path, files: Files) -> None:
         self.root, self.folder, self.used = root, root / FOLDER, set[Path]()
         self.beside = functools.cache(functools.partial(beside, root))
+        self.around = functools.cache(around)
         places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in files]
         self.book = digest(root, CODE, *(root / each for each in MADE_BY), *places)
         self.whole = root / ".cache" / "pages.of"  # of which book all pages have been kept
@@ -113,11 +120,9 @@ class Keeper:
 
     def finish(self, template: Template, context: dict[str, Any]) -> str:
         """What a template makes of a page, as it is published."""
-        page, nav = context["page"], context["nav"]
-        around = [template.name]
-        around += [f"{each.title} {each.url}" for each in nav.pages]
-        said = [page.title, page.edit_url, page.meta, str(page.toc)]
-        place = self._place(page, repr(around), repr(said), page.content)
+        page, around = context["page"], self.around(context["nav"])
+        said = [template.name, page.title, page.edit_url, page.meta, str(page.toc)]
+        place = self._place(page, around, repr(said), page.content)
         with suppress(*NOT_KEPT):
             return pickle.loads(place.read_bytes())
         output = fixed(Template.render(template, context))
