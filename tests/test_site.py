@@ -444,6 +444,13 @@ def test_a_formula_has_its_own_height_only_where_a_line_of_text_has_less(
     assert f"vertical-align: -{mathematics.BELOW / mathematics.UNITS:g}em;" in rule
 
 
+def test_a_formula_may_have_two_lines() -> None:
+    one, two = (mathematics.draw(tex, display=True) for tex in ("a", r"a \\ a"))
+    assert one.count("<use ") == 1 and two.count("<use ") == 2
+    one, two = (float(re.search(r"height:([\d.]+)em", each)[1]) for each in (one, two))
+    assert two > 2 * one
+
+
 def test_formulas_stand_where_they_were_written() -> None:
     markdown = pytest.importorskip("markdown")
     html = markdown.markdown(
