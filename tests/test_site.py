@@ -381,8 +381,10 @@ def test_a_lab_becomes_markdown_and_a_notebook() -> None:
     text = labs.to_markdown(LAB)
     assert text.startswith("# A lab\n\nEach rank")
     assert '````python\ndef fence() -> str:\n    return """```"""\n````' in text
-    make = labs.to_notebook.__wrapped__  # not what is cached
-    assert make(LAB) == make(LAB)
+    notebook = labs.to_notebook(LAB)
+    for each in (labs.to_notebook, labs._notebook):
+        each.cache_clear()
+    assert labs.to_notebook(LAB) == notebook
 
 
 # ---- templates
