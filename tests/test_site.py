@@ -27,6 +27,7 @@ import jinja2
 import mkdocs.commands.build
 import mkdocs.structure.pages
 from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
 from mkdocs.utils.meta import get_data
 from processes import HANG
 
@@ -380,8 +381,10 @@ def test_a_lab_becomes_markdown_and_a_notebook() -> None:
     text = labs.to_markdown(LAB)
     assert text.startswith("# A lab\n\nEach rank")
     assert '````python\ndef fence() -> str:\n    return """```"""\n````' in text
-    make = labs.to_notebook.__wrapped__  # not what is cached
-    assert make(LAB) == make(LAB)
+    notebook = labs.to_notebook(LAB)
+    for each in (labs.to_notebook, labs._notebook):
+        each.cache_clear()
+    assert labs.to_notebook(LAB) == notebook
 
 
 # ---- templates
@@ -441,6 +444,13 @@ def test_a_formula_has_its_own_height_only_where_a_line_of_text_has_less(
     rule = re.search(r"\n\.formula svg \{(.*?)\}", css, re.DOTALL)[1]
     assert f"height: {height / mathematics.UNITS:g}em;" in rule
     assert f"vertical-align: -{mathematics.BELOW / mathematics.UNITS:g}em;" in rule
+
+
+def test_a_formula_may_have_two_lines() -> None:
+    one, two = (mathematics.draw(tex, display=True) for tex in ("a", r"a \\ a"))
+    assert one.count("<use ") == 1 and two.count("<use ") == 2
+    one, two = (float(re.search(r"height:([\d.]+)em", each)[1]) for each in (one, two))
+    assert two > 2 * one
 
 
 def test_formulas_stand_where_they_were_written() -> None:
@@ -531,6 +541,18 @@ def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
     assert small() == cold
 
 
+def test_what_is_served_is_what_is_published(small) -> None:
+    """So `make site` and `make serve` keep the same, and neither removes what the other made."""
+    config = small.folder / "mkdocs.yml"
+    config.write_text(f"{config.read_text()}site_url: https://a.example/b/\n", "utf-8")
+    published, made = small(), when_kept(small.folder)
+    served = load_config(str(config))
+    served.site_url = "http://127.0.0.1:8000/b/"  # as `mkdocs serve` does
+    mkdocs.commands.build.build(served, serve_url=served.site_url)
+    assert (small.folder / "site/index.html").read_text("utf-8").startswith(published)
+    assert "https://a.example/b/" in published and when_kept(small.folder) == made
+
+
 @pytest.mark.parametrize(
     ("name", "was", "becomes", "shown"),
     [
@@ -561,6 +583,7 @@ SHOWN = {  # one of each that a page can show
     "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\nplugins: []\n",
     "snippets/t/p.py": '"""It says one."""\n\n\ndef f():\n    print(1)\n',
     "snippets/t/p.cpu.txt": f"{RECORDED}$ python p.py\n1\n$ python q.py\n2\n",
+    "snippets/t/r.py": "print(3)\n",
     "snippets/t/p.svg": '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 5"/>',
     "docs/01_a.md": f"""# A: page
 
@@ -633,6 +656,7 @@ def test_what_is_built_again_is_what_a_first_build_makes(
         ("snippets/gpu.toml", "", '"snippets/t/p.py" = "$ python p.py"\n'),
         ("snippets/t/p.cuda.txt", "", RECORDED + "$ python p.py\neins\n"),
         ("snippets/t/q.py", "", "print(2)\n"),  # beside p.py, whose transcript names it
+        ("snippets/t/q.py", "print(2)", "import r"),  # so p.py needs r.py, too
         ("snippets/t/p.svg", "0 0 9 5", "0 0 9 7"),
         ("docs/01_a.md", "# A:", "# B:"),  # the title of links to it
         ("docs/01_a.md", "word " * 500, "word " * 900),  # its time in the track
@@ -650,6 +674,33 @@ def test_what_is_built_again_is_what_a_first_build_makes(
         shutil.copytree(book, first, ignore=shutil.ignore_patterns(".cache", "site"))
         assert before != after == published(first), (name, becomes)
         before = after
+
+
+def test_a_build_writes_what_changed_and_removes_what_it_did_not_make(small) -> None:
+    index, site = small.folder / "docs/index.md", small.folder / "site"
+    small()
+    for name in (".nojekyll", ".git/HEAD", "before/it/index.html"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).touch()
+    files = [each for each in site.rglob("*") if each.is_file()]
+    for each in files:
+        os.utime(each, (0, 0))
+    index.write_text(index.read_text("utf-8") + "\nOne more line.\n", "utf-8")
+    assert "One more line." in small()
+    there = [each for each in files if each.exists()]
+    left = {each.relative_to(site).as_posix() for each in there if not each.stat().st_mtime}
+    assert {"more/index.html", "css/base.css", ".nojekyll", ".git/HEAD"} < left
+    assert "index.html" not in left and not (site / "before").exists()
+
+    (small.folder / "docs/more.md").unlink()
+    index.write_text("# A page\n\n$$\\foo$$\n", "utf-8")
+    with pytest.raises(Abort):
+        small()
+    assert "One more line." in (site / "index.html").read_text("utf-8")
+    assert (site / "more/index.html").exists()
+    index.write_text("# A page\n", "utf-8")
+    small()
+    assert not (site / "more").exists()
 
 
 def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(

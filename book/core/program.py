@@ -76,11 +76,10 @@ class Program:
     @property
     def devices(self) -> list[str]:
         """The devices it has transcripts for: cpu, cuda, then further kinds of GPUs."""
-        names = (n for n in os.listdir(self.path.parent) if n.startswith(self.path.stem))
+        stem = self.path.stem
+        names = (n for n in os.listdir(self.path.parent) if n.startswith(f"{stem}."))
         found = map(_RECORDED.fullmatch, names)
-        devices = {
-            match["device"] for match in found if match and match["stem"] == self.path.stem
-        }
+        devices = {match["device"] for match in found if match and match["stem"] == stem}
         return sorted(
             devices - {None}, key=lambda device: (device not in ("cpu", "cuda"), device)
         )
@@ -142,7 +141,7 @@ class Program:
         queue += self._imported()
         while queue:
             path = queue.pop(0)
-            if path not in found and is_program(path, self.root) and path.exists():
+            if path not in found and path.exists() and is_program(path, self.root):
                 found[path] = Program(self.root, path)
                 queue += found[path]._imported()
         return list(found.values())[1:]

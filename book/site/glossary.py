@@ -28,8 +28,12 @@ NEVER_INSIDE = {"a", "abbr", "code", "pre", "th", "h1", "h2", "h3", "h4", "h5", 
 
 def entries(root: Path = ROOT) -> dict[str, str]:
     """Each entry's definition, by its name or names: `tensor parallelism / TP`."""
+    return _entries(_text(root))
+
+
+def _text(root: Path) -> str:
     path = root / FILE
-    return _entries(path.read_text("utf-8")) if path.is_file() else {}
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 @functools.lru_cache(maxsize=2)
@@ -40,8 +44,12 @@ def _entries(text: str) -> dict[str, str]:
 
 def terms(root: Path = ROOT) -> dict[str, str]:
     """Each term of the glossary with the first sentence of its definition."""
+    return _terms(_text(root))
+
+
+def _terms(text: str) -> dict[str, str]:
     found = {}
-    for names, definition in entries(root).items():
+    for names, definition in _entries(text).items():
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", definition)
         plain = re.sub(r"[`*$]", "", plain)
         sentence = re.match(r".*?[.](?= |$)", plain)
@@ -75,6 +83,20 @@ def show(words: list[str], root: Path) -> str:
     return template.render(f"glossary/{words[0]}", letters=by_letter(root), slug=slug)
 
 
+@functools.lru_cache(maxsize=128)
+def _wanted(
+    text: str, own_senses: frozenset[str]
+) -> tuple[dict[str, tuple[str, str]], re.Pattern[str]]:
+    """The terms to explain, in small letters, with name and meaning; and what finds them."""
+    known = {name.lower(): (name, meaning) for name, meaning in _terms(text).items()}
+    if unknown := own_senses - known.keys():
+        raise ValueError(f"not in the glossary anyway: {', '.join(sorted(unknown))}")
+    wanted = {name: known[name] for name in known.keys() - own_senses}
+    words = "|".join(re.escape(name) for name in sorted(wanted, key=len, reverse=True))
+    # a term may stand in the plural, and must not be a part of a longer, hyphenated word
+    return wanted, re.compile(rf"(?<![\w-])({words})(?:e?s)?(?![\w-])", re.IGNORECASE)
+
+
 class Tooltips(Treeprocessor):
     """Explains the terms of a page; on the glossary page, gives each its id."""
 
@@ -96,14 +118,7 @@ class Tooltips(Treeprocessor):
             name.set("id", slug("".join(name.itertext()).split(" / ")[0]))
         if lists:
             return
-        known = {name.lower(): (name, meaning) for name, meaning in terms(self.root).items()}
-        if unknown := self.own_senses - known.keys():
-            raise ValueError(f"not in the glossary anyway: {', '.join(sorted(unknown))}")
-        self.terms = {name: known[name] for name in known.keys() - self.own_senses}
-        longest_first = sorted(self.terms, key=len, reverse=True)
-        words = "|".join(re.escape(name) for name in longest_first)
-        # a term may stand in the plural, and must not be a part of a longer, hyphenated word
-        self.pattern = re.compile(rf"(?<![\w-])({words})(?:e?s)?(?![\w-])", re.IGNORECASE)
+        self.terms, self.pattern = _wanted(_text(self.root), frozenset(self.own_senses))
         self.seen: set[str] = set()
         if self.terms:
             self._walk(root)

@@ -17,6 +17,7 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
+from mkdocs.utils.yaml import yaml_load
 from pymdownx.arithmatex import ArithmatexExtension
 
 from book.core import ROOT, BookError
@@ -35,6 +36,7 @@ from book.site import (
     search,
     theme,
     tracks,
+    written,
 )
 
 WATCHED = ("snippets", "labs", "assessment", "book", "overrides")  # beside docs/
@@ -55,6 +57,8 @@ def _root(config: MkDocsConfig) -> Path:
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     root = _root(config)
+    settings = Path(config.config_file_path).read_text("utf-8")
+    config.site_url = yaml_load(settings).get("site_url")  # `mkdocs serve` puts its own there
     config.watch += [str(root / each) for each in WATCHED if (root / each).exists()]
     config.markdown_extensions.append(BookMarkdown(root))
     config.extra["index"] = search.Index(config)
@@ -84,6 +88,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 def on_env(env: Environment, config: MkDocsConfig, files: Files) -> Environment:
     if config.theme.custom_dir:
         theme.share_navigation(env)
+    written.remove_others(config.site_dir, files)
     env.template_class = kept.Finished
     env.bytecode_cache = config.extra["keeper"].templates()
     return env

@@ -24,11 +24,12 @@ from typing import Any
 import jinja2
 from jinja2 import FileSystemBytecodeCache, Template
 from mkdocs.structure.files import Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 from book.core import ROOT, write_whole
 from book.core.digest import contents, digest
-from book.core.program import on_gpus
+from book.core.program import Program, is_program, on_gpus
 from book.site.theme import fixed
 
 FOLDER = ".cache/pages"
@@ -43,13 +44,21 @@ EMBEDDED = re.compile(r'--8<--[ \t]+"((?:[^":]*/)?[^":/.]*)')  # its path, witho
 
 
 def beside(root: Path, place: str) -> str:
-    """What a page may show of `NAME`: of `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and the like."""
+    """What a page may show of `NAME`: of `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and the like.
+
+    With an output stand the names of the programs that it needs, which may need others.
+    """
     (folder, slash, name), gpu = place.rpartition("/"), on_gpus(root)
     names = os.listdir(root / folder) if (root / folder).is_dir() else []
     own = sorted(folder + slash + each for each in names if each.split(".")[0] == name)
-    return "\n".join(
-        line for each in own for line in [*contents(root / each), gpu.get(each, "")]
-    )
+    lines = [line for each in own for line in [*contents(root / each), gpu.get(each, "")]]
+    of_programs = (Program(root, root / each) for each in own if is_program(root / each, root))
+    return "\n".join([*lines, *(other.name for it in of_programs for other in it.companions())])
+
+
+def around(nav: Navigation) -> str:
+    """What the navigation says of all its pages."""
+    return "\n".join(f"{each.title} {each.url}" for each in nav.pages)
 
 
 class Keeper:
@@ -58,6 +67,7 @@ class Keeper:
     def __init__(self, root: Path, files: Files) -> None:
         self.root, self.folder, self.used = root, root / FOLDER, set[Path]()
         self.beside = functools.cache(functools.partial(beside, root))
+        self.around = functools.cache(around)
         places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in files]
         self.book = digest(root, CODE, *(root / each for each in MADE_BY), *places)
         self.whole = root / ".cache" / "pages.of"  # of which book all pages have been kept
@@ -110,11 +120,9 @@ class Keeper:
 
     def finish(self, template: Template, context: dict[str, Any]) -> str:
         """What a template makes of a page, as it is published."""
-        page, nav = context["page"], context["nav"]
-        around = [template.name, context["config"].site_url]
-        around += [f"{each.title} {each.url}" for each in nav.pages]
-        said = [page.title, page.edit_url, page.meta, str(page.toc)]
-        place = self._place(page, repr(around), repr(said), page.content)
+        page, around = context["page"], self.around(context["nav"])
+        said = [template.name, page.title, page.edit_url, page.meta, str(page.toc)]
+        place = self._place(page, around, repr(said), page.content)
         with suppress(*NOT_KEPT):
             return pickle.loads(place.read_bytes())
         output = fixed(Template.render(template, context))

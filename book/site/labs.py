@@ -18,14 +18,22 @@ import jupytext
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+from nbformat import NotebookNode
 
 from book.core.program import Program
 from book.site import template
 from book.site.embedded import transcript
 
+MARK = re.compile(r"^\s*# (>>>|<<<|hint:).*\n?", re.MULTILINE)
+
 
 def is_lab(file: File) -> bool:
     return bool(re.fullmatch(r"labs/lab\d\d_\w+\.py", file.src_uri))
+
+
+@functools.lru_cache(maxsize=64)
+def _notebook(script: str) -> NotebookNode:
+    return jupytext.reads(script, fmt="py:percent")
 
 
 @functools.lru_cache(maxsize=64)
@@ -34,20 +42,20 @@ def to_markdown(script: str) -> str:
 
     The marks around solutions and the hints for blanks, which `start.py` reads, are left out.
     """
-    script = re.sub(r"^\s*# (>>>|<<<|hint:).*\n", "", script, flags=re.MULTILINE)
     parts = []
-    for cell in jupytext.reads(script, fmt="py:percent").cells:
+    for cell in _notebook(script).cells:
+        source = MARK.sub("", cell.source).rstrip()
         if cell.cell_type == "markdown":
-            parts.append(cell.source)
-        elif cell.source.strip():
-            parts.append(f"````python\n{cell.source}\n````")
+            parts.append(source)
+        elif source:
+            parts.append(f"````python\n{source}\n````")
     return "\n\n".join(parts) + "\n"
 
 
 @functools.lru_cache(maxsize=64)
 def to_notebook(script: str) -> str:
     """Return a percent script as a notebook, the same text each time."""
-    notebook = jupytext.reads(script, fmt="py:percent")
+    notebook = _notebook(script)
     for number, cell in enumerate(notebook.cells, start=1):
         cell["id"] = f"cell-{number}"
     notebook.metadata["kernelspec"] = {

@@ -47,6 +47,8 @@ def draw(tex: str, display: bool = False) -> str:
         mathml = ET.fromstring(tex2mml(tex, inline=not display))
         spoken = _spoken(mathml)
         mathml.set("mathcolor", INK[0])
+        if r"\\" not in tex:  # a row within <math> doubles the work, and only lines need it
+            mathml[:] = mathml[0]
         ink = ziamath.Math(mathml, size=UNITS, margin=0)
         drawing = ink.svgxml()
     except Exception as error:

@@ -14,9 +14,9 @@ import json
 import re
 from pathlib import Path
 
+from mkdocs import utils
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
-from mkdocs.utils import write_file
 
 Section = tuple[str, str, str, float]  # address, title as HTML, text, weight
 
@@ -75,5 +75,5 @@ class Index:
 
     def generate_search_index(self, _previous: object) -> str:
         text = json.dumps(self.sections, ensure_ascii=False, separators=(",", ":"))
-        write_file(text.encode(), str(self.folder / "text.json"))
+        utils.write_file(text.encode(), str(self.folder / "text.json"))
         return json.dumps({"config": self.settings, "docs": []})
