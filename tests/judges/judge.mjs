@@ -131,26 +131,37 @@ if (options.html) {
   console.log(`${paths.length} pages validated`)
 }
 
-// ---- Lighthouse, desktop
+// ---- Lighthouse, desktop and phone: how fast, and all else without a fault
+
+const FORMS = { desktop: { flags: ["--preset=desktop"], least: 0.95 }, phone: { flags: [], least: 0.9 } }
+
+async function lighthouse(path, form, report) {
+  const args = [join(modules, "lighthouse/cli/index.js"), origin + path, "--quiet", "--output=json",
+    ...FORMS[form].flags, `--output-path=${report}`,
+    `--chrome-flags=--headless ${QUIET.join(" ")}`]
+  await new Promise(done => spawn(process.execPath, args, {
+    env: { ...process.env, CHROME_PATH: options.chromium }, stdio: "inherit",
+  }).on("exit", done))
+  const { categories, audits } = JSON.parse(readFileSync(report, "utf8"))
+  for (const [name, { title, score, auditRefs }] of Object.entries(categories)) {
+    if (score >= (name === "performance" ? FORMS[form].least : 1)) continue
+    const lost = auditRefs.filter(ref => ref.weight && (audits[ref.id].score ?? 1) < 0.9)
+    fault(path, `${form}: ${title} ${score}: ${lost.map(ref => ref.id).join(", ")}`)
+  }
+  return Object.values(categories).map(({ score }) => Math.round(score * 100)).join(" ")
+}
 
 if (options.lighthouse) {
   const scratch = mkdtempSync(join(tmpdir(), "judge-"))
-  const cli = join(modules, "lighthouse/cli/index.js")
+  console.log("page: kB, kB compressed; performance, accessibility, best practices, SEO")
   for (const path of paths.filter(path => !path.endsWith("404.html"))) {
-    const report = join(scratch, "report.json")
-    const args = [cli, origin + path, "--quiet", "--preset=desktop", "--output=json",
-      `--output-path=${report}`, `--chrome-flags=--headless ${QUIET.join(" ")}`]
-    await new Promise(done => spawn(process.execPath, args, {
-      env: { ...process.env, CHROME_PATH: options.chromium }, stdio: "inherit",
-    }).on("exit", done))
-    const { categories, audits } = JSON.parse(readFileSync(report, "utf8"))
-    const scores = Object.values(categories).map(c => `${c.title} ${Math.round(c.score * 100)}`)
-    console.log(`${path}  ${scores.join(" · ")}`)
-    for (const category of Object.values(categories)) {
-      if (category.score >= 0.95) continue
-      const lost = category.auditRefs.filter(ref => ref.weight && (audits[ref.id].score ?? 1) < 0.9)
-      fault(path, `${category.title} ${category.score}: ${lost.map(ref => ref.id).join(", ")}`)
+    const html = readFileSync(join(site, path.slice(root.length), "index.html"))
+    const sizes = [html, gzipSync(html)].map(each => Math.round(each.length / 1000))
+    const scores = []
+    for (const form of Object.keys(FORMS)) {
+      scores.push(`${form} ${await lighthouse(path, form, join(scratch, "report.json"))}`)
     }
+    console.log(`${path}: ${sizes.join(" ")}; ${scores.join("; ")}`)
   }
   rmSync(scratch, { recursive: true })
 }
