@@ -44,6 +44,10 @@ ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 READS, READ = Path(__file__).parent / "reads", pytest.StashKey[int]()
 NEVER = (".venv/", ".git/", ".cache/", "tests/reads/", "requirements/")  # or known to all tests
 CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
+# A window's address bar is two more pages, and these cost as much as the one that is tested.
+# The option replaces Playwright's: what of that asks other hosts, or waits to paint, stands here.
+OFF = "WebUIOmniboxPopup,WebUIOmniboxAimPopup,AimEnabled,OptimizationHints,PaintHolding"
+OFF += ",NetworkTimeServiceQuerying,PreconnectToSearch,HttpsUpgrades"
 RECORDED = (
     "# recorded 2026-01-01 on 2 CPU cores (test), torch 2.13.0, Python 3.11.7, in 1.0 s\n"
 )
@@ -280,6 +284,13 @@ def browser() -> Iterator[Browser]:
     if chromium is None:
         pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        options = ["--no-sandbox", f"--disable-features={OFF}"]
+        browser = driver.chromium.launch(executable_path=chromium, args=options)
+        for name in ("new_context", "new_page"):  # what moves is drawn again and again
+            setattr(
+                browser,
+                name,
+                functools.partial(getattr(browser, name), reduced_motion="reduce"),
+            )
         yield browser
         browser.close()

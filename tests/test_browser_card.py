@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 from book.core.page import read
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
 CARD = Path(__file__).resolve().parent.parent / "docs" / "11_reference_card.md"
@@ -163,29 +164,40 @@ def test_every_letter_of_a_formula_is_explained() -> None:
                 assert named, f"{letter} is not explained: {line}"
 
 
-@pytest.mark.parametrize("paper", ["A4", "Letter"])
-def test_prints_on_one_page(browser: Browser, address: str, paper: str) -> None:
+@pytest.fixture(scope="module")
+def card(browser: Browser, address: str) -> Iterator[Page]:
     page = browser.new_page()
     page.goto(f"{address}11_reference_card/", wait_until="networkidle")
-    printed = page.pdf(format=paper)
+    yield page
     page.close()
+
+
+@pytest.mark.parametrize("paper", ["A4", "Letter"])
+def test_prints_on_one_page(card: Page, paper: str) -> None:
+    printed = card.pdf(format=paper)
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
 
 
-@pytest.mark.parametrize("width", [390, 1440])
-@pytest.mark.parametrize("name", ["11_reference_card", "11_tools"])
-def test_fits_the_screen(browser: Browser, address: str, name: str, width: int) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    page.goto(f"{address}{name}/", wait_until="networkidle")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def hold_to_widths(page: Page) -> None:
+    for width in (390, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_fits_the_screen(card: Page) -> None:
+    hold_to_widths(card)
+
+
+def test_the_tools_fit_the_screen(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}11_tools/", wait_until="networkidle")
+    hold_to_widths(page)
     page.close()
 
 
-def test_nothing_of_the_card_is_out_of_sight_on_a_phone(browser: Browser, address: str) -> None:
-    page = browser.new_page(viewport={"width": 390, "height": 900})
-    page.goto(f"{address}11_reference_card/", wait_until="networkidle")
-    wide = page.locator(".reference-card table").evaluate_all(
+def test_nothing_of_the_card_is_out_of_sight_on_a_phone(card: Page) -> None:
+    card.set_viewport_size({"width": 390, "height": 900})
+    wide = card.locator(".reference-card table").evaluate_all(
         "tables => tables.map(table => table.getBoundingClientRect().right)"
     )
     assert len(wide) == 9 and max(wide) <= 390
-    page.close()

@@ -83,24 +83,25 @@ def test_the_page_is_short(browser: Browser, address: str) -> None:
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("scripts", [True, False])
-def test_a_phone_has_all_of_it(
-    browser: Browser, address: str, scheme: str, scripts: bool
-) -> None:
-    context = browser.new_context(
-        viewport={"width": 390, "height": 800}, color_scheme=scheme, java_script_enabled=scripts
-    )
-    page = context.new_page()
+def test_a_phone_has_all_of_it(browser: Browser, address: str, scripts: bool) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800}, java_script_enabled=scripts)
     page.goto(address)
-    for part in (".home-lead", ".grid.cards li", ".home-example .transcript", ".home-columns"):
-        box = page.locator(part).first.bounding_box()
-        assert box["x"] >= 0 and box["x"] + box["width"] <= 390, part
-        assert page.locator(part).first.is_visible()
-    assert page.locator('.grid.cards li a[href*="tracks/"]').count() == 3
-    for button in page.locator("article .md-button").all():
-        assert button.bounding_box()["height"] >= 24
-    context.close()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for part in (
+            ".home-lead",
+            ".grid.cards li",
+            ".home-example .transcript",
+            ".home-columns",
+        ):
+            box = page.locator(part).first.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= 390, (part, scheme)
+            assert page.locator(part).first.is_visible()
+        assert page.locator('.grid.cards li a[href*="tracks/"]').count() == 3
+        for button in page.locator("article .md-button").all():
+            assert button.bounding_box()["height"] >= 24
+    page.close()
 
 
 def test_keyboard_reaches_the_first_chapter(browser: Browser, address: str) -> None:

@@ -86,6 +86,9 @@ def tab_to(page: Page, wanted: str) -> None:
 def test_all_of_it_by_keyboard_alone(context: BrowserContext, address: str) -> None:
     page = opened(context, address)
     press = page.keyboard.press
+    press("Tab")
+    assert page.evaluate("document.activeElement.textContent").strip() == "Skip to content"
+    press("Enter")
     for name, question in QUESTIONS.items():
         here = f".quiz-question[data-quiz='{name}'] "
         if question.kind == "number":

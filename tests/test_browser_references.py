@@ -114,21 +114,20 @@ def test_the_filter_comes_once_and_after_coming_back(page: Page, address: str) -
     assert page.locator(SHOWN).count() == fitting(kind="video")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_without_javascript_and_on_a_phone(browser: Browser, address: str, scheme: str) -> None:
-    context = browser.new_context(
-        java_script_enabled=False, viewport={"width": 390, "height": 844}, color_scheme=scheme
-    )
-    page = context.new_page()
+@pytest.mark.parametrize("scripts", [True, False])
+def test_without_javascript_and_on_a_phone(
+    browser: Browser, address: str, scripts: bool
+) -> None:
+    page = browser.new_page(java_script_enabled=scripts, viewport={"width": 390, "height": 844})
     page.goto(f"{address}11_references/")
-    assert page.locator(SHOWN).count() == len(ENTRIES)
-    assert page.locator(".reference-filter").inner_html() == ""
-    context.close()
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
-    page = context.new_page()
-    page.goto(f"{address}11_references/")
-    page.wait_for_selector(".reference-filter form")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    table = page.locator("table:has(a.reference)").first
-    assert table.evaluate("e => e.getBoundingClientRect().right") <= 390
-    context.close()
+    if scripts:
+        page.wait_for_selector(".reference-filter form")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.locator(SHOWN).count() == len(ENTRIES)
+        if not scripts:
+            assert page.locator(".reference-filter").inner_html() == ""
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        table = page.locator("table:has(a.reference)").first
+        assert table.evaluate("e => e.getBoundingClientRect().right") <= 390
+    page.close()

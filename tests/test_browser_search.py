@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -154,7 +155,7 @@ def test_search_works_from_the_keyboard(browser: Browser, address: str) -> None:
     page.goto(address, wait_until="networkidle")
     page.keyboard.press("/")
     page.keyboard.type("unused parameters")
-    page.wait_for_selector(f"{FOUND} mark")
+    page.locator(f"{FOUND} mark", has_text=re.compile("^parameters$")).first.wait_for()  # last
     assert "<" not in page.locator(f"{FOUND} article").first.inner_text()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")

@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from processes import HANG, as_in_a_terminal, carrying, end, left_behind, until
+from processes import HANG, as_in_a_terminal, carrying, end, left_behind, start, until
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "snippets/clusters"
@@ -91,17 +91,13 @@ for name, refuse in ("one", ""), ("two", "fsync checkpoint.tmp"):
 @linux
 def test_a_checkpoint_is_on_the_disk_before_its_name(tmp_path: Path) -> None:
     """The file, then its name, then the folder; and a full disk may show at the first of them."""
-    done = subprocess.run(
-        [sys.executable, "-c", ORDER, tmp_path],
-        env=os.environ | {"PYTHONPATH": str(PROGRAMS), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-    )
-    assert done.stdout.splitlines() == [
+    (tmp_path / "order.py").write_text(ORDER)
+    env = os.environ | {"PYTHONPATH": str(PROGRAMS), "PYTHONDONTWRITEBYTECODE": "1"}
+    out, err = start(["python", "order.py", str(tmp_path)], tmp_path, env).communicate(HANG)
+    assert out.splitlines() == [
         "['fsync checkpoint.tmp', 'replace', 'fsync one'] None ['checkpoint.pt']",
         "['fsync checkpoint.tmp'] 28 []",
-    ], done.stderr
+    ], err
 
 
 @linux

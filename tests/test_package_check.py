@@ -1,13 +1,12 @@
 """The mini-project's checker: a complete package passes, each fault is named."""
 
 import importlib.util
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 from grading import ROOT
-from processes import HANG
+from processes import HANG, start
 
 INPUTS = ["assessment/package_check.py"]
 PROGRAM = ROOT / "assessment/package_check.py"
@@ -131,17 +130,16 @@ def test_operator_at_work(tmp_path: Path) -> None:
             path = folder / name
             path.write_text(path.read_text().replace("graded::", f"graded_{fault}::"))
         folders.append(str(folder))
-    done = subprocess.run(
-        [sys.executable, "-c", GRADE, str(PROGRAM), *folders],
-        capture_output=True, text=True, timeout=HANG,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    (tmp_path / "grade.py").write_text(GRADE)
+    grade = start(["python", "grade.py", str(PROGRAM), *folders], tmp_path, dict(os.environ))
+    out, err = grade.communicate(timeout=HANG)
+    assert grade.returncode == 0, err
+    lines = [line.split()[1:] for line in out.splitlines() if line.startswith("FOUND")]
     found = {Path(folder).name: faults for folder, *faults in lines}
-    assert found["complete"] == [], done.stdout
+    assert found["complete"] == [], out
     for fault in AT_WORK:
         wanted = [fault] if fault in ("not_cpp", "import") else sorted([fault, "not_cpp"])
-        assert sorted(found[fault]) == wanted, done.stdout
+        assert sorted(found[fault]) == wanted, out
 
 
 def test_nothing_is_overwritten(checker, tmp_path: Path) -> None:

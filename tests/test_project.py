@@ -299,7 +299,7 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
 
     def run(command: str) -> tuple[int, str]:
         done = subprocess.run(
-            f"{command} PYTHON={sys.executable}",
+            f"{command} PYTHON={sys.executable} WORKERS= ARGS=--plain",
             shell=True,
             executable="/bin/bash",
             cwd=tmp_path,

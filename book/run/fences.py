@@ -21,7 +21,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,7 +185,12 @@ def check(block: Block, how: hold.How) -> float:
         if all(recorded_on(path) or is_program(path, block.root) for path in paths):
             return 0.0  # its own test runs it
     if language in RUNS:
-        return RUNS[language](block, how)
+        try:
+            return RUNS[language](block, how)
+        except BookError:
+            if not how.warm:
+                raise
+        return RUNS[language](block, replace(how, warm=None))  # as typed, and that counts
     CHECKS[language](block)
     return 0.0
 
@@ -197,7 +202,7 @@ def _run(
     block: Block, command: str, folder: Path, how: hold.How, line: int = 0, status: int = 0
 ) -> runner.Result:
     """Run a command; raise BookError where it hangs, fails or leaves something running."""
-    cold = how.device != "cpu" or not how.warm or not how.warm.takes(command)
+    cold = how.device != "cpu" or not how.warm or not how.warm.takes(command, block.name)
     warm = None if cold else how.warm
     result = runner.run(command, folder, limit=how.limit, device=how.device, warm=warm)
     if result.leftovers:

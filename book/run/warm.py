@@ -5,11 +5,11 @@ A process that has torch waits for commands and forks for each. For a torchrun c
 fork does what torchrun does on one node, with ranks that are forks in place of fresh
 interpreters: the same variables, a store, and an end for all when one rank fails.
 
-Commands of transcripts start warm, but for the first command of one program in 40, always
-the same ones; whatever needs a shell runs as typed. What differs from its transcript when it
-was started warm is run again, all of it as typed, and that counts. ``--plain`` runs every
-command as typed, as recording and one Python of the workflow do; ``--warm`` starts all warm,
-for the edit loop.
+Commands of transcripts and Python of pages start warm, but for the first command of one
+program in 40, and one page in 40, always the same ones; whatever needs a shell runs as typed.
+What differs from its transcript when it was started warm is run again, all of it as typed, and
+that counts. ``--plain`` runs every command as typed, as recording and one Python of the
+workflow do; ``--warm`` starts all warm, for the edit loop.
 """
 
 from __future__ import annotations

@@ -19,19 +19,22 @@ WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None  # as where it is not installed, or not for this Python
 import torch
+print(torch.ones(2).tolist())
+torch.ones(2).numpy()
 """
 
 
-def last_line(code: str, status: int = 1) -> str:
+def said_by(code: str) -> tuple[str, str]:
+    """What a program prints, and the last line of the error with which it ends."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    assert done.returncode == status
-    return (done.stderr if status else done.stdout).strip().splitlines()[-1]
+    assert done.returncode == 1
+    return done.stdout.strip(), done.stderr.strip().splitlines()[-1]
 
 
 def main() -> None:
-    said = last_line(FROM_TORCHVISION)
+    _, said = said_by(FROM_TORCHVISION)
     print(said)
     assert said == "RuntimeError: operator torchvision::nms does not exist"
 
@@ -43,11 +46,10 @@ def main() -> None:
     assert torch.ops.torchvision.nms(boxes, scores, 0.5).shape == (3,)  # as it was told
     print("with the operator defined first: no error")
 
-    said = last_line(WITHOUT_NUMPY + "torch.ones(2).numpy()")
+    printed, said = said_by(WITHOUT_NUMPY)
     print(said)
     assert said == "RuntimeError: Numpy is not available"
-    said = last_line(WITHOUT_NUMPY + "print(torch.ones(2).tolist())", status=0)
-    print(f"without .numpy(): {said}")
+    print(f"without .numpy(): {printed}")
 
 
 if __name__ == "__main__":
