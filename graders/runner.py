@@ -765,6 +765,7 @@ class Runner:
         grace = LONGEST_GRACE if LINUX else GRACE
         open_outputs = dict(enumerate(outputs))
         seeming: set[int] = set()  # ranks that seem to have ended: they are asked each time
+        heard, looked = False, -math.inf
         while not group.stopped and any(rank.end == "waiting" for rank in group.ranks):
             waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
             sources = [events[r] for r in waiting if not group.ranks[r].deaf]
@@ -792,9 +793,13 @@ class Runner:
                         rank.end, rank.status = "left", processes[r].exitcode
                 if rank.end in ("error", "left", "wrong"):
                     failed = min(failed, clock.worked)
+            heard = heard or bool(ready)
+            if time.monotonic() - looked < 0.1:
+                continue  # to look at every thread after each event takes longer than the step
             # and what they started: a compiler works while its rank waits for it
             pids = [self.keeper.pid, *(processes[r].pid for r in waiting)]
-            clock.look(pids + _descendants(*pids), interrupted=bool(ready))
+            clock.look(pids + _descendants(*pids), interrupted=heard)
+            heard, looked = False, time.monotonic()
             group.excess = clock.excess or _floods(group)
             if group.excess is not None:
                 group.stopped = "excess"

@@ -88,11 +88,11 @@ if __name__ == "__main__":
         refuse("24 rows and 12 layers go into equal parts: start 1, 2, 3, 4 or 6 ranks")
     sys.excepthook = stop_kindly
 
-# DeepSpeed logs to stdout, with the date; and it looks for accelerators by itself
+# DeepSpeed logs to stdout, with the date; it looks for accelerators, and at each gradient again
 logging.disable(logging.WARNING)
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", 1)):
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "1"} | os.environ
 
 try:
     import deepspeed

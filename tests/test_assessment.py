@@ -127,7 +127,7 @@ def test_capstone_survives_a_killed_rank(pytestconfig) -> None:
             with machine.bench(step, GRADED["capstone"]) as bench:
                 if not number:
                     scene = {"config": capstone.RUN}
-                    undisturbed = bench.group(4, **scene).facts("history")[0]
+                    undisturbed = bench.group(2, **scene).facts("history")[0]
                 chance = random.Random(number)
                 lost = capstone.kill_and_resume(bench, undisturbed, chance)
                 print(f"{number + 1}: {lost} steps computed again", flush=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # the first step of an optimizer imports it
+import torch._inductor.compile_fx  # as torch.compile does, and DeepSpeed with its optimizers
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.pipelining

@@ -714,7 +714,7 @@ if rank == 0:
         json.dump(history, file)
 dist.barrier()
 """
-RUN = {"dp": 4, "micro": 1, "layers": 2, "steps": 10, "every": 3, "log": 1}
+RUN = {"dp": 2, "micro": 2, "layers": 2, "steps": 10, "every": 3, "log": 1}
 BOX = {"pp": 2, "dp": 2, "tp": 2, "steps": 3}  # compared with one process, too
 
 
@@ -780,7 +780,7 @@ def kill_and_resume(
 
 @LAB.trial(
     10, "the whole run, and a killed rank", "the run survives a rank", uses="train join",
-    worlds=(4, 8), symmetric=False, needs=(1, 2, 3, 4, 5, 6, 8, 9),
+    worlds=(2, 8), symmetric=False, needs=(1, 2, 3, 4, 5, 6, 8, 9),
 )  # fmt: skip
 def whole_run(bench, run=RUN, box=BOX):
     for number, config in enumerate((box, run)):
