@@ -3,6 +3,7 @@
 import functools
 import re
 import xml.etree.ElementTree as ET
+from operator import itemgetter
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -30,7 +31,7 @@ FIXES = [
     # HTML defines no such relation
     (r' rel="edit"', ""),
     # most tokens of code have no colour of their own: a third of a page of code
-    (r'<span class="(?:[nwpo]|kc|sa|[fv]m|n[av]|v[cgi])">([^<]*)</span>', r"\1"),
+    (r'<span class="(?:[nwpo]|kc|sa|[fv]m|n[av]|v[cgi])">([^<]*)</span>', itemgetter(1)),
     # others have the colour of what they stand in or beside
     (r'<span class="s[1i]">', '<span class="s2">'),
     (
