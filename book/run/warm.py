@@ -36,7 +36,6 @@ from book.core.program import LAUNCH
 _AS_TYPED = {
     "snippets/01_parallelism_strategies/rendezvous_by_hand.py",
     "snippets/02_ddp/group_survives.py",
-    "snippets/02_ddp/threads_or_processes.py",
     "labs/lab01_multi_gpu_setup.py",
 }
 _CHECK = "python labs/check.py "  # but how these are graded is as for the others

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 SIZES = [2**k for k in range(10, 25)]  # bytes, 1 KiB to 16 MiB
-ROUNDS = 3
+ROUNDS = 2
 sent: list[int] = []  # bytes of each message of this rank
 
 
@@ -79,7 +79,7 @@ def measure(name: str, size: int) -> float:
     """Seconds of the fastest of a few runs, as the slowest rank saw it."""
     tensor, scratch = torch.ones(size // 4), torch.empty(size // 4)
     times = []
-    for _ in range(2 if size > 2**22 else 8):
+    for _ in range(2 if size > 2**22 else 6):
         tensor.fill_(1.0)
         sent.clear()
         dist.barrier()

@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 
 SIZES = [2**k for k in range(10, 27)]  # bytes, 1 KiB to 64 MiB
-ROUNDS = 3
+ROUNDS = 2
 
 
 def measure_all_reduce(size: int) -> float:
     """Seconds of the fastest of a few all-reduces, as the slowest rank saw it."""
     tensor = torch.empty(size // 4)
     times = []
-    for _ in range(3 if size > 2**22 else 12):
+    for _ in range(2 if size > 2**22 else 9):
         dist.barrier()
         begin = time.perf_counter()
         dist.all_reduce(tensor)

@@ -26,11 +26,11 @@ def seconds_per_step(ddp: DistributedDataParallel, threads: list[int]) -> list[f
     """Median time of a step for each number of threads, measured in turns; mean over ranks."""
     x = torch.randn(128, 256)
     times = [[] for _ in threads]
-    for round_ in range(4):
+    for round_ in range(3):
         for number, seen in zip(threads, times, strict=True):
             torch.set_num_threads(number)
             assert torch.get_num_threads() == number
-            for step in range(6):
+            for step in range(5):
                 start = time.perf_counter()
                 ddp(x).square().mean().backward()
                 if round_ > 0 and step >= 2:  # the rest is warm-up

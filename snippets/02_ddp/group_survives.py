@@ -16,10 +16,8 @@ DDP and every optimizer do, gives its functions the group as a default argument)
 DDP model first.
 """
 
-import argparse
 import importlib
-import os
-import sys
+import multiprocessing
 import weakref
 
 import torch
@@ -33,33 +31,35 @@ def train() -> DistributedDataParallel:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     ddp(torch.rand(4, 8)).sum().backward()
     optimizer.step()
-    assert ddp.module.bias.grad.eq(4).all()  # of four rows, and averaged over the ranks
+    assert ddp.module.bias.grad.eq(4).all()  # of four rows
     return ddp
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--import-first", action="store_true")
-    parser.add_argument("--free-model", action="store_true")
-    args = parser.parse_args()
-    if "LOCAL_RANK" not in os.environ:
-        sys.exit("start this program with: torchrun --nproc-per-node=2 group_survives.py")
-    if args.import_first:
+def try_out(import_first: bool, free_model: bool) -> None:
+    if import_first:
         importlib.import_module("torch.distributed.nn")  # elsewhere: an import at the top
 
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = weakref.ref(dist.group.WORLD)
 
     ddp = train()
-    dist.barrier()
-    if args.free_model:
+    if free_model:
         del ddp
 
     dist.destroy_process_group()
-    if rank == 0:
-        print(f"alive after destroy_process_group: {group() is not None}", flush=True)
-    os._exit(0)  # here, so that this program ends well in every case
+    print(f"imported first: {import_first}, model freed: {free_model}.", end=" ")
+    print(f"Alive after destroy_process_group: {group() is not None}", flush=True)
+
+
+def main() -> None:
+    for import_first in (False, True):
+        for free_model in (False, True):
+            # in a process for each, which multiprocessing ends by os._exit: so none aborts
+            context = multiprocessing.get_context("fork")
+            process = context.Process(target=try_out, args=(import_first, free_model))
+            process.start()
+            process.join()
+            assert process.exitcode == 0
 
 
 if __name__ == "__main__":

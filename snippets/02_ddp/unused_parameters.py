@@ -70,13 +70,13 @@ def cost(device: torch.device) -> None:
     for name, options in settings.items():
         layers = [layer for _ in range(150) for layer in (nn.Linear(16, 16), nn.ReLU())]
         runs[name] = (DistributedDataParallel(nn.Sequential(*layers).to(device), **options), [])
-    for step in range(40):
+    for step in range(20):
         for ddp, times in runs.values():  # in turns, so that a busy machine hits all alike
             start = time.perf_counter()
             ddp(x).sum().backward()
             if device.type != "cpu":
                 torch.accelerator.synchronize()
-            if step >= 10:
+            if step >= 5:
                 times.append(time.perf_counter() - start)
     medians = {name: sorted(times)[len(times) // 2] for name, (_, times) in runs.items()}
     logs = {name: ddp._get_ddp_logging_data() for name, (ddp, _) in runs.items()}

@@ -11,7 +11,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-H, SAMPLES, STEPS, LR = 64, 256, 600, 0.05
+H, SAMPLES, STEPS, LR = 64, 256, 200, 0.15
 
 
 # --8<-- [start:compress]
