@@ -5,14 +5,9 @@ written once. Bound by memory, the gain is the quotient of bytes. Takes a C++ co
 """
 
 import math
-import os
 import shutil
 import sys
 import time
-
-# one small kernel: no headers and probes compiled before it
-os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import torch
 from torch._inductor import metrics
