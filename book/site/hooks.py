@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment
 from markdown import Extension, Markdown
 from markdown.preprocessors import Preprocessor
+from mkdocs.commands.build import _build_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import BuildError
 from mkdocs.structure.files import Files
@@ -82,6 +83,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
     pages = [file.page for file in files.documentation_pages() if file.page]
     config.extra["keeper"].ahead(pages, render)
+    config.extra["nav"] = nav
     return nav
 
 
@@ -91,6 +93,9 @@ def on_env(env: Environment, config: MkDocsConfig, files: Files) -> Environment:
     written.remove_others(config.site_dir, files)
     env.template_class = kept.Finished
     env.bytecode_cache = config.extra["keeper"].templates()
+    docs, nav = files.documentation_pages(), config.extra["nav"]
+    pages = [file.page for file in docs]
+    config.extra["keeper"].ahead(pages, lambda page: _build_page(page, config, docs, nav, env))
     return env
 
 
