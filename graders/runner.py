@@ -794,12 +794,12 @@ class Runner:
                 if rank.end in ("error", "left", "wrong"):
                     failed = min(failed, clock.worked)
             heard = heard or bool(ready)
-            if time.monotonic() - looked < 0.1:
-                continue  # to look at every thread after each event takes longer than the step
-            # and what they started: a compiler works while its rank waits for it
-            pids = [self.keeper.pid, *(processes[r].pid for r in waiting)]
-            clock.look(pids + _descendants(*pids), interrupted=heard)
-            heard, looked = False, time.monotonic()
+            # to look at every thread after each event takes longer than the step
+            if time.monotonic() - looked > 0.1:
+                # and what they started: a compiler works while its rank waits for it
+                pids = [self.keeper.pid, *(processes[r].pid for r in waiting)]
+                clock.look(pids + _descendants(*pids), interrupted=heard)
+                heard, looked = False, time.monotonic()
             group.excess = clock.excess or _floods(group)
             if group.excess is not None:
                 group.stopped = "excess"

@@ -83,7 +83,6 @@ class Warm:
         self.folder = Path(tempfile.mkdtemp())
         self.said = self.folder / "out", self.folder / "err"
         self.process = launcher.start_words(words, Path(cwd), env, *self.said)
-        self.pid = self.process.pid
 
     @property
     def returncode(self) -> int | None:
@@ -96,7 +95,7 @@ class Warm:
         """What it has printed, once it has ended."""
         self.process.join(timeout)
         if self.returncode is None:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            raise subprocess.TimeoutExpired(f"process {self.process.pid}", timeout)
         out, err = (path.read_text() if path.exists() else "" for path in self.said)
         shutil.rmtree(self.folder)
         return out, err

@@ -185,6 +185,8 @@ def check(block: Block, how: hold.How) -> float:
         if all(recorded_on(path) or is_program(path, block.root) for path in paths):
             return 0.0  # its own test runs it
     if language in RUNS:
+        if how.device != "cpu" or language == "bash":  # which takes a shell
+            how = replace(how, warm=None)
         try:
             return RUNS[language](block, how)
         except BookError:
@@ -202,9 +204,9 @@ def _run(
     block: Block, command: str, folder: Path, how: hold.How, line: int = 0, status: int = 0
 ) -> runner.Result:
     """Run a command; raise BookError where it hangs, fails or leaves something running."""
-    cold = how.device != "cpu" or not how.warm or not how.warm.takes(command, block.name)
-    warm = None if cold else how.warm
-    result = runner.run(command, folder, limit=how.limit, device=how.device, warm=warm)
+    warm = how.warm if how.warm and how.warm.takes(command, block.name) else None
+    longest = min(how.limit, hold.WARM_LIMIT) if warm else how.limit
+    result = runner.run(command, folder, limit=longest, device=how.device, warm=warm)
     if result.leftovers:
         raise block.error(result.left_running)
     if result.timed_out or result.status != status:

@@ -137,7 +137,6 @@ class Launcher:
 def _become(words: list[str], folder: str, env: dict[str, str], out: str, err: str) -> NoReturn:
     """Become the command: never returns."""
     import faulthandler
-    import runpy
 
     import torch
 
@@ -165,12 +164,10 @@ def _become(words: list[str], folder: str, env: dict[str, str], out: str, err: s
         importlib.import_module("sitecustomize")  # as each interpreter does
     faulthandler.enable()
     torch.distributed.set_debug_level_from_env()
-    tool, *sys.argv = words
+    tool, *arguments = words
     if tool == "torchrun":
-        _leave(_status_of(lambda: _torchrun(words[1:])))
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
-    _leave(_status_of(lambda: runpy.run_path(sys.argv[0], run_name="__main__")))
+        _leave(_status_of(lambda: _torchrun(arguments)))
+    _leave(_run_script(arguments))
 
 
 def _end_with_parent() -> None:
@@ -207,16 +204,16 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _rank(script: str, arguments: list[str]) -> int:
-    """What torchrun's fresh interpreter would do in a rank; its exit status."""
+def _run_script(arguments: list[str]) -> int:
+    """What a fresh interpreter would do with a script and its arguments; its exit status."""
     import runpy
 
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
-    sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
-    return _status_of(lambda: runpy.run_path(script, run_name="__main__"))
+    sys.argv = arguments
+    sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+    return _status_of(lambda: runpy.run_path(arguments[0], run_name="__main__"))
 
 
 def _torchrun(arguments: list[str]) -> int:
@@ -257,7 +254,7 @@ def _torchrun(arguments: list[str]) -> int:
             listener.close()
             own = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
             os.environ.update({key: str(value) for key, value in (common | own).items()})
-            _leave(_rank(args.training_script, args.training_script_args))
+            _leave(_run_script([args.training_script, *args.training_script_args]))
         ranks.add(pid)
     store = TCPStore(
         "localhost",

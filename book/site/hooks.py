@@ -18,7 +18,6 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
-from mkdocs.utils.yaml import yaml_load
 from pymdownx.arithmatex import ArithmatexExtension
 
 from book.core import ROOT, BookError
@@ -58,8 +57,8 @@ def _root(config: MkDocsConfig) -> Path:
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     root = _root(config)
-    settings = Path(config.config_file_path).read_text("utf-8")
-    config.site_url = yaml_load(settings).get("site_url")  # `mkdocs serve` puts its own there
+    # as the file has it: `mkdocs serve` puts its own there
+    config.site_url = config.user_configs[0].get("site_url")
     config.watch += [str(root / each) for each in WATCHED if (root / each).exists()]
     config.markdown_extensions.append(BookMarkdown(root))
     config.extra["index"] = search.Index(config)

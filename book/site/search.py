@@ -14,9 +14,10 @@ import json
 import re
 from pathlib import Path
 
-from mkdocs import utils
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
+
+from book.site import written
 
 Section = tuple[str, str, str, float]  # address, title as HTML, text, weight
 
@@ -75,5 +76,5 @@ class Index:
 
     def generate_search_index(self, _previous: object) -> str:
         text = json.dumps(self.sections, ensure_ascii=False, separators=(",", ":"))
-        utils.write_file(text.encode(), str(self.folder / "text.json"))
+        written.write(text.encode(), str(self.folder / "text.json"))
         return json.dumps({"config": self.settings, "docs": []})
