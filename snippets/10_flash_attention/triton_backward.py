@@ -28,6 +28,31 @@ def product(a, b, acc):
 
 # --8<-- [start:dkdv]
 @triton.jit
+def queries(
+    k, v, dk, dv, q_at, do_at, lse_at, delta_at, scale, i, j, m_q, n, shift,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """What one tile of queries adds to the gradients of one tile of keys."""
+    if MASK:
+        q = tl.load(q_at, mask=i[:, None] < m_q, other=0.0)
+        do = tl.load(do_at, mask=i[:, None] < m_q, other=0.0)
+        lse = tl.load(lse_at, mask=i < m_q, other=float("inf"))
+        lse = tl.where(lse == -float("inf"), float("inf"), lse)  # no key: weights 0
+        delta = tl.load(delta_at, mask=i < m_q, other=0.0)
+    else:
+        q, do, lse, delta = tl.load(q_at), tl.load(do_at), tl.load(lse_at), tl.load(delta_at)
+    z = product(k, tl.trans(q), tl.zeros((k.shape[0], q.shape[0]), tl.float32))  # transposed
+    if MASK:  # a key behind the end has score 0, and e^(0 - lse) may overflow
+        seen = j[:, None] <= i[None, :] + shift if CAUSAL else j[:, None] < n
+        z = tl.where(seen, z, -float("inf"))
+    p = tl.exp2(z * (scale * LOG2E) - (lse * LOG2E)[None, :])
+    dv = product(p.to(do.dtype), do, dv)
+    dp = product(v, tl.trans(do), tl.zeros((k.shape[0], q.shape[0]), tl.float32))
+    dz = p * (dp - delta[None, :])
+    return product(dz.to(q.dtype), q, dk), dv
+
+
+@triton.jit
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, q_starts, k_starts,
     scale, tokens, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
@@ -40,39 +65,71 @@ def dkdv_kernel(
     first = tl.program_id(0) * BN
     if first < n:
         j = first + tl.arange(0, BN)
+        own = ((k0 + first).to(tl.int64) * KV_HEADS + kv_head) * D
         c = tl.arange(0, D)
-        at = (k0 + j).to(tl.int64)[:, None] * (KV_HEADS * D) + kv_head * D + c[None, :]
-        k = tl.load(k_ptr + at, mask=j[:, None] < n, other=0.0)
-        v = tl.load(v_ptr + at, mask=j[:, None] < n, other=0.0)
+        row = tl.arange(0, BN)[:, None] * (KV_HEADS * D) + c[None, :]
+        k = tl.load(k_ptr + own + row, mask=j[:, None] < n, other=0.0)
+        v = tl.load(v_ptr + own + row, mask=j[:, None] < n, other=0.0)
         dk = tl.zeros((BN, D), tl.float32)
         dv = tl.zeros((BN, D), tl.float32)
         shift = n - m_q
         begin = tl.maximum(0, first - shift) // BM * BM if CAUSAL else 0  # earlier: hidden
-        for member in tl.static_range(HEADS // KV_HEADS):
+        # from `whole` to `last` every query of a tile exists, and sees every key of this one
+        last = tl.maximum(begin, m_q // BM * BM)
+        if CAUSAL:
+            whole = tl.minimum(last, tl.cdiv(tl.maximum(0, first + BN - 1 - shift), BM) * BM)
+        else:
+            whole = tl.where(first + BN > n, last, begin)
+        cut = (whole - begin) // BM  # tiles that the diagonal cuts, then perhaps the last one
+        cut_too = cut + (last < m_q).to(tl.int32)
+        i = tl.arange(0, BM)
+        at = i[:, None] * (HEADS * D) + c[None, :]
+        for member in range(HEADS // KV_HEADS):
             head = kv_head * (HEADS // KV_HEADS) + member
-            for start in range(begin, m_q, BM):
-                i = start + tl.arange(0, BM)
-                row = (q0 + i).to(tl.int64)[:, None] * (HEADS * D) + head * D + c[None, :]
-                q = tl.load(q_ptr + row, mask=i[:, None] < m_q, other=0.0)
-                do = tl.load(do_ptr + row, mask=i[:, None] < m_q, other=0.0)
-                stat = head * tokens + q0 + i
-                lse = tl.load(lse_ptr + stat, mask=i < m_q, other=float("inf"))
-                lse = tl.where(lse == -float("inf"), float("inf"), lse)  # no key: weights 0
-                delta = tl.load(delta_ptr + stat, mask=i < m_q, other=0.0)
-                z = product(k, tl.trans(q), tl.zeros((BN, BM), tl.float32))  # scores, turned
-                seen = j[:, None] <= i[None, :] + shift if CAUSAL else j[:, None] < n
-                z = tl.where(seen, z, -float("inf"))
-                p = tl.exp2(z * (scale * LOG2E) - (lse * LOG2E)[None, :])
-                dv = product(p.to(do.dtype), do, dv)
-                dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32))
-                dz = p * (dp - delta[None, :])
-                dk = product(dz.to(q.dtype), q, dk)
-        tl.store(dk_ptr + at, (dk * scale).to(dk_ptr.dtype.element_ty), mask=j[:, None] < n)
-        tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=j[:, None] < n)
+            for start in range(whole, last, BM):
+                tile = ((q0 + start).to(tl.int64) * HEADS + head) * D
+                stat = head * tokens + q0 + start + i
+                dk, dv = queries(
+                    k, v, dk, dv, q_ptr + tile + at, do_ptr + tile + at, lse_ptr + stat,
+                    delta_ptr + stat, scale, start + i, j, m_q, n, shift, CAUSAL, False,
+                )  # fmt: skip
+            for number in range(0, cut_too):
+                start = tl.where(number < cut, begin + number * BM, last)
+                tile = ((q0 + start).to(tl.int64) * HEADS + head) * D
+                stat = head * tokens + q0 + start + i
+                dk, dv = queries(
+                    k, v, dk, dv, q_ptr + tile + at, do_ptr + tile + at, lse_ptr + stat,
+                    delta_ptr + stat, scale, start + i, j, m_q, n, shift, CAUSAL, True,
+                )  # fmt: skip
+        inside = j[:, None] < n
+        tl.store(dk_ptr + own + row, (dk * scale).to(dk_ptr.dtype.element_ty), mask=inside)
+        tl.store(dv_ptr + own + row, dv.to(dv_ptr.dtype.element_ty), mask=inside)
 
 
 # --8<-- [end:dkdv]
 # --8<-- [start:dq]
+@triton.jit
+def keys(
+    q, do, lse, delta, dq, k_at, v_at, scale, i, start, n, shift,
+    BN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """What one tile of keys adds to the gradient of one tile of queries."""
+    j = start + tl.arange(0, BN)
+    inside = j[:, None] < n
+    k = tl.load(k_at, mask=inside, other=0.0) if MASK else tl.load(k_at)
+    v = tl.load(v_at, mask=inside, other=0.0) if MASK else tl.load(v_at)
+    z = product(q, tl.trans(k), tl.zeros((q.shape[0], BN), tl.float32))
+    if MASK:
+        seen = j[None, :] < n
+        if CAUSAL:
+            seen = seen & (j[None, :] <= i[:, None] + shift)
+        z = tl.where(seen, z, -float("inf"))
+    p = tl.exp2(z * (scale * LOG2E) - (lse * LOG2E)[:, None])
+    dp = product(do, tl.trans(v), tl.zeros((q.shape[0], BN), tl.float32))
+    dz = p * (dp - delta[:, None])
+    return product(dz.to(k.dtype), k, dq)
+
+
 @triton.jit
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, q_starts, k_starts,
@@ -87,33 +144,43 @@ def dq_kernel(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     if first < m_q:
         i = first + tl.arange(0, BM)
+        own = ((q0 + first).to(tl.int64) * HEADS + head) * D
         c = tl.arange(0, D)
-        row = (q0 + i).to(tl.int64)[:, None] * (HEADS * D) + head * D + c[None, :]
-        q = tl.load(q_ptr + row, mask=i[:, None] < m_q, other=0.0)
-        do = tl.load(do_ptr + row, mask=i[:, None] < m_q, other=0.0)
+        row = tl.arange(0, BM)[:, None] * (HEADS * D) + c[None, :]
+        inside = i[:, None] < m_q
+        q = tl.load(q_ptr + own + row, mask=inside, other=0.0)
+        do = tl.load(do_ptr + own + row, mask=inside, other=0.0)
         stat = head * tokens + q0 + i
         lse = tl.load(lse_ptr + stat, mask=i < m_q, other=float("inf"))
         lse = tl.where(lse == -float("inf"), float("inf"), lse)
         delta = tl.load(delta_ptr + stat, mask=i < m_q, other=0.0)
         dq = tl.zeros((BM, D), tl.float32)
-        shift = n - m_q
-        end = tl.minimum(n, tl.maximum(0, first + BM + shift)) if CAUSAL else n
-        for start in range(0, end, BN):
-            j = start + tl.arange(0, BN)
-            at = (k0 + j).to(tl.int64)[:, None] * (KV_HEADS * D) + kv_head * D + c[None, :]
-            k = tl.load(k_ptr + at, mask=j[:, None] < n, other=0.0)
-            v = tl.load(v_ptr + at, mask=j[:, None] < n, other=0.0)
-            z = product(q, tl.trans(k), tl.zeros((BM, BN), tl.float32))
-            # a key behind the end has score 0, and e^(0 - lse) may overflow
-            seen = j[None, :] < n
-            if CAUSAL:
-                seen = seen & (j[None, :] <= i[:, None] + shift)
-            z = tl.where(seen, z, -float("inf"))
-            p = tl.exp2(z * (scale * LOG2E) - (lse * LOG2E)[:, None])
-            dp = product(do, tl.trans(v), tl.zeros((BM, BN), tl.float32))
-            dz = p * (dp - delta[:, None])
-            dq = product(dz.to(k.dtype), k, dq)
-        tl.store(dq_ptr + row, (dq * scale).to(dq_ptr.dtype.element_ty), mask=i[:, None] < m_q)
+        if CAUSAL:
+            shift = n - m_q
+            end = tl.minimum(n, tl.maximum(0, first + BM + shift))
+            whole = tl.minimum(n, tl.maximum(0, first + shift + 1)) // BN * BN
+        else:
+            shift = n
+            end, whole = n, n // BN * BN
+        tile = (k0.to(tl.int64) * KV_HEADS + kv_head) * D
+        k_tile, v_tile = k_ptr + tile, v_ptr + tile
+        at = tl.arange(0, BN)[:, None] * (KV_HEADS * D) + c[None, :]
+        for start in range(0, whole, BN):
+            dq = keys(
+                q, do, lse, delta, dq, k_tile + at, v_tile + at, scale, i, start, n, shift,
+                BN, CAUSAL, False,
+            )  # fmt: skip
+            k_tile += BN * KV_HEADS * D
+            v_tile += BN * KV_HEADS * D
+        for start in range(whole, end, BN):
+            dq = keys(
+                q, do, lse, delta, dq, k_tile + at, v_tile + at, scale, i, start, n, shift,
+                BN, CAUSAL, True,
+            )  # fmt: skip
+            k_tile += BN * KV_HEADS * D
+            v_tile += BN * KV_HEADS * D
+        dq *= scale
+        tl.store(dq_ptr + own + row, dq.to(dq_ptr.dtype.element_ty), mask=inside)
 
 
 # --8<-- [end:dq]
@@ -131,14 +198,20 @@ def delta_kernel(
 
 
 # --8<-- [start:launch]
-CONFIGS = [
-    triton.Config({"BM": bm, "BN": bn}, num_warps=warps, num_stages=stages)
-    for bm, bn, warps in ((64, 128, 8), (128, 64, 8), (64, 64, 4))
-    for stages in (2, 3)
-]
+TILES = ((128, 64, 8), (128, 32, 8), (64, 32, 4))  # own, passing by; warps
 KEY = ["HEADS", "KV_HEADS", "D", "CAUSAL"]
-tuned_dkdv = triton.autotune(CONFIGS, key=KEY)(dkdv_kernel)
-tuned_dq = triton.autotune(CONFIGS, key=KEY)(dq_kernel)
+
+
+def tuned(kernel, own: str, passing: str):
+    configs = [
+        triton.Config({own: a, passing: b}, num_warps=warps, num_stages=stages)
+        for a, b, warps in TILES
+        for stages in (2, 3)
+    ]
+    return triton.autotune(configs, key=KEY)(kernel)
+
+
+tuned_dkdv, tuned_dq = tuned(dkdv_kernel, "BN", "BM"), tuned(dq_kernel, "BM", "BN")
 
 
 def backward(

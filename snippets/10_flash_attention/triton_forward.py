@@ -62,8 +62,10 @@ def forward_kernel(
     if first < m_q:  # the grid is made for the longest sequence
         i = first + tl.arange(0, BM)
         c = tl.arange(0, D)
-        row = (q0 + i).to(tl.int64)[:, None] * (HEADS * D) + head * D + c[None, :]
-        q = tl.load(q_ptr + row, mask=i[:, None] < m_q, other=0.0)
+        # where a tile begins is a scalar; a tile of 64-bit pointers would fill the registers
+        own = ((q0 + first).to(tl.int64) * HEADS + head) * D
+        row = tl.arange(0, BM)[:, None] * (HEADS * D) + c[None, :]
+        q = tl.load(q_ptr + own + row, mask=i[:, None] < m_q, other=0.0)
         scale *= 1.4426950408889634  # e^x = 2^(x / ln 2), and 2^x is one instruction
         m = tl.full((BM,), -float("inf"), tl.float32)
         total = tl.zeros((BM,), tl.float32)
@@ -76,24 +78,24 @@ def forward_kernel(
         else:
             shift = n
             end, whole = n, n // BN * BN
-        j = (k0 + tl.arange(0, BN)).to(tl.int64)
-        at = j[:, None] * (KV_HEADS * D) + kv_head * D + c[None, :]
-        k_at, v_at = k_ptr + at, v_ptr + at
+        tile = (k0.to(tl.int64) * KV_HEADS + kv_head) * D
+        k_tile, v_tile = k_ptr + tile, v_ptr + tile
+        at = tl.arange(0, BN)[:, None] * (KV_HEADS * D) + c[None, :]
         for start in range(0, whole, BN):  # tiles that need no mask: most of them
             m, total, acc = visit(
-                q, m, total, acc, k_at, v_at, scale, i, start, n, shift, BN, False
-            )
-            k_at += BN * KV_HEADS * D
-            v_at += BN * KV_HEADS * D
+                q, m, total, acc, k_tile + at, v_tile + at, scale, i, start, n, shift, BN, False
+            )  # fmt: skip
+            k_tile += BN * KV_HEADS * D
+            v_tile += BN * KV_HEADS * D
         for start in range(whole, end, BN):  # the diagonal, and the end of the sequence
             m, total, acc = visit(
-                q, m, total, acc, k_at, v_at, scale, i, start, n, shift, BN, True
-            )
-            k_at += BN * KV_HEADS * D
-            v_at += BN * KV_HEADS * D
+                q, m, total, acc, k_tile + at, v_tile + at, scale, i, start, n, shift, BN, True
+            )  # fmt: skip
+            k_tile += BN * KV_HEADS * D
+            v_tile += BN * KV_HEADS * D
 
         o = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # no key: zero, not NaN
-        tl.store(o_ptr + row, o.to(o_ptr.dtype.element_ty), mask=i[:, None] < m_q)
+        tl.store(o_ptr + own + row, o.to(o_ptr.dtype.element_ty), mask=i[:, None] < m_q)
         log2 = tl.log2(tl.where(total == 0.0, 1.0, total))
         lse = (m + log2) * 0.6931471805599453  # natural, as everyone expects
         tl.store(lse_ptr + head * tokens + q0 + i, lse, mask=i < m_q)
@@ -102,8 +104,8 @@ def forward_kernel(
 # --8<-- [end:kernel]
 # --8<-- [start:launch]
 CONFIGS = [
-    triton.Config({"BM": 128, "BN": bn}, num_warps=warps, num_stages=stages)
-    for bn, warps in ((128, 8), (64, 8), (64, 4))
+    triton.Config({"BM": bm, "BN": bn}, num_warps=warps, num_stages=stages)
+    for bm, bn, warps in ((128, 128, 8), (128, 64, 8), (64, 64, 4))
     for stages in (2, 3)
 ]
 autotuned = triton.autotune(CONFIGS, key=["HEADS", "KV_HEADS", "D", "CAUSAL"])(forward_kernel)
