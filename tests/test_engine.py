@@ -935,11 +935,13 @@ def test_a_program_whose_compiler_is_missing_is_skipped_with_the_reason(
 ) -> None:
     book.write("snippets/t/kernel.cu", "int main() {}\n")
     book.write("snippets/t/kernel.cpu.txt", RECORDED + "$ nvcc kernel.cu -o kernel\n")
+    book.write("snippets/t/asks.py", 'import shutil\n\nassert shutil.which("nvcc")\n')
+    book.write("snippets/t/asks.cpu.txt", RECORDED + "$ python asks.py\n")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    report = book.pytest("snippets/t/kernel.cu", "-k", "cpu", "-rs")
+    report = book.pytest("snippets/t/kernel.cu", "snippets/t/asks.py", "-k", "cpu", "-rs")
     if shutil.which("nvcc", path="/usr/bin:/bin"):
         pytest.skip("nvcc lies where everything lies")
-    assert list(report.outcomes.values()) == ["skipped"]
+    assert list(report.outcomes.values()) == ["skipped", "skipped"]
     assert "nvcc is not on this machine" in report.text
 
 

@@ -177,6 +177,8 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
                 return "Slurm (Debian: slurm-wlm, munge)"
             if os.geteuid() != 0:
                 return "root, which a cluster of one's own needs,"
+    if 'which("nvcc")' in program.path.read_text("utf-8") and shutil.which("nvcc") is None:
+        return "nvcc"
     for package in program.imports("triton", "numba", "ray"):
         if importlib.util.find_spec(package) is None:
             install = " (pip install -r requirements/ray.txt)"  # no part of what the book has
