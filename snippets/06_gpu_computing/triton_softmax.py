@@ -10,7 +10,7 @@ import os
 import torch
 
 if not torch.accelerator.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 import triton
 import triton.language as tl
 

@@ -1,0 +1,140 @@
+"""What Triton made of the chapter's kernels for an A100 and an H100, on a machine with neither.
+
+Start it with the three programs as arguments. Registers and shared memory say how many blocks
+an SM holds. The machine code says how wide the loads are, which instruction of the tensor
+cores is used, and that no register was spilled.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "0"  # the compiler, not the interpreter
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+Code = list[str]
+
+
+def load(path: str):
+    spec = importlib.util.spec_from_file_location(path.removesuffix(".py"), path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cuobjdump() -> str:
+    """The disassembler: CUDA's, or the one in Triton's package."""
+    triton = importlib.util.find_spec("triton")
+    beside = Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump" if triton else None
+    found = shutil.which("cuobjdump") or (beside and beside.exists() and str(beside))
+    return found or sys.exit("cuobjdump is missing: pip install triton brings it")
+
+
+# --8<-- [start:read]
+def machine_code(cubin: Path) -> dict[str, tuple[int, int, Code, list[Code]]]:
+    """Of each kernel its registers, bytes of local memory, instructions and innermost loops."""
+    command = [cuobjdump(), "-sass", "-res-usage", cubin]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = dict(re.findall(r"Function (\w+):\n +(.*)", text))
+    kernels = {}
+    for part in text.split("Function : ")[1:]:
+        name = part.split()[0]
+        code = [(int(a, 16), line) for a, line in re.findall(r"/\*(\w{4,5})\*/ +(.*?) ;", part)]
+        loops: list[tuple[int, int]] = []
+        for at, line in code:  # a loop ends with a jump back
+            jump = re.search(r"\bBRA\b.* 0x(\w+)", line)
+            to = int(jump[1], 16) if jump else at
+            if to < at and not any(begin > to for begin, _ in loops):
+                loops.append((to, at))
+        registers, local = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage[name]).groups())
+        bodies = [[x for at, x in code if begin <= at <= end] for begin, end in loops]
+        kernels[name] = registers, local, [x for _, x in code], bodies
+    return kernels
+
+
+def count(pattern: str, code: Code) -> int:
+    return sum(bool(re.search(rf"\b(?:{pattern})(?![\w.])", line)) for line in code)
+
+
+def blocks_per_sm(threads: int, registers: int, shared: int, capability: int) -> int:
+    """Blocks that one SM holds at once: an A100's or an H100's, 8.0 or 9.0."""
+    warps = threads // 32
+    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
+    per_sm = {80: 164, 90: 228}[capability] * 1024  # and 1 KiB of it is kept for each block
+    by_shared = per_sm // (-(-(shared + 1024) // 128) * 128)
+    return min(64 // warps, by_registers, by_shared, 32)
+
+
+def nearly(number: int) -> str:
+    """A number that another version of the compiler would change a little."""
+    return f"≈{number}" if number else "0"
+
+
+# --8<-- [start:compile]
+def compile_for(capability: int, kernel, pointers: str, warps: int, **sizes: int):
+    """`kernel` for rows and strides that are multiples of 16; `pointers` is their type."""
+    signature = {
+        name: "constexpr" if name in sizes
+        else pointers if name.endswith("_ptr")
+        else "fp32" if name == "eps" else "i32"
+        for name in kernel.arg_names
+    }  # fmt: skip
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, kind in enumerate(signature.values())
+        if kind not in ("constexpr", "fp32")
+    }
+    source = ASTSource(kernel, signature, constexprs=sizes, attrs=aligned)
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options={"num_warps": warps, "num_stages": 3})
+
+
+# --8<-- [end:compile]
+
+
+def main() -> None:
+    if len(sys.argv) != 4:
+        sys.exit("start it as: python triton_report.py MATMUL SOFTMAX LAYER_NORM")
+    matmul, softmax, norm = (load(path) for path in sys.argv[1:])
+    product = {"K": 8192, "BM": 128, "BN": 256, "BK": 64, "GROUP": 8}
+    print("                       registers  shared  blocks  loads of 16 B  cp.async")
+    print(
+        "kernel          target  a thread   bytes  per SM     (narrower)      16 B  LDSM  BAR"
+    )
+    for name, kernel, pointers, warps, sizes in (
+        ("softmax", softmax.softmax_kernel, "*fp32", 8, {"BLOCK": 4096}),
+        ("norm, forward", norm.forward_kernel, "*fp32", 4, {"BLOCK": 4096}),
+        ("norm, backward", norm.backward_kernel, "*fp32", 4, {"BLOCK": 4096}),
+        ("product", matmul.matmul_kernel, "*bf16", 8, product),
+    ):
+        for capability in (80, 90):
+            binary = compile_for(capability, kernel, pointers, warps, **sizes)
+            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+                Path(file.name).write_bytes(binary.asm["cubin"])
+                ((registers, local, code, _),) = machine_code(Path(file.name)).values()
+            assert local == 0 and count(r"(?:LDL|STL)\S*", code) == 0  # no spills
+            shared = binary.metadata.shared
+            blocks = blocks_per_sm(32 * warps, registers, shared, capability)
+            wide, loads, copies, fragments, barriers = (
+                count(rf"{x}\S*", code)
+                for x in (r"LDG\.E\.128", r"LDG\.E", r"LDGSTS\.E\.\S*128", "LDSM", r"BAR\.SYNC")
+            )
+            products = re.findall(r"\bHG?MMA\.[\dx]+", " ".join(code))
+            assert loads - wide <= 2 and bool(copies) == bool(products) == (name == "product")
+            print(
+                f"{name:15} sm_{capability} {f'≈{registers}':>8} {shared:7} {blocks:7}"
+                f" {f'≈{wide} ({loads - wide})':>14} {nearly(copies):>9} {nearly(fragments):>5}"
+                f" {f'≈{barriers}':>4}"
+                + (f"  {len(products)} {products[0]}" if products else "")
+            )
+
+
+if __name__ == "__main__":
+    main()
