@@ -36,7 +36,7 @@ def cuobjdump() -> str:
     triton = importlib.util.find_spec("triton")
     beside = Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump" if triton else None
     found = shutil.which("cuobjdump") or (beside and beside.exists() and str(beside))
-    return found or sys.exit("kernel_report.py needs cuobjdump: pip install triton brings it")
+    return found or sys.exit("cuobjdump is missing: pip install triton brings it")
 
 
 def compile_cuda(source: Path) -> tuple[str, str, str]:
@@ -73,11 +73,12 @@ def loads(loop: list[str], space: str) -> tuple[int, int]:
     return len(found), sum(int(vector or 1) * int(bits) // 8 for vector, bits in found)
 
 
-def blocks_per_sm(threads: int, registers: int, shared: int) -> int:
-    """Blocks that one SM of compute capability 9.0 holds at once."""
+def blocks_per_sm(threads: int, registers: int, shared: int, capability: int) -> int:
+    """Blocks that one SM holds at once: an A100's or an H100's, 8.0 or 9.0."""
     warps = threads // 32
     by_registers = 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
-    by_shared = 233472 // (-(-(shared + 1024) // 128) * 128)  # 228 KiB, 1 KiB of it per block
+    per_sm = {80: 164, 90: 228}[capability] * 1024  # and 1 KiB of it is kept for each block
+    by_shared = per_sm // (-(-(shared + 1024) // 128) * 128)
     return min(64 // warps, by_registers, by_shared, 32)
 
 
@@ -126,7 +127,7 @@ def main() -> None:
         "\nrung            threads  registers  shared bytes  blocks per SM  occupancy  spilled"
     )
     for name, threads, registers, shared, spilled in resources:
-        blocks = blocks_per_sm(threads, registers, shared)
+        blocks = blocks_per_sm(threads, registers, shared, 90)
         share = f"≈{100 * blocks * threads / 2048:.0f}%"
         print(f"{name:15} {threads:7}  {f'≈{registers}':>9}  {shared:12}", end="  ")
         print(f"{f'≈{blocks}':>13}  {share:>9}  {spilled:>7}")

@@ -46,14 +46,14 @@ __device__ float over_block(float value, Op op, float nothing) {
 }
 
 // A block per row. Reads the row three times: maximum, sum, result.
-__global__ void three_passes(const float *x, float *y, int n) {
+__global__ void three_passes(const float *__restrict__ x, float *__restrict__ y, int n) {
     x += (size_t)blockIdx.x * n, y += (size_t)blockIdx.x * n;
     float top = -INFINITY, sum = 0;
     for (int i = threadIdx.x; i < n; i += BLOCK) top = fmaxf(top, x[i]);
     top = over_block(top, Max(), -INFINITY);
     for (int i = threadIdx.x; i < n; i += BLOCK) sum += expf(x[i] - top);
-    sum = over_block(sum, Sum(), 0);
-    for (int i = threadIdx.x; i < n; i += BLOCK) y[i] = expf(x[i] - top) / sum;
+    float scale = 1 / over_block(sum, Sum(), 0);
+    for (int i = threadIdx.x; i < n; i += BLOCK) y[i] = expf(x[i] - top) * scale;
 }
 // --8<-- [end:three]
 
@@ -77,7 +77,7 @@ __device__ Running merge_warp(Running r) {
 }
 
 // Reads the row twice: maximum and sum together, result.
-__global__ void online(const float *x, float *y, int n) {
+__global__ void online(const float *__restrict__ x, float *__restrict__ y, int n) {
     __shared__ float tops[BLOCK / 32], sums[BLOCK / 32];
     x += (size_t)blockIdx.x * n, y += (size_t)blockIdx.x * n;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -89,7 +89,8 @@ __global__ void online(const float *x, float *y, int n) {
     r = {-INFINITY, 0};
     if (lane < BLOCK / 32) r = {tops[lane], sums[lane]};
     r = merge_warp(r);
-    for (int i = threadIdx.x; i < n; i += BLOCK) y[i] = expf(x[i] - r.top) / r.sum;
+    float scale = 1 / r.sum;
+    for (int i = threadIdx.x; i < n; i += BLOCK) y[i] = expf(x[i] - r.top) * scale;
 }
 // --8<-- [end:online]
 
@@ -97,7 +98,7 @@ __global__ void online(const float *x, float *y, int n) {
 constexpr int EACH = 32;  // values in each thread: rows of up to 8192
 
 // Reads the row once, and keeps it.
-__global__ void held(const float *x, float *y, int n) {
+__global__ void held(const float *__restrict__ x, float *__restrict__ y, int n) {
     x += (size_t)blockIdx.x * n, y += (size_t)blockIdx.x * n;
     float mine[EACH], top = -INFINITY, sum = 0;
 #pragma unroll
@@ -110,10 +111,10 @@ __global__ void held(const float *x, float *y, int n) {
     top = over_block(top, Max(), -INFINITY);
 #pragma unroll
     for (int k = 0; k < EACH; k++) sum += mine[k] = expf(mine[k] - top);
-    sum = over_block(sum, Sum(), 0);
+    float scale = 1 / over_block(sum, Sum(), 0);
 #pragma unroll
     for (int k = 0; k < EACH; k++)
-        if (k * BLOCK + threadIdx.x < n) y[k * BLOCK + threadIdx.x] = mine[k] / sum;
+        if (k * BLOCK + threadIdx.x < n) y[k * BLOCK + threadIdx.x] = mine[k] * scale;
 }
 // --8<-- [end:held]
 

@@ -1,4 +1,4 @@
-// C = A B on tensor cores: bf16 in, fp32 sums and result, twice, through CUDA's wmma interface.
+// C = A B on tensor cores: fp16 in, fp32 sums and result, twice, through CUDA's wmma interface.
 //
 // A warp multiplies squares of 16 x 16 together; no lane knows which elements it holds. Rows and
 // columns are padded to multiples of 16 with zeros, so no square is ever cut.
@@ -7,6 +7,7 @@
 // ./tensor_cores --check  small awkward sizes only
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <mma.h>
@@ -16,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #define CHECK(call)                                                                           \
@@ -28,17 +30,21 @@
         }                                                                                     \
     } while (0)
 
-using bf16 = __nv_bfloat16;
+#ifdef BF16  // the same product with factors in bf16: compare the machine code
+using Factor = __nv_bfloat16;
+#else
+using Factor = __half;
+#endif
 namespace wmma = nvcuda::wmma;
-using Left = wmma::fragment<wmma::matrix_a, 16, 16, 16, bf16, wmma::row_major>;
-using Right = wmma::fragment<wmma::matrix_b, 16, 16, 16, bf16, wmma::row_major>;
+using Left = wmma::fragment<wmma::matrix_a, 16, 16, 16, Factor, wmma::row_major>;
+using Right = wmma::fragment<wmma::matrix_b, 16, 16, 16, Factor, wmma::row_major>;
 using Sum = wmma::fragment<wmma::accumulator, 16, 16, 16, float>;
 
 __host__ __device__ constexpr int padded(int length) { return (length + 15) / 16 * 16; }
 
 // --8<-- [start:straight]
 // One warp, one square of C, its factors straight from global memory.
-__global__ void straight(int M, int N, int K, const bf16 *A, const bf16 *B, float *C) {
+__global__ void straight(int M, int N, int K, const Factor *A, const Factor *B, float *C) {
     const int warp = threadIdx.x / 32;
     const int row = blockIdx.y * 32 + warp / 2 * 16, col = blockIdx.x * 32 + warp % 2 * 16;
     if (row >= M || col >= N) return;  // the whole warp leaves, or none of it
@@ -59,12 +65,12 @@ __global__ void straight(int M, int N, int K, const bf16 *A, const bf16 *B, floa
 // A block of 4 warps computes 128 x 128, a warp 64 x 64 of it: 16 squares. Two pairs of tiles in
 // shared memory, the next on its way through registers, as in the last rung of sgemm.cu.
 constexpr int BM = 128, BN = 128, BK = 32, THREADS = 128;
-using ATile = bf16[BM][BK + 8];  // 8 more: rows 16 bytes further along the banks
-using BTile = bf16[BK][BN + 8];
+using ATile = Factor[BM][BK + 8];  // 8 more: rows 16 bytes further along the banks
+using BTile = Factor[BK][BN + 8];
 // --8<-- [end:tiles]
 
-// Eight bf16 of a row in one 16-byte load, zeros outside.
-__device__ uint4 load8(const bf16 *matrix, int rows, int cols, int row, int col) {
+// Eight factors of a row in one 16-byte load, zeros outside.
+__device__ uint4 load8(const Factor *matrix, int rows, int cols, int row, int col) {
     if (row >= padded(rows) || col >= padded(cols)) return make_uint4(0, 0, 0, 0);
     return *reinterpret_cast<const uint4 *>(matrix + row * padded(cols) + col);
 }
@@ -72,7 +78,7 @@ __device__ uint4 load8(const bf16 *matrix, int rows, int cols, int row, int col)
 struct Fetched {
     uint4 a[4], b[4];
 
-    __device__ void load(int M, int N, int K, const bf16 *A, const bf16 *B, int k0) {
+    __device__ void load(int M, int N, int K, const Factor *A, const Factor *B, int k0) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int t = threadIdx.x + i * THREADS;
@@ -109,7 +115,7 @@ __device__ void multiply(const ATile &a, const BTile &b, int y, int x, Sum (&sum
 }
 
 __global__ void __launch_bounds__(THREADS, 2)
-    tiled(int M, int N, int K, const bf16 *A, const bf16 *B, float *C) {
+    tiled(int M, int N, int K, const Factor *A, const Factor *B, float *C) {
     __shared__ __align__(32) ATile a[2];
     __shared__ __align__(32) BTile b[2];
     const int warp = threadIdx.x / 32, y = warp / 2 * 64, x = warp % 2 * 64;
@@ -145,7 +151,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
 }
 
-using Kernel = void (*)(int, int, int, const bf16 *, const bf16 *, float *);
+using Kernel = void (*)(int, int, int, const Factor *, const Factor *, float *);
 
 struct Rung {
     const char *name;
@@ -177,7 +183,7 @@ struct Matrix {  // on the host and on the device, padding included
     double at(int i, int j) const { return float(host[size_t(i) * padded(cols) + j]); }
 };
 
-using Input = Matrix<bf16>;
+using Input = Matrix<Factor>;
 using Output = Matrix<float>;
 
 static void launch(const Rung &rung, const Input &A, const Input &B, Output &C) {
@@ -187,7 +193,7 @@ static void launch(const Rung &rung, const Input &A, const Input &B, Output &C) 
     CHECK(cudaGetLastError());
 }
 
-// Largest error of C against float64 of the same bf16 inputs, as a share of K 2^-22 sum |a b|:
+// Largest error of C against float64 of the same inputs, as a share of K 2^-22 sum |a b|:
 // the products are exact, and tensor cores add them with less care than IEEE's rounding.
 static double worst_error(const Input &A, const Input &B, Output &C, int step) {
     CHECK(cudaMemcpy(C.host.data(), C.device, C.bytes(), cudaMemcpyDeviceToHost));
@@ -270,12 +276,13 @@ struct Cublas {
             }
     }
     void operator()(const Input &A, const Input &B, Output &C) const {
-        // values of CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
-        constexpr int BF16 = 14, FP32 = 0, SUMS_IN_FP32 = 68, DEFAULT = -1;
+        // values of CUDA_R_16BF or CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
+        constexpr int FACTOR = std::is_same_v<Factor, __half> ? 2 : 14;
+        constexpr int FP32 = 0, SUMS_IN_FP32 = 68, DEFAULT = -1;
         const float one = 1, zero = 0;
         const int status =
-            gemm(handle, 0, 0, C.cols, C.rows, A.cols, &one, B.device, BF16, padded(B.cols),
-                 A.device, BF16, padded(A.cols), &zero, C.device, FP32, padded(C.cols),
+            gemm(handle, 0, 0, C.cols, C.rows, A.cols, &one, B.device, FACTOR, padded(B.cols),
+                 A.device, FACTOR, padded(A.cols), &zero, C.device, FP32, padded(C.cols),
                  SUMS_IN_FP32, DEFAULT);
         if (status != 0) {
             fprintf(stderr, "cublasGemmEx returned %d\n", status);

@@ -1,0 +1,158 @@
+"""What nvcc made of kernels that wait for memory, and of the one that feeds tensor cores.
+
+Start it with softmax.cu, layer_norm.cu, histogram.cu and tensor_cores.cu. They are compiled
+for an H100 (sm_90), and their machine code is read, which needs no GPU. Of each loop over a
+row, unrolled as nvcc does it: its instructions, the loads that a thread has under way before
+it needs the value of one, and what that makes in all threads that an SM holds.
+"""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+Code = list[str]
+PASSES = {  # the loops over a row, in order
+    "softmax.cu": {
+        "three_passes": ("maximum", "sum", "result"),
+        "online": ("both", "result"),
+    },
+    "layer_norm.cu": {
+        "squares": ("sums", "result"),
+        "two_passes": ("mean", "variance", "result"),
+        "welford": ("moments", "result"),
+    },
+}
+
+
+def cuobjdump() -> str:
+    """The disassembler: CUDA's, or the one in Triton's package."""
+    triton = importlib.util.find_spec("triton")
+    beside = Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump" if triton else None
+    found = shutil.which("cuobjdump") or (beside and beside.exists() and str(beside))
+    return found or sys.exit("cuobjdump is missing: pip install triton brings it")
+
+
+# --8<-- [start:read]
+def machine_code(cubin: Path) -> dict[str, tuple[int, int, Code, list[Code]]]:
+    """Of each kernel its registers, bytes of local memory, instructions and innermost loops."""
+    command = [cuobjdump(), "-sass", "-res-usage", cubin]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = dict(re.findall(r"Function (\w+):\n +(.*)", text))
+    kernels = {}
+    for part in text.split("Function : ")[1:]:
+        name = part.split()[0]
+        code = [(int(a, 16), line) for a, line in re.findall(r"/\*(\w{4,5})\*/ +(.*?) ;", part)]
+        loops: list[tuple[int, int]] = []
+        for at, line in code:  # a loop ends with a jump back
+            jump = re.search(r"\bBRA\b.* 0x(\w+)", line)
+            to = int(jump[1], 16) if jump else at
+            if to < at and not any(begin > to for begin, _ in loops):
+                loops.append((to, at))
+        registers, local = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage[name]).groups())
+        bodies = [[x for at, x in code if begin <= at <= end] for begin, end in loops]
+        kernels[name] = registers, local, [x for _, x in code], bodies
+    return kernels
+
+
+def count(pattern: str, code: Code) -> int:
+    return sum(bool(re.search(rf"\b(?:{pattern})(?![\w.])", line)) for line in code)
+
+
+# --8<-- [end:read]
+# --8<-- [start:together]
+def together(loop: Code) -> int:
+    """Loads that a thread has under way before it first needs the value of one."""
+    loads, awaited = 0, set()
+    for line in loop:
+        if awaited & set(re.findall(r"\bR\d+\b", line)):
+            break
+        if load := re.search(r"\bLDG\.E\S* (R\d+)", line):
+            loads += 1
+            awaited.add(load[1])
+    return loads
+
+
+# --8<-- [end:together]
+def compiled(source: str, *options: str) -> dict[str, tuple[int, int, Code, list[Code]]]:
+    """The kernels by their names; of a template, those for `unsigned`."""
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        command = ["nvcc", "-O3", "-std=c++17", "-arch=sm_90", *options, "-cubin", "-o", cubin]
+        subprocess.run([*command, source], check=True)
+        kernels = {}
+        for mangled, kernel in machine_code(cubin).items():
+            length, rest = re.match(r"_Z(\d+)(\w+)", mangled).groups()
+            if "Watched" not in rest:
+                kernels[rest[: int(length)]] = kernel
+    return kernels
+
+
+def blocks_per_sm(threads: int, registers: int, shared: int, capability: int) -> int:
+    """Blocks that one SM holds at once: an A100's or an H100's, 8.0 or 9.0."""
+    warps = threads // 32
+    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
+    per_sm = {80: 164, 90: 228}[capability] * 1024  # and 1 KiB of it is kept for each block
+    by_shared = per_sm // (-(-(shared + 1024) // 128) * 128)
+    return min(64 // warps, by_registers, by_shared, 32)
+
+
+def rows_of(name: str) -> None:
+    """A line for each loop over a row, beside the same without a promise about x and y."""
+    ours, without = compiled(name), compiled(name, "-D__restrict__=")
+    for kernel, passes in PASSES[name].items():
+        registers, local, _, loops = ours[kernel]
+        unrolled = [x for x in loops if count(r"LDG\.E\S*", x) >= 4]
+        plain = [x for x in without[kernel][3] if count(r"LDG\.E\S*", x) >= 4]
+        threads = 256 * blocks_per_sm(256, registers, 128, 90)
+        assert local == 0
+        for at, loop, other in zip(passes, unrolled, plain, strict=True):
+            each = len(loop) / count(r"LDG\.E\S*", loop)
+            if count(r"STG\S*", loop):  # stores must not make loads wait
+                assert together(loop) >= 4 and together(other) == 1
+            kib = together(loop) * 4 * threads // 1024
+            print(
+                f"{kernel:13} {at:9} {f'≈{each:.0f}':>8} {f'≈{together(loop)}':>15}"
+                f" {f'(≈{together(other)})':6} {f'≈{kib}':>20}"
+            )
+
+
+def main() -> None:
+    if sorted(sys.argv[1:]) != sorted((*PASSES, "histogram.cu", "tensor_cores.cu")):
+        sys.exit(
+            "start it as: python machine_code.py {softmax,layer_norm,histogram,tensor_cores}.cu"
+        )
+    for name in sys.argv[1:]:
+        if not Path(name).is_file():
+            sys.exit(f"machine_code.py: there is no file {name} here; copy it")
+    if not shutil.which("nvcc"):
+        sys.exit("machine_code.py needs nvcc, of the CUDA toolkit (but no GPU)")
+    print("                         instructions  loads together in a thread  KiB under way")
+    print("kernel        loop       an element    (without __restrict__)      in an SM")
+    for name in PASSES:
+        rows_of(name)
+
+    print("\nhistogram     for 16 bytes")
+    for kernel, atomic in (("in_global", r"REDG\S*"), ("in_shared", r"ATOMS\.POPC\.INC\S*")):
+        loop = max(compiled("histogram.cu")[kernel][3], key=lambda x: count(atomic, x))
+        loads, atomics = count(r"LDG\.E\.128\S*", loop), count(atomic, loop)
+        assert (loads, atomics) == (1, 16)
+        words = atomic.removesuffix(r"\S*").replace("\\", "")
+        print(f"{kernel:13} {loads} LDG.E.128, {atomics} {words}")
+
+    print("\ntiled   registers  HMMA  LDSM  MOVM   LD")
+    for factors, options in (("fp16", ()), ("bf16", ("-DBF16",))):
+        registers, local, code, _ = compiled("tensor_cores.cu", *options)["tiled"]
+        hmma, ldsm, movm, generic = (
+            count(x, code) for x in (r"HMMA\S*", r"LDSM\S*", r"MOVM\S*", r"LD\.E\S*")
+        )
+        assert local == 0 and hmma == 128
+        assert (ldsm > 0 and generic == 0) if factors == "fp16" else ldsm == 0
+        print(f"{factors}   {f'≈{registers}':>10} {hmma:5} {ldsm:5} {movm:5} {generic:4}")
+
+
+if __name__ == "__main__":
+    main()
