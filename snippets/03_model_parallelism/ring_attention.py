@@ -151,7 +151,7 @@ def errors_in_bf16(group: dist.ProcessGroup, device: torch.device) -> None:
     """Print how far output and gradients are from float64: the ring's, and torch's."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(0)
-    *inputs, d_out = torch.randn(4, B, HEADS, S, D, device=device).bfloat16()
+    *inputs, d_out = torch.randn(4, 1, 1, S, D, device=device).bfloat16()
 
     def results(dtype, attention, cut):
         leaves = [cut(x).to(dtype).detach().requires_grad_() for x in inputs]
