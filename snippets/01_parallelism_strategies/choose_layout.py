@@ -73,9 +73,8 @@ def activation_bytes(model: Model, layout: Layout) -> float:
     """Of the first stage, which keeps the most: one sequence per micro-batch, TP with SP."""
     layer = 34 * model.sequence * model.hidden / layout.tp
     layer_input = 2 * model.sequence * model.hidden / layout.tp
-    in_flight = min(layout.pp, model.batch // layout.dp)  # 1F1B
-    kept = model.layers / layout.pp * in_flight
-    kept *= 1 + (layout.pp - 1) / (layout.pp * chunks(model, layout))  # interleaved: a few more
+    in_flight = layout.pp + (layout.pp - 1) / chunks(model, layout)  # interleaved 1F1B
+    kept = model.layers / layout.pp * min(in_flight, model.batch // layout.dp)
     return kept * layer_input + layer if layout.recompute else kept * layer
 
 
@@ -101,7 +100,10 @@ def overhead(model: Model, layout: Layout, gpu: Gpu) -> float:
     ring *= model.layers / layout.pp  # one for each layer
 
     recompute = 1 / 3 if layout.recompute else 0.0
-    bubble = (layout.pp - 1) / (micro_batches * chunks(model, layout))
+    runs = chunks(model, layout)
+    filled = micro_batches + (layout.pp - 1) / runs  # in times of a micro-batch on a stage
+    trip = layout.pp + (micro_batches - 1) / runs  # longer, if there are fewer than stages
+    bubble = max(filled, trip) / micro_batches - 1
     tp_bytes = 4 * 2 * (layout.tp - 1) / layout.tp * activation
     tp = tp_bytes * model.layers / layout.pp * micro_batches / nvlink
     pp = 2 * activation / layout.tp * micro_batches / between if layout.pp > 1 else 0.0

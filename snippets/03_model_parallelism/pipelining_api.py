@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining: four schedules give the loss and gradients of one process.
+"""torch.distributed.pipelining: six schedules give the loss and gradients of one process.
 
 You cut the model, wrap each part in a PipelineStage, and a schedule does the rest: it cuts the
 batch, sends, receives, and divides the gradients by the number of micro-batches.
@@ -13,13 +13,17 @@ from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 from torch.nn.functional import mse_loss
 
 LAYERS, BATCH, HIDDEN, M = 8, 24, 32, 8  # 1, 2 and 4 ranks, with 1 or 2 stages each
+ONE_STAGE = (ScheduleGPipe, Schedule1F1B)
+V_SHAPED = (ScheduleZBVZeroBubble, ScheduleDualPipeV)
 
 
 def train_step(
@@ -27,23 +31,25 @@ def train_step(
 ) -> tuple[list[nn.Module], torch.Tensor]:
     """One step of a schedule over `whole`, cut evenly; this rank's stages and the mean loss."""
     rank, p = dist.get_rank(), dist.get_world_size()
-    chunks = 2 if "Interleaved" in schedule_class.__name__ else 1
-    count = p * chunks
+    count = p if schedule_class in ONE_STAGE else 2 * p
     share = LAYERS // count
+    v_shaped = schedule_class in V_SHAPED  # the way back through the ranks is a way forward
+    places = (rank, count - 1 - rank) if v_shaped else range(rank, count, p)
+    last = 0 if v_shaped else p - 1
     stages = [
         PipelineStage(whole[i * share : (i + 1) * share], i, count, batch.device)
-        for i in range(rank, count, p)  # rank r holds stages r, r + p, …
+        for i in places
     ]
-    stages_or_one = stages if chunks > 1 else stages[0]
+    stages_or_one = stages[0] if schedule_class in ONE_STAGE else stages
     schedule = schedule_class(stages_or_one, n_microbatches=M, loss_fn=mse_loss, **options)
     for stage in stages:
         stage.submod.zero_grad()
 
     losses: list[torch.Tensor] = []  # filled on the rank of the last stage
     inputs = (batch,) if rank == 0 else ()  # the first stage's; the target is the last one's
-    schedule.step(*inputs, target=target if rank == p - 1 else None, losses=losses)
+    schedule.step(*inputs, target=target if rank == last else None, losses=losses)
     loss = torch.stack(losses).mean().detach() if losses else batch.new_zeros(())
-    dist.broadcast(loss, p - 1)
+    dist.broadcast(loss, last)
     return [stage.submod for stage in stages], loss
 
 
@@ -95,12 +101,8 @@ def main() -> None:
     for parameter in whole.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: events.append("W"))
 
-    for schedule_class in (
-        ScheduleGPipe,
-        Schedule1F1B,
-        ScheduleInterleaved1F1B,
-        ScheduleInterleavedZeroBubble,
-    ):
+    whole_backward = (*ONE_STAGE, ScheduleInterleaved1F1B)
+    for schedule_class in (*whole_backward, ScheduleInterleavedZeroBubble, *V_SHAPED):
         events.clear()
         modules, loss = train_step(schedule_class, whole, batch, target)
         torch.testing.assert_close(loss, true_loss.detach())
@@ -112,7 +114,7 @@ def main() -> None:
         # PipelineStage tries one more, to learn its shapes
         assert schedule_class is not Schedule1F1B or live <= p - rank + 1
         apart = events.count("W") < 2 * M * LAYERS // p  # a W alone calls no hook
-        assert apart == (schedule_class is ScheduleInterleavedZeroBubble)
+        assert apart == (schedule_class not in whole_backward)
         if rank == 0:
             name, count = schedule_class.__name__, len(modules)
             print(f"{name:29}  stages per rank {count}: loss and gradients of one process")

@@ -1,13 +1,14 @@
-"""Pipeline schedules as data: four lists of operations, one simulator, the bubble of each.
+"""Pipeline schedules as data: five lists of operations, one simulator, the bubble of each.
 
 A schedule is, for every rank, the order of its operations: F a forward, B a backward that
 passes the gradient on, W the gradient of the weights; where B is not followed by a W of its own
 it includes it. The simulator knows one rule: an operation starts when its rank is free and its
-input has arrived. Interleaved 1F1B follows Narayanan et al. (2021), ZB-H1 Qi et al. (2023).
-Draws schedules.svg.
+input has arrived. Interleaved 1F1B follows Narayanan et al. (2021), ZB-H1 and ZB-V Qi et al.
+(2023). Draws schedules.svg.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
@@ -81,6 +82,30 @@ def zb_h1(p: int, m: int) -> Schedule:
     return schedule
 
 
+def zb_v(p: int, m: int) -> Schedule:
+    """Rank r holds stages r and 2p-1-r: a way through all stages is a V. m ≥ 2p-1."""
+    schedule = []
+    for r in range(p):
+        steps = (  # the operation and its chunk: 0 down the ranks, 1 on the way back
+            "F0 " * (2 * (p - r) - 1)
+            + "F1 F0 " * r
+            + "F1 B1 W1 " * (p - r)
+            + "F0 B0 W0 F1 B1 W1 " * (m - 2 * p + 1 + r)
+            + "B0 W0 F1 B1 W1 " * (p - 1 - r)
+            + "B0 B1 " * r
+            + "B0 W0 " * (p - r)
+            + "W1 " * r
+            + "W0 " * r
+        )
+        done: Counter[str] = Counter()
+        ops = []
+        for kind, chunk in steps.split():
+            ops.append(Op(kind, done[kind + chunk], (r, 2 * p - 1 - r)[int(chunk)]))
+            done[kind + chunk] += 1
+        schedule.append(ops)
+    return schedule
+
+
 def simulate(schedule: Schedule) -> dict[Op, tuple[Fraction, Fraction]]:
     """Begin and end of every operation. A stage's F, B and W take 1 each, B with its W 2.
 
@@ -135,7 +160,7 @@ def bubble(schedule: Schedule) -> Fraction:
 
 def draw(schedules: dict[str, Schedule], path: str) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "schedules", "font.size": 11}
-    figure, axes = plt.subplots(len(schedules), 1, figsize=(7, 7.6), sharex=True)
+    figure, axes = plt.subplots(len(schedules), 1, figsize=(7, 9.4), sharex=True)
     for axis, (name, schedule) in zip(axes, schedules.items(), strict=True):
         p = len(schedule)
         times = simulate(schedule)
@@ -174,11 +199,14 @@ def v_of(schedule: Schedule) -> int:
 def main() -> None:
     print(" p   m  schedule     bubble  formula         of work  most live, rank 0…")
     for p, m in [(4, 8), (8, 8), (8, 64)]:
-        for build in (gpipe, one_f_one_b, interleaved, zb_h1):
+        for build in (gpipe, one_f_one_b, interleaved, zb_h1, zb_v):
+            if build is zb_v and m < 2 * p - 1:
+                continue
             schedule = build(p, m)
             v, work = v_of(schedule), 3 * m
-            idle = {zb_h1: p - 1, interleaved: Fraction(3 * (p - 1), v)}.get(build, 3 * (p - 1))
-            every = product("FBW" if build is zb_h1 else "FB", range(m), range(v * p))
+            late = Fraction(p - 1, v)  # the last rank's start, in forwards of a stage
+            idle = {zb_h1: p - 1, zb_v: late, interleaved: 3 * late}.get(build, 3 * (p - 1))
+            every = product("FBW" if build in (zb_h1, zb_v) else "FB", range(m), range(v * p))
             assert sorted(op for ops in schedule for op in ops) == sorted(every)  # each once
             share = bubble(schedule)
             assert share == Fraction(idle) / (work + idle), (build, p, m, share)
@@ -188,6 +216,7 @@ def main() -> None:
                 one_f_one_b: [min(m, p - r) for r in range(p)],
                 interleaved: [min(m, p + Fraction(p - 1 - 2 * r, v)) for r in range(p)],
                 zb_h1: [min(m, p)] * p,
+                zb_v: [p] * p,
             }[build]
             assert live == expected, (build, live, expected)
             fraction, relative = f"{Fraction(share)}", f"{float(Fraction(idle) / work):.1%}"
@@ -195,15 +224,19 @@ def main() -> None:
             name = build.__name__
             print(f"{p:2}  {m:2}  {name:11}  {float(share):6.1%}  ", end="")
             print(f"{fraction:>12}  {relative:>8}  {counts}")
+    times = simulate(zb_v(8, 64))
+    for ops in zb_v(8, 64):  # its ranks start one after the other, and then never wait
+        assert times[ops[-1]][1] - times[ops[0]][0] == 3 * 64
     with contextlib.suppress(RuntimeError):  # a deadlock: W before its B
         raise AssertionError(simulate([[Op(kind, 0, 0) for kind in "FWB"]]))
-    four = {
+    five = {
         "GPipe": gpipe(4, 8),
         "1F1B": one_f_one_b(4, 8),
         "interleaved 1F1B, v = 2": interleaved(4, 8),
         "zero bubble ZB-H1": zb_h1(4, 8),
+        "zero bubble ZB-V": zb_v(4, 8),
     }
-    draw(four, "schedules.svg")
+    draw(five, "schedules.svg")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Every forward and backward of every stage is placed on a clock as soon as its input and its GPU
 are ready. With N GPUs, TP 8 and p = 16, a batch of 2,048 sequences leaves m = 2048·128/N
-micro-batches to a pipeline. Draws bubble_at_scale.svg.
+micro-batches to a pipeline, and c times as many if c GPUs share a sequence (CP). At the end p
+and c vary. Draws bubble_at_scale.svg.
 """
 
 import itertools
@@ -77,8 +78,14 @@ def predict(p: int, m: int, v: int, slow: float = 1.0) -> float:
 # --8<-- [end:predict]
 
 
-def micro_batches(gpus: int) -> int:
-    return BATCH * STAGES * TENSOR // gpus
+def micro_batches(gpus: int, p: int = STAGES, c: int = 1) -> int:
+    return BATCH * TENSOR * c * p // gpus
+
+
+def share(p: int, m: int, v: int) -> float:
+    seen = simulate(p, m, v)
+    assert math.isclose(seen, predict(p, m, v)), (p, m, v)
+    return m * (FORWARD + BACKWARD) / seen
 
 
 def draw() -> None:
@@ -125,6 +132,15 @@ def main() -> None:
             shares[n, v] = ideal / predicted
         print(f"{n:7,} {m:4}   {'   '.join(cells)}".rstrip())
 
+    shorter = {p: share(p, micro_batches(32_768, p), 8) for p in (16, 8, 4, 2)}
+    print("32,768 GPUs, 8 chunks, shorter pipes:")
+    print("  " + ", ".join(f"p = {p}: {works:.1%}" for p, works in shorter.items()))
+    wider = {c: share(STAGES, micro_batches(131_072, c=c), 8) for c in (1, 2, 4, 8, 16)}
+    assert (
+        all(wider[2 * c] > 1.8 * wider[c] for c in (1, 2, 4)) and max(shorter.values()) < 0.501
+    )
+    print("131,072 GPUs, 8 chunks, p = 16, each sequence over more GPUs:")
+    print("  " + ", ".join(f"CP {c}: {works:.1%}" for c, works in wider.items()))
     print("16,384 GPUs against 8,192, rate of one GPU (Llama 3: 400/430 = 0.93):")
     ratios = [f"{v}: {shares[16_384, v] / shares[8_192, v]:.2f}" for v in (1, 2, 4, 8)]
     print("  chunks " + ", ".join(ratios))

@@ -2,11 +2,14 @@
 
 The prediction adds the parts of a step and divides by the goodput. The simulation takes one
 step after the other, with the slowest of N ranks drawn for each, and failures that come when
-they come.
-Assumed: half of the peak while a GPU computes, 1% noise, 4 chunks per stage, gradients in bf16
-half hidden, 5 s to save, 3 min to restart. Draws whole_run.svg.
+they come. Each size runs in Llama 3's layout, and in the one of 12 that takes the fewest days.
+Assumed: half of the peak while a GPU computes, TP in its node included; 1% noise, 4 chunks per
+stage, gradients in bf16 half hidden, keys and values of context parallelism not hidden at all,
+5 s to save, 3 min to restart. Draws whole_run.svg.
 """
 
+import functools
+import itertools
 import math
 import random
 import statistics
@@ -18,26 +21,38 @@ import matplotlib.pyplot as plt
 
 PARAMETERS, TOKENS, BATCH, SEQUENCE = 405e9, 15.6e12, 2048, 8192
 RATE, SIGMA, SAVE, RESTART, CHUNKS = 0.5 * 989e12, 0.01, 5.0, 180.0, 4
-STAGES, GROUP = 16, 128  # GPUs that hold one copy: TP 8, PP 16
+LAYERS, KEYS, CARD = 126, 1024, 50e9  # width of a token's keys; bytes/s to other nodes
+PUBLISHED = (8, 1, 16)  # tensor-, context- and pipeline-parallel ranks
+# a stage has to fit, with 2 + 4 bytes a parameter, and 1,024 tokens be left to a GPU
+LAYOUTS = [(t, c, p) for t in (4, 8) for c in (1, 2, 4, 8) for p in (8, 16) if t * p >= 64]
 PER_GPU = 54 * 24 * 3600 * 16_384 / 419  # seconds between failures of one GPU
 BELL = statistics.NormalDist()
 
 
 # --8<-- [start:losses]
-def parts(n: int, batch: int) -> dict[str, float]:
-    """Seconds of a step on n GPUs, by what they go to; failures come on top."""
-    m = batch * GROUP / n  # micro-batches of one sequence
-    work = 6 * PARAMETERS * batch * SEQUENCE / n / RATE
-    slots = max(m + (STAGES - 1) / CHUNKS, STAGES + (m - 1) / CHUNKS)  # see the page
-    bubble = work * (slots / m - 1)
+@functools.cache
+def largest_normal(n: int) -> float:
+    """Mean of the largest of n normal numbers."""
     points = [0.005 * (k + 0.5) for k in range(-1600, 1600)]
-    slowest = SIGMA * 0.005 * sum((x > 0) - BELL.cdf(x) ** n for x in points)
-    copies = n / GROUP
-    gradients = 0.5 * 2 * (copies - 1) / copies * 2 * PARAMETERS / GROUP / 50e9
+    return 0.005 * sum((x > 0) - BELL.cdf(x) ** n for x in points)
+
+
+def parts(n: int, batch: int, layout: tuple[int, int, int]) -> dict[str, float]:
+    """Seconds of a step on n GPUs, by what they go to; failures come on top."""
+    t, c, p = layout
+    m = batch * t * c * p / n  # micro-batches of one sequence
+    work = 6 * PARAMETERS * batch * SEQUENCE / n / RATE
+    keys = 2 * 2 * SEQUENCE * KEYS / t * LAYERS / p  # bytes, and values; of a micro-batch
+    context = m * 3 * (c - 1) / c * keys / CARD  # gathered twice, and their gradients summed
+    slots = max(m + (p - 1) / CHUNKS, p + (m - 1) / CHUNKS)  # see the page
+    bubble = (work + context) * (slots / m - 1)
+    copies = n / (t * p)  # of a stage's parameters: ranks of context parallelism have them all
+    gradients = 0.5 * 2 * (copies - 1) / copies * 2 * PARAMETERS / (t * p) / CARD
     return {
         "work": work,
         "bubble": bubble,
-        "stragglers": slowest * (work + bubble),
+        "keys": context,
+        "stragglers": SIGMA * largest_normal(n) * (work + bubble + context),
         "gradients": gradients,
     }
 
@@ -55,10 +70,10 @@ def plan(n: int, step: float) -> tuple[int, float]:
 
 
 # --8<-- [start:simulate]
-def simulate(n: int, batch: int, count: int) -> float:
+def simulate(n: int, batch: int, layout: tuple[int, int, int], count: int) -> float:
     """Mean seconds per step that is kept, over `count` of them."""
-    dice, between, spent = random.Random(n), PER_GPU / n, parts(n, batch)
-    base = spent["work"] + spent["bubble"]
+    dice, between, spent = random.Random(n), PER_GPU / n, parts(n, batch, layout)
+    base = spent["work"] + spent["bubble"] + spent["keys"]
     every, _ = plan(n, sum(spent.values()))
     clock, done, saved = 0.0, 0, 0
     failure = dice.expovariate(1 / between)
@@ -81,10 +96,54 @@ def simulate(n: int, batch: int, count: int) -> float:
 # --8<-- [end:simulate]
 
 
+def days(n: int, batch: int, layout: tuple[int, int, int]) -> float:
+    step = sum(parts(n, batch, layout).values())
+    return TOKENS / (batch * SEQUENCE) * step / plan(n, step)[1] / 86400
+
+
+def best(n: int, batch: int) -> tuple[int, int, int]:
+    return min(LAYOUTS, key=lambda layout: days(n, batch, layout))
+
+
+def shares(n: int, batch: int, layout: tuple[int, int, int]) -> dict[str, float]:
+    spent = parts(n, batch, layout)
+    step = sum(spent.values())
+    _, useful = plan(n, step)
+    share = {name: seconds / step * useful for name, seconds in spent.items()}
+    return share | {"failures and saves": 1 - useful}
+
+
+def largest_loss(n: int, batch: int, layout: tuple[int, int, int]) -> str:
+    losses = shares(n, batch, layout)
+    return max((name for name in losses if name != "work"), key=losses.__getitem__)
+
+
+def vary() -> None:
+    """Vary the layout, and halve and double each assumption: what stays true?"""
+    alone = [layout for layout in LAYOUTS if layout[1] == 1]
+    seen = set()
+    for name in ("RATE", "SIGMA", "SAVE", "RESTART", "CHUNKS", "PER_GPU", "CARD"):
+        assumed = globals()[name]
+        for factor in (0.5, 2):
+            globals()[name] = assumed * factor
+            assert globals()[name] != assumed
+            for n, layout in itertools.product((65_536, 131_072), alone):
+                assert largest_loss(n, BATCH, layout) == "bubble", (name, factor, n, layout)
+                assert best(n, BATCH)[1] == 8, (name, factor, n)
+            half, whole = (days(n, BATCH, best(n, BATCH)) for n in (65_536, 131_072))
+            assert whole < 0.8 * half, (name, factor)
+            seen.add(largest_loss(131_072, BATCH, best(131_072, BATCH)))
+        globals()[name] = assumed
+    print("each assumption halved, and doubled, in every layout, on 65,536 and 131,072 GPUs:")
+    print("  without context parallelism the bubble is the largest loss")
+    print("  CP 8 takes the fewest days, and twice the GPUs take less than 0.8 of them")
+    print(f"  the largest loss is then, on 131,072: {' or '.join(sorted(seen))}")
+
+
 def draw(rows: dict[str, dict[str, float]]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "whole", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4.4))
-    colours = ("#0b6e99", "#c2410c", "#a16207", "#7c3aed", "#71717a")
+    colours = ("#0b6e99", "#c2410c", "#15803d", "#a16207", "#7c3aed", "#71717a")
     names = [*next(iter(rows.values()))]
     bottom = [0.0] * len(rows)
     for name, colour in zip(names, colours, strict=True):
@@ -94,70 +153,46 @@ def draw(rows: dict[str, dict[str, float]]) -> None:
     axes.set_ylabel("share of the GPUs' time")
     axes.set_xlabel("GPUs")
     axes.set_ylim(0, 1)
+    axes.tick_params("x", labelsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
-        frameon=False, ncols=5, loc="upper center", fontsize=11, labelcolor="linecolor",
+        frameon=False, ncols=6, loc="upper center", fontsize=11, labelcolor="linecolor",
         handlelength=1, columnspacing=1,
     )  # fmt: skip
     figure.tight_layout(rect=(0, 0, 1, 0.93))
     figure.savefig("whole_run.svg", transparent=True, metadata={"Date": None})
 
 
-def largest_loss(n: int, batch: int) -> str:
-    spent = parts(n, batch)
-    step = sum(spent.values())
-    _, useful = plan(n, step)
-    losses = {name: spent[name] / step * useful for name in spent if name != "work"}
-    losses["failures and saves"] = 1 - useful
-    return max(losses, key=losses.__getitem__)
-
-
-def vary_assumptions() -> None:
-    """Halve and double each assumption alone; with the batch kept, the bubble stays first."""
-    for name in ("RATE", "SIGMA", "SAVE", "RESTART", "CHUNKS", "PER_GPU"):
-        assumed = globals()[name]
-        for factor in (0.5, 2):
-            globals()[name] = assumed * factor
-            assert globals()[name] != assumed
-            for n in (16_384, 65_536, 131_072):
-                assert largest_loss(n, BATCH) == "bubble", (name, factor, n)
-        globals()[name] = assumed
-    print("each assumption halved, or doubled: the bubble is the largest loss from 16,384 GPUs")
-    print(
-        f"on, while the batch stays; with 8 times the batch: {largest_loss(131_072, 8 * BATCH)}"
-    )
-
-
 def main() -> None:
-    rows, days = {}, {}
-    print("               of a step's time                   of all     days of training")
+    large, bars = 131_072, {}
+    print("                       of a step's time                    of all  days of training")
     print(
-        "   GPUs  batch works bubble  slow grads          goodput    predicted simulated  MFU"
+        "   GPUs  batch  t·c·p  works bubble   keys   slow  grads  goodput  predicted simulated"
+        "  MFU"
     )
-    for n, batch in (
-        (1_024, BATCH), (4_096, BATCH), (16_384, BATCH), (65_536, BATCH), (131_072, BATCH),
-        (131_072, 8 * BATCH),
-    ):  # fmt: skip
-        spent = parts(n, batch)
+    for n, batch, layout in (
+        *((n, BATCH, PUBLISHED) for n in (1_024, 4_096, 16_384, 65_536, large)),
+        *((n, BATCH, best(n, BATCH)) for n in (16_384, 65_536, large)),
+        (large, 8 * BATCH, PUBLISHED),
+    ):
+        spent = parts(n, batch, layout)
         step = sum(spent.values())
         _, useful = plan(n, step)
-        steps = TOKENS / (batch * SEQUENCE)
-        predicted = steps * step / useful / 86400
-        seen = steps * simulate(n, batch, count=16_000 if n < 65_536 else 60_000) / 86400
+        predicted = days(n, batch, layout)
+        count = 16_000 if n < 65_536 else 60_000
+        seen = TOKENS / (batch * SEQUENCE) * simulate(n, batch, layout, count) / 86400
         assert abs(seen / predicted - 1) < 0.03, (n, predicted, seen)
-        days[n, batch] = predicted
-        share = {name: seconds / step * useful for name, seconds in spent.items()}
-        share["failures and saves"] = 1 - useful
-        rows[f"{n:,}" + ("\nbatch × 8" if batch > BATCH else "")] = share
-        mfu = share["work"] * RATE / 989e12
-        cells = " ".join(f"{spent[k] / step:5.1%}" for k in spent)
+        share = shares(n, batch, layout)
+        cells = " ".join(f"{seconds / step:6.1%}" for seconds in spent.values())
         print(
-            f"{n:7,} {batch:6} {cells}          {useful:5.1%}   "
-            f"{predicted:9.1f} {seen:9.1f}   {mfu:4.0%}"
+            f"{n:7,} {batch:6} {'·'.join(map(str, layout)):>6} {cells}  {useful:7.1%}"
+            f" {predicted:10.1f} {seen:9.1f} {share['work'] * RATE / 989e12:4.0%}"
         )
-    assert days[131_072, BATCH] > days[65_536, BATCH], "more GPUs took less time"
-    vary_assumptions()
-    draw(rows)
+        if layout == PUBLISHED or n > 16_384:
+            more = "\nbatch × 8" if batch > BATCH else f"\nCP {layout[1]}" * (layout[1] > 1)
+            bars[f"{n:,}{more}"] = share
+    vary()
+    draw(bars)
 
 
 if __name__ == "__main__":
