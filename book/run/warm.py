@@ -120,6 +120,7 @@ class Launcher:
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         of_server = {k: v for k, v in env.items() if k.startswith("TORCHINDUCTOR_")}
         of_server |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        of_server["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the core to others
         of_server["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "")
         kept = dict(os.environ)
         os.environ.update(of_server)  # read by the server, when the first command starts it

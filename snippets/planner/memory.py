@@ -10,6 +10,7 @@ alone: what that reserves is what nvidia-smi and an out-of-memory error see (07,
 memory").
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -28,10 +29,20 @@ class Layout:
     micro_batches: int = 1  # of a step, on each replica
     zero: int = 1  # 0, 1, or 3 (FSDP)
     recompute: bool = False  # every layer in backward
+    virtual: int = 1  # chunks of layers on each stage: interleaved 1F1B
+    by_flops: bool = False  # where a pipeline is cut: see `stages`
 
     @property
     def gpus(self) -> int:
         return self.dp * self.pp * self.tp * self.cp
+
+    def flying(self, index: int) -> float:
+        """Micro-batches that stage `index` holds activations of (03 Model parallelism, "1F1B",
+        "What is left of the bubble").
+        """
+        ahead, v = self.pp - index - 1, self.virtual
+        held = 1 + ahead if v == 1 else (2 * ahead + (v - 1) * self.pp + 1) / v
+        return min(held, self.micro_batches)
 
 
 @dataclass(frozen=True)
@@ -44,8 +55,18 @@ class Stage:
 
 # --8<-- [start:stages]
 @cache
-def stages(shape: Shape, pp: int) -> list[Stage]:
-    """Cut the chain of blocks where the products done so far pass each p-th of the whole."""
+def stages(shape: Shape, pp: int, by_flops: bool = False) -> list[Stage]:
+    """As many layers on each stage, as Megatron-LM and torchtitan cut; embedding and head count
+    for one each where that divides and the layers alone do not. `by_flops`, as nanotron: where
+    the products done so far pass each p-th of the whole, and nothing need divide.
+    """
+    if not by_flops:
+        ends = 1 if shape.layers % pp else 0
+        each, rest = divmod(shape.layers + 2 * ends, pp)
+        if not rest:
+            first, last = [i == 0 for i in range(pp)], [i == pp - 1 for i in range(pp)]
+            counts = [each - ends * (a + b) for a, b in zip(first, last, strict=True)]
+            return [Stage(n, a, b, n) for n, a, b in zip(counts, first, last, strict=True)]
     layer = layer_matrices(shape, shape.active)
     head = shape.vocabulary * shape.hidden
     chain = [("embedding", 0), *[("layer", layer)] * shape.layers, ("norm", 0), ("head", head)]
@@ -103,9 +124,9 @@ def layer_activation_bytes(shape: Shape, tokens: float, tp: int) -> float:
 
 def closed_form(shape: Shape, layout: Layout, sequence: int, index: int) -> dict[str, float]:
     """Bytes of stage `index` at its fullest, by part, if nothing were lost to the allocator."""
-    stage = stages(shape, layout.pp)[index]
+    stage = stages(shape, layout.pp, layout.by_flops)[index]
     tokens = layout.micro_batch * sequence / layout.cp
-    flying = min(layout.pp - index, layout.micro_batches)  # 1F1B
+    flying = layout.flying(index)
     parts = state_bytes(sum(stage_parameters(shape, stage, layout.tp, layout.ep)), layout)
     layer = layer_activation_bytes(shape, tokens, layout.tp)
     kept = 2 * tokens * shape.hidden / layout.tp if layout.recompute else layer
@@ -125,8 +146,8 @@ class Replay:
     def __init__(self, shape: Shape, layout: Layout, sequence: int, index: int) -> None:
         self.pool = Allocator()
         self.shape, self.layout, self.t = shape, layout, layout.tp
-        self.stage = stages(shape, layout.pp)[index]
-        self.flying = min(layout.pp - index - 1, layout.micro_batches)
+        self.stage = stages(shape, layout.pp, layout.by_flops)[index]
+        self.flying = min(math.ceil(layout.flying(index) - 1), layout.micro_batches)
         tokens = layout.micro_batch * sequence / layout.cp
         self.whole = 2 * tokens * shape.hidden  # the residual stream, not cut by TP
         self.x = self.whole / self.t

@@ -16,6 +16,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 
 from memory import Layout, closed_form, replay, stages
@@ -71,7 +72,8 @@ class Memory:
 
 def fullest(shape: Shape, layout: Layout, sequence: int) -> dict[int, tuple[float, float]]:
     """Reserved and allocated bytes of the first stage, and of the one with the head."""
-    head = next(i for i, stage in enumerate(stages(shape, layout.pp)) if stage.head)
+    cut = stages(shape, layout.pp, layout.by_flops)
+    head = next(i for i, stage in enumerate(cut) if stage.head)
     return {i: replay(shape, layout, sequence, i) for i in {0, head}}
 
 
@@ -105,10 +107,20 @@ def why_not(shape: Shape, layout: Layout) -> str:
         return f"TP {layout.tp} is more than {shape.kv_heads} heads of keys"
     if layout.pp > shape.layers:
         return f"PP {layout.pp} is more than {shape.layers} layers"
-    if any(stage.blocks == 0 for stage in stages(shape, layout.pp)):
+    if not layout.by_flops and all(n % layout.pp for n in (shape.layers, shape.layers + 2)):
+        return f"PP {layout.pp} divides neither {shape.layers} layers nor {shape.layers + 2}"
+    cut = stages(shape, layout.pp, layout.by_flops)
+    if any(stage.blocks == 0 for stage in cut):
         return f"PP {layout.pp} leaves a stage without work"
     if layout.micro_batches < layout.pp - 1:
         return f"PP {layout.pp} has only {layout.micro_batches} micro-batches"
+    if layout.virtual > 1:
+        # embedding and head count for a layer each where they stand in a stage's place
+        each = max(stage.layers for stage in cut)
+        if layout.pp == 1 or each % layout.virtual:
+            return f"{layout.virtual} chunks do not share {each} layers of a stage"
+        if layout.micro_batches % layout.pp:
+            return f"interleaved, PP {layout.pp} must divide {layout.micro_batches} micro-batches"
     return ""
 
 
@@ -135,8 +147,12 @@ def layouts(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> Ite
                     for zero in (0, 1, 3) if dp * cp > 1 else (0,):
                         if zero == 3 and pp > 1:  # every micro-batch would gather each stage
                             continue
-                        for recompute in (False, True):
-                            yield replace(base, zero=zero, recompute=recompute)
+                        for virtual, recompute in product((1, 2, 4), (False, True)):
+                            made = replace(
+                                base, zero=zero, recompute=recompute, virtual=virtual
+                            )
+                            if virtual == 1 or not why_not(shape, made):
+                                yield made
 
 
 @dataclass
@@ -176,7 +192,8 @@ def called(layout: Layout) -> str:
     extra = f" CP {layout.cp}" * (layout.cp > 1) + f" EP {layout.ep}" * (layout.ep > 1)
     zero = {0: "", 1: " ZeRO-1", 3: " FSDP"}[layout.zero]
     again = " recompute" * layout.recompute
-    cut = f"DP {layout.dp} PP {layout.pp} TP {layout.tp}{extra}"
+    chunks = f"×{layout.virtual}" * (layout.virtual > 1)
+    cut = f"DP {layout.dp} PP {layout.pp}{chunks} TP {layout.tp}{extra}"
     return f"{cut} b {layout.micro_batch}{zero}{again}"
 
 
@@ -338,7 +355,9 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
             "parallelism.tensor_parallel_degree": layout.tp,
             "parallelism.context_parallel_degree": layout.cp,
             "parallelism.pipeline_parallel_degree": layout.pp,
-            "parallelism.pipeline_parallel_schedule": "1F1B",
+            "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"
+            if layout.virtual > 1
+            else "1F1B",
             "parallelism.num_pp_microbatches": layout.micro_batches if layout.pp > 1 else 1,
         }
         lines = [
@@ -373,6 +392,11 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
         words.append(f"--kv-channels {shape.head_dim}")
     if shape.kv_heads < shape.heads:
         words.append(f"--group-query-attention --num-query-groups {shape.kv_heads}")
+    if layout.virtual > 1:
+        words.append(f"--num-virtual-stages-per-pipeline-rank {layout.virtual}")
+    if shape.layers % layout.pp:
+        words.append("--account-for-embedding-in-pipeline-split")
+        words.append("--account-for-loss-in-pipeline-split")
     if shape.gated:
         words.append("--swiglu")
     if not shape.tied:
@@ -430,7 +454,8 @@ def read_rows(path: str) -> list[Row]:
             for line in csv.DictReader(each for each in file if not each.startswith("#")):
                 n = {name: int(line[name]) for name in ("nodes", "micro_batch", "accumulation")}
                 d, p, t, z = (int(line[name]) for name in ("dp", "pp", "tp", "zero"))
-                layout = Layout(d, p, t, 1, 1, n["micro_batch"], n["accumulation"], z)
+                sizes = 1, 1, n["micro_batch"], n["accumulation"]
+                layout = Layout(d, p, t, *sizes, zero=z, by_flops=True)  # nanotron's cut
                 batch = int(line["global_batch_sequences"]) * SEQUENCE
                 seconds = batch / float(line["tokens_per_s"])
                 row = Row(line["model"], n["nodes"], layout, seconds, float(line["memory_gib"]))
@@ -644,13 +669,13 @@ def what_if(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
 
 
 def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
-    values = {"micro_batch": 1, "zero": 1, "recompute": 0}
-    short = {"b": "micro_batch"}
+    values = {"micro_batch": 1, "zero": 1, "recompute": 0, "virtual": 1}
+    short = {"b": "micro_batch", "v": "virtual"}
     for part in text.split(","):
         key, _, value = part.partition("=")
         key = short.get(key, key)
-        if key not in ("dp", "pp", "tp", "cp", "ep", "micro_batch", "zero", "recompute"):
-            stop("--why", "such as dp=16,pp=2,tp=8,b=1,zero=1,recompute=1")
+        if key not in (*values, "dp", "pp", "tp", "cp", "ep"):
+            stop("--why", "such as dp=16,pp=2,tp=8,b=1,v=2,zero=1,recompute=1")
         values[key] = (
             int(value) if value.isdigit() else stop("--why", f"{part!r} has no number")
         )
@@ -658,7 +683,7 @@ def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
         stop("--why", f"zero is 0, 1 or 3, not {values['zero']}")
     layout = Layout(**{k: v for k, v in values.items() if k != "recompute"})
     sequences = args.batch // args.sequence
-    if min(values["micro_batch"], layout.gpus) < 1 or layout.gpus != args.gpus:
+    if min(values["micro_batch"], values["virtual"], layout.gpus) < 1 or layout.gpus != args.gpus:
         stop("--why", f"{text} makes {layout.gpus} GPUs, not {args.gpus}")
     count, rest = divmod(sequences, layout.dp * layout.micro_batch)
     if rest:

@@ -1,7 +1,7 @@
 """Seconds of a step: products, memory-bound rest, links, bubble, optimizer.
 
 A layer takes the longer of what its GPU needs and of what launching it costs. The GPU needs
-FLOPs over what it reaches of its peak, bytes of the operations without products over what it
+FLOPs over what it reaches of its peak, in products and in attention, bytes of the operations without products over what it
 reaches of its memory, and the traffic of TP, which nothing hides (03 Tensor parallelism, "The
 bill, with a pencil"). Stages differ, since the head is cut like layers, so 1F1B takes (m - 1)
 of the slowest and one of each: with equal ones that is (m + p - 1) (03, "Micro-batches fill
@@ -30,12 +30,17 @@ class Gpu:
 
 
 # --8<-- [start:layer]
-def layer_flops(shape: Shape, tokens: float, sequence: int, layout: Layout) -> float:
-    """Forward and backward of one layer on one rank; recomputation is another forward."""
+def layer_flops(
+    shape: Shape, tokens: float, sequence: int, layout: Layout
+) -> tuple[float, float]:
+    """Forward and backward of one layer on one rank, in products and in the scores of attention;
+    recomputation is another forward.
+    """
     products = 6 * tokens * layer_matrices(shape, shape.active)
     scores = 7 * tokens * sequence * shape.attention_width  # 2 forward, 5 backward, causal
-    again = (products / 3 + scores * 2 / 7) if layout.recompute else 0
-    return (products + scores + again) / layout.tp
+    if layout.recompute:
+        products, scores = products * 4 / 3, scores * 9 / 7
+    return products / layout.tp, scores / layout.tp
 
 
 def layer_bytes(shape: Shape, tokens: float, layout: Layout) -> float:
@@ -92,18 +97,20 @@ class Step:
 # --8<-- [start:step]
 def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) -> Step:
     tokens = layout.micro_batch * sequence / layout.cp
-    cut, m = stages(shape, layout.pp), layout.micro_batches
+    cut, m = stages(shape, layout.pp, layout.by_flops), layout.micro_batches
     sent = {each.name: each for each in traffic(shape, layout, sequence, gpu.node)}
     layers = max(stage.layers for stage in cut)
 
-    compute = layer_flops(shape, tokens, sequence, layout) / (c["products"] * gpu.flops)
+    products, scores = layer_flops(shape, tokens, sequence, layout)
+    compute = products / (c["products"] * gpu.flops)
+    attention = scores / (c["attention"] * gpu.flops)
     rest = layer_bytes(shape, tokens, layout) / (c["memory"] * gpu.bandwidth)
     waiting = 0.0
     for name in ("TP", "CP", "EP"):
         if name in sent:
             far = c["crossing"] if sent[name].in_node < sent[name].ranks else 1.0
             waiting += sent[name].bytes / layers / m / link_rate(sent[name], gpu, c) / far
-    on_gpu, launch = compute + rest + waiting, launch_seconds(layout, gpu, c)
+    on_gpu, launch = compute + attention + rest + waiting, launch_seconds(layout, gpu, c)
     head = head_seconds(shape, tokens, layout, gpu, c)
     held = [sum(stage_parameters(shape, stage, layout.tp, layout.ep)) for stage in cut]
 
@@ -113,7 +120,7 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
 
     times = [micro_batch(*each) for each in zip(cut, held, strict=True)]
     slowest, most = max(times), max(held)
-    busy, bubble = m * slowest, sum(times) - slowest
+    busy, bubble = m * slowest, (sum(times) - slowest) / layout.virtual
     crossing = 0.0
     if "PP" in sent:
         crossing = (layout.pp - 1) * sent["PP"].bytes / m / link_rate(sent["PP"], gpu, c)
@@ -131,6 +138,7 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
 
     parts = {
         "products": m * layers * compute,
+        "attention": m * layers * attention,
         "memory-bound": m * layers * rest,
         "TP, CP, EP": m * layers * waiting,
         "launching": m * layers * max(0.0, launch - on_gpu),
@@ -149,22 +157,23 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
 def main() -> None:
     gpu = Gpu(989e12, 80e9, 3.35e12, 450e9, 50e9, 8)
     free = {  # all is reached, nothing costs to launch
-        "products": 1.0, "memory": 1e9, "link": 1e9, "network": 1e9, "crossing": 1.0,
+        "products": 1.0, "attention": 1.0, "memory": 1e9, "link": 1e9, "network": 1e9, "crossing": 1.0,
         "launch": 0.0, "launch_between": 0.0, "latency": 0.0, "fixed": 0.0,
     }  # fmt: skip
     even = Shape(32, 4096, 32, 32, 14336, 1)  # next to no head, so that layers are all
     one = step_time(even, Layout(micro_batches=8), 4096, gpu, free).seconds / 8
-    for p, m in ((4, 8), (8, 8), (8, 2)):
-        piped = step_time(even, Layout(pp=p, micro_batches=m), 4096, gpu, free).seconds
-        layers = [stage.layers for stage in stages(even, p)]
-        slots = (m - 1) * max(layers) + sum(layers)
-        idle = 1 - one * m / p / piped
+    for p, m, v, by_flops in ((4, 8, 1, 0), (8, 8, 1, 0), (8, 8, 1, 1), (8, 2, 1, 0), (8, 8, 4, 0)):
+        layout = Layout(pp=p, micro_batches=m, virtual=v, by_flops=bool(by_flops))
+        piped = step_time(even, layout, 4096, gpu, free).seconds
+        layers = [stage.layers for stage in stages(even, p, layout.by_flops)]
+        slots = (m - 1) * max(layers) + max(layers) + (sum(layers) - max(layers)) / v
+        idle, formula = 1 - one * m / p / piped, (p - 1) / (v * m + p - 1)
         print(
-            f"p = {p}, m = {m}, {max(layers)} to {min(layers)} layers: idle {idle:.1%}, ",
+            f"p = {p}, m = {m}, v = {v}, {max(layers)} to {min(layers)} layers: idle {idle:.1%}; ",
             end="",
         )
-        print(f"equal ones (p-1)/(m+p-1) = {(p - 1) / (m + p - 1):.1%}")
-        assert abs(piped / one - slots / 32) < 1e-3 * slots and idle >= (p - 1) / (m + p - 1)
+        print(f"equal ones (p-1)/(vm+p-1) = {formula:.1%}")
+        assert abs(piped / one - slots / 32) < 1e-3 * slots and idle > formula - 1e-3
     # chapter 03: eight H100s at 400 TFLOP/s and 80% of NVLink wait 42% at h = 4,096 for four
     # all-reduces a layer, by 24 bsh^2 FLOPs; a second gather is a quarter more
     slow = free | {"products": 400e12 / gpu.flops, "link": 0.8}

@@ -4,7 +4,7 @@ An all-reduce of S bytes over n ranks makes each send 2(n-1)/n S, its halves one
 (01, "All-reduce from send and recv"). TP with SP: four gathers and four scatters a layer, and
 one gather more in backward for each of the two regions (03 Tensor parallelism, "The bill, with
 a pencil", "What each rank keeps"). PP: an activation forward and a gradient back for each cut
-and micro-batch (03, "What is sent at each cut"). DP: 2Ψ, 2Ψ, 3Ψ elements for ZeRO 0, 1, 3 (04,
+micro-batch and chunk (03, "What is sent at each cut"). DP: 2Ψ, 2Ψ, 3Ψ elements for ZeRO 0, 1, 3 (04,
 "What the stages send"). CP: keys and values once round the ring forward, twice backward with
 their gradients (03 Context parallelism). EP: all-to-all there and back, forward and backward
 (03 Experts).
@@ -37,7 +37,7 @@ def in_node(ranks: int, stride: int, node: int) -> int:
 def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent]:
     """What the busiest rank sends: bf16, but gradients in fp32 under ZeRO 0 and 1."""
     t, c, d, p, m = layout.tp, layout.cp, layout.dp, layout.pp, layout.micro_batches
-    cut = stages(shape, p)
+    cut = stages(shape, p, layout.by_flops)
     layers = max(stage.layers for stage in cut)
     whole = 2 * layout.micro_batch * sequence / c * shape.hidden  # a residual stream, in bytes
     sent = []
@@ -53,7 +53,8 @@ def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent
             Sent("CP", 3 * (c - 1) * keys * layers * m, c, in_node(c, t, node), layers * m)
         )
     if p > 1:
-        sent.append(Sent("PP", 2 * whole / t * m, p, in_node(p, t * c * d, node), 2 * m))
+        cuts = m * layout.virtual
+        sent.append(Sent("PP", 2 * whole / t * cuts, p, in_node(p, t * c * d, node), 2 * cuts))
     held = max(sum(stage_parameters(shape, stage, t, layout.ep)) for stage in cut)
     n = d * c
     if n > 1:
