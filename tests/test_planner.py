@@ -52,7 +52,7 @@ def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field:
     "words, said",
     [
         (["--model", "llama-3-8b", "--gpus", "1", "--batch", "128K"], "none of"),
-        (["--model", "llama-3-8b", "--gpus", "7"], "PP 7"),
+        (["--model", "llama-3-8b", "--gpus", "7", "--batch", "3670016"], "DP 7"),
         (["--model", "llama-3-8b", "--gpus", "64", "--sequence", "1M", "--batch", "8M"], "CP "),
         (["--model", "mixtral-8x7b", "--gpus", "64"], "EP 8"),
         (
@@ -107,6 +107,12 @@ def test_each_target_gets_the_layout_that_was_planned() -> None:
     pipeline = emitted("torchtitan", dp=2, pp=4, micro_batches=8, recompute=True)
     assert "num_pp_microbatches = 8" in pipeline and "disable_cuda_graphs = True" in pipeline
     assert "= FullAC.Config()" in pipeline
+    chunked = {"dp": 1, "pp": 16, "tp": 8, "micro_batches": 32, "virtual": 2}
+    assert "= 'Interleaved1F1B'" in emitted("torchtitan", "llama-3-405b", **chunked)
+    uneven = emitted("megatron", "llama-3-405b", **chunked)  # 126 layers and two ends by 16
+    assert "--num-virtual-stages-per-pipeline-rank 2" in uneven
+    assert "--account-for-loss-in-pipeline-split" in uneven
+    assert "split" not in emitted("megatron", pp=4, micro_batches=8)
     assert '"grad_accum_dtype": "fp32"' in emitted("deepspeed", dp=8, zero=1)
     assert "grad_accum_dtype" not in emitted("deepspeed", dp=8, zero=3)
     assert "reshard_after_forward=True" in emitted("fsdp", dp=8, zero=3)

@@ -119,7 +119,11 @@ def main() -> None:
     # not from where they are now: a fit that only stays in its place would prove nothing
     start = {"memory": CONSTANTS["memory"], "time": dict.fromkeys(SHARES, 0.7)}
     start["time"] |= dict.fromkeys(("launch", "launch_between"), 5e-3)
-    start["time"] |= {"latency": 1e-4, "fixed": 0.1, "attention": CONSTANTS["time"]["attention"]}
+    start["time"] |= {
+        "latency": 1e-4,
+        "fixed": 0.1,
+        "attention": CONSTANTS["time"]["attention"],
+    }
     found = fit(rows, start)
     for part, values in found.items():
         print(part + ": " + ", ".join(f"{name} {value:.3g}" for name, value in values.items()))

@@ -1,11 +1,11 @@
-"""Memory by the formulas of two calculators in wide use, and by the planner, beside what was measured.
+"""Memory by two calculators in wide use, and by the planner, beside what was measured.
 
     python others.py measured.csv
 
 Re-derived from what the calculators compute, with the settings that suit the runs best: no
 scores kept (fused attention), sequence parallelism or partitioned activations, ZeRO's stage.
-EleutherAI's (cookbook, calc_transformer_mem.py at 069ae2ef) divides parameters by TP and PP, and
-neither gradients nor activations by PP. The Ultra-Scale Playbook's widget (its page at
+EleutherAI's (cookbook, calc_transformer_mem.py at 069ae2ef) divides parameters by TP and PP,
+and neither gradients nor activations by PP. The Ultra-Scale Playbook's widget (its page at
 924e4d0b) knows no PP, cuts activations by TP and nothing else, and counts a plain MLP of 4 h.
 So each is judged on all layouts, and on those that it describes.
 """
@@ -15,7 +15,18 @@ import sys
 from collections.abc import Callable
 
 from memory import Layout
-from plan import CONSTANTS, GIB, SEQUENCE, Row, a_shape, predict, read_rows, stop, table, the_gpu
+from plan import (
+    CONSTANTS,
+    GIB,
+    SEQUENCE,
+    Row,
+    a_shape,
+    predict,
+    read_rows,
+    stop,
+    table,
+    the_gpu,
+)
 from transformer import Shape
 
 

@@ -120,7 +120,9 @@ def why_not(shape: Shape, layout: Layout) -> str:
         if layout.pp == 1 or each % layout.virtual:
             return f"{layout.virtual} chunks do not share {each} layers of a stage"
         if layout.micro_batches % layout.pp:
-            return f"interleaved, PP {layout.pp} must divide {layout.micro_batches} micro-batches"
+            return (
+                f"interleaved, PP {layout.pp} must divide {layout.micro_batches} micro-batches"
+            )
     return ""
 
 
@@ -683,7 +685,10 @@ def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
         stop("--why", f"zero is 0, 1 or 3, not {values['zero']}")
     layout = Layout(**{k: v for k, v in values.items() if k != "recompute"})
     sequences = args.batch // args.sequence
-    if min(values["micro_batch"], values["virtual"], layout.gpus) < 1 or layout.gpus != args.gpus:
+    if (
+        min(values["micro_batch"], values["virtual"], layout.gpus) < 1
+        or layout.gpus != args.gpus
+    ):
         stop("--why", f"{text} makes {layout.gpus} GPUs, not {args.gpus}")
     count, rest = divmod(sequences, layout.dp * layout.micro_batch)
     if rest:

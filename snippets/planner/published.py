@@ -52,7 +52,7 @@ class Row:
 
     @classmethod
     def read(cls, line: dict[str, str]) -> Self:
-        names = "dp pp tp cp micro_batch micro_batches zero virtual".split()
+        names = ["dp", "pp", "tp", "cp", "micro_batch", "micro_batches", "zero", "virtual"]
         layout = Layout(**{name: int(line[name]) for name in names})
         layout = replace(layout, recompute=line["recompute"] == "1")
         return cls(
@@ -123,7 +123,9 @@ def main() -> None:
     short = [abs(errors[n]) for n, row in enumerate(rows) if row.sequence <= 4096]
     print(f"  up to 4,096 tokens {statistics.median(short):.0%}, at most {max(short):.0%}")
     assert statistics.median(short) < 0.15
-    print("all, misses first: tokens/s/GPU published and predicted; GiB published and predicted")
+    print(
+        "all, misses first: tokens/s/GPU published and predicted; GiB published and predicted"
+    )
     for number in sorted(errors, key=lambda n: -abs(errors[n])):
         row = rows[number]
         line = f"{errors[number]:+5.0%} {row.was():6.0f} {row.tokens(CONSTANTS['time']):6.0f}  "

@@ -1,14 +1,14 @@
 """Seconds of a step: products, memory-bound rest, links, bubble, optimizer.
 
 A layer takes the longer of what its GPU needs and of what launching it costs. The GPU needs
-FLOPs over what it reaches of its peak, in products and in attention, bytes of the operations without products over what it
-reaches of its memory, and the traffic of TP, which nothing hides (03 Tensor parallelism, "The
-bill, with a pencil"). Stages differ, since the head is cut like layers, so 1F1B takes (m - 1)
-of the slowest and one of each: with equal ones that is (m + p - 1) (03, "Micro-batches fill
-the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the last backward and those of
-ZeRO 1 do not (02, "DDP from scratch"; 04, "What the stages send"). FSDP's gathers hide behind
-products or are waited for (04, "When the gathers hide"). Constants are those of
-constants.toml.
+FLOPs over what it reaches of its peak, in products and in attention, bytes of the operations
+without products over what it reaches of its memory, and the traffic of TP, which nothing hides
+(03 Tensor parallelism, "The bill, with a pencil"). Stages differ, since the head is cut like
+layers, so 1F1B takes (m - 1) of the slowest and one of each: with equal ones that is (m + p -
+1) (03, "Micro-batches fill the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the
+last backward and those of ZeRO 1 do not (02, "DDP from scratch"; 04, "What the stages send").
+FSDP's gathers hide behind products or are waited for (04, "When the gathers hide"). Constants
+are those of constants.toml.
 """
 
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class Gpu:
 def layer_flops(
     shape: Shape, tokens: float, sequence: int, layout: Layout
 ) -> tuple[float, float]:
-    """Forward and backward of one layer on one rank, in products and in the scores of attention;
-    recomputation is another forward.
+    """Forward and backward of one layer on one rank: in products, in the scores of attention.
+    Recomputation is another forward.
     """
     products = 6 * tokens * layer_matrices(shape, shape.active)
     scores = 7 * tokens * sequence * shape.attention_width  # 2 forward, 5 backward, causal
@@ -157,19 +157,27 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
 def main() -> None:
     gpu = Gpu(989e12, 80e9, 3.35e12, 450e9, 50e9, 8)
     free = {  # all is reached, nothing costs to launch
-        "products": 1.0, "attention": 1.0, "memory": 1e9, "link": 1e9, "network": 1e9, "crossing": 1.0,
-        "launch": 0.0, "launch_between": 0.0, "latency": 0.0, "fixed": 0.0,
+        "products": 1.0, "attention": 1.0, "memory": 1e9, "link": 1e9, "network": 1e9,
+        "crossing": 1.0, "launch": 0.0, "launch_between": 0.0, "latency": 0.0, "fixed": 0.0,
     }  # fmt: skip
     even = Shape(32, 4096, 32, 32, 14336, 1)  # next to no head, so that layers are all
     one = step_time(even, Layout(micro_batches=8), 4096, gpu, free).seconds / 8
-    for p, m, v, by_flops in ((4, 8, 1, 0), (8, 8, 1, 0), (8, 8, 1, 1), (8, 2, 1, 0), (8, 8, 4, 0)):
+    for p, m, v, by_flops in (
+        (4, 8, 1, 0),
+        (8, 8, 1, 0),
+        (8, 8, 1, 1),
+        (8, 2, 1, 0),
+        (8, 8, 4, 0),
+    ):
         layout = Layout(pp=p, micro_batches=m, virtual=v, by_flops=bool(by_flops))
         piped = step_time(even, layout, 4096, gpu, free).seconds
         layers = [stage.layers for stage in stages(even, p, layout.by_flops)]
         slots = (m - 1) * max(layers) + max(layers) + (sum(layers) - max(layers)) / v
         idle, formula = 1 - one * m / p / piped, (p - 1) / (v * m + p - 1)
         print(
-            f"p = {p}, m = {m}, v = {v}, {max(layers)} to {min(layers)} layers: idle {idle:.1%}; ",
+            f"p = {p}, m = {m}, v = {v}, {max(layers)} to {min(layers)} layers: ",
+            f"idle {idle:.1%}; ",
+            sep="",
             end="",
         )
         print(f"equal ones (p-1)/(vm+p-1) = {formula:.1%}")

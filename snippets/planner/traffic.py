@@ -3,11 +3,11 @@
 An all-reduce of S bytes over n ranks makes each send 2(n-1)/n S, its halves one (n-1)/n S each
 (01, "All-reduce from send and recv"). TP with SP: four gathers and four scatters a layer, and
 one gather more in backward for each of the two regions (03 Tensor parallelism, "The bill, with
-a pencil", "What each rank keeps"). PP: an activation forward and a gradient back for each cut
-micro-batch and chunk (03, "What is sent at each cut"). DP: 2Ψ, 2Ψ, 3Ψ elements for ZeRO 0, 1, 3 (04,
-"What the stages send"). CP: keys and values once round the ring forward, twice backward with
-their gradients (03 Context parallelism). EP: all-to-all there and back, forward and backward
-(03 Experts).
+a pencil", "What each rank keeps"). PP: an activation forward and a gradient back for each cut,
+micro-batch and chunk (03, "What is sent at each cut"). DP: 2Ψ, 2Ψ, 3Ψ elements for ZeRO 0, 1, 3
+(04, "What the stages send"). CP: keys and values once round the ring forward, twice backward
+with their gradients (03 Context parallelism). EP: all-to-all there and back, forward and
+backward (03 Experts).
 
 The ranks of a node are TP's first, then CP's, DP's and PP's (01 Layouts, "Ranks as
 coordinates").
