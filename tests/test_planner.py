@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,7 @@ import tomllib
 import pytest
 from conftest import ROOT
 
-INPUTS = ["snippets/planner"]
+INPUTS = ["snippets/planner", "snippets/03_model_parallelism", "snippets/04_zero_and_fsdp"]
 FOLDER = ROOT / "snippets/planner"
 
 
@@ -127,3 +128,44 @@ def test_every_gpu_has_its_source_and_every_constant_its_meaning() -> None:
         assert entry["source"], name
     for line in (FOLDER / "constants.toml").read_text("utf-8").splitlines():
         assert " = " not in line or "#" in line, line
+
+
+def counted(program: str, pattern: str) -> list[tuple[float, ...]]:
+    """What a program of the book has counted, from its transcript."""
+    text = (ROOT / f"snippets/{program}.cpu.txt").read_text("utf-8").replace(",", "")
+    return [tuple(map(float, each.groups())) for each in re.finditer(pattern, text, re.M)]
+
+
+def test_bytes_are_those_that_the_book_counts() -> None:
+    """Exactly, where what they count is what is planned: gloo's counters and the profiler's."""
+    code = (
+        "from plan import *; from memory import stage_parameters; import json\n"
+        "small = Shape(1, 64, 1, 1, 256, 1)\n"
+        "ring = [traffic(small, Layout(cp=c, micro_batch=2), 960, 8)[0].bytes for c in (2, 3, 4)]\n"
+        "block = Shape(1, 192, 4, 4, 768, 1)\n"
+        "tp = traffic(block, Layout(tp=4, micro_batch=2), 48, 8)[0].bytes\n"
+        "big = the_model('llama-3-70b')\n"
+        "fsdp = traffic(big, Layout(dp=1024, zero=3), 8192, 8)[0].bytes\n"
+        "state = [sum(stage_parameters(big, each, 1)) for each in stages(big, 1)]\n"
+        "print(json.dumps([ring, tp, fsdp, state]))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
+    ring, tp, fsdp, [held] = json.loads(done.stdout)
+    # context parallelism, in fp32 there and in bf16 here
+    rows = counted(
+        "03_model_parallelism/ring_attention", r"^ +[234] +\d+ +(\d+) KiB +(\d+) KiB"
+    )
+    assert [2 * each / 1024 for each in ring] == [sum(row) for row in rows]
+    # tensor parallelism with SP, fp32 there; backward gathers a second time here
+    [(kib,)] = counted(
+        "03_model_parallelism/sequence_parallel", r"TP \+ SP(?:.*\n){2}.* = (\d+) KiB"
+    )
+    assert 2 * tp / 1.25 / 1024 == kib
+    # FSDP2: the last unit is not gathered again, and padding adds
+    sent = counted(
+        "04_zero_and_fsdp/seventy_billion", r"^  \w+ +(?:all-|reduce-)\w+ +\d+ +([\d.]+)"
+    )
+    assert abs(fsdp / 1e9 / sum(gb for (gb,) in sent) - 1) < 0.01
+    [(parameters,)] = counted("04_zero_and_fsdp/seventy_billion", r"^Ψ = (\d+)")
+    assert held == parameters

@@ -35,7 +35,7 @@ def in_node(ranks: int, stride: int, node: int) -> int:
 
 
 def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent]:
-    """What the busiest rank sends: bf16, but gradients in fp32 under ZeRO 0 and 1."""
+    """What the busiest rank sends: bf16, but gradients in fp32."""
     t, c, d, p, m = layout.tp, layout.cp, layout.dp, layout.pp, layout.micro_batches
     cut = stages(shape, p, layout.by_flops)
     layers = max(stage.layers for stage in cut)
@@ -61,7 +61,7 @@ def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent
         share = (n - 1) / n * held
         stride, local = t, in_node(n, t, node)
         if layout.zero == 3:  # gathered forward and backward, scattered, for every micro-batch
-            sent.append(Sent("DP", 6 * share * m, n, in_node(n, stride, node), 3 * layers * m))
+            sent.append(Sent("DP", 8 * share * m, n, in_node(n, stride, node), 3 * layers * m))
         elif layout.zero:
             sent.append(Sent("DP", (8 + 2) * share, n, local, 3))
         else:
@@ -92,7 +92,7 @@ def main() -> None:
         held = sum(stage_parameters(shape, stages(shape, 1)[0], 1))
         elements = dp.bytes / held * 64 / 63
         print(f"ZeRO {zero}, DP 64: {elements:.0f} bytes a parameter, {dp.in_node} to a node")
-        assert round(elements) == {0: 8, 1: 10, 3: 6}[zero]  # 4 + 4, 4 + 4 + 2, 2 + 2 + 2
+        assert round(elements) == {0: 8, 1: 10, 3: 8}[zero]  # 4 + 4, 4 + 4 + 2, 2 + 2 + 4
     # four stages: the same cut is crossed 2m times, whatever the layers are
     four = Layout(pp=4, tp=2, micro_batches=16)
     pp = next(each for each in traffic(shape, four, 4096, 8) if each.name == "PP")
