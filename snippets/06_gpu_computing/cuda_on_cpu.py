@@ -822,10 +822,12 @@ RAW inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n,
 }
 template <class T>
 cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t n) {
+  if (n > sizeof symbol) return result(true, cudaErrorInvalidValue);
   return memcpy((void*)&symbol, from, n), result(true);
 }
 template <class T>
 cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t n) {
+  if (n > sizeof symbol) return result(true, cudaErrorInvalidValue);
   return memcpy(to, (void*)&symbol, n), result(true);
 }
 RAW inline cudaError_t cudaMemset(void* p, int value, size_t n) {
