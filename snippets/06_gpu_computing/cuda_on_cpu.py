@@ -90,7 +90,7 @@ inline const char* cudaGetErrorName(cudaError_t e) { CUDA_ERRORS(X) return "unkn
 namespace emu {
 // ---- memory: one arena, and for every byte of it who touched it last ----------------------
 struct Touch {
-  uint32_t time, thread, pc;  // time 0: never; thread: block * 1024 + index
+  uint32_t time, thread, pc;  // time 0: not yet; thread: block * 1024 + index
 };
 struct Shadow {
   Touch write, read, other_read;  // the last write, and the last reads by two threads
@@ -135,7 +135,7 @@ struct Fiber {
   int line;
   uint32_t block_time, warp_time;  // when it last met its block, its warp
   uint64_t given, seen[32];
-  std::vector<std::tuple<void*, const void*, size_t>> copies;  // asynchronous, not waited for
+  std::vector<std::tuple<void*, const void*, size_t, size_t>> copies;  // not waited for
 };
 constexpr size_t STACK = 256 << 10;
 inline Fiber* fibers = new Fiber[1024];
@@ -259,7 +259,10 @@ RAW inline void check(const void* pointer, size_t size, Access access, void* cal
     if (access != WRITE && s.write.time == 0)
       return fail(
           place(pc),
-          std::string(verb) + " " + region->kind + " memory that nobody has written yet",
+          std::string(verb) + " " + region->kind + " memory " +
+              (s.write.pc ? "to which a copy of " + who(s.write.thread, false) + " at " +
+                                place(s.write.pc) + " is still on its way"
+                          : "that nobody has written yet"),
           cudaErrorLaunchFailure);
     const Touch* other = nullptr;
     if (conflict(s.write) && !(access == ATOMIC && s.atomic)) other = &s.write;
@@ -738,30 +741,39 @@ RAW void mma_sync(fragment<accumulator, M, N, K, C>& d,
 }  // namespace nvcuda::wmma
 
 // ---- asynchronous copies to shared memory: done when they are waited for, not before ------
-RAW inline void __pipeline_memcpy_async(void* to, const void* from, size_t n) {
+RAW inline void __pipeline_memcpy_async(void* to, const void* from, size_t n, size_t zero = 0) {
+  void* caller = __builtin_return_address(0);
+  size_t at = (char*)to - emu::arena;
+  if ((n != 4 && n != 8 && n != 16) || zero > n || at % n || (size_t)from % n)
+    emu::fail(emu::place((uint32_t)(size_t)caller),
+              "copies neither 4, 8 nor 16 bytes between addresses that are multiples of that",
+              cudaErrorLaunchFailure);
+  if (n > zero) emu::check(from, n - zero, emu::READ, caller);
+  emu::check(to, n, emu::WRITE, caller);
   emu::Busy guard;
-  emu::self->copies.push_back({to, from, n});
+  for (size_t i = at; i < at + n; i++) emu::shadow[i].write.time = 0;  // not there to be read
+  emu::self->copies.push_back({to, from, n, zero});
 }
 RAW inline void __pipeline_commit() {
   emu::Busy guard;
-  emu::self->copies.push_back({nullptr, nullptr, 0});
+  emu::self->copies.push_back({nullptr, nullptr, 0, 0});
 }
 RAW inline void __pipeline_wait_prior(unsigned keep) {
   auto& c = emu::self->copies;
   emu::busy = true;
   size_t groups = 0, i = 0;
-  for (auto& [to, from, n] : c) groups += !to;
+  for (auto& copy : c) groups += !std::get<0>(copy);
   for (; groups > keep && i < c.size(); i++) {
-    auto [to, from, n] = c[i];
+    auto [to, from, n, zero] = c[i];
     if (!to) {
       groups--;
       continue;
     }
     emu::busy = false;
-    emu::check(from, n, emu::READ, __builtin_return_address(0));
     emu::check(to, n, emu::WRITE, __builtin_return_address(0));
     emu::busy = true;
-    memcpy(to, from, n);
+    memcpy(to, from, n - zero);
+    memset((char*)to + n - zero, 0, zero);
   }
   c.erase(c.begin(), c.begin() + i);
   emu::busy = false;
