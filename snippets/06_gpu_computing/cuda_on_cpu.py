@@ -662,6 +662,12 @@ using half = __half;
 using __nv_bfloat16 = emu_float16<8>;
 inline float __half2float(half x) { return x; }
 inline half __float2half(float x) { return x; }
+struct alignas(4) __half2 { half x, y; };
+using half2 = __half2;
+inline half2 __float2half2_rn(float x) { return {x, x}; }
+inline float2 __half22float2(half2 v) { return {v.x, v.y}; }
+inline half2 __hsub2(half2 a, half2 b) { return {a.x - b.x, a.y - b.y}; }
+inline half2 __hfma2(half2 a, half2 b, half2 c) { return {a.x * b.x + c.x, a.y * b.y + c.y}; }
 inline float __bfloat162float(__nv_bfloat16 x) { return x; }
 inline __nv_bfloat16 __float2bfloat16(float x) { return x; }
 
