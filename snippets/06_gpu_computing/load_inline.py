@@ -2,6 +2,7 @@
 
 Three registrations make it an operator: a schema, a kernel for each device, and (in Python) a
 fake kernel that knows the shape without computing. The wrong kernel beside it forgets strides.
+Where torch sees an NVIDIA GPU and nvcc is installed, a kernel in CUDA C++ is compiled, too.
 """
 
 import os
@@ -11,7 +12,7 @@ import tempfile
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
-from torch.utils.cpp_extension import load_inline
+from torch.utils.cpp_extension import CUDA_HOME, load_inline
 
 SOURCE = r"""
 #include <torch/csrc/stable/library.h>
@@ -67,10 +68,56 @@ STABLE_TORCH_LIBRARY_IMPL(inline_demo, CPU, m) {
 }
 // --8<-- [end:cpp]
 """
+CUDA = r"""
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <cuda_runtime.h>
+
+using torch::stable::Tensor;
+
+// --8<-- [start:cuda]
+// one warp for a row
+__global__ void rows(const float* x, float* y, int64_t width, float eps) {
+  const float* from = x + blockIdx.x * width;
+  float squares = 0;
+  for (int64_t i = threadIdx.x; i < width; i += 32) squares += from[i] * from[i];
+  for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+  const float scale = rsqrtf(squares / width + eps);
+  for (int64_t i = threadIdx.x; i < width; i += 32) y[blockIdx.x * width + i] = from[i] * scale;
+}
+
+Tensor rms_norm_cuda(const Tensor& input, double eps) {
+  STD_TORCH_CHECK(input.scalar_type() == torch::headeronly::ScalarType::Float,
+                  "rms_norm: input must be float32");
+  STD_TORCH_CHECK(input.dim() > 0, "rms_norm: input must have a last dimension");
+  const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
+  Tensor x = torch::stable::contiguous(input), y = torch::stable::empty_like(x);
+  void* stream = nullptr;  // torch's current stream, not the default one
+  const auto found = aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream);
+  STD_TORCH_CHECK(found == 0, "rms_norm: no current stream");
+  const int64_t width = x.size(x.dim() - 1);
+  if (x.numel() > 0)
+    rows<<<x.numel() / width, 32, 0, static_cast<cudaStream_t>(stream)>>>(
+        x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), width, eps);
+  const cudaError_t error = cudaGetLastError();
+  STD_TORCH_CHECK(error == cudaSuccess, cudaGetErrorString(error));
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(inline_demo, CUDA, m) {
+  m.impl("rms_norm", TORCH_BOX(&rms_norm_cuda));
+}
+// --8<-- [end:cuda]
+"""
+TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # 2.11 and later
+WITH_CUDA = torch.version.cuda and torch.cuda.is_available() and CUDA_HOME is not None
 
 
 def build() -> None:
-    """Compile SOURCE and load it; afterwards torch.ops.inline_demo holds the operators."""
+    """Compile the sources and load them; then torch.ops.inline_demo holds the operators."""
     needs = {"ninja": "pip install ninja", os.environ.get("CXX", "c++"): "a C++ compiler"}
     for tool, what in needs.items():
         if not shutil.which(tool):
@@ -79,10 +126,12 @@ def build() -> None:
         load_inline(
             "inline_demo",
             SOURCE,
+            CUDA if WITH_CUDA else None,  # its kernel for nvcc, in a file of its own
             build_directory=directory,
             is_python_module=False,  # no pybind: the registrations run when it is loaded
             no_implicit_headers=True,  # not torch/extension.h, which takes far longer than this
-            extra_cflags=["-O2", "-DTORCH_TARGET_VERSION=0x020b000000000000"],  # 2.11 and later
+            extra_cflags=["-O2", TARGET],
+            extra_cuda_cflags=["-O3", TARGET, "-DUSE_CUDA"],
         )
 
 
@@ -126,6 +175,14 @@ def main() -> None:
     real = rms_norm(x, 1e-6)
     assert (like.shape, like.stride(), like.dtype) == (real.shape, real.stride(), real.dtype)
     print(f"with one: shape {tuple(like.shape)}, strides {like.stride()}, as the real kernel's")
+
+    if WITH_CUDA:
+        for x in (torch.randn(7, 31), torch.randn(0, 4), torch.randn(1000, 2).T / 1000):
+            y = rms_norm(x.cuda(), 1e-6)
+            torch.testing.assert_close(y.cpu(), reference(x, 1e-6))
+        print("the same with the kernel in CUDA C++, on the GPU, on three shapes")
+    else:
+        print("the kernel in CUDA C++ is left out: it needs nvcc, and a GPU that torch sees")
 
 
 def fake_rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
