@@ -1,0 +1,103 @@
+"""Two savings of FlashAttention-4: 2^x from a polynomial, and a maximum that may be stale.
+
+Coefficients and threshold are the paper's (arXiv 2603.05451, sections 3.1.3 and 3.1.4). Scores
+are in base 2: a maximum that is up to 8 too small lets weights grow to 2^8, and no further.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+QUERIES, KEYS, D, TILE, WARP = 256, 4096, 64, 64, 32
+
+
+# --8<-- [start:exp2]
+def polynomial(x: torch.Tensor) -> torch.Tensor:
+    """2^x for fp32 x below 128: whole part into the exponent's bits, a cubic for the rest."""
+    x = x.clamp(min=-127)
+    whole = x.floor()
+    f = x - whole  # in [0, 1), so that 2^f in [1, 2) has the exponent of 1
+    two_f = 1 + f * (0.695146143 + f * (0.227564394 + f * 0.077119089))
+    return (two_f.view(torch.int32) + (whole.int() << 23)).view(torch.float32)
+
+
+# --8<-- [end:exp2]
+
+
+# --8<-- [start:attention]
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    threshold: float,
+    exp2: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, float, float]:
+    """[s, d] each -> output, log-sum-exp, share of rescalings of a warp, largest weight."""
+    m = torch.full((len(q), 1), -torch.inf)
+    total, out = torch.zeros_like(m), torch.zeros(len(q), D)
+    rescaled, largest, tiles = 0, 0.0, len(k) // TILE
+    for j in range(tiles):
+        keys = slice(j * TILE, (j + 1) * TILE)
+        scores = q.float() @ k[keys].float().T * (math.log2(math.e) / math.sqrt(D))
+        new = torch.maximum(m, scores.amax(1, keepdim=True))
+        behind = (new - m > threshold).view(-1, WARP).any(1)  # a warp decides for its rows
+        new = torch.where(behind.repeat_interleave(WARP)[:, None], new, m)
+        shrink = exp2(m - new) if j else torch.zeros_like(m)  # 1 where nothing changes
+        rescaled += behind.sum().item() if j else 0
+        m = new
+        p = exp2(scores - m)
+        total = total * shrink + p.sum(1, keepdim=True)
+        out = out * shrink + p.bfloat16().float() @ v[keys].float()
+        largest = max(largest, p.max().item())
+    lse = (m + total.log2()) / math.log2(math.e)
+    return out / total, lse[:, 0], rescaled / (len(q) // WARP * (tiles - 1)), largest
+
+
+# --8<-- [end:attention]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(2**18) * -30
+    exact = x.double().exp2()
+    print("2^x                       in fp32    rounded to bf16")
+    for name, exp2 in (("torch.exp2", torch.exp2), ("cubic polynomial", polynomial)):
+        errors = [
+            ((y.double() - exact) / exact).abs().max().item()
+            for y in (exp2(x), exp2(x).bfloat16())
+        ]
+        print(f"{name:22}{errors[0]:11.1e}{errors[1]:19.1e}")
+    assert errors[0] < 1e-4 and errors[1] < 2**-8 + 1e-4  # the paper's table 2 has 8.8e-5
+    same = (polynomial(x).bfloat16() == torch.exp2(x).bfloat16()).float().mean().item()
+    print(f"the same bf16 number for {same:.0%} of them")
+
+    print(
+        "\nscores       2^x          threshold  rescaled  largest weight  error of the output"
+    )
+    for title, scale in (("normal", 1.0), ("4 × normal", 4.0)):
+        q, k, v = (torch.randn(n, D).bfloat16() for n in (QUERIES, KEYS, KEYS))
+        q = q * scale
+        scores = q.double() @ k.double().T / math.sqrt(D)
+        truth, lse = scores.softmax(1) @ v.double(), scores.logsumexp(1)
+        found = {}
+        for name, exp2, threshold in (
+            ("exp2", torch.exp2, 0.0),
+            ("exp2", torch.exp2, 8.0),
+            ("polynomial", polynomial, 8.0),
+        ):
+            out, ours, share, largest = attention(q, k, v, threshold, exp2)
+            error = ((out - truth).norm() / truth.norm()).item()
+            torch.testing.assert_close(ours.double(), lse, rtol=1e-4, atol=1e-3)
+            row = f"{title:12} {name:12}{threshold:10.0f}{share:10.1%}{largest:16.1f}"
+            print(f"{row}{error:21.2%}")
+            found[name, threshold] = share, largest, error
+        rare, often = found["exp2", 8.0], found["exp2", 0.0]
+        assert often[1] == 1 < rare[1] <= 2**8 and rare[0] < often[0] / 4
+        assert (
+            math.isclose(found["polynomial", 8.0][2], rare[2], rel_tol=0.05) and rare[2] < 2**-9
+        )
+
+
+if __name__ == "__main__":
+    main()
