@@ -76,3 +76,18 @@ def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str
     page.wait_for_load_state("load")
     assert page.url.endswith("/03_model_parallelism/#gpipe-from-scratch")
     page.close()
+
+
+def test_code_has_its_button_and_the_keyboard(browser: Browser, address: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(f"{address}03_model_parallelism/", wait_until="networkidle")
+    far = page.locator(".md-content__inner > .highlight").last
+    assert not far.locator("button").count()  # far below the window
+    page.wait_for_function("""() => {
+        const code = [...document.querySelectorAll("pre > code")]
+        const wide = code.filter(x => x.scrollWidth > x.clientWidth)
+        return wide.length && wide.every(x => x.tabIndex === 0)
+    }""")
+    far.scroll_into_view_if_needed()
+    far.locator("button").wait_for(state="attached")
+    page.close()
