@@ -91,3 +91,28 @@ def test_code_has_its_button_and_the_keyboard(browser: Browser, address: str) ->
     far.scroll_into_view_if_needed()
     far.locator("button").wait_for(state="attached")
     page.close()
+
+
+def test_the_scheme_is_that_of_the_system_or_the_chosen(browser: Browser, address: str) -> None:
+    context = browser.new_context(color_scheme="dark")
+    page = context.new_page()
+
+    def scheme() -> str:
+        return page.get_attribute("body", "data-md-color-scheme")
+
+    page.goto(address)
+    assert scheme() == "slate"
+    for name, expected in (("light", "default"), ("dark", "slate"), ("of the system", "slate")):
+        switch = page.locator("label[for^=__palette]:visible")
+        assert name in switch.get_attribute("title")
+        page.focus("[name=__palette]:checked")
+        page.keyboard.press("Enter")
+        assert scheme() == expected
+        page.reload()
+        assert scheme() == expected
+    page.emulate_media(color_scheme="light")
+    page.wait_for_selector("body[data-md-color-scheme=default]")
+    for expected in ("default", "slate"):
+        switch.click()
+        assert scheme() == expected
+    context.close()

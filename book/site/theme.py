@@ -28,6 +28,8 @@ FIXES = [
     (r'role="dialog">', 'role="dialog" aria-label="Search">'),
     # a list of links is not what is expanded
     (r'(<nav class="md-nav"[^>]*) aria-expanded="\w+"', r"\1"),
+    # overrides/ has another switch of the scheme
+    (r' data-md-component="palette"', ""),
     # HTML defines no such relation
     (r' rel="edit"', ""),
     # most tokens of code have no colour of their own: a third of a page of code
