@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,6 +76,19 @@ def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str
     page.goto(f"{address}03_model_parallelism/#gpipe-from-scratch")  # it has not moved
     page.wait_for_load_state("load")
     assert page.url.endswith("/03_model_parallelism/#gpipe-from-scratch")
+    page.close()
+
+
+def test_a_page_is_styled_about_twice_while_it_loads(browser: Browser, address: str) -> None:
+    """Each time more is a tenth of a second of a phone in which it does not answer."""
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    browser.start_tracing(page=page, categories=["devtools.timeline"])
+    page.goto(f"{address}03_model_parallelism/", wait_until="networkidle")
+    traced = json.loads(browser.stop_tracing())["traceEvents"]
+    styled = sum(
+        e["args"].get("elementCount", 0) for e in traced if e["name"] == "UpdateLayoutTree"
+    )
+    assert 1 <= styled / page.locator("*").count() < 3
     page.close()
 
 
