@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,3 +77,56 @@ def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str
     page.wait_for_load_state("load")
     assert page.url.endswith("/03_model_parallelism/#gpipe-from-scratch")
     page.close()
+
+
+def test_a_page_is_not_styled_twice_while_it_loads(browser: Browser, address: str) -> None:
+    """Each time more is a tenth of a second of a phone in which it does not answer."""
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    browser.start_tracing(page=page, categories=["devtools.timeline"])
+    page.goto(f"{address}03_model_parallelism/", wait_until="networkidle")
+    traced = json.loads(browser.stop_tracing())["traceEvents"]
+    styled = sum(
+        e["args"].get("elementCount", 0) for e in traced if e["name"] == "UpdateLayoutTree"
+    )
+    assert 1 <= styled / page.locator("*").count() < 2
+    page.close()
+
+
+def test_code_has_its_button_and_the_keyboard(browser: Browser, address: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(f"{address}03_model_parallelism/", wait_until="networkidle")
+    far = page.locator(".md-content__inner > .highlight").last
+    assert not far.locator("button").count()  # far below the window
+    page.wait_for_function("""() => {
+        const code = [...document.querySelectorAll("pre > code")]
+        const wide = code.filter(x => x.scrollWidth > x.clientWidth)
+        return wide.length && wide.every(x => x.tabIndex === 0)
+    }""")
+    far.scroll_into_view_if_needed()
+    far.locator("button").wait_for(state="attached")
+    page.close()
+
+
+def test_the_scheme_is_that_of_the_system_or_the_chosen(browser: Browser, address: str) -> None:
+    context = browser.new_context(color_scheme="dark")
+    page = context.new_page()
+
+    def scheme() -> str:
+        return page.get_attribute("body", "data-md-color-scheme")
+
+    page.goto(address)
+    assert scheme() == "slate"
+    for name, expected in (("light", "default"), ("dark", "slate"), ("of the system", "slate")):
+        switch = page.locator("label[for^=__palette]:visible")
+        assert name in switch.get_attribute("title")
+        page.focus("[name=__palette]:checked")
+        page.keyboard.press("Enter")
+        assert scheme() == expected
+        page.reload()
+        assert scheme() == expected
+    page.emulate_media(color_scheme="light")
+    page.wait_for_selector("body[data-md-color-scheme=default]")
+    for expected in ("default", "slate"):
+        switch.click()
+        assert scheme() == expected
+    context.close()

@@ -777,6 +777,17 @@ def test_code_that_looks_alike_is_one_span() -> None:
     assert theme.fixed(shown) == '<span class="go">one\ntwo</span>\n<span class="gp">$ </span>'
 
 
+# ---- tables
+
+
+def test_a_table_scrolls_without_a_script(site: Site) -> None:
+    page = (site.folder / "11_references/index.html").read_text("utf-8")
+    assert "<table>" not in page
+    assert page.count('<div class="md-typeset__table"><table class="data">') > 10
+    sheet = next(site.folder.glob("assets/stylesheets/main.*.css")).read_text("utf-8")
+    assert ".md-typeset table.data" in sheet and "table:not([class])" not in sheet
+
+
 # ---- figures
 
 

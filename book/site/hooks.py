@@ -68,6 +68,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in [*programs.files(config, _root(config)), *labs.notebooks(files, config)]:
         files.append(file)
+    theme.style_tables(files)
     config.extra["keeper"] = kept.Keeper(_root(config), files)
     return files
 

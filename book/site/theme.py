@@ -28,8 +28,16 @@ FIXES = [
     (r'role="dialog">', 'role="dialog" aria-label="Search">'),
     # a list of links is not what is expanded
     (r'(<nav class="md-nav"[^>]*) aria-expanded="\w+"', r"\1"),
+    # overrides/ has another switch of the scheme
+    (r' data-md-component="palette"', ""),
     # HTML defines no such relation
     (r' rel="edit"', ""),
+    # a table without a class is wrapped by the theme's script, and its page styled again
+    (
+        r"(?s)<table>(.*?</table>)",
+        r'<div class="md-typeset__scrollwrap"><div class="md-typeset__table">'
+        r'<table class="data">\1</div></div>',
+    ),
     # most tokens of code have no colour of their own: a third of a page of code
     (r'<span class="(?:[nwpo]|kc|sa|[fv]m|n[av]|v[cgi])">([^<]*)</span>', itemgetter(1)),
     # others have the colour of what they stand in or beside
@@ -39,6 +47,15 @@ FIXES = [
         _one_span,
     ),
 ]
+
+
+def style_tables(files: Files) -> None:
+    """Let the theme's style sheet name the class that a table has, where it names none."""
+    for file in files.css_files():
+        if file.src_uri.startswith("assets/stylesheets/main."):
+            file.content_string = file.content_string.replace(
+                "table:not([class])", "table.data"
+            )
 
 
 def share_navigation(env: Environment) -> None:

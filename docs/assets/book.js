@@ -13,12 +13,14 @@ const fix = () => {
     for (const said of typed.querySelectorAll(".gp, .go, .gt, .gr")) said.remove()
     block.dataset.copy = typed.textContent.split("\n").filter(line => line.trim()).join("\n")
   }
-  // What scrolls sideways must be reachable by keyboard.
-  const wide = "div.formula, .md-typeset__scrollwrap, p:has(> img:only-child)"
-  for (const box of document.querySelectorAll(wide)) {
-    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0
+  // What scrolls sideways must be reachable by keyboard. All is measured before any is changed.
+  const wide = "pre > code, div.formula, .md-typeset__scrollwrap, p:has(> img:only-child)"
+  const boxes = [...document.querySelectorAll(wide)]
+  const scrolls = boxes.map(box => box.scrollWidth > box.clientWidth)
+  boxes.forEach((box, place) => {
+    if (scrolls[place]) box.tabIndex = 0
     else box.removeAttribute("tabindex")
-  }
+  })
 }
 
 // Measuring makes the browser lay out the page: do it when there is nothing else to do.

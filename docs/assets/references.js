@@ -12,7 +12,7 @@
     // A topic's heading, its line and its table go together when nothing in it is left.
     const groups = []
     for (const table of new Set(entries.map(entry => entry.row.closest("table")))) {
-      const parts = [table.closest(".md-typeset__scrollwrap") ?? table]
+      const parts = [table.closest(".md-typeset__scrollwrap")]
       while (parts[0].previousElementSibling && parts[0].tagName !== "H3") {
         parts.unshift(parts[0].previousElementSibling)
       }
