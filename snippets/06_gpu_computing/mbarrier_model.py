@@ -94,15 +94,15 @@ def step(s: State, who: int, instruction: Instruction) -> State | None:
             s = s._replace(**{which: replaced(barriers, stage, changed)})
         case "load", stage, half, tile:
             if any(place == stage for _, place in s.reading):
-                raise Wrong("a tile is overwritten while it is read")
+                raise Wrong("overwritten while it is read")
             s = s._replace(flying=s.flying | {(stage, half, tile)})
         case "read", stage, tile:
             if max(s.memory[stage]) > tile or any(
                 f[0] == stage and f[2] > tile for f in s.flying
             ):
-                raise Wrong("a tile is overwritten before it is read")
+                raise Wrong("overwritten before it is read")
             if s.memory[stage] != (tile, tile):
-                raise Wrong("a tile is read before it has landed")
+                raise Wrong("read before it has landed")
             s = s._replace(reading=s.reading | {(who, stage)})
         case "finish", stage:
             s = s._replace(reading=s.reading - {(who, stage)})
@@ -143,11 +143,11 @@ def explore(d: Design) -> tuple[int, int]:
                 try:
                     following = step(s, who, thread[s.at[who]])
                 except Wrong as wrong:
-                    raise Wrong(f"{wrong}, after {steps[s]} steps") from None
+                    raise Wrong(f"{steps[s]:5}  {wrong}") from None
                 waiting += following is None
                 after += [following] if following else []
         if waiting and not after:
-            raise Wrong(f"{waiting} wait for ever, after {steps[s]} steps")
+            raise Wrong(f"{steps[s]:5}  all {waiting} threads wait for ever")
         for following in after:
             if following not in steps:
                 steps[following] = steps[s] + 1
@@ -161,10 +161,10 @@ FAULTS = {
     "the producer begins with parity 0": ({"first": 0}, "wait for ever"),
     "the producer never flips its parity": ({"producer_flips": False}, "overwritten"),
     "the consumers never flip theirs": ({"consumer_flips": False}, "before it has landed"),
-    "empty ends with the first of two arrivals": ({"arrivals": 1}, "overwritten"),
+    "empty ends with the first arrival": ({"arrivals": 1}, "overwritten"),
     "empty ends with a third arrival": ({"arrivals": 3}, "wait for ever"),
     "only A's bytes are announced": ({"announced": 1}, "before it has landed"),
-    "consumers arrive before wgmma has read": ({"read_then_arrive": False}, "overwritten"),
+    "consumers arrive before wgmma ends": ({"read_then_arrive": False}, "overwritten"),
 }
 
 
@@ -174,13 +174,13 @@ def main() -> None:
         states, overlap = explore(Design(stages, tiles))
         assert overlap == 2 * (stages - 1)  # with one stage nothing overlaps
         print(f"{stages:6} {tiles:6} {states:7} {overlap:3}")
-    print("\none thing wrong, with 2 stages and 5 tiles")
+    print("\n2 stages, 5 tiles, one thing wrong   step  what happens")
     for name, (change, expected) in FAULTS.items():
         try:
             explore(Design(**change))
         except Wrong as wrong:
             assert expected in str(wrong), wrong
-            print(f"{name:42} {wrong}")
+            print(f"{name:35} {wrong}")
         else:
             raise AssertionError(f"{name}: not found")
 

@@ -43,7 +43,8 @@ def persistent_kernel(
     b = tl.make_tensor_descriptor(b_ptr, [K, N], [N, 1], [BK, BN])
     c = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), rows * columns, tl.num_programs(0), flatten=FLATTEN):
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    for tile in tl.range(first, rows * columns, programs, flatten=FLATTEN):
         row, column = place(tile, rows, columns, GROUP)
         total = tl.zeros((BM, BN), dtype=tl.float32)
         for k in range(0, K, BK):  # outside of the matrix a load is 0 and a store is nothing
