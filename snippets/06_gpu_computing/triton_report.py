@@ -1,8 +1,9 @@
 """What Triton made of the chapter's kernels for an A100 and an H100, on a machine with neither.
 
-Start it with the three programs as arguments. Registers and shared memory say how many blocks
+Start it with the four programs as arguments. Registers and shared memory say how many blocks
 an SM holds. The machine code says how wide the loads are, which instruction of the tensor
 cores is used, and that no register was spilled.
+The persistent product comes last: its loads and stores are single instructions of the TMA unit.
 """
 
 import importlib.util
@@ -100,9 +101,9 @@ def compile_for(capability: int, kernel, pointers: str, warps: int, **sizes: int
 
 
 def main() -> None:
-    if len(sys.argv) != 4:
-        sys.exit("start it as: python triton_report.py MATMUL SOFTMAX LAYER_NORM")
-    matmul, softmax, norm = (load(path) for path in sys.argv[1:])
+    if len(sys.argv) != 5:
+        sys.exit("start it as: python triton_report.py MATMUL SOFTMAX LAYER_NORM PERSISTENT")
+    matmul, softmax, norm, persistent = (load(path) for path in sys.argv[1:])
     product = {"K": 8192, "BM": 128, "BN": 256, "BK": 64, "GROUP": 8}
     print("                       registers  shared  blocks  loads of 16 B  cp.async")
     print(
@@ -134,6 +135,27 @@ def main() -> None:
                 f" {f'≈{barriers}':>4}"
                 + (f"  {len(products)} {products[0]}" if products else "")
             )
+
+    print("\npersistent, sm_90  registers  shared  UTMALDG  UTMASTG  HGMMA  in HGMMA's loop")
+    for flatten in (False, True):
+        kernel = persistent.persistent_kernel.fn
+        binary = compile_for(90, kernel, "*bf16", 8, **product, FLATTEN=flatten)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            Path(file.name).write_bytes(binary.asm["cubin"])
+            ((registers, local, code, loops),) = machine_code(Path(file.name)).values()
+        assert local == 0 and count(r"(?:LDL|STL|LDG|STG)\S*", code) == 0  # TMA moves it all
+        (loop,) = (x for x in loops if count(r"HGMMA\S*", x))
+        loads, stores, products = (
+            count(rf"{x}\S*", code) for x in ("UTMALDG", "UTMASTG", "HGMMA")
+        )
+        together = [x for x in ("UTMALDG", "UTMASTG") if count(rf"{x}\S*", loop)]
+        assert (
+            together == ["UTMALDG", "UTMASTG"][: 1 + flatten]
+        )  # C is stored while loads go on
+        print(
+            f"flatten={flatten!s:10} {f'≈{registers}':>9} {binary.metadata.shared:7}"
+            f" {loads:8} {stores:8} {products:6}  {' and '.join(together)}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,189 @@
+"""The barriers of hopper.cu in every order of events: who may touch a stage, and when.
+
+A producer asks TMA for the two halves of a tile, A's and B's; TMA writes them when it likes;
+two consumers read. All states that a small case can reach are visited, so no race is missed.
+Then one thing at a time is made wrong, and the shortest way into trouble is told.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+Instruction = tuple  # what, then its operands
+
+
+class Wrong(Exception):
+    """Something that must not happen."""
+
+
+class Barrier(NamedTuple):
+    """An mbarrier: a phase ends when nobody and nothing is missing, and the next one begins."""
+
+    phase: int
+    missing: int  # arrivals of this phase that have not come
+    announced: int  # halves that expect_tx announced and TMA has not written
+    count: int
+
+    def changed(self, arrivals: int, announced: int) -> "Barrier":
+        missing, announced = self.missing - arrivals, self.announced + announced
+        if (missing, announced) == (0, 0):
+            return Barrier(self.phase + 1, self.count, 0, self.count)
+        return Barrier(self.phase, missing, announced, self.count)
+
+    def over(self, parity: int) -> bool:
+        """What try_wait.parity says: the last phase of this parity is over, not the current."""
+        return self.phase % 2 != parity
+
+
+class State(NamedTuple):
+    at: tuple[int, ...]  # the next instruction of the producer and of each consumer
+    full: tuple[Barrier, ...]
+    empty: tuple[Barrier, ...]
+    memory: tuple[tuple[int, int], ...]  # of each stage the tile that each half belongs to
+    flying: frozenset[tuple[int, int, int]]  # stage, half, tile
+    reading: frozenset[tuple[int, int]]  # consumer, stage
+
+
+# --8<-- [start:programs]
+class Design(NamedTuple):
+    stages: int = 2
+    tiles: int = 5
+    arrivals: int = 2  # that end a phase of `empty`: there are two consumers
+    announced: int = 2  # halves that the producer announces to `full`
+    first: int = 1  # the producer's parity in turn 0
+    producer_flips: bool = True
+    consumer_flips: bool = True
+    read_then_arrive: bool = True
+
+
+def programs(d: Design) -> list[list[Instruction]]:
+    """What the producer does, and what each of the two consumers does."""
+    producer, consumer = [], []
+    for tile in range(d.tiles):
+        stage, turn = tile % d.stages, tile // d.stages
+        producer += [
+            ("wait", "empty", stage, (d.first + turn * d.producer_flips) % 2),
+            ("arrive", "full", stage, d.announced),
+            ("load", stage, 0, tile),
+            ("load", stage, 1, tile),
+        ]
+        finish = [("finish", stage), ("arrive", "empty", stage, 0)]
+        consumer += [
+            ("wait", "full", stage, turn * d.consumer_flips % 2),
+            ("read", stage, tile),  # wgmma is issued
+            *(finish if d.read_then_arrive else reversed(finish)),  # wait_group, then arrive
+        ]
+    return [producer, consumer, consumer]
+
+
+# --8<-- [end:programs]
+
+
+def replaced(things: tuple, at: int, thing) -> tuple:
+    return (*things[:at], thing, *things[at + 1 :])
+
+
+def step(s: State, who: int, instruction: Instruction) -> State | None:
+    """The state after this thread's next instruction; None if it must wait."""
+    match instruction:
+        case "wait", which, stage, parity:
+            if not getattr(s, which)[stage].over(parity):
+                return None
+        case "arrive", which, stage, announced:
+            barriers = getattr(s, which)
+            changed = barriers[stage].changed(1, announced)
+            s = s._replace(**{which: replaced(barriers, stage, changed)})
+        case "load", stage, half, tile:
+            if any(place == stage for _, place in s.reading):
+                raise Wrong("overwritten while it is read")
+            s = s._replace(flying=s.flying | {(stage, half, tile)})
+        case "read", stage, tile:
+            if max(s.memory[stage]) > tile or any(
+                f[0] == stage and f[2] > tile for f in s.flying
+            ):
+                raise Wrong("overwritten before it is read")
+            if s.memory[stage] != (tile, tile):
+                raise Wrong("read before it has landed")
+            s = s._replace(reading=s.reading | {(who, stage)})
+        case "finish", stage:
+            s = s._replace(reading=s.reading - {(who, stage)})
+    return s._replace(at=replaced(s.at, who, s.at[who] + 1))
+
+
+def land(s: State, flight: tuple[int, int, int]) -> State:
+    """TMA has written a half and reports it."""
+    stage, half, tile = flight
+    memory = replaced(s.memory, stage, replaced(s.memory[stage], half, tile))
+    full = replaced(s.full, stage, s.full[stage].changed(0, -1))
+    return s._replace(memory=memory, full=full, flying=s.flying - {flight})
+
+
+# --8<-- [start:explore]
+def explore(d: Design) -> tuple[int, int]:
+    """Visit every state; return how many there are, and the most halves on their way at a read.
+
+    Raises Wrong with the number of steps of the shortest way to what must not happen.
+    """
+    threads = programs(d)
+    start = State(
+        at=(0,) * len(threads),
+        full=(Barrier(0, 1, 0, 1),) * d.stages,
+        empty=(Barrier(0, d.arrivals, 0, d.arrivals),) * d.stages,
+        memory=((-1, -1),) * d.stages,
+        flying=frozenset(),
+        reading=frozenset(),
+    )
+    steps, queue, overlap = {start: 0}, deque([start]), 0
+    while queue:
+        s = queue.popleft()
+        overlap = max(overlap, len(s.flying) if s.reading else 0)
+        after = [land(s, flight) for flight in s.flying]
+        waiting = 0
+        for who, thread in enumerate(threads):
+            if s.at[who] < len(thread):
+                try:
+                    following = step(s, who, thread[s.at[who]])
+                except Wrong as wrong:
+                    raise Wrong(f"{steps[s]:5}  {wrong}") from None
+                waiting += following is None
+                after += [following] if following else []
+        if waiting and not after:
+            raise Wrong(f"{steps[s]:5}  all {waiting} threads wait for ever")
+        for following in after:
+            if following not in steps:
+                steps[following] = steps[s] + 1
+                queue.append(following)
+    return len(steps), overlap
+
+
+# --8<-- [end:explore]
+
+FAULTS = {
+    "the producer begins with parity 0": ({"first": 0}, "wait for ever"),
+    "the producer never flips its parity": ({"producer_flips": False}, "overwritten"),
+    "the consumers never flip theirs": ({"consumer_flips": False}, "before it has landed"),
+    "empty ends with the first arrival": ({"arrivals": 1}, "overwritten"),
+    "empty ends with a third arrival": ({"arrivals": 3}, "wait for ever"),
+    "only A's bytes are announced": ({"announced": 1}, "before it has landed"),
+    "consumers arrive before wgmma ends": ({"read_then_arrive": False}, "overwritten"),
+}
+
+
+def main() -> None:
+    print("stages  tiles  states  halves on their way while a tile is read")
+    for stages, tiles in ((1, 4), (2, 5), (3, 7)):
+        states, overlap = explore(Design(stages, tiles))
+        assert overlap == 2 * (stages - 1)  # with one stage nothing overlaps
+        print(f"{stages:6} {tiles:6} {states:7} {overlap:3}")
+    print("\n2 stages, 5 tiles, one thing wrong   step  what happens")
+    for name, (change, expected) in FAULTS.items():
+        try:
+            explore(Design(**change))
+        except Wrong as wrong:
+            assert expected in str(wrong), wrong
+            print(f"{name:35} {wrong}")
+        else:
+            raise AssertionError(f"{name}: not found")
+
+
+if __name__ == "__main__":
+    main()
