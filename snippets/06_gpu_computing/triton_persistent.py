@@ -92,7 +92,7 @@ def counts(rows: int, columns: int, programs: int) -> tuple[int, float]:
 
 
 def main() -> None:
-    if not ON_GPU and triton.__version__ < "3.7":
+    if not ON_GPU and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
         sys.exit("triton_persistent.py needs Triton 3.7 for its interpreter, or a GPU")
     device = torch.accelerator.current_accelerator() if ON_GPU else torch.device("cpu")
     # a descriptor that a kernel makes lies in global memory, 128 bytes each
