@@ -56,7 +56,7 @@ def after(tokens: float, context: float) -> float:
 
 
 def during(tokens: float, context: float) -> float:
-    """Seconds of a step whose products compute as they read weights; attention reads alone."""
+    """Seconds of a step whose products read weights as they compute, not caches."""
     products = max(2 * MULTIPLIED / BANDWIDTH, 2 * MULTIPLIED * tokens / FLOPS)
     return products + context * CACHE / BANDWIDTH
 
@@ -111,7 +111,7 @@ def together(budget: float, cost: Callable, rate: float) -> list[Request]:
 
 
 def apart(prefills: int, cost: Callable, rate: float) -> list[Request]:
-    """Prompts run one by one on the first GPU that is free; the requests of one decode GPU.
+    """Prompts run one by one on the first free GPU; the requests of one decode GPU.
 
     A first token counts when the GPU that decodes has the cache and has made a step.
     """
@@ -163,7 +163,7 @@ def main() -> None:
             way: {setting: goodput(run) for setting, run in settings.items()}
             for way, settings in ways.items()
         }
-        print(f"{name + ':':28}whole          chunks         apart   apart / better of the two")
+        print(f"{name + ':':28}whole          chunks         apart   ratio")
         gains = []
         for column, gap in enumerate(GAPS):
             best = [
