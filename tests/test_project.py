@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import shutil
@@ -37,6 +38,39 @@ def workflow(name: str) -> dict:
     parsed = yaml.safe_load((ROOT / ".github/workflows" / name).read_text("utf-8"))
     parsed["on"] = parsed.pop(True)  # YAML 1.1 reads the key `on` as a truth
     return parsed
+
+
+ENGINES = r"https://\S*?(?:vllm|sglang|TensorRT-LLM|tensorrt)\S*?/v?(\d+\.\d+\.\d+\w*)/"
+READ = {  # pages that quote engines: the versions they say they were read in, and when
+    path: front["read"]
+    for path in sorted(ROOT.glob("docs/**/*.md"))
+    if (text := path.read_text("utf-8")).startswith("---\n")
+    and "read" in (front := yaml.safe_load(text.split("---\n")[1]))
+}
+
+
+def test_pages_link_the_versions_of_engines_that_they_say_they_read() -> None:
+    for path in ROOT.glob("docs/**/*.md"):
+        linked = set(re.findall(ENGINES, path.read_text("utf-8")))
+        listed = {str(at) for what, at in READ.get(path, {}).items() if what != "month"}
+        assert linked == listed, (
+            f"{path.name}: `read` lists {listed}, the links are to {linked}"
+        )
+
+
+@pytest.mark.parametrize("path", READ, ids=lambda path: path.stem)
+def test_what_was_read_of_engines_is_not_old(path) -> None:
+    """It is named with its month, and less than half a year older than the newest recording."""
+    month = READ[path]["month"]
+    when = datetime.date.fromisoformat(f"{month}-01")
+    assert f"{when:%B %Y}" in path.read_text("utf-8"), f"{path.name} does not say {month}"
+    recorded = [
+        re.match(r"# recorded (\d+)-(\d+)", each.read_text("utf-8"))
+        for each in ROOT.glob("snippets/*/*.cpu.txt")
+    ]
+    newest = max(12 * int(found[1]) + int(found[2]) for found in recorded if found)
+    age = newest - 12 * when.year - when.month
+    assert age < 6, f"{path.name} read the engines {age} months before the newest recording"
 
 
 def make_calls(text: str) -> list[tuple[int, str]]:
