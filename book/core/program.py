@@ -33,7 +33,7 @@ _MACHINE = re.compile(
 )
 _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
-_DATA = re.compile(r"[\w.-]+\.(?:toml|csv)")
+_DATA = re.compile(r"[\w.-]+\.(?:toml|csv|cpu\.txt)")
 _DEVICE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 _RECORDED = re.compile(rf"(?P<stem>.+?)\.(?:(?P<device>{_DEVICE})\.txt|(?:{_DEVICE}\.)?svg)")
 
@@ -153,7 +153,7 @@ class Program:
         return [self.path.with_name(f"{name}.py") for name in names]
 
     def data(self) -> list[Path]:
-        """The tables beside it, TOML or CSV, that it, its companions or its commands name."""
+        """TOML, CSV and transcripts beside it that it, its companions or its commands name."""
         programs = (self, *self.companions())
         texts = [each.path.read_text("utf-8") for each in programs if each.path.suffix == ".py"]
         names = set(_DATA.findall(" ".join([*self._words(), *texts])))

@@ -1,0 +1,89 @@
+"""What the compiler's counts predict for kernels that go over rows, before a GPU has run them.
+
+    python predicted_times.py machine_code.cpu.txt [softmax.cuda.txt layer_norm.cuda.txt]
+
+A loop over a row takes the longest of three times: its bytes at the memory's rate; its bytes at
+what is under way in a latency (Little's law); its instructions at what the SMs issue. The first
+loop of a kernel reads from memory. The others may find their row in a cache: so each kernel has
+two times, one with every read from memory, one with the later reads free of it. A measured
+share of the copy's rate, from a GPU's transcript, lies between them, or the model is wrong.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# H100 SXM: memory bytes/s, SMs, clock, and half a microsecond of latency; a copy reaches 92%
+MEMORY, SMS, CLOCK, LATENCY, COPY = 3.35e12, 132, 1.755e9, 0.5e-6, 0.92
+WRITES = ("result",)  # the loops that store as many bytes as they load
+FILES = {"softmax": "three_passes online", "layer_norm": "squares two_passes welford"}
+
+
+# --8<-- [start:predict]
+def seconds(loop: str, instructions: float, under_way: float, from_memory: bool) -> float:
+    """Of one loop, for an element of 4 bytes."""
+    moved = 4 * from_memory + 4 * (loop in WRITES)
+    reads = 4 / (SMS * under_way / LATENCY) if from_memory else 0
+    return max(moved / (COPY * MEMORY), reads, instructions / (128 * SMS * CLOCK))
+
+
+def shares(loops: list[tuple[str, float, float]]) -> tuple[float, float]:
+    """Of a copy's rate, if one read and one write of each element count as useful."""
+    copy = 8 / (COPY * MEMORY)
+    slow = sum(seconds(*loop, from_memory=True) for loop in loops)
+    fast = sum(seconds(*loop, from_memory=n == 0) for n, loop in enumerate(loops))
+    return copy / slow, copy / fast
+
+
+# --8<-- [end:predict]
+
+
+def counted(path: Path) -> dict[str, list[tuple[str, float, float]]]:
+    """By kernel: loop, instructions for an element, bytes under way in an SM."""
+    kernels: dict[str, list] = {}
+    row = r"^(\w+) +(\w+) +≈(\d+) +≈\d+ \(≈\d+\) +≈(\d+)$"
+    for kernel, loop, instructions, kib in re.findall(row, path.read_text("utf-8"), re.M):
+        kernels.setdefault(kernel, []).append((loop, float(instructions), 1024 * float(kib)))
+    return kernels
+
+
+def measured(paths: list[Path]) -> dict[str, list[float]]:
+    """By kernel, the shares of a copy that GPU transcripts give."""
+    found: dict[str, list[float]] = {}
+    for path in paths:
+        text = path.read_text("utf-8").replace("three passes", "three_passes")
+        for kernel, share in re.findall(r"(\w+) +≈\d+ GB/s useful, ≈(\d+)% of", text):
+            found.setdefault(kernel, []).append(int(share) / 100)
+    return found
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit(
+            "give it the transcript of machine_code.py, and those of a GPU if there are any"
+        )
+    kernels = counted(Path(sys.argv[1]))
+    seen = measured([Path(each) for each in sys.argv[2:]])
+    print("kernel        slowest loop, bound by    share of a copy: predicted  measured")
+    for program, names in FILES.items():
+        for name in names.split():
+            loops = kernels[name]
+            low, high = shares(loops)
+            worst = max(loops, key=lambda loop: seconds(*loop, from_memory=True))
+            times = {
+                "memory": (4 + 4 * (worst[0] in WRITES)) / (COPY * MEMORY),
+                "latency": 4 / (SMS * worst[2] / LATENCY),
+                "instructions": worst[1] / (128 * SMS * CLOCK),
+            }
+            bound = max(times, key=times.__getitem__)
+            said = ", ".join(f"{share:.0%}" for share in seen.get(name, []))
+            print(f"{name:12}  {worst[0]:8} {bound:15}", end="")
+            print(f"{low:15.0%} to {high:4.0%}     {said or 'by nobody yet'}")
+            assert 0 < low <= high <= 1.001, program
+    # what the counts say apart from any constant: reading once more costs at most a third of
+    # the useful traffic, and a loop with one load at a time cannot fill the memory
+    assert shares(kernels["two_passes"])[1] > shares(kernels["welford"])[1]
+
+
+if __name__ == "__main__":
+    main()
