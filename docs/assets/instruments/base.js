@@ -26,9 +26,12 @@ export const joined = text => text.replace(/(\d) (?=\S)/g, "$1\u00a0")
 
 // ---- colours: one for each of n things, dark enough for white words on it in both schemes
 
-export const hue = (i, n) => `oklch(${i % 2 ? 0.45 : 0.56} 0.13 ${(235 + 360 * i / n) % 360})`
+export const hue = (i, n) => `oklch(${i % 2 ? 0.45 : 0.56} 0.13 ${(235 + (360 * i) / n) % 360})`
 
 // ---- an instrument
+
+// The width to draw for: an element may have none before the first layout, and is drawn again then.
+export const widthOf = place => Math.max(260, place.clientWidth)
 
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches
 
@@ -42,12 +45,14 @@ export const instrument = (place, { controls, show, output }) => {
   const status = element("p", { class: "instrument-status", role: "status" })
   const command = element("code")
 
-  const settle = () => { // an option that is gone, or was never there, gives way
+  const settle = () => { // an option that is gone gives way to the nearest, or to the first
     for (const { name, options, first } of controls) {
       const values = options(state)
       if (values.includes(state[name])) continue
-      const begin = typeof first === "function" ? first(state) : first
-      state[name] = values.includes(begin) ? begin : values.at(-1)
+      const near = state[name] ?? (typeof first === "function" ? first(state) : first)
+      state[name] = values.includes(near) ? near : typeof near === "number"
+        ? values.reduce((best, each) => Math.abs(each - near) < Math.abs(best - near) ? each : best)
+        : values[0]
     }
   }
   const read = (name, text) => controls.find(each => each.name === name).options(state)
@@ -69,7 +74,7 @@ export const instrument = (place, { controls, show, output }) => {
         }
         input.value = state[name]
       }
-      input.disabled = values.length < 2
+      input.disabled = input.parentElement.hidden = values.length < 2
     }
   }
 

@@ -1,6 +1,6 @@
 // "A collective at work": the plans of snippets/01_parallelism_strategies/collective_steps.py, played.
 // tests/test_browser_instruments.py holds the two together.
-import { digits, element, hue, inBytes, inSeconds, instrument, joined, still } from "./base.js"
+import { digits, element, hue, inBytes, inSeconds, instrument, joined, still, widthOf } from "./base.js"
 
 const COLLECTIVES = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast"]
 const ALGORITHMS = ["ring", "tree", "doubling", "hierarchical"]
@@ -312,7 +312,7 @@ const page = place => {
     const { collective, algorithm, ranks, step } = state
     const said = facts(...caseOf(state))
     const steps = plan(collective, algorithm, ranks, state.node)
-    draw(svg, place.clientWidth, state, 0)
+    draw(svg, widthOf(place), state, 0)
     const next = steps[step]
     const sizes = next && [...new Set(next.map(([, , chunks]) => inBytes(chunks.length * state.size / ranks)))].join(" and ")
     const far = next?.some(([from, to]) => Math.floor(from / state.node) !== Math.floor(to / state.node))
@@ -361,7 +361,7 @@ const page = place => {
     const frame = time => {
       const part = (time - begin) / beat
       if (part >= 1) { change({ step: state.step + 1 }); return run() }
-      draw(svg, place.clientWidth, state, Math.max(0, part * part * (3 - 2 * part)))
+      draw(svg, widthOf(place), state, Math.max(0, part * part * (3 - 2 * part)))
       timer = requestAnimationFrame(frame)
     }
     timer = requestAnimationFrame(frame)
