@@ -1,0 +1,272 @@
+"""Pipeline schedules with times of your own: unequal F, B and W, slow ranks, slow links.
+
+The lists are those of schedules.py, and DualPipeV, whose order is compared with torch's. A
+message between two ranks arrives `link` after its operation has ended, and holds nobody up. All
+times are whole numbers of ticks, so nothing is rounded before it is printed. Without arguments
+the program also compares its times with the formulas of the chapter. The page "Pipeline
+schedules" has the same numbers.
+"""
+
+import argparse
+import itertools
+import math
+import sys
+from collections import Counter
+from decimal import ROUND_HALF_UP, Context
+from fractions import Fraction
+
+from schedules import Op, Schedule, bubble, gpipe, interleaved, needs, one_f_one_b, zb_h1, zb_v
+
+NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+FORMULAS = {  # what is idle on a rank where all ranks are even and links take no time
+    "gpipe": "(p−1)(F+B+W)",
+    "1f1b": "(p−1)(F+B+W)",
+    "interleaved": "(p−1)(F+B+W)/v",
+    "zb-h1": "(p−1)(F+B−W), if F = B = W,",
+    "zb-v": "(p−1)F/2, if F = B = W,",
+}
+
+
+def dualpipe_v(p: int, m: int) -> Schedule:
+    """The V of ZB-V in DualPipe's order: forwards of one chunk beside backwards of the other.
+
+    b is a backward with its weights. Later ones are cut in B and W, and the W wait in a queue.
+    """
+    schedule = []
+    for r in range(p):
+        steps = (
+            "F0 " * (2 * (p - r - 1))
+            + "F0 F1 " * (r + 1)
+            + "B1 W F1 " * (p - r - 1)
+            + "F0 b1 F1 b0 " * (m - 2 * p + r + 1)
+            + "b1 F1 b0 " * (p - r - 1)
+        ).split()
+        ends = ["b1", "b0"] * (r + 1)  # the first half of them whole, the others cut
+        steps += ends[: r + 1] + [end.upper() for end in ends[r + 1 :]]
+        steps += ["W", "B0"] * (p - r - 1) + ["W"] * (r + 1)
+        done: Counter[str] = Counter()
+        ops: list[Op] = []
+        waiting: list[Op] = []
+        for step in steps:
+            if step == "W":
+                ops.append(waiting.pop(0)._replace(kind="W"))
+                continue
+            kind = step[0].upper()
+            stage = (r, 2 * p - 1 - r)[int(step[1])]
+            ops.append(Op(kind, done[kind + step[1]], stage))
+            done[kind + step[1]] += 1
+            if step[0] == "B":
+                waiting.append(ops[-1])
+        schedule.append(ops)
+    return schedule
+
+
+def why_not(name: str, p: int, m: int) -> str:
+    """What keeps a schedule from running, or nothing."""
+    if name == "interleaved" and m % p:
+        return "needs a multiple of p micro-batches"
+    if name == "zb-v" and m < 2 * p - 1:
+        return "needs 2p−1 micro-batches"
+    if name == "dualpipe-v" and m < 2 * p:
+        return "needs 2p micro-batches"
+    return ""
+
+
+def build(name: str, p: int, m: int, v: int) -> Schedule:
+    if name == "interleaved":
+        return interleaved(p, m, v)
+    builders = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1, "zb-v": zb_v}
+    return (builders | {"dualpipe-v": dualpipe_v})[name](p, m)
+
+
+def chunks(name: str, v: int) -> int:
+    """Chunks of layers on each rank."""
+    return {"interleaved": v, "zb-v": 2, "dualpipe-v": 2}.get(name, 1)
+
+
+Span = tuple[Op, int, int]
+
+
+def timeline(
+    name: str, p: int, m: int, v: int, f: int, b: int, w: int, link: int, pace: list[int]
+) -> list[list[Span]]:
+    """Begin and end of each rank's operations, in ticks: a tenth of a ms over its chunks.
+
+    f, b, w and link are in ms; a rank takes `pace` tenths of these times for its layers.
+    """
+    schedule, count = build(name, p, m, v), chunks(name, v)
+    owner = {op.stage: r for r, ops in enumerate(schedule) for op in ops}
+    cut = {op._replace(kind="B") for ops in schedule for op in ops if op.kind == "W"}
+    ended: dict[Op, int] = {}
+    spans: list[list[Span]] = [[] for _ in schedule]
+    queue, free = [list(ops) for ops in schedule], [0] * p
+    while any(queue):
+        for r, ops in enumerate(queue):
+            while ops and (needed := needs(ops[0], p * count)) <= ended.keys():
+                op = ops.pop(0)
+                late = {o: 10 * count * link * (owner[o.stage] != r) for o in needed}
+                begin = max([free[r], *(ended[o] + late[o] for o in needed)])
+                whole = op.kind == "B" and op not in cut
+                cost = {"F": f, "B": b + w * whole, "W": w}[op.kind]
+                free[r] = ended[op] = begin + cost * pace[r]
+                spans[r].append((op, begin, free[r]))
+    return spans
+
+
+def most_live(spans: list[Span]) -> int:
+    """Most chunks whose activations a rank holds at once: from F to W, or to a whole B."""
+    cut = {op._replace(kind="B") for op, _, _ in spans if op.kind == "W"}
+    live = peak = 0
+    for op, _, _ in spans:
+        live += (op.kind == "F") - (op.kind == "W" or (op.kind == "B" and op not in cut))
+        peak = max(peak, live)
+    return peak
+
+
+def share_idle(spans: list[list[Span]]) -> tuple[int, int]:
+    """Idle ticks of all ranks, and all ticks, from the first operation to the last."""
+    every = len(spans) * max(end for _, _, end in itertools.chain(*spans))
+    return every - sum(end - begin for _, begin, end in itertools.chain(*spans)), every
+
+
+def formula(name: str, p: int, m: int, v: int, f: int, b: int, w: int) -> tuple[int, int]:
+    """The same by the formula, for even ranks and links that take no time; 2v is cleared."""
+    idle = {
+        "interleaved": 2 * (p - 1) * (f + b + w),
+        "zb-h1": 2 * v * (p - 1) * max(0, f + b - w),
+        "zb-v": v * (p - 1) * f,
+    }.get(name, 2 * v * (p - 1) * (f + b + w))
+    return idle, 2 * v * m * (f + b + w) + idle
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{(2000 * part + whole) // (2 * whole) / 10:.1f}%"
+
+
+def digits(x: float) -> str:
+    """Three significant digits, and all of those before the point."""
+    if x >= 1000:
+        return str(math.floor(x + 0.5))
+    return f"{float(Context(prec=3, rounding=ROUND_HALF_UP).create_decimal(x)):.12g}"
+
+
+def in_seconds(x: float) -> str:
+    unit, scale = next((u for u in (("s", 1), ("ms", 1e3)) if x * u[1] >= 1), ("µs", 1e6))
+    return f"{digits(x * scale)} {unit}"
+
+
+def facts(
+    name: str, p: int, m: int, v: int, f: int, b: int, w: int, link: int, pace: list[int]
+) -> dict:
+    """What is said about one case."""
+    times, others, lengths = (f, b, w, link, pace), {}, {}
+    for other in NAMES:
+        if reason := why_not(other, p, m):
+            others[other] = [reason]
+            continue
+        spans, count = timeline(other, p, m, v, *times), chunks(other, v)
+        length = max(end for _, _, end in itertools.chain(*spans)) / (10 * count) / 1e3
+        live = [most_live(rank) / count for rank in spans]
+        lengths[other] = length
+        others[other] = [in_seconds(length), percent(*share_idle(spans)), digits(max(live))]
+        if other == name:
+            each = " ".join(map(digits, live))
+    by_formula = "none in the chapter"
+    if name in FORMULAS:
+        by_formula = f"{FORMULAS[name]} idle, {percent(*formula(name, p, m, v, f, b, w))}"
+    return {
+        "time": others[name][0],
+        "bubble": others[name][1],
+        "formula": by_formula,
+        "live": each,
+        "others": others,
+        "shortest": min(lengths, key=lengths.__getitem__),
+    }
+
+
+def torch_order(p: int, m: int, r: int) -> list[tuple[str, int, int]]:
+    """DualPipeV's operations on a rank as torch lists them; a whole backward is a b."""
+    from torch.distributed.pipelining.schedules import ScheduleDualPipeV
+
+    schedule = object.__new__(ScheduleDualPipeV)  # its list needs no processes
+    schedule.pp_group_size, schedule._n_microbatches = p, m
+    actions = schedule._calculate_single_rank_operations(r)
+    single = itertools.chain(*(action.sub_actions or [action] for action in actions))
+    kinds = {
+        "FORWARD": "F",
+        "BACKWARD_INPUT": "B",
+        "BACKWARD_WEIGHT": "W",
+        "FULL_BACKWARD": "b",
+    }
+    return [(kinds[a.computation_type.name], a.microbatch_index, a.stage_index) for a in single]
+
+
+def check() -> int:
+    """Compare with torch's list, with schedules.py, and with the formulas; return the cases."""
+    cases = 0
+    for p in range(2, 9):
+        for m in (2 * p, 2 * p + 1, 3 * p):
+            for r, ops in enumerate(dualpipe_v(p, m)):
+                cut = {op._replace(kind="B") for op in ops if op.kind == "W"}
+                mine = [
+                    ("b" if o.kind == "B" and o not in cut else o.kind, *o[1:]) for o in ops
+                ]
+                assert mine == torch_order(p, m, r), (p, m, r)
+        for name, m, v in itertools.product(NAMES, (2 * p, 3 * p), (2, 3)):
+            cases += 1
+            even = timeline(name, p, m, v, 1, 1, 1, 0, [10] * p)
+            idle, every = share_idle(even)
+            if name != "dualpipe-v":
+                assert Fraction(idle, every) == bubble(build(name, p, m, v)), (name, p, m, v)
+                assert Fraction(idle, every) == Fraction(*formula(name, p, m, v, 1, 1, 1))
+            slow = share_idle(timeline(name, p, m, v, 1, 1, 1, 1, [10] * p))
+            assert slow[1] > every  # a link that takes time makes a step longer
+    # one slow rank, the last: GPipe and 1F1B as chapter 03 says, m max t + Σ t - max t
+    pace = [10, 10, 10, 15]
+    for name in ("gpipe", "1f1b"):
+        spans = timeline(name, 4, 8, 1, 1, 1, 1, 0, pace)
+        assert share_idle(spans)[1] == 4 * 3 * (8 * 15 + sum(pace) - 15), name
+    return cases
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--schedule", choices=NAMES, default="1f1b")
+    parser.add_argument("--ranks", type=int, default=4, help="p, 2 to 8")
+    parser.add_argument("--micro-batches", type=int, default=8, help="m, 1 to 24")
+    parser.add_argument("--chunks", type=int, default=2, help="v of the interleaved, 2 to 4")
+    parser.add_argument("--forward", type=int, default=10, help="ms of a rank's F")
+    parser.add_argument("--backward", type=int, default=10, help="ms of its B")
+    parser.add_argument("--weights", type=int, default=10, help="ms of its W")
+    parser.add_argument("--link", type=int, default=0, help="ms of a message")
+    parser.add_argument(
+        "--pace", help="tenths of these times that each rank takes: 10,10,15,10"
+    )
+    args = parser.parse_args()
+    p, m, v = args.ranks, args.micro_batches, args.chunks
+    if not (2 <= p <= 8 and 1 <= m <= 24 and 2 <= v <= 4):
+        sys.exit("2 to 8 ranks, 1 to 24 micro-batches, 2 to 4 chunks")
+    if min(args.forward, args.backward, args.weights) < 1 or args.link < 0:
+        sys.exit("a time is 1 ms or more, and a link 0 or more")
+    pace = (args.pace or ",".join(["10"] * p)).split(",")
+    if len(pace) != p or not all(each.isdigit() and int(each) for each in pace):
+        sys.exit(
+            f"--pace: {p} whole numbers with commas, 10 for a rank that is as fast as said"
+        )
+    if reason := why_not(args.schedule, p, m):
+        sys.exit(f"{args.schedule} {reason}")
+    times = (args.forward, args.backward, args.weights, args.link, list(map(int, pace)))
+    said = facts(args.schedule, p, m, v, *times)
+    print(f"{args.schedule}: p = {p}, m = {m}, step {said['time']}, bubble {said['bubble']}")
+    print(f"formula for even ranks without links: {said['formula']}")
+    print(f"most live, rank 0…: {said['live']}")
+    print("              step    bubble  live on the worst rank")
+    for name, (first, *rest) in said["others"].items():
+        mark = "  shortest" * (name == said["shortest"])
+        print(f"{name:11}  {first:>7}", *(f"{each:>8}" for each in rest), mark, sep="")
+    if len(sys.argv) == 1:
+        print(f"{check()} cases as schedules.py and the formulas have them, DualPipeV as torch")
+
+
+if __name__ == "__main__":
+    main()

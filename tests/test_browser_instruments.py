@@ -1,0 +1,248 @@
+"""The instruments: the same numbers as the programs, by keyboard alone, and still without a script."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = [
+    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
+]  # fmt: skip
+PROGRAMS = {
+    "collective": "01_parallelism_strategies/collective_steps.py",
+    "schedules": "03_model_parallelism/pipeline_times.py",
+}
+NAMES = list(PROGRAMS)
+
+
+def program(name: str) -> ModuleType:
+    """The program whose numbers an instrument shows."""
+    path = ROOT / "snippets" / PROGRAMS[name]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    failed: list[str] = []
+    page.on("console", lambda message: failed.append(message.text))
+    page.on("pageerror", lambda error: failed.append(str(error)))
+    yield page
+    page.close()
+    assert not failed
+
+
+def opened(page: Page, address: str, name: str, query: str = "") -> Page:
+    page.goto(f"{address}instruments/{name}/{query}")
+    page.wait_for_selector(f"#{name}[data-ready]")
+    return page
+
+
+def in_javascript(page: Page, address: str, name: str, function: str, cases: list) -> list:
+    """What the module of an instrument answers, case by case."""
+    return page.evaluate(
+        "async ([url, f, cases]) => {"
+        " const module = await import(url); return cases.map(each => module[f](...each)) }",
+        [f"{address}assets/instruments/{name}.js", function, cases],
+    )
+
+
+def test_collectives_agree(page: Page, address: str) -> None:
+    steps = program("collective")
+    every, cases, random = [], [], Random(0)
+    for n, collective, algorithm in itertools.product(
+        range(2, 17), steps.COLLECTIVES, steps.ALGORITHMS
+    ):
+        for g in {n, *(d for d in steps.powers(n) if n % d == 0)}:
+            try:
+                every.append((collective, algorithm, n, g))
+                plan = steps.plan(*every[-1])
+            except ValueError:
+                every.pop()
+                continue
+            for _ in range(5):
+                links = [
+                    [random.randrange(500) / 1e6, 1e-9 / random.randint(1, 900)] for _ in "io"
+                ]
+                size = 2 ** random.randrange(10, 33)
+                cases.append([*every[-1], size, *links, random.randint(0, len(plan))])
+    assert len(cases) > 2000
+    opened(page, address, "collective")
+    plans = in_javascript(page, address, "collective", "plan", every)
+    for case, plan in zip(every, plans, strict=True):
+        assert [[tuple(m) for m in step] for step in plan] == steps.plan(*case), case
+    for case, said in zip(
+        cases, in_javascript(page, address, "collective", "facts", cases), strict=True
+    ):
+        assert said == json.loads(json.dumps(steps.facts(*case))), case
+
+
+def test_schedules_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "snippets" / "03_model_parallelism")
+    times, random, cases = program("schedules"), Random(0), []
+    while len(cases) < 1200:
+        name, p = random.choice(times.NAMES), random.randint(2, 8)
+        m, v = random.randint(1, 24), random.randint(2, 4)
+        if times.why_not(name, p, m):
+            continue
+        costs = [random.randint(1, 30) for _ in "FBW"]
+        pace = [random.choice([10, random.randint(5, 20)]) for _ in range(p)]
+        cases.append([name, p, m, v, *costs, random.randint(0, 20), pace])
+    opened(page, address, "schedules")
+    some = cases[::6]
+    answers = in_javascript(page, address, "schedules", "timeline", some)
+    for case, spans in zip(some, answers, strict=True):
+        assert spans == json.loads(json.dumps(times.timeline(*case))), case
+    for case, said in zip(
+        cases, in_javascript(page, address, "schedules", "facts", cases), strict=True
+    ):
+        assert said == times.facts(*case), case
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_by_keyboard_alone(page: Page, address: str, name: str) -> None:
+    opened(page, address, name)
+    press, status = page.keyboard.press, page.locator(f"#{name} [role=status]")
+    controls = page.locator(f"#{name} :is(input, select, button)").all()
+    controls[0].focus()
+    for control in controls:
+        if control.is_disabled():  # there is nothing to choose
+            assert not control.is_visible()
+            continue
+        assert control.evaluate("each => each === document.activeElement"), control
+        kind, before, said = (
+            control.evaluate("each => each.type"),
+            page.url,
+            status.inner_text(),
+        )
+        if kind == "range":
+            spoken = control.get_attribute("aria-valuetext")
+            press("ArrowRight")
+            if control.get_attribute("aria-valuetext") == spoken:
+                press("ArrowLeft")
+            assert control.get_attribute("aria-valuetext") != spoken
+        elif kind == "select-one":
+            press("ArrowDown")
+        else:
+            press("Enter")
+        if kind != "button":  # what is shown is in the address
+            page.wait_for_function("old => location.href !== old", arg=before)
+        elif control.inner_text() == "Stop":  # it plays
+            page.wait_for_function(
+                "([s, old]) => s.textContent !== old", arg=[status.element_handle(), said]
+            )
+            press("Enter")
+            assert control.inner_text() == "Play"
+        press("Tab")
+    page.wait_for_function("location.search === ''")  # the last one starts again
+    assert page.locator(f"#{name} svg").get_attribute("aria-label")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_and_a_command_say_the_same(
+    browser: Browser, address: str, tmp_path: Path, name: str
+) -> None:
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = opened(context.new_page(), address, name)
+    for each in page.locator(f"#{name} :is(input, select)").all():
+        if each.is_enabled():
+            each.press("ArrowRight")
+    copied = {}
+    for button in ("Copy link", "Copy as Python"):
+        page.get_by_role("button", name=button).click()
+        page.wait_for_function(
+            "document.querySelector('[role=status]').textContent.endsWith('is copied.')"
+        )
+        copied[button] = page.evaluate("navigator.clipboard.readText()")
+        page.locator(f"#{name} [role=status]").evaluate("each => { each.textContent = '' }")
+    shown = page.inner_text(f"#{name} .instrument-facts")
+    other = opened(
+        context.new_page(), address, name, "?" + copied["Copy link"].partition("?")[2]
+    )
+    assert other.inner_text(f"#{name} .instrument-facts") == shown
+    _, _, *arguments = shlex.split(copied["Copy as Python"])
+    ran = subprocess.run(
+        [sys.executable, ROOT / "snippets" / PROGRAMS[name], *arguments],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    values = page.locator(f"#{name} .instrument-facts dd").all_inner_texts()
+    for value in itertools.chain(*(each.replace("\xa0", " ").split(" = ") for each in values)):
+        assert value in ran.stdout, (value, ran.stdout)
+    context.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nonsense_in_the_address_is_the_beginning(page: Page, address: str, name: str) -> None:
+    shown = opened(page, address, name).inner_text(f"#{name} .instrument-facts")
+    names = page.locator(f"#{name} :is(input, select)").evaluate_all(
+        f"all => all.map(each => each.id.slice({len(name) + 1}))"
+    )
+    query = "&".join(f"{each}=1e9" for each in names)
+    assert opened(page, address, name, f"?{query}").inner_text(".instrument-facts") == shown
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("width", [390, 1440])
+def test_fits_and_moves_nothing(browser: Browser, address: str, name: str, width: int) -> None:
+    for colours in ("light", "dark"):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colours)
+        page.add_init_script(
+            "window.moved = 0; new PerformanceObserver(list => list.getEntries()"
+            ".forEach(each => { moved += each.value })).observe({type: 'layout-shift', buffered: true})"
+        )
+        opened(page, address, name)
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("moved") < 0.02
+        for slider in page.locator(f"#{name} input[type=range]").all():
+            if slider.is_enabled():
+                slider.press("End")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_javascript_and_on_paper(browser: Browser, address: str, name: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{address}instruments/{name}/")
+    image = page.locator(f"#{name} img")
+    assert image.is_visible() and len(image.get_attribute("alt")) > 100
+    assert page.locator(f"#{name} :is(input, button)").count() == 0
+    context.close()
+    page = opened(browser.new_page(), address, name)
+    assert not page.locator(f"#{name} img").is_visible()
+    page.emulate_media(media="print")
+    assert page.locator(f"#{name} svg").is_visible()
+    assert not page.locator(f"#{name} input").first.is_visible()
+    page.close()
+
+
+def test_other_pages_load_none_of_it(built_site: Path) -> None:
+    with_script = {
+        page.parent.name
+        for page in built_site.rglob("index.html")
+        if "assets/instruments/" in page.read_text("utf-8")
+    }
+    assert with_script == set(NAMES)
+    files = {each.stem: each for each in (built_site / "assets/instruments").glob("*.js")}
+    for name in NAMES:
+        assert sum(files[each].stat().st_size for each in ("base", name)) < 40_000
