@@ -2,7 +2,7 @@
 //
 // A [M, K] and B [N, K] in bf16, as a linear layer has them, C [M, N] in fp32; M and N are
 // multiples of 128, K of 64. Eight warps multiply, the ninth only asks for tiles. For sm_90a,
-// which is an H100 or H200 and nothing else.
+// which is Hopper (H100, H200) and nothing else.
 //
 // ./hopper          checks, then times 8192 x 8192 x 8192 beside cuBLAS
 // ./hopper --check  checks only
