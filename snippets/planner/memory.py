@@ -56,9 +56,9 @@ class Stage:
 # --8<-- [start:stages]
 @cache
 def stages(shape: Shape, pp: int, by_flops: bool = False) -> list[Stage]:
-    """As many layers on each stage, as Megatron-LM and torchtitan cut; embedding and head count
-    for one each where that divides and the layers alone do not. `by_flops`, as nanotron: where
-    the products done so far pass each p-th of the whole, and nothing need divide.
+    """As many layers on each stage, as Megatron-LM cuts; embedding and head count for one each,
+    as in torchtitan, where that divides and the layers alone do not. `by_flops`, as nanotron:
+    where the products done so far pass each p-th of the whole, and nothing need divide.
     """
     if not by_flops:
         ends = 1 if shape.layers % pp else 0
