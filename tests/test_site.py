@@ -254,6 +254,12 @@ def test_links_lead_somewhere(site: Site) -> None:
     each(site, faults)
 
 
+def test_a_link_has_words() -> None:
+    """One that is only a formula has no name for who hears the page."""
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        assert not re.findall(r"\[\$[^]$]*\$\]\(", path.read_text("utf-8")), path
+
+
 def test_headings_have_the_anchors_that_the_book_counts_on(site: Site) -> None:
     """`book.core.page` names the place of each heading as the site does."""
     faults = []
