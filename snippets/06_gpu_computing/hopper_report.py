@@ -4,7 +4,6 @@ Start it with hopper.cu. It is compiled for sm_90a, which needs no GPU, and its 
 counted: in the whole kernel, and in the loop of the warps that multiply.
 """
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -12,7 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-Code = list[str]
+from kernel_report import blocks_per_sm
+from machine_code import count, machine_code
+
 INSTRUCTIONS = (
     (r"UTMALDG\S*", "TMA fetches a tile"),
     (r"SYNCS\.EXCH\S*", "mbarrier.init"),
@@ -23,48 +24,6 @@ INSTRUCTIONS = (
     (r"LD[GS]\S*|LDSM\S*|STS\S*", "loads and stores of tiles by threads"),
     (r"STG\.E\.64\S*", "two sums to C"),
 )
-
-
-def cuobjdump() -> str:
-    """The disassembler: CUDA's, or the one in Triton's package."""
-    triton = importlib.util.find_spec("triton")
-    beside = Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump" if triton else None
-    found = shutil.which("cuobjdump") or (beside and beside.exists() and str(beside))
-    return found or sys.exit("cuobjdump is missing: pip install triton brings it")
-
-
-def machine_code(cubin: Path) -> dict[str, tuple[int, int, Code, list[Code]]]:
-    """Of each kernel its registers, bytes of local memory, instructions and innermost loops."""
-    command = [cuobjdump(), "-sass", "-res-usage", cubin]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    usage = dict(re.findall(r"Function (\w+):\n +(.*)", text))
-    kernels = {}
-    for part in text.split("Function : ")[1:]:
-        name = part.split()[0]
-        code = [(int(a, 16), line) for a, line in re.findall(r"/\*(\w{4,5})\*/ +(.*?) ;", part)]
-        loops: list[tuple[int, int]] = []
-        for at, line in code:  # a loop ends with a jump back
-            jump = re.search(r"\bBRA\b.* 0x(\w+)", line)
-            to = int(jump[1], 16) if jump else at
-            if to < at and not any(begin > to for begin, _ in loops):
-                loops.append((to, at))
-        registers, local = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage[name]).groups())
-        bodies = [[x for at, x in code if begin <= at <= end] for begin, end in loops]
-        kernels[name] = registers, local, [x for _, x in code], bodies
-    return kernels
-
-
-def count(pattern: str, code: Code) -> int:
-    return sum(bool(re.search(rf"\b(?:{pattern})(?![\w.])", line)) for line in code)
-
-
-def blocks_per_sm(threads: int, registers: int, shared: int, capability: int) -> int:
-    """Blocks that one SM holds at once: an A100's or an H100's, 8.0 or 9.0."""
-    warps = threads // 32
-    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
-    per_sm = {80: 164, 90: 228}[capability] * 1024  # and 1 KiB of it is kept for each block
-    by_shared = per_sm // (-(-(shared + 1024) // 128) * 128)
-    return min(64 // warps, by_registers, by_shared, 32)
 
 
 def main() -> None:

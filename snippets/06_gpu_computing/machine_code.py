@@ -6,13 +6,14 @@ row, unrolled as nvcc does it: its instructions, the loads that a thread has und
 it needs the value of one, and what that makes in all threads that an SM holds.
 """
 
-import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from kernel_report import blocks_per_sm, cuobjdump
 
 Code = list[str]
 PASSES = {  # the loops over a row, in order
@@ -26,14 +27,6 @@ PASSES = {  # the loops over a row, in order
         "welford": ("moments", "result"),
     },
 }
-
-
-def cuobjdump() -> str:
-    """The disassembler: CUDA's, or the one in Triton's package."""
-    triton = importlib.util.find_spec("triton")
-    beside = Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump" if triton else None
-    found = shutil.which("cuobjdump") or (beside and beside.exists() and str(beside))
-    return found or sys.exit("cuobjdump is missing: pip install triton brings it")
 
 
 # --8<-- [start:read]
@@ -89,15 +82,6 @@ def compiled(source: str, *options: str) -> dict[str, tuple[int, int, Code, list
             if "Watched" not in rest:
                 kernels[rest[: int(length)]] = kernel
     return kernels
-
-
-def blocks_per_sm(threads: int, registers: int, shared: int, capability: int) -> int:
-    """Blocks that one SM holds at once: an A100's or an H100's, 8.0 or 9.0."""
-    warps = threads // 32
-    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
-    per_sm = {80: 164, 90: 228}[capability] * 1024  # and 1 KiB of it is kept for each block
-    by_shared = per_sm // (-(-(shared + 1024) // 128) * 128)
-    return min(64 // warps, by_registers, by_shared, 32)
 
 
 def rows_of(name: str) -> None:

@@ -20,18 +20,27 @@ FILES = {"softmax": "three_passes online", "layer_norm": "squares two_passes wel
 
 
 # --8<-- [start:predict]
-def seconds(loop: str, instructions: float, under_way: float, from_memory: bool) -> float:
-    """Of one loop, for an element of 4 bytes."""
+def seconds(
+    loop: str, instructions: float, under_way: float, from_memory: bool
+) -> dict[str, float]:
+    """Of one loop, for an element of 4 bytes, by each of its three bounds."""
     moved = 4 * from_memory + 4 * (loop in WRITES)
-    reads = 4 / (SMS * under_way / LATENCY) if from_memory else 0
-    return max(moved / (COPY * MEMORY), reads, instructions / (128 * SMS * CLOCK))
+    return {
+        "memory": moved / (COPY * MEMORY),
+        "latency": 4 / (SMS * under_way / LATENCY) if from_memory else 0.0,
+        "instructions": instructions / (128 * SMS * CLOCK),
+    }
+
+
+def longest(*loop: float | str, from_memory: bool) -> float:
+    return max(seconds(*loop, from_memory=from_memory).values())
 
 
 def shares(loops: list[tuple[str, float, float]]) -> tuple[float, float]:
     """Of a copy's rate, if one read and one write of each element count as useful."""
     copy = 8 / (COPY * MEMORY)
-    slow = sum(seconds(*loop, from_memory=True) for loop in loops)
-    fast = sum(seconds(*loop, from_memory=n == 0) for n, loop in enumerate(loops))
+    slow = sum(longest(*loop, from_memory=True) for loop in loops)
+    fast = sum(longest(*loop, from_memory=n == 0) for n, loop in enumerate(loops))
     return copy / slow, copy / fast
 
 
@@ -69,12 +78,8 @@ def main() -> None:
         for name in names.split():
             loops = kernels[name]
             low, high = shares(loops)
-            worst = max(loops, key=lambda loop: seconds(*loop, from_memory=True))
-            times = {
-                "memory": (4 + 4 * (worst[0] in WRITES)) / (COPY * MEMORY),
-                "latency": 4 / (SMS * worst[2] / LATENCY),
-                "instructions": worst[1] / (128 * SMS * CLOCK),
-            }
+            worst = max(loops, key=lambda loop: longest(*loop, from_memory=True))
+            times = seconds(*worst, from_memory=True)
             bound = max(times, key=times.__getitem__)
             said = ", ".join(f"{share:.0%}" for share in seen.get(name, []))
             print(f"{name:12}  {worst[0]:8} {bound:15}", end="")

@@ -13,19 +13,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from plan import (
-    CONSTANTS,
-    GIB,
-    SEQUENCE,
-    a_shape,
-    memory_error,
-    predict,
-    read_rows,
-    speed_error,
-    stop,
-    table,
-    the_gpu,
-)
+from plan import GIB, SEQUENCE, memory_error, predicted_rows, speed_error, stop
 
 COLOURS = {"1B": "#0072b2", "3B": "#009e73", "8B": "#d55e00", "80B": "#cc79a7"}
 
@@ -33,10 +21,7 @@ COLOURS = {"1B": "#0072b2", "3B": "#009e73", "8B": "#d55e00", "80B": "#cc79a7"}
 def main() -> None:
     if len(sys.argv) != 2:
         stop("errors.py", "give it one file of measured rows, such as measured.csv")
-    rows = read_rows(sys.argv[1])
-    models = {name: a_shape(values, name) for name, values in table("models.toml").items()}
-    predict(rows, models, the_gpu("h100"), CONSTANTS)
-    ran = [row for row in rows if row.ran and row.consistent]
+    ran = [row for row in predicted_rows(sys.argv[1]) if row.ran and row.consistent]
 
     def tokens(row, seconds: float) -> float:
         return 256 * SEQUENCE / seconds / row.layout.gpus

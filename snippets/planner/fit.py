@@ -18,19 +18,18 @@ from collections.abc import Callable
 from plan import (
     CONSTANTS,
     Row,
-    a_shape,
     memory_error,
     predict,
     read_rows,
     score,
     stop,
-    table,
     the_gpu,
+    the_models,
     why_not,
 )
 from step_time import step_time
 
-MODELS = {name: a_shape(values, name) for name, values in table("models.toml").items()}
+MODELS = the_models()
 GPU = the_gpu("h100")
 FITTED = [name for name in CONSTANTS["time"] if name != "attention"]
 SHARES = ("products", "memory", "link", "network", "crossing")  # at most 1

@@ -64,9 +64,10 @@ def stages(shape: Shape, pp: int, by_flops: bool = False) -> list[Stage]:
         ends = 1 if shape.layers % pp else 0
         each, rest = divmod(shape.layers + 2 * ends, pp)
         if not rest:
-            first, last = [i == 0 for i in range(pp)], [i == pp - 1 for i in range(pp)]
-            counts = [each - ends * (a + b) for a, b in zip(first, last, strict=True)]
-            return [Stage(n, a, b, n) for n, a, b in zip(counts, first, last, strict=True)]
+            counts = [each] * pp
+            counts[0] -= ends
+            counts[-1] -= ends
+            return [Stage(n, i == 0, i == pp - 1, n) for i, n in enumerate(counts)]
     layer = layer_matrices(shape, shape.active)
     head = shape.vocabulary * shape.hidden
     chain = [("embedding", 0), *[("layer", layer)] * shape.layers, ("norm", 0), ("head", head)]
@@ -147,7 +148,7 @@ class Replay:
         self.pool = Allocator()
         self.shape, self.layout, self.t = shape, layout, layout.tp
         self.stage = stages(shape, layout.pp, layout.by_flops)[index]
-        self.flying = min(math.ceil(layout.flying(index) - 1), layout.micro_batches)
+        self.flying = math.ceil(layout.flying(index) - 1)
         tokens = layout.micro_batch * sequence / layout.cp
         self.whole = 2 * tokens * shape.hidden  # the residual stream, not cut by TP
         self.x = self.whole / self.t

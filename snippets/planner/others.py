@@ -15,18 +15,7 @@ import sys
 from collections.abc import Callable
 
 from memory import Layout
-from plan import (
-    CONSTANTS,
-    GIB,
-    SEQUENCE,
-    Row,
-    a_shape,
-    predict,
-    read_rows,
-    stop,
-    table,
-    the_gpu,
-)
+from plan import GIB, SEQUENCE, Row, predicted_rows, stop, the_models
 from transformer import Shape
 
 
@@ -57,9 +46,7 @@ def widget(shape: Shape, layout: Layout) -> float:
 def main() -> None:
     if len(sys.argv) != 2:
         stop("others.py", "give it one file of measured rows, such as measured.csv")
-    rows = read_rows(sys.argv[1])
-    models = {name: a_shape(values, name) for name, values in table("models.toml").items()}
-    predict(rows, models, the_gpu("h100"), CONSTANTS)
+    rows, models = predicted_rows(sys.argv[1]), the_models()
     theirs: dict[str, Callable[[Row], float]] = {
         "EleutherAI": lambda row: eleuther(models[row.model], row.layout),
         "the Playbook": lambda row: widget(models[row.model], row.layout),

@@ -16,6 +16,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def stop(field: str, sentence: str) -> None:
     sys.exit(f"{field}: {sentence}")
 
 
+@cache
 def table(name: str) -> dict:
     return tomllib.loads((HERE / name).read_text("utf-8"))
 
@@ -480,6 +482,16 @@ def predict(rows: list[Row], models: dict[str, Shape], gpu: Gpu, constants: dict
         row.fits = row.planned.needed <= room and not why_not(shape, row.layout)
 
 
+def predicted_rows(path: str) -> list[Row]:
+    """The rows of a file, each with what the planner says of it on an H100."""
+    rows, models = read_rows(path), the_models()
+    for row in rows:
+        if row.model not in models:
+            stop("--score", f"{row.model!r} is not in models.toml")
+    predict(rows, models, the_gpu("h100"), CONSTANTS)
+    return rows
+
+
 def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
@@ -524,7 +536,7 @@ def score(rows: list[Row], whole: bool = True) -> None:
     print(f"fits or not: {right:.1%} right; ran and said to: {counts[True, True]}, ", end="")
     print(f"ran though said not to: {counts[True, False]}, failed and said to: ", end="")
     print(f"{counts[False, False]}, failed though said to fit: {counts[False, True]}")
-    models = {name: a_shape(values, name) for name, values in table("models.toml").items()}
+    models = the_models()
     broken = sum(bool(why_not(models[row.model], row.layout)) for row in rows if not row.ran)
     print(f"  of those that failed, {broken} would on any GPU: a stage is left without work")
     print(f"throughput: {within([speed_error(row) for row in timed], 0.3)}")
@@ -615,10 +627,14 @@ def a_shape(values: dict, field: str) -> Shape:
     return shape
 
 
+def the_models() -> dict[str, Shape]:
+    return {name: a_shape(values, name) for name, values in table("models.toml").items()}
+
+
 def the_model(name: str) -> Shape:
-    models = table("models.toml")
+    models = the_models()
     if name in models:
-        return a_shape(models[name], "--model")
+        return models[name]
     if "=" in name:
         values = {}
         for part in name.split(","):
@@ -717,13 +733,7 @@ def main() -> None:
     parser.add_argument("--score", metavar="FILE.csv", help="hold the planner to measured runs")
     args = parser.parse_args()
     if args.score:
-        rows = read_rows(args.score)
-        models = {name: a_shape(values, name) for name, values in table("models.toml").items()}
-        for row in rows:
-            if row.model not in models:
-                stop("--score", f"{row.model!r} is not in models.toml")
-        predict(rows, models, the_gpu("h100"), CONSTANTS)
-        score(rows)
+        score(predicted_rows(args.score))
         return
     for name in ("gpus", "sequence", "batch", "top"):
         setattr(args, name, whole(getattr(args, name), f"--{name}"))

@@ -16,7 +16,7 @@ from typing import Self
 
 from memory import Layout
 from plan import CONSTANTS, GIB, called, fullest, memory_of, mfu, stop, the_gpu, the_model
-from step_time import step_time
+from step_time import Gpu, Step, step_time
 from transformer import Shape
 
 PLAIN = {  # layers, hidden, heads, vocabulary; a plain MLP of 4 h, tied embeddings
@@ -43,7 +43,8 @@ def shape_of(model: str) -> Shape:
 class Row:
     source: str
     model: str
-    gpu: str
+    shape: Shape
+    gpu: Gpu
     layout: Layout
     sequence: int
     unit: str  # tokens (a second and GPU), seconds (a step) or mfu (percent)
@@ -56,49 +57,50 @@ class Row:
         layout = Layout(**{name: int(line[name]) for name in names})
         layout = replace(layout, recompute=line["recompute"] == "1")
         return cls(
-            line["source"], line["model"], line["gpu"], layout, int(line["sequence"]),
-            line["unit"], float(line["published"]), float(line["memory_gib"] or "nan"),
+            line["source"], line["model"], shape_of(line["model"]), the_gpu(line["gpu"]),
+            layout, int(line["sequence"]), line["unit"], float(line["published"]),
+            float(line["memory_gib"] or "nan"),
         )  # fmt: skip
 
     # --8<-- [start:speed]
-    def tokens(self, constants: dict) -> float:
-        """Predicted, per second and GPU."""
-        shape, gpu, layout = shape_of(self.model), the_gpu(self.gpu), self.layout
-        step = step_time(shape, layout, self.sequence, gpu, constants)
-        self.step = step
-        batch = layout.dp * layout.micro_batch * layout.micro_batches * self.sequence
-        return batch / step.seconds / layout.gpus
+    def step(self, **constants: float) -> Step:
+        """Predicted, with these constants in place of the planner's."""
+        given = CONSTANTS["time"] | constants
+        return step_time(self.shape, self.layout, self.sequence, self.gpu, given)
 
-    def was(self) -> float:
-        """Published, in the same unit."""
+    def tokens(self, seconds: float) -> float:
+        """Per second and GPU, if a step takes so long."""
         layout = self.layout
         batch = layout.dp * layout.micro_batch * layout.micro_batches * self.sequence
+        return batch / seconds / layout.gpus
+
+    def was(self) -> float:
+        """Published, in tokens per second and GPU."""
         if self.unit == "seconds":
-            return batch / self.published / layout.gpus
+            return self.tokens(self.published)
         if self.unit == "mfu":
-            one = mfu(shape_of(self.model), 1, self.sequence, 1, Layout(), the_gpu(self.gpu))
+            one = mfu(self.shape, 1, self.sequence, 1, Layout(), self.gpu)
             return self.published / 100 / one
         return self.published
 
-    def attention_reaches(self) -> float | None:
+    def attention_reaches(self, step: Step) -> float | None:
         """The share of the peak in attention that would make the row exact."""
-        if self.step.parts["attention"] < 0.4 * self.step.seconds:
+        if step.parts["attention"] < 0.4 * step.seconds:
             return None
         low, high = 0.01, 1.0
         while high - low > 1e-4:
             share = (low + high) / 2
-            slow = self.tokens(CONSTANTS["time"] | {"attention": share}) < self.was()
+            slow = self.tokens(self.step(attention=share).seconds) < self.was()
             low, high = (share, high) if slow else (low, share)
         return low
 
     # --8<-- [end:speed]
 
-    def peak(self) -> float:
+    def peak(self, step: Step) -> float:
         """GiB of the fullest stage, predicted."""
-        shape, gpu = shape_of(self.model), the_gpu(self.gpu)
-        found = fullest(shape, self.layout, self.sequence)
-        args = CONSTANTS["memory"], self.step, found
-        return memory_of(shape, self.layout, self.sequence, gpu, *args).needed / GIB
+        found = fullest(self.shape, self.layout, self.sequence)
+        given = self.shape, self.layout, self.sequence, self.gpu, CONSTANTS["memory"]
+        return memory_of(*given, step, found).needed / GIB
 
 
 def main() -> None:
@@ -109,30 +111,31 @@ def main() -> None:
             rows = [Row.read(each) for each in csv.DictReader(r for r in file if r[0] != "#")]
     except OSError as error:
         stop("published.py", f"{sys.argv[1]} cannot be read: {error.strerror}")
-    errors = {}
-    for number, row in enumerate(rows):
-        errors[number] = row.tokens(CONSTANTS["time"]) / row.was() - 1
+    steps = [row.step() for row in rows]
+    errors = [
+        row.tokens(step.seconds) / row.was() - 1 for row, step in zip(rows, steps, strict=True)
+    ]
     print("throughput, predicted over published")
     for source in dict.fromkeys(row.source for row in rows):
-        some = [abs(errors[n]) for n, row in enumerate(rows) if row.source == source]
+        some = [abs(e) for e, row in zip(errors, rows, strict=True) if row.source == source]
         near = sum(error <= 0.3 for error in some)
         print(
             f"  {source:11} {len(some):2} rows: median error {statistics.median(some):.0%}, "
             f"{near} within 30%"
         )
-    short = [abs(errors[n]) for n, row in enumerate(rows) if row.sequence <= 4096]
+    short = [abs(e) for e, row in zip(errors, rows, strict=True) if row.sequence <= 4096]
     print(f"  up to 4,096 tokens {statistics.median(short):.0%}, at most {max(short):.0%}")
     assert statistics.median(short) < 0.15
     print(
         "all, misses first: tokens/s/GPU published and predicted; GiB published and predicted"
     )
-    for number in sorted(errors, key=lambda n: -abs(errors[n])):
-        row = rows[number]
-        line = f"{errors[number]:+5.0%} {row.was():6.0f} {row.tokens(CONSTANTS['time']):6.0f}  "
+    found = zip(errors, rows, steps, strict=True)
+    for error, row, step in sorted(found, key=lambda each: -abs(each[0])):
+        line = f"{error:+5.0%} {row.was():6.0f} {row.tokens(step.seconds):6.0f}  "
         line += f"{row.source:11} {row.model:13} s {row.sequence:6} {called(row.layout)}"
         if row.memory == row.memory:
-            line += f"; {row.memory:.0f} and {row.peak():.0f} GiB"
-        share = row.attention_reaches()
+            line += f"; {row.memory:.0f} and {row.peak(step):.0f} GiB"
+        share = row.attention_reaches(step)
         print(line + (f"; attention {share:.0%}" if share else ""))
 
 
