@@ -28,6 +28,34 @@ export const joined = text => text.replace(/(\d) (?=\S)/g, "$1\u00a0")
 
 export const hue = (i, n) => `oklch(${i % 2 ? 0.45 : 0.56} 0.13 ${(235 + (360 * i) / n) % 360})`
 
+// ---- what an instrument shows: a picture, its facts, and a table that compares
+
+export const picture = (caption, columns, ...above) => {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg")
+  svg.setAttribute("role", "img")
+  const terms = element("dl", { class: "instrument-facts" })
+  const body = element("tbody")
+  const head = columns.map(words => element("th", { scope: "col" }, words))
+  const table = element("table", { class: "instrument-table" },
+    element("caption", {}, caption), element("thead", {}, element("tr", {}, ...head)), body)
+  const list = rows => terms.replaceChildren(...rows.map(([name, words]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, joined(words)))))
+  // By name the cells of a row, or one across them all. The best of them has a word behind a cell.
+  const compare = (others, chosen, best, column, word) => body.replaceChildren(
+    ...Object.entries(others).map(([name, cells]) => element("tr",
+      name === chosen ? { "aria-current": "true" } : {}, element("th", { scope: "row" }, name),
+      ...cells.map((words, i) => element("td", cells.length > 1 ? {} : { colspan: 3 },
+        joined(words), i === column && name === best ? ` · ${word}` : "")))))
+  return { svg, list, compare, output: element("div", { class: "instrument-picture" }, ...above, svg, terms, table) }
+}
+
+export const fill = (svg, width, height, inside) => {
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`)
+  svg.setAttribute("width", width)
+  svg.setAttribute("height", height)
+  svg.innerHTML = inside
+}
+
 // ---- an instrument
 
 // The width to draw for: an element may have none before the first layout, and is drawn again then.

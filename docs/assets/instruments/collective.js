@@ -1,6 +1,6 @@
 // "A collective at work": the plans of snippets/01_parallelism_strategies/collective_steps.py, played.
 // tests/test_browser_instruments.py holds the two together.
-import { digits, element, hue, inBytes, inSeconds, instrument, joined, still, widthOf } from "./base.js"
+import { digits, element, fill, hue, inBytes, inSeconds, instrument, picture, still, widthOf } from "./base.js"
 
 const COLLECTIVES = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast"]
 const ALGORITHMS = ["ring", "tree", "doubling", "hierarchical"]
@@ -289,23 +289,13 @@ const draw = (svg, width, state, part) => {
   const marker = (id, colour) => `<marker id="${id}" viewBox="0 0 6 6" refX="4" refY="3" markerWidth="6" markerHeight="6"
     orient="auto"><path d="M0 0L6 3L0 6z" fill="var(${colour})"/></marker>`
   const wide = x(n) - gap / 2 + 1
-  svg.setAttribute("viewBox", `0 0 ${wide} ${height}`)
-  svg.setAttribute("width", wide)
-  svg.setAttribute("height", height)
-  svg.innerHTML = `<defs>${marker("near", "--blue")}${marker("far", "--orange")}</defs>${out.join("")}`
+  fill(svg, wide, height, `<defs>${marker("near", "--blue")}${marker("far", "--orange")}</defs>${out.join("")}`)
 }
 
 const page = place => {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg")
-  svg.setAttribute("role", "img")
-  const terms = element("dl", { class: "instrument-facts" })
-  const body = element("tbody")
-  const table = element("table", { class: "instrument-table" },
-    element("caption", {}, "All algorithms, with these sizes and links"),
-    element("thead", {}, element("tr", {}, ...["algorithm", "steps", "busiest rank sends", "time"].map(words => element("th", { scope: "col" }, words)))),
-    body)
   const player = element("div", { class: "instrument-foot" })
-  const output = element("div", { class: "instrument-picture" }, player, svg, terms, table)
+  const { svg, list, compare, output } = picture("All algorithms, with these sizes and links",
+    ["algorithm", "steps", "busiest rank sends", "time"], player)
 
   let timer = 0
   const show = (state, tell) => {
@@ -326,11 +316,9 @@ const page = place => {
       ["sent so far, by rank", said["so far"]], ["sent in all, by rank", said.sent],
       ["the least for the busiest", said.least],
       ["algbw", said.algbw], ["busbw", said.busbw]]
-    terms.replaceChildren(...rows.map(([name, words]) => element("div", {}, element("dt", {}, name), element("dd", {}, joined(words)))))
-    body.replaceChildren(...Object.entries(said.others).map(([name, cells]) => element("tr",
-      name === algorithm ? { "aria-current": "true" } : {}, element("th", { scope: "row" }, name),
-      ...cells.map((words, i) => element("td", cells.length > 1 ? {} : { colspan: 3 },
-        joined(words.replace(" steps", "")), i === 2 && name === said.fastest ? " · fastest" : "")))))
+    list(rows)
+    const short = Object.entries(said.others).map(([name, cells]) => [name, cells.map(words => words.replace(" steps", ""))])
+    compare(Object.fromEntries(short), algorithm, said.fastest, 2, "fastest")
     return ["python collective_steps.py", `--collective ${collective}`, `--algorithm ${algorithm}`, `--ranks ${ranks}`,
       `--node ${state.node}`, `--size ${inBytes(state.size).replace(" ", "")}`, `--alpha ${state.alpha}`, `--rate ${state.rate}`,
       `--far-alpha ${state["far-alpha"]}`, `--far-rate ${state["far-rate"]}`, `--step ${step}`].join(" ")

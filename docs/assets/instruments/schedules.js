@@ -1,6 +1,6 @@
 // "Pipeline schedules": those of snippets/03_model_parallelism/schedules.py and pipeline_times.py,
 // with times to change. tests/test_browser_instruments.py holds them together.
-import { digits, element, inSeconds, instrument, joined, widthOf } from "./base.js"
+import { digits, fill, inSeconds, instrument, picture, widthOf } from "./base.js"
 
 const NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 const upTo = n => [...Array(Math.max(0, n)).keys()]
@@ -202,33 +202,20 @@ const draw = (svg, width, state) => {
       `<text x="${at + 16}" y="${height - 5}" class="start soft">${words}</text>`)
     at += 26 + 6.4 * words.length
   }
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`)
-  svg.setAttribute("width", width)
-  svg.setAttribute("height", height)
-  svg.innerHTML = out.join("")
+  fill(svg, width, height, out.join(""))
 }
 
 const page = place => {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg")
-  svg.setAttribute("role", "img")
-  const terms = element("dl", { class: "instrument-facts" })
-  const body = element("tbody")
-  const table = element("table", { class: "instrument-table" },
-    element("caption", {}, "All schedules, with these times"),
-    element("thead", {}, element("tr", {}, ...["schedule", "step", "bubble", "most live"].map(words => element("th", { scope: "col" }, words)))),
-    body)
-  const output = element("div", { class: "instrument-picture" }, svg, terms, table)
+  const { svg, list, compare, output } = picture("All schedules, with these times",
+    ["schedule", "step", "bubble", "most live"])
   const show = (state, tell) => {
     const said = facts(...caseOf(state)), { schedule, ranks } = state
     draw(svg, widthOf(place), state)
     tell(`A step of ${schedule} takes ${said.time}, ${said.bubble} of it idle. Rank 0 holds ${said.live.split(" ")[0]} micro-batches at most.`)
     svg.setAttribute("aria-label", `The operations of ${ranks} ranks on a line of ${said.time}, and under each rank how many micro-batches it holds. Most live, from rank 0 on: ${said.live}.`)
     const rows = [["step", said.time], ["bubble", said.bubble], ["bubble by the formula", said.formula], ["most live, rank 0…", said.live]]
-    terms.replaceChildren(...rows.map(([name, words]) => element("div", {}, element("dt", {}, name), element("dd", {}, joined(words)))))
-    body.replaceChildren(...Object.entries(said.others).map(([name, cells]) => element("tr",
-      name === schedule ? { "aria-current": "true" } : {}, element("th", { scope: "row" }, name),
-      ...cells.map((words, i) => element("td", cells.length > 1 ? {} : { colspan: 3 },
-        joined(words), i === 0 && name === said.shortest ? " · shortest" : "")))))
+    list(rows)
+    compare(said.others, schedule, said.shortest, 0, "shortest")
     return ["python pipeline_times.py", `--schedule ${schedule}`, `--ranks ${ranks}`, `--micro-batches ${state["micro-batches"]}`,
       `--chunks ${state.chunks}`, `--forward ${state.forward}`, `--backward ${state.backward}`, `--weights ${state.weights}`,
       `--link ${state.link}`, `--pace ${paceOf(state).join()}`].join(" ")
