@@ -34,6 +34,7 @@ from processes import HANG
 from book.core.page import read
 from book.site import glossary, kept, labs, mathematics, template, theme
 from book.site.data import DataError
+from book.site.facts import reading_minutes
 from book.site.hooks import BookMarkdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +43,7 @@ INPUTS = [
 ]  # fmt: skip
 HOST = "https://world-size.github.io/world-size/"
 HTML, SENT = 350_000, 60_000  # bytes that a page may have, and as a host sends them
+WORDS, MINUTES = 6_000, 45  # and what one can read without a break
 
 # What a browser fetches by itself: tag, attribute.
 FETCHED = {
@@ -217,6 +219,18 @@ def test_pages_are_light(site: Site) -> None:
         if len(html) > HTML or sent > SENT:
             heavy.append((sent, f"{url}: {len(html):,} bytes, {sent:,} compressed"))
     assert not heavy, "\n".join(fault for _, fault in sorted(heavy, reverse=True))
+
+
+def test_pages_can_be_finished() -> None:
+    """All but the glossary, in which one looks things up."""
+    long = []
+    for path in sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/glossary.md"}):
+        page = read(path)
+        words = sum(len(line.split()) for _, line in page.prose())
+        minutes = round(reading_minutes(page))
+        if words > WORDS or minutes > MINUTES:
+            long.append(f"{path.relative_to(ROOT)}: {words:,} words, {minutes} minutes")
+    assert not long, "\n".join(long)
 
 
 def test_titles_and_descriptions_are_each_pages_own(site: Site) -> None:
