@@ -1,17 +1,18 @@
-"""Pipeline schedules as data: five lists of operations, one simulator, the bubble of each.
+"""Pipeline schedules as data: seven lists of operations, one simulator, the bubble of each.
 
 A schedule is, for every rank, the order of its operations: F a forward, B a backward that
 passes the gradient on, W the gradient of the weights; where B is not followed by a W of its own
 it includes it. The simulator knows one rule: an operation starts when its rank is free and its
 input has arrived. Interleaved 1F1B follows Narayanan et al. (2021), ZB-H1 and ZB-V Qi et al.
-(2023). Draws schedules.svg.
+(2023), V-Half and V-Min Qi et al. (2024). Draws schedules.svg.
 """
 
 import contextlib
+import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import product
 from typing import NamedTuple
 
 import matplotlib
@@ -106,6 +107,57 @@ def zb_v(p: int, m: int) -> Schedule:
     return schedule
 
 
+def v_half(p: int, m: int) -> Schedule:
+    """The V of ZB-V with half of its memory: two units a rank on the way down, one back up."""
+    gap = 0 if p % 2 else 3  # keeps the four of a rank in different units of six
+
+    def begins(r: int) -> tuple[int, ...]:
+        return 2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r
+
+    return from_block(p, m, p // 2 + 1, begins)
+
+
+def v_min(p: int, m: int) -> Schedule:
+    """The shortest V: down, up, down and up again without a stop."""
+    gap = 0 if p % 3 else 2
+
+    def begins(r: int) -> tuple[int, ...]:
+        return r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r
+
+    return from_block(p, m, (p + 4) // 3, begins)
+
+
+def from_block(p: int, m: int, most: int, begins: Callable) -> Schedule:
+    """A block, repeated every six units and squeezed; at most `most` micro-batches are live.
+
+    begins(r) says when rank r starts F0, F1, B1 and B0 of micro-batch 0. Forwards keep the
+    block's order, and so do B; whichever can run earlier than in the block does, and a W fills
+    in where neither can.
+    """
+    queues = []  # of each rank: its F, its B and its W, and when the block has them
+    for r in range(p):
+        down, up = r, 2 * p - 1 - r
+        block = list(zip("FFBB", (down, up, up, down), begins(r), strict=True))
+        steps = sorted((t + 6 * i, Op(kind, i, s)) for i in range(m) for kind, s, t in block)
+        forwards, backwards = ([step for step in steps if step[1].kind == k] for k in "FB")
+        weights = [(math.inf, op._replace(kind="W")) for _, op in backwards]
+        queues.append([forwards, backwards, weights])
+    schedule: Schedule = [[] for _ in range(p)]
+    while any(itertools.chain(*queues)):
+        ended = {op for ops in schedule for op in ops}
+        for ops, rank in zip(schedule, queues, strict=True):
+            live = sum((op.kind == "F") - (op.kind == "W") for op in ops)
+            ready = [
+                (begin, op)
+                for begin, op in (queue[0] for queue in rank if queue)
+                if needs(op, 2 * p) <= ended and (op.kind != "F" or live < 2 * most)
+            ]
+            if ready:
+                ops.append(min(ready)[1])
+                rank["FBW".index(ops[-1].kind)].pop(0)
+    return schedule
+
+
 def simulate(schedule: Schedule) -> dict[Op, tuple[Fraction, Fraction]]:
     """Begin and end of every operation. A stage's F, B and W take 1 each, B with its W 2.
 
@@ -160,7 +212,7 @@ def bubble(schedule: Schedule) -> Fraction:
 
 def draw(schedules: dict[str, Schedule], path: str) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "schedules", "font.size": 11}
-    figure, axes = plt.subplots(len(schedules), 1, figsize=(7, 9.4), sharex=True)
+    figure, axes = plt.subplots(len(schedules), 1, figsize=(7, 12.4), sharex=True)
     for axis, (name, schedule) in zip(axes, schedules.items(), strict=True):
         p = len(schedule)
         times = simulate(schedule)
@@ -191,6 +243,15 @@ def draw(schedules: dict[str, Schedule], path: str) -> None:
     figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
+def of_v_half(p: int) -> Fraction:
+    """What is idle on a rank, in forwards of a stage: half of 1F1B's, less 1/2 for odd p."""
+    return Fraction(3 * (p - 1) - p % 2, 2)
+
+
+def of_v_min(p: int) -> Fraction:
+    return 2 * p - Fraction(5, 2) + (p % 3 == 0)
+
+
 def v_of(schedule: Schedule) -> int:
     """Chunks per rank."""
     return (1 + max(op.stage for ops in schedule for op in ops)) // len(schedule)
@@ -199,14 +260,21 @@ def v_of(schedule: Schedule) -> int:
 def main() -> None:
     print(" p   m  schedule     bubble  formula         of work  most live, rank 0…")
     for p, m in [(4, 8), (8, 8), (8, 64)]:
-        for build in (gpipe, one_f_one_b, interleaved, zb_h1, zb_v):
+        for build in (gpipe, one_f_one_b, interleaved, zb_h1, zb_v, v_half, v_min):
             if build is zb_v and m < 2 * p - 1:
                 continue
             schedule = build(p, m)
             v, work = v_of(schedule), 3 * m
             late = Fraction(p - 1, v)  # the last rank's start, in forwards of a stage
-            idle = {zb_h1: p - 1, zb_v: late, interleaved: 3 * late}.get(build, 3 * (p - 1))
-            every = product("FBW" if build in (zb_h1, zb_v) else "FB", range(m), range(v * p))
+            idle = {
+                interleaved: 3 * late,
+                zb_h1: p - 1,
+                zb_v: late,
+                v_half: of_v_half(p),
+                v_min: of_v_min(p),
+            }.get(build, 3 * (p - 1))
+            whole = build in (gpipe, one_f_one_b, interleaved)
+            every = itertools.product("FB" if whole else "FBW", range(m), range(v * p))
             assert sorted(op for ops in schedule for op in ops) == sorted(every)  # each once
             share = bubble(schedule)
             assert share == Fraction(idle) / (work + idle), (build, p, m, share)
@@ -217,26 +285,34 @@ def main() -> None:
                 interleaved: [min(m, p + Fraction(p - 1 - 2 * r, v)) for r in range(p)],
                 zb_h1: [min(m, p)] * p,
                 zb_v: [p] * p,
-            }[build]
-            assert live == expected, (build, live, expected)
+            }.get(build)
+            assert expected in (live, None), (build, live, expected)
             fraction, relative = f"{Fraction(share)}", f"{float(Fraction(idle) / work):.1%}"
             counts = " ".join(f"{float(n):g}" for n in live)
             name = build.__name__
             print(f"{p:2}  {m:2}  {name:11}  {float(share):6.1%}  ", end="")
             print(f"{fraction:>12}  {relative:>8}  {counts}")
+    for p, m in itertools.product(range(2, 10), (9, 20)):
+        formulas = (v_half, of_v_half, p // 2 + 1), (v_min, of_v_min, (p + 4) // 3)
+        for build, idle, most in formulas:
+            schedule = build(p, m)
+            assert bubble(schedule) == idle(p) / (3 * m + idle(p)), (build, p, m)
+            assert max(peak_live(ops, 2) for ops in schedule) == most, (build, p, m)
     times = simulate(zb_v(8, 64))
     for ops in zb_v(8, 64):  # its ranks start one after the other, and then never wait
         assert times[ops[-1]][1] - times[ops[0]][0] == 3 * 64
     with contextlib.suppress(RuntimeError):  # a deadlock: W before its B
         raise AssertionError(simulate([[Op(kind, 0, 0) for kind in "FWB"]]))
-    five = {
+    seven = {
         "GPipe": gpipe(4, 8),
         "1F1B": one_f_one_b(4, 8),
         "interleaved 1F1B, v = 2": interleaved(4, 8),
         "zero bubble ZB-H1": zb_h1(4, 8),
         "zero bubble ZB-V": zb_v(4, 8),
+        "V-Half": v_half(4, 8),
+        "V-Min": v_min(4, 8),
     }
-    draw(five, "schedules.svg")
+    draw(seven, "schedules.svg")
 
 
 if __name__ == "__main__":
