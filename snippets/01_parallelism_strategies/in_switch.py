@@ -1,0 +1,145 @@
+"""When the switch adds: what an all-reduce and its halves send, and what a node of 72 changes.
+
+GPUs hang on one switch, each by a port with two directions. In a ring a GPU passes on what
+others will add to. A switch that can add (NVIDIA's SHARP) reads a chunk from all ports and
+hands one sum to whoever asked, and copies what is stored once to all. All bytes are moved here,
+through ports that count them, and compared with formulas; those with all-reduces that others
+measured; and last they are evaluated for nodes of 8 and 72.
+"""
+
+import math
+
+import torch
+
+KIB = 1024
+
+
+class Switch:
+    """Ports of n GPUs; what goes up to the switch and down from it is counted for each."""
+
+    def __init__(self, n: int) -> None:
+        self.up, self.down = [0] * n, [0] * n
+
+    def send(self, tensor: torch.Tensor, source: int, target: int) -> torch.Tensor:
+        self.up[source] += tensor.nbytes
+        self.down[target] += tensor.nbytes
+        return tensor.clone()
+
+    def load_sum(self, parts: list[torch.Tensor], target: int) -> torch.Tensor:
+        """One read by `target`: all ports send, the switch adds, one sum comes down."""
+        for port, part in enumerate(parts):
+            self.up[port] += part.nbytes
+        self.down[target] += parts[0].nbytes
+        return torch.stack(parts).sum(dim=0)
+
+    def store_all(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """One write by `source`, which the switch copies down every port."""
+        self.up[source] += tensor.nbytes
+        self.down = [port + tensor.nbytes for port in self.down]
+        return tensor
+
+
+def ring(switch: Switch, tensors: list[torch.Tensor], halves: str) -> list[torch.Tensor]:
+    """Reduce-scatter, all-gather or both, of one tensor a GPU, in place."""
+    n = len(tensors)
+    chunks = [tensor.chunk(n) for tensor in tensors]
+    for step in range((n - 1) * len(halves.split("+"))):
+        adds = "reduce" in halves and step < n - 1
+        begin = 0 if adds else 1  # GPU r has the finished chunk r + 1 before an all-gather
+        moved = {
+            r: switch.send(chunks[r][(r + begin - step % (n - 1)) % n], r, (r + 1) % n)
+            for r in range(n)
+        }
+        for r, chunk in moved.items():
+            target = chunks[(r + 1) % n][(r + begin - step % (n - 1)) % n]
+            target.copy_(target + chunk if adds else chunk)
+    return tensors
+
+
+def in_switch(switch: Switch, tensors: list[torch.Tensor], halves: str) -> list[torch.Tensor]:
+    """The same by loads that add and stores that copy; GPU r owns chunk r + 1, as above."""
+    n = len(tensors)
+    chunks = [tensor.chunk(n) for tensor in tensors]
+    for r in range(n):
+        mine = (r + 1) % n
+        if "reduce" in halves:
+            chunks[r][mine].copy_(switch.load_sum([chunk[mine] for chunk in chunks], r))
+        if "gather" in halves:
+            whole = switch.store_all(chunks[r][mine], r)
+            for chunk in chunks:
+                chunk[mine].copy_(whole)
+    return tensors
+
+
+def formula(n: int, adds: bool, halves: str) -> float:
+    """Bytes up, or down if that is more, of the busiest port, for each byte of the tensor."""
+    if not adds:
+        return len(halves.split("+")) * (n - 1) / n
+    return 1 + 1 / n if halves == "reduce+gather" else 1
+
+
+def count(n: int) -> None:
+    print(f"{n} GPUs: bytes of a port up and down, for each byte of the tensor; the busier way")
+    for halves in ("reduce+gather", "reduce", "gather"):
+        for name, algorithm in (("ring", ring), ("in switch", in_switch)):
+            torch.manual_seed(0)
+            tensors = [torch.randint(9, (72 * 32,)).float() for _ in range(n)]
+            total, before = torch.stack(tensors).sum(dim=0), [t.clone() for t in tensors]
+            size, switch = tensors[0].nbytes, Switch(n)
+            for r, got in enumerate(algorithm(switch, tensors, halves)):
+                mine = (r + 1) % n
+                if halves == "reduce+gather":
+                    assert torch.equal(got, total)
+                elif halves == "reduce":
+                    assert torch.equal(got.chunk(n)[mine], total.chunk(n)[mine])
+                else:
+                    owners = [before[(c - 1) % n].chunk(n)[c] for c in range(n)]
+                    assert torch.equal(got, torch.cat(owners))
+            up, down = max(switch.up) / size, max(switch.down) / size
+            predicted = formula(n, name != "ring", halves)
+            assert math.isclose(max(up, down), predicted), (name, halves)
+            print(f"  {halves:14} {name:10} {up:.3f} up, {down:.3f} down; {predicted:.3f}")
+
+
+def main() -> None:
+    for n in (8, 72):
+        count(n)
+
+    print(
+        "all-reduce of H100s, GB/s of bus bandwidth: links of 370, 85% of them with the switch"
+    )
+    for n, measured in ((5, 420), (6, 440), (7, 460), (8, 480)):  # NCCL issue 1455
+        per_byte = formula(n, True, "reduce+gather")
+        predicted = 0.85 * 370 / per_byte * formula(n, False, "reduce+gather")
+        print(f"  {n} GPUs: predicted {predicted:.0f}, reported {measured}")
+        assert abs(predicted / measured - 1) < 0.05
+
+    print("nodes of 8 H100 and of 72 GB200, at 40% of their FLOP/s; cards of 50 GB/s")
+    rows: dict[str, list[str]] = {}
+    for gpus, flops, link in ((8, 989e12, 450e9), (72, 2500e12, 900e9)):
+        p, card, total = 0.4 * flops, 50e9, 1152  # 144 nodes of 8, or 16 of 72
+        nodes, size = total // gpus, 1e9
+        inside = 2 * (gpus - 1) / gpus * size / link
+        inside_adds = (1 + 1 / gpus) * size / link
+        across = 2 * (nodes - 1) / nodes * size / gpus / card
+        across_adds = size / gpus / card  # once up, once down
+        experts = math.ceil(p / card), math.ceil(p / link)
+        for name, value in (
+            ("all-reduce of 1 GB in a node, ring", f"{1e3 * inside:.2f} ms"),
+            ("  in switch", f"{1e3 * inside_adds:.2f} ms"),
+            (f"all-reduce of 1 GB over {total:,} GPUs", f"{1e3 * (inside + across):.2f} ms"),
+            ("  of that, over the cards", f"{1e3 * across:.2f} ms"),
+            ("  if all switches add", f"{1e3 * (inside_adds + across_adds):.2f} ms"),
+            ("TP 8, h = 16,384: waits / computes", f"{2 * 7 / (9 * 16384) * p / link:.0%}"),
+            ("TP of a node, the same", f"{2 * (gpus - 1) / (9 * 16384) * p / link:.0%}"),
+            ("experts hide if wider: network, NVLink", f"{experts[0]:,}, {experts[1]:,}"),
+            ("EP 64: choices that cross the network", f"{1 - min(gpus, 64) / 64:.0%}"),
+        ):
+            rows.setdefault(name, []).append(value)
+    for name, values in rows.items():
+        print(f"  {name:40} " + "  ".join(f"{value:>14}" for value in values))
+    assert rows["EP 64: choices that cross the network"] == ["88%", "0%"]
+
+
+if __name__ == "__main__":
+    main()
