@@ -87,12 +87,15 @@ def main() -> None:
     print(
         f"{EXPERTS} experts, {K} a token, on {NODES} nodes of {GPUS} GPUs: copies of a token,"
     )
-    print(f"and the time of their way out and home (h = {WIDTH:,}; out in 8 bits, home in 16)")
+    print(
+        f"and µs of their way out in 8 bits and home in 16 (h = {WIDTH:,}), at 50 and 450 GB/s"
+    )
     for title, limit in (("free choice", NODES), (f"{LIMIT} nodes at most", LIMIT)):
         chosen = choose(logits.sigmoid(), torch.zeros(EXPERTS), limit)
         nodes = distinct(chosen // (EXPERTS // NODES), NODES).sum(1)
         assert nodes.max() <= limit and (chosen.sort().values.diff() > 0).all()
-        print(f"{title}: {nodes.float().mean():.2f} nodes a token  network NVLink  formula")
+        heading = f"{title}: {nodes.float().mean():.2f} nodes a token"
+        print(f"{heading:36} network  NVLink   by formula       µs")
         for name, counted in copies(chosen).items():
             predicted = formula()[name] if limit == NODES else ()
             if limit < NODES and name == "one for each node":
@@ -100,16 +103,13 @@ def main() -> None:
             for ours, theirs in zip(counted, predicted, strict=False):
                 assert abs(ours / theirs - 1) < 0.1, (name, ours, theirs)
             times = [
-                copy * (DISPATCH + COMBINE) / rate
+                1e6 * copy * (DISPATCH + COMBINE) / rate
                 for copy, rate in zip(counted, (50e9, 450e9), strict=True)
             ]
+            even = "  ".join(f"{number:.2f}" for number in predicted)
             print(
-                f"  {name:22} {1e6 * max(times):.2f} µs at 50 and 450 GB/s"
-                f"   {counted[0]:.2f}   {counted[1]:.2f}    "
-                + " ".join(f"{number:.2f}" for number in predicted)
+                f"  {name:34} {counted[0]:7.2f} {counted[1]:7.2f}   {even:10} {max(times):8.2f}"
             )
-    gates = logits.sigmoid().gather(1, chosen)  # of the scores alone: the bias only chooses
-    assert gates.max() <= 1
 
     liked = logits + torch.linspace(0.4, -0.4, EXPERTS)  # some experts suit every token better
     print(
