@@ -115,7 +115,7 @@ def main() -> None:
         assert abs(predicted / measured - 1) < 0.05
 
     print("nodes of 8 H100 and of 72 GB200, at 40% of their FLOP/s; cards of 50 GB/s")
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}  # FLOP/s and links are of NVIDIA's datasheets
     for gpus, flops, link in ((8, 989e12, 450e9), (72, 2500e12, 900e9)):
         p, card, total = 0.4 * flops, 50e9, 1152  # 144 nodes of 8, or 16 of 72
         nodes, size = total // gpus, 1e9
