@@ -43,6 +43,10 @@ MESSAGES = """
     RuntimeError: Can't detach views in-place. Use detach() instead.
 03_experts/#inlengthperrankmyrank-outlengthperrankmyrank
     RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/alltoallv.cc:61] inLengthPerRank[myRank] == outLengthPerRank[myRank]. 96 vs 128
+03_experts/#for-real-grouped_mm-dtensor-and-fsdp2
+    RuntimeError: strides should be multiple of 16 bytes
+03_experts/#for-real-grouped_mm-dtensor-and-fsdp2
+    RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo
 03_tensor_parallelism/#shape-is-invalid-for-input-of-size
     RuntimeError: shape '[4, 512, 32, 64]' is invalid for input of size 2097152
 04_checkpoints/#missing-key-in-checkpoint-state_dict-modelgateweight
