@@ -1,6 +1,6 @@
 // "A collective at work": the plans of snippets/01_parallelism_strategies/collective_steps.py, played.
 // tests/test_browser_instruments.py holds the two together.
-import { digits, element, fill, hue, inBytes, inSeconds, instrument, picture, still, widthOf } from "./base.js"
+import { digits, element, fill, hue, inBytes, inSeconds, instrument, picture, player, widthOf } from "./base.js"
 
 const COLLECTIVES = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast"]
 const ALGORITHMS = ["ring", "tree", "doubling", "hierarchical"]
@@ -293,11 +293,10 @@ const draw = (svg, width, state, part) => {
 }
 
 const page = place => {
-  const player = element("div", { class: "instrument-foot" })
+  const bar = element("div", { class: "instrument-foot" })
   const { svg, list, compare, output } = picture("All algorithms, with these sizes and links",
-    ["algorithm", "steps", "busiest rank sends", "time"], player)
+    ["algorithm", "steps", "busiest rank sends", "time"], bar)
 
-  let timer = 0
   const show = (state, tell) => {
     const { collective, algorithm, ranks, step } = state
     const said = facts(...caseOf(state))
@@ -329,39 +328,10 @@ const page = place => {
     "broadcast": "Every rank has what rank 0 had.",
   })[collective]
 
-  const { state, change, button } = instrument(place, { controls: controls.map(each => each.name === "step" ? { ...each, beside: player } : each), show, output })
-  const count = () => plan(state.collective, state.algorithm, state.ranks, state.node).length
-  const stop = () => {
-    cancelAnimationFrame(timer)
-    clearTimeout(timer)
-    timer = 0
-    playing.textContent = "Play"
-  }
-  const go = to => { stop(); change({ step: Math.max(0, Math.min(count(), to)) }) }
-  const run = () => {
-    if (state.step >= count()) return stop()
-    const beat = Math.max(350, Math.min(1200, 9000 / count()))
-    if (still()) { // no motion: one picture after the other
-      timer = setTimeout(() => { change({ step: state.step + 1 }); run() }, beat)
-      return
-    }
-    const begin = performance.now()
-    const frame = time => {
-      const part = (time - begin) / beat
-      if (part >= 1) { change({ step: state.step + 1 }); return run() }
-      draw(svg, widthOf(place), state, Math.max(0, part * part * (3 - 2 * part)))
-      timer = requestAnimationFrame(frame)
-    }
-    timer = requestAnimationFrame(frame)
-  }
-  const playing = button("Play", () => {
-    if (timer) return go(state.step)
-    if (state.step >= count()) change({ step: 0 })
-    playing.textContent = "Stop"
-    run()
-  })
-  player.prepend(playing, button("Step back", () => go(state.step - 1)), button("Step", () => go(state.step + 1)))
-  place.addEventListener("input", stop)
+  const made = instrument(place, { controls: controls.map(each => each.name === "step" ? { ...each, beside: bar } : each), show, output })
+  const { state } = made
+  player(place, bar, "step", made, () => plan(state.collective, state.algorithm, state.ranks, state.node).length,
+    part => draw(svg, widthOf(place), state, part))
 }
 
 for (const place of document.querySelectorAll("#collective.instrument")) page(place)
