@@ -44,7 +44,7 @@ export const picture = (caption, columns, ...above) => {
   const compare = (others, chosen, best, column, word) => body.replaceChildren(
     ...Object.entries(others).map(([name, cells]) => element("tr",
       name === chosen ? { "aria-current": "true" } : {}, element("th", { scope: "row" }, name),
-      ...cells.map((words, i) => element("td", cells.length > 1 ? {} : { colspan: 3 },
+      ...cells.map((words, i) => element("td", cells.length > 1 ? {} : { colspan: columns.length - 1 },
         joined(words), i === column && name === best ? ` · ${word}` : "")))))
   return { svg, list, compare, output: element("div", { class: "instrument-picture" }, ...above, svg, terms, table) }
 }
@@ -89,13 +89,14 @@ export const instrument = (place, { controls, show, output }) => {
   const paint = () => {
     for (const { name, options, text = String, slider } of controls) {
       const { input, output } = inputs.get(name)
-      const values = options(state), words = values.map(value => text(value, state))
+      const values = options(state)
       if (slider) {
         input.max = values.length - 1
         input.value = values.indexOf(state[name])
         output.textContent = text(state[name], state)
         input.setAttribute("aria-valuetext", output.textContent)
       } else {
+        const words = values.map(value => text(value, state))
         if (input.dataset.words !== words.join()) {
           input.dataset.words = words.join()
           input.replaceChildren(...values.map((value, i) => element("option", { value }, words[i])))
