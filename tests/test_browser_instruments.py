@@ -26,6 +26,7 @@ INPUTS = [
 PROGRAMS = {
     "collective": "01_parallelism_strategies/collective_steps.py",
     "schedules": "03_model_parallelism/pipeline_times.py",
+    "serving": "09_inference/serving_load.py",
 }
 NAMES = list(PROGRAMS)
 
@@ -116,6 +117,29 @@ def test_schedules_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPat
         cases, in_javascript(page, address, "schedules", "facts", cases), strict=True
     ):
         assert said == times.facts(*case), case
+
+
+def test_serving_agrees(page: Page, address: str) -> None:
+    load, random, cases = program("serving"), Random(0), []
+    while len(cases) < 1100:
+        prompt, answer = random.choice([20, 50, 100, 300]), random.choice([5, 10, 20, 40])
+        block, slots = 2 ** random.randrange(10), 2 ** random.randrange(7)
+        cache = -(-4 * (prompt + answer) // block) * block + block * random.randrange(200)
+        settings = {
+            "rate": random.choice(load.LOADS), "requests": random.randint(1, 60),
+            "prompt": prompt, "answer": answer, "slots": slots, "cache": cache, "block": block,
+            "budget": random.choice([0, slots, slots + random.randrange(600)]),
+            "admit": random.choice(load.ADMIT), "c0": random.randint(1, 30_000),
+            "c1": random.randrange(3000), "c2": random.randrange(500),
+            "ttft": random.randint(10, 2000), "gap": random.randint(10, 200),
+            "dice": random.randint(1, 1000), "at": random.randint(0, 200),
+        }  # fmt: skip
+        others = {settings["rate"], *([] if len(cases) % 10 else load.LOADS)}
+        cases.append([settings, sorted(others)])
+    opened(page, address, "serving")
+    answers = in_javascript(page, address, "serving", "facts", cases)
+    for case, said in zip(cases, answers, strict=True):
+        assert said == load.facts(*case), case
 
 
 @pytest.mark.parametrize("name", NAMES)

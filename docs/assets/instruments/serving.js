@@ -1,0 +1,311 @@
+// "Serving": the server of snippets/09_inference/serving_load.py, live.
+// tests/test_browser_instruments.py holds the two together.
+import { digits, element, fill, inSeconds, instrument, picture, player, widthOf } from "./base.js"
+
+const upTo = n => [...Array(n).keys()]
+const LOADS = upTo(14).map(i => i + 1)
+
+// ---- the server, in whole nanoseconds
+
+class Dice {
+  constructor(seed) { this.state = Math.imul(2654435761, seed) >>> 0 }
+
+  uniform() {
+    this.state = Math.imul(1664525, this.state) + 1013904223 >>> 0
+    return this.state >>> 12
+  }
+
+  exponential() { // with mean 2²⁰, by von Neumann
+    for (let whole = 0; ; whole++) {
+      const first = this.uniform()
+      let last = first, falling = 1
+      for (let drawn = this.uniform(); drawn < last; drawn = this.uniform()) {
+        last = drawn
+        falling += 1
+      }
+      if (falling % 2) return whole * 2 ** 20 + first
+    }
+  }
+}
+
+const arrivals = (s, rate) => {
+  const dice = new Dice(s.dice)
+  let clock = 0
+  return upTo(s.requests).map(number => {
+    clock += dice.exponential()
+    const [prompt, answer] = [s.prompt, s.answer]
+      .map(mean => Math.min(4 * mean, 1 + Math.floor(dice.exponential() * mean / 2 ** 20)))
+    const arrival = Math.floor(clock * 1e6 / (rate * 2 ** 20)) * 1000
+    return { number, arrival, prompt, answer, done: 0, length: 0, blocks: 0, first: 0, last: 0, worst: 0,
+      events: [[arrival, "queue"]] }
+  })
+}
+
+const left = r => r.prompt + r.done - r.length
+
+// All requests, or the server as it is at the end of the step that `until` falls in.
+export const serve = (s, rate, until = Infinity) => {
+  const requests = arrivals(s, rate), waiting = [...requests]
+  let running = [], clock = 0, steps = 0, free = Math.floor(s.cache / s.block), preempted = 0, again = 0
+  while (waiting.length || running.length) {
+    if (!running.length) clock = Math.max(clock, waiting[0].arrival)
+    if (clock > until) break
+    while (waiting.length && running.length < s.slots && waiting[0].arrival <= clock) {
+      const r = waiting[0]
+      const answer = s.admit === "as-needed" ? r.done : 4 * s.answer - 1
+      const blocks = Math.ceil((r.prompt + answer) / s.block)
+      if (blocks > free) break
+      running.push(waiting.shift())
+      r.blocks = blocks
+      free -= blocks
+      r.events.push([clock, "prefill"])
+    }
+    for (let ready = 0; ready < running.length; ready++) { // whose last block is full gets one more
+      const r = running[ready]
+      if (left(r) !== 1 || r.length !== r.blocks * s.block) continue
+      if (!free) { // the latest gives way, and will be computed again
+        const late = running.pop()
+        free += late.blocks
+        preempted += 1
+        again += late.length
+        late.length = late.blocks = 0
+        late.events.push([clock, "queue"])
+        waiting.unshift(late)
+        ready -= 1
+        continue
+      }
+      r.blocks += 1
+      free -= 1
+    }
+    const room = s.budget || Infinity
+    let tokens = 0, context = 0
+    const run = r => {
+      const piece = Math.min(left(r), room - tokens)
+      r.length += piece
+      tokens += piece
+      if (piece) context += r.length
+    }
+    for (const r of running) if (left(r) === 1) run(r) // decodes first
+    for (const r of running) if (left(r) > 1) run(r)
+    clock += 1000 * (s.c0 + s.c1 * tokens) + s.c2 * context
+    steps += 1
+    let ended = false
+    for (const r of running) {
+      if (left(r)) continue
+      if (r.events.at(-1)[1] === "prefill") r.events.push([clock, "decode"])
+      if (r.done) r.worst = Math.max(r.worst, clock - r.last)
+      else r.first = clock
+      r.last = clock
+      r.done += 1
+      if (r.done === r.answer) {
+        free += r.blocks
+        r.events.push([clock, "done"])
+        ended = true
+      }
+    }
+    if (ended) running = running.filter(r => r.done < r.answer)
+  }
+  return { requests, waiting, running, clock, steps, free, preempted, again }
+}
+
+// ---- what is said
+
+const nearestRank = (values, share) => values.sort((a, b) => a - b)[Math.ceil(share * values.length / 100) - 1]
+
+export const measure = (s, rate) => {
+  const run = serve(s, rate)
+  const ttft = run.requests.map(r => r.first - r.arrival), worst = run.requests.map(r => r.worst)
+  const kept = ttft.filter((wait, i) => wait <= 1e6 * s.ttft && worst[i] <= 1e6 * s.gap).length
+  const seconds = run.clock / 1e9
+  return {
+    tokens: run.requests.reduce((sum, r) => sum + r.answer, 0) / seconds,
+    requests: run.requests.length / seconds, goodput: kept / seconds, kept,
+    ttft: nearestRank(ttft, 50), ttft99: nearestRank(ttft, 99), gap: nearestRank(worst, 50), gap99: nearestRank(worst, 99),
+    preempted: run.preempted, again: run.again, clock: run.clock, steps: run.steps,
+  }
+}
+
+const percent = (part, whole) => `${(Math.floor((2000 * part + whole) / (2 * whole)) / 10).toFixed(1)}%`
+const time = ns => inSeconds(ns / 1e9)
+
+// Measuring all loads takes a moment, and moving through a run changes none of them.
+let known = ["", {}]
+const measured = (s, loads) => {
+  const key = JSON.stringify([{ ...s, rate: 0, at: 0 }, loads])
+  if (known[0] !== key) known = [key, Object.fromEntries(loads.map(load => [load, measure(s, load)]))]
+  return known[1]
+}
+
+export const facts = (s, loads) => {
+  const every = measured(s, loads), mine = every[s.rate]
+  const moment = Math.floor(mine.clock * s.at / 200)
+  const now = serve(s, s.rate, moment)
+  const prefills = now.running.filter(r => left(r) > 1).length
+  const waits = now.waiting.filter(r => r.arrival <= now.clock).length
+  const sum = name => now.running.reduce((total, r) => total + r[name], 0)
+  const blocks = sum("blocks")
+  return {
+    "throughput": `${digits(mine.tokens)} tokens/s`,
+    "ttft": `${time(mine.ttft)} and ${time(mine.ttft99)}`,
+    "gap": `${time(mine.gap)} and ${time(mine.gap99)}`,
+    "kept": percent(mine.kept, s.requests),
+    "again": `${mine.preempted}, ${mine.again} tokens again`,
+    "moment": `${time(moment)} of ${time(mine.clock)}`,
+    "now": `${waits} wait, ${prefills} prefill, ${now.running.length - prefills} decode`,
+    "blocks": `${blocks} of ${Math.floor(s.cache / s.block)}`,
+    "filled": blocks ? percent(sum("length"), blocks * s.block) : "none",
+    "loads": Object.fromEntries(loads.map(load => [load, [digits(every[load].tokens),
+      ...["ttft", "ttft99", "gap99"].map(name => time(every[load][name])), digits(every[load].goodput)]])),
+    "best": String(loads.reduce((best, load) => every[load].goodput > every[best].goodput ? load : best)),
+  }
+}
+
+// ---- the page
+
+const FIXED = { requests: 200 }
+const powers = (from, to) => upTo(to - from + 1).map(i => 2 ** (from + i))
+const slide = (name, label, options, first, text) => ({ name, label, options, first, text, slider: true })
+const tokens = value => `${value} tokens`, micro = value => inSeconds(value / 1e6), milli = value => `${value} ms`
+const controls = [
+  slide("rate", "Requests/s", () => LOADS, 6),
+  slide("prompt", "Prompts", () => [50, 100, 200, 500, 1000, 2000, 4000], 1000, tokens),
+  slide("answer", "Answers", () => [20, 50, 100, 200, 500], 200, tokens),
+  slide("slots", "Slots", () => powers(0, 7), 32),
+  slide("budget", "A step has", ({ slots }) => [64, 128, 256, 512, 1024, 2048, 0].filter(each => !each || each >= slots), 512,
+    value => value ? tokens(value) : "whole prompts"),
+  slide("cache", "Cache", ({ prompt, answer }) => powers(12, 19).filter(each => each >= 4 * (prompt + answer)), 32768, tokens),
+  slide("block", "A block", () => powers(0, 10), 16, tokens),
+  { name: "admit", label: "Blocks are taken", options: () => ["as-needed", "worst-case"], first: "as-needed",
+    text: value => ({ "as-needed": "as needed", "worst-case": "for the longest answer" })[value] },
+  slide("ttft", "First token within", () => [100, 200, 500, 1000, 2000, 5000], 500, milli),
+  slide("gap", "Gaps within", () => [15, 20, 30, 50, 100, 200, 500], 50, milli),
+  slide("c0", "c₀, a step", () => [500, 1000, 2000, 4500, 9000, 18000], 9000, micro),
+  slide("c1", "c₁, a token", () => [0, 5, 10, 15, 30, 60, 120], 30, micro),
+  slide("c2", "c₂, of context", () => [0, 10, 20, 39, 78, 156, 312], 78, value => `${value} ns`),
+  slide("dice", "Dice", () => upTo(20).map(i => i + 1), 3),
+  slide("at", "Moment", () => upTo(201), 100, value => `${value / 2}% of the run`),
+]
+
+// The run from a little before the moment on: a row is a request, oldest first.
+const ROWS = 40
+const drawRun = (put, width, s, run, moment) => {
+  const row = 7, top = 14, span = run.clock / run.steps * 250, from = moment - span
+  const x = at => Math.max(0, (at - from) / span * width)
+  const shown = run.requests.filter(r => r.arrival <= moment && r.events.at(-1)[0] >= from)
+  shown.slice(0, ROWS).forEach((r, i) => {
+    r.events.forEach(([begin, kind], k) => {
+      const end = Math.min(moment, r.events[k + 1]?.[0] ?? moment)
+      if (kind === "done" || end < from || begin > moment) return
+      put("rect", { x: x(begin), y: top + i * row, width: Math.max(0.4, x(end) - x(begin)), height: kind === "queue" ? 2 : row - 1.5,
+        class: { queue: "live", prefill: "op-B", decode: "op-F" }[kind] })
+    })
+  })
+  put("path", { d: `M0 ${top + ROWS * row}H${width}`, class: "line" })
+  const more = shown.length - ROWS
+  put("text", { x: 0, y: 9, class: "start soft" }, `the last ${time(span)}${more > 0 ? `; ${more} more wait below` : ""}`)
+  put("text", { x: width, y: 9, class: "end soft" }, time(moment))
+  let at = 0
+  for (const [kind, words] of [["live", "waits"], ["op-B", "prefill"], ["op-F", "decode"]]) {
+    put("rect", { x: at, y: top + ROWS * row + 8, width: 12, height: kind === "live" ? 3 : 9, class: kind })
+    put("text", { x: at + 16, y: top + ROWS * row + 17, class: "start soft" }, words)
+    at += 28 + 6.4 * words.length
+  }
+  return top + ROWS * row + 40
+}
+
+// The cache as a strip of tokens, cut into lines; a sequence has whole blocks of it.
+const drawCache = (put, width, top, s, now) => {
+  const lines = Math.min(8, s.cache / s.block), line = s.cache / lines, tall = 11
+  put("text", { x: 0, y: top - 5, class: "start soft" },
+    `cache: ${Math.floor(s.cache / s.block)} blocks, taken in outline, filled in colour`)
+  const stretch = (begin, end, attributes) => {
+    for (let i = Math.floor(begin / line); i * line < end; i++) {
+      const [a, b] = [Math.max(begin, i * line), Math.min(end, (i + 1) * line)].map(each => (each - i * line) / line * width)
+      put("rect", { x: a, y: top + i * (tall + 2), width: b - a, height: tall, ...attributes })
+    }
+  }
+  stretch(0, s.cache, { class: "empty" })
+  let at = 0
+  now.running.forEach((r, i) => {
+    stretch(at, at + r.length, { class: left(r) > 1 ? "op-B" : "op-F", opacity: i % 2 ? 0.65 : 1 })
+    stretch(at, at + r.blocks * s.block, { class: "held" })
+    at += r.blocks * s.block
+  })
+  const wide = s.block / line * width
+  if (wide >= 4) {
+    put("path", { class: "held", d: upTo(Math.floor(at / s.block)).map(i =>
+      `M${(i * s.block % line / line * width).toFixed(1)} ${top + Math.floor(i * s.block / line) * (tall + 2)}v${tall}`).join("") })
+  }
+  return top + lines * (tall + 2) + 26
+}
+
+const drawCurves = (put, width, top, s, every) => {
+  const beside = width >= 560, across = beside ? (width - 30) / 2 : width, tall = 110
+  const panel = (x0, y0, title, low, high, log, ticks, curves) => {
+    const axis = 42
+    const x = load => x0 + axis + (load - 1) / 13 * (across - axis - 6)
+    const y = value => {
+      const part = log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low)
+      return y0 + tall - Math.max(0, Math.min(1, part)) * tall
+    }
+    put("text", { x: x0, y: y0 - 22, class: "start" }, title)
+    for (const [value, words] of ticks) {
+      put("path", { d: `M${x0 + axis} ${y(value)}H${x0 + across - 6}`, class: "line" })
+      put("text", { x: x0 + axis - 4, y: y(value) + 4, class: "end soft" }, words)
+    }
+    put("path", { d: `M${x(s.rate)} ${y0}V${y0 + tall}`, class: "frame" })
+    let key = x0 + axis
+    for (const [words, kind, points] of curves) {
+      put("path", { d: `M${LOADS.map(load => `${x(load).toFixed(1)} ${y(points(every[load])).toFixed(1)}`).join("L")}`, class: `curve ${kind}` })
+      put("path", { d: `M${key} ${y0 - 9}h14`, class: `curve ${kind}` })
+      put("text", { x: key + 18, y: y0 - 5, class: "start soft" }, words)
+      key += 26 + 6 * words.length
+    }
+    for (const load of [1, 4, 7, 10, 14]) put("text", { x: x(load), y: y0 + tall + 14, class: "soft" }, load)
+    put("text", { x: x0 + across - 6, y: y0 + tall + 28, class: "end soft" }, "requests/s that come")
+  }
+  panel(0, top + 22, "Waits", 1e7, 2e10, true, [[1e7, "10 ms"], [1e8, "0.1 s"], [1e9, "1 s"], [1e10, "10 s"]],
+    [["TTFT p50", "thin", m => m.ttft], ["TTFT p99", "", m => m.ttft99], ["gap p99", "far", m => m.gap99]])
+  const [x0, y0] = beside ? [across + 30, top + 22] : [0, top + tall + 94]
+  panel(x0, y0, "Requests/s", 0, 14, false, [[0, "0"], [7, "7"], [14, "14"]],
+    [["served", "thin", m => m.requests], ["goodput", "", m => m.goodput]])
+  return y0 + tall + 34
+}
+
+const draw = (svg, width, s, part) => {
+  const run = serve(s, s.rate), moment = run.clock * (s.at + part) / 200
+  const out = []
+  const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
+    .map(([name, value]) => `${name}="${typeof value === "number" ? +value.toFixed(2) : value}"`).join(" ")}>${text}</${tag}>`)
+  const cache = drawRun(put, width, s, run, moment)
+  const curves = drawCache(put, width, cache, s, serve(s, s.rate, moment))
+  fill(svg, width, drawCurves(put, width, curves, s, measured(s, LOADS)), out.join(""))
+}
+
+const page = place => {
+  const bar = element("div", { class: "instrument-foot" })
+  const { svg, list, compare, output } = picture("All loads, on this server",
+    ["load", "tokens/s", "TTFT p50", "p99", "gap p99", "goodput"], bar)
+  const show = (state, tell) => {
+    const s = { ...FIXED, ...state }, said = facts(s, LOADS)
+    draw(svg, widthOf(place), s, 0)
+    tell(`At ${s.rate} requests/s the server gives ${said.throughput}, and ${said.kept} of the requests are in time. After ${said.moment}: ${said.now}.`)
+    svg.setAttribute("aria-label", `Above, a row for each request: it waits, its prompt runs, its answer comes. Now ${said.now}. Then the cache: ${said.blocks} blocks are taken. Below, two curves over the load: time to first token, which at ${s.rate} requests/s is ${said.ttft}, and goodput, which is highest at ${said.best}.`)
+    list([["throughput", said.throughput], ["first token, p50, p99", said.ttft], ["longest gap, p50, p99", said.gap],
+      ["in time", said.kept], ["preempted", said.again], ["now", said.now], ["blocks", said.blocks], ["of these filled", said.filled]])
+    compare(said.loads, String(s.rate), said.best, 4, "most")
+    return ["python serving_load.py", ...Object.entries(s).map(([name, value]) => `--${name} ${value}`)].join(" ")
+  }
+  const made = instrument(place, { controls: controls.map(each => each.name === "at" ? { ...each, beside: bar } : each), show, output })
+  player(place, bar, "at", made, () => 200, part => draw(svg, widthOf(place), { ...FIXED, ...made.state }, part))
+}
+
+for (const place of document.querySelectorAll("#serving.instrument")) {
+  // Until a browser has compiled it a run is slow: one at a time at first, so that none holds the page up.
+  const first = { ...FIXED, ...Object.fromEntries(controls.map(({ name, first }) => [name, first])) }
+  for (const load of LOADS) {
+    measure(first, load)
+    await new Promise(done => setTimeout(done))
+  }
+  page(place)
+}
