@@ -27,6 +27,7 @@ PROGRAMS = {
     "collective": "01_parallelism_strategies/collective_steps.py",
     "schedules": "03_model_parallelism/pipeline_times.py",
     "serving": "09_inference/serving_load.py",
+    "attention": "10_flash_attention/attention_in_tiles.py",
 }
 NAMES = list(PROGRAMS)
 
@@ -140,6 +141,25 @@ def test_serving_agrees(page: Page, address: str) -> None:
     answers = in_javascript(page, address, "serving", "facts", cases)
     for case, said in zip(cases, answers, strict=True):
         assert said == load.facts(*case), case
+
+
+def test_tiles_agree(page: Page, address: str) -> None:
+    tiles, random, cases = program("attention"), Random(0), []
+    while len(cases) < 1200:
+        length = random.choice([random.randint(1, 300), 512, 1024])
+        rows, columns = (min(length, 2 ** random.randint(5, 9)) for _ in "qk")
+        settings = {
+            "sequence": length, "width": random.randint(1, 256), "rows": rows,
+            "columns": columns, "order": random.choice(tiles.ORDERS),
+            "mask": random.choice(tiles.MASKS), "scores": random.choice(tiles.SCORES),
+            "query": random.randrange(rows),
+        }  # fmt: skip
+        settings["step"] = random.randint(1, len(tiles.tiles(settings)))
+        cases.append([settings])
+    opened(page, address, "attention")
+    answers = in_javascript(page, address, "attention", "facts", cases)
+    for case, said in zip(cases, answers, strict=True):
+        assert said == tiles.facts(*case), case
 
 
 @pytest.mark.parametrize("name", NAMES)
