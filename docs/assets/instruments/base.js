@@ -64,8 +64,8 @@ export const widthOf = place => Math.max(260, place.clientWidth)
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches
 
 // A control has a name (in the address), a label, options(state) → values, text(value, state), what
-// it is at first, whether it is a slider, and where it stands. `show(state, tell)` draws, and returns the command
-// that prints the same numbers.
+// it is at first, whether it is a slider, and where it stands. One that has valid(text) in place of options is a
+// field to type in. `show(state, tell)` draws, and returns the command that prints the same numbers.
 export const instrument = (place, { controls, show, output }) => {
   const state = {}
   const asked = new URLSearchParams(location.search)
@@ -74,7 +74,9 @@ export const instrument = (place, { controls, show, output }) => {
   const command = element("code")
 
   const settle = () => { // an option that is gone gives way to the nearest, or to the first
-    for (const { name, options, first } of controls) {
+    for (const { name, options, first, valid } of controls) {
+      if (valid) state[name] ??= first
+      if (valid) continue
       const values = options(state)
       if (values.includes(state[name])) continue
       const near = state[name] ?? (typeof first === "function" ? first(state) : first)
@@ -83,12 +85,19 @@ export const instrument = (place, { controls, show, output }) => {
         : values[0]
     }
   }
-  const read = (name, text) => controls.find(each => each.name === name).options(state)
-    .find(value => String(value) === text)
+  const read = (name, text) => {
+    const { options, valid } = controls.find(each => each.name === name)
+    return (valid ? [text].filter(valid) : options(state)).find(value => String(value) === text)
+  }
 
   const paint = () => {
-    for (const { name, options, text = String, slider } of controls) {
+    for (const { name, options, text = String, slider, valid } of controls) {
       const { input, output } = inputs.get(name)
+      if (valid) {
+        if (input !== document.activeElement) input.value = state[name]
+        input.setAttribute("aria-invalid", false)
+        continue
+      }
       const values = options(state)
       if (slider) {
         input.max = values.length - 1
@@ -132,18 +141,21 @@ export const instrument = (place, { controls, show, output }) => {
   }
 
   const form = element("form", { class: "instrument-controls", "aria-label": "Settings" })
-  for (const { name, label, slider, beside } of controls) {
+  for (const { name, label, slider, beside, valid, wide = "" } of controls) {
     const id = `${place.id}-${name}`
-    const input = element(slider ? "input" : "select",
-      slider ? { id, type: "range", min: 0, step: 1, autocomplete: "off" } : { id })
+    const input = element(slider || valid ? "input" : "select",
+      slider ? { id, type: "range", min: 0, step: 1, autocomplete: "off" }
+        : valid ? { id, type: "text", autocomplete: "off", autocapitalize: "off", spellcheck: "false" } : { id })
     const output = element("span", { class: "instrument-value", "aria-hidden": "true" })
     inputs.set(name, { input, output })
     const box = beside ?? form
-    box.append(element("div", {}, element("label", { for: id }, label), output, input))
+    box.append(element("div", wide && { class: wide }, element("label", { for: id }, label), output, input))
     input.addEventListener("input", () => {
       const { options } = controls.find(each => each.name === name)
-      const value = slider ? options(state)[input.value] : read(name, input.value)
-      change({ [name]: value })
+      const value = slider ? options(state)[input.value] : read(name, input.value.trim())
+      if (value !== undefined) return change({ [name]: value })
+      input.setAttribute("aria-invalid", true)
+      tell(`${label}: what is typed is not understood.`)
     })
   }
   form.addEventListener("submit", event => event.preventDefault())
