@@ -28,6 +28,7 @@ PROGRAMS = {
     "schedules": "03_model_parallelism/pipeline_times.py",
     "serving": "09_inference/serving_load.py",
     "attention": "10_flash_attention/attention_in_tiles.py",
+    "formats": "05_mixed_precision/number_formats.py",
 }
 NAMES = list(PROGRAMS)
 
@@ -162,6 +163,46 @@ def test_tiles_agree(page: Page, address: str) -> None:
         assert said == tiles.facts(*case), case
 
 
+def test_number_formats_agree(page: Page, address: str) -> None:
+    formats, random = program("formats"), Random(0)
+    ends = [
+        "0",
+        "-0",
+        "inf",
+        "-inf",
+        "nan",
+        "448",
+        "464",
+        "65519.999",
+        "65520",
+        "1e99",
+        "1e-99",
+    ]
+    cases = [[x, name, 0, 3, []] for x in ends for name in formats.FORMATS]
+    while len(cases) < 1500:
+        kind = random.random()
+        if kind < 0.2:
+            number = hex(random.getrandbits(32))
+        elif kind < 0.4:  # ties, of some format
+            number = str(random.randrange(4096) / 2 ** random.randrange(-8, 24))
+        else:
+            number = (
+                f"{random.gauss(0, 1) * 10 ** random.uniform(-12, 8):.{random.randint(1, 17)}g}"
+            )
+        name, scale = random.choice(list(formats.FORMATS)), random.randint(-24, 24)
+        rest = [
+            random.gauss(0, 1) * 2 ** random.randint(-8, 8)
+            for _ in range(random.randint(0, 31))
+        ]
+        scale *= name not in formats.BLOCKS
+        cases.append([number, name, scale, 2 ** random.choice([0, 1, 4, 7, 8, 12]), rest])
+    opened(page, address, "formats")
+    for case, said in zip(
+        cases, in_javascript(page, address, "formats", "facts", cases), strict=True
+    ):
+        assert said == formats.facts(*case), case
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_by_keyboard_alone(page: Page, address: str, name: str) -> None:
     opened(page, address, name)
@@ -186,6 +227,8 @@ def test_by_keyboard_alone(page: Page, address: str, name: str) -> None:
             assert control.get_attribute("aria-valuetext") != spoken
         elif kind == "select-one":
             press("ArrowDown")
+        elif kind == "text":
+            page.keyboard.type("5")
         else:
             press("Enter")
         if kind != "button":  # what is shown is in the address
@@ -240,7 +283,7 @@ def test_nonsense_in_the_address_is_the_beginning(page: Page, address: str, name
     names = page.locator(f"#{name} :is(input, select)").evaluate_all(
         f"all => all.map(each => each.id.slice({len(name) + 1}))"
     )
-    query = "&".join(f"{each}=1e9" for each in names)
+    query = "&".join(f"{each}=no" for each in names)
     assert opened(page, address, name, f"?{query}").inner_text(".instrument-facts") == shown
 
 
