@@ -29,13 +29,14 @@ PROGRAMS = {
     "serving": "09_inference/serving_load.py",
     "attention": "10_flash_attention/attention_in_tiles.py",
     "formats": "05_mixed_precision/number_formats.py",
+    "roofline": "planner/roofs.py",
 }
 NAMES = list(PROGRAMS)
 
 
 def program(name: str) -> ModuleType:
-    """The program whose numbers an instrument shows."""
-    path = ROOT / "snippets" / PROGRAMS[name]
+    """The program whose numbers an instrument shows, or one of another path."""
+    path = ROOT / "snippets" / PROGRAMS.get(name, name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -201,6 +202,54 @@ def test_number_formats_agree(page: Page, address: str) -> None:
         cases, in_javascript(page, address, "formats", "facts", cases), strict=True
     ):
         assert said == formats.facts(*case), case
+
+
+def test_rooflines_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "snippets" / "planner")
+    roofs, random = program("roofline"), Random(0)
+    names = list(roofs.points(roofs.MODELS["llama-3-8b"], 1, 1, 1, 1))
+    cases = [
+        [
+            *(random.choice(list(some)) for some in (roofs.GPUS, roofs.MODELS, names)),
+            random.randint(1, 1024),
+            *(int(2 ** random.uniform(*ends)) for ends in ((5, 17), (0, 14), (8, 14))),
+        ]
+        for _ in range(1500)
+    ]
+    opened(page, address, "roofline")
+    for case, said in zip(
+        cases, in_javascript(page, address, "roofline", "facts", cases), strict=True
+    ):
+        assert said == roofs.facts(*case), case
+
+
+def test_points_are_those_of_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "snippets" / "planner")
+    roofs, kernels = program("roofline"), program("06_gpu_computing/roofline.py").operations()
+    decode = program("09_inference/decode_bound.py")
+    llama = roofs.MODELS["llama-3-8b"]
+    for name, b, n in (("vector add", 1, 2**24), ("softmax", 1, 2**24)):
+        assert roofs.points(llama, b, 2048, 1, n)[name] == kernels[name]
+    for b in (1, 64):
+        at = roofs.points(llama, b, 2048, b, 8192)
+        assert at["matmul"] == kernels[f"decode, batch {b}"]
+        assert at["decode"] == decode.step(decode.MODELS["Llama 3 8B"], b, 2048)
+
+
+def test_a_point_is_dragged(page: Page, address: str) -> None:
+    opened(page, address, "roofline")
+    point = page.locator('#roofline svg [data-drag="decode"]')
+    box, batch = point.bounding_box(), page.locator("#roofline-batch")
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 90, y, steps=5)
+    page.mouse.up()
+    assert int(batch.get_attribute("aria-valuetext")) > 1
+    page.mouse.move(x, y)  # and is let go
+    moved = point.bounding_box()["x"] - box["x"]
+    assert 45 < moved < 135
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +36,13 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
                 uri = f"{page.rpartition('/')[0]}/{path.name}"
                 yield File.generated(config, uri, abs_src_path=str(path))
     yield File.generated(config, "what_ran_where.md", content=_what_ran_where(root))
+    # the planner's tables, for the instruments that have its formulas
+    tables = {
+        each.stem: tomllib.loads(each.read_text("utf-8"))
+        for each in root.glob("snippets/planner/*.toml")
+    }
+    uri = "assets/instruments/planner.json"
+    yield File.generated(config, uri, content=json.dumps(tables))
 
 
 def summary(program: Program) -> str:
