@@ -237,19 +237,25 @@ def test_points_are_those_of_the_chapters(monkeypatch: pytest.MonkeyPatch) -> No
         assert at["decode"] == decode.step(decode.MODELS["Llama 3 8B"], b, 2048)
 
 
-def test_a_point_is_dragged(page: Page, address: str) -> None:
-    opened(page, address, "roofline")
-    point = page.locator('#roofline svg [data-drag="decode"]')
-    box, batch = point.bounding_box(), page.locator("#roofline-batch")
+@pytest.mark.parametrize(
+    "name, held, control", [("roofline", "decode", "batch"), ("schedules", "rank-2", "rank-2")]
+)
+def test_what_is_dragged_moves_its_control(
+    page: Page, address: str, name: str, held: str, control: str
+) -> None:
+    opened(page, address, name)
+    box = page.locator(f'#{name} svg [data-drag="{held}"]').bounding_box()
+    slider = page.locator(f"#{name}-{control}")
+    before = int(slider.input_value())
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(x, y)
     page.mouse.down()
-    page.mouse.move(x + 90, y, steps=5)
+    page.mouse.move(x + 60, y, steps=5)
     page.mouse.up()
-    assert int(batch.get_attribute("aria-valuetext")) > 1
-    page.mouse.move(x, y)  # and is let go
-    moved = point.bounding_box()["x"] - box["x"]
-    assert 45 < moved < 135
+    after = int(slider.input_value())
+    assert after > before
+    page.mouse.move(x, y)  # let go, it stays
+    assert int(slider.input_value()) == after
 
 
 @pytest.mark.parametrize("name", NAMES)

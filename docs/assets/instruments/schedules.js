@@ -1,6 +1,6 @@
 // "Pipeline schedules": those of snippets/03_model_parallelism/schedules.py and pipeline_times.py,
 // with times to change. tests/test_browser_instruments.py holds them together.
-import { digits, fill, inSeconds, instrument, picture, widthOf } from "./base.js"
+import { digits, draggable, fill, inSeconds, instrument, picture, widthOf } from "./base.js"
 
 const NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 const upTo = n => [...Array(Math.max(0, n)).keys()]
@@ -188,7 +188,8 @@ const draw = (svg, width, state) => {
       const at = x(kind === "F" ? begin : finish).toFixed(2)
       path += `H${at}V${(top + bar + area - held[i] / most * (area - 2)).toFixed(2)}`
     })
-    out.push(`<path d="${path}H${width - right}V${top + bar + area}Z" class="live"/>`)
+    out.push(`<path d="${path}H${width - right}V${top + bar + area}Z" class="live"/>`,
+      `<rect x="${left}" y="${top}" width="${across}" height="${row - 4}" class="grip" data-drag="rank-${r}"/>`)
   })
   const foot = p * row + 16
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].find(each => end / (10 * count) / each <= across / 60) ?? 5000
@@ -220,7 +221,13 @@ const page = place => {
       `--chunks ${state.chunks}`, `--forward ${state.forward}`, `--backward ${state.backward}`, `--weights ${state.weights}`,
       `--link ${state.link}`, `--pace ${paceOf(state).join()}`].join(" ")
   }
-  instrument(place, { controls, show, output })
+  const { state, change } = instrument(place, { controls, show, output })
+  let first
+  draggable(svg, (name, x, began) => { // twelve pixels are a tenth
+    if (x === began) first = state[name]
+    const pace = Math.max(5, Math.min(20, first + Math.round((x - began) / 12)))
+    if (pace !== state[name]) change({ [name]: pace })
+  })
 }
 
 for (const place of document.querySelectorAll("#schedules.instrument")) page(place)
