@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +82,29 @@ def test_the_page_is_short(browser: Browser, address: str) -> None:
     page.goto(address, wait_until="networkidle")
     assert page.evaluate("document.querySelector('article').offsetHeight") < 1700
     page.close()
+
+
+def test_the_picture_is_as_drawn_and_plays_once_where_motion_is_wanted(
+    browser: Browser, address: str
+) -> None:
+    path = ROOT / "docs/assets/home.py"
+    spec = importlib.util.spec_from_file_location("home", path)
+    home = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(home)
+    assert path.with_suffix(".svg").read_text("utf-8") == home.draw(), (
+        "python docs/assets/home.py"
+    )
+    motion_of = "getComputedStyle(document.querySelector('.s')).animationName"
+    for motion, expected in (("no-preference", "show"), ("reduce", "none")):
+        page = browser.new_page(viewport={"width": 390, "height": 200}, reduced_motion=motion)
+        page.goto(address, wait_until="networkidle")
+        picture = page.locator("img.plays")
+        assert picture.get_attribute("src").endswith("home.svg")  # it is not yet in view
+        picture.scroll_into_view_if_needed()
+        page.wait_for_selector("img.plays[src$='#play']")
+        page.goto(picture.evaluate("each => each.src"))
+        assert page.evaluate(motion_of) == expected
+        page.close()
 
 
 @pytest.mark.parametrize("scripts", [True, False])

@@ -35,6 +35,15 @@ new MutationObserver(soon).observe(document.body, { childList: true, subtree: tr
 addEventListener("resize", soon)
 soon()
 
+// A drawing that can play does so once, when it comes into view.
+for (const image of document.querySelectorAll("img.plays")) {
+  new IntersectionObserver(([entry], observer) => {
+    if (!entry.isIntersecting) return
+    observer.disconnect()
+    image.src += "#play"
+  }, { threshold: 0.7 }).observe(image)
+}
+
 // The theme searches when a key is let go; what the mouse pastes is a question too.
 const search = document.querySelector("[data-md-component=search-query]")
 search?.addEventListener("input", () => search.dispatchEvent(new Event("keyup")))
