@@ -30,6 +30,8 @@ PROGRAMS = {
     "attention": "10_flash_attention/attention_in_tiles.py",
     "formats": "05_mixed_precision/number_formats.py",
     "roofline": "planner/roofs.py",
+    "collective": "01_parallelism_strategies/collective_steps.py",
+    "schedules": "03_model_parallelism/pipeline_times.py",
 }
 NAMES = list(PROGRAMS)
 
@@ -244,18 +246,83 @@ def test_what_is_dragged_moves_its_control(
     page: Page, address: str, name: str, held: str, control: str
 ) -> None:
     opened(page, address, name)
-    box = page.locator(f'#{name} svg [data-drag="{held}"]').bounding_box()
+    touch = page.context.new_cdp_session(page)
+
+    def finger(what: str, *points: dict) -> None:
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{what}", "touchPoints": points})
+
     slider = page.locator(f"#{name}-{control}")
-    before = int(slider.input_value())
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x + 60, y, steps=5)
-    page.mouse.up()
-    after = int(slider.input_value())
-    assert after > before
-    page.mouse.move(x, y)  # let go, it stays
-    assert int(slider.input_value()) == after
+    for by in ("mouse", "finger"):
+        box = page.locator(f'#{name} svg [data-drag="{held}"]').bounding_box()
+        before = int(slider.input_value())
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        if by == "mouse":
+            page.mouse.move(x, y)
+            page.mouse.down()
+            page.mouse.move(x + 60, y, steps=5)
+            page.mouse.up()
+        else:
+            finger("Start", {"x": x, "y": y})
+            for step in range(1, 7):
+                finger("Move", {"x": x - 20 * step, "y": y})
+            finger("End")
+        after = int(slider.input_value())
+        assert after > before if by == "mouse" else after <= before - 2, (by, before, after)
+        page.mouse.move(x, y)  # let go, it stays
+        assert int(slider.input_value()) == after
+
+
+def test_collectives_agree(page: Page, address: str) -> None:
+    steps = program("collective")
+    every, cases, random = [], [], Random(0)
+    for n, collective, algorithm in itertools.product(
+        range(2, 17), steps.COLLECTIVES, steps.ALGORITHMS
+    ):
+        for g in {n, *(d for d in steps.powers(n) if n % d == 0)}:
+            try:
+                every.append((collective, algorithm, n, g))
+                plan = steps.plan(*every[-1])
+            except ValueError:
+                every.pop()
+                continue
+            for _ in range(5):
+                links = [
+                    [random.randrange(500) / 1e6, 1e-9 / random.randint(1, 900)] for _ in "io"
+                ]
+                size = 2 ** random.randrange(10, 33)
+                cases.append([*every[-1], size, *links, random.randint(0, len(plan))])
+    assert len(cases) > 2000
+    opened(page, address, "collective")
+    plans = in_javascript(page, address, "collective", "plan", every)
+    for case, plan in zip(every, plans, strict=True):
+        assert [[tuple(m) for m in step] for step in plan] == steps.plan(*case), case
+    for case, said in zip(
+        cases, in_javascript(page, address, "collective", "facts", cases), strict=True
+    ):
+        assert said == json.loads(json.dumps(steps.facts(*case))), case
+
+
+def test_schedules_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "snippets" / "03_model_parallelism")
+    times, random, cases = program("schedules"), Random(0), []
+    while len(cases) < 1200:
+        name, p = random.choice(times.NAMES), random.randint(2, 8)
+        m, v = random.randint(1, 24), random.randint(2, 4)
+        if times.why_not(name, p, m):
+            continue
+        costs = [random.randint(1, 30) for _ in "FBW"]
+        pace = [random.choice([10, random.randint(5, 20)]) for _ in range(p)]
+        cases.append([name, p, m, v, *costs, random.randint(0, 20), pace])
+    opened(page, address, "schedules")
+    some = cases[::6]
+    answers = in_javascript(page, address, "schedules", "timeline", some)
+    for case, spans in zip(some, answers, strict=True):
+        assert spans == json.loads(json.dumps(times.timeline(*case))), case
+    for case, said in zip(
+        cases, in_javascript(page, address, "schedules", "facts", cases), strict=True
+    ):
+        assert said == times.facts(*case), case
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -111,13 +111,15 @@ export const instrument = (place, { controls, show, output }) => {
 
   const paint = () => {
     for (const { name, options, text = String, slider, valid } of controls) {
-      const { input, output } = inputs.get(name)
       if (valid) {
-        if (input !== document.activeElement) input.value = state[name]
-        input.setAttribute("aria-invalid", false)
+        const field = inputs.get(name).input
+        if (field !== document.activeElement) field.value = state[name]
+        field.setAttribute("aria-invalid", false)
         continue
       }
       const values = options(state)
+      const { input, output } = inputs.get(name)
+      const values = options(state), words = values.map(value => text(value, state))
       if (slider) {
         input.max = values.length - 1
         input.value = values.indexOf(state[name])

@@ -236,7 +236,7 @@ const bars = (width, above, values, name) => {
   return [label(0, above - 8, "start soft", `the block: as given, and as stored${values.length > size ? `; a scale for each ${size}` : ""}`),
     path(`M0 ${axis}H${width}`, "line"),
     ...values.length > size ? [path(`M${size * pitch - 0.5} ${above}V${above + 2 * half}`, "line")] : [],
-    ...values.map((v, i) => bar(i, kept[i], i ? "live" : "op-B") + bar(i, v, "frame thin"))].join("")
+    ...values.map((v, i) => bar(i, kept[i], i ? "live" : "op-B") + bar(i, v, "frame given"))].join("")
 }
 
 const page = place => {
@@ -259,8 +259,7 @@ const page = place => {
       const kind = i === 0 ? "sign" : i <= f.e ? "exponent" : "mantissa"
       made.className = kind
       made.textContent = pattern[i]
-      made.setAttribute("aria-label", i ? `${kind} 2^${f.e - i}` : kind)
-      made.setAttribute("aria-pressed", pattern[i] === "1")
+      made.setAttribute("aria-label", `${pattern[i]}, ${kind}${i ? ` 2^${f.e - i}` : ""}`)
     })
     const width = widthOf(place), block = name in BLOCKS && Number.isFinite(x)
     fill(svg, width, block ? 340 : 230, line(width, x, y, f, unit) + sums(width, 114, x, terms(x, rest, name, scale), times)
