@@ -24,14 +24,12 @@ INPUTS = [
     "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
 ]  # fmt: skip
 PROGRAMS = {
-    "collective": "01_parallelism_strategies/collective_steps.py",
-    "schedules": "03_model_parallelism/pipeline_times.py",
-    "serving": "09_inference/serving_load.py",
-    "attention": "10_flash_attention/attention_in_tiles.py",
     "formats": "05_mixed_precision/number_formats.py",
     "roofline": "planner/roofs.py",
     "collective": "01_parallelism_strategies/collective_steps.py",
     "schedules": "03_model_parallelism/pipeline_times.py",
+    "serving": "09_inference/serving_load.py",
+    "attention": "10_flash_attention/attention_in_tiles.py",
 }
 NAMES = list(PROGRAMS)
 
@@ -69,101 +67,6 @@ def in_javascript(page: Page, address: str, name: str, function: str, cases: lis
         " const module = await import(url); return cases.map(each => module[f](...each)) }",
         [f"{address}assets/instruments/{name}.js", function, cases],
     )
-
-
-def test_collectives_agree(page: Page, address: str) -> None:
-    steps = program("collective")
-    every, cases, random = [], [], Random(0)
-    for n, collective, algorithm in itertools.product(
-        range(2, 17), steps.COLLECTIVES, steps.ALGORITHMS
-    ):
-        for g in {n, *(d for d in steps.powers(n) if n % d == 0)}:
-            try:
-                every.append((collective, algorithm, n, g))
-                plan = steps.plan(*every[-1])
-            except ValueError:
-                every.pop()
-                continue
-            for _ in range(5):
-                links = [
-                    [random.randrange(500) / 1e6, 1e-9 / random.randint(1, 900)] for _ in "io"
-                ]
-                size = 2 ** random.randrange(10, 33)
-                cases.append([*every[-1], size, *links, random.randint(0, len(plan))])
-    assert len(cases) > 2000
-    opened(page, address, "collective")
-    plans = in_javascript(page, address, "collective", "plan", every)
-    for case, plan in zip(every, plans, strict=True):
-        assert [[tuple(m) for m in step] for step in plan] == steps.plan(*case), case
-    for case, said in zip(
-        cases, in_javascript(page, address, "collective", "facts", cases), strict=True
-    ):
-        assert said == json.loads(json.dumps(steps.facts(*case))), case
-
-
-def test_schedules_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(ROOT / "snippets" / "03_model_parallelism")
-    times, random, cases = program("schedules"), Random(0), []
-    while len(cases) < 1200:
-        name, p = random.choice(times.NAMES), random.randint(2, 8)
-        m, v = random.randint(1, 24), random.randint(2, 4)
-        if times.why_not(name, p, m):
-            continue
-        costs = [random.randint(1, 30) for _ in "FBW"]
-        pace = [random.choice([10, random.randint(5, 20)]) for _ in range(p)]
-        cases.append([name, p, m, v, *costs, random.randint(0, 20), pace])
-    opened(page, address, "schedules")
-    some = cases[::6]
-    answers = in_javascript(page, address, "schedules", "timeline", some)
-    for case, spans in zip(some, answers, strict=True):
-        assert spans == json.loads(json.dumps(times.timeline(*case))), case
-    for case, said in zip(
-        cases, in_javascript(page, address, "schedules", "facts", cases), strict=True
-    ):
-        assert said == times.facts(*case), case
-
-
-def test_serving_agrees(page: Page, address: str) -> None:
-    load, random, cases = program("serving"), Random(0), []
-    while len(cases) < 1100:
-        prompt, answer = random.choice([20, 50, 100, 300]), random.choice([5, 10, 20, 40])
-        block, slots = 2 ** random.randrange(10), 2 ** random.randrange(7)
-        cache = -(-4 * (prompt + answer) // block) * block + block * random.randrange(200)
-        settings = {
-            "rate": random.choice(load.LOADS), "requests": random.randint(1, 60),
-            "prompt": prompt, "answer": answer, "slots": slots, "cache": cache, "block": block,
-            "budget": random.choice([0, slots, slots + random.randrange(600)]),
-            "admit": random.choice(load.ADMIT), "c0": random.randint(1, 30_000),
-            "c1": random.randrange(3000), "c2": random.randrange(500),
-            "ttft": random.randint(10, 2000), "gap": random.randint(10, 200),
-            "dice": random.randint(1, 1000), "at": random.randint(0, 200),
-        }  # fmt: skip
-        others = {settings["rate"], *([] if len(cases) % 10 else load.LOADS)}
-        cases.append([settings, sorted(others)])
-    opened(page, address, "serving")
-    answers = in_javascript(page, address, "serving", "facts", cases)
-    for case, said in zip(cases, answers, strict=True):
-        assert said == load.facts(*case), case
-
-
-def test_tiles_agree(page: Page, address: str) -> None:
-    tiles, random, cases = program("attention"), Random(0), []
-    while len(cases) < 1200:
-        length = random.choice([random.randint(1, 300), 512, 1024])
-        rows, columns = (min(length, 2 ** random.randint(5, 9)) for _ in "qk")
-        settings = {
-            "sequence": length, "width": random.randint(1, 256), "rows": rows,
-            "columns": columns, "order": random.choice(tiles.ORDERS),
-            "mask": random.choice(tiles.MASKS), "scores": random.choice(tiles.SCORES),
-            "query": random.randrange(rows),
-        }  # fmt: skip
-        settings["step"] = random.randint(1, len(tiles.tiles(settings)))
-        cases.append([settings])
-    opened(page, address, "attention")
-    answers = in_javascript(page, address, "attention", "facts", cases)
-    for case, said in zip(cases, answers, strict=True):
-        assert said == tiles.facts(*case), case
 
 
 def test_number_formats_agree(page: Page, address: str) -> None:
@@ -323,6 +226,48 @@ def test_schedules_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPat
         cases, in_javascript(page, address, "schedules", "facts", cases), strict=True
     ):
         assert said == times.facts(*case), case
+
+
+def test_serving_agrees(page: Page, address: str) -> None:
+    load, random, cases = program("serving"), Random(0), []
+    while len(cases) < 1100:
+        prompt, answer = random.choice([20, 50, 100, 300]), random.choice([5, 10, 20, 40])
+        block, slots = 2 ** random.randrange(10), 2 ** random.randrange(7)
+        cache = -(-4 * (prompt + answer) // block) * block + block * random.randrange(200)
+        settings = {
+            "rate": random.choice(load.LOADS), "requests": random.randint(1, 60),
+            "prompt": prompt, "answer": answer, "slots": slots, "cache": cache, "block": block,
+            "budget": random.choice([0, slots, slots + random.randrange(600)]),
+            "admit": random.choice(load.ADMIT), "c0": random.randint(1, 30_000),
+            "c1": random.randrange(3000), "c2": random.randrange(500),
+            "ttft": random.randint(10, 2000), "gap": random.randint(10, 200),
+            "dice": random.randint(1, 1000), "at": random.randint(0, 200),
+        }  # fmt: skip
+        others = {settings["rate"], *([] if len(cases) % 10 else load.LOADS)}
+        cases.append([settings, sorted(others)])
+    opened(page, address, "serving")
+    answers = in_javascript(page, address, "serving", "facts", cases)
+    for case, said in zip(cases, answers, strict=True):
+        assert said == load.facts(*case), case
+
+
+def test_tiles_agree(page: Page, address: str) -> None:
+    tiles, random, cases = program("attention"), Random(0), []
+    while len(cases) < 1200:
+        length = random.choice([random.randint(1, 300), 512, 1024])
+        rows, columns = (min(length, 2 ** random.randint(5, 9)) for _ in "qk")
+        settings = {
+            "sequence": length, "width": random.randint(1, 256), "rows": rows,
+            "columns": columns, "order": random.choice(tiles.ORDERS),
+            "mask": random.choice(tiles.MASKS), "scores": random.choice(tiles.SCORES),
+            "query": random.randrange(rows),
+        }  # fmt: skip
+        settings["step"] = random.randint(1, len(tiles.tiles(settings)))
+        cases.append([settings])
+    opened(page, address, "attention")
+    answers = in_javascript(page, address, "attention", "facts", cases)
+    for case, said in zip(cases, answers, strict=True):
+        assert said == tiles.facts(*case), case
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -117,9 +117,8 @@ export const instrument = (place, { controls, show, output }) => {
         field.setAttribute("aria-invalid", false)
         continue
       }
-      const values = options(state)
       const { input, output } = inputs.get(name)
-      const values = options(state), words = values.map(value => text(value, state))
+      const values = options(state)
       if (slider) {
         input.max = values.length - 1
         input.value = values.indexOf(state[name])
