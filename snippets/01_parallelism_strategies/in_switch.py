@@ -123,13 +123,14 @@ def main() -> None:
         inside_adds = (1 + 1 / gpus) * size / link
         across = 2 * (nodes - 1) / nodes * size / gpus / card
         across_adds = size / gpus / card  # once up, once down
+        halves_add = 2 * size / link  # one after the other, around the cards' part
         experts = math.ceil(p / card), math.ceil(p / link)
         for name, value in (
             ("all-reduce of 1 GB in a node, ring", f"{1e3 * inside:.2f} ms"),
             ("  in switch", f"{1e3 * inside_adds:.2f} ms"),
             (f"all-reduce of 1 GB over {total:,} GPUs", f"{1e3 * (inside + across):.2f} ms"),
             ("  of that, over the cards", f"{1e3 * across:.2f} ms"),
-            ("  if all switches add", f"{1e3 * (inside_adds + across_adds):.2f} ms"),
+            ("  if all switches add", f"{1e3 * (halves_add + across_adds):.2f} ms"),
             ("TP 8, h = 16,384: waits / computes", f"{2 * 7 / (9 * 16384) * p / link:.0%}"),
             ("TP of a node, the same", f"{2 * (gpus - 1) / (9 * 16384) * p / link:.0%}"),
             ("experts hide if wider: network, NVLink", f"{experts[0]:,}, {experts[1]:,}"),
