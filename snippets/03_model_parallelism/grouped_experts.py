@@ -4,7 +4,8 @@ A Python loop starts three products for each expert, however few rows it got. `g
 all rows, sorted by expert, and the places where each expert's rows end: three products in all,
 and no padding, for it does not care how uneven they are. A shared expert computes every token
 beside them, as in DeepSeek-V3. Compared with a loop over experts and tokens: output and the
-gradients of everything. In production the rows are in bf16; the counts never leave the GPU.
+gradients of everything. In production the rows are in bf16, and no count leaves the GPU: the
+host would wait for it, as it does in `bincount`.
 """
 
 import torch
@@ -43,11 +44,11 @@ class MixtureOfExperts(nn.Module):
         weights = weights / weights.sum(-1, keepdim=True)
         expert_of = chosen.flatten()  # [tokens · k]
         order = expert_of.argsort(stable=True)
-        out = self.experts(x[order // K], expert_of.bincount(minlength=EXPERTS))
+        out = self.experts(x[order // K], F.one_hot(expert_of, EXPERTS).sum(0))
         routed = torch.zeros_like(x).index_add(
             0, order // K, out * weights.flatten()[order, None]
         )
-        return routed + self.shared(x, torch.tensor([len(x)], device=x.device))
+        return routed + self.shared(x, expert_of.new_full((1,), len(x)))
 
 
 def loop(moe: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
