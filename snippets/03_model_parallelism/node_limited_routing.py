@@ -55,7 +55,7 @@ def copies(chosen: torch.Tensor) -> dict[str, tuple[float, float]]:
 
 
 def met(places: int) -> float:
-    """How many of `places` equal ones k even choices meet, on average, and without place 0."""
+    """How many of `places` equal ones k even choices meet, on average."""
     missed = math.comb(EXPERTS - EXPERTS // places, K) / math.comb(EXPERTS, K)
     return places * (1 - missed)
 

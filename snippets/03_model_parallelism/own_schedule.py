@@ -3,7 +3,7 @@
 Their lists become a table of actions, a row for each rank: `3F0` is stage 3's forward of
 micro-batch 0, `3I0` its B (torch's I, for input) and `3W0` its W. The runtime adds the sends
 and receives. The program compares loss and gradients with one process, and counts what
-autograd keeps on each rank: no more than the lists say, a half and a third of 1F1B's p.
+autograd keeps on each rank: no more than the lists say, p // 2 + 1 and (p + 4) // 3.
 """
 
 import csv
