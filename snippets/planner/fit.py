@@ -3,7 +3,7 @@
     python fit.py measured.csv
 
 The constants stand in constants.toml. Those of time are moved in turn, up and down, as long as
-the mean error falls; an error counts for half at most, since a run that stalled says nothing.
+the mean error falls; an error counts for half at most, since a run that went wrong says little.
 Those of memory are the best of a grid. Then everything is fitted again on all models but one,
 and on all numbers of nodes but one, and what was left out is predicted.
 """
@@ -32,7 +32,7 @@ from step_time import step_time
 MODELS = the_models()
 GPU = the_gpu("h100")
 FITTED = [name for name in CONSTANTS["time"] if name != "attention"]
-SHARES = ("products", "memory", "link", "network", "crossing")  # at most 1
+SHARES = ("products", "memory", "link", "network")  # at most 1
 GRID = {
     "unseen": (0.04, 0.05, 0.06),
     "in_flight": (40, 50, 60),
@@ -119,7 +119,8 @@ def main() -> None:
     start = {"memory": CONSTANTS["memory"], "time": dict.fromkeys(SHARES, 0.7)}
     start["time"] |= dict.fromkeys(("launch", "launch_between"), 5e-3)
     start["time"] |= {
-        "latency": 1e-4,
+        "hop": 1e-4,
+        "stall": 1.0,
         "fixed": 0.1,
         "attention": CONSTANTS["time"]["attention"],
     }

@@ -31,6 +31,7 @@ class Layout:
     recompute: bool = False  # every layer in backward
     virtual: int = 1  # chunks of layers on each stage: interleaved 1F1B
     by_flops: bool = False  # where a pipeline is cut: see `stages`
+    stalls: bool = False  # a pipeline whose slots wait for each neighbour: see `read_rows`
 
     @property
     def gpus(self) -> int:

@@ -3,7 +3,9 @@
 A layer takes the longer of what its GPU needs and of what launching it costs. The GPU needs
 FLOPs over what it reaches of its peak, in products and in attention, bytes of the operations
 without products over what it reaches of its memory, and the traffic of TP, which nothing hides
-(03 Tensor parallelism, "The bill, with a pencil"). Stages differ, since the head is cut like
+(03 Tensor parallelism, "The bill, with a pencil"); a ring that leaves its node pays a latency
+for each of its steps (01 Communication costs, "Latency or bandwidth: ring
+against tree"). Stages differ, since the head is cut like
 layers, so 1F1B takes (m - 1) of the slowest and one of each: with equal ones that is (m + p -
 1) (03, "Micro-batches fill the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the
 last backward and those of ZeRO 1 do not (02, "DDP from scratch"; 04, "What the stages send").
@@ -73,14 +75,9 @@ def link_rate(sent: Sent, gpu: Gpu, c: dict) -> float:
 
 
 def launch_seconds(layout: Layout, gpu: Gpu, c: dict) -> float:
-    """Below this a layer is not pushed, however little it computes. A ring of TP that crosses
-    from node to node has a latency for each crossing.
-    """
-    crossings = layout.tp / gpu.node
-    floor = c["launch"] * max(1.0, crossings)
-    if layout.pp > 1 and layout.tp > 1 and layout.gpus > gpu.node:
-        floor += c["launch_between"] * layout.tp * max(1.0, crossings / 2)
-    return floor
+    """Below this a layer is not pushed, however little it computes."""
+    between = layout.pp > 1 and layout.tp > 1 and layout.gpus > gpu.node
+    return c["launch"] + c["launch_between"] * layout.tp * between
 
 
 # --8<-- [end:links]
@@ -108,8 +105,11 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     waiting = 0.0
     for name in ("TP", "CP", "EP"):
         if name in sent:
-            far = c["crossing"] if sent[name].in_node < sent[name].ranks else 1.0
-            waiting += sent[name].bytes / layers / m / link_rate(sent[name], gpu, c) / far
+            each = sent[name]
+            once = each.bytes / link_rate(each, gpu, c)
+            if each.in_node < each.ranks and name != "EP":  # a ring, as slow as its slowest hop
+                once += c["hop"] * each.messages * (each.ranks - 1)
+            waiting += once / layers / m
     on_gpu, launch = compute + attention + rest + waiting, launch_seconds(layout, gpu, c)
     head = head_seconds(shape, tokens, layout, gpu, c)
     held = [sum(stage_parameters(shape, stage, layout.tp, layout.ep)) for stage in cut]
@@ -124,13 +124,13 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     crossing = 0.0
     if "PP" in sent:
         crossing = (layout.pp - 1) * sent["PP"].bytes / m / link_rate(sent["PP"], gpu, c)
+    if layout.stalls:
+        crossing += c["stall"] * min(layout.pp - 1, 2) * (m + layout.pp - 1)
 
     exposed = 0.0
     if "DP" in sent:
         dp = sent["DP"]
-        nodes = max(1, dp.ranks // dp.in_node)
-        ring = c["latency"] * dp.messages * nodes
-        seconds = dp.bytes / link_rate(dp, gpu, c) + ring
+        seconds = dp.bytes / link_rate(dp, gpu, c)
         hidden = {0: 0.6 * slowest, 1: 0.0, 3: busy}[layout.zero]
         exposed = max(0.0, seconds - hidden)
     shard = layout.dp * layout.cp if layout.zero else 1
@@ -158,7 +158,7 @@ def main() -> None:
     gpu = Gpu(989e12, 80e9, 3.35e12, 450e9, 50e9, 8)
     free = {  # all is reached, nothing costs to launch
         "products": 1.0, "attention": 1.0, "memory": 1e9, "link": 1e9, "network": 1e9,
-        "crossing": 1.0, "launch": 0.0, "launch_between": 0.0, "latency": 0.0, "fixed": 0.0,
+        "hop": 0.0, "launch": 0.0, "launch_between": 0.0, "stall": 0.0, "fixed": 0.0,
     }  # fmt: skip
     even = Shape(32, 4096, 32, 32, 14336, 1)  # next to no head, so that layers are all
     one = step_time(even, Layout(micro_batches=8), 4096, gpu, free).seconds / 8
