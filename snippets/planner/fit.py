@@ -35,8 +35,7 @@ FITTED = [name for name in CONSTANTS["time"] if name != "attention"]
 SHARES = ("products", "memory", "link", "network")  # at most 1
 GRID = {
     "unseen": (0.04, 0.05, 0.06),
-    "in_flight": (40, 50, 60),
-    "in_flight_piped": (20, 30),
+    "in_flight": (45, 50, 55),
 }
 
 
@@ -121,7 +120,7 @@ def main() -> None:
     start["time"] |= {
         "hop": 1e-4,
         "stall": 1.0,
-        "fixed": 0.1,
+        "update": 1e-2,
         "attention": CONSTANTS["time"]["attention"],
     }
     found = fit(rows, start)

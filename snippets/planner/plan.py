@@ -53,15 +53,22 @@ CONSTANTS = table("constants.toml")
 
 
 # --8<-- [start:memory]
-def waiting_blocks(layout: Layout, step: Step, c: dict, node: int) -> float:
-    """Gathered activations that a collective may still use when the CPU asks for new ones."""
-    if layout.tp == 1:
+def waiting_blocks(shape: Shape, layout: Layout, step: Step, c: dict, node: int) -> float:
+    """Gathered activations that a collective may still use when the CPU asks for new ones, on
+    the first stage: each layer scatters two of them forward. The CPU is ahead of the GPU until
+    it receives: never without a pipeline, and where the GPU is the slower of the two, not for
+    long. Else it runs ahead in the forwards with which a pipeline fills, of p - 1 the first
+    p - 2, as the last finds the room of the micro-batch that is to come.
+    """
+    if layout.tp == 1 or layout.stalls:
         return 0
-    if layout.pp == 1 or layout.gpus <= node:
-        return c["in_flight"]
-    if layout.tp <= node and step.layer_gpu > step.layer_launch:
-        return c["in_flight"]
-    return c["in_flight_piped"] if layout.pp > 2 and layout.tp <= node else 0
+    most = c["in_flight"]
+    each = 2 * stages(shape, layout.pp, layout.by_flops)[0].layers
+    if layout.pp == 1:
+        return min(most, each * layout.micro_batches)
+    if layout.gpus <= node or step.layer_gpu > step.layer_launch:
+        return most
+    return min(most, each * (layout.pp - 2))
 
 
 @dataclass
@@ -88,7 +95,7 @@ def memory_of(
     """
     more = 1 + c["unseen"]
     whole = 2 * layout.micro_batch * sequence / layout.cp * shape.hidden
-    late = waiting_blocks(layout, step, c, gpu.node) * whole
+    late = waiting_blocks(shape, layout, step, c, gpu.node) * whole
     reserved, allocated = found[0]
     first = max(more * allocated, min(more * reserved + late, c["room"] * gpu.memory))
     worst = max(found, key=lambda i: found[i][1])

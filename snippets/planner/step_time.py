@@ -131,10 +131,11 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     if "DP" in sent:
         dp = sent["DP"]
         seconds = dp.bytes / link_rate(dp, gpu, c)
-        hidden = {0: 0.6 * slowest, 1: 0.0, 3: busy}[layout.zero]
+        hidden = {0: slowest * 2 / 3, 1: 0.0, 3: busy}[layout.zero]  # behind a backward
         exposed = max(0.0, seconds - hidden)
     shard = layout.dp * layout.cp if layout.zero else 1
     optimizer = (34 * most / shard + 16 * most) / (c["memory"] * gpu.bandwidth)
+    optimizer += c["update"] * layers
 
     parts = {
         "products": m * layers * compute,
@@ -145,9 +146,9 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
         "head": m * max(stage.head for stage in cut) * head,
         "bubble": bubble + crossing,
         "DP": exposed,
-        "optimizer": optimizer + c["fixed"],
+        "optimizer": optimizer,
     }
-    total = busy + bubble + crossing + exposed + optimizer + c["fixed"]
+    total = busy + bubble + crossing + exposed + optimizer
     return Step(total, on_gpu, launch, parts)
 
 
@@ -158,7 +159,7 @@ def main() -> None:
     gpu = Gpu(989e12, 80e9, 3.35e12, 450e9, 50e9, 8)
     free = {  # all is reached, nothing costs to launch
         "products": 1.0, "attention": 1.0, "memory": 1e9, "link": 1e9, "network": 1e9,
-        "hop": 0.0, "launch": 0.0, "launch_between": 0.0, "stall": 0.0, "fixed": 0.0,
+        "hop": 0.0, "launch": 0.0, "launch_between": 0.0, "stall": 0.0, "update": 0.0,
     }  # fmt: skip
     even = Shape(32, 4096, 32, 32, 14336, 1)  # next to no head, so that layers are all
     one = step_time(even, Layout(micro_batches=8), 4096, gpu, free).seconds / 8
