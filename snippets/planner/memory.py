@@ -78,7 +78,7 @@ def stages(shape: Shape, pp: int, by_flops: bool = False) -> list[Stage]:
     for name, cost in chain:
         cut[at].append(name)
         done += cost
-        if done > total * (at + 1) / pp and at < pp - 1:
+        if done >= total * (at + 1) / pp and at < pp - 1:
             at += 1
     return [Stage(s.count("layer"), "embedding" in s, "head" in s, len(s)) for s in cut]
 

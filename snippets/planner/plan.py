@@ -55,20 +55,22 @@ CONSTANTS = table("constants.toml")
 # --8<-- [start:memory]
 def waiting_blocks(shape: Shape, layout: Layout, step: Step, c: dict, node: int) -> float:
     """Gathered activations that a collective may still use when the CPU asks for new ones, on
-    the first stage: each layer scatters two of them forward. The CPU is ahead of the GPU until
-    it receives: never without a pipeline, and where the GPU is the slower of the two, not for
-    long. Else it runs ahead in the forwards with which a pipeline fills, of p - 1 the first
-    p - 2, as the last finds the room of the micro-batch that is to come.
+    the first stage. Forward, each layer scatters two. A CPU that is faster than its GPU is
+    ahead by all of a step's, up to a limit; else by two a micro-batch, as the ranks of TP wait
+    for their slowest. In a pipeline it waits to receive, and only runs ahead in the p - 1
+    forwards that fill it, the last of which finds room: that of the micro-batch to come.
     """
     if layout.tp == 1 or layout.stalls:
         return 0
-    most = c["in_flight"]
+    behind = step.layer_gpu > step.layer_launch
     each = 2 * stages(shape, layout.pp, layout.by_flops)[0].layers
     if layout.pp == 1:
-        return min(most, each * layout.micro_batches)
-    if layout.gpus <= node or step.layer_gpu > step.layer_launch:
-        return most
-    return min(most, each * (layout.pp - 2))
+        ahead = (each if behind else 2) * layout.micro_batches
+    elif behind or layout.gpus <= node:
+        ahead = math.inf
+    else:
+        ahead = each * (layout.pp - 2)
+    return min(c["in_flight"], ahead)
 
 
 @dataclass
