@@ -169,3 +169,26 @@ def test_bytes_are_those_that_the_book_counts() -> None:
     assert abs(fsdp / 1e9 / sum(gb for (gb,) in sent) - 1) < 0.01
     [(parameters,)] = counted("04_zero_and_fsdp/seventy_billion", r"^Ψ = (\d+)")
     assert held == parameters
+
+
+def test_blocks_wait_as_far_as_the_cpu_runs_ahead() -> None:
+    code = (
+        "from plan import *; shape = the_model('1B'); c = {'in_flight': 50}\n"
+        "fast, slow = (Step(0, gpu, 1, {}) for gpu in (2, 0.5))\n"
+        "def blocks(step, **cuts): return waiting_blocks(shape, Layout(**cuts), step, c, 8)\n"
+        "print(json.dumps([blocks(fast, tp=1), blocks(fast, tp=8), blocks(slow, tp=8),\n"
+        "  blocks(fast, tp=8, micro_batches=9), blocks(slow, tp=8, pp=4, micro_batches=9),\n"
+        "  blocks(slow, tp=8, pp=2, micro_batches=9), blocks(fast, tp=8, pp=4, stalls=True)]))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
+    # 16 layers scatter two each; four to a stage, of which the first two forwards count
+    assert json.loads(done.stdout) == [0, 32, 2, 50, 16, 0, 0]
+
+
+def test_a_tie_is_cut_after_the_layers_that_reach_it() -> None:
+    """The head of 1B counts as four layers, so five of them are a fourth of the whole."""
+    code = "from plan import *; print([s.layers for s in stages(the_model('1B'), 4, True)])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [5, 5, 5, 1]

@@ -120,7 +120,7 @@ def main() -> None:
     start["time"] |= {
         "hop": 1e-4,
         "stall": 1.0,
-        "update": 1e-2,
+        "fixed": 0.1,
         "attention": CONSTANTS["time"]["attention"],
     }
     found = fit(rows, start)

@@ -13,6 +13,7 @@ FSDP's gathers hide behind products or are waited for (04, "When the gathers hid
 are those of constants.toml.
 """
 
+import math
 from dataclasses import dataclass
 
 from memory import Layout, Stage, stage_parameters, stages
@@ -135,7 +136,6 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
         exposed = max(0.0, seconds - hidden)
     shard = layout.dp * layout.cp if layout.zero else 1
     optimizer = (34 * most / shard + 16 * most) / (c["memory"] * gpu.bandwidth)
-    optimizer += c["update"] * layers
 
     parts = {
         "products": m * layers * compute,
@@ -146,9 +146,9 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
         "head": m * max(stage.head for stage in cut) * head,
         "bubble": bubble + crossing,
         "DP": exposed,
-        "optimizer": optimizer,
+        "optimizer": optimizer + c["fixed"],
     }
-    total = busy + bubble + crossing + exposed + optimizer
+    total = busy + bubble + crossing + exposed + optimizer + c["fixed"]
     return Step(total, on_gpu, launch, parts)
 
 
@@ -159,7 +159,7 @@ def main() -> None:
     gpu = Gpu(989e12, 80e9, 3.35e12, 450e9, 50e9, 8)
     free = {  # all is reached, nothing costs to launch
         "products": 1.0, "attention": 1.0, "memory": 1e9, "link": 1e9, "network": 1e9,
-        "hop": 0.0, "launch": 0.0, "launch_between": 0.0, "stall": 0.0, "update": 0.0,
+        "hop": 0.0, "launch": 0.0, "launch_between": 0.0, "stall": 0.0, "fixed": 0.0,
     }  # fmt: skip
     even = Shape(32, 4096, 32, 32, 14336, 1)  # next to no head, so that layers are all
     one = step_time(even, Layout(micro_batches=8), 4096, gpu, free).seconds / 8
@@ -197,6 +197,21 @@ def main() -> None:
         rate = link_rate(Sent("DP", 0, 64, in_node(64, tp, 8), 1), gpu, free | {"network": 0.5})
         print(f"TP {tp}: DP between nodes at {rate / 1e9:.0f} GB/s")
         assert rate == cards * 25e9
+    # what waits, in units of one wait: ten collectives a layer of t - 1 steps each, if the ring
+    # leaves its node; each of m + p - 1 slots for each neighbour, if the pipeline stalls
+    nothing = dict.fromkeys(("products", "attention", "memory", "link", "network"), 1e99)
+    counted = free | nothing | {"hop": 1, "stall": 1}
+    for layout, waits in (
+        (Layout(tp=8), 0),
+        (Layout(tp=16), 10 * 15 * 32),
+        (Layout(pp=4, micro_batches=8), 0),
+        (Layout(pp=2, micro_batches=8, stalls=True), 9),
+        (Layout(pp=4, micro_batches=8, stalls=True), 2 * 11),
+    ):
+        found = step_time(even, layout, 4096, gpu, counted)
+        print(f"TP {layout.tp} PP {layout.pp}{' stalling' * layout.stalls}: ", end="")
+        print(f"{found.seconds:.0f} waits")
+        assert math.isclose(found.seconds, waits, abs_tol=1e-6)
 
 
 if __name__ == "__main__":
