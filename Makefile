@@ -2,6 +2,7 @@
 #
 # Each command makes its own .venv from the pinned requirements; a second call starts at once.
 # With PYTHON=python3 the commands `test`, `record` and `gpu` use that Python as it is and install nothing.
+# With TORCH=2.14.1 they run on that release of torch, in a .venv-2.14.1 of its own.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -11,9 +12,11 @@ WHAT ?=
 ARGS ?=
 BUDGET ?=
 ARCHIVE ?=
+TORCH ?=
+RELEASES ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 ADDRESS ?= 127.0.0.1:8000
 BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' && echo $$p && break; done)
-VENV := .venv
+VENV := .venv$(addprefix -,$(TORCH))
 comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
@@ -40,12 +43,14 @@ define room
 most often because the disk is full: make room, or name another folder, TMPDIR=FOLDER make $@")'
 endef
 
-.PHONY: help serve test mutants record site gpu clean
+.PHONY: help serve test versions mutants record site gpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  WHAT=snippets/02_ddp     only these programs or chapters (test, mutants, record, gpu)'
+	@echo '  TORCH=2.14.1             on another release of torch, in a .venv of its own (test, record)'
+	@echo '  RELEASES="2.13.0 2.15.0" these releases of torch ($(RELEASES); versions)'
 	@echo '  PYTHON=python3           with this Python as it is, installing nothing (test, record, gpu)'
 	@echo '  ARGS="-x --warm"         more options for pytest'
 	@echo '  BUDGET=540               end after so many seconds; the next call goes on from there (gpu)'
@@ -62,6 +67,10 @@ serve: $(READ) ## build the book and read it on localhost, reloading as you edit
 test: $(TEST) ## run everything that runs
 	$(room)
 	@$(RUN) -m pytest $(WORKERS) $(ARGS) $(WHAT)
+
+versions: ## run the programs on other releases of torch, and note in snippets/held.csv what held
+	@$(foreach torch,$(RELEASES),$(MAKE) test TORCH=$(torch) ARGS="--held $(ARGS)" WHAT="$(or $(WHAT),snippets labs assessment docs)" || failed='$(torch) '"$${failed:-}"; ) \
+		test -z "$${failed:-}" || { echo "not as recorded on torch $$failed" >&2; exit 1; }
 
 mutants: $(TEST) ## make each program wrong in known ways: what still passes cannot fail
 	$(room)
@@ -80,7 +89,7 @@ gpu: $(TEST) ## record what has something to show on this machine's GPUs (*.cuda
 	@$(RUN) -m book.run.gpu $(if $(BUDGET),--budget $(BUDGET)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(WHAT)
 
 clean: ## remove what these commands made
-	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* site .cache .pytest_cache .ruff_cache
 
 # --- set-up: one .venv, filled in two steps, so that reading does not wait for torch ---
 #
@@ -90,10 +99,11 @@ clean: ## remove what these commands made
 define install
 @$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { \
 	test -n '$(BASE_PYTHON)' || { echo 'World Size needs Python 3.11, 3.12 or 3.13; none is on the PATH.' >&2; exit 1; }; \
-	echo 'Making .venv with $(BASE_PYTHON)'; $(BASE_PYTHON) -m venv --clear $(VENV); }
+	echo 'Making $(VENV) with $(BASE_PYTHON)'; $(BASE_PYTHON) -m venv --clear $(VENV); }
 @for found in $(VENV)/lib/python*/site-packages/*.dist-info; do test -e $$found/INSTALLER || rm -rf $$found; done
 @echo 'Installing what $(1)'
-@$(VENV)/bin/python -m pip install -r $< || { \
+@sed -E $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/' -e '/^(triton|cuda-bindings)==/d') -e 's/^-r /-r ..\/requirements\//' $< >$(VENV)/wanted.txt
+@$(VENV)/bin/python -m pip install -r $(VENV)/wanted.txt || { \
 	echo 'pip says above why it stopped: no network, or no room, most often. The same command goes on from there.' >&2; exit 1; }
 endef
 

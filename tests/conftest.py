@@ -196,10 +196,11 @@ class Book:
         }
         if "-n" not in arguments:
             env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a small book's time
+        path = filter(None, [str(ROOT), env.get("PYTHONPATH")])
         return subprocess.Popen(
             [sys.executable, "-m", "pytest", "--color=no", *arguments],
             cwd=self.root,
-            env=env | {"PYTHONPATH": str(ROOT)},
+            env=env | {"PYTHONPATH": os.pathsep.join(path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import multiprocessing
 import os
 import re
@@ -755,6 +756,49 @@ def test_record_writes_what_changed_and_keeps_the_rest(book: Book) -> None:
     assert rest == ["$ python other.py", "new"]
     assert "recorded snippets/t/other.py::cpu" in report.text
     assert book.pytest("snippets/t/other.py").status == 0
+
+
+def test_an_older_release_of_torch_keeps_its_own_transcript(
+    book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = book.program(
+        "it",
+        "from importlib.metadata import version\nprint('torch', version('torch')[:4])\n",
+        "$ python it.py\ntorch 2.13\n",
+    )
+
+    def on(torch: str, *arguments: str) -> Report:
+        """Run pytest where this release of torch seems to be installed."""
+        folder = tmp_path / torch / f"torch-{torch}.dist-info"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+        return book.pytest(*arguments, name)
+
+    on("2.15.0", "--record")
+    on("2.11.1", "--record")
+    told = {
+        path.name: path.read_text().splitlines() for path in book.root.glob("snippets/t/*.txt")
+    }
+    assert {name: lines[-1] for name, lines in told.items()} == {
+        "it.cpu.txt": "torch 2.15",
+        "it.cpu-torch-2-13.txt": "torch 2.13",
+        "it.cpu-torch-2-11.txt": "torch 2.11",
+    }
+    assert f"{RECORDED}$ python it.py" == "\n".join(told["it.cpu-torch-2-13.txt"][:2])
+    said = on("2.13.1", "--held")
+    assert said.outcomes["snippets.t.it::cpu"] == "passed"
+    assert "make versions" in said.messages["snippets.t.it::shown"]
+    for torch in ("2.15.0", "2.11.0"):
+        assert on(torch, "--held").status == 0, torch
+    heads, row = book.read("snippets/held.csv").splitlines()
+    today = datetime.date.today().isoformat()
+    assert heads == f"program,2.11.0 on {today},2.13.1 on {today},2.15.0 on {today}"
+    assert len(set(row.split(",")[1:])) == 1
+    book.write(name, book.read(name) + "# changed\n")
+    assert "make versions" in on("2.13.0").messages["snippets.t.it::shown"]
 
 
 def test_record_writes_the_output_under_a_block(book: Book) -> None:

@@ -8,6 +8,9 @@ there is none.
 ``snippets/gpu.toml`` says which programs have something to show on a GPU. ``NAME.cuda.txt`` is
 what the first kind of GPU printed, and says which; another kind's is named for it
 (``NAME.a100.txt``). What a GPU draws is named like its transcript (``NAME.cuda.svg``).
+
+``NAME.cpu.txt`` is what today's torch prints. Where an older release prints something else,
+``NAME.cpu-torch-2-13.txt`` is what it prints up to 2.13.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 _DATA = re.compile(r"[\w.-]+\.(?:toml|csv|cpu\.txt)")
 _DEVICE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
+_OLDER = re.compile(r"cpu-torch-(\d+)-(\d+)")
 _RECORDED = re.compile(rf"(?P<stem>.+?)\.(?:(?P<device>{_DEVICE})\.txt|(?:{_DEVICE}\.)?svg)")
 
 
@@ -76,13 +80,31 @@ class Program:
     @property
     def devices(self) -> list[str]:
         """The devices it has transcripts for: cpu, cuda, then further kinds of GPUs."""
+        found = {each for each in self._recorded if not _OLDER.fullmatch(each)}
+        return sorted(found, key=lambda device: (device not in ("cpu", "cuda"), device))
+
+    @property
+    def older(self) -> dict[tuple[int, int], str]:
+        """The releases of torch up to which it printed something else, the newest first.
+
+        By release the device that the transcript is named for: {(2, 13): "cpu-torch-2-13"}.
+        """
+        found = filter(None, map(_OLDER.fullmatch, self._recorded))
+        releases = {(int(match[1]), int(match[2])): match[0] for match in found}
+        return dict(sorted(releases.items(), reverse=True))
+
+    @property
+    def _recorded(self) -> set[str]:
+        """What its transcripts are named for."""
         stem = self.path.stem
         names = (n for n in os.listdir(self.path.parent) if n.startswith(f"{stem}."))
         found = map(_RECORDED.fullmatch, names)
-        devices = {match["device"] for match in found if match and match["stem"] == stem}
-        return sorted(
-            devices - {None}, key=lambda device: (device not in ("cpu", "cuda"), device)
-        )
+        return {match["device"] for match in found if match and match["stem"] == stem} - {None}
+
+    def held_to(self, device: str, torch: str) -> str:
+        """What the transcript is named for that a run on this release of torch is held to."""
+        fits = [name for last, name in self.older.items() if release(torch) <= last]
+        return fits[-1] if fits and device == "cpu" else device
 
     @property
     def on_gpu(self) -> Transcript | None:
@@ -213,6 +235,12 @@ def on_gpus(root: Path) -> dict[str, str]:
 @lru_cache(maxsize=8)
 def _listed(path: Path, _mtime: int) -> dict[str, str]:
     return tomllib.loads(path.read_text("utf-8"))
+
+
+def release(torch: str) -> tuple[int, int]:
+    """The two numbers of a release of torch that say what it can do: (2, 13) of 2.13.0."""
+    major, minor = re.findall(r"\d+", torch)[:2]
+    return int(major), int(minor)
 
 
 def gpu_kind(gpus: str) -> str:

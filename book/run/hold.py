@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from book.core import BookError, write_whole
-from book.core.program import LAUNCH, ON_GPUS, Program, on_gpus, programs
+from book.core import BookError, held, write_whole
+from book.core.program import LAUNCH, ON_GPUS, Program, on_gpus, programs, release
 from book.core.transcript import (
     Command,
     Provenance,
@@ -87,6 +87,13 @@ def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
                 f"{program.transcript_name(device)}:1: {ON_GPUS} says other commands, or none: "
                 f"change it, or `{make} WHAT={program.name}`"
             )
+    newest = held.newest(program.root)
+    if program.older and newest not in held.releases(program):
+        raise BookError(
+            f"{program.name}:1: it prints something else on older releases of torch, and did "
+            f"not run on {newest} as it is: `make versions RELEASES={newest} "
+            f"WHAT={program.name}`"
+        )
     if program.name.startswith("labs/") and not program.name.startswith(LAUNCH):
         return
     if program.name not in embedded:
@@ -154,7 +161,7 @@ def inputs(program: Program, device: str) -> tuple[str | Path, ...]:
     """What the outcome of `check` depends on: texts and files."""
     listed = "" if device == "cpu" else on_gpus(program.root).get(program.name, "")
     texts = program.name, device, runner.describe_device(device), listed
-    transcripts = (program.transcript_path(each) for each in program.devices)
+    transcripts = map(program.transcript_path, [*program.devices, *program.older.values()])
     return (*texts, *sources(program).values(), *transcripts, program.figure_path(device))
 
 
@@ -224,6 +231,7 @@ class _Attempt:
 
     program: Program
     device: str
+    held_to: str  # what the transcript is named for
     wanted: Transcript
     printed: list[Command] = field(default_factory=list)
     drawn: str | None = None  # the figure, if one was drawn
@@ -246,17 +254,18 @@ def check(program: Program, device: str, how: How) -> Outcome:
     counts. Recording writes the transcript (and the figure) where it does not hold, on a GPU
     that of the commands that are listed. Raises BookError with file, line, command and a diff.
     """
-    recorded = program.transcript(device) if device in program.devices else None
+    held_to = program.held_to(device, runner.torch_version())
+    recorded = program.transcript(held_to) if device in program.devices else None
     again = recorded and (device == "cpu" or not how.record or _as_listed(program, recorded))
     wanted = recorded if again else program.on_gpu
-    attempt, doubted = _Attempt(program, device, wanted), False
+    attempt, doubted = _Attempt(program, device, held_to, wanted), False
     with one_at_a_time(device):
         try:
             _perform(attempt, how.limit, how.warm if device == "cpu" else None)
         except BookError:
             if not attempt.warmed:
                 raise
-            attempt, doubted = _Attempt(program, device, wanted), True
+            attempt, doubted = _Attempt(program, device, held_to, wanted), True
             _perform(attempt, how.limit, None)
     if how.record and (attempt.changed or wanted.provenance is None):
         if any("draws no such figure" in message for message in attempt.changed):
@@ -275,7 +284,8 @@ def run_changed(program: Program, device: str, source: str, how: How) -> Outcome
 
     What has a grader is graded as well, as a learner's file: beside the program as it is.
     """
-    attempt = _Attempt(program, device, program.transcript(device), source=source)
+    held_to = program.held_to(device, runner.torch_version())
+    attempt = _Attempt(program, device, held_to, program.transcript(held_to), source=source)
     with one_at_a_time(device):
         try:
             _perform(attempt, how.limit, how.warm)
@@ -304,7 +314,7 @@ def _perform(attempt: _Attempt, limit: float, warm: Launcher | None) -> None:
             copied.write_text(attempt.source, "utf-8")
         for number, command in enumerate(attempt.wanted.commands):
             where = (
-                f"{program.transcript_name(attempt.device)}:{command.line}: `{command.typed}`"
+                f"{program.transcript_name(attempt.held_to)}:{command.line}: `{command.typed}`"
             )
             by = warm if warm and warm.takes(command.typed, program.name, number) else None
             attempt.warmed = attempt.warmed or by is not None
@@ -401,7 +411,10 @@ def check_ranks(program: Program, ranks: int, how: How) -> Outcome:
 
 
 def _write(attempt: _Attempt) -> None:
-    """Write transcript and figure, each at once or not at all."""
+    """Write transcript and figure, each at once or not at all.
+
+    What an older release of torch printed is kept beside what a newer one prints.
+    """
     recorded = Provenance(
         datetime.date.today().isoformat(),
         runner.describe_device(attempt.device),
@@ -410,10 +423,24 @@ def _write(attempt: _Attempt) -> None:
         attempt.seconds,
     )
     text = Transcript(attempt.printed, recorded).text()
-    write_whole(attempt.program.transcript_path(attempt.device), text)
+    name, was = attempt.held_to, attempt.wanted.provenance
+    if attempt.device == "cpu" and was:
+        here, there = release(recorded.torch), release(was.torch)
+        if here > there:
+            write_whole(attempt.program.transcript_path(_older(there)), attempt.wanted.text())
+        elif here < there:
+            name = _older(here)
+    write_whole(attempt.program.transcript_path(name), text)
+    if name not in ("cpu", attempt.device):
+        return  # a figure is of today's torch
     if attempt.drawn is not None:
         text = "\n".join(line.rstrip() for line in attempt.drawn.splitlines())
         write_whole(attempt.program.figure_path(attempt.device), text + "\n")
+
+
+def _older(release: tuple[int, int]) -> str:
+    """What a transcript is named for that holds up to a release of torch."""
+    return "cpu-torch-{}-{}".format(*release)
 
 
 # --- figures ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 from book.core import ROOT, write_whole
@@ -24,7 +25,8 @@ class Passed:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.path = root / ".cache" / "passed.json"
+        release = Path(sys.prefix).name.removeprefix(".venv")  # of torch, where it was named
+        self.path = root / ".cache" / f"passed{release}.json"
         self.known = self._read()
 
     def _read(self) -> dict[str, str]:

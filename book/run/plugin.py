@@ -10,11 +10,13 @@ pytest --all                          also what has passed already, unchanged
 pytest --mutants written snippets     each program made wrong: what then still passes fails
 pytest --ranks 5 snippets             with another number of ranks: right, or one sentence
 pytest --strict-time                  what works longer than tests/budget.toml allows fails
+pytest --held                         note what held on this release of torch
 pytest --shard 2/4                    the second of four parts that take about as long
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import os
 import re
@@ -33,7 +35,7 @@ from typing import NoReturn
 
 import pytest
 
-from book.core import BookError
+from book.core import BookError, held
 from book.core.page import embedded_files
 from book.core.program import LAUNCH, Program, gpu_kind, is_program, is_stray
 from book.run import fences, hold, mutants, passed, runner
@@ -54,6 +56,7 @@ FLAGS = {
     "--warm": "start all that can be from a process that has imported torch already",
     "--plain": "start every command as typed (by default most torchrun commands start from a "
     "process that has torch; one Python of the workflow runs all as typed)",
+    "--held": "note in snippets/held.csv which programs held on this release of torch",
     "--strict-time": "fail if a file takes more processor time than tests/budget.toml allows",
 }
 
@@ -599,6 +602,17 @@ def _over_budget(stats: dict[str, list], session: Session) -> dict[str, str]:
     }
 
 
+def _note_held(root: Path, stats: dict[str, list]) -> None:
+    """Write down which programs did as recorded on this release of torch, and which did not."""
+    found = {
+        Program(root, root / _file(report)): category in ("passed", "unchanged")
+        for category in ("passed", "unchanged", "failed", "error")
+        for report in stats.get(category, ())
+        if report.nodeid.endswith("::cpu")
+    }
+    held.note(root, runner.torch_version(), datetime.date.today().isoformat(), found)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where no GPU has recorded anything, nothing failed; what went over its budget did."""
     option, came_to = session.config.option, session.exitstatus
@@ -637,6 +651,8 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
                 f"{session.passed.path}: {error.strerror}"
             )
 
+    if config.getoption("--held"):
+        _note_held(session.root, stats)
     called = [(report, facts) for report, facts, _ in reports if report.when == "call"]
     slow = [(r.duration, r.nodeid) for r, facts in called if not facts.get("cheap")]
     commands = sum(facts.get("seconds", 0.0) for _, facts in called)

@@ -17,6 +17,7 @@ from pathlib import Path
 from book.core import BookError
 from book.core.page import Embed, Fence, expanded, parse, resolve
 from book.core.program import Program, beside, gpu_kind, is_program, recorded_on
+from book.core.transcript import Command, difference
 from book.site import template
 
 
@@ -36,6 +37,7 @@ def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
     """The Markdown of a program's output, a tab for each device where there are several.
 
     `part` is a range of lines of the `device` transcript ("2:9"); then only that is shown.
+    Below the whole stands, folded, what older releases of torch print in its place.
     """
     outputs = [
         {
@@ -46,7 +48,22 @@ def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
         for each in ([device] if part else program.devices)
     ]
     companions = [program_link(each.name) for each in program.companions()]
-    return template.render("transcript", outputs=outputs, companions=companions)
+    older = {} if part else printed_before(program)
+    return template.render("transcript", outputs=outputs, companions=companions, older=older)
+
+
+def printed_before(program: Program) -> dict[str, list[tuple[Command, Command]]]:
+    """By the last release of torch that did so: the commands that printed something else, each
+    as it did up to then and after."""
+    newer, found = program.transcript("cpu") if program.older else None, {}
+    for (major, minor), device in program.older.items():
+        here = program.transcript(device)
+        pairs = zip(here.commands, newer.commands, strict=True)
+        found[f"{major}.{minor}"] = [
+            (a, b) for a, b in pairs if a.status != b.status or difference(a.output, b.output)
+        ]
+        newer = here
+    return found
 
 
 def _gpu_name(program: Program, device: str) -> str:

@@ -33,6 +33,7 @@ from book.site import (
     programs,
     quiz,
     references,
+    releases,
     search,
     theme,
     tracks,
@@ -42,6 +43,7 @@ from book.site import (
 WATCHED = ("snippets", "labs", "assessment", "book", "overrides")  # beside docs/
 SHOWS = {  # what a comment line `<!-- track: … -->` asks for
     "references": references.show,
+    "releases": releases.show,
     "track": tracks.show,
     "quiz": quiz.show,
     "glossary": glossary.show,

@@ -27,7 +27,7 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
-from book.core import ROOT, write_whole
+from book.core import ROOT, held, write_whole
 from book.core.digest import contents, digest
 from book.core.program import Program, is_program, on_gpus
 from book.site.theme import fixed
@@ -52,7 +52,8 @@ def beside(root: Path, place: str) -> str:
     names = os.listdir(root / folder) if (root / folder).is_dir() else []
     own = sorted(folder + slash + each for each in names if each.split(".")[0] == name)
     lines = [line for each in own for line in [*contents(root / each), gpu.get(each, "")]]
-    of_programs = (Program(root, root / each) for each in own if is_program(root / each, root))
+    of_programs = [Program(root, root / each) for each in own if is_program(root / each, root)]
+    lines += [str(held.releases(each)) for each in of_programs]
     return "\n".join([*lines, *(other.name for it in of_programs for other in it.companions())])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File
 
+from book.core import held
 from book.core.page import embedded_files, read
 from book.core.program import Program, programs
 from book.core.transcript import Provenance
@@ -86,6 +87,7 @@ def _page(program: Program, chapters: list[str]) -> str:
         chapters=chapters,
         language=LANGUAGES[program.path.suffix],
         transcript=transcript,
+        held=held.releases(program),
     )
 
 
@@ -102,6 +104,7 @@ def _what_ran_where(root: Path) -> str:
     return template.render(
         "program/what_ran_where",
         folders=folders,
+        held=held.releases,
         machines=machines,
         waiting=[program_link(each.name) for each in facts.waiting(every)],
         program_link=program_link,
