@@ -1,7 +1,9 @@
 """Canary: what the newest release of a package would change, before a reader meets it.
 
-    python -m book.run.canary                      every pin that has a newer release, then all
-    python -m book.run.canary torch=2.16.0 --pre   this one alone
+    python -m book.run.canary                  every pin that has a newer release, one by one
+    python -m book.run.canary torch=2.16.0     this one
+    python -m book.run.canary --but torch      all others
+    python -m book.run.canary --together       all at once
 
 Each newer release is installed into a folder over the packages that are installed, which stay
 as they are; then what the package can change runs: the programs that import it (for torch all),
@@ -130,9 +132,11 @@ def report(drifts: list[Drift]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Hold the book to newer packages; the number of releases that change something."""
+    """Hold the book to newer packages; how many change something."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("packages", nargs="*", metavar="NAME[=VERSION]")
+    parser.add_argument("--but", action="append", default=[], metavar="NAME", help="not this")
+    parser.add_argument("--together", action="store_true", help="all at once")
     parser.add_argument("--pre", action="store_true", help="also what is no release yet")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write it down here")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help=argparse.SUPPRESS)
@@ -144,10 +148,13 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [name for name in asked if name not in known]:
         parser.error(f"the book does not pin {', '.join(unknown)}")
     asked = {name: version or newest(name, options.pre) for name, version in asked.items()}
-    newer = {n: version for n, version in asked.items() if version not in ("", known[n])}
-    drifts = [hold(root, {name: version}, options.pre) for name, version in newer.items()]
-    if len(newer) > 1:
-        drifts.append(hold(root, newer, options.pre))
+    newer = {
+        name: version
+        for name, version in asked.items()
+        if version not in ("", known[name]) and name not in options.but
+    }
+    each = [newer] if options.together else [{name: newer[name]} for name in newer]
+    drifts = [hold(root, packages, options.pre) for packages in each if packages]
     said = report(drifts) if drifts else "No package of the book has a newer release.\n"
     print(said, end="")
     if options.report:
