@@ -7,7 +7,8 @@ waits for the other under its own, and the error is about a line that is right.
 
     (no flag)      the pair is created by its members
     --fix all     every rank creates the pair, member or not
-    --fix local   use_local_synchronization=True: named by its members, created by them alone
+    --fix local   use_local_synchronization=True: named by its members, created by them alone.
+                  That helps up to torch 2.13; from 2.14 on they still count one group more
 """
 
 import argparse
@@ -46,7 +47,8 @@ def main() -> int:
 
     failed = False
     try:
-        group = make_groups(args.fix, timedelta(seconds=4))
+        in_vain = not args.fix or (args.fix == "local" and torch.__version__ >= "2.14")
+        group = make_groups(args.fix, timedelta(seconds=4 if in_vain else 60))
         total = torch.ones(1)
         dist.all_reduce(total, group=group)
         report = f"the sum over all is {total.item():.0f}"

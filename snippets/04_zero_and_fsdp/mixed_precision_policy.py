@@ -23,6 +23,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 POLICIES = {
     "none": MixedPrecisionPolicy(),
     "param bf16": MixedPrecisionPolicy(param_dtype=BF16),
+    "+ reduce bf16": MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=BF16),
     "+ reduce fp32": MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32),
     "+ output fp32": MixedPrecisionPolicy(
         param_dtype=BF16, reduce_dtype=FP32, output_dtype=FP32

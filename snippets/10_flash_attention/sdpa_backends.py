@@ -111,7 +111,7 @@ def main() -> None:
             refused[name] = reasons
     assert refused, "something must be refused, or the reasons were not seen"
     if not cuda:
-        assert list(refused) == list(cases)[4:], "a CPU's flash kernel takes the first four"
+        assert not set(refused) & set(list(cases)[:4]), "a CPU's flash takes the first four"
         assert all(len(said) > 1 for name, said in refused.items() if "learned" not in name)
     print("\nwith the flash backend alone:")
     for name, (error, *reasons) in refused.items():

@@ -165,9 +165,9 @@ def main() -> None:
     )
     for name, capability, registers, local, blocks, products, *loops in rows:
         spills = [count(r"(?:LDL|STL)\S*", loop) for loop in loops]
-        if name == "pointers":
+        if name == "pointers" and triton.__version__ < "3.8":
             assert spills[1] > 100 and local > 400
-        elif capability == 90:
+        elif capability == 90 and (name != "dK, dV" or triton.__version__ < "3.9"):
             assert spills == [0, 0] and local < 100
         # four schedulers issue an instruction each in a clock
         whole, cut = (len(loop) * warps // 4 for loop in loops)
