@@ -3,7 +3,7 @@
     python plan.py --model llama-3-70b --gpus 256 --gpu h100 --sequence 8192 --batch 4M
 
 Every layout that the rules allow is timed by step_time.py; from the fastest on, memory.py
-replays the first stage and the one with the head, until enough are found that fit. The
+replays the stages that may be fullest, until enough are found that fit. The
 constants are fitted to one software (nanotron) on one machine (H100, 8 to 512 GPUs): `--score
 FILE.csv` says how wrong the planner is there. Elsewhere it is a guess by the same physics.
 """
@@ -82,10 +82,13 @@ class Memory:
 
 
 def fullest(shape: Shape, layout: Layout, sequence: int) -> dict[int, tuple[float, float]]:
-    """Reserved and allocated bytes of the first stage, and of the one with the head."""
+    """Reserved and allocated bytes of the first stage, of the one with the head, and of the
+    second where it has more layers than the first, which has the embedding.
+    """
     cut = stages(shape, layout.pp, layout.by_flops)
     head = next(i for i, stage in enumerate(cut) if stage.head)
-    return {i: replay(shape, layout, sequence, i) for i in {0, head}}
+    some = {0, head} | ({1} if layout.pp > 1 and cut[1].layers > cut[0].layers else set())
+    return {i: replay(shape, layout, sequence, i) for i in some}
 
 
 def memory_of(
