@@ -32,6 +32,8 @@ class Layout:
     virtual: int = 1  # chunks of layers on each stage: interleaved 1F1B
     by_flops: bool = False  # where a pipeline is cut: see `stages`
     stalls: bool = False  # a pipeline whose slots wait for each neighbour: see `read_rows`
+    gradient_bytes: int = 4  # of an element of the buffer in which gradients are added up
+    moment_bytes: int = 4  # of an element of each of Adam's two
 
     @property
     def gpus(self) -> int:
@@ -104,13 +106,13 @@ def stage_parameters(shape: Shape, stage: Stage, tp: int, ep: int = 1) -> list[i
 
 # --8<-- [start:closed]
 def state_bytes(held: float, layout: Layout) -> dict[str, float]:
-    """Of `held` parameters: bf16, a gradient added up in fp32, Adam with master weights."""
+    """Of `held` parameters: bf16, an added up gradient, Adam with master weights in fp32."""
     sharded = layout.dp * layout.cp
     everything = sharded if layout.zero == 3 else 1
     return {
         "parameters": 2 * held / everything,
-        "gradients": 4 * held / everything,
-        "optimizer": 12 * held / (sharded if layout.zero else 1),
+        "gradients": layout.gradient_bytes * held / everything,
+        "optimizer": (4 + 2 * layout.moment_bytes) * held / (sharded if layout.zero else 1),
     }
 
 
@@ -317,7 +319,8 @@ class Replay:
         for n in self.tensors:
             self.new(2 * n / everything)
         buckets = [self.new(2 * n) for n in self.tensors] if ddp else []
-        self.new(4 * sum(self.tensors) / everything)  # gradients and masters: one buffer each
+        # gradients and masters: one buffer each
+        self.new(self.layout.gradient_bytes * sum(self.tensors) / everything)
         self.new(4 * sum(self.tensors) / shard)
         for step in range(3 if self.layout.zero else 2):
             queue = [self.forward() for _ in range(self.flying)]
@@ -331,8 +334,8 @@ class Replay:
                     self.drop(*buckets)
                     buckets = [self.new(2 * n) for n in reversed(self.tensors)]
                 for n in self.tensors:  # Adam's moments come with its first step
-                    self.new(4 * n / shard)
-                    self.new(4 * n / shard)
+                    self.new(self.layout.moment_bytes * n / shard)
+                    self.new(self.layout.moment_bytes * n / shard)
             if (
                 self.layout.zero in (1, 2) and ranks > 1
             ):  # new parameters, flat, gathered, copied

@@ -1,0 +1,132 @@
+// "Memory of a rank": the stages of a layout, part by part, as snippets/planner/rank_memory.py adds them up.
+import { digits, inBytes, inSeconds, instrument, joined, picture, widthOf } from "./base.js"
+import {
+  ask, bars, closedForm, flying, gcd, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stages, stepTime, tables, total, upTo, whyNot,
+} from "./layouts.js"
+
+const partsOf = (s, l, sequence, index) => {
+  const parts = closedForm(s, l, sequence, index), allocated = replay(s, l, sequence, index)
+  const more = (1 + memory.unseen) * allocated - total(parts)
+  return { ...parts, "in passing": Math.max(0, more) }
+}
+const roomOf = gpu => memory.room * gpu.memory
+const verdict = (size, room) => size <= room ? "fits" : `${inBytes(size - room)} too much`
+
+const changes = (s, l, gpu) => {
+  const fewer = { ...l, dp: over(l.dp, 2), micro_batches: 2 * l.micro_batches, ep: gcd(l.ep, over(l.dp, 2)) }
+  const smaller = { ...l, micro_batch: over(l.micro_batch, 2), micro_batches: 2 * l.micro_batches }
+  const already = "is so already"
+  const made = {
+    "ZeRO-1": l.zero === 0 ? { ...l, zero: 1 } : already,
+    "FSDP": l.zero < 3 ? { ...l, zero: 3 } : already,
+    "gradients in bf16": l.gradient_bytes > 2 ? { ...l, gradient_bytes: 2 } : already,
+    "moments in bf16": l.moment_bytes > 2 ? { ...l, moment_bytes: 2 } : already,
+    "recomputation": l.recompute ? already : { ...l, recompute: true },
+    "half the micro-batch": l.micro_batch % 2 ? "has one sequence" : smaller,
+  }
+  for (const name of ["tp", "pp", "cp"]) {
+    const twice = 2 * l[name]
+    made[`twice the ${name.toUpperCase()}`] = name === "tp" && twice > gpu.node ? `TP ${twice} leaves the node`
+      : l.dp % 2 ? `DP ${l.dp} gives none away` : { ...fewer, [name]: twice }
+  }
+  for (const [name, each] of Object.entries(made)) if (typeof each !== "string") made[name] = whyNot(s, each) || each
+  return { "as it is": l, ...made }
+}
+
+export const compared = (s, l, sequence, gpu) => {
+  const room = roomOf(gpu), others = {}, seconds = {}
+  for (const [name, each] of Object.entries(changes(s, l, gpu))) {
+    if (typeof each === "string") {
+      others[name] = [each]
+      continue
+    }
+    const some = new Set([0, Math.min(1, each.pp - 1), each.pp - 1])
+    const size = Math.max(...[...some].map(index => total(partsOf(s, each, sequence, index))))
+    const time = stepTime(s, each, sequence, gpu).seconds
+    if (size <= room) seconds[name] = time
+    others[name] = [inBytes(size), inSeconds(time), verdict(size, room)]
+  }
+  const fit = Object.keys(seconds)
+  return { others, best: fit.length ? fit.reduce((best, each) => seconds[each] < seconds[best] ? each : best) : "" }
+}
+
+export const memoryOfStages = (s, l, sequence) => upTo(l.pp).map(index => partsOf(s, l, sequence, index))
+
+export const facts = (s, l, sequence, gpu, every = memoryOfStages(s, l, sequence)) => {
+  const totals = every.map(total), most = Math.max(...totals), index = totals.indexOf(most), room = roomOf(gpu)
+  const parts = Object.entries(every[index]).filter(([, size]) => size)
+  return {
+    "gpus": String(gpusOf(l)),
+    "batch": String(l.dp * l.micro_batch * l.micro_batches),
+    "fullest": `stage ${index} of ${l.pp}; layers: ${stages(s, l.pp)[index].layers}; live micro-batches: ${digits(flying(l, index))}`,
+    "needs": `${parts.map(([name, size]) => `${name} ${inBytes(size)}`).join(" + ")} = ${inBytes(most)}`,
+    "room": `${inBytes(room)} of ${inBytes(gpu.memory)}`,
+    "verdict": verdict(most, room),
+    "stages": totals.map(inBytes).join(", "),
+  }
+}
+
+// ---- the page
+
+const BYTES = { fp32: 4, bf16: 2 }
+const allowed = (state, values) => !whyNot(shapeIn(state), layoutOf({ micro_batches: 1024, ...values }))
+const plain = value => value.toLocaleString("en")
+const slider = true
+
+const controls = [
+  { name: "model", label: "Model", options: () => Object.keys(tables.models), first: "llama-3-70b" },
+  { name: "gpu", label: "GPU", options: () => Object.keys(tables.hardware), first: "h100" },
+  { name: "sequence", label: "Sequence", options: () => powers(10, 17), first: 8192, text: plain, slider },
+  { name: "dp", label: "Data parallel, DP", options: () => powers(0, 10), first: 16, slider },
+  { name: "tp", label: "Tensor, TP", first: 4, slider,
+    options: state => powers(0, 6).filter(tp => tp <= gpuIn(state).node && allowed(state, { tp })) },
+  { name: "pp", label: "Pipeline, PP", first: 4, slider,
+    options: state => upTo(33).slice(1).filter(pp => allowed(state, { pp })) },
+  { name: "cp", label: "Context, CP", first: 1, slider,
+    options: ({ sequence, dp }) => powers(0, 5).filter(cp => sequence / cp >= 1024 && dp * cp <= 4096) },
+  { name: "ep", label: "Experts, EP", first: 1, slider,
+    options: state => powers(0, 6).filter(ep => state.dp % ep === 0 && shapeIn(state).experts % ep === 0) },
+  { name: "micro-batch", label: "Micro-batch, b", options: () => powers(0, 4), first: 1, slider },
+  { name: "micro-batches", label: "Micro-batches, m", first: 32, slider, options: ({ pp }) => powers(0, 9).filter(m => m >= pp - 1) },
+  { name: "chunks", label: "Chunks, v", first: 1, slider,
+    options: state => [1, 2, 4].filter(virtual => virtual === 1 ||
+      allowed(state, { pp: state.pp, micro_batches: state["micro-batches"], virtual })) },
+  { name: "zero", label: "Sharded", options: () => [0, 1, 3], first: 1,
+    text: zero => ({ 0: "nothing", 1: "optimizer: ZeRO-1", 3: "all: FSDP" })[zero] },
+  { name: "recompute", label: "Recomputed", options: () => ["no", "yes"], first: "no",
+    text: value => ({ no: "nothing", yes: "every layer" })[value] },
+  { name: "gradients", label: "Gradients", options: () => Object.keys(BYTES), first: "fp32" },
+  { name: "moments", label: "Adam's moments", options: () => Object.keys(BYTES), first: "fp32" },
+]
+
+const layoutIn = ({ dp, pp, tp, cp, ep, zero, ...state }) => layoutOf({
+  dp, pp, tp, cp, ep, zero, micro_batch: state["micro-batch"], micro_batches: state["micro-batches"], virtual: state.chunks,
+  recompute: state.recompute === "yes", gradient_bytes: BYTES[state.gradients], moment_bytes: BYTES[state.moments],
+})
+
+const page = place => {
+  const { svg, list, compare, output } = picture("One change each, on as many GPUs and with the same batch",
+    ["change", "fullest stage", "a step", "room"])
+  const show = (state, tell) => {
+    const question = [shapeIn(state), layoutIn(state), state.sequence, gpuIn(state)]
+    ask(place, ["memoryOfStages", ...question], every => {
+      const said = facts(...question, every), where = said.fullest.split(" of")[0].replace("s", "S")
+      const totals = every.map(total), size = gpuIn(state).memory, { room } = memory
+      bars(svg, widthOf(place), every.map((parts, i) => [`stage ${i}`, inBytes(totals[i]), parts]), Math.max(size, ...totals),
+        [[room * size, `${Math.round(100 * room)}%`, "5 3"], [size, inBytes(size), ""]])
+      svg.setAttribute("aria-label", `A bar for each of ${every.length} stages, cut into its parts, and a line at the GPU's memory. Their lengths from stage 0 on: ${said.stages}.`)
+      list([["GPUs", said.gpus], ["sequences a step", said.batch], ["fullest", said.fullest], ["needs", said.needs],
+        ["room", said.room], ["verdict", said.verdict]])
+      ask(place, ["compared", ...question], ({ others, best }) => {
+        compare(others, "as it is", best, 2, "fastest")
+        const next = !best ? "No single change makes it fit." : best === "as it is" ? "No change that fits is faster."
+          : `Fastest that fits: ${best}, ${others[best][0]}, ${others[best][1]} a step.`
+        tell(joined(`${where} needs ${said.needs.split(" = ")[1]}: ${said.verdict}. ${next}`))
+      })
+    })
+    return ["python rank_memory.py", ...controls.map(({ name }) => `--${name} ${state[name]}`)].join(" ")
+  }
+  instrument(place, { controls, show, output })
+}
+
+for (const place of globalThis.document?.querySelectorAll("#memory.instrument") ?? []) page(place) // and none in a worker
