@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import html
 import importlib.util
 import itertools
 import json
@@ -16,6 +18,7 @@ from pathlib import Path
 from random import Random
 from types import ModuleType
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -34,6 +37,7 @@ PROGRAMS = {
     "serving": "09_inference/serving_load.py",
     "attention": "10_flash_attention/attention_in_tiles.py",
     "memory": "planner/rank_memory.py",
+    "planner": "planner/plan.py",
 }
 NAMES = list(PROGRAMS)
 
@@ -328,6 +332,70 @@ def test_memory_agrees(page: Page, address: str, monkeypatch: pytest.MonkeyPatch
             assert said == getattr(memory, function)(*typed), case
 
 
+def as_printed(said: dict) -> list[str]:
+    """The lines of plan.py from what the page's search answers."""
+    rows, count = said["rows"], said["count"]
+    lines = [f"none of {count} layouts fits"]
+    if rows:
+        lines[0] = f"{len(rows)} of {count} layouts, fastest first; GiB of the fullest stage"
+    for rank, row in enumerate(rows, 1):
+        time, speed, mfu, bubble, gib = row["cells"]
+        lines.append(
+            f"{rank:2} {row['name']:44} {time:>9} {speed:>7} tokens/s/GPU  MFU {mfu:>3}"
+        )
+        lines[-1] += f"  bubble {bubble:>3} {gib:>10}"
+    lines += ["the first:"] * bool(rows)
+    lines += [f"{x}{' ' if ' over ' in x else ': '}{y}" for x, y in said["first"]]
+    if said["nearest"]:
+        lines.append("faster, but they do not fit; the nearest:" if rows else "the nearest:")
+    return lines + [f"  {line}" for line in said["nearest"]]
+
+
+def test_plans_agree(
+    page: Page, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "snippets/planner")
+    plan, random, cases, printed = importlib.import_module("plan"), Random(0), [], []
+    models = [*plan.the_models().items()]
+    machines = [plan.the_gpu(name) for name in ("h100", "h200", "gb200")]
+    while len(cases) < 1100:
+        real = len(cases) % 100 == 0
+        name, shape = random.choice(models) if real else ("", random_shape(random))
+        shape = shape if real else plan.Shape(**shape)
+        gpu = random.choice(machines)
+        if not real:
+            gpu = dataclasses.replace(gpu, memory=2.0 ** random.uniform(27, 32))
+        gpus = 2 ** random.randrange(11) if real else random.choice([1, 2, 4, 6, 8, 12])
+        sequence, batch = 2 ** random.randint(10, 14), 2 ** random.randint(0, 9 if real else 5)
+        args = argparse.Namespace(
+            model=name, gpus=gpus, sequence=sequence, batch=batch * sequence, top=3,
+            tokens=None, emit=None,
+        )  # fmt: skip
+        try:
+            plan.report(shape, args, gpu)
+        except SystemExit:  # no layout shares so many sequences
+            continue
+        finally:
+            text = capsys.readouterr().out
+        printed.append(text.splitlines()[1:])
+        given = dataclasses.asdict(shape), gpus, sequence, batch, dataclasses.asdict(gpu), 3
+        cases.append(given)
+    opened(page, address, "planner")
+    answers = in_javascript(page, address, "planner", "plan", cases)
+    launches, wanted = [], []
+    for case, said, text in zip(cases, answers, printed, strict=True):
+        assert as_printed(said) == text, case
+        shape, _, sequence, _, gpu, _ = case
+        for row in said["rows"]:
+            target = random.choice(["megatron", "torchtitan", "deepspeed", "fsdp"])
+            model = random.choice(["llama-3-8b", "llama-3-70b", "llama-3-405b", "80B"])
+            launches.append([target, model, shape, row["layout"], sequence, gpu, row["name"]])
+            args = argparse.Namespace(model=model, sequence=sequence)
+            typed = plan.Shape(**shape), plan.Layout(**row["layout"]), plan.Gpu(**gpu)
+            wanted.append(plan.emit(target, args, *typed))
+    assert in_javascript(page, address, "launch", "launch", launches) == wanted
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_by_keyboard_alone(page: Page, address: str, name: str) -> None:
     opened(page, address, name)
@@ -404,6 +472,27 @@ def test_a_link_and_a_command_say_the_same(
     values = page.locator(f"#{name} .instrument-facts dd").all_inner_texts()
     for value in itertools.chain(*(each.replace("\xa0", " ").split(" = ") for each in values)):
         assert value in ran.stdout, (value, ran.stdout)
+    context.close()
+
+
+def test_links_show_what_they_ask_for(browser: Browser, address: str, built_site: Path) -> None:
+    links = set()
+    for file in built_site.rglob("index.html"):
+        for link in re.finditer(
+            r'href="(?:\./|[./]*instruments/(\w+)/)\?([^"#]+)"', file.read_text("utf-8")
+        ):
+            links.add((link[1] or file.parent.name, html.unescape(link[2])))
+    assert len(links) > 5
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    for name, query in sorted(links):
+        opened(page, address, name, f"?{query}")
+        page.get_by_role("button", name="Copy link").click()
+        page.wait_for_function(
+            "document.querySelector('[role=status]').textContent.endsWith('is copied.')"
+        )
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert set(parse_qsl(query)) <= set(parse_qsl(urlsplit(copied).query)), (name, query)
     context.close()
 
 

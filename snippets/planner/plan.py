@@ -776,6 +776,8 @@ def main() -> None:
         fits = each.memory.needed <= CONSTANTS["memory"]["room"] * gpu.memory
         print(f"{called(layout)} fits" if fits else rejected_why(each, gpu))
         explain(shape, each, args, gpu)
+        if args.emit:
+            print(emit(args.emit, args, shape, layout, gpu))
     else:
         report(shape, args, gpu)
 

@@ -1,5 +1,4 @@
-// The planner's formulas, as in transformer.py, memory.py, allocator.py, traffic.py, step_time.py and plan.py
-// of snippets/planner; tests/test_browser_instruments.py holds the two together.
+// The planner's formulas, as in snippets/planner; tests/test_browser_instruments.py holds the two together.
 import { fill, hue, joined } from "./base.js"
 
 export const upTo = n => [...Array(n).keys()]
@@ -7,7 +6,6 @@ export const sum = values => values.reduce((a, b) => a + b, 0)
 export const total = parts => sum(Object.values(parts))
 export const over = (n, d) => Math.floor(n / d)
 export const gcd = (a, b) => b ? gcd(b, a % b) : a
-const MIB = 2 ** 20
 export const GIB = 2 ** 30
 
 export const tables = await (await fetch(new URL("planner.json", import.meta.url))).json()
@@ -28,11 +26,6 @@ const attentionWidth = s => s.heads * (s.head_dim || over(s.hidden, s.heads))
 const kvWidth = s => over(attentionWidth(s), s.heads) * s.kv_heads
 const layerMatrices = (s, experts) =>
   s.hidden * (2 * attentionWidth(s) + 2 * kvWidth(s)) + experts * (s.gated ? 3 : 2) * s.hidden * s.ffn
-
-export const parameters = s => {
-  const layer = layerMatrices(s, s.experts) + (s.experts > 1 ? s.hidden * s.experts : 0) + 2 * s.hidden
-  return s.layers * layer + (s.tied ? 1 : 2) * s.vocabulary * s.hidden + s.hidden
-}
 
 export const flopsPerToken = (s, sequence) => {
   const products = s.layers * layerMatrices(s, s.active) + s.vocabulary * s.hidden
@@ -96,19 +89,14 @@ export const closedForm = (s, l, sequence, index) => {
 
 // ---- allocator.py: a block is { size, id, before, after, free, pool }, and sizes count 512 bytes
 
-const UNIT = 512, UNITS = MIB / UNIT
+const UNIT = 512, UNITS = 2048 // in a MiB
 
-class Allocator {
-  pools = [[], []] // free blocks, by size and id
-  allocated = 0
-  peak = 0
-  made = 0
+const allocator = () => {
+  const pools = [[], []] // free blocks, by size and id
+  let allocated = 0, peak = 0, made = 0
 
-  block(size, before, after, pool) {
-    return { size, id: ++this.made, before, after, free: true, pool }
-  }
-
-  at(free, size, id) {
+  const block = (size, before, after, pool) => ({ size, id: ++made, before, after, free: true, pool })
+  const at = (free, size, id) => {
     let low = 0, high = free.length
     while (low < high) {
       const middle = (low + high) >> 1, each = free[middle]
@@ -117,55 +105,54 @@ class Allocator {
     }
     return low
   }
-
-  put(block) {
-    const free = this.pools[block.pool]
-    free.splice(this.at(free, block.size, block.id), 0, block)
+  const put = each => {
+    const free = pools[each.pool]
+    free.splice(at(free, each.size, each.id), 0, each)
   }
 
-  malloc(asked) {
-    const size = Math.max(1, Math.ceil(Math.floor(asked) / UNIT))
-    const pool = size <= UNITS ? 0 : 1, free = this.pools[pool], fits = this.at(free, size, -1)
-    let block
-    if (fits < free.length) [block] = free.splice(fits, 1)
-    else {
-      const segment = size >= 10 * UNITS ? Math.ceil(size / (2 * UNITS)) * 2 * UNITS : (pool ? 20 : 2) * UNITS
-      block = this.block(segment, null, null, pool)
-    }
-    const rest = block.size - size
+  const make = asked => {
+    const size = Math.max(1, Math.ceil(Math.floor(asked) / UNIT)), pool = size <= UNITS ? 0 : 1
+    const free = pools[pool], fits = at(free, size, -1)
+    const segment = size >= 10 * UNITS ? Math.ceil(size / (2 * UNITS)) * 2 * UNITS : (pool ? 20 : 2) * UNITS
+    const taken = fits < free.length ? free.splice(fits, 1)[0] : block(segment, null, null, pool)
+    const rest = taken.size - size
     if (rest > (pool ? UNITS : 0)) {
-      const other = this.block(rest, block, block.after, pool)
-      if (block.after) block.after.before = other
-      block.size = size
-      block.after = other
-      this.put(other)
+      const other = block(rest, taken, taken.after, pool)
+      if (taken.after) taken.after.before = other
+      taken.size = size
+      taken.after = other
+      put(other)
     }
-    block.free = false
-    this.allocated += block.size
-    this.peak = Math.max(this.peak, this.allocated)
-    return block
+    taken.free = false
+    allocated += taken.size
+    peak = Math.max(peak, allocated)
+    return taken
   }
 
-  free(block) {
-    this.allocated -= block.size
-    block.free = true
-    const free = this.pools[block.pool]
-    for (const [side, back] of [["before", "after"], ["after", "before"]]) {
-      const other = block[side]
-      if (!other?.free) continue
-      free.splice(this.at(free, other.size, other.id), 1)
-      block.size += other.size
-      block[side] = other[side]
-      if (other[side]) other[side][back] = block
+  const drop = (...blocks) => {
+    for (const each of blocks) {
+      if (!each) continue
+      allocated -= each.size
+      each.free = true
+      const free = pools[each.pool]
+      for (const [side, back] of [["before", "after"], ["after", "before"]]) {
+        const other = each[side]
+        if (!other?.free) continue
+        free.splice(at(free, other.size, other.id), 1)
+        each.size += other.size
+        each[side] = other[side]
+        if (other[side]) other[side][back] = each
+      }
+      put(each)
     }
-    this.put(block)
   }
+  return { make, drop, peak: () => peak * UNIT }
 }
 
 // ---- memory.py: three steps of one rank under 1F1B, allocation by allocation; the bytes allocated at most
 
 export const replay = (s, l, sequence, index) => {
-  const pool = new Allocator(), t = l.tp, stage = stages(s, l.pp)[index]
+  const { make, drop, peak } = allocator(), t = l.tp, stage = stages(s, l.pp)[index]
   const ahead = Math.ceil(flying(l, index) - 1), tokens = l.micro_batch * sequence / l.cp
   const whole = 2 * tokens * s.hidden, x = whole / t, q = 2 * tokens * attentionWidth(s) / t
   const kv = 4 * tokens * kvWidth(s) / t, f = 2 * tokens * s.ffn * s.active / t
@@ -175,8 +162,6 @@ export const replay = (s, l, sequence, index) => {
   const matrices = layer.filter(n => n !== s.hidden).reverse()
   const buffers = {}
 
-  const make = size => pool.malloc(size)
-  const drop = (...blocks) => { for (const block of blocks) if (block) pool.free(block) }
   const instead = (size, ...old) => {
     const made = make(size)
     drop(...old)
@@ -311,7 +296,7 @@ export const replay = (s, l, sequence, index) => {
       drop(...flat)
     }
   }
-  return pool.peak * UNIT
+  return peak()
 }
 
 // ---- traffic.py
@@ -348,11 +333,6 @@ export const traffic = (s, l, sequence, node) => {
 const linkRate = (sent, gpu, c) => sent.in_node === sent.ranks ? c.link * gpu.link
   : Math.min(c.link * gpu.link, c.network * gpu.network * sent.in_node)
 
-const launchSeconds = (l, gpu, c) => {
-  const between = l.pp > 1 && l.tp > 1 && gpusOf(l) > gpu.node
-  return c.launch + c.launch_between * l.tp * between
-}
-
 export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
   const tokens = l.micro_batch * sequence / l.cp, cut = stages(s, l.pp), m = l.micro_batches
   const sent = traffic(s, l, sequence, gpu.node), layers = deepest(s, l.pp)
@@ -369,7 +349,8 @@ export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
     if (each.in_node < each.ranks && name !== "EP") once += c.hop * each.messages * (each.ranks - 1)
     waiting += once / layers / m
   }
-  const onGpu = compute + attention + rest + waiting, launch = launchSeconds(l, gpu, c)
+  const onGpu = compute + attention + rest + waiting
+  const launch = c.launch + c.launch_between * l.tp * (l.pp > 1 && l.tp > 1 && gpusOf(l) > gpu.node)
   const logits = tokens * s.vocabulary / l.tp
   const head = 6 * logits * s.hidden / (c.products * gpu.flops) + 54 * logits / (c.memory * gpu.bandwidth)
   const held = cut.map(stage => heldBy(s, stage, l.tp, l.ep))
@@ -442,7 +423,7 @@ export const bars = (svg, width, rows, most, lines = []) => {
   fill(svg, width, y + 6, out.join(""))
 }
 
-// ---- a worker, which loads the module of its page, answers one question at a time, and of those that wait the last
+// ---- a worker answers one question at a time, and of those that wait the last
 
 let worker, asked, waiting
 

@@ -1,0 +1,86 @@
+// What plan.py prints for --emit: settings and the line that starts a run.
+import { gpusOf, over } from "./layouts.js"
+
+const says = value => ({ true: "True", false: "False" })[value] ?? (typeof value === "string" ? `'${value}'` : value)
+
+export const launch = (target, model, s, l, sequence, gpu, name) => {
+  const nodes = Math.ceil(gpusOf(l) / gpu.node), batch = l.micro_batch * l.micro_batches * l.dp
+  const start = `torchrun --nnodes=${nodes} --nproc-per-node=${Math.min(gpusOf(l), gpu.node)}` +
+    (nodes > 1 ? " --rdzv-backend=c10d --rdzv-endpoint=$FIRST_NODE:29500" : "")
+  const again = l.recompute ? "# each block through torch.utils.checkpoint.checkpoint\n" : ""
+  if (["deepspeed", "fsdp"].includes(target) && gpusOf(l) * l.ep > l.dp) {
+    return `--emit: ${target} is written for DP alone; ${name} needs more`
+  }
+  if (target === "deepspeed") {
+    const settings = {
+      train_batch_size: batch, train_micro_batch_size_per_gpu: l.micro_batch, gradient_accumulation_steps: l.micro_batches,
+      bf16: { enabled: true }, zero_optimization: { stage: l.zero },
+      ...(l.zero === 1 ? { data_types: { grad_accum_dtype: "fp32" } } : {}),
+    }
+    return `${JSON.stringify(settings, null, 2)}\n${again}${start} train.py --deepspeed --deepspeed_config ds.json`
+  }
+  if (target === "fsdp") {
+    if (!l.zero) return `--emit: ${name} shards nothing; DistributedDataParallel does it`
+    return `mesh = init_device_mesh("cuda", (${l.dp},))
+policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+${again}for block in model.layers:
+    fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=${says(l.zero === 3)})
+fully_shard(model, mesh=mesh, mp_policy=policy)  # ${l.micro_batches} micro-batches of ${l.micro_batch}
+${start} train.py`
+  }
+  if (target === "torchtitan") {
+    const base = model.replace("llama-3-", "llama3_")
+    if (!/^llama3_(8|70|405)b$/.test(base)) return `--emit: torchtitan's own Llama 3 has 8b, 70b and 405b, not ${model}`
+    const shard = l.zero ? l.dp : 1
+    const settings = {
+      "training.num_tokens_per_microbatch_per_dp_rank": l.micro_batch * sequence,
+      "training.num_tokens_per_train_step": batch * sequence,
+      "training.max_context_length": sequence,
+      "training.disable_cuda_graphs": l.pp > 1,
+      "parallelism.data_parallel_replicate_degree": over(l.dp, shard),
+      "parallelism.data_parallel_shard_degree": shard,
+      "parallelism.fsdp_reshard_after_forward": l.zero === 3 ? "always" : "never",
+      "parallelism.tensor_parallel_degree": l.tp,
+      "parallelism.context_parallel_degree": l.cp,
+      "parallelism.pipeline_parallel_degree": l.pp,
+      "parallelism.pipeline_parallel_schedule": l.virtual > 1 ? "Interleaved1F1B" : "1F1B",
+      "parallelism.num_pp_microbatches": l.pp > 1 ? l.micro_batches : 1,
+    }
+    return [
+      "# planned.py, for torchtitan",
+      "from torchtitan.distributed.activation_checkpoint import FullAC",
+      `from torchtitan.models.llama3.config_registry import ${base}`,
+      "def planned():",
+      `    config = ${base}()`,
+      ...Object.entries(settings).map(([name, value]) => `    config.${name} = ${says(value)}`),
+      `    config.activation_checkpoint = ${again ? "FullAC.Config()" : "None"}`,
+      "    return config",
+      `${start} -m torchtitan.train --module planned --config planned`,
+    ].join("\n")
+  }
+  const flags = {
+    "num-layers": s.layers, "hidden-size": s.hidden, "num-attention-heads": s.heads, "ffn-hidden-size": s.ffn,
+    "seq-length": sequence, "max-position-embeddings": sequence, "tensor-model-parallel-size": l.tp,
+    "pipeline-model-parallel-size": l.pp, "context-parallel-size": l.cp, "micro-batch-size": l.micro_batch,
+    "global-batch-size": batch,
+  }
+  return [
+    `${start} pretrain_gpt.py`, ...Object.entries(flags).map(([name, value]) => `--${name} ${value}`),
+    "--bf16", "--position-embedding-type rope", "--normalization RMSNorm",
+    "--disable-bias-linear", "--attention-dropout 0", "--hidden-dropout 0",
+    s.head_dim && `--kv-channels ${s.head_dim}`,
+    s.kv_heads < s.heads && `--group-query-attention --num-query-groups ${s.kv_heads}`,
+    l.virtual > 1 && `--num-virtual-stages-per-pipeline-rank ${l.virtual}`,
+    s.layers % l.pp && "--account-for-embedding-in-pipeline-split",
+    s.layers % l.pp && "--account-for-loss-in-pipeline-split",
+    s.gated && "--swiglu",
+    !s.tied && "--untie-embeddings-and-output-weights",
+    l.tp > 1 && "--sequence-parallel",
+    l.zero && "--use-distributed-optimizer",
+    l.zero === 3 && "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+    l.zero === 3 && "--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor",
+    l.recompute && "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    s.experts > 1 && `--num-experts ${s.experts} --moe-router-topk ${s.active}`,
+    s.experts > 1 && `--expert-model-parallel-size ${l.ep}`,
+  ].filter(Boolean).join(" \\\n  ")
+}

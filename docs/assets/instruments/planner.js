@@ -1,0 +1,179 @@
+// "The planner": the search of snippets/planner/plan.py, and what it prints.
+import { element, instrument, joined, picture, widthOf } from "./base.js"
+import {
+  ask, bars, closedForm, flopsPerToken, gcd, GIB, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stepTime,
+  tables, total, traffic, upTo, whyNot,
+} from "./layouts.js"
+
+// ---- numbers as Python's format writes them: exact halves go to the even digit
+
+const fixed = (x, n = 0) => {
+  const [whole, rest] = x.toFixed(40).split("."), half = /^50*$/.test(rest.slice(n))
+  return half && Number((whole + rest.slice(0, n)).at(-1)) % 2 === 0 ? `${whole}${n ? "." : ""}${rest.slice(0, n)}` : x.toFixed(n)
+}
+const grouped = text => text.replace(/\B(?=(\d{3})+$)/g, ",")
+const percent = x => `${fixed(100 * x)}%`
+
+// ---- the search
+
+const divisors = (n, most) => upTo(Math.min(n, most) + 1).filter(d => n % d === 0)
+
+const variants = base => (gpusOf(base) > base.pp * base.tp ? base.pp > 1 ? [0, 1] : [0, 1, 3] : [0]).flatMap(zero =>
+  [1, 2, 4].flatMap(virtual => [false, true].map(recompute => ({ ...base, zero, virtual, recompute }))))
+
+const layouts = (s, gpus, sequence, batch, gpu) => {
+  const made = []
+  for (const tp of divisors(gpus, Math.min(gpu.node, s.kv_heads))) {
+    for (const pp of divisors(gpus / tp, s.layers)) {
+      for (const cp of [1, 2, 4, 8, 16, 32, 64, 128]) {
+        const dp = gpus / (tp * pp * cp), each = batch / dp, ep = gcd(dp, s.experts)
+        if (dp % 1 || each % 1 || (cp > 1 && sequence < cp * 4096)) continue
+        for (let micro_batch = 1; micro_batch <= 32 && each % micro_batch === 0; micro_batch *= 2) {
+          const base = layoutOf({ dp, pp, tp, cp, ep, micro_batch, micro_batches: each / micro_batch })
+          if (!whyNot(s, base)) made.push(...variants(base).filter(l => l.virtual === 1 || !whyNot(s, l)))
+        }
+      }
+    }
+  }
+  return made
+}
+
+const fullestOf = (s, l, sequence, room) => {
+  const first = closedForm(s, l, sequence, 0), least = total(first)
+  if (least > room) return { needed: least, parts: first, stage: 0 }
+  const some = s.layers % l.pp ? [0, 1, l.pp - 1] : [0, l.pp - 1] // uneven: the second has a layer more
+  const [stage, allocated] = [...new Set(some)].map(i => [i, replay(s, l, sequence, i)])
+    .reduce((worst, each) => each[1] > worst[1] ? each : worst)
+  const needed = (1 + memory.unseen) * allocated, parts = closedForm(s, l, sequence, stage)
+  parts["in passing"] = Math.max(0, needed - total(parts))
+  return { needed, parts, stage }
+}
+
+const search = (s, gpus, sequence, batch, gpu, wanted) => {
+  const timed = layouts(s, gpus, sequence, batch, gpu).map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
+  timed.sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || a.layout.recompute - b.layout.recompute)
+  const fit = [], rejected = [], room = memory.room * gpu.memory
+  for (const each of timed) {
+    if (fit.length >= wanted) break
+    each.fullest = fullestOf(s, each.layout, sequence, room)
+    ;(each.fullest.needed <= room ? fit : rejected).push(each)
+  }
+  return { fit, rejected, count: timed.length }
+}
+
+// ---- what is said
+
+const called = l => `DP ${l.dp} PP ${l.pp}${l.virtual > 1 ? `×${l.virtual}` : ""} TP ${l.tp}${l.cp > 1 ? ` CP ${l.cp}` : ""}` +
+  `${l.ep > 1 ? ` EP ${l.ep}` : ""} b ${l.micro_batch}${{ 0: "", 1: " ZeRO-1", 3: " FSDP" }[l.zero]}${l.recompute ? " recompute" : ""}`
+
+const REMEDY = {
+  "parameters": "more TP or PP, or FSDP", "gradients": "more TP or PP, or FSDP",
+  "optimizer": "ZeRO-1 over more ranks, or more TP or PP", "activations": "recomputation, a smaller micro-batch, or more TP",
+  "logits": "a chunked loss, or more TP, which cuts the vocabulary", "in passing": "a smaller micro-batch",
+}
+
+const explain = (s, { layout, step, fullest }, sequence, gpu) => {
+  const parts = Object.entries(fullest.parts).filter(([, size]) => size)
+  const spent = Object.entries(step.parts).sort((a, b) => b[1] - a[1]).filter(([, x]) => x > 0.005 * step.seconds)
+  return [
+    [`memory of stage ${fullest.stage}, GiB`, `${fixed(fullest.needed / GIB, 1)} = ${parts.map(([name, size]) => `${name} ${fixed(size / GIB, 1)}`).join(", ")}`],
+    ...Object.entries(traffic(s, layout, sequence, gpu.node)).map(([name, sent]) => [`${name} over ${sent.ranks} ranks`,
+      `sends ${fixed(sent.bytes / 1e9, 1)} GB a step ${sent.in_node === sent.ranks ? "inside a node" : "between nodes"}`]),
+    [`${fixed(step.seconds, 2)} s a step`, spent.map(([name, x]) => `${name} ${percent(x / step.seconds)}`).join(", ")],
+  ]
+}
+
+const whyRejected = ({ layout, step, fullest }, gpu) => {
+  const much = fullest.needed - memory.room * gpu.memory
+  const [part, size] = Object.entries(fullest.parts).reduce((most, each) => each[1] > most[1] ? each : most)
+  return `${called(layout)}, ${fixed(step.seconds, 2)} s: ${fixed(much / GIB, 1)} GiB too much on stage ${fullest.stage}, ` +
+    `most of it ${part} (${fixed(size / GIB, 1)}); try ${REMEDY[part]}`
+}
+
+export const plan = (s, gpus, sequence, batch, gpu, wanted) => {
+  const { fit, rejected, count } = search(s, gpus, sequence, batch, gpu, wanted), tokens = batch * sequence
+  rejected.sort((a, b) => a.fullest.needed - b.fullest.needed)
+  return {
+    count,
+    rows: fit.map(({ layout, step, fullest }) => ({
+      name: called(layout), parts: step.parts, layout,
+      cells: [`${fixed(step.seconds, 2)} s`, grouped(fixed(tokens / step.seconds / gpus)),
+        percent(flopsPerToken(s, sequence) * tokens / step.seconds / gpus / gpu.flops),
+        percent(step.parts.bubble / step.seconds), `${fixed(fullest.needed / GIB, 1)} GiB`],
+    })),
+    first: fit.length ? explain(s, fit[0], sequence, gpu) : [],
+    nearest: rejected.slice(0, 3).map(each => whyRejected(each, gpu)),
+  }
+}
+// ---- the page
+
+const tokens = n => n < 2 ** 20 ? `${n / 2 ** 10}K` : `${n / 2 ** 20}M`
+const COLUMNS = ["a step", "tokens/s/GPU", "MFU", "bubble", "memory"]
+const number = text => parseFloat(text.replaceAll(",", ""))
+
+const controls = [
+  { name: "model", label: "Model", options: () => Object.keys(tables.models), first: "llama-3-70b" },
+  { name: "gpu", label: "GPU", options: () => Object.keys(tables.hardware), first: "h100" },
+  { name: "gpus", label: "GPUs", options: () => powers(0, 12), first: 256, slider: true },
+  { name: "sequence", label: "Sequence", options: () => powers(10, 17), first: 8192, text: tokens, slider: true },
+  { name: "batch", label: "Tokens a step", first: 2 ** 22, text: tokens, slider: true,
+    options: ({ sequence }) => powers(17, 26).filter(n => n >= sequence) },
+  { name: "emit", label: "Launch line for", options: () => ["megatron", "torchtitan", "deepspeed", "fsdp"], first: "megatron" },
+  { name: "top", label: "Layouts", options: () => [3, 5, 10, 20], first: 5 },
+  { name: "sort", label: "Sorted by", options: () => COLUMNS, first: COLUMNS[0] },
+]
+
+const page = place => {
+  const { svg, list, output } = picture("Layouts that fit", COLUMNS)
+  const table = output.querySelector("table"), body = table.querySelector("tbody")
+  let known, found, now, say
+  const heads = [...table.querySelectorAll("th")]
+  body.addEventListener("click", async ({ target }) => {
+    if (!target.value) return
+    const { name, layout } = found.rows[target.value], { launch } = await import("./launch.js")
+    const text = launch(now.emit, now.model, shapeIn(now), layout, now.sequence, gpuIn(now), name)
+    if (text.startsWith("--emit: ")) return say(text.slice(8))
+    navigator.clipboard?.writeText(text).then(() => say(`The launch line of ${name} is copied.`), () => say(text))
+  })
+
+  const draw = state => {
+    const { rows, first, nearest, count } = found, by = COLUMNS.indexOf(state.sort), down = by === 1 || by === 2 ? -1 : 1
+    const order = upTo(rows.length).sort((a, b) => down * (number(rows[a].cells[by]) - number(rows[b].cells[by])))
+    heads.forEach((head, i) => i === by ? head.setAttribute("aria-sort", down < 0 ? "descending" : "ascending") : head.removeAttribute("aria-sort"))
+    body.replaceChildren(...order.flatMap(i => [
+      element("tr", {}, element("th", { scope: "rowgroup", colspan: 4 }, `${i + 1} · ${rows[i].name}`),
+        element("td", {}, element("button", { type: "button", value: i, "aria-label": `Copy the launch line of layout ${i + 1}` }, "Copy"))),
+      element("tr", {}, ...rows[i].cells.map(text => element("td", {}, joined(text))))]))
+    if (rows.length) {
+      bars(svg, widthOf(place), order.map(i => [`layout ${i + 1}`, rows[i].cells[0], rows[i].parts]), Math.max(...rows.map(row => number(row.cells[0]))))
+    } else {
+      svg.replaceChildren()
+      svg.setAttribute("height", 0)
+    }
+    svg.setAttribute("aria-label", `For each layout a bar of a step's seconds, by what they go to. ${first.at(-1)?.join(": ") ?? ""}`)
+    const none = `none of ${count} layouts fits`
+    list([["found", rows.length ? `${rows.length} of ${count} layouts` : none], ...first,
+      ...nearest.slice(0, 1).map(line => ["nearest that does not fit", line])])
+    const { name, cells } = rows[order[0]] ?? {}
+    say(rows.length ? `The ${rows.length} fastest that fit, of ${count} layouts. First by ${state.sort}: ${name}, ${joined(cells[0])}, ${joined(cells[4])}.` : none)
+  }
+
+  const show = (state, tell) => {
+    const { model, gpu, gpus, sequence, batch, emit, top } = state
+    const question = ["plan", shapeIn(state), gpus, sequence, over(batch, sequence), gpuIn(state), top]
+    now = state
+    say = tell
+    if (known === JSON.stringify(question)) draw(state)
+    else {
+      ask(place, question, answer => {
+        known = JSON.stringify(question)
+        found = answer
+        draw(state)
+      })
+    }
+    return `python plan.py --model ${model} --gpus ${gpus} --gpu ${gpu} --sequence ${sequence} --batch ${batch} --top ${top} --emit ${emit}`
+  }
+  instrument(place, { controls, show, output })
+}
+
+for (const place of globalThis.document?.querySelectorAll("#planner.instrument") ?? []) page(place)
