@@ -64,7 +64,7 @@ def bound(costs: Costs, at_once: int) -> float:
 
 def main() -> None:
     print(f"two micro-batches, {LAYERS} layers: a + e and d + c in ms of one in a layer; then")
-    print("ms in all: no less than, by simulation, and measured; the link's share that shows")
+    print("ms in all: by the formula, by simulation, and measured; the link's share that shows")
     for name, costs in (
         ("link half of computing", (0.003, 0.002, 0.005, 0.002)),
         ("as long", (0.003, 0.004, 0.005, 0.004)),
