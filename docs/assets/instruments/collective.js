@@ -198,6 +198,8 @@ const microseconds = value => `${value} µs`
 const rate = value => `${value} GB/s`
 const latencies = () => [0, 1, 2, 5, 10, 20, 50, 100, 200, 500]
 const rates = () => [1, 2, 5, 10, 25, 50, 100, 200, 300, 450, 900]
+const inside = (first, options) => ({ node }) => node > 1 ? options() : [first] // a link that nobody takes has no choice
+const between = (first, options) => ({ ranks, node }) => node < ranks ? options() : [first]
 
 const controls = [
   { name: "collective", label: "Collective", options: () => COLLECTIVES, first: "all-reduce" },
@@ -208,10 +210,10 @@ const controls = [
     options: ({ collective, ranks, node }) => ALGORITHMS.filter(each => !why(collective, each, ranks, node)) },
   { name: "size", label: "Tensor, S", options: () => upTo(23).map(k => 2 ** (k + 10)), first: 2 ** 26,
     text: inBytes, slider: true },
-  { name: "alpha", label: "α inside", options: latencies, first: 5, text: microseconds, slider: true },
-  { name: "rate", label: "1/β inside", options: rates, first: 450, text: rate, slider: true },
-  { name: "far-alpha", label: "α′ between", options: latencies, first: 20, text: microseconds, slider: true },
-  { name: "far-rate", label: "1/β′ between", options: rates, first: 50, text: rate, slider: true },
+  { name: "alpha", label: "α inside", options: inside(5, latencies), first: 5, text: microseconds, slider: true },
+  { name: "rate", label: "1/β inside", options: inside(450, rates), first: 450, text: rate, slider: true },
+  { name: "far-alpha", label: "α′ between", options: between(20, latencies), first: 20, text: microseconds, slider: true },
+  { name: "far-rate", label: "1/β′ between", options: between(50, rates), first: 50, text: rate, slider: true },
   { name: "step", label: "Steps done", first: 0, slider: true,
     options: ({ collective, algorithm, ranks, node }) => upTo(plan(collective, algorithm, ranks, node).length + 1),
     text: (value, { collective, algorithm, ranks, node }) =>
@@ -304,9 +306,9 @@ const page = place => {
     draw(svg, widthOf(place), state, 0)
     const next = steps[step]
     const sizes = next && [...new Set(next.map(([, , chunks]) => inBytes(chunks.length * state.size / ranks)))].join(" and ")
-    const far = next?.some(([from, to]) => Math.floor(from / state.node) !== Math.floor(to / state.node))
+    const far = next?.filter(([from, to]) => Math.floor(from / state.node) !== Math.floor(to / state.node)).length
     tell(next
-      ? `After ${step} of ${steps.length} steps, ${step ? said.passed : "0 s"} of ${said.time}. Next: ${next.length} ${next.length > 1 ? "messages" : "message"} of ${sizes}, ${far ? "between nodes" : "inside a node"}.`
+      ? `After ${step} of ${steps.length} steps, ${step ? said.passed : "0 s"} of ${said.time}. Next: ${next.length} ${next.length > 1 ? "messages" : "message"} of ${sizes}, ${far && far < next.length ? `${far} of them between nodes` : far ? "between nodes" : "inside a node"}.`
       : `After all ${steps.length} steps, ${said.time}. ${done(collective)}`)
     svg.setAttribute("aria-label", `${ranks} columns, one for each rank, with what it holds after ${step} of ${steps.length} steps of ${collective} by ${algorithm}. ${
       next ? `Next, ${next.slice(0, 4).map(([from, to]) => `rank ${from} sends to ${to}`).join(", ")}${next.length > 4 ? ", and so on" : ""}.` : ""}`)
