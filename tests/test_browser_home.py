@@ -101,8 +101,14 @@ def test_the_picture_is_as_drawn_and_plays_once_where_motion_is_wanted(
         picture = page.locator("img.plays")
         assert picture.get_attribute("src").endswith("home.svg")  # it is not yet in view
         picture.scroll_into_view_if_needed()
-        page.wait_for_selector("img.plays[src$='#play']")
-        page.goto(picture.evaluate("each => each.src"))
+        if motion == "reduce":  # what is seen is told within two frames
+            page.evaluate(
+                "new Promise(seen => requestAnimationFrame(() => requestAnimationFrame(seen)))"
+            )
+            assert picture.get_attribute("src").endswith("home.svg")
+        else:
+            page.wait_for_selector("img.plays[src$='#play']")
+        page.goto(picture.evaluate("each => each.src").removesuffix("#play") + "#play")
         assert page.evaluate(motion_of) == expected
         page.close()
 

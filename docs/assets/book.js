@@ -35,10 +35,10 @@ new MutationObserver(soon).observe(document.body, { childList: true, subtree: tr
 addEventListener("resize", soon)
 soon()
 
-// A drawing that can play does so once, when it comes into view.
+// A drawing that can play does so once, when it comes into view. An image is not told that its reader wants no motion.
 for (const image of document.querySelectorAll("img.plays")) {
   new IntersectionObserver(([entry], observer) => {
-    if (!entry.isIntersecting) return
+    if (!entry.isIntersecting || matchMedia("(prefers-reduced-motion: reduce)").matches) return
     observer.disconnect()
     image.src += "#play"
   }, { threshold: 0.7 }).observe(image)
