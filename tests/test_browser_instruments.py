@@ -219,6 +219,21 @@ def test_collectives_agree(page: Page, address: str) -> None:
         assert said == json.loads(json.dumps(steps.facts(*case))), case
 
 
+def test_links_that_nobody_takes_have_no_controls(page: Page, address: str) -> None:
+    for node, links, said in ((8, "inside", "inside a node"), (1, "between", "8 MiB, between")):
+        opened(page, address, "collective", f"?node={node}")
+        for where, prefix in (("inside", ""), ("between", "far-")):
+            for each in ("alpha", "rate"):
+                control = page.locator(f"#collective-{prefix}{each}")
+                assert control.is_visible() == (where == links), (node, where, each)
+        assert said in page.inner_text("#collective [role=status]")
+    opened(page, address, "collective", "?node=4")
+    assert page.locator("#collective-alpha").is_visible()
+    assert page.locator("#collective-far-alpha").is_visible()
+    said = page.inner_text("#collective [role=status]")
+    assert "8 messages of 8 MiB, 2 of them between nodes." in said
+
+
 def test_schedules_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(ROOT / "snippets" / "03_model_parallelism")
@@ -506,6 +521,17 @@ def test_nonsense_in_the_address_is_the_beginning(page: Page, address: str, name
     assert opened(page, address, name, f"?{query}").inner_text(".instrument-facts") == shown
 
 
+# The pairs of words in a drawing of which one lies over the other.
+OVERLAPPING = """svg => {
+  const words = [...svg.querySelectorAll("text")].filter(each => each.textContent.trim())
+  const boxes = words.map(each => each.getBoundingClientRect())
+  const common = (a, b, from, to) => Math.min(a[to], b[to]) - Math.max(a[from], b[from])
+  return boxes.flatMap((a, i) => boxes.slice(0, i).flatMap((b, k) =>
+    common(a, b, "left", "right") > 2 && common(a, b, "top", "bottom") > 4
+      ? [[words[k].textContent, words[i].textContent]] : []))
+}"""
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [390, 1440])
 def test_fits_and_moves_nothing(browser: Browser, address: str, name: str, width: int) -> None:
@@ -518,11 +544,15 @@ def test_fits_and_moves_nothing(browser: Browser, address: str, name: str, width
         opened(page, address, name)
         page.wait_for_load_state("networkidle")
         assert page.evaluate("moved") < 0.02
-        for slider in page.locator(f"#{name} input[type=range]").all():
-            if slider.is_enabled():
-                slider.press("End")
+        drawing = page.locator(f"#{name} svg")
+        assert drawing.evaluate(OVERLAPPING) == []
+        for control in page.locator(f"#{name} :is(select, input[type=range])").all():
+            if control.is_enabled():
+                ranged = control.get_attribute("type") == "range"
+                control.press("End" if ranged else "Home")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
         settled(page, name)
+        assert drawing.evaluate(OVERLAPPING) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.close()
 

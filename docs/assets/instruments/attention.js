@@ -153,7 +153,7 @@ const controls = [
   { name: "order", label: "Order", options: () => ORDERS, first: ORDERS[0], text: value => value.replace("-", " ") },
   { name: "mask", label: "Mask", options: () => ["none", "causal"], first: "none" },
   { name: "scores", label: "Scores", options: () => SCORES, first: "random", text: value => value.replace("-", " ") },
-  slide("query", "Query", ({ rows }) => upTo(rows), 0, (value, { rows }) => `${value} of ${rows}`),
+  slide("query", "Query in tile", ({ rows }) => upTo(rows), 0, (value, { rows }) => `${value} of ${rows}`),
   slide("step", "Tiles done", s => range(1, count(s) + 1), 13, (value, s) => `${value} of ${count(s)}`),
 ]
 
@@ -179,7 +179,7 @@ const draw = (svg, width, s) => {
     }
   }
   const y = top + at(query + 0.5)
-  put("path", { d: `M${left} ${y}h${side}`, class: "follow" })
+  put("path", { d: `M${left} ${y}h${side}`, class: "frame dashed" })
   put("rect", { ...box(now), class: "frame" })
 
   // under each tile of keys: what the followed query has added up, and how much of it was there before

@@ -392,15 +392,15 @@ export const whyNot = (s, l) => {
   return ""
 }
 
-// ---- bars cut into parts, [label, value, parts] each, up to `most`, and lines [at, words, dashes] through them
+// ---- bars cut into parts, [label, value, parts] each, up to `most`, and lines [at, words, class] through them
 
 export const bars = (svg, width, rows, most, lines = []) => {
   const names = Object.keys(rows[0][2]), row = rows.length > 16 ? 17 : 24, left = 108, top = lines.length && 20, scale = (width - left - 8) / (1.06 * most)
   const bottom = top + row * rows.length, out = []
   rows.forEach(([label, value, parts], i) => {
     const y = top + i * row
-    out.push(`<text x="0" y="${y + row - 8}" class="start soft">${label}</text>`,
-      `<text x="${left - 6}" y="${y + row - 8}" class="end">${joined(value)}</text>`)
+    out.push(`<text x="0" y="${y + row / 2 + 2}" class="start soft">${label}</text>`,
+      `<text x="${left - 6}" y="${y + row / 2 + 2}" class="end">${joined(value)}</text>`)
     let x = left
     names.forEach((name, k) => {
       const wide = parts[name] * scale
@@ -408,9 +408,9 @@ export const bars = (svg, width, rows, most, lines = []) => {
       x += wide
     })
   })
-  for (const [at, words, dashes] of lines) {
+  for (const [at, words, kind] of lines) {
     const x = (left + at * scale).toFixed(1)
-    out.push(`<path d="M${x} 16V${bottom}" class="limit" stroke-dasharray="${dashes}"/>`, `<text x="${x}" y="11" class="soft">${joined(words)}</text>`)
+    out.push(`<path d="M${x} 16V${bottom}" class="frame ${kind}"/>`, `<text x="${x}" y="11" class="soft ${kind}">${joined(words)}</text>`)
   }
   let x = 0, y = bottom + 18
   names.forEach((name, k) => {

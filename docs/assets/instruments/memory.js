@@ -111,9 +111,9 @@ const page = place => {
     const question = [shapeIn(state), layoutIn(state), state.sequence, gpuIn(state)]
     ask(place, ["memoryOfStages", ...question], every => {
       const said = facts(...question, every), where = said.fullest.split(" of")[0].replace("s", "S")
-      const totals = every.map(total), size = gpuIn(state).memory, { room } = memory
-      bars(svg, widthOf(place), every.map((parts, i) => [`stage ${i}`, inBytes(totals[i]), parts]), Math.max(size, ...totals),
-        [[room * size, `${Math.round(100 * room)}%`, "5 3"], [size, inBytes(size), ""]])
+      const totals = every.map(total), size = gpuIn(state).memory, { room } = memory, longest = Math.max(size, ...totals)
+      bars(svg, widthOf(place), every.map((parts, i) => [`stage ${i}`, inBytes(totals[i]), parts]), longest,
+        [[room * size, `${Math.round(100 * room)}%\u00a0`, "end dashed"], [size, `\u00a0${inBytes(size)}`, size < 0.8 * longest ? "start" : ""]])
       svg.setAttribute("aria-label", `A bar for each of ${every.length} stages, cut into its parts, and a line at the GPU's memory. Their lengths from stage 0 on: ${said.stages}.`)
       list([["GPUs", said.gpus], ["sequences a step", said.batch], ["fullest", said.fullest], ["needs", said.needs],
         ["room", said.room], ["verdict", said.verdict]])

@@ -65,12 +65,12 @@ const powers = (from, to) => [...Array(to - from + 1).keys()].map(k => 2 ** (fro
 const controls = [
   { name: "gpu", label: "GPU", options: () => Object.keys(GPUS), first: "h100" },
   { name: "model", label: "Model", options: () => Object.keys(MODELS), first: "llama-3-8b" },
-  { name: "point", label: "In words", options: () => Object.keys(points(MODELS["llama-3-8b"], 1, 1, 1, 1)), first: "decode" },
+  { name: "point", label: "Operation", options: () => Object.keys(points(MODELS["llama-3-8b"], 1, 1, 1, 1)), first: "decode" },
   { name: "batch", label: "Sequences, b", first: 1, slider: true,
     options: () => [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024] },
-  { name: "context", label: "Tokens of each, c", options: () => powers(5, 17), first: 2048, slider: true },
-  { name: "tokens", label: "Rows of the matmul", options: () => powers(0, 14), first: 64, slider: true },
-  { name: "width", label: "Its width", options: () => powers(8, 14), first: 8192, slider: true },
+  { name: "context", label: "Tokens each, c", options: () => powers(5, 17), first: 2048, slider: true },
+  { name: "tokens", label: "Matmul rows", options: () => powers(0, 14), first: 64, slider: true },
+  { name: "width", label: "Matmul width", options: () => powers(8, 14), first: 8192, slider: true },
 ]
 const SIZE = { "decode": "batch", "prefill": "context", "plain attention": "context", "fused attention": "context",
   "matmul": "tokens", "vector add": "tokens", "softmax": "tokens" }
@@ -101,8 +101,8 @@ const draw = (svg, width, state, said) => {
   put(x(ridge) + 4, foot - 6, "start soft", `ridge ${said.ridge}`)
   if (ceiling < HIGH && ceiling > LOW) {
     out.push(`<path d="M${x(ceiling).toFixed(1)} ${foot}V${y(Math.min(peak, ceiling * bandwidth)).toFixed(1)}" class="arc far dashed"/>`)
-    const left = ceiling < ridge || x(ceiling) > width - 130
-    put(x(ceiling) + (left ? -4 : 4), foot - (ceiling < ridge ? 6 : 20), left ? "end soft" : "start soft", `decode at most ${said.ceiling}`)
+    const left = x(ceiling) > (ceiling < ridge ? LEFT + 130 : width - 130)
+    put(x(ceiling) + (left ? -4 : 4), foot - 26, left ? "end soft" : "start soft", `decode at most ${said.ceiling}`)
   }
   // labels: on the slope to the right of their points, from the top down; under the flat roof in steps
   let above = -99, step = 0

@@ -171,7 +171,7 @@ const controls = [
   slide("prompt", "Prompts", () => [50, 100, 200, 500, 1000, 2000, 4000], 1000, tokens),
   slide("answer", "Answers", () => [20, 50, 100, 200, 500], 200, tokens),
   slide("slots", "Slots", () => powers(0, 7), 32),
-  slide("budget", "A step has", ({ slots }) => [64, 128, 256, 512, 1024, 2048, 0].filter(each => !each || each >= slots), 512,
+  slide("budget", "Budget", ({ slots }) => [64, 128, 256, 512, 1024, 2048, 0].filter(each => !each || each >= slots), 512,
     value => value ? tokens(value) : "whole prompts"),
   slide("cache", "Cache", ({ prompt, answer }) => powers(12, 19).filter(each => each >= 4 * (prompt + answer)), 32768, tokens),
   slide("block", "A block", () => powers(0, 10), 16, tokens),
@@ -256,8 +256,8 @@ const drawCurves = (put, width, top, s, every) => {
     put("path", { d: `M${x(s.rate)} ${y0}V${y0 + tall}`, class: "frame" })
     let key = x0 + axis
     for (const [words, kind, points] of curves) {
-      put("path", { d: `M${LOADS.map(load => `${x(load).toFixed(1)} ${y(points(every[load])).toFixed(1)}`).join("L")}`, class: `curve ${kind}` })
-      put("path", { d: `M${key} ${y0 - 9}h14`, class: `curve ${kind}` })
+      put("path", { d: `M${LOADS.map(load => `${x(load).toFixed(1)} ${y(points(every[load])).toFixed(1)}`).join("L")}`, class: `arc thick ${kind}` })
+      put("path", { d: `M${key} ${y0 - 9}h14`, class: `arc thick ${kind}` })
       put("text", { x: key + 18, y: y0 - 5, class: "start soft" }, words)
       key += 26 + 6 * words.length
     }
