@@ -92,13 +92,14 @@ export const instrument = (place, { controls, show, output }) => {
   const status = element("p", { class: "instrument-status", role: "status" })
   const command = element("code")
 
+  const firstOf = (first, state) => typeof first === "function" ? first(state) : first
   const settle = () => { // an option that is gone gives way to the nearest, or to the first
     for (const { name, options, first, valid } of controls) {
       if (valid) state[name] ??= first
       if (valid) continue
       const values = options(state)
       if (values.includes(state[name])) continue
-      const near = state[name] ?? (typeof first === "function" ? first(state) : first)
+      const near = state[name] ?? firstOf(first, state)
       state[name] = values.includes(near) ? near : typeof near === "number"
         ? values.reduce((best, each) => Math.abs(each - near) < Math.abs(best - near) ? each : best)
         : values[0]
@@ -143,7 +144,7 @@ export const instrument = (place, { controls, show, output }) => {
       const url = new URL(location)
       const begin = {}
       for (const { name, first } of controls) {
-        begin[name] = typeof first === "function" ? first(begin) : first
+        begin[name] = firstOf(first, begin)
         if (state[name] === begin[name]) url.searchParams.delete(name)
         else url.searchParams.set(name, state[name])
       }
@@ -161,7 +162,7 @@ export const instrument = (place, { controls, show, output }) => {
   }
 
   const form = element("form", { class: "instrument-controls", "aria-label": "Settings" })
-  for (const { name, label, slider, beside, valid, wide = "" } of controls) {
+  for (const { name, label, options, slider, beside, valid, wide = "" } of controls) {
     const id = `${place.id}-${name}`
     const input = element(slider || valid ? "input" : "select",
       slider ? { id, type: "range", min: 0, step: 1, autocomplete: "off" }
@@ -171,7 +172,6 @@ export const instrument = (place, { controls, show, output }) => {
     const box = beside ?? form
     box.append(element("div", wide && { class: wide }, element("label", { for: id }, label), output, input))
     input.addEventListener("input", () => {
-      const { options } = controls.find(each => each.name === name)
       const value = slider ? options(state)[input.value] : read(name, input.value.trim())
       if (value !== undefined) return change({ [name]: value })
       input.setAttribute("aria-invalid", true)
