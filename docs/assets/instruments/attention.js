@@ -233,7 +233,7 @@ const page = place => {
     const said = facts(state)
     draw(svg, widthOf(place), state)
     const [, m, shrink, total, out] = said.history[said.now]
-    tell(`Tile ${state.step} of ${count(state)}: ${said.tile}. For query ${said.query} the maximum is ${m}, what was there is multiplied by ${shrink}, the sum is ${total}, the output ${out}.`)
+    tell(`Tile ${state.step} of ${count(state)}: ${said.tile}. For query ${said.query}: maximum ${m}, what was there times ${shrink}, sum ${total}, output ${out}.`)
     svg.setAttribute("aria-label", `A square of tiles, of which ${said.tiles} are computed and ${state.step} done; ${said.tile} is the last, ${said.kind}. Bars of the followed query's output after each of its tiles. Bytes of plain attention, ${said["plain bytes"]}, over those of tiles, ${said.bytes}.`)
     list([["tile", said.tile], ["tiles computed", said.tiles], ["output, divided", said.output], ["plain, of all keys", said["plain output"]],
       ["read so far", said.read], ["written so far", said.written], ["bytes in all", said.bytes], ["plain moves", said["plain bytes"]],
