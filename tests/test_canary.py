@@ -7,11 +7,14 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
 from conftest import Book
 
 from book.core import ROOT
+from book.run import canary
 
 INPUTS = ("book",)
 
@@ -79,3 +82,14 @@ def test_a_release_that_says_something_else_is_reported(book: Book, tmp_path: Pa
     nowhere = canary("drifts=3.0")
     assert nowhere.returncode == 1 and "No matching distribution" in nowhere.stdout
     assert "the book does not pin torch" in canary("torch").stderr
+
+
+def test_a_run_that_breaks_off_is_not_as_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "<testsuites/>" > "${0%/*}/results.xml"\nexit 3\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(canary, "over", lambda *_: nullcontext((python, "")))
+    found = canary.hold(tmp_path, {"drifts": "2.0"}, pre=False)
+    assert found.wrong == {"pytest": "it left with status 3"}
