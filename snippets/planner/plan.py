@@ -153,6 +153,8 @@ def layouts(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> Ite
                 dp, rest = divmod(gpus, tp * pp * cp)
                 if rest or not dp or batch % dp or sequence < cp * 4096 * (cp > 1):
                     continue
+                if sequence % (tp * cp):
+                    continue
                 ep = math.gcd(dp, shape.experts)
                 for micro in (1, 2, 4, 8, 16, 32):
                     if batch // dp % micro:
@@ -633,6 +635,8 @@ def a_shape(values: dict, field: str) -> Shape:
     for name in values:
         if name not in known:
             stop(field, f"{name!r} is no part of a shape; those are {', '.join(known)}")
+        if not isinstance(values[name], int):
+            stop(field, f"{name} is {values[name]!r}, and no whole number")
     missing = [n for n in list(known)[:6] if n not in values and n != "kv_heads"]
     if missing:
         stop(field, f"a shape needs {', '.join(missing)}")
@@ -666,7 +670,7 @@ def the_model(name: str) -> Shape:
             return a_shape(tomllib.loads(Path(name).read_text("utf-8")), "--model")
         except OSError as error:
             stop("--model", f"{name} cannot be read: {error.strerror}")
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:  # of TOML, or of UTF-8
             stop("--model", f"{name} is not TOML: {error}")
     stop(
         "--model",
@@ -692,11 +696,15 @@ def what_if(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
     for value in values.split(","):
         found = number(value, "--what-if")
         trial, changed = argparse.Namespace(**vars(args)), gpu
+        if name in (*numbers, "node"):
+            found = whole(value, "--what-if")
         if name in numbers:
-            setattr(trial, name, int(found))
+            setattr(trial, name, found)
         else:
-            changed = replace(gpu, **{name: int(found) if name == "node" else found})
+            changed = replace(gpu, **{name: found})
         sequences = trial.batch // trial.sequence
+        if not sequences:
+            stop("--what-if", f"{name} = {value}: a step has less than one sequence")
         fit, *_ = search(shape, trial.gpus, trial.sequence, sequences, changed, 1)
         if fit:
             print(
@@ -721,11 +729,14 @@ def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
         stop("--why", f"zero is 0, 1 or 3, not {values['zero']}")
     layout = Layout(**{k: v for k, v in values.items() if k != "recompute"})
     sequences = args.batch // args.sequence
-    if (
-        min(values["micro_batch"], values["virtual"], layout.gpus) < 1
-        or layout.gpus != args.gpus
-    ):
+    if min(layout.micro_batch, layout.virtual, layout.ep) < 1:
+        stop("--why", "b, v and ep are at least 1")
+    if layout.gpus != args.gpus:
         stop("--why", f"{text} makes {layout.gpus} GPUs, not {args.gpus}")
+    if math.gcd(layout.dp, shape.experts) % layout.ep:
+        stop("--why", f"EP {layout.ep} does not divide DP and {shape.experts} experts")
+    if args.sequence % (layout.tp * layout.cp):
+        stop("--why", f"TP and CP do not cut {args.sequence:,} tokens evenly")
     count, rest = divmod(sequences, layout.dp * layout.micro_batch)
     if rest:
         stop("--why", f"{sequences} sequences are not shared evenly by {called(layout)}")

@@ -27,7 +27,7 @@ const layouts = (s, gpus, sequence, batch, gpu) => {
     for (const pp of divisors(gpus / tp, s.layers)) {
       for (const cp of [1, 2, 4, 8, 16, 32, 64, 128]) {
         const dp = gpus / (tp * pp * cp), each = batch / dp, ep = gcd(dp, s.experts)
-        if (dp % 1 || each % 1 || (cp > 1 && sequence < cp * 4096)) continue
+        if (dp % 1 || each % 1 || sequence % (tp * cp) || (cp > 1 && sequence < cp * 4096)) continue
         for (let micro_batch = 1; micro_batch <= 32 && each % micro_batch === 0; micro_batch *= 2) {
           const base = layoutOf({ dp, pp, tp, cp, ep, micro_batch, micro_batches: each / micro_batch })
           if (!whyNot(s, base)) made.push(...variants(base).filter(l => l.virtual === 1 || !whyNot(s, l)))
