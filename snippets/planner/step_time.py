@@ -115,12 +115,15 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     head = head_seconds(shape, tokens, layout, gpu, c)
     held = [sum(stage_parameters(shape, stage, layout.tp, layout.ep)) for stage in cut]
 
+    def accumulate(held: int) -> float:  # fp32 += bf16
+        return 10 * held / (c["memory"] * gpu.bandwidth)
+
     def micro_batch(stage: Stage, held: int) -> float:
-        accumulate = 10 * held / (c["memory"] * gpu.bandwidth)  # fp32 += bf16
-        return stage.layers * max(on_gpu, launch) + stage.head * head + accumulate
+        return stage.layers * max(on_gpu, launch) + stage.head * head + accumulate(held)
 
     times = [micro_batch(*each) for each in zip(cut, held, strict=True)]
     slowest, most = max(times), max(held)
+    at = times.index(slowest)
     busy, bubble = m * slowest, (sum(times) - slowest) / layout.virtual
     crossing = 0.0
     if "PP" in sent:
@@ -137,18 +140,20 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     shard = layout.dp * layout.cp if layout.zero else 1
     optimizer = (34 * most / shard + 16 * most) / (c["memory"] * gpu.bandwidth)
 
+    turns = m * cut[at].layers
     parts = {
-        "products": m * layers * compute,
-        "attention": m * layers * attention,
-        "memory-bound": m * layers * rest,
-        "TP, CP, EP": m * layers * waiting,
-        "launching": m * layers * max(0.0, launch - on_gpu),
-        "head": m * max(stage.head for stage in cut) * head,
+        "products": turns * compute,
+        "attention": turns * attention,
+        "memory-bound": turns * rest + m * accumulate(held[at]),
+        "TP, CP, EP": turns * waiting,
+        "launching": turns * max(0.0, launch - on_gpu),
+        "head": m * cut[at].head * head,
         "bubble": bubble + crossing,
         "DP": exposed,
         "optimizer": optimizer + c["fixed"],
     }
     total = busy + bubble + crossing + exposed + optimizer + c["fixed"]
+    assert math.isclose(sum(parts.values()), total)
     return Step(total, on_gpu, launch, parts)
 
 

@@ -356,7 +356,7 @@ export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
   const held = cut.map(stage => heldBy(s, stage, l.tp, l.ep))
   const times = cut.map((stage, i) => stage.layers * Math.max(onGpu, launch) + stage.head * head +
     10 * held[i] / (c.memory * gpu.bandwidth))
-  const slowest = Math.max(...times), most = Math.max(...held)
+  const slowest = Math.max(...times), most = Math.max(...held), at = times.indexOf(slowest)
   const busy = m * slowest, bubble = (sum(times) - slowest) / l.virtual
   const crossing = sent.PP ? (l.pp - 1) * sent.PP.bytes / m / linkRate(sent.PP, gpu, c) : 0
   let exposed = 0
@@ -366,11 +366,12 @@ export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
   }
   const shard = l.zero ? l.dp * l.cp : 1
   const optimizer = (34 * most / shard + 16 * most) / (c.memory * gpu.bandwidth)
+  const turns = m * cut[at].layers, added = m * 10 * held[at] / (c.memory * gpu.bandwidth)
   return {
     seconds: busy + bubble + crossing + exposed + optimizer + c.fixed,
     parts: {
-      "products": m * layers * compute, "attention": m * layers * attention, "memory-bound": m * layers * rest,
-      "TP, CP, EP": m * layers * waiting, "launching": m * layers * Math.max(0, launch - onGpu), "head": m * head,
+      "products": turns * compute, "attention": turns * attention, "memory-bound": turns * rest + added,
+      "TP, CP, EP": turns * waiting, "launching": turns * Math.max(0, launch - onGpu), "head": m * cut[at].head * head,
       "bubble": bubble + crossing, "DP": exposed, "optimizer": optimizer + c.fixed,
     },
   }
@@ -392,7 +393,7 @@ export const whyNot = (s, l) => {
   return ""
 }
 
-// ---- bars cut into parts, [label, value, parts] each, up to `most`, and lines [at, words, class] through them
+// ---- bars of parts, [label, value, parts] each, up to `most`, and lines [at, words, class]
 
 export const bars = (svg, width, rows, most, lines = []) => {
   const names = Object.keys(rows[0][2]), row = rows.length > 16 ? 17 : 24, left = 108, top = lines.length && 20, scale = (width - left - 8) / (1.06 * most)
