@@ -393,7 +393,7 @@ export const whyNot = (s, l) => {
   return ""
 }
 
-// ---- bars of parts, [label, value, parts] each, up to `most`, and lines [at, words, class]
+// ---- bars of parts: [label, value, parts] each, and lines: [at, words, class]
 
 export const bars = (svg, width, rows, most, lines = []) => {
   const names = Object.keys(rows[0][2]), row = rows.length > 16 ? 17 : 24, left = 108, top = lines.length && 20, scale = (width - left - 8) / (1.06 * most)
