@@ -72,7 +72,7 @@ def test_the_vision_package_is_named_alike_in_table_and_gallery() -> None:
     assert table == {
         torch: vision for vision, torch in re.findall(r"(0\.\d+) to (2\.\d+)", sentence)
     }
-    assert len(table) == 3
+    assert len(table) == 4
 
 
 @pytest.mark.parametrize(("name", "rows"), [("11_tools.md", 16), ("setup.md", 4)])
