@@ -28,11 +28,12 @@ export const joined = text => text.replace(/(\d) (?=\S)/g, "$1\u00a0")
 
 export const hue = (i, n) => `oklch(${i % 2 ? 0.45 : 0.56} 0.13 ${(235 + (360 * i) / n) % 360})`
 
-// ---- what an instrument shows: a picture, its facts, and a table that compares
+// ---- what an instrument shows: a picture, facts, a table
 
 export const picture = (caption, columns, ...above) => {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg")
   svg.setAttribute("role", "img")
+  svg.setAttribute("aria-label", caption)
   const terms = element("dl", { class: "instrument-facts" })
   const body = element("tbody")
   const head = columns.map(words => element("th", { scope: "col" }, words))
@@ -40,7 +41,7 @@ export const picture = (caption, columns, ...above) => {
     element("caption", {}, caption), element("thead", {}, element("tr", {}, ...head)), body)
   const list = rows => terms.replaceChildren(...rows.map(([name, words]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, joined(words)))))
-  // By name the cells of a row, or one across them all. The best of them has a word behind a cell.
+  // By name the cells of a row, or one across them all; the best has a word behind a cell.
   const compare = (others, chosen, best, column, word) => body.replaceChildren(
     ...Object.entries(others).map(([name, cells]) => element("tr",
       name === chosen ? { "aria-current": "true" } : {}, element("th", { scope: "row" }, name),

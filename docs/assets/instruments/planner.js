@@ -150,7 +150,7 @@ const page = place => {
       svg.replaceChildren()
       svg.setAttribute("height", 0)
     }
-    svg.setAttribute("aria-label", `For each layout a bar of a step's seconds, by what they go to. ${first.at(-1)?.join(": ") ?? ""}`)
+    svg.setAttribute("aria-label", `A bar for each layout: a step's seconds by part. ${first.at(-1)?.join(": ") ?? ""}`)
     const none = `none of ${count} layouts fits`
     list([["found", rows.length ? `${rows.length} of ${count} layouts` : none], ...first,
       ...nearest.slice(0, 1).map(line => ["nearest that does not fit", line])])
