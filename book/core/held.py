@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from book.core import write_whole
@@ -25,8 +25,13 @@ def digest(program: Program) -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
+@cache
 def releases(program: Program) -> dict[str, str]:
-    """The releases of torch on which the program, as it is, held, each with the date."""
+    """The releases of torch on which the program, as it is, held, each with the date.
+
+    What a build knows of a program it asks for several times; each build begins anew, by
+    ``releases.cache_clear()``.
+    """
     dates, rows = _read(program.root)
     mine, now = rows.get(program.name, {}), digest(program)
     return {torch: date for torch, date in dates.items() if mine.get(torch) == now}
@@ -51,6 +56,7 @@ def note(root: Path, torch: str, date: str, held: dict[Program, bool]) -> None:
         if (root / name).exists():
             table.writerow([name, *(rows[name].get(each, "") for each in known)])
     write_whole(root / HELD, text.getvalue())
+    releases.cache_clear()
 
 
 def _read(root: Path) -> tuple[dict[str, str], dict[str, dict[str, str]]]:

@@ -243,6 +243,11 @@ def release(torch: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def up_to(release: tuple[int, int]) -> str:
+    """What a transcript is named for that holds up to a release of torch: cpu-torch-2-13."""
+    return "cpu-torch-{}-{}".format(*release)
+
+
 def gpu_kind(gpus: str) -> str:
     """What kind of GPU it is, as a file's name has it: h100 of `1 × NVIDIA H100 80GB HBM3`."""
     words = re.findall(r"[a-z0-9]+", gpus.partition(",")[0].rpartition("×")[2].lower())

@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from book.core import BookError, held, write_whole
-from book.core.program import LAUNCH, ON_GPUS, Program, on_gpus, programs, release
+from book.core.program import LAUNCH, ON_GPUS, Program, on_gpus, programs, release, up_to
 from book.core.transcript import (
     Command,
     Provenance,
@@ -427,20 +427,15 @@ def _write(attempt: _Attempt) -> None:
     if attempt.device == "cpu" and was:
         here, there = release(recorded.torch), release(was.torch)
         if here > there:
-            write_whole(attempt.program.transcript_path(_older(there)), attempt.wanted.text())
+            write_whole(attempt.program.transcript_path(up_to(there)), attempt.wanted.text())
         elif here < there:
-            name = _older(here)
+            name = up_to(here)
     write_whole(attempt.program.transcript_path(name), text)
     if name not in ("cpu", attempt.device):
         return  # a figure is of today's torch
     if attempt.drawn is not None:
         text = "\n".join(line.rstrip() for line in attempt.drawn.splitlines())
         write_whole(attempt.program.figure_path(attempt.device), text + "\n")
-
-
-def _older(release: tuple[int, int]) -> str:
-    """What a transcript is named for that holds up to a release of torch."""
-    return "cpu-torch-{}-{}".format(*release)
 
 
 # --- figures ---------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
 
 def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
     """The programs' pages, the programs themselves, their figures, and what ran where."""
+    held.releases.cache_clear()
     shown = embedded_files(root)
     for program in programs(root):
         page = program_page(program.name).lstrip("/")
