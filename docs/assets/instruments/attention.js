@@ -1,12 +1,10 @@
 // "Attention in tiles": those of snippets/10_flash_attention/attention_in_tiles.py, played.
 // tests/test_browser_instruments.py holds the two together.
-import { digits, element, fill, inBytes, instrument, picture, player, widthOf } from "./base.js"
+import { digits, element, fill, inBytes, instrument, picture, player, sum, upTo, widthOf } from "./base.js"
 
 const ORDERS = ["queries-outside", "keys-outside"]
 const SCORES = ["random", "rising", "falling", "one-large"]
-const upTo = n => [...Array(n).keys()]
 const range = (first, end) => upTo(Math.max(0, end - first)).map(i => first + i)
-const sum = values => values.reduce((a, b) => a + b, 0)
 
 // ---- scores and values: whole numbers
 

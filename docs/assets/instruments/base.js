@@ -9,6 +9,8 @@ export const element = (tag, attributes = {}, ...inside) => {
 
 // ---- numbers, as the programs write them
 
+export const upTo = n => [...Array(n).keys()]
+export const sum = values => values.reduce((a, b) => a + b, 0)
 export const digits = x => x >= 1000 ? String(Math.floor(x + 0.5)) : String(Number(x.toPrecision(3)))
 
 export const inBytes = x => {

@@ -1,10 +1,9 @@
 // "A collective at work": the plans of snippets/01_parallelism_strategies/collective_steps.py, played.
 // tests/test_browser_instruments.py holds the two together.
-import { digits, element, fill, hue, inBytes, inSeconds, instrument, picture, player, widthOf } from "./base.js"
+import { digits, element, fill, hue, inBytes, inSeconds, instrument, picture, player, sum, upTo, widthOf } from "./base.js"
 
 const COLLECTIVES = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast"]
 const ALGORITHMS = ["ring", "tree", "doubling", "hierarchical"]
-const upTo = n => [...Array(n).keys()]
 const range = (first, end, by = 1) => upTo(Math.ceil((end - first) / by)).map(i => first + i * by)
 
 // ---- plans: for each step its messages [from, to, chunks, added to what is there]
@@ -154,7 +153,6 @@ const bytesSent = (steps, n, size) => {
   return chunks.map(count => count * size / n)
 }
 
-const sum = values => values.reduce((a, b) => a + b, 0)
 const least = (collective, n) => ({ "all-reduce": 2 * (n - 1) / n, "broadcast": 1 })[collective] ?? (n - 1) / n
 const inAll = values => new Set(values).size === 1 ? `${inBytes(values[0])} each` : values.map(inBytes).join(", ")
 

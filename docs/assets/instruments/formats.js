@@ -1,6 +1,6 @@
 // "Number formats": what snippets/05_mixed_precision/number_formats.py makes of a number, with bits to flip.
 // tests/test_browser_instruments.py holds the two together.
-import { element, fill, instrument, picture, widthOf } from "./base.js"
+import { element, fill, instrument, picture, upTo, widthOf } from "./base.js"
 
 const format = (e, m, largest) => ({ e, m, bias: 2 ** (e - 1) - 1, infinity: !largest, largest })
 const FP32 = format(8, 23), E4M3 = format(4, 3, 448), E2M1 = format(2, 1, 6)
@@ -10,7 +10,6 @@ const FORMATS = {
 }
 const FACTOR = format(8, 23, 2 ** 128 - 2 ** 104) // fp32 that saturates
 const BLOCKS = { mxfp4: 32, nvfp4: 16 }
-const upTo = n => [...Array(n).keys()]
 const negative = x => x < 0 || Object.is(x, -0)
 const length = values => Math.sqrt(values.reduce((total, v) => total + v * v, 0))
 

@@ -1,8 +1,6 @@
 // The planner's formulas, as in snippets/planner; tests/test_browser_instruments.py holds the two together.
-import { fill, hue, joined } from "./base.js"
+import { fill, hue, joined, sum, upTo } from "./base.js"
 
-export const upTo = n => [...Array(n).keys()]
-export const sum = values => values.reduce((a, b) => a + b, 0)
 export const total = parts => sum(Object.values(parts))
 export const over = (n, d) => Math.floor(n / d)
 export const gcd = (a, b) => b ? gcd(b, a % b) : a
@@ -393,7 +391,7 @@ export const whyNot = (s, l) => {
   return ""
 }
 
-// ---- bars of parts: [label, value, parts] each, and lines: [at, words, class]
+// ---- bars of parts: [label, value, parts], and lines: [at, words, class]
 
 export const bars = (svg, width, rows, most, lines = []) => {
   const names = Object.keys(rows[0][2]), row = rows.length > 16 ? 17 : 24, left = 108, top = lines.length && 20, scale = (width - left - 8) / (1.06 * most)

@@ -1,7 +1,7 @@
 // "Memory of a rank": the stages of a layout, part by part, as snippets/planner/rank_memory.py adds them up.
-import { digits, inBytes, inSeconds, instrument, joined, picture, widthOf } from "./base.js"
+import { digits, inBytes, inSeconds, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
-  ask, bars, closedForm, flying, gcd, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stages, stepTime, tables, total, upTo, whyNot,
+  ask, bars, closedForm, flying, gcd, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stages, stepTime, tables, total, whyNot,
 } from "./layouts.js"
 
 const partsOf = (s, l, sequence, index) => {

@@ -1,8 +1,8 @@
 // "The planner": the search of snippets/planner/plan.py, and what it prints.
-import { element, instrument, joined, picture, widthOf } from "./base.js"
+import { element, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
   ask, bars, closedForm, flopsPerToken, gcd, GIB, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stepTime,
-  tables, total, traffic, upTo, whyNot,
+  tables, total, traffic, whyNot,
 } from "./layouts.js"
 
 // ---- numbers as Python's format writes them: exact halves go to the even digit
