@@ -54,7 +54,8 @@ def main() -> None:
     device = torch.device("cpu")
     if torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
-    x, y = (torch.randn(2**23, device=device) for _ in range(2))  # 32 MiB each
+    n = 2**23 if device.type == "cpu" else 2**26  # 32 MiB each, on a GPU 256
+    x, y = (torch.randn(n, device=device) for _ in range(2))
     with Traffic() as eager:
         expected = chain(x, y)
     fused = x.nbytes + y.nbytes + expected.nbytes

@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
-S, WINDOW, BLOCK = 2048, 256, 128
+S, WINDOW, BLOCK = 16384 if torch.cuda.is_available() else 2048, 256, 128
 
 
 def sliding(b, h, q, k):

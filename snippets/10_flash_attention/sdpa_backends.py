@@ -119,8 +119,10 @@ def main() -> None:
         for reason in reasons:
             print(f"    {' '.join(reason.split())}")
 
-    q, k, v = (torch.randn(1, 4, 1024, 64, device=device, dtype=dtype) for _ in range(3))
-    print("\n1,024 tokens, 4 heads of 64, causal:")
+    tokens, heads = (8192, 16) if cuda else (1024, 4)
+    shape = 1, heads, tokens, 64
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
+    print(f"\n{tokens:,} tokens, {heads} heads of 64, causal:")
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
 
         def call(backend=backend) -> torch.Tensor:
