@@ -93,8 +93,9 @@ def main() -> None:
     events: list[str] = []  # forwards and backwards of layers, gradients accumulated
 
     def forward_ran(_module, _inputs, y: torch.Tensor) -> None:
-        events.append("F")
-        y.register_hook(lambda _: events.append("B"))
+        if y.requires_grad:  # in torch 2.11 a stage learns its shapes without gradients
+            events.append("F")
+            y.register_hook(lambda _: events.append("B"))
 
     for layer in layers:
         layer.register_forward_hook(forward_ran)
@@ -102,7 +103,13 @@ def main() -> None:
         parameter.register_post_accumulate_grad_hook(lambda _: events.append("W"))
 
     whole_backward = (*ONE_STAGE, ScheduleInterleaved1F1B)
+    old_gloo = device.type == "cpu" and torch.__version__.startswith("2.11.")
     for schedule_class in (*whole_backward, ScheduleInterleavedZeroBubble, *V_SHAPED):
+        if old_gloo and schedule_class in V_SHAPED:
+            if rank == 0:
+                name = schedule_class.__name__
+                print(f"{name:29}  torch 2.11: a rank sends to itself, gloo cannot")
+            continue
         events.clear()
         modules, loss = train_step(schedule_class, whole, batch, target)
         torch.testing.assert_close(loss, true_loss.detach())
