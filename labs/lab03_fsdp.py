@@ -739,13 +739,15 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 5: the same by fully_shard
 #
-# FSDP2's `fully_shard(module)` does all this, with prefetch and overlap: it turns the
-# module's parameters into **DTensors** of which each rank holds its rows, and sets the hooks.
-# What it does not know is how large a unit should be. Every call makes one unit of all
-# parameters in the module that no earlier call has taken. So wrap from the inside out: the
-# parts first, the root last. If you wrap the root alone, the whole model is one unit, gathered
-# whole, and with whole gradients: sharded, and out of memory all the same. If you wrap every
-# linear layer, units are small, and messages are many: each has its latency.
+# FSDP2's `fully_shard(module, mesh=mesh)` does all this, with prefetch and overlap: it turns
+# the module's parameters into **DTensors** of which each rank holds its rows, and sets the
+# hooks. The mesh says which ranks, and on what device: without one it takes the accelerator
+# that it sees, also where these ranks are on the CPU. What it does not know is how large a
+# unit should be. Every call makes one unit of all parameters in the module that no earlier
+# call has taken. So wrap from the inside out: the parts first, the root last. If you wrap the
+# root alone, the whole model is one unit, gathered whole, and with whole gradients: sharded,
+# and out of memory all the same. If you wrap every linear layer, units are small, and messages
+# are many: each has its latency.
 #
 # By default a unit is freed after its forward (`reshard_after_forward=True`); kept, it saves
 # the second all-gather and costs the memory. And the optimizer comes last: the parameters it
@@ -753,12 +755,20 @@ if __name__ == "__main__":
 
 
 # %%
+def all_ranks() -> DeviceMesh:
+    """The mesh of all ranks, on the device of their group: gloo's is the CPU."""
+    cpu = dist.get_backend() == "gloo"
+    kind = "cpu" if cpu else torch.accelerator.current_accelerator().type
+    return DeviceMesh(kind, list(range(dist.get_world_size())))
+
+
 def shard_model(model: Net) -> tuple[Net, torch.optim.Adam]:
     """The model, fully sharded in place, one unit for each of model.units(), and its Adam."""
+    mesh = all_ranks()
     # >>> solution 5: wrap the units, wrap the root, make Adam
     for unit in model.units():
-        fully_shard(unit)
-    fully_shard(model)
+        fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model, make_adam(list(model.parameters()))
     # <<< solution
 
@@ -778,7 +788,7 @@ class RootAlone(Sharded):
     """The model as one unit: how not to do it."""
 
     def __init__(self, model: Net):
-        self.model = fully_shard(model, reshard_after_forward=True)
+        self.model = fully_shard(model, mesh=all_ranks(), reshard_after_forward=True)
         self.adam = make_adam(list(model.parameters()))
 
 

@@ -48,6 +48,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -743,10 +744,10 @@ def check_offload(device: torch.device) -> None:
 # ## Step 7: FSDP2 does the same
 #
 # Stage 3 and `fully_shard` are the same idea from opposite sides: there the engine owns the
-# loop, here you do. `fully_shard(module)` makes one unit of a module's parameters, which are
-# gathered together before its forward and freed after it. Shard each layer, then the whole, so
-# that a layer at a time is whole. Sharding only the whole makes one unit of everything: right
-# losses, and a peak as if nothing were sharded.
+# loop, here you do. `fully_shard(module, mesh=mesh)` makes one unit of a module's parameters,
+# which are gathered together before its forward and freed after it. Shard each layer, then the
+# whole, so that a layer at a time is whole. Sharding only the whole makes one unit of
+# everything: right losses, and a peak as if nothing were sharded.
 #
 # Then write out what `train_step` left to the engine. Now it is *you* who divides each loss by
 # the number of micro-batches (FSDP2 averages over ranks, not over those), who clips, steps and
@@ -756,10 +757,11 @@ def check_offload(device: torch.device) -> None:
 # %%
 def shard(model: nn.Module) -> nn.Module:
     """Shard every layer as a unit of its own, then the model; return the model."""
+    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     # >>> solution 7: fully_shard each of model.layers, then the model
     for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model
     # <<< solution
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 SLOW, STEPS = 2.0, 5  # seconds that the disk takes, at least; steps meanwhile
@@ -44,7 +45,8 @@ class Net(nn.Module):
 
 def build(seed: int, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = fully_shard(Net().to(device))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    model = fully_shard(Net().to(device), mesh=mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 

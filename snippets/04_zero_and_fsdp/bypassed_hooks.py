@@ -12,6 +12,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 H = 48
@@ -49,14 +50,14 @@ def start() -> torch.device:
 
 def main() -> int:
     device = start()
-    rank = dist.get_rank()
+    rank, mesh = dist.get_rank(), init_device_mesh(device.type, (dist.get_world_size(),))
     torch.manual_seed(0)
     model, inputs = Model().to(device), torch.ones(4, H, device=device)
     expected, part = model.encode(inputs), model.blocks[0](inputs)
     modules = [*model.blocks, model]
     try:
         for module in reversed(modules) if "root" in sys.argv else modules:
-            fully_shard(module)
+            fully_shard(module, mesh=mesh)
         if "--fix" in sys.argv:
             register_fsdp_forward_method(model, "encode")
             model(inputs)  # the root first, then a part

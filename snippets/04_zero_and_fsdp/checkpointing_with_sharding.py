@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,16 +58,16 @@ def whole(parameter: nn.Parameter) -> bool:
     return not isinstance(parameter, DTensor)
 
 
-def plain(block: nn.Module) -> nn.Module:
-    return fully_shard(block)
+def plain(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fully_shard(block, mesh=mesh)
 
 
-def checkpoint_inside(block: nn.Module) -> nn.Module:
-    return fully_shard(checkpoint_wrapper(block))
+def checkpoint_inside(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fully_shard(checkpoint_wrapper(block), mesh=mesh)
 
 
-def checkpoint_outside(block: nn.Module) -> nn.Module:
-    return checkpoint_wrapper(fully_shard(block))
+def checkpoint_outside(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return checkpoint_wrapper(fully_shard(block, mesh=mesh))
 
 
 def start() -> torch.device:
@@ -88,6 +89,7 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     psi = sum(p.numel() for p in alone.parameters())
@@ -100,7 +102,7 @@ def main() -> None:
     for wrap in (plain, checkpoint_inside, checkpoint_outside):
         model = copy.deepcopy(alone)
         model.zero_grad()
-        model = fully_shard(nn.Sequential(*(wrap(block) for block in model)))
+        model = fully_shard(nn.Sequential(*(wrap(block, mesh) for block in model)), mesh=mesh)
         assert isinstance(model[0], FSDPModule) == (wrap is not checkpoint_outside)
         saved: dict[int, int] = {}
 

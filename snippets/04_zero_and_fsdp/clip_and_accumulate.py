@@ -14,6 +14,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -98,6 +99,7 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the micro-batches of {BATCH // MICRO}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     psi = sum(p.numel() for p in alone.parameters())
@@ -116,8 +118,8 @@ def main() -> None:
     for mode in (reduce_every, reduce_last, stay_whole):
         model = copy.deepcopy(fresh)
         for block in model:
-            fully_shard(block)
-        fully_shard(model)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         with Count(model) as count:
             for micro, part in enumerate(inputs.chunk(MICRO)):
                 mode(model, micro)

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 WIDTH = 64
@@ -47,8 +48,9 @@ def start() -> torch.device:
 def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
-    model = fully_shard(Net().to(device))
+    model = fully_shard(Net().to(device), mesh=mesh)
     x = torch.randn(4, WIDTH).to(device)
     with torch.no_grad():
         expected = model(x).cpu()

@@ -12,6 +12,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
@@ -28,11 +29,11 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
-def shard_blocks(model: nn.Sequential) -> nn.Sequential:
+def shard_blocks(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
     """Bottom up: each block is a group of its own, the root takes what is left."""
     for block in model:
-        fully_shard(block)
-    return fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def start() -> torch.device:
@@ -54,11 +55,12 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     models = {
-        "FSDP2": shard_blocks(copy.deepcopy(alone)),
+        "FSDP2": shard_blocks(copy.deepcopy(alone), mesh),
         "DDP": DistributedDataParallel(copy.deepcopy(alone)),
         "one process": alone,
     }

@@ -12,6 +12,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 BATCH, H, MAX_NORM = 24, 48, 0.1
@@ -48,6 +49,7 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     alone = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, 8)).to(device)
     inputs = torch.randn(BATCH, H).to(device)
@@ -60,7 +62,7 @@ def main() -> None:
     if rank == 0:
         print(f"one process: norm after clipping {truth.norm():.4f}")
     for clip, model in models.items():
-        fully_shard(model)
+        fully_shard(model, mesh=mesh)
         loss = (model(inputs[rank::n]) - targets).square().mean()
         assert n == 1 or not torch.isclose(loss, whole)  # of a part of the rows
         loss.backward()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -102,6 +103,7 @@ def measure(reshard: bool | None, device: torch.device) -> tuple[dict[str, list[
     And the norm of that step's gradient.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     inputs = torch.randn(BATCH, H)[rank::n].to(device)
     psi = LAYERS * (8 * H * H + 5 * H) / (1 if reshard is None else n)
@@ -110,8 +112,8 @@ def measure(reshard: bool | None, device: torch.device) -> tuple[dict[str, list[
         model = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
         if reshard is not None:
             for block in model:
-                fully_shard(block, reshard_after_forward=reshard)
-            fully_shard(model)
+                fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+            fully_shard(model, mesh=mesh)
         adam = torch.optim.Adam(model.parameters(), foreach=False)  # one parameter at a time
         for _ in range(2):
             memory.trace = [memory.used]

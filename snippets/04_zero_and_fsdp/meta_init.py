@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 BATCH, H, LAYERS = 12, 48, 4
@@ -36,12 +37,12 @@ class Model(nn.Module):
         return self.blocks(x)
 
 
-def sharded_on_meta() -> Model:
+def sharded_on_meta(mesh: DeviceMesh) -> Model:
     with torch.device("meta"):
         model = Model()
     for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def initialise(model: Model) -> None:
@@ -77,12 +78,13 @@ def main() -> int:
         sys.exit(f"the number of ranks must divide {H}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     plain = Model()
     psi = sum(p.numel() for p in plain.parameters())
     inputs = torch.ones(BATCH, H, device=device)
 
-    model = sharded_on_meta()
+    model = sharded_on_meta(mesh)
     if "--forget" in sys.argv:
         try:
             model(inputs)
@@ -97,7 +99,7 @@ def main() -> int:
     for ours, truth in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours.full_tensor().cpu(), truth)
 
-    loaded = sharded_on_meta()
+    loaded = sharded_on_meta(mesh)
     loaded.to_empty(device=device)
     state = plain.state_dict() if rank == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -106,7 +108,7 @@ def main() -> int:
         assert torch.equal(ours.full_tensor().cpu(), truth)
     output = loaded(inputs).mean().item()
 
-    naive = sharded_on_meta()
+    naive = sharded_on_meta(mesh)
     naive.to_empty(device=device)
     torch.manual_seed(0)
     for module in naive.modules():

@@ -13,6 +13,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -91,6 +92,7 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     psi = sum(p.numel() for p in alone.parameters())
@@ -105,8 +107,8 @@ def main() -> None:
         model.zero_grad()
         # --8<-- [start:shard]
         for block in model:
-            fully_shard(block, mp_policy=policy)
-        fully_shard(model, mp_policy=policy)
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
         # --8<-- [end:shard]
         seen: list[torch.dtype] = []
         model[0].up.register_forward_pre_hook(
@@ -139,8 +141,8 @@ def main() -> None:
         ("fp32, output bf16", KEEP_FP32),
     ):
         block = copy.deepcopy(alone[0])
-        fully_shard(block.up, mp_policy=policy)
-        fully_shard(block, mp_policy=POLICIES["param bf16"])
+        fully_shard(block.up, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=POLICIES["param bf16"])
         kept: list[torch.dtype] = []
         block.up.register_forward_pre_hook(lambda m, _, kept=kept: kept.append(m.weight.dtype))
         try:

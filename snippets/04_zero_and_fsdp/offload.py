@@ -10,6 +10,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 BATCH, H, LAYERS, STEPS = 24, 48, 4, 3  # 1, 2, 3 and 4 ranks divide the batch
@@ -43,6 +44,7 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     pinned = device.type != "cpu"  # page-locked memory is for copies to an accelerator
     parameters = []
     for policy in (OffloadPolicy(), CPUOffloadPolicy(pin_memory=pinned)):
@@ -51,11 +53,11 @@ def main() -> None:
         psi = sum(p.numel() for p in model.parameters())
         computed_on: set[str] = set()
         for block in model:
-            fully_shard(block, offload_policy=policy)
+            fully_shard(block, mesh=mesh, offload_policy=policy)
             block.up.register_forward_pre_hook(
                 lambda module, _, seen=computed_on: seen.add(module.weight.device.type)
             )
-        fully_shard(model, offload_policy=policy)
+        fully_shard(model, mesh=mesh, offload_policy=policy)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for _ in range(STEPS):
             inputs = torch.randn(BATCH, H).to(device)

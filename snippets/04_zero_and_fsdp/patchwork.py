@@ -12,6 +12,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 H = 48
@@ -47,6 +48,7 @@ def start() -> torch.device:
 def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     built = []  # what each rank builds, from a seed of its own
     for seed in range(n):
         torch.manual_seed(seed)
@@ -54,7 +56,7 @@ def main() -> None:
     for prepare in (as_built, broadcast):
         model = copy.deepcopy(built[rank])
         prepare(model)
-        fully_shard(model)
+        fully_shard(model, mesh=mesh)
         whole = rows(*(p.full_tensor() for p in model.parameters()))
         owners = []
         for part, *candidates in zip(

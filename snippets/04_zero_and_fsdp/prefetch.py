@@ -12,6 +12,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -74,7 +75,7 @@ def main() -> None:
     if n == 1:
         sys.exit(f"one rank gathers nothing: torchrun --nproc-per-node=2 {sys.argv[0]}")
     device = start()
-    rank = dist.get_rank()
+    rank, mesh = dist.get_rank(), init_device_mesh(device.type, (n,))
     inputs = torch.randn(BATCH // n, H).to(device)
     for by in (None, 1, 2):
         torch.manual_seed(0)
@@ -84,8 +85,8 @@ def main() -> None:
             for index, block in enumerate(model)
         }
         for block in model:
-            fully_shard(block)
-        fully_shard(model)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         if by is not None:
             look_ahead(list(model), by)
         events = Events(sizes, n)

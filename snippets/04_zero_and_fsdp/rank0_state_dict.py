@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 H = 48
@@ -36,11 +37,11 @@ def start() -> torch.device:
 
 def main() -> None:
     device = start()
-    rank = dist.get_rank()
+    rank, mesh = dist.get_rank(), init_device_mesh(device.type, (dist.get_world_size(),))
     torch.manual_seed(0)
     model = new_model().to(device)
     psi = sum(p.numel() for p in model.parameters())
-    fully_shard(model)
+    fully_shard(model, mesh=mesh)
     if rank == 0:
         local = {k: v.to_local() for k, v in model.state_dict().items()}
         torch.save(local, "local.pt")

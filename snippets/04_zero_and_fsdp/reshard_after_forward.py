@@ -12,6 +12,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,6 +77,7 @@ def main() -> None:
         sys.exit("reshard_after_forward.py needs 4 ranks: torchrun --nproc-per-node=4")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     psi = sum(p.numel() for p in alone.parameters())
@@ -91,8 +93,8 @@ def main() -> None:
         model = copy.deepcopy(alone)
         model.zero_grad()
         for block in model:
-            fully_shard(block, reshard_after_forward=reshard)
-        fully_shard(model)
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh)
         with Gathers() as forward:
             loss = model(inputs[rank::n]).square().mean()
         between = held(model)

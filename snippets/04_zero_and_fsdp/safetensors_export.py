@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -61,13 +62,13 @@ def start() -> torch.device:
 
 def main() -> None:
     device = start()
-    rank = dist.get_rank()
+    rank, mesh = dist.get_rank(), init_device_mesh(device.type, (dist.get_world_size(),))
     disable_progress_bar()
     torch.manual_seed(0)
     model = LlamaForCausalLM(CONFIG).to(device)
     for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     tokens = torch.arange(16).reshape(2, 8).to(device)  # [b, s]
     with torch.no_grad():
         expected = model(tokens).logits.cpu()

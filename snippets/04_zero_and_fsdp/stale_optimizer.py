@@ -10,19 +10,20 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 BATCH, H, STEPS = 24, 48, 20  # 1, 2, 3 and 4 ranks divide the batch
 
 
-def built_before(model: nn.Module) -> torch.optim.Optimizer:
+def built_before(model: nn.Module, mesh: DeviceMesh) -> torch.optim.Optimizer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    fully_shard(model)
+    fully_shard(model, mesh=mesh)
     return optimizer
 
 
-def built_after(model: nn.Module) -> torch.optim.Optimizer:
-    fully_shard(model)
+def built_after(model: nn.Module, mesh: DeviceMesh) -> torch.optim.Optimizer:
+    fully_shard(model, mesh=mesh)
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
@@ -45,11 +46,12 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     for build in (built_before, built_after):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, 1)).to(device)
         inputs = torch.randn(BATCH, H).to(device)
-        optimizer = build(model)
+        optimizer = build(model, mesh)
         losses = []
         for _ in range(STEPS):
             optimizer.zero_grad()

@@ -12,6 +12,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 BATCH, LENGTH, VOCABULARY, H, STEPS = 24, 8, 64, 32, 5  # 1, 2, 3 and 4 ranks divide the batch
@@ -29,19 +30,19 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.block(self.embed(tokens))))
 
 
-def unsharded(model: Tied) -> None:
+def unsharded(model: Tied, mesh: DeviceMesh) -> None:
     pass
 
 
-def cut_apart(model: Tied) -> None:
+def cut_apart(model: Tied, mesh: DeviceMesh) -> None:
     for module in (model.embed, model.block, model.head, model):
-        fully_shard(module)
+        fully_shard(module, mesh=mesh)
 
 
-def kept_together(model: Tied) -> None:
-    fully_shard(model.block)
-    fully_shard([model.embed, model.head])  # one unit of two modules
-    fully_shard(model)
+def kept_together(model: Tied, mesh: DeviceMesh) -> None:
+    fully_shard(model.block, mesh=mesh)
+    fully_shard([model.embed, model.head], mesh=mesh)  # one unit of two modules
+    fully_shard(model, mesh=mesh)
 
 
 def train(model: Tied, tokens: torch.Tensor) -> list[float]:
@@ -79,13 +80,14 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH)).to(device)
     truth: list[float] = []
     for shard in (unsharded, cut_apart, kept_together):
         torch.manual_seed(1)
         model = Tied().to(device)
-        shard(model)
+        shard(model, mesh)
         alone = shard is unsharded
         parameters = sum(p.numel() for p in model.parameters())
         tied = model.embed.weight is model.head.weight

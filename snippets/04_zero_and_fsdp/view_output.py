@@ -14,6 +14,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 H = 48
@@ -68,9 +69,10 @@ def main() -> int:
     truths = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     model.in_place = "--fix" not in sys.argv
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     try:
         model(inputs).square().mean().backward()
     except RuntimeError as error:

@@ -12,6 +12,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,21 +53,21 @@ def whole_bytes(model: nn.Module) -> int:
     return sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
 
 
-def root_only(model: nn.Module) -> None:
-    fully_shard(model, reshard_after_forward=True)
+def root_only(model: nn.Module, mesh: DeviceMesh) -> None:
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 
-def blocks(model: nn.Module) -> None:
+def blocks(model: nn.Module, mesh: DeviceMesh) -> None:
     for block in model:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
-def linears(model: nn.Module) -> None:
+def linears(model: nn.Module, mesh: DeviceMesh) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            fully_shard(module)
-    fully_shard(model)
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def start() -> torch.device:
@@ -88,6 +89,7 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
     psi = sum(p.numel() for p in alone.parameters())
@@ -100,7 +102,7 @@ def main() -> None:
     for wrap in (root_only, blocks, linears):
         model = copy.deepcopy(alone)
         model.zero_grad()
-        wrap(model)
+        wrap(model, mesh)
         with Count(model) as count:
             loss = model(inputs[rank::n]).square().mean()
             loss.backward()

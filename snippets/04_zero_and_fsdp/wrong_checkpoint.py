@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 WIDTH, TRAINED = 32, 300  # features, steps before the save
@@ -40,7 +41,8 @@ class GatedNet(nn.Module):
 
 def sharded(device: torch.device, gated: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    return fully_shard(GatedNet(gated).to(device))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    return fully_shard(GatedNet(gated).to(device), mesh=mesh)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps: int) -> float:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
@@ -50,7 +51,7 @@ def dtensors(scaler: GradScaler, value: float = torch.inf) -> tuple[torch.Tensor
     """The same on a layer that fully_shard has cut: the inf is in row 0, which rank 0 owns."""
     torch.manual_seed(0)
     layer = nn.Linear(H, H, bias=False)
-    fully_shard(layer)
+    fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     scaler.scale(layer(torch.ones(4, H)).sum()).backward()
     if dist.get_rank() == 0:

@@ -125,24 +125,25 @@ wrong("zero3_begins_each_step", step=4, hint="other",
 wrong("shard_adam_first", step=5, hint="stale", edits=[
     ("for unit in model.units():",
      "adam = make_adam(list(model.parameters()))\nfor unit in model.units():"),
-    ("fully_shard(model)\nreturn model, make_adam(list(model.parameters()))",
-     "fully_shard(model)\nreturn model, adam")])
+    ("fully_shard(model, mesh=mesh)\nreturn model, make_adam(list(model.parameters()))",
+     "fully_shard(model, mesh=mesh)\nreturn model, adam")])
 wrong("shard_linears", step=5, hint="too_fine",
-      old="for unit in model.units():\n    fully_shard(unit)", new="""
+      old="for unit in model.units():\n    fully_shard(unit, mesh=mesh)", new="""
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            fully_shard(module)
+            fully_shard(module, mesh=mesh)
     for block in model.blocks:
-        fully_shard(block)
+        fully_shard(block, mesh=mesh)
 """)
 wrong("shard_no_root", step=5, hint="no_root",
-      old="fully_shard(model)", new="")
+      old="fully_shard(model, mesh=mesh)", new="")
 wrong("shard_nothing", step=5, hint="not_wrapped",
       old=Body("shard_model"), new="return model, make_adam(list(model.parameters()))")
 wrong("shard_root_alone", step=5, hint="root_alone",
-      old="for unit in model.units():\n    fully_shard(unit)", new="")
+      old="for unit in model.units():\n    fully_shard(unit, mesh=mesh)", new="")
 wrong("shard_stays_whole", step=5, hint="reshard",
-      old="fully_shard(unit)", new="fully_shard(unit, reshard_after_forward=False)")
+      old="fully_shard(unit, mesh=mesh)",
+      new="fully_shard(unit, mesh=mesh, reshard_after_forward=False)")
 
 # step 6
 

@@ -275,7 +275,7 @@ wrong("fsdp_steps_each", step=7, hint="fsdp_steps",
       old="loss.backward()\ntotal += loss.detach()",
       new="loss.backward()\ntotal += loss.detach()\noptimizer.step()")
 wrong("shard_layers", step=7, hint="no_root",
-      old="fully_shard(model)", new="")
+      old="fully_shard(model, mesh=mesh)", new="")
 wrong("shard_whole", step=7, hint="units",
       old=Body("shard"), new="fully_shard(model)\nreturn model")
 wrong("fsdp_scales_up", step=7, hint="other",
