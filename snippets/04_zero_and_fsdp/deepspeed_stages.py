@@ -31,12 +31,15 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
+if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
 
 try:
     import deepspeed
@@ -196,9 +199,10 @@ def plain(device: torch.device, shard: bool, holds: float, empty_step: bool = Fa
     torch.manual_seed(0)
     model = TanhNet().to(device)
     if shard:
+        mesh = init_device_mesh(device.type, (n,))
         for layer in model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=EPS)
     if empty_step:
         for p in model.parameters():

@@ -20,6 +20,8 @@ from torch import nn
 
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
+if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
 
 try:
     import deepspeed

@@ -18,6 +18,9 @@ import torch.distributed.nn  # not left to torch: imported after init, it keeps 
 
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
+ON_CPU = torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+if ON_CPU:  # too few accelerators for all ranks; DeepSpeed asks when imported
+    os.environ["DS_ACCELERATOR"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here is downloaded
 
 try:
@@ -56,7 +59,7 @@ def losses(data: list[dict], config: dict | None) -> tuple[int, list[float]]:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        use_cpu=not torch.accelerator.is_available(),
+        use_cpu=ON_CPU,
         seed=0,
     )
     torch.manual_seed(0)
