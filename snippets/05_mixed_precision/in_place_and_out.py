@@ -57,7 +57,7 @@ def main() -> None:
     attempt("layer(y), an fp32 layer", lambda: layer(y))
     attempt("  fix: layer(y.float())", lambda: layer(y.float()), layer(square + x))
     attempt("mse_loss(y, x)", lambda: F.mse_loss(y, x), square.square().mean())
-    attempt("mse_loss(y, y), in bf16", lambda: F.mse_loss(y, y), torch.zeros(()))
+    attempt("mse_loss(y, y), in bf16", lambda: F.mse_loss(y, y), square.new_zeros(()))
 
 
 if __name__ == "__main__":
