@@ -91,22 +91,26 @@ def batch(step: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return x[rows].to(device), y[rows].to(device)
 
 
+def own_device() -> torch.device:
+    """One accelerator per local rank where there are enough, otherwise the CPU."""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
+    if torch.accelerator.device_count() < here:
+        return torch.device("cpu")
+    torch.accelerator.set_device_index(local)
+    return torch.device(torch.accelerator.current_accelerator().type, local)
+
+
 def train(options: argparse.Namespace) -> float | None:
     """Train in the default process group; return the final loss, None where time was up."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
-    device = torch.device("cpu")
-    gpu = torch.accelerator.is_available() and torch.accelerator.device_count() >= here
-    if gpu:
-        device = torch.device(torch.accelerator.current_accelerator().type, local)
-        torch.accelerator.set_device_index(local)
+    device = own_device()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, WIDTH)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     first = resume(options.checkpoints, model, optimizer)
-    wrapped = DistributedDataParallel(model, device_ids=[local] if gpu else None)
+    wrapped = DistributedDataParallel(model)
     time_is_up = TimeIsUp()
     if rank == 0:
         # where it resumes depends on when it was stopped: measured, not computed
@@ -171,7 +175,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    dist.init_process_group()
+    dist.init_process_group(dist.get_default_backend_for_device(own_device()))
     loss = train(options)
     dist.destroy_process_group()
     return STOPPED if loss is None else 0

@@ -14,7 +14,6 @@ if importlib.util.find_spec("ray") is None:
     sys.exit("this needs Ray: pip install -r requirements/ray.txt")
 
 import ray
-import torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -29,7 +28,7 @@ def loop(config: dict) -> float | None:
 
 
 def trainer(arguments: list[str], ranks: int, storage: Path) -> TorchTrainer:
-    gpu = torch.cuda.is_available()
+    gpu = ray.cluster_resources().get("GPU", 0) >= ranks
     return TorchTrainer(
         loop,
         train_loop_config={"arguments": arguments},
