@@ -177,3 +177,41 @@ def test_no_program_refuses_after_it_has_joined() -> None:
         for match in LATE.finditer(text)
     ]
     assert not late, "\n".join(late)
+
+
+DEVICE_OF = {"fully_shard": "mesh", "FullyShardedDataParallel": "device_id"}
+DEVICE_OF |= {"FSDP": "device_id", "init_process_group": "device_id"}
+
+
+def picks_a_device(text: str) -> Iterator[int]:
+    """The lines of calls that take the accelerator which they see, wherever the ranks are."""
+    told = "DS_ACCELERATOR" in text.partition("import deepspeed")[0]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            named = {keyword.arg for keyword in node.keywords}
+            group = name == "init_process_group" and node.args  # of a backend
+            if name in DEVICE_OF and DEVICE_OF[name] not in named and not group:
+                yield node.lineno
+        elif isinstance(node, ast.Import) and node.names[0].name == "deepspeed" and not told:
+            yield node.lineno
+
+
+def test_no_library_picks_the_device() -> None:
+    """With fewer GPUs than ranks start() takes the CPU, and libraries must be told so."""
+    wrong = [
+        f"{place(path)}:{line}: says nothing of the device that start() took"
+        for path in programs()
+        for line in picks_a_device(path.read_text("utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_library_that_picks_the_device_is_found() -> None:
+    ours = (
+        'os.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed\nfully_shard(a, mesh=mesh)\n'
+        'dist.init_process_group("gloo")\ndist.init_process_group(device_id=device)\n'
+    )
+    assert not list(picks_a_device(ours))
+    theirs = "import deepspeed\nfsdp.fully_shard(a)\ndist.init_process_group()\nFSDP(a)\n"
+    assert sorted(picks_a_device(theirs)) == [1, 2, 3, 4]
