@@ -30,7 +30,8 @@ __global__ void strided_copy(const float *in, float *out, int n, int stride, int
 }
 
 // One thread copies neighbours: consecutive for the thread, `run` floats apart for the lanes.
-__global__ void run_copy(const float *in, float *out, int n, int run) {
+__global__ void run_copy(const float *__restrict__ in, float *__restrict__ out, int n,
+                         int run) {
     int first = (blockIdx.x * blockDim.x + threadIdx.x) * run;
     for (int i = first; i < min(first + run, n); i++) out[i] = in[i];
 }
