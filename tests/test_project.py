@@ -257,7 +257,9 @@ NEEDS_A_GPU = re.compile(
     r"(?:exit|stderr,)[^;]{0,40}needs an? (?:\w+ )?GPU|(?:no GPU|none) here|exit\(f.no NVIDIA"
 )
 TAKES_GPUS = re.compile(
-    r"^\$ (\./\w+|python |torchrun |compute-sanitizer |for name in |LD_LIBRARY_PATH=)", re.M
+    r"^\$ (timeout \d+ )?"
+    r"(\./\w+|python |torchrun |compute-sanitizer |for name in |LD_LIBRARY_PATH=)",
+    re.M,
 )
 
 

@@ -36,7 +36,7 @@ _MACHINE = re.compile(
 )
 _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
-_DATA = re.compile(r"[\w.-]+\.(?:toml|csv|cpu\.txt)")
+_DATA = re.compile(r"[\w.-]+\.(?:toml|csv|(?:cpu|cuda)\.txt)")
 _DEVICE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 _OLDER = re.compile(r"cpu-torch-(\d+)-(\d+)")
 _RECORDED = re.compile(rf"(?P<stem>.+?)\.(?:(?P<device>{_DEVICE})\.txt|(?:{_DEVICE}\.)?svg)")

@@ -71,7 +71,6 @@ constexpr int warpSize = 32;
   X(cudaSuccess, 0, "no error")                                                       \
   X(cudaErrorInvalidValue, 1, "invalid argument")                                     \
   X(cudaErrorMemoryAllocation, 2, "out of memory")                                    \
-  X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")               \
   X(cudaErrorNotReady, 600, "device not ready")                                       \
   X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")         \
   X(cudaErrorLaunchFailure, 719, "unspecified launch failure")
@@ -426,12 +425,9 @@ template <class Body, class... Args>
 RAW void launch(const char* what, Config c, Body body, Args... args) {
   unsigned long long n = (unsigned long long)c.block.x * c.block.y * c.block.z;
   bool bad = n == 0 || n > 1024 || c.block.z > 64 || !c.grid.x || !c.grid.y || !c.grid.z ||
-             c.grid.x > 0x7fffffff || c.grid.y > 65535 || c.grid.z > 65535;
+             c.grid.x > 0x7fffffff || c.grid.y > 65535 || c.grid.z > 65535 ||
+             c.dynamic > dynamic_limit;
   if (bad) {
-    error = cudaErrorInvalidConfiguration;
-    return;
-  }
-  if (c.dynamic > dynamic_limit) {
     error = cudaErrorInvalidValue;
     return;
   }

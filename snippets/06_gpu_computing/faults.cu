@@ -29,6 +29,15 @@ __global__ void scatter(float *x, int n, bool fixed) {
     size_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[fixed ? i : i << 28] = i;  // a gibibyte apart
 }
+
+__global__ void add(float *x, const float *y) { x[threadIdx.x] += y[threadIdx.x]; }
+
+void unwritten(float *x, bool fixed) {
+    float *zeros;
+    CHECK(cudaMalloc(&zeros, 256 * sizeof(float)));
+    CHECK(cudaMemset(zeros, 0, fixed ? 256 * sizeof(float) : 256));  // counts bytes
+    add<<<1, 256>>>(x, zeros);
+}
 // --8<-- [end:past]
 
 // --8<-- [start:barrier]
@@ -140,7 +149,7 @@ void silent(float *x, bool fixed) {
 // --8<-- [end:silent]
 
 void words() {  // the runtime knows its words without a GPU
-    for (int code : {1, 2, 9, 35, 100, 209, 700, 701, 716, 719})
+    for (int code : {1, 2, 9, 35, 100, 209, 700, 701, 716, 717, 719})
         printf("%3d %-32s %s\n", code, cudaGetErrorName((cudaError_t)code),
                cudaGetErrorString((cudaError_t)code));
 }
@@ -165,6 +174,7 @@ int main(int argc, char **argv) {
     CHECK(cudaMemcpy(x, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice));
     if (is("past")) fill<<<2, 256>>>(x, 256, fixed);
     else if (is("host_pointer")) fill<<<1, 256>>>(fixed ? x : host.data(), 256, true);
+    else if (is("unwritten")) unwritten(x, fixed);
     else if (is("reverse")) reverse<<<1, 256>>>(x, fixed);
     else if (is("rotate")) rotate<<<1, 256>>>(x, fixed);
     else if (is("shift")) shift<<<1, 256>>>(x, fixed);
@@ -188,12 +198,15 @@ int main(int argc, char **argv) {
         if (is("half_warp")) return i < 16 ? i + (i + 16) : i;
         return i;
     };
-    int counted, all = is("count") || is("mixed") ? 256 : is("two_blocks") ? 2 : 0;
+    int counted, all = is("count") || is("mixed") ? 256 : is("two_blocks") ? 2 : 0, wrong = 0;
     CHECK(cudaMemcpy(host.data(), x, 256 * sizeof(float), cudaMemcpyDeviceToHost));
     CHECK(cudaMemcpy(&counted, counter, sizeof(int), cudaMemcpyDeviceToHost));
-    for (int i = 0; i < 256; i++)
-        if (fixed && (host[i] != right(i) || counted != all))
-            return fprintf(stderr, "wrong: x[%d] is %g, counted %d\n", i, host[i], counted), 1;
-    printf("no error\n");
+    for (int i = 0; i < 256; i++) wrong += host[i] != right(i);
+    if (!fixed)
+        printf("no error; ≈%d of 256 wrong, counted ≈%d of %d\n", wrong, counted, all);
+    else if (wrong || counted != all)
+        return fprintf(stderr, "%d of 256 wrong, counted %d\n", wrong, counted), 1;
+    else
+        printf("no error\n");
     return 0;
 }

@@ -1,4 +1,4 @@
-"""What the compiler's counts predict for kernels that go over rows, before a GPU has run them.
+"""What the compiler's counts predict for kernels that go over rows, beside what a GPU measured.
 
     python predicted_times.py machine_code.cpu.txt [softmax.cuda.txt layer_norm.cuda.txt]
 
@@ -7,40 +7,42 @@ what is under way in a latency (Little's law); its instructions at what the SMs 
 loop of a kernel reads from memory. The others may find their row in a cache: so each kernel has
 two times, one with every read from memory, one with the later reads free of it. A measured
 share of the copy's rate, from a GPU's transcript, lies between them, or the model is wrong.
+The prediction is for the kind of GPU that the transcripts name.
 """
 
 import re
 import sys
 from pathlib import Path
 
-# H100 SXM: memory bytes/s, SMs, clock, and half a microsecond of latency; a copy reaches 92%
-MEMORY, SMS, CLOCK, LATENCY, COPY = 3.35e12, 132, 1.755e9, 0.5e-6, 0.92
+# bytes/s that a copy reaches (92% and 86% of the datasheet's), and the clock; SMs of both
+GPUS = {"H100": (3.08e12, 1.755e9), "H200": (4.13e12, 1.98e9)}
+SMS, LATENCY = 132, 0.5e-6
 WRITES = ("result",)  # the loops that store as many bytes as they load
 FILES = {"softmax": "three_passes online", "layer_norm": "squares two_passes welford"}
 
 
 # --8<-- [start:predict]
 def seconds(
-    loop: str, instructions: float, under_way: float, from_memory: bool
+    gpu: str, loop: str, instructions: float, under_way: float, from_memory: bool
 ) -> dict[str, float]:
     """Of one loop, for an element of 4 bytes, by each of its three bounds."""
-    moved = 4 * from_memory + 4 * (loop in WRITES)
+    copied, clock = GPUS[gpu]
     return {
-        "memory": moved / (COPY * MEMORY),
+        "memory": (4 * from_memory + 4 * (loop in WRITES)) / copied,
         "latency": 4 / (SMS * under_way / LATENCY) if from_memory else 0.0,
-        "instructions": instructions / (128 * SMS * CLOCK),
+        "instructions": instructions / (128 * SMS * clock),
     }
 
 
-def longest(*loop: float | str, from_memory: bool) -> float:
-    return max(seconds(*loop, from_memory=from_memory).values())
+def longest(gpu: str, *loop: float | str, from_memory: bool) -> float:
+    return max(seconds(gpu, *loop, from_memory=from_memory).values())
 
 
-def shares(loops: list[tuple[str, float, float]]) -> tuple[float, float]:
+def shares(gpu: str, loops: list[tuple[str, float, float]]) -> tuple[float, float]:
     """Of a copy's rate, if one read and one write of each element count as useful."""
-    copy = 8 / (COPY * MEMORY)
-    slow = sum(longest(*loop, from_memory=True) for loop in loops)
-    fast = sum(longest(*loop, from_memory=n == 0) for n, loop in enumerate(loops))
+    copy = 8 / GPUS[gpu][0]
+    slow = sum(longest(gpu, *loop, from_memory=True) for loop in loops)
+    fast = sum(longest(gpu, *loop, from_memory=n == 0) for n, loop in enumerate(loops))
     return copy / slow, copy / fast
 
 
@@ -56,14 +58,18 @@ def counted(path: Path) -> dict[str, list[tuple[str, float, float]]]:
     return kernels
 
 
-def measured(paths: list[Path]) -> dict[str, list[float]]:
-    """By kernel, the shares of a copy that GPU transcripts give."""
+def measured(paths: list[Path]) -> tuple[str, dict[str, list[float]]]:
+    """The GPU that transcripts name, and by kernel the shares of a copy that they give."""
     found: dict[str, list[float]] = {}
+    gpu = "H100"
     for path in paths:
         text = path.read_text("utf-8").replace("three passes", "three_passes")
+        gpu = re.match(r"# recorded .* NVIDIA (\w+)", text)[1]
         for kernel, share in re.findall(r"(\w+) +≈\d+ GB/s useful, ≈(\d+)% of", text):
             found.setdefault(kernel, []).append(int(share) / 100)
-    return found
+    if gpu not in GPUS:
+        sys.exit(f"this program knows an H100 and an H200, and no {gpu}")
+    return gpu, found
 
 
 def main() -> None:
@@ -72,22 +78,22 @@ def main() -> None:
             "give it the transcript of machine_code.py, and those of a GPU if there are any"
         )
     kernels = counted(Path(sys.argv[1]))
-    seen = measured([Path(each) for each in sys.argv[2:]])
-    print("kernel        slowest loop, bound by    share of a copy: predicted  measured")
+    gpu, seen = measured([Path(each) for each in sys.argv[2:]])
+    print(f"kernel        slowest loop, bound by   of an {gpu}'s copy: predicted  measured")
     for program, names in FILES.items():
         for name in names.split():
             loops = kernels[name]
-            low, high = shares(loops)
-            worst = max(loops, key=lambda loop: longest(*loop, from_memory=True))
-            times = seconds(*worst, from_memory=True)
+            low, high = shares(gpu, loops)
+            worst = max(loops, key=lambda loop: longest(gpu, *loop, from_memory=True))
+            times = seconds(gpu, *worst, from_memory=True)
             bound = max(times, key=times.__getitem__)
-            said = ", ".join(f"{share:.0%}" for share in seen.get(name, []))
+            said = ", ".join(f"≈{share:.0%}" for share in seen.get(name, []))
             print(f"{name:12}  {worst[0]:8} {bound:15}", end="")
             print(f"{low:15.0%} to {high:4.0%}     {said or 'by nobody yet'}")
             assert 0 < low <= high <= 1.001, program
     # what the counts say apart from any constant: reading once more costs at most a third of
     # the useful traffic, and a loop with one load at a time cannot fill the memory
-    assert shares(kernels["two_passes"])[1] > shares(kernels["welford"])[1]
+    assert shares(gpu, kernels["two_passes"])[1] > shares(gpu, kernels["welford"])[1]
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ __global__ void strided_copy(const float *in, float *out, int n, int stride, int
 }
 
 // One thread copies neighbours: consecutive for the thread, `run` floats apart for the lanes.
-__global__ void run_copy(const float *in, float *out, int n, int run) {
+__global__ void run_copy(const float *__restrict__ in, float *__restrict__ out, int n,
+                         int run) {
     int first = (blockIdx.x * blockDim.x + threadIdx.x) * run;
     for (int i = first; i < min(first + run, n); i++) out[i] = in[i];
 }
@@ -147,14 +148,16 @@ void measure() {
     CHECK(cudaMemset(from, 0, most));
     CHECK(cudaMalloc(&to, n * sizeof(float)));
     double base = 0;
-    printf("\nstride  offset  expected  time, in units of stride 1\n");
+    printf("\na copy moves ≈%.0f GB/s\n", copy_rate((size_t)n * sizeof(float)));
+    printf("stride  offset  time expected  measured, and the rate of the bytes expected\n");
     for (auto [stride, offset] : patterns) {
         float ms = milliseconds([&, s = stride, o = offset] {
             strided_copy<<<(n + 255) / 256, 256>>>(from, to, n, s, o);
         });
         if (base == 0) base = ms;
         double bytes = 4 * std::min(stride, 8) + 4;  // of the floats read; 4 are written
-        printf("%6d  %6d  %8.1f  ≈%.1f\n", stride, offset, bytes / 8, ms / base);
+        printf("%6d  %6d  %13.1f  ≈%.1f, ≈%.0f GB/s\n", stride, offset, bytes / 8, ms / base,
+               1e-6 * bytes * n / ms);
     }
     for (int run : {1, 4, 32}) {
         float ms = milliseconds([&] {

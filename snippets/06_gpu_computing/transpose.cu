@@ -27,7 +27,8 @@ constexpr int TILE = 32, ROWS = 8;  // a block of 32 x 8 threads moves a tile of
 
 // --8<-- [start:naive]
 // Lanes read along a row, and write down a column: 32 sectors for 128 bytes.
-__global__ void naive(const float *in, float *out, int rows, int cols) {
+__global__ void naive(const float *__restrict__ in, float *__restrict__ out, int rows,
+                      int cols) {
     int col = blockIdx.x * TILE + threadIdx.x;
 #pragma unroll
     for (int k = 0; k < TILE; k += ROWS) {
