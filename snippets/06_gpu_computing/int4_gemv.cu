@@ -231,7 +231,7 @@ double worst_error(int which, const Layer &layer, int step = 1) {
 }
 
 void check() {
-    printf("at 3350 GB/s: bytes of a weight, instructions in that time, 28672 x 8192\n");
+    printf("an H200, 4800 GB/s: bytes of a weight, instructions in that time, 28672 x 8192\n");
     for (int which = 0; which < 3; which++) {
         double worst = 0;
         size_t bytes = 0, weights = 0;
@@ -243,11 +243,11 @@ void check() {
             bytes += layer.bytes(which), weights += layer.wide.size();
         }
         // --8<-- [start:budget]
-        const double H100 = 3350e9, SMS = 132, CLOCK = 1.98e9;  // bytes per second, and hertz
+        const double H200 = 4800e9, SMS = 132, CLOCK = 1.98e9;  // bytes per second, and hertz
         const double each = double(bytes) / weights;            // bytes a weight
-        const double least = 28672 * 8192.0 * each / H100;
+        const double least = 28672 * 8192.0 * each / H200;
         // an SM issues for 4 warps of 32 lanes a clock: so many instructions have time meanwhile
-        const double budget = 4 * 32 * CLOCK * SMS * each / H100;
+        const double budget = 4 * 32 * CLOCK * SMS * each / H200;
         // --8<-- [end:budget]
         printf("%-15s error ≈%.3f of its bound; %.4f bytes, %4.1f instructions, %.3f ms\n",
                names[which], worst, each, budget, 1e3 * least);
