@@ -137,7 +137,7 @@ def main() -> None:
             f"{name:17} {loading:7} : {fma / 4:<20g} {bounds[name]:8.2f} {MEASURED[name]:9.2f}"
             f" {share:17.0%}"
         )
-    print(f"{'cuBLAS':47} {PEAK:8.2f} {CUBLAS:9.2f} {CUBLAS / PEAK:17.0%}")
+    print(f"{'cuBLAS':48} {PEAK:8.2f} {CUBLAS:9.2f} {CUBLAS / PEAK:17.0%}")
     # the lanes of the last two rungs in another order: row by row
     places = {(down(lane), across(lane)) for lane in LANES}
     assert places == {(lane // 4 * 4, lane % 4 * 4) for lane in LANES}
