@@ -36,14 +36,16 @@ class Traffic(TorchDispatchMode):
 # --8<-- [end:chain]
 
 
-def seconds(work, rounds: int = 9) -> float:
+def seconds(work, calls: int = 1, rounds: int = 9) -> float:
+    """Least time of a call, where `calls` of them go before a wait for the device."""
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()
-        work()
+        for _ in range(calls):
+            work()
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
-        times.append(time.perf_counter() - begin)
+        times.append((time.perf_counter() - begin) / calls)
     return min(times)
 
 
@@ -68,6 +70,9 @@ def main() -> None:
     print(f"compiled: {metrics.generated_kernel_count} kernel, {fused / 2**20:.0f} MiB; equal")
     before, after = seconds(lambda: chain(x, y)), seconds(lambda: compiled(x, y))
     print(f"by bytes {eager.moved / fused:.1f} times as fast, measured ≈{before / after:.1f}")
+    if device.type != "cpu":
+        ahead = seconds(lambda: chain(x, y), 10) / seconds(lambda: compiled(x, y), 10)
+        print(f"ten calls to one wait: ≈{ahead:.1f}")
     saved = before - after
     calls = first / saved
     print(f"first call ≈{first:.1f} s, repaid after ≈{calls:.0f} calls")

@@ -1,10 +1,12 @@
 """A GPU's vital signs through NVML: load, memory, power, clocks, and why the clocks are low.
 
 Needs nvidia-ml-py (the module is called pynvml) and a driver. `python nvml.py decode 0x24`
-needs neither: it says in words what a mask of clock event reasons means.
+needs neither: it says in words what a mask of clock event reasons means. A GPU that torch can
+use multiplies matrices while it is asked.
 """
 
 import sys
+import time
 
 try:
     import pynvml
@@ -56,6 +58,19 @@ def report(index: int) -> None:
 # --8<-- [end:report]
 
 
+def work() -> None:
+    """Products for two seconds, the last of them queued: NVML's sample takes up to one."""
+    import torch  # here, as decoding needs none
+
+    if torch.cuda.is_available():
+        a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            torch.cuda.synchronize()
+            for _ in range(100):
+                a @ a
+
+
 def main() -> None:
     if len(sys.argv) == 3 and sys.argv[1] == "decode":
         try:
@@ -68,6 +83,7 @@ def main() -> None:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         sys.exit(f"no NVIDIA driver to ask: {type(error).__name__}: {error}")
+    work()
     for index in range(pynvml.nvmlDeviceGetCount()):
         report(index)
     pynvml.nvmlShutdown()

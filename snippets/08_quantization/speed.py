@@ -2,7 +2,7 @@
 
 Timed: the product alone, and the whole dynamic int8 layer around it, which has to find a
 range and round the input, then scale the sums. On a GPU at the sizes of large models, by the
-GPU's own clock, with the layer compiled and an fp8 product beside it.
+GPU's own clock, with the layer compiled and an fp8 product beside it, and the kernels' names.
 """
 
 import sys
@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import profile
 
 DEVICE = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
 TOKENS = (8, 64, 256) if DEVICE == "cpu" else (32, 256, 2048, 8192)  # cuBLAS: more than 16
@@ -36,6 +38,8 @@ def on_gpu(functions: list[Callable[[], object]], rounds: int = 5) -> list[float
     for _ in range(rounds):
         for function, found in zip(functions, times, strict=True):
             begin, end = (torch.Event(DEVICE, enable_timing=True) for _ in range(2))
+            if torch.cuda.is_available():
+                torch.cuda._sleep(4_000_000)  # clock cycles: 2 ms, in which the host gets ahead
             begin.record()
             for _ in range(10):
                 function()
@@ -60,8 +64,6 @@ def more_on_gpu(
     x: torch.Tensor, weight: torch.Tensor, integers: torch.Tensor, step: torch.Tensor
 ) -> str:
     """The columns of a GPU: the compiled layer, and an fp8 product where there is one."""
-    if DEVICE == "cpu":
-        return ""
     compiled = torch.compile(int8_layer, dynamic=False)
     functions = [lambda: compiled(x, integers, step)]
     if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
@@ -71,11 +73,17 @@ def more_on_gpu(
         functions.append(
             lambda: torch._scaled_mm(short, column, one, one, out_dtype=torch.bfloat16)
         )
-    names = ("compiled layer", "fp8 product")
     for function in functions:
         function()
-    cells = zip(names, on_gpu(functions), strict=False)
-    return "".join(f"   {name} ≈{ms:.3f} ms" for name, ms in cells)
+    return "".join(f"   {f'≈{ms:.3f} ms':>11}" for ms in on_gpu(functions))
+
+
+def kernels(function: Callable[[], object]) -> list[str]:
+    """The names of the kernels that one call runs on a GPU."""
+    with profile() as profiler:
+        function()
+        torch.accelerator.synchronize()
+    return [row.key for row in profiler.key_averages() if row.device_type != DeviceType.CPU]
 
 
 def main() -> None:
@@ -99,7 +107,8 @@ def table(width: int) -> None:
     for name, tensor in (("fp32", weight), ("bf16", short), ("int8", integers)):
         print(f"{name} weight of {width} × {width}: {tensor.nbytes / 2**20:.0f} MiB")
 
-    print("tokens       fp32       bf16   int8 product   int8 layer   layer against fp32")
+    last = "layer against fp32" if DEVICE == "cpu" else "   compiled   fp8 product"
+    print(f"tokens       fp32       bf16   int8 product   int8 layer   {last}")
     for tokens in TOKENS:
         x = torch.randn(tokens, width, generator=generator).to(DEVICE)
         x16, q = x.bfloat16(), (x * 30).round().clamp(-127, 127).to(torch.int8)
@@ -112,11 +121,12 @@ def table(width: int) -> None:
         kinds = [torch.float32, torch.bfloat16, torch.int32, torch.float32]
         assert [function().dtype for function in functions] == kinds
         full, half, bare, whole = (fastest_ms if DEVICE == "cpu" else on_gpu)(functions)
-        more = more_on_gpu(x, weight, integers, step)
+        more = f"       ≈{full / whole:.1f} times as fast"
+        if DEVICE != "cpu":
+            more = more_on_gpu(x, weight, integers, step)
         digits = 2 if DEVICE == "cpu" else 3
         cells = [f"≈{ms:.{digits}f} ms" for ms in (full, half, bare, whole)]
-        print("{:6}  {:>9} {:>11}   {:>12}   {:>10}".format(tokens, *cells),
-              f"       ≈{full / whole:.1f} times as fast{more}")  # fmt: skip
+        print("{:6} {:>10} {:>11}   {:>12}   {:>10}".format(tokens, *cells) + more)
         # with weights of 1 what comes back is the input, each token's within half its step
         off = (int8_layer(x, ones, torch.tensor(1 / 127)) - x).abs().amax(1)
         assert (off < 0.501 * x.abs().amax(1) / 127).all()
@@ -124,6 +134,12 @@ def table(width: int) -> None:
         error = ((int8_layer(x, integers, step) - exact).norm() / exact.norm()).item()
         # 1.0%, and somewhat more where an x86 without VNNI saturates a few sums
         assert error < 0.05, error
+    if DEVICE != "cpu":
+        compiled = torch.compile(int8_layer, dynamic=False)  # from the cache
+        functions[3] = lambda: compiled(x, integers, step)
+        for name, function in zip(("bf16", "int8", "layer"), functions[1:], strict=True):
+            for kernel in kernels(function):
+                print(f"  {name:5} {kernel[:80]}")
 
 
 if __name__ == "__main__":
