@@ -197,3 +197,33 @@ def test_a_tie_is_cut_after_the_layers_that_reach_it() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [5, 5, 5, 1]
+
+
+def test_a_gpu_is_measured_beside_what_is_planned(
+    monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """The loop for a GPU, on the CPU, on shapes that it can train: what is printed where one is."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import one_gpu
+    from memory import Layout
+    from transformer import Shape
+
+    for name, value in {
+        "get_device_name": "NVIDIA H200",
+        "max_memory_allocated": 3 << 30,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    shape, layout = Shape(2, 64, 4, 2, 96, 128), Layout(micro_batch=2, zero=0, recompute=True)
+    monkeypatch.setattr(one_gpu, "CASES", [(shape, layout)])
+    monkeypatch.setattr(one_gpu, "SEQUENCE", 32)
+    measured = one_gpu.measured
+    monkeypatch.setattr(
+        one_gpu, "measured", lambda *case: measured(*case[:2], torch.device("cpu"))
+    )
+    one_gpu.main()
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r" +2 +64 +2  True +0\.\d{3}  ≈ *\d+\.\d{3} +0\.\d   ≈ +3\.0  ≈0%", row)
