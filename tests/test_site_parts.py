@@ -67,7 +67,12 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
         return "\n".join(embedded.render(fence.split("\n"), book.root))
 
     both = shown("p.cpu.txt")
-    assert '=== "CPU"' in both and '=== "H100"' in both and "# recorded" not in both
+    assert both.index('=== "CPU"') < both.index('=== "H100"') and "# recorded" not in both
+    recorded = book.read("snippets/t/p.cpu.txt")
+    book.write("snippets/t/p.cpu.txt", RECORDED + "$ python p.py\n[exit status 1]\n")
+    refused = shown("p.cpu.txt")
+    assert refused.index('=== "H100"') < refused.index('=== "CPU"')
+    book.write("snippets/t/p.cpu.txt", recorded)
     book.write("snippets/t/p.rtx-4090.txt", gpu.replace("H100", "RTX 4090") + "$ python p.py\n")
     assert '=== "RTX 4090"' in shown("p.cpu.txt")
     drawn = [book.write(f"snippets/t/p.{each}svg", "<svg/>").name for each in ("", "cuda.")]

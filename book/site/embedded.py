@@ -37,15 +37,19 @@ def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
     """The Markdown of a program's output, a tab for each device where there are several.
 
     `part` is a range of lines of the `device` transcript ("2:9"); then only that is shown.
-    Below the whole stands, folded, what older releases of torch print in its place.
+    Below the whole stands, folded, what older releases of torch print in its place. A CPU on
+    which all that it does is to say that it needs a GPU comes last.
     """
+    ran = program.transcript("cpu").commands if "cpu" in program.devices else []
+    refused = all(each.status for each in ran if not each.typed.startswith("nvcc "))
+    devices = sorted(program.devices, key=lambda each: refused and each == "cpu")
     outputs = [
         {
             "device": "CPU" if each == "cpu" else _gpu_name(program, each),
             "lines": _printed(program, each, part),
             "provenance": program.transcript(each).provenance,
         }
-        for each in ([device] if part else program.devices)
+        for each in ([device] if part else devices)
     ]
     companions = [program_link(each.name) for each in program.companions()]
     older = {} if part else printed_before(program)
