@@ -98,9 +98,10 @@ def main() -> None:
     assert torch.equal(pack(unpack(every)), every)  # all the pairs there are
     print("pack and unpack: bit-exact for all 256 bytes")
 
-    linear = nn.Linear(K, N, bias=False).bfloat16()
+    linear = nn.Linear(K, N, bias=False)
     nn.init.normal_(linear.weight, std=K**-0.5)
-    x = torch.randn(1, K, dtype=torch.bfloat16)
+    linear.bfloat16()
+    x = torch.randn(1, K).bfloat16()
     exact = F.linear(x.float(), linear.weight.float())
     print("                  bits per weight   weight error: measured, Δ²/12   output error")
     int8, rows = Int8Linear(linear), {}

@@ -57,7 +57,7 @@ RIGHT = {"SDPA", "tiled, fp32 sums"}
 # --8<-- [start:rule]
 def errors(s: int) -> dict[str, tuple[float, bool, bool]]:
     """For each kernel: error over plain bf16's, bitwise equal to it, within atol=0.02 of it."""
-    q, k, v = (torch.randn(1, 4, s, D, dtype=torch.bfloat16) for _ in range(3))
+    q, k, v = (torch.randn(1, 4, s, D).bfloat16() for _ in range(3))
     exact = plain(q.double(), k.double(), v.double())
     reference = plain(q, k, v)
     yardstick = (reference.double() - exact).abs().max()

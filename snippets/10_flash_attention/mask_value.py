@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 def main() -> None:
     torch.manual_seed(0)
-    q, k = (torch.randn(1, 1, 4, 8, dtype=torch.float16) for _ in range(2))
+    q, k = (torch.randn(1, 1, 4, 8).half() for _ in range(2))
     v = torch.eye(4, dtype=torch.float16).view(1, 1, 4, 4)  # the output is the weights
     keep = torch.ones(4, 4, dtype=torch.bool).tril()
     keep[0] = False  # padding on the left: this query has no key at all
