@@ -72,10 +72,10 @@ class Program:
         return self.path.with_suffix(".svg" if device == "cpu" else f".{device}.svg")
 
     @property
-    def figures(self) -> list[Path]:
-        """The figures it has: the CPU's, then those of GPUs."""
-        drawn = map(self.figure_path, dict.fromkeys(["cpu", *self.devices]))
-        return [path for path in drawn if path.exists()]
+    def figures(self) -> dict[str, Path]:
+        """The figures it has, by device: the CPU's, then those of GPUs."""
+        drawn = {each: self.figure_path(each) for each in ["cpu", *self.devices]}
+        return {each: path for each, path in drawn.items() if path.exists()}
 
     @property
     def devices(self) -> list[str]:

@@ -45,7 +45,7 @@ def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
     devices = sorted(program.devices, key=lambda each: refused and each == "cpu")
     outputs = [
         {
-            "device": "CPU" if each == "cpu" else _gpu_name(program, each),
+            "device": machine(program, each),
             "lines": _printed(program, each, part),
             "provenance": program.transcript(each).provenance,
             "needs": needs(program, each),
@@ -77,8 +77,10 @@ def printed_before(program: Program) -> dict[str, list[tuple[Command, Command]]]
     return found
 
 
-def _gpu_name(program: Program, device: str) -> str:
-    """What a tab calls a GPU: H100."""
+def machine(program: Program, device: str) -> str:
+    """What a tab calls a device: CPU, H100."""
+    if device == "cpu":
+        return "CPU"
     at = program.transcript(device).provenance
     return gpu_kind(at.device).replace("-", " ").upper() if at else "GPU"
 

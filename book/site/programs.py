@@ -18,7 +18,7 @@ from book.core.page import embedded_files, read
 from book.core.program import Program, programs
 from book.core.transcript import Provenance
 from book.site import facts, template
-from book.site.embedded import program_link, program_page, transcript
+from book.site.embedded import machine, program_link, program_page, transcript
 
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
 
@@ -34,7 +34,7 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
         file = File.generated(config, page, content=f'--8<-- "{program.name}"\n{chapters}')
         file.text = functools.partial(_page, program, chapters)  # called where nothing is kept
         yield file
-        for path in (program.path, *program.figures, *program.data()):
+        for path in (program.path, *program.figures.values(), *program.data()):
             beside[f"{page.rpartition('/')[0]}/{path.name}"] = str(path)
     for uri, path in beside.items():  # several programs may need one table
         yield File.generated(config, uri, abs_src_path=path)
@@ -89,6 +89,7 @@ def _page(program: Program, chapters: list[str]) -> str:
         chapters=chapters,
         language=LANGUAGES[program.path.suffix],
         transcript=transcript,
+        machine=machine,
         held=held.releases(program),
     )
 
