@@ -960,6 +960,13 @@ def test_a_page_shows_why_a_block_is_not_run_and_where_an_output_is_from(book: B
     text = "\n".join(render(book.read("docs/q.md").split("\n"), book.root))
     assert "1.0 s in all. Needs [p.py](/programs/t/p.md) in the same folder." in text
 
+    book.write("snippets/t/n.csv", "n\n")  # each tab has the needs of its own commands
+    at = "# recorded 2026-01-01 on 1 × NVIDIA H200, torch 2.13.0, Python 3.11.7, in 2.0 s\n"
+    book.write("snippets/t/q.cuda.txt", at + "$ python q.py n.csv\n1\n")
+    text = "\n".join(render(book.read("docs/q.md").split("\n"), book.root))
+    assert "1.0 s in all. Needs [p.py](/programs/t/p.md) in the same folder." in text
+    assert "2.0 s in all. Needs [n.csv](/programs/t/n.csv) in the same folder." in text
+
 
 def test_a_program_has_what_it_imports_and_the_tables_that_they_read(book: Book) -> None:
     reads = "import tomllib\nN = tomllib.load(open('n.toml', 'rb'))['n']\n"

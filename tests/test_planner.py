@@ -227,3 +227,11 @@ def test_a_gpu_is_measured_beside_what_is_planned(
     one_gpu.main()
     row = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r" +2 +64 +2  True +0\.\d{3}  ≈ *\d+\.\d{3} +0\.\d   ≈ +3\.0  ≈0%", row)
+
+    def too_large(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(one_gpu, "measured", too_large)  # and the next case has its turn
+    one_gpu.main()
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r" +2 +64 +2  True +0\.\d{3} +0\.\d   out of memory", row)

@@ -77,7 +77,10 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     assert '=== "RTX 4090"' in shown("p.cpu.txt")
     drawn = [book.write(f"snippets/t/p.{each}svg", "<svg/>").name for each in ("", "cuda.")]
     whole = programs._page(Program(book.root, book.root / "snippets/t/p.py"), [])
-    assert re.findall(r"\]\((p\..*svg)\)", whole) == drawn
+    assert re.findall(r"\]\((p\..*svg)\)\n\n\*(\w+)", whole) == [
+        (drawn[0], "CPU"),
+        (drawn[1], "H100"),
+    ]
     part = shown("p.cuda.txt:3:4")
     assert "uno\ndos\n" in part and "one" not in part and "===" not in part
     book.write("snippets/t/p.py", 'print("""\n```\n""")\n')

@@ -72,10 +72,10 @@ class Program:
         return self.path.with_suffix(".svg" if device == "cpu" else f".{device}.svg")
 
     @property
-    def figures(self) -> list[Path]:
-        """The figures it has: the CPU's, then those of GPUs."""
-        drawn = map(self.figure_path, dict.fromkeys(["cpu", *self.devices]))
-        return [path for path in drawn if path.exists()]
+    def figures(self) -> dict[str, Path]:
+        """The figures it has, by device: the CPU's, then those of GPUs."""
+        drawn = {each: self.figure_path(each) for each in ["cpu", *self.devices]}
+        return {each: path for each, path in drawn.items() if path.exists()}
 
     @property
     def devices(self) -> list[str]:
@@ -143,21 +143,21 @@ class Program:
         recorded = [transcript.provenance for transcript in self.transcripts().values()]
         return [provenance.device for provenance in recorded if provenance]
 
-    def _words(self) -> set[str]:
-        """What the commands of its transcripts and of snippets/gpu.toml are made of."""
-        words = set(on_gpus(self.root).get(self.name, "").split())
-        for device in self.devices:
+    def _words(self, device: str) -> set[str]:
+        """What the commands of one transcript are made of, or of all and snippets/gpu.toml."""
+        words = set() if device else set(on_gpus(self.root).get(self.name, "").split())
+        for each in [device] if device else self.devices:
             try:
-                commands = self.transcript(device).commands
+                commands = self.transcript(each).commands
             except BookError:
                 continue  # its own test says so
             words |= {word for command in commands for word in command.typed.split()}
         return words
 
-    def companions(self) -> list[Program]:
-        """The other programs of its folder that its transcripts' commands name, and those that
-        any of them imports."""
-        words = sorted(self._words())
+    def companions(self, device: str = "") -> list[Program]:
+        """The other programs of its folder that its transcripts' commands name (or those of the
+        ``device``), and those that any of them imports."""
+        words = sorted(self._words(device))
         queue = [self.path.with_name(word) for word in words if _IN_FOLDER.match(word)]
         found = {self.path: self}
         queue += self._imported()
@@ -174,11 +174,11 @@ class Program:
         names = _IMPORTED.findall(self.path.read_text("utf-8"))
         return [self.path.with_name(f"{name}.py") for name in names]
 
-    def data(self) -> list[Path]:
+    def data(self, device: str = "") -> list[Path]:
         """TOML, CSV and transcripts beside it that it, its companions or its commands name."""
-        programs = (self, *self.companions())
+        programs = (self, *self.companions(device))
         texts = [each.path.read_text("utf-8") for each in programs if each.path.suffix == ".py"]
-        names = set(_DATA.findall(" ".join([*self._words(), *texts])))
+        names = set(_DATA.findall(" ".join([*self._words(device), *texts])))
         found = (self.path.with_name(name) for name in sorted(names))
         return [path for path in found if path.exists()]
 

@@ -45,15 +45,22 @@ def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
     devices = sorted(program.devices, key=lambda each: refused and each == "cpu")
     outputs = [
         {
-            "device": "CPU" if each == "cpu" else _gpu_name(program, each),
+            "device": machine(program, each),
             "lines": _printed(program, each, part),
             "provenance": program.transcript(each).provenance,
+            "needs": needs(program, each),
         }
         for each in ([device] if part else devices)
     ]
-    companions = [program_link(each.name) for each in program.companions()]
     older = {} if part else printed_before(program)
-    return template.render("transcript", outputs=outputs, companions=companions, older=older)
+    return template.render("transcript", outputs=outputs, older=older)
+
+
+def needs(program: Program, device: str) -> list[str]:
+    """The Markdown links to what must lie beside a program for what it does on a device."""
+    folder = program_page(program.name).rpartition("/")[0]
+    tables = [f"[{each.name}]({folder}/{each.name})" for each in program.data(device)]
+    return [program_link(each.name) for each in program.companions(device)] + tables
 
 
 def printed_before(program: Program) -> dict[str, list[tuple[Command, Command]]]:
@@ -70,8 +77,10 @@ def printed_before(program: Program) -> dict[str, list[tuple[Command, Command]]]
     return found
 
 
-def _gpu_name(program: Program, device: str) -> str:
-    """What a tab calls a GPU: H100."""
+def machine(program: Program, device: str) -> str:
+    """What a tab calls a device: CPU, H100."""
+    if device == "cpu":
+        return "CPU"
     at = program.transcript(device).provenance
     return gpu_kind(at.device).replace("-", " ").upper() if at else "GPU"
 

@@ -46,7 +46,7 @@ EMBEDDED = re.compile(r'--8<--[ \t]+"((?:[^":]*/)?[^":/.]*)')  # its path, witho
 def beside(root: Path, place: str) -> str:
     """What a page may show of `NAME`: of `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and the like.
 
-    With an output stand the names of the programs that it needs, which may need others.
+    With an output stand the names of the files that it needs, which may need others.
     """
     (folder, slash, name), gpu = place.rpartition("/"), on_gpus(root)
     names = os.listdir(root / folder) if (root / folder).is_dir() else []
@@ -54,7 +54,9 @@ def beside(root: Path, place: str) -> str:
     lines = [line for each in own for line in [*contents(root / each), gpu.get(each, "")]]
     of_programs = [Program(root, root / each) for each in own if is_program(root / each, root)]
     lines += [str(held.releases(each)) for each in of_programs]
-    return "\n".join([*lines, *(other.name for it in of_programs for other in it.companions())])
+    for it in of_programs:
+        lines += [other.name for other in it.companions()] + [each.name for each in it.data()]
+    return "\n".join(lines)
 
 
 def around(nav: Navigation) -> str:

@@ -18,25 +18,26 @@ from book.core.page import embedded_files, read
 from book.core.program import Program, programs
 from book.core.transcript import Provenance
 from book.site import facts, template
-from book.site.embedded import program_link, program_page, transcript
+from book.site.embedded import machine, program_link, program_page, transcript
 
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
 
 
 def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
-    """The programs' pages, the programs themselves, their figures, and what ran where."""
+    """The programs' pages, the programs themselves, their figures and tables, and what ran
+    where."""
     held.releases.cache_clear()
-    shown = embedded_files(root)
+    shown, beside = embedded_files(root), {}
     for program in programs(root):
         page = program_page(program.name).lstrip("/")
         chapters = _chapters(program, shown.get(program.name, []))
         file = File.generated(config, page, content=f'--8<-- "{program.name}"\n{chapters}')
         file.text = functools.partial(_page, program, chapters)  # called where nothing is kept
         yield file
-        for path in (program.path, *program.figures):
-            if path.exists():
-                uri = f"{page.rpartition('/')[0]}/{path.name}"
-                yield File.generated(config, uri, abs_src_path=str(path))
+        for path in (program.path, *program.figures.values(), *program.data()):
+            beside[f"{page.rpartition('/')[0]}/{path.name}"] = str(path)
+    for uri, path in beside.items():  # several programs may need one table
+        yield File.generated(config, uri, abs_src_path=path)
     yield File.generated(config, "what_ran_where.md", content=_what_ran_where(root))
     # the planner's tables, for the instruments that have its formulas
     tables = {
@@ -88,6 +89,7 @@ def _page(program: Program, chapters: list[str]) -> str:
         chapters=chapters,
         language=LANGUAGES[program.path.suffix],
         transcript=transcript,
+        machine=machine,
         held=held.releases(program),
     )
 

@@ -54,7 +54,7 @@ def draw(sizes: list[int], times: list[float], overhead: float, bandwidth: float
     axes.loglog(sizes, model, color="#0b6e99", linewidth=1.5)
     axes.loglog(sizes, [1e6 * t for t in times], "o", color="#c2410c")
     knee = overhead * bandwidth / 12
-    axes.axvline(knee, color="#52525b", linestyle=":", linewidth=1.2)
+    axes.axvline(knee, ymax=0.8, color="#52525b", linestyle=":", linewidth=1.2)
     axes.text(knee * 0.85, model[-1] * 0.4, "half is overhead", color="#52525b", ha="right")
     axes.text(sizes[0], model[0] * 2.6, "λ: Python and dispatcher", color="#0b6e99")
     axes.text(sizes[-1] * 0.5, model[-1] * 0.75, "bytes / W", color="#0b6e99", ha="right")

@@ -22,7 +22,10 @@ from transformer import Shape, layer_matrices, parameters
 SEQUENCE, MICRO_BATCHES, STEPS = 4096, 2, 5
 WIDE = Shape(8, 4096, 32, 8, 14336, 32768)  # eight layers of Llama 3 8B
 SMALL = Shape(16, 2048, 16, 8, 8192, 32768)
+HALF = Shape(8, 2048, 16, 8, 8192, 32768)  # 16 GiB, for a GPU of 24
 CASES = [
+    (HALF, Layout(micro_batch=1, zero=0)),
+    (HALF, Layout(micro_batch=4, zero=0, recompute=True)),
     (SMALL, Layout(micro_batch=1, zero=0)),
     (SMALL, Layout(micro_batch=4, zero=0)),
     (SMALL, Layout(micro_batch=4, zero=0, recompute=True)),
@@ -149,12 +152,16 @@ def main() -> None:
         layout = Layout(**{**vars(each), "micro_batches": MICRO_BATCHES})
         seconds = step_time(shape, layout, SEQUENCE, gpu, CONSTANTS["time"]).seconds
         size = (1 + CONSTANTS["memory"]["unseen"]) * replay(shape, layout, SEQUENCE, 0)[1]
-        found, peak = measured(shape, layout, device)
-        tokens = MICRO_BATCHES * layout.micro_batch * SEQUENCE
-        used = mfu(shape, tokens, SEQUENCE, found, layout, gpu)
         print(f"{shape.layers:6} {shape.hidden:5} {layout.micro_batch:2}", end="  ")
-        print(f"{layout.recompute!s:10} {seconds:10.3f}  ≈{found:7.3f}", end=" ")
-        print(f"{size / 2**30:10.1f}   ≈{peak / 2**30:6.1f}  ≈{used:.0%}")
+        print(f"{layout.recompute!s:10} {seconds:10.3f}", end="  ")
+        try:
+            found, peak = measured(shape, layout, device)
+        except torch.OutOfMemoryError:
+            print(f"{'':8} {size / 2**30:10.1f}   out of memory")
+        else:
+            tokens = MICRO_BATCHES * layout.micro_batch * SEQUENCE
+            used = mfu(shape, tokens, SEQUENCE, found, layout, gpu)
+            print(f"≈{found:7.3f} {size / 2**30:10.1f}   ≈{peak / 2**30:6.1f}  ≈{used:.0%}")
         torch.cuda.empty_cache()
 
 
