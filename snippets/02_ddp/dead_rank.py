@@ -10,7 +10,7 @@ cause the one that failed first, with exit code -9.
     --stuck     rank 1 does not die but waits for ever: torchrun sees nothing wrong, and only
                 the timeout of the process group ends the run
 
-The restart needs a fresh store: in torch 2.13 the ranks share torchrun's, find the addresses of
+The restart needs a fresh store: the ranks share torchrun's by default, find the addresses of
 the dead there, and fail with "Gloo connectFullMesh failed" or hang. --standalone (or another
 c10d rendezvous) together with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives every attempt its own.
 """

@@ -1,6 +1,6 @@
 """After destroy_process_group the group can live on, and abort or hang the process at its end.
 
-`Tensor.backward` puts the current `contextvars` context into thread-local state (torch 2.13).
+`Tensor.backward` puts the current `contextvars` context into thread-local state (since 2.12).
 An all-reduce launched meanwhile keeps a reference to it, and gloo's worker thread lets go of
 that a moment after backward, for which it needs the interpreter lock. Should the process end
 before that:

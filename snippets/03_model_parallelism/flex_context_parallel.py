@@ -4,7 +4,7 @@ Three documents are packed into one sequence. Each rank holds a part of the toke
 of the block mask that belong to them; keys and values of all ranks are gathered before
 attention. Which tokens a rank gets is up to a balancer: none, head and tail (zigzag), or one
 that deals out rows of blocks by how many of their blocks are not empty. All names with an
-underscore are private in torch 2.13; torchtitan imports them. On a CPU only forward runs.
+underscore are private; torchtitan imports them. On a CPU only forward runs.
 """
 
 import os

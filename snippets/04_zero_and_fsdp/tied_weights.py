@@ -2,8 +2,8 @@
 
 Embedding and output layer of a language model share one matrix. fully_shard replaces the
 parameters of one unit at a time: the unit of the embedding gets a shard of the matrix, and that
-of the output layer another. torch 2.13 refuses to run such a model; under torch 2.11 the two go
-their own ways without a word.
+of the output layer another. Since 2.12 torch refuses to run such a model; under 2.11 the two
+go their own ways without a word.
 """
 
 import os

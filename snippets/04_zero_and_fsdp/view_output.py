@@ -2,7 +2,7 @@
 
 A block hangs its pre-backward hook, which gathers its parameters, on the tensor that it
 returns. If that is a view, autograd rebuilds its history after the addition in place, without
-the hook. torch 2.13 warns where such a view is returned.
+the hook. Since 2.13 torch warns where such a view is returned.
 
     (no flag)   y = block(x); y += x
     --fix      y = block(x) + x

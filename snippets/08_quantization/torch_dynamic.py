@@ -1,4 +1,4 @@
-"""torch.ao.quantization still works in torch 2.13, deprecated; what it computes, by hand.
+"""torch.ao.quantization still works in torch 2.15, deprecated; what it computes, by hand.
 
 quantize_dynamic replaces each Linear by one with int8 weights, which quantizes its input at
 each call. The warning names a version that has long been released.

@@ -18,7 +18,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of torch 2.13; 0 turns it off
+os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default; 0 turns it off
 import torch
 import torch._inductor.codecache  # the recorder's stacks need it: here once, not in 12 ranks
 import torch.distributed as dist
