@@ -59,7 +59,7 @@ def bound(costs: Costs, at_once: int) -> float:
     attend, dispatch, expert, combine = costs
     if at_once == 1:
         return 2 * LAYERS * sum(costs)
-    return LAYERS * max(2 * (attend + expert), 2 * (dispatch + combine), sum(costs))
+    return 2 * LAYERS * max(attend + expert, dispatch + combine)
 
 
 def main() -> None:
