@@ -6,8 +6,12 @@ of 128 bytes, or one word from each of 32 banks. So a warp's load takes as many 
 touches lines, or as its fullest bank has different words; a 16-byte load is answered for 8
 lanes at a time, or for 16 where neighbours (lanes 2i and 2i + 1, or i and i + 2) want the same,
 as NVIDIA's engineers describe it for compute capability 7. The larger of the two clock counts
-bounds the speed. Beside it stands what ./sgemm measured on an H200. Draws ladder_model.svg.
+bounds the speed. Beside it stands what ./sgemm measured on an H200, by its transcript. Draws
+ladder_model.svg.
 """
+
+import re
+from pathlib import Path
 
 import matplotlib
 
@@ -16,13 +20,13 @@ import matplotlib.pyplot as plt
 
 SMS, GHZ = 132, 1.98  # H200
 PEAK = SMS * 128 * 2 * GHZ / 1000  # TFLOP/s
-CUBLAS = 51.13  # TFLOP/s, as measured
 LANES = range(32)
-MEASURED = {  # TFLOP/s, 4096 x 4096 x 4096, by ./sgemm in one run
-    "1 naive": 0.50, "2 coalesced": 4.61, "3 shared": 8.86, "4 tile_1d": 16.70,
-    "5 tile_2d": 29.49, "6 vectorised": 33.83, "7 warp_tile": 38.40,
-    "8 double_buffered": 46.48,
-}  # fmt: skip
+# TFLOP/s, 4096 x 4096 x 4096: cuBLAS, then the rungs
+RECORDED = Path(__file__).with_name("sgemm.cuda.txt").read_text("utf-8")
+assert "NVIDIA H200" in RECORDED.partition("\n")[0]
+(_, CUBLAS), *RUNGS = re.findall(r"^(\w+) +≈[\d.]+ ms +≈([\d.]+) TFLOP/s", RECORDED, re.M)
+CUBLAS = float(CUBLAS)
+MEASURED = {f"{n} {name}": float(speed) for n, (name, speed) in enumerate(RUNGS, 1)}
 
 
 def lines(address) -> int:
