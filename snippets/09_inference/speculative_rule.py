@@ -51,6 +51,19 @@ def main() -> None:
           f"variation {1 - 0.5 * (p - q).abs().sum():.4f}")  # fmt: skip
     # --8<-- [end:exact]
 
+    # --8<-- [start:siblings]
+    left, refused, total = p, 1.0, torch.zeros_like(p)
+    kept = []
+    for _ in range(4):  # siblings, all drawn from q: each is tried for what the last one left
+        total = total + refused * torch.minimum(left, q)
+        refused *= 1 - torch.minimum(left, q).sum().item()
+        left = (left - q).clamp(min=0) / (left - q).clamp(min=0).sum()
+        torch.testing.assert_close(total + refused * left, p)
+        kept.append(1 - refused)
+    print("with 1 to 4 siblings, exactly p again; one is kept with",
+          ", ".join(f"{share:.2f}" for share in kept))  # fmt: skip
+    # --8<-- [end:siblings]
+
     draws = 10**6
     tokens, keep = speculate(p, q, draws, generator)
     assert speculate(p, p.clone(), 1000, generator)[1].all()  # a perfect draft is always kept
