@@ -40,7 +40,10 @@ def workflow(name: str) -> dict:
     return parsed
 
 
-ENGINES = r"https://\S*?(?:vllm|sglang|TensorRT-LLM|tensorrt)\S*?/v?(\d+\.\d+\.\d+\w*)/"
+ENGINES = (
+    r"https://\S*?(?:vllm|sglang|TensorRT-LLM|tensorrt|xgrammar|llguidance|outlines-core)"
+    r"\S*?/v?(\d+\.\d+\.\d+\w*)/"
+)
 READ = {  # pages that quote engines: the versions they say they were read in, and when
     path: front["read"]
     for path in sorted(ROOT.glob("docs/**/*.md"))
