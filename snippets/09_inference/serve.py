@@ -1,21 +1,31 @@
-"""A server on loopback: HTTP, continuous batching, streamed tokens; and its load generator.
+"""A server with continuous batching that speaks OpenAI's protocol, from sockets up.
 
-The engine runs one step at a time in a thread; requests come and go between steps. The load is
-open: requests leave on a random schedule, whatever has come back. Static batches serve the
-same schedule in the same run. Answers have the lengths that the clients ask for; the model is
-the chapter's with random weights.
+    python serve.py --port 8000        any client may come: base_url http://127.0.0.1:8000/v1
+    python serve.py --save tiny        the same model as a folder that other engines load
+    python serve.py                    starts one, and asks it all that follows over the wire
+
+The engine runs one step at a time in a thread; requests come and go between steps. The model is
+the chapter's with random weights, its tokens are characters, and it answers greedily.
 """
 
+import argparse
 import asyncio
+import http.client
 import json
-import random
+import string
+import sys
 import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-SLOTS, CONTEXT, VOCABULARY, REQUESTS, RATE = 8, 64, 42, 64, 60
+SLOTS, CONTEXT, ALPHABET = 8, 64, "\n" + string.ascii_lowercase + string.digits + " .,-'"
+NAME, QUEUE, LARGEST = "tiny", 64, 1 << 20  # the model; requests that may wait; bytes of one
 
 
 class CachedBlock(nn.Module):
@@ -108,134 +118,274 @@ class Slots:
         return logits[:, 0]
 
 
+# --8<-- [start:protocol]
+class Refused(Exception):
+    """What a client gets instead of an answer: a status and the protocol's error object."""
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        kind = "invalid_request_error" if status < 429 else "server_error"
+        self.status = status
+        self.error = {"message": message, "type": kind, "param": param, "code": code}
+
+
+@dataclass(eq=False)
+class Request:
+    """What a client asked for, and the way its tokens take back to it."""
+
+    prompt: list[int]
+    left: int  # tokens still to make
+    chat: bool
+    stream: bool
+    usage: bool  # wanted at the end of a stream
+    tokens: asyncio.Queue = field(default_factory=asyncio.Queue)  # None: there are no more
+    last: int = -1
+
+
+TAKEN = {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stream"}
+TAKEN |= {"stream_options", "temperature"}
+
+
+def understand(path: str, body: bytes) -> Request:
+    """Read a request. Raises Refused: what cannot be done is refused, never passed over."""
+    try:
+        asked = json.loads(body)
+        chat = path == "/v1/chat/completions"
+        if asked.get("model", NAME) != NAME:
+            raise Refused(404, "model_not_found", f"the model here is {NAME}", "model")
+        for name in asked.keys() - TAKEN:
+            raise Refused(400, "unsupported_parameter", f"{name} is not known here", name)
+        if asked.get("temperature"):
+            raise Refused(400, "unsupported_value", "all answers are greedy", "temperature")
+        turns = [f"{turn['role']} {turn['content']}\n" for turn in asked.get("messages", [])]
+        text = "".join(turns) + "assistant " if chat else asked["prompt"]
+        room = CONTEXT - len(text)
+        left = max(1, room) if chat else 16
+        for name in ("max_tokens", "max_completion_tokens"):
+            left = left if asked.get(name) is None else asked[name]
+        if not (isinstance(text, str) and isinstance(left, int)):
+            raise TypeError("one text, and a whole number of tokens")
+        prompt = [ALPHABET.index(character) for character in text]
+        if not 0 < left <= room or not prompt:
+            message = f"{len(prompt)} tokens and {left} more: the context is {CONTEXT} tokens"
+            raise Refused(400, "context_length_exceeded", message, "prompt")
+        options = asked.get("stream_options") or {}
+        usage = bool(options.get("include_usage"))
+        return Request(prompt, left, chat, bool(asked.get("stream")), usage)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Refused(400, "invalid_request", "not a request of this protocol") from error
+
+
+def choice(request: Request, text: str | None, finish: str | None, whole: bool) -> dict:
+    """What was said, as an answer has it, or a piece of a stream; no text: the last piece."""
+    if not request.chat:
+        said = {"text": text or "", "logprobs": None}
+    elif whole:
+        said = {"message": {"role": "assistant", "content": text}}
+    else:
+        said = {"delta": {} if text is None else {"role": "assistant", "content": text}}
+    return {"index": 0, **said, "finish_reason": finish}
+
+
+async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+    """Write the tokens as they come, or all when there are no more."""
+    thing = "chat.completion" if request.chat else "text_completion"
+    piece = thing + ".chunk" * (request.chat and request.stream)
+    common = {"id": f"cmpl-{uuid.uuid4().hex}", "object": piece, "created": int(time.time())}
+    common["model"] = NAME
+
+    def send(choices: list[dict], **more: dict) -> None:
+        event = json.dumps(common | {"choices": choices} | more)
+        writer.write(b"data: %s\n\n" % event.encode())
+
+    if request.stream:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+        writer.write(b"Connection: close\r\n\r\n")
+    said = []
+    while (token := await request.tokens.get()) is not None:
+        said.append(ALPHABET[token])
+        if request.stream:
+            send([choice(request, said[-1], None, whole=False)])
+            await writer.drain()
+    counts = {"prompt_tokens": len(request.prompt), "completion_tokens": len(said)}
+    counts["total_tokens"] = sum(counts.values())
+    if not request.stream:
+        whole = choice(request, "".join(said), "length", whole=True)
+        return reply(writer, 200, common | {"choices": [whole], "usage": counts})
+    send([choice(request, None, "length", whole=False)])
+    if request.usage:
+        send([], usage=counts)
+    writer.write(b"data: [DONE]\n\n")
+
+
+# --8<-- [end:protocol]
+
+
 # --8<-- [start:server]
 class Server:
-    """POST {"prompt": […], "tokens": n} answers with n tokens, one chunk of HTTP each."""
+    """One engine, and the connections that wait for its tokens."""
 
-    def __init__(self, model: CachedCharModel, refill: bool) -> None:
-        self.engine, self.refill = Slots(model), refill
-        self.waiting: asyncio.Queue = asyncio.Queue()
-        self.free = list(range(SLOTS))
-        self.joined = 0
+    def __init__(self, model: CachedCharModel, slots: int = SLOTS, queue: int = QUEUE) -> None:
+        self.engine, self.free, self.queue = Slots(model), list(range(slots)), queue
+        self.waiting: list[Request] = []
+        self.running: dict[int, Request] = {}
+        self.arrived = asyncio.Event()
+        self.watch = True  # a connection, for its end
+        self.made = self.joined = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        size = int(head.lower().split(b"content-length:")[1].split()[0])
-        request = json.loads(await reader.readexactly(size))
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        tokens: asyncio.Queue = asyncio.Queue()  # from the engine to this connection
-        self.waiting.put_nowait((request["prompt"], request["tokens"], tokens))
-        for _ in range(request["tokens"]):
-            data = b"%d\n" % await tokens.get()
-            writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+        """Serve one connection: one request, and its answer."""
+        try:
+            try:
+                await self.serve(reader, writer)
+            except Refused as refused:
+                reply(writer, refused.status, {"error": refused.error})
             await writer.drain()
-        writer.write(b"0\r\n\r\n")
-        writer.close()
+        except (ConnectionError, EOFError):
+            pass  # the client has gone
+        finally:
+            writer.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path, body = await read(reader)
+        if path == "/v1/models":
+            card = {"id": NAME, "object": "model", "created": 0, "owned_by": "the book"}
+            return reply(writer, 200, {"object": "list", "data": [card]})
+        if path not in ("/v1/completions", "/v1/chat/completions"):
+            raise Refused(404, "not_found", f"there is no {path}")
+        request = understand(path, body)
+        if len(self.waiting) >= self.queue:
+            raise Refused(429, "queue_full", f"{self.queue} requests wait already")
+        self.waiting.append(request)
+        self.arrived.set()
+        gone = asyncio.create_task(reader.read())  # returns when the client closes
+        if self.watch:
+            gone.add_done_callback(lambda _: request.tokens.put_nowait(None))
+        try:
+            await answer(request, writer)
+        finally:  # answered, gone or failed: nobody waits for more
+            gone.cancel()
+            request.left = 0
+            if request in self.waiting:
+                self.waiting.remove(request)
 
     @torch.no_grad()  # it holds for one thread only, so it must stand here
-    def turn(self, new: dict, running: dict) -> dict[int, int]:
+    def turn(self, new: dict[int, Request], running: dict[int, Request]) -> dict[int, int]:
         """Prefill what is new, and one more token for the rest; the tokens, by slot."""
         drawn = {}
         if running:
-            last = torch.tensor([state["last"] for state in running.values()])
+            last = torch.tensor([request.last for request in running.values()])
             logits = self.engine.step(list(running), last)
             drawn = dict(zip(running, logits.argmax(-1).tolist(), strict=True))
-        for slot, state in new.items():
-            logits = self.engine.prefill(slot, torch.tensor(state["prompt"]))
+        for slot, request in new.items():
+            logits = self.engine.prefill(slot, torch.tensor(request.prompt))
             drawn[slot] = int(logits.argmax())
         return drawn
 
     async def run(self) -> None:
-        """The loop: admit, step, hand out tokens, free the slots of those that are done."""
-        running = {}
+        """The loop: free what is done or gone, admit, step, hand out tokens."""
         while True:
-            new = {}
-            if not running:
-                ready = 1 if self.refill else SLOTS  # static: wait for a whole batch
-                while self.waiting.qsize() < ready:
-                    await asyncio.sleep(0.0005)
-            if self.refill or not running:
-                while self.free and not self.waiting.empty():
-                    prompt, left, tokens = self.waiting.get_nowait()
-                    new[self.free.pop()] = {"prompt": prompt, "left": left, "tokens": tokens}
-            self.joined += len(new) if running else 0
-            drawn = await asyncio.to_thread(self.turn, new, running)
-            running |= new
-            for slot, token in drawn.items():
-                state = running[slot]
-                state["last"], state["left"] = token, state["left"] - 1
-                state["tokens"].put_nowait(token)
-                if state["left"] == 0:
+            for slot, request in list(self.running.items()):
+                if request.left == 0:
                     self.free.append(slot)
-                    del running[slot]
+                    del self.running[slot]
+            while not self.running and not self.waiting:
+                self.arrived.clear()
+                await self.arrived.wait()
+            room = min(len(self.free), len(self.waiting))
+            new = {self.free.pop(): self.waiting.pop(0) for _ in range(room)}
+            self.joined += len(new) if self.running else 0
+            drawn = await asyncio.to_thread(self.turn, new, self.running)
+            self.running |= new
+            for slot, token in drawn.items():
+                request = self.running[slot]
+                request.last, self.made = token, self.made + 1
+                if request.left:  # nobody has gone meanwhile
+                    request.left -= 1
+                    request.tokens.put_nowait(token)
+                    if request.left == 0:
+                        request.tokens.put_nowait(None)
 
 
 # --8<-- [end:server]
 
 
-# --8<-- [start:client]
-async def ask(port: int, at: float, prompt: list[int], tokens: int) -> dict:
-    """Send one request when its time has come; note when each token arrives."""
-    await asyncio.sleep(at - time.perf_counter())
+async def read(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    """The path and the body of one request of HTTP."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        length = head.lower().partition("\r\ncontent-length:")[2].partition("\r\n")[0]
+        path, length = head.split(" ", 2)[1], int(length or 0)
+        if length > LARGEST:
+            raise Refused(413, "too_large", f"{length} bytes: at most {LARGEST} are read")
+        return path, await reader.readexactly(length)
+    except (ValueError, IndexError, asyncio.LimitOverrunError):
+        raise Refused(400, "invalid_request", "not a request of HTTP") from None
+
+
+def reply(writer: asyncio.StreamWriter, status: int, answer: dict) -> None:
+    """Write a whole answer of HTTP, after which the connection is closed."""
+    body = json.dumps(answer).encode()
+    head = f"HTTP/1.1 {status} {http.client.responses[status]}\r\nConnection: close\r\n"
+    head += "Retry-After: 1\r\n" * (status == 429)
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+
+
+def save(model: CachedCharModel, folder: Path) -> None:
+    """Write the model and its alphabet as other engines read them: it is a small GPT-2."""
+    from safetensors.torch import save_file
+
+    names = {"token": "wte", "position": "wpe", "norm": "ln_f", "blocks": "h", "norm1": "ln_1"}
+    names |= {"qkv": "attn.c_attn", "out": "attn.c_proj", "norm2": "ln_2"}
+    names |= {"up": "mlp.c_fc", "down": "mlp.c_proj"}
+    tensors = {}
+    for key, tensor in model.state_dict().items():
+        if key == "head.bias":
+            assert not tensor.any(), "a GPT-2 has none"
+            continue
+        name = ".".join(names.get(word, word) for word in key.split("."))
+        across = ".c_" in name and tensor.dim() == 2  # it keeps them as [in, out]
+        name = "lm_head.weight" if key == "head.weight" else f"transformer.{name}"
+        tensors[name] = (tensor.T if across else tensor).contiguous()
+    shape = {"n_embd": model.token.embedding_dim, "n_head": model.blocks[0].heads}
+    shape |= {"n_layer": len(model.blocks), "n_positions": CONTEXT, "vocab_size": len(ALPHABET)}
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "dtype": "float32"}
+    config |= {"activation_function": "gelu", "tie_word_embeddings": False}
+    config |= {"bos_token_id": None, "eos_token_id": None} | shape
+    split = {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated"}
+    words = {"type": "WordLevel", "vocab": {c: i for i, c in enumerate(ALPHABET)}}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": split | {"invert": False},
+    }
+    tokenizer |= {"model": words | {"unk_token": "\n"}, "decoder": {"type": "Fuse"}}
+    loader = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": CONTEXT}
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for name, what in (("config", config), ("tokenizer", tokenizer)):
+        (folder / f"{name}.json").write_text(json.dumps(what))
+    (folder / "tokenizer_config.json").write_text(json.dumps(loader))
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    print(f"{folder}: {numbers:,} parameters, {len(ALPHABET)} characters")
+
+
+# --- what it answers, over the wire ----------------------------------------------------------
+
+
+def request_of(path: str, asked: dict) -> bytes:
+    """A request as it goes over the wire."""
+    body = json.dumps(asked).encode()
+    return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
+
+
+async def ask(port: int, path: str, asked: dict) -> tuple[int, str]:
+    """Status and body of an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"prompt": prompt, "tokens": tokens}).encode()
-    writer.write(
-        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
-    )
-    writer.write(body)
-    await reader.readuntil(b"\r\n\r\n")
-    times, answer = [], []
-    while size := int(await reader.readline(), 16):
-        answer.append(int(await reader.readexactly(size)))
-        times.append(time.perf_counter())
-        await reader.readexactly(2)
+    writer.write(request_of(path, asked))
+    head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
     writer.close()
-    return {"sent": at, "times": times, "answer": answer}
-
-
-async def measure(
-    model: CachedCharModel, refill: bool, load: list[tuple]
-) -> tuple[list, Server]:
-    server = Server(model, refill)
-    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    # an error of the engine ends the clients' wait, and so does a minute without an answer
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        engine = group.create_task(server.run())
-        start = time.perf_counter() + 0.05
-        served = await asyncio.gather(*(ask(port, start + at, *what) for at, *what in load))
-        engine.cancel()
-    listener.close()
-    return served, server
-
-
-# --8<-- [end:client]
-
-
-def report(words: str, served: list[dict]) -> list[float]:
-    ttft = sorted(r["times"][0] - r["sent"] for r in served)
-    gaps = sorted(
-        b - a for r in served for a, b in zip(r["times"], r["times"][1:], strict=False)
-    )
-    tokens = sum(len(r["answer"]) for r in served)
-    tail = ttft[int(0.95 * len(ttft))]
-    assert sum(t > tail for t in ttft) <= 0.05 * len(ttft)
-    seconds = max(r["times"][-1] for r in served) - min(r["sent"] for r in served)
-    streaming = sum(r["times"][-1] - r["times"][0] for r in served)
-    assert streaming > 0.02 * sum(r["times"][-1] - r["sent"] for r in served)
-    good = sum(r["times"][0] - r["sent"] < 0.1 for r in served)
-    assert good == sum(t < 0.1 for t in ttft)
-    print(
-        f"{words:10}  TTFT p50 ≈{1e3 * ttft[len(ttft) // 2]:.0f} ms  "
-        f"p95 ≈{1e3 * tail:.0f} ms  "
-        f"between tokens p99 ≈{1e3 * gaps[int(0.99 * len(gaps))]:.0f} ms"
-    )
-    print(
-        f"{'':10}  ≈{tokens / seconds:.0f} tokens/s, "
-        f"goodput (TTFT < 100 ms) ≈{good / seconds:.0f} "
-        f"of ≈{len(served) / seconds:.0f} requests/s"
-    )
-    return ttft
+    return int(head.split()[1]), body
 
 
 @torch.no_grad()
@@ -248,32 +398,123 @@ def check_alone(model: CachedCharModel, prompt: list[int], answer: list[int]) ->
     torch.testing.assert_close(chosen, logits.amax(1), rtol=0, atol=1e-4)
 
 
+def events(body: str) -> Iterator[dict]:
+    """The pieces of a stream, which ends as the protocol says."""
+    *lines, end = body.split("\n\n")[:-1]
+    assert end == "data: [DONE]", end
+    return (json.loads(line.removeprefix("data: ")) for line in lines)
+
+
+async def show(model: CachedCharModel) -> None:
+    """Ask a server what a client would, and hold the answers to the model alone."""
+    server = Server(model, queue=24)
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    path = "/v1/completions"
+    asked = {"prompt": "hello", "max_tokens": 4, "stream": True}
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        # before the engine begins nobody leaves the queue
+        load = [{"prompt": "ab" * (1 + n % 5), "max_tokens": 2 + 5 * n % 37} for n in range(24)]
+        asking = [group.create_task(ask(port, path, each)) for each in load]
+        while len(server.waiting) < len(load):
+            await asyncio.sleep(0.001)
+        status, body = await ask(port, path, asked)
+        print(
+            f"a queue of {server.queue} is full: {status} {json.loads(body)['error']['code']}"
+        )
+        engine = group.create_task(server.run())
+        answers = [json.loads((await each)[1]) for each in asking]
+        for each, answer in zip(load, answers, strict=True):
+            text, usage = answer["choices"][0]["text"], answer["usage"]
+            assert usage["completion_tokens"] == each["max_tokens"] == len(text)
+            prompt = [ALPHABET.index(c) for c in each["prompt"]]
+            check_alone(model, prompt, [ALPHABET.index(c) for c in text])
+        assert server.joined == len(load) - SLOTS, "whoever finds no slot joins a running batch"
+        print(
+            f"{len(load)} requests in {SLOTS} slots: each answered as if alone, without a cache"
+        )
+
+        status, body = await ask(
+            port, path, asked | {"stream_options": {"include_usage": True}}
+        )
+        print(f"POST {path} {json.dumps(asked)}: {status}")
+        pieces = list(events(body))
+        for piece in pieces:
+            print("  ", json.dumps(piece["choices"]), json.dumps(piece.get("usage", "")))
+        text = "".join(piece["choices"][0]["text"] for piece in pieces if piece["choices"])
+        _, body = await ask(port, path, asked | {"stream": False})
+        assert json.loads(body)["choices"][0]["text"] == text
+        talk = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        _, body = await ask(port, "/v1/chat/completions", talk)
+        said = json.loads(body)["choices"][0]["message"]["content"]
+        _, body = await ask(port, "/v1/chat/completions", talk | {"stream": True})
+        deltas = [piece["choices"][0]["delta"] for piece in events(body)]
+        assert "".join(delta.get("content", "") for delta in deltas) == said
+        _, body = await ask(port, path, {"prompt": "user hello\nassistant ", "max_tokens": 4})
+        assert json.loads(body)["choices"][0]["text"] == said, "a chat is one prompt"
+        print("streamed and whole, as a completion and as a chat: the same text")
+
+        for words, wrong in {
+            "61 + 4 tokens": {"prompt": "a" * 61},
+            "no tokens": {"max_tokens": 0},
+            "another model": {"model": "large"},
+            "temperature 1": {"temperature": 1},
+            "two answers": {"n": 2},
+            "a number": {"prompt": 7},
+        }.items():
+            status, body = await ask(port, path, asked | wrong)
+            error = json.loads(body)["error"]
+            print(f"{words:14} {status} {error['code']:24} {error['message']}")
+        status, body = await ask(port, path, asked | {"prompt": "a" * 60})
+        assert status == 200, "60 + 4 tokens fit"
+
+        made = {}
+        for server.watch in (False, True):
+            before = server.made
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_of(path, {"prompt": "a", "max_tokens": 63}))
+            while server.made == before:
+                await asyncio.sleep(0.001)
+            writer.close()
+            while len(server.free) < SLOTS:
+                await asyncio.sleep(0.001)
+            made[server.watch] = server.made - before
+        assert made[False] == 63 > 2 * made[True], "it goes on for a client that has gone"
+        print("its client gone: of 63 tokens 63 are made; fewer than half if it is watched")
+        engine.cancel()
+    listener.close()
+
+
+async def listen(server: Server, port: int) -> None:
+    """Serve until somebody stops it. An error of the engine ends it: no client waits then."""
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", port)
+    port = listener.sockets[0].getsockname()[1]
+    print(f"base_url http://127.0.0.1:{port}/v1", flush=True)
+    async with listener, asyncio.TaskGroup() as group:
+        group.create_task(server.run())
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--port", type=int, help="serve there; 0 takes a free one")
+    parser.add_argument("--slots", type=int, default=SLOTS, choices=range(1, SLOTS + 1))
+    parser.add_argument("--queue", type=int, default=QUEUE, help="requests that may wait")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the model there")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = CachedCharModel(VOCABULARY)
-    dice, at, load = random.Random(0), 0.0, []
-    for _ in range(REQUESTS):
-        at += dice.expovariate(RATE)
-        prompt = [dice.randrange(VOCABULARY) for _ in range(dice.randint(2, 16))]
-        load.append((at, prompt, min(48, 2 + int(dice.lognormvariate(2.3, 0.9)))))
-    print(f"{REQUESTS} requests in {at:.2f} s, {sum(n for *_, n in load)} tokens asked for")
-    # a static batch of eight begins when the last of them has come
-    starts = [load[i - i % SLOTS + SLOTS - 1][0] for i in range(REQUESTS)]
-    company = sum(s - at for s, (at, *_) in zip(starts, load, strict=True)) / REQUESTS
-    print(f"waiting for seven others takes {1e3 * company:.0f} ms on average")
-    ttft = {}
-    for words, refill in (("static", False), ("continuous", True)):
-        served, server = asyncio.run(measure(model, refill, load))
-        for (_, prompt, tokens), r in zip(load, served, strict=True):
-            assert len(r["answer"]) == tokens
-            check_alone(model, prompt, r["answer"])
-        ttft[words] = report(words, served)
-        assert sorted(server.free) == list(range(SLOTS)), "a slot was not given back"
-        assert (server.joined > 0) == refill, "who joins a batch that runs"
-    print(f"all {2 * REQUESTS} answers are those of one request at a time, without a cache")
-    assert sum(ttft["static"]) / REQUESTS > company
-    assert ttft["continuous"][REQUESTS // 4] < ttft["static"][REQUESTS // 2]
+    model = CachedCharModel(len(ALPHABET), heads=2)
+    nn.init.zeros_(model.head.bias)
+    if options.save:
+        return save(model, options.save)
+    if options.port is None:
+        return asyncio.run(show(model))
+    try:
+        asyncio.run(listen(Server(model, options.slots, options.queue), options.port))
+    except KeyboardInterrupt:
+        pass
+    except OSError as error:
+        sys.exit(f"cannot listen on port {options.port}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,126 @@
+"""The server of chapter 09, asked by the openai package, and its model in transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+openai = pytest.importorskip("openai")
+
+INPUTS = ["snippets/09_inference/serve.py"]
+PROGRAMS = Path(__file__).resolve().parent.parent / "snippets/09_inference"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[str]:
+    """A server on a free port; its base_url."""
+    command = [sys.executable, PROGRAMS / "serve.py", "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process.stdout.readline().split()[1]
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving("--slots", "1", "--queue", "1") as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_whole_and_streamed(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    asked = {"model": model.id, "prompt": "hello", "max_tokens": 8}
+    whole = client.completions.create(**asked)
+    assert whole.usage.prompt_tokens == 5
+    assert whole.usage.completion_tokens == len(whole.choices[0].text) == 8
+    stream = client.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    *pieces, last, counts = stream
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert last.choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert counts.usage == whole.usage and not counts.choices
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    asked = {"model": "tiny", "messages": HELLO, "max_completion_tokens": 8}
+    whole = client.chat.completions.create(**asked)
+    said = whole.choices[0].message
+    assert said.role == "assistant" and len(said.content) == 8
+    deltas = [
+        piece.choices[0].delta for piece in client.chat.completions.create(**asked, stream=True)
+    ]
+    assert "".join(delta.content or "" for delta in deltas) == said.content
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "code"),
+    [
+        ({"prompt": "a" * 61}, openai.BadRequestError, "context_length_exceeded"),
+        ({"model": "large"}, openai.NotFoundError, "model_not_found"),
+        ({"temperature": 1}, openai.BadRequestError, "unsupported_value"),
+        ({"n": 2}, openai.BadRequestError, "unsupported_parameter"),
+        ({"prompt": ["ab"]}, openai.BadRequestError, "invalid_request"),
+        ({"max_tokens": 2.5}, openai.BadRequestError, "invalid_request"),
+        ({"prompt": "A"}, openai.BadRequestError, "invalid_request"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    client: openai.OpenAI, wrong: dict, error: type, code: str
+) -> None:
+    with pytest.raises(error) as raised:
+        client.completions.create(**{"model": "tiny", "prompt": "a", "max_tokens": 4} | wrong)
+    assert raised.value.code == code
+    assert raised.value.type == "invalid_request_error"
+
+
+def test_a_full_queue_is_said() -> None:
+    with (
+        serving("--queue", "0") as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+        pytest.raises(openai.RateLimitError) as raised,
+    ):
+        client.completions.create(model="tiny", prompt="a")
+    assert raised.value.code == "queue_full"
+    assert raised.value.response.headers["retry-after"] == "1"
+
+
+def test_who_hangs_up_leaves_its_place(client: openai.OpenAI) -> None:
+    """With one slot and one place in the queue, ten in a row get in only if each is let go."""
+    for _ in range(10):
+        stream = client.completions.create(model="tiny", prompt="a", max_tokens=63, stream=True)
+        next(iter(stream))
+        stream.close()
+    assert client.completions.create(model="tiny", prompt="a").choices[0].text
+
+
+def test_the_folder_is_the_same_model(client: openai.OpenAI, tmp_path: Path) -> None:
+    """transformers, which shares no code with the server, reads it and answers alike."""
+    folder = tmp_path / "tiny"
+    subprocess.run([sys.executable, PROGRAMS / "serve.py", "--save", folder], check=True)
+    code = (
+        "import json, sys, transformers as t\n"
+        "model = t.AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+        "words = t.AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "ids = words('hello, 7', return_tensors='pt')\n"
+        "made = model.generate(**ids, max_new_tokens=32, do_sample=False)[0]\n"
+        "print(json.dumps(words.decode(made)))\n"
+    )
+    command = [sys.executable, "-c", code, folder]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    answer = client.completions.create(model="tiny", prompt="hello, 7", max_tokens=32)
+    assert json.loads(said) == "hello, 7" + answer.choices[0].text
