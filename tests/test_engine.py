@@ -1041,6 +1041,26 @@ def test_a_program_without_slurm_or_ray_is_skipped_with_the_reason(
     assert "pip install -r requirements/ray.txt" in said
 
 
+def test_a_script_takes_along_what_it_starts_and_may_need_engines(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.write("snippets/load.py", "print()\n")
+    text = 'vllm=$(dirname "$(command -v vllm)")\npython load.py "$vllm/python -m vllm"\n'
+    script = Program(book.root, book.write("snippets/engines.sh", text))
+    assert [each.path.name for each in script.companions()] == ["load.py"]
+    typed = Transcript.parse("$ bash engines.sh\n")
+    for lacking in ("vllm", "uvicorn"):
+        monkeypatch.setattr(
+            shutil, "which", lambda name, lacking=lacking: lacking != name or None
+        )
+        monkeypatch.setattr(
+            hold.importlib.util,
+            "find_spec",
+            lambda name, lacking=lacking: lacking != name or None,
+        )
+        assert "requirements/engines.txt" in hold.missing_tool(script, typed)
+
+
 def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
     """On a GPU machine there may be torch, pytest and pytest-codeblocks, and nothing else."""
 

@@ -36,6 +36,7 @@ _MACHINE = re.compile(
 )
 _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
+_STARTED = re.compile(r"\bpython (\w+)\.py\b")
 _DATA = re.compile(r"[\w.-]+\.(?:toml|csv|(?:cpu|cuda)\.txt)")
 _DEVICE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 _OLDER = re.compile(r"cpu-torch-(\d+)-(\d+)")
@@ -156,7 +157,7 @@ class Program:
 
     def companions(self, device: str = "") -> list[Program]:
         """The other programs of its folder that its transcripts' commands name (or those of the
-        ``device``), and those that any of them imports."""
+        ``device``), and those that any of them imports or starts."""
         words = sorted(self._words(device))
         queue = [self.path.with_name(word) for word in words if _IN_FOLDER.match(word)]
         found = {self.path: self}
@@ -169,9 +170,9 @@ class Program:
         return list(found.values())[1:]
 
     def _imported(self) -> list[Path]:
-        if self.path.suffix != ".py":
-            return []
-        names = _IMPORTED.findall(self.path.read_text("utf-8"))
+        """What it imports, or, where it is a script of a shell, what it starts."""
+        pattern = {".py": _IMPORTED, ".sh": _STARTED}.get(self.path.suffix)
+        names = pattern.findall(self.path.read_text("utf-8")) if pattern else []
         return [self.path.with_name(f"{name}.py") for name in names]
 
     def data(self, device: str = "") -> list[Path]:

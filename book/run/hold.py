@@ -184,8 +184,12 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
                 return "Slurm (Debian: slurm-wlm, munge)"
             if os.geteuid() != 0:
                 return "root, which a cluster of one's own needs,"
-    if 'which("nvcc")' in program.path.read_text("utf-8") and shutil.which("nvcc") is None:
+    text = program.path.read_text("utf-8")
+    if 'which("nvcc")' in text and shutil.which("nvcc") is None:
         return "nvcc"
+    there = shutil.which("vllm") and importlib.util.find_spec("uvicorn")
+    if "$(command -v vllm)" in text and not there:
+        return "transformers serve or vLLM (requirements/engines.txt)"
     for package in program.imports("triton", "numba", "ray"):
         if importlib.util.find_spec(package) is None:
             install = " (pip install -r requirements/ray.txt)"  # no part of what the book has
