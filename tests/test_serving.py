@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 openai = pytest.importorskip("openai")
 
-INPUTS = ["snippets/09_inference/serve.py"]
+INPUTS = ["snippets/09_inference/load.py", "snippets/09_inference/serve.py"]
 PROGRAMS = Path(__file__).resolve().parent.parent / "snippets/09_inference"
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -106,6 +107,16 @@ def test_who_hangs_up_leaves_its_place(client: openai.OpenAI) -> None:
         next(iter(stream))
         stream.close()
     assert client.completions.create(model="tiny", prompt="a").choices[0].text
+
+
+def test_any_endpoint_is_loaded(url: str) -> None:
+    command = [sys.executable, PROGRAMS / "load.py", "--requests", "1", "--url"]
+    said = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
+    assert "1 of 1 answered whole" in said
+    asked, given = re.findall(r"(\d+) tokens (?:asked|in)", said)
+    assert asked == given
+    done = subprocess.run([*command, "http://127.0.0.1:1/v1"], capture_output=True, text=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_the_folder_is_the_same_model(client: openai.OpenAI, tmp_path: Path) -> None:
