@@ -51,9 +51,15 @@ class SumOverRanks(torch.autograd.Function):
 class SynchronizedBatchNorm(nn.BatchNorm1d):
     """BatchNorm over every rank's rows. Input and output: [rows of this rank, channels]."""
 
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(channels, eps, momentum)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() != 2:
+            raise ValueError(f"SynchronizedBatchNorm takes [rows, channels], not {[*x.shape]}")
         if not self.training:
             return super().forward(x)
+        dtype, x = x.dtype, x.to(self.weight.dtype)  # under autocast the sums stay in fp32
         # one all-reduce of 2 * channels + 1 numbers; ranks may hold different numbers of rows
         count = x.new_tensor([x.shape[0]])
         sums = SumOverRanks.apply(torch.cat([x.sum(0), x.square().sum(0), count]))
@@ -66,7 +72,8 @@ class SynchronizedBatchNorm(nn.BatchNorm1d):
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * count / (count - 1), self.momentum)
             self.num_batches_tracked += 1
-        return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+        normed = (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+        return normed.to(dtype)
 
 
 def make_model(norm: type[nn.Module], device: torch.device) -> nn.Module:

@@ -34,33 +34,40 @@ class Bucket:
 
 
 def fill_buckets(parameters: list[nn.Parameter], capacity: int) -> list[Bucket]:
-    """Cut the parameters, last one first, into buckets of at least `capacity` bytes."""
-    buckets, group = [], []
-    for parameter in reversed(parameters):
-        group.append(parameter)
-        if sum(p.nbytes for p in group) >= capacity:
-            buckets.append(Bucket(group))
-            group = []
-    return [*buckets, Bucket(group)] if group else buckets
+    """Cut the parameters, last one first, into buckets of one dtype and some `capacity`."""
+    groups: list[list[nn.Parameter]] = []
+    for p in reversed(parameters):
+        last = groups[-1] if groups else []
+        if not last or p.dtype != last[0].dtype or sum(q.nbytes for q in last) >= capacity:
+            groups.append([])
+        groups[-1].append(p)
+    return [Bucket(group) for group in groups]
 
 
 class BucketedDDP(nn.Module):
+    """Every parameter that requires a gradient must get one in each backward."""
+
     def __init__(self, module: nn.Module, capacity: int) -> None:
         super().__init__()
         self.module = module
         self.in_flight: list[tuple[Bucket, dist.Work]] = []
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, src=0)
-        self.buckets = fill_buckets(list(module.parameters()), capacity)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.buckets = fill_buckets(trained, capacity)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        for parameter in module.parameters():
+        for parameter in trained:
             parameter.register_post_accumulate_grad_hook(self.mark_ready)
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.module(*inputs)
+    def forward(self, *args: object, **kwargs: object) -> object:
+        return self.module(*args, **kwargs)
 
     def mark_ready(self, parameter: nn.Parameter) -> None:
         bucket = self.bucket_of[parameter]
+        if parameter.grad.untyped_storage().data_ptr() != bucket.flat.data_ptr():
+            raise RuntimeError("a gradient left its bucket: call zero_grad() of BucketedDDP")
+        if bucket.missing == 0:  # this backward has added to what is being sent
+            raise RuntimeError("call wait() after each backward")
         bucket.missing -= 1
         if bucket.missing == 0:
             work = dist.all_reduce(bucket.flat, async_op=True)
@@ -71,8 +78,12 @@ class BucketedDDP(nn.Module):
         for bucket, work in self.in_flight:
             work.wait()
             bucket.flat /= dist.get_world_size()  # every gradient in it, at once
-            bucket.missing = len(bucket.parameters)
         self.in_flight.clear()
+        missing = sum(bucket.missing for bucket in self.buckets)
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
+        if missing:
+            raise RuntimeError(f"no gradient in this backward for {missing} parameters")
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         for bucket in self.buckets:
@@ -144,9 +155,6 @@ def main() -> None:
         optimizer_naive.step()
 
     assert rows == [BATCH // n] * STEPS  # its shard, no more
-    for bucket in ddp.buckets:  # still views: the gradients share the bucket's storage
-        storage = bucket.flat.untyped_storage().data_ptr()
-        assert all(p.grad.untyped_storage().data_ptr() == storage for p in bucket.parameters)
     for ours, truth in zip(ddp.parameters(), naive.parameters(), strict=True):
         torch.testing.assert_close(ours, truth)
         of_rank_0 = ours.detach().clone()

@@ -23,30 +23,37 @@ BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide i
 
 
 class HookedDDP(nn.Module):
+    """Every parameter that requires a gradient must get one in each backward."""
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.in_flight: list[tuple[nn.Parameter, dist.Work]] = []
+        self.in_flight: dict[nn.Parameter, dist.Work] = {}
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, src=0)
-        for parameter in module.parameters():
+        self.names = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        for parameter in self.names:
             parameter.register_post_accumulate_grad_hook(self.launch)
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.module(*inputs)
+    def forward(self, *args: object, **kwargs: object) -> object:
+        return self.module(*args, **kwargs)
 
     def launch(self, parameter: nn.Parameter) -> None:
+        if parameter in self.in_flight:  # this backward has added to what is being sent
+            raise RuntimeError("call wait() after each backward")
         # Collectives have no names: the third all-reduce of one rank meets the third of every
         # other. This is right only because every rank runs the same graph in the same order.
-        work = dist.all_reduce(parameter.grad, async_op=True)
-        self.in_flight.append((parameter, work))
+        self.in_flight[parameter] = dist.all_reduce(parameter.grad, async_op=True)
 
     def wait(self) -> None:
         """Call between `backward` and the optimizer's step."""
-        for parameter, work in self.in_flight:
+        missing = [name for p, name in self.names.items() if p not in self.in_flight]
+        for parameter, work in self.in_flight.items():
             work.wait()
             parameter.grad /= dist.get_world_size()
         self.in_flight.clear()
+        if missing:
+            raise RuntimeError(f"no gradient in this backward for {', '.join(missing)}")
 
 
 class Network(nn.Module):
@@ -103,9 +110,8 @@ def main() -> None:
         with mock.patch.object(dist.Work, "wait", side_effect=RuntimeError("a hook waits")):
             loss.backward()
         if step == 0 and rank == 0:
-            names = {parameter: name for name, parameter in model.named_parameters()}
-            print("defined: " + ", ".join(names.values()))
-            print("ready:   " + ", ".join(names[parameter] for parameter, _ in ddp.in_flight))
+            print("defined: " + ", ".join(ddp.names.values()))
+            print("ready:   " + ", ".join(ddp.names[parameter] for parameter in ddp.in_flight))
             print(f"{len(ddp.in_flight)} all-reduces were launched during backward")
         ddp.wait()
         optimizer.step()

@@ -62,9 +62,9 @@ def fill_buckets(parameters: list[nn.Parameter], caps: list[int]) -> list[Bucket
 class MiniDDP(nn.Module):
     """Wrap `module` so that `backward` leaves in `.grad` the mean over all ranks.
 
-    Every parameter that requires a gradient must take part in every synchronised backward.
-    `bucket_cap_mb` and `first_bucket_mb` are in MiB. The first bucket is small, so that the
-    link has something to carry early.
+    Every parameter that requires a gradient must take part in every synchronised backward, and
+    have a dense gradient. `bucket_cap_mb` and `first_bucket_mb` are in MiB. The first bucket is
+    small, so that the link has something to carry early.
     """
 
     def __init__(

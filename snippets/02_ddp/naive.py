@@ -18,20 +18,25 @@ BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide i
 
 
 class NaiveDDP(nn.Module):
+    """Every parameter that requires a gradient must get one in each backward."""
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
         for tensor in module.state_dict().values():  # parameters and saved buffers
             dist.broadcast(tensor, src=0)
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.module(*inputs)
+    def forward(self, *args: object, **kwargs: object) -> object:
+        return self.module(*args, **kwargs)
 
     def average_gradients(self) -> None:
         """Call between `backward` and the optimizer's step."""
-        for parameter in self.module.parameters():
-            dist.all_reduce(parameter.grad)  # the sum over ranks, in place
-            parameter.grad /= dist.get_world_size()
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:  # others would wait for it
+                    raise RuntimeError(f"no gradient in this backward for {name}")
+                dist.all_reduce(parameter.grad)  # the sum over ranks, in place
+                parameter.grad /= dist.get_world_size()
 
 
 def start() -> torch.device:
