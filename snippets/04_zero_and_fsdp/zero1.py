@@ -16,39 +16,67 @@ import torch.distributed.nn  # not left to torch: imported after init, it keeps 
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Adam, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BATCH, STEPS = 48, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide it
 ELEMENT = 8  # bytes: float64, so that the order in which partial sums are added does not show
 
 
+class Flat:
+    """Parameters of one dtype as windows into one tensor, which is padded, and cut into N."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters, self.n = parameters, dist.get_world_size()
+        self.sizes = [p.numel() for p in parameters]
+        self.sizes.append(-sum(self.sizes) % self.n)  # padding
+        pieces = [p.detach().flatten() for p in parameters]
+        self.whole = torch.cat([*pieces, pieces[0].new_zeros(self.sizes[-1])])
+        for p, window in zip(parameters, self.whole.split(self.sizes), strict=False):
+            p.data = window.view_as(p)
+        self.shard = nn.Parameter(self.whole.chunk(self.n)[dist.get_rank()])  # also a window
+
+    def reduce_gradients(self) -> None:
+        gradient = torch.zeros_like(self.whole)
+        for p, piece in zip(self.parameters, gradient.split(self.sizes), strict=False):
+            if p.grad is None:
+                raise RuntimeError("no gradient in this backward for some parameters")
+            piece.copy_(p.grad.flatten())
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter(self.shard.grad, list(gradient.chunk(self.n)))
+        self.shard.grad /= self.n
+
+    def gather(self) -> None:
+        dist.all_gather(list(self.whole.chunk(self.n)), self.shard.detach())
+
+
 class ZeRO1:
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
-        self.parameters = list(parameters)
-        self.n, rank = dist.get_world_size(), dist.get_rank()
-        count = sum(p.numel() for p in self.parameters)
-        padded = -(-count // self.n) * self.n  # rounded up to a multiple of N
-        self.flat = self.parameters[0].new_zeros(padded)
-        self.flat_gradient = torch.zeros_like(self.flat)
-        start = 0
-        for p in self.parameters:  # each parameter becomes a window into the flat tensors
-            window = slice(start, start + p.numel())
-            self.flat[window] = p.detach().flatten()
-            p.data = self.flat[window].view_as(p)
-            p.grad = self.flat_gradient[window].view_as(p)
-            start += p.numel()
-        self.shard = nn.Parameter(self.flat.chunk(self.n)[rank].clone())
-        self.shard.grad = torch.zeros_like(self.shard)
-        self.adam = torch.optim.Adam([self.shard], lr=lr)
+    """`kind(parameters, **options)`, of whose state each rank keeps 1/N.
+
+    All ranks begin with the same model. `kind` treats every element alone, as SGD, Adam and
+    RMSprop do; LAMB, Muon and Adafactor look at whole matrices. Each parameter that requires a
+    gradient must have one in `step`, a dense one. A scheduler gets `optimizer`, whose state is
+    that of this rank's shard.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], kind: type[Optimizer], **options: object
+    ) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        dtypes = dict.fromkeys(p.dtype for p in self.parameters)
+        self.flats = [Flat([p for p in self.parameters if p.dtype == d]) for d in dtypes]
+        self.optimizer = kind([flat.shard for flat in self.flats], **options)
 
     def zero_grad(self) -> None:
-        self.flat_gradient.zero_()
+        for p in self.parameters:
+            p.grad = None
 
     def step(self) -> None:
-        dist.reduce_scatter(self.shard.grad, list(self.flat_gradient.chunk(self.n)))
-        self.shard.grad /= self.n
-        self.adam.step()  # Ψ/N elements, and the moments of as many
-        dist.all_gather(list(self.flat.chunk(self.n)), self.shard.detach())
+        for flat in self.flats:
+            flat.reduce_gradients()
+        self.optimizer.step()  # Ψ/N elements, and the moments of as many
+        for flat in self.flats:
+            flat.gather()
 
 
 class CountBytes(TorchDispatchMode):
@@ -71,7 +99,7 @@ class CountBytes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+def state_bytes(optimizer: Optimizer) -> int:
     """Bytes of the moments which this rank's Adam holds (its step counters left out)."""
     return sum(s["exp_avg"].nbytes + s["exp_avg_sq"].nbytes for s in optimizer.state.values())
 
@@ -101,11 +129,11 @@ def main() -> None:
     ours, ddp = copy.deepcopy(alone), DistributedDataParallel(copy.deepcopy(alone))
     psi = sum(p.numel() for p in alone.parameters())
     runs = {  # model, optimizer, share of the batch
-        "one process": (alone, torch.optim.Adam(alone.parameters(), lr=0.01), slice(None)),
-        "ZeRO-1": (ours, ZeRO1(ours.parameters(), lr=0.01), slice(rank, None, n)),
+        "one process": (alone, Adam(alone.parameters(), lr=0.01), slice(None)),
+        "ZeRO-1": (ours, ZeRO1(ours.parameters(), Adam, lr=0.01), slice(rank, None, n)),
         "DDP + ZeroRedundancyOptimizer": (
             ddp,
-            ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01),
+            ZeroRedundancyOptimizer(ddp.parameters(), Adam, lr=0.01),
             slice(rank, None, n),
         ),
     }
@@ -126,7 +154,7 @@ def main() -> None:
         print(f"N = {n}, Ψ = {psi:,}; after {STEPS} steps of Adam all three hold equal models")
         print("rank 0 holds, and sends in a step, in units of Ψ elements:")
         for name, (_, optimizer, _) in runs.items():
-            inner = getattr(optimizer, "adam", getattr(optimizer, "optim", optimizer))
+            inner = getattr(optimizer, "optimizer", getattr(optimizer, "optim", optimizer))
             moments = state_bytes(inner) / (ELEMENT * psi)
             sent = {k: f"{v / (ELEMENT * psi):.3f}" for k, v in counts[name].sent.items()}
             total = sum(counts[name].sent.values()) / (ELEMENT * psi)

@@ -8,6 +8,7 @@ the gradients, and besides at most the bucket in hand, as gradients and as the f
 import copy
 import os
 import sys
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -19,20 +20,20 @@ ELEMENT = 8  # bytes: float64, so that the order in which partial sums are added
 
 
 class Bucket:
-    """The parameters of one layer, flat, and this rank's shard of them and of the gradient."""
+    """Some parameters, flat, and this rank's shard of them and of their gradient."""
 
-    def __init__(self, module: nn.Module, zero: "ZeRO2") -> None:
-        self.zero, self.parameters = zero, list(module.parameters())
+    def __init__(self, parameters: list[nn.Parameter], zero: "ZeRO2") -> None:
+        self.zero, self.parameters = zero, parameters
         self.n, rank = dist.get_world_size(), dist.get_rank()
-        flat = torch.cat([p.detach().flatten() for p in self.parameters])
+        flat = torch.cat([p.detach().flatten() for p in parameters])
         self.flat = torch.cat([flat, flat.new_zeros(-len(flat) % self.n)])  # padded
         start = 0
-        for p in self.parameters:
+        for p in parameters:  # each becomes a window into the flat tensor
             p.data = self.flat[start : start + p.numel()].view_as(p)
             p.register_post_accumulate_grad_hook(self.ready)
             start += p.numel()
-        self.shard = nn.Parameter(self.flat.chunk(self.n)[rank].clone())
-        self.missing = len(self.parameters)
+        self.shard = nn.Parameter(self.flat.chunk(self.n)[rank])  # also a window
+        self.missing = len(parameters)
 
     def ready(self, parameter: nn.Parameter) -> None:
         """A gradient is there. With the bucket's last one, send them away and free them."""
@@ -48,10 +49,14 @@ class Bucket:
             for p in self.parameters:
                 self.zero.hold(-p.grad.nbytes)
                 p.grad = None
-            self.shard.grad = torch.empty_like(self.shard)
-            dist.reduce_scatter(self.shard.grad, list(gradient.chunk(self.n)))
-            self.shard.grad /= self.n
-            self.zero.hold(self.shard.grad.nbytes)
+            part = torch.empty_like(self.shard)
+            dist.reduce_scatter(part, list(gradient.chunk(self.n)))
+            part /= self.n
+            if self.shard.grad is None:
+                self.shard.grad = part
+                self.zero.hold(part.nbytes)
+            else:  # a micro-batch before has left its own
+                self.shard.grad += part
             self.zero.hold(-gradient.nbytes)
 
     def filled(self) -> int:
@@ -62,13 +67,35 @@ class Bucket:
 
 
 class ZeRO2:
-    def __init__(self, layers: nn.Sequential, lr: float) -> None:
+    """`kind(parameters, **options)`, with 1/N of its state and of the gradients on each rank.
+
+    All ranks begin with the same model, and `kind` treats every element alone. A bucket has one
+    dtype and about `capacity` bytes. Each parameter that requires a gradient must get one in
+    every backward, a dense one.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        capacity: int,
+        kind: type[torch.optim.Optimizer],
+        **options: object,
+    ) -> None:
         self.held = self.peak = 0  # bytes of gradients on this rank
-        self.buckets = [Bucket(layer, self) for layer in layers]
-        self.adam = torch.optim.Adam([bucket.shard for bucket in self.buckets], lr=lr)
+        groups: list[list[nn.Parameter]] = []
+        for p in reversed([p for p in parameters if p.requires_grad]):
+            last = groups[-1] if groups else []
+            if not last or p.dtype != last[0].dtype or sum(q.nbytes for q in last) >= capacity:
+                groups.append([])
+            groups[-1].append(p)
+        self.buckets = [Bucket(group, self) for group in groups]
+        self.optimizer = kind([bucket.shard for bucket in self.buckets], **options)
 
     def step(self) -> None:
-        self.adam.step()
+        for bucket in self.buckets:
+            if bucket.shard.grad is None or bucket.missing < len(bucket.parameters):
+                raise RuntimeError("no gradient in this backward for some parameters")
+        self.optimizer.step()
         for bucket in self.buckets:
             bucket.gather()
             bucket.shard.grad = None
@@ -102,7 +129,9 @@ def main() -> None:
     torch.set_default_dtype(torch.float64)
     alone = nn.Sequential(*(nn.Linear(H, H) for _ in range(LAYERS))).to(device)
     ours = copy.deepcopy(alone)
-    optimizer, optimizer_alone = ZeRO2(ours, 0.01), torch.optim.Adam(alone.parameters(), 0.01)
+    optimizer_alone = torch.optim.Adam(alone.parameters(), lr=0.01)
+    layer = sum(p.nbytes for p in ours[0].parameters())
+    optimizer = ZeRO2(ours.parameters(), layer, torch.optim.Adam, lr=0.01)
     for _ in range(STEPS):
         inputs = torch.randn(BATCH, H).to(device)
         mine = inputs[rank::n]
