@@ -39,16 +39,18 @@ def norm_of_shard(model: nn.Module) -> torch.Tensor:
 
 def norm_over_mesh(model: nn.Module, group: dist.ProcessGroup) -> torch.Tensor:
     """The norm of the whole gradient, the same number on every rank of `group`."""
-    cut, copied = torch.zeros(()), torch.zeros(())
+    device = next(model.parameters()).device
+    cut, copied = torch.zeros((), device=device), torch.zeros((), device=device)
     for p in model.parameters():
-        squares = local(p.grad).square().sum().cpu()
+        if p.grad is None:
+            continue
+        squares = local(p.grad).float().square().sum()
         if isinstance(p, DTensor) and any(x.is_shard() for x in p.placements):
             cut += squares
         else:
             copied += squares  # every rank has it: adding it up would count it n times
-    total = cut.to(local(p.grad).device)
-    dist.all_reduce(total, group=group)
-    return (total + copied.to(total.device)).sqrt()
+    dist.all_reduce(cut, group=group)
+    return (cut + copied).sqrt()
 
 
 def start() -> torch.device:

@@ -25,7 +25,10 @@ def gpipe_step(
 
     `batch` and `target` [b, h] are used on the first and the last rank. Returns the loss, which
     is zero on all ranks but the last, and the most micro-batches that were live at once.
+    m divides the batch. Every stage but the last keeps the shape and the dtype of its input.
     """
+    if len(batch) % m:
+        raise ValueError(f"{m} micro-batches do not divide a batch of {len(batch)}")
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     live: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     total, peak = torch.zeros((), device=batch.device), 0
@@ -37,6 +40,8 @@ def gpipe_step(
             x.requires_grad_()
         y = stage(x)
         if rank < last:
+            if (y.shape, y.dtype) != (x.shape, x.dtype):
+                raise ValueError("every stage but the last must keep shape and dtype")
             dist.send(y.detach(), rank + 1)
         else:
             y = mse_loss(y, y_true) / m  # a mean of means is the mean: equal micro-batches
@@ -50,7 +55,8 @@ def gpipe_step(
         if rank < last:
             grad = torch.empty_like(y)  # [b/m, h], from the stage behind
             dist.recv(grad, rank + 1)
-        torch.autograd.backward(y, grad)  # adds to .grad: accumulation over micro-batches
+        if y.requires_grad:  # else the first stages are frozen
+            torch.autograd.backward(y, grad)  # adds to .grad: accumulation over micro-batches
         if rank > 0:
             dist.send(x.grad, rank - 1)
     return total, peak

@@ -26,10 +26,11 @@ def spread(tensor: torch.Tensor) -> float:
 
 def sum_over_ranks(module: nn.Module) -> None:
     """The fix: one all-reduce of all such gradients together, after backward."""
-    flat = torch.cat([p.grad.flatten() for p in module.parameters()])
+    gradients = [p.grad for p in module.parameters() if p.requires_grad]
+    flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat)
-    for parameter, total in zip(module.parameters(), flat.split(H), strict=True):
-        parameter.grad.copy_(total)
+    for g, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        g.copy_(total.view_as(g))
 
 
 def train(device: torch.device, summed: bool) -> tuple[float, float, float]:

@@ -32,9 +32,14 @@ def exchange(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, peer:
 
 
 class OneFOneB:
-    """One step of 1F1B for one stage; `loss` and `peak` are read after `step`."""
+    """One step of 1F1B for one stage; `loss` and `peak` are read after `step`.
+
+    m divides the batch. Every stage but the last keeps the shape and the dtype of its input.
+    """
 
     def __init__(self, stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int):
+        if len(batch) % m:
+            raise ValueError(f"{m} micro-batches do not divide a batch of {len(batch)}")
         self.stage, self.m = stage, m
         self.rank, self.p = dist.get_rank(), dist.get_world_size()
         self.batch, self.target = batch.chunk(m), target.chunk(m)  # m times [b/m, h]
@@ -52,6 +57,8 @@ class OneFOneB:
         if self.rank == self.p - 1:
             y = mse_loss(y, self.target[i]) / self.m
             self.loss += y.detach()
+        elif (y.shape, y.dtype) != (x.shape, x.dtype):
+            raise ValueError("every stage but the last must keep shape and dtype")
         self.live[i] = x, y
         self.outputs.append(weakref.ref(y))
         self.peak = max(self.peak, sum(output() is not None for output in self.outputs))
@@ -60,7 +67,8 @@ class OneFOneB:
     def backward(self, i: int, grad: torch.Tensor) -> torch.Tensor | None:
         """Backward of micro-batch i; return the gradient of its input."""
         x, y = self.live.pop(i)
-        torch.autograd.backward(y, None if self.rank == self.p - 1 else grad)
+        if y.requires_grad:  # else the first stages are frozen
+            torch.autograd.backward(y, None if self.rank == self.p - 1 else grad)
         return x.grad
 
     def step(self) -> None:

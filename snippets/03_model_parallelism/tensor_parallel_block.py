@@ -5,6 +5,7 @@ rows. f copies forward and all-reduces backward; g all-reduces forward and copie
 The block equals the whole one, with all gradients; collectives and bytes are counted.
 """
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -50,10 +51,10 @@ class SumOverRanks(torch.autograd.Function):
         return gradient
 
 
-def shard(whole: torch.Tensor, dim: int) -> nn.Parameter:
-    """This rank's part of a weight or bias, as a parameter of its own."""
-    part = whole.detach().chunk(dist.get_world_size(), dim)[dist.get_rank()]
-    return nn.Parameter(part.clone())
+def shard(whole: nn.Parameter, dim: int) -> nn.Parameter:
+    """This rank's part of a weight or bias, as a parameter of its own; frozen if that was."""
+    part = whole.detach().tensor_split(dist.get_world_size(), dim)[dist.get_rank()]
+    return nn.Parameter(part.clone(), whole.requires_grad)
 
 
 class ColumnParallel(nn.Module):
@@ -61,7 +62,8 @@ class ColumnParallel(nn.Module):
 
     def __init__(self, whole: nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = shard(whole.weight, 0), shard(whole.bias, 0)
+        self.weight = shard(whole.weight, 0)
+        self.bias = None if whole.bias is None else shard(whole.bias, 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -73,10 +75,11 @@ class RowParallel(nn.Module):
     def __init__(self, whole: nn.Linear) -> None:
         super().__init__()
         self.weight = shard(whole.weight, 1)
-        self.bias = nn.Parameter(whole.bias.detach().clone())  # whole, on every rank
+        self.bias = copy.deepcopy(whole.bias)  # whole, on every rank
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return SumOverRanks.apply(F.linear(x, self.weight)) + self.bias
+        total = SumOverRanks.apply(F.linear(x, self.weight))
+        return total if self.bias is None else total + self.bias
 
 
 class Block(nn.Module):
@@ -125,7 +128,7 @@ def shard_like(ours: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """The part of `whole` that this rank has to have, by comparing the shapes."""
     for dim, (mine, all_of_it) in enumerate(zip(ours.shape, whole.shape, strict=True)):
         if mine != all_of_it:
-            return whole.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+            return whole.tensor_split(dist.get_world_size(), dim)[dist.get_rank()]
     return whole
 
 

@@ -60,10 +60,12 @@ def embed(tokens: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 
 
 class VocabularyParallelLoss(torch.autograd.Function):
-    """Mean cross-entropy of logits [b, s, V/t] that stay where they are."""
+    """Mean cross-entropy of logits [b, s, V/t] that stay where they are; -100 is no target."""
 
     @staticmethod
     def forward(ctx, logits, targets):
+        ctx.dtype = logits.dtype
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         largest = logits.amax(dim=-1)  # [b, s]
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         exponentials = (logits - largest[..., None]).exp()
@@ -72,15 +74,17 @@ class VocabularyParallelLoss(torch.autograd.Function):
         local, mine = locate(targets, logits.shape[-1])
         target = logits.gather(-1, local[..., None])[..., 0] * mine
         dist.all_reduce(target)
-        ctx.save_for_backward(exponentials / total[..., None], local, mine)
-        return (largest + total.log() - target).mean()
+        counted = targets != -100
+        ctx.save_for_backward(exponentials / total[..., None], local, mine, counted)
+        return (largest + total.log() - target)[counted].mean()
 
     @staticmethod
     def backward(ctx, gradient):
-        softmax, local, mine = ctx.saved_tensors
+        softmax, local, mine, counted = ctx.saved_tensors
         one_hot = torch.zeros_like(softmax).scatter_(-1, local[..., None], 1.0)
         difference = softmax - one_hot * mine[..., None]  # each rank knows its own columns
-        return gradient * difference / mine.numel(), None
+        difference *= (counted.to(softmax) / counted.sum())[..., None]
+        return (gradient * difference).to(ctx.dtype), None
 
 
 def gathered_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
