@@ -1,4 +1,4 @@
-"""GradScaler in forty lines: the same decisions as torch's, step by step, and the same weights.
+"""GradScaler in fifty lines: the same decisions as torch's, step by step, and the same weights.
 
 Two copies of a model train in fp16 autocast, one under each scaler. In some steps the loss is
 multiplied until its gradients overflow, in the last of them one element is NaN; under a scale
@@ -17,7 +17,7 @@ class MiniScaler:
     def __init__(self, scale: float = 2.0**16, growth_interval: int = 2000) -> None:
         self.value, self.growth_interval = scale, growth_interval
         self.good_steps = 0
-        self.found_inf: bool | None = None  # None: this step's gradients are still scaled
+        self.found_inf: dict[int, bool] = {}  # of each optimizer whose gradients are unscaled
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         return loss * self.value  # and with the loss, by the chain rule, every gradient
@@ -25,29 +25,36 @@ class MiniScaler:
     @torch.no_grad()
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide all gradients of `optimizer`; remember whether one is infinite or NaN."""
-        if self.found_inf is not None:
+        if id(optimizer) in self.found_inf:
             raise RuntimeError("unscale_() has already been called since the last update()")
-        self.found_inf = False
+        found = False
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self.found_inf |= not bool(p.grad.isfinite().all())
+                    found |= not bool(p.grad.isfinite().all())
                     p.grad.mul_(1 / self.value)
+        self.found_inf[id(optimizer)] = found
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.found_inf is None:
+        if id(optimizer) not in self.found_inf:
             self.unscale_(optimizer)
-        if not self.found_inf:  # else skip: weights, moments and step count stay
+        if not self.found_inf[id(optimizer)]:  # else skip: weights, moments and step count stay
             optimizer.step()
 
     def update(self) -> None:
-        if self.found_inf:
+        if any(self.found_inf.values()):
             self.value, self.good_steps = self.value * 0.5, 0
         else:
             self.good_steps += 1
             if self.good_steps == self.growth_interval:
                 self.value, self.good_steps = self.value * 2, 0
-        self.found_inf = None
+        self.found_inf.clear()
+
+    def state_dict(self) -> dict[str, float]:
+        return {"scale": self.value, "good_steps": self.good_steps}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value, self.good_steps = state["scale"], state["good_steps"]
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -67,21 +67,28 @@ def round_stochastically(x: torch.Tensor) -> torch.Tensor:
     return (bits & -(2**16)).view(torch.float32).to(LOW)
 
 
-class StochasticAdam(torch.optim.Adam):
+class StochasticAdam(torch.optim.Optimizer):
     """Adam that updates in fp32 and rounds weights and moments to bf16 by chance."""
+
+    def __init__(self, params, lr: float, betas=(0.9, 0.999), eps: float = 1e-8) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()
     def step(self) -> None:
-        group = self.param_groups[0]
-        for p in group["params"]:
-            state = self.state[p]
+        pairs = [(p, group) for group in self.param_groups for p in group["params"]]
+        for p, group in pairs:
+            if p.grad is None:
+                continue
+            if p.dtype != LOW:
+                raise ValueError(f"StochasticAdam takes parameters in bf16, not {p.dtype}")
+            state, (beta1, beta2) = self.state[p], group["betas"]
             if not state:
                 state.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
             state["t"] += 1
             g, t = p.grad.float(), state["t"]
-            m = state["m"].float().lerp(g, 0.1)
-            v = state["v"].float().lerp(g * g, 0.001)
-            step = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + group["eps"])
+            m = state["m"].float().lerp(g, 1 - beta1)
+            v = state["v"].float().lerp(g * g, 1 - beta2)
+            step = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + group["eps"])
             new = p.float() - group["lr"] * step
             for kept, value in ((p, new), (state["m"], m), (state["v"], v)):
                 kept.copy_(round_stochastically(value))

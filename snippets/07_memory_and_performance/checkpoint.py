@@ -16,11 +16,18 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Checkpoint(torch.autograd.Function):
-    """y = function(x), of which only x and the random states are kept."""
+    """y = function(x), of which only x and the random states are kept.
+
+    x must require a gradient, or autograd has no reason to call backward for what is in the
+    function. In evaluation, call the function itself.
+    """
 
     @staticmethod
     def forward(ctx, function: Function, preserve_rng: bool, x: torch.Tensor) -> torch.Tensor:
-        ctx.function, ctx.preserve_rng = function, preserve_rng
+        if not x.requires_grad:
+            raise ValueError("the input of a checkpoint must require a gradient")
+        kind, ctx.function, ctx.preserve_rng = x.device.type, function, preserve_rng
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         ctx.random_state = torch.get_rng_state()
         if x.is_cuda:
             ctx.device_state = torch.cuda.get_rng_state(x.device)
@@ -37,7 +44,8 @@ class Checkpoint(torch.autograd.Function):
                 torch.set_rng_state(ctx.random_state)
                 if x.is_cuda:
                     torch.cuda.set_rng_state(ctx.device_state, x.device)
-            y = ctx.function(again)
+            with torch.autocast(*ctx.autocast):
+                y = ctx.function(again)
         torch.autograd.backward(y, grad_output)  # adds to .grad of the parameters in it
         return None, None, again.grad
 
