@@ -1,0 +1,671 @@
+"""Whatever the chapters' wrappers and optimizers are copied around, against one process.
+
+`torchrun --nproc-per-node=N copied.py` tries every part with every case, and names what failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
+
+SNIPPETS = Path(__file__).resolve().parent.parent / "snippets"
+PROGRAMS = [
+    f"snippets/{p}.py" for p in re.findall(r'program\("(\w+/\w+)"', Path(__file__).read_text())
+]
+ROWS, TOKENS, H, V = 12, 4, 6, 11
+
+
+@cache
+def program(path: str) -> ModuleType:
+    """A program of the book, imported."""
+    spec = importlib.util.spec_from_file_location(path, SNIPPETS / f"{path}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Model(nn.Module):
+    """Modules in modules, a number as a parameter, buffers, and a dictionary for an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(V, H)
+        layers = {
+            "up": nn.Linear(H, 3 * H),
+            "rest": nn.Sequential(nn.GELU(), nn.Linear(3 * H, H)),
+        }
+        self.body = nn.ModuleDict(layers)
+        self.norm, self.head = nn.LayerNorm(H), nn.Linear(H, V, bias=False)
+        self.gain, self.inner = nn.Parameter(torch.rand(())), None  # None: no other dtype
+        self.register_buffer("shift", torch.rand(H))
+        self.register_buffer("mask", torch.rand(H) < 0.5)
+
+    def forward(self, ids: torch.Tensor, *, scale: float) -> dict[str, torch.Tensor | tuple]:
+        x = (
+            self.norm(self.embedding(ids)).masked_fill(self.mask, 0.5) + self.shift
+        )  # [rows, tokens, h]
+        y = self.body["rest"](self.body["up"](x if self.inner is None else x.to(self.inner)))
+        x = self.norm(x + self.gain * scale * y.to(x.dtype))
+        return {"logits": self.head(x), "hidden": (x, y)}
+
+
+def frozen(model: Model) -> None:
+    """Whole modules, and parts of one."""
+    for p in (model.embedding.weight, model.gain, model.body["up"].bias):
+        p.requires_grad_(False)
+
+
+def tied(model: Model) -> None:
+    model.head.weight = model.embedding.weight
+
+
+def tied_and_frozen(model: Model) -> None:
+    tied(model)
+    frozen(model)
+
+
+def two_dtypes(model: Model) -> None:
+    model.body.float()
+    model.inner = torch.float32
+
+
+def unreached(model: Model) -> None:
+    model.spare = nn.Linear(H, H)
+
+
+def sparse(model: Model) -> None:
+    model.embedding.sparse = True
+
+
+def single(model: Model) -> None:
+    model.float()
+
+
+class Case(NamedTuple):
+    change: Callable[[Model], None] = lambda model: None
+    kind: type[Optimizer] = SGD
+    options: dict = {"lr": 0.1}  # noqa: RUF012
+    micro: int = 1  # backwards in a step
+    autocast: bool = False
+    tolerance: float | None = None
+
+
+CASES = {
+    "nested": Case(kind=SGD, options={"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "frozen": Case(frozen, AdamW, {"lr": 0.02, "weight_decay": 0.3, "amsgrad": True}),
+    "tied": Case(tied, Adam, {"lr": 0.02, "weight_decay": 0.1}),
+    "tied and frozen": Case(tied_and_frozen, NAdam, {"lr": 0.02, "weight_decay": 0.1}),
+    "two dtypes": Case(two_dtypes, RMSprop, {"lr": 0.01, "centered": True, "eps": 1e-3}),
+    "no gradient": Case(unreached, SGD, {"lr": 0.1, "weight_decay": 0.3}),
+    "sparse": Case(sparse, SGD, {"lr": 0.1}),
+    "micro-batches": Case(frozen, Adam, {"lr": 0.02}, micro=2),
+    "autocast": Case(single, SGD, {"lr": 0.1, "momentum": 0.9}, autocast=True, tolerance=0.02),
+}
+
+
+class Way(NamedTuple):
+    """How a part is used: the wrapped model, what a step calls, and where its state is."""
+
+    model: nn.Module
+    zero_grad: Callable
+    after_backward: Callable
+    step: Callable
+    optimizer: Optimizer
+    state: nn.Module  # which has state_dict() and load_state_dict()
+
+
+def of_ddp(ddp: nn.Module, case: Case, after: str = "", zero: bool = False) -> Way:
+    optimizer = case.kind(ddp.parameters(), **case.options)
+    after_backward = getattr(ddp, after) if after else lambda: None
+    zero_grad = ddp.zero_grad if zero else optimizer.zero_grad
+    return Way(ddp, zero_grad, after_backward, optimizer.step, optimizer, ddp.module)
+
+
+def alone(model: Model, case: Case) -> Way:
+    optimizer = case.kind(model.parameters(), **case.options)
+    return Way(model, optimizer.zero_grad, lambda: None, optimizer.step, optimizer, model)
+
+
+def naive(model: Model, case: Case) -> Way:
+    way = of_ddp(program("02_ddp/naive").NaiveDDP(model), case)
+
+    def step() -> None:
+        way.model.average_gradients()
+        way.optimizer.step()
+
+    return way._replace(step=step)
+
+
+def hooked(model: Model, case: Case) -> Way:
+    return of_ddp(program("02_ddp/hooks").HookedDDP(model), case, "wait")
+
+
+def bucketed(model: Model, case: Case) -> Way:
+    return of_ddp(program("02_ddp/buckets").BucketedDDP(model, 200), case, "wait", zero=True)
+
+
+def mini_ddp(model: Model, case: Case) -> Way:
+    return of_ddp(program("02_ddp/mini_ddp").MiniDDP(model, 0.001, 0.0001), case)
+
+
+def zero1(model: Model, case: Case) -> Way:
+    zero = program("04_zero_and_fsdp/zero1").ZeRO1(
+        model.parameters(), case.kind, **case.options
+    )
+    return Way(model, zero.zero_grad, lambda: None, zero.step, zero.optimizer, model)
+
+
+def zero2(model: Model, case: Case) -> Way:
+    kind = program("04_zero_and_fsdp/zero2").ZeRO2
+    zero = kind(model.parameters(), 1000, case.kind, **case.options)
+    return Way(model, lambda: None, lambda: None, zero.step, zero.optimizer, model)
+
+
+def mini_fsdp(model: Model, case: Case) -> Way:
+    units = [model.body["up"], model.body["rest"], model.norm]
+    fsdp = program("04_zero_and_fsdp/mini_fsdp").MiniFSDP(model, units)
+    optimizer = case.kind(fsdp.shards(), **case.options)
+    return Way(fsdp, optimizer.zero_grad, lambda: None, optimizer.step, optimizer, fsdp)
+
+
+WAYS = {
+    "NaiveDDP": naive,
+    "HookedDDP": hooked,
+    "BucketedDDP": bucketed,
+    "MiniDDP": mini_ddp,
+    "ZeRO1": zero1,
+    "ZeRO2": zero2,
+    "MiniFSDP": mini_fsdp,
+}
+NONE = "no gradient in this backward for"
+REFUSED = {(name, "no gradient"): NONE for name in WAYS if name != "MiniFSDP"}
+REFUSED |= {(name, "sparse"): ".*(sparse|storage)" for name in [*WAYS][3:]}  # by torch
+
+
+def train(way: Way, case: Case, steps: range, mine: slice) -> None:
+    """Steps on rows of each micro-batch; one process has all of them."""
+    for number in steps:
+        generator = torch.Generator().manual_seed(number)
+        ids = torch.randint(V, (case.micro, ROWS, TOKENS + 1), generator=generator)
+        way.zero_grad()
+        for batch in ids:
+            rows = batch[mine]
+            with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+                out = way.model(rows[:, :-1], scale=0.5)
+            assert (out["logits"].dtype == torch.bfloat16) == case.autocast
+            loss = F.cross_entropy(out["logits"].flatten(0, 1), rows[:, 1:].flatten())
+            loss = loss + 0.1 * out["hidden"][1].square().mean()
+            (loss / case.micro).backward()
+            way.after_backward()
+        with torch.no_grad():  # evaluation, in the middle of training
+            way.model(rows[:, :-1], scale=0.5)
+        way.step()
+
+
+def build(make: Callable, case: Case, seed: int) -> Way:
+    torch.manual_seed(seed)
+    model = Model()
+    case.change(model)
+    return make(model, case)
+
+
+def zeros_for_none(way: Way) -> Way:
+    """One process with the gradients of zeros that MiniFSDP says it has."""
+
+    def step() -> None:
+        for p in way.model.parameters():
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p)
+        way.optimizer.step()
+
+    return way._replace(step=step)
+
+
+def compare(make: Callable, case: Case) -> None:
+    """Train, take all states out and into what was built from another seed, and train on."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    truth = build(alone, case, seed=0)
+    truth = zeros_for_none(truth) if make is mini_fsdp else truth
+    spread = make not in (zero1, zero2)  # rank 0's parameters and buffers win, or all are equal
+    ours = build(make, case, seed=rank * spread)
+    mine = slice(rank * ROWS // n, (rank + 1) * ROWS // n)
+    for steps in (range(2), range(2, 4)):
+        train(truth, case, steps, slice(None))
+        train(ours, case, steps, mine)
+        state = {name: tensor.clone() for name, tensor in ours.state.state_dict().items()}
+        torch.testing.assert_close(
+            state, dict(truth.state.state_dict()), rtol=case.tolerance, atol=case.tolerance
+        )
+        moments = ours.optimizer.state_dict()
+        ours = build(make, case, seed=7 + rank * spread)
+        ours.state.load_state_dict(state)
+        ours.optimizer.load_state_dict(moments)
+
+
+# --- what is used otherwise: one function for each, and a name for each thing that it tries ----
+
+
+def backward_twice(make: Callable, case: Case = CASES["nested"]) -> Callable[[], None]:
+    def attempt() -> None:
+        way = build(make, case, seed=0)
+        way.zero_grad()
+        for _ in range(2):
+            out = way.model(torch.arange(V)[None], scale=1.0)
+            (out["logits"].square().mean() + out["hidden"][1].mean()).backward()
+
+    return attempt
+
+
+def zeroed_by_the_optimizer() -> None:
+    way = build(bucketed, CASES["nested"], seed=0)
+    way.optimizer.zero_grad()
+    way.model(torch.arange(V)[None], scale=1.0)["logits"].square().mean().backward()
+
+
+def fsdp_of(model: nn.Module, *units: nn.Module) -> nn.Module:
+    return program("04_zero_and_fsdp/mini_fsdp").MiniFSDP(model, units)
+
+
+class Inside(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Around(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
+def checkpoints_and_units() -> None:
+    """Checkpoints inside of units, around one, and around several."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(0)
+    inner = [Inside(H, H), Around(nn.Linear(H, H), nn.Tanh()), nn.Linear(H, H), nn.Linear(H, H)]
+    model = nn.Sequential(inner[0], inner[1], Around(inner[2], nn.Tanh(), inner[3]))
+    x, truth = torch.randn(n, H), copy.deepcopy(model)
+    truth(x).square().mean().backward()
+    fsdp = fsdp_of(model, inner[0], inner[1][0], inner[2], inner[3])
+    fsdp(x[rank : rank + 1]).square().mean().backward()
+    whole = [p.grad.flatten() for p in truth.parameters()]
+    for pair, shard in zip(
+        zip(whole[::2], whole[1::2], strict=True), fsdp.shards(), strict=True
+    ):
+        flat = torch.cat(pair)
+        flat = F.pad(flat, (0, -len(flat) % n))
+        torch.testing.assert_close(shard.grad, flat.chunk(n)[rank])
+
+
+def tied_over_two_units() -> None:
+    model = Model()
+    tied(model)
+    fsdp_of(model, model.embedding, model.head)
+
+
+def unit_without_tensors() -> None:
+    class Box(nn.Linear):
+        def forward(self, x: torch.Tensor) -> object:
+            return iter([super().forward(x)])
+
+    fsdp_of(model := Box(H, H), model)(torch.randn(2, H))
+
+
+def linears_in_parallel() -> None:
+    """Column and row: with a bias or without, frozen, in bf16, a width that t does not divide."""
+    ours, rank = program("03_model_parallelism/tensor_parallel_block"), dist.get_rank()
+    for bias in (True, False):
+        for freeze in (True, False):
+            up, down = nn.Linear(H, 7, bias=bias), nn.Linear(7, H, bias=bias)
+            for p in [*up.parameters(), *down.parameters()]:
+                dist.broadcast(p.data, src=0)
+            up.weight.requires_grad_(not freeze)
+            column, row = ours.ColumnParallel(up), ours.RowParallel(down)
+            x = torch.linspace(-1, 1, 2 * H).view(2, H).requires_grad_()
+            y = x.detach().clone().requires_grad_()
+            down(up(x).tanh()).square().sum().backward()
+            row(column(ours.CopyToRanks.apply(y)).tanh()).square().sum().backward()
+            torch.testing.assert_close(y.grad, x.grad)
+            cut = [(column.weight, up.weight, 0), (row.weight, down.weight, 1)]
+            if bias:
+                cut += [(column.bias, up.bias, 0)]
+                torch.testing.assert_close(row.bias.grad, down.bias.grad)
+            assert column.weight.requires_grad != freeze
+            for part, whole, dim in cut[freeze:]:
+                truth = whole.grad.tensor_split(dist.get_world_size(), dim)[rank]
+                torch.testing.assert_close(part.grad, truth)
+
+
+def loss_over_shards() -> None:
+    """Targets to leave out, and logits in bf16 that torch would sum in fp32."""
+    loss = program("03_model_parallelism/vocabulary_parallel").VocabularyParallelLoss
+    torch.manual_seed(0)
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.float64, torch.bfloat16):
+        logits = torch.randn(2, 3, 6 * n, dtype=dtype, requires_grad=True)
+        targets = torch.randint(6 * n, (2, 3))
+        targets[0, 0] = targets[1] = -100
+        wide = logits if dtype == torch.float64 else logits.float()
+        truth = F.cross_entropy(wide.flatten(0, 1), targets.flatten())
+        truth.backward()
+        shard = logits.detach().chunk(n, -1)[rank].clone().requires_grad_()
+        ours = loss.apply(shard, targets)
+        ours.backward()
+        torch.testing.assert_close(ours, truth)
+        torch.testing.assert_close(shard.grad, logits.grad.chunk(n, -1)[rank])
+
+
+def attention_of_all_ranks() -> None:
+    """Views of one projection, in bf16 too, and values that no gradient is wanted of."""
+    ring = program("03_model_parallelism/ring_attention").RingAttention.apply
+    ulysses = program("03_model_parallelism/ulysses").ulysses_attention
+    torch.manual_seed(0)
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for dtype, causal in [
+        (d, c) for d in (torch.float32, torch.bfloat16) for c in (True, False)
+    ]:
+        qkv = torch.randn(2, 12, 3, 6, 8, dtype=torch.float32).to(dtype)  # [b, s, 3, heads, d]
+        whole = qkv.clone().requires_grad_()
+        mine = qkv.tensor_split(n, 1)[rank].clone().requires_grad_()
+        outs = []
+        for x, of_all in ((whole, True), (mine, False)):
+            q, k, v = x.transpose(1, 3).unbind(2)
+            if of_all:
+                out = F.scaled_dot_product_attention(q, k, v.detach(), is_causal=causal)
+            else:
+                out = ulysses(q, k, v.detach()) if causal else ring(q, k, v.detach(), None)
+            out.float().square().sum().backward()
+            outs.append(out)
+        near = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(outs[1], outs[0].tensor_split(n, 2)[rank], **near)
+        torch.testing.assert_close(mine.grad, whole.grad.tensor_split(n, 1)[rank], **near)
+
+
+def pipelines(stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int) -> Iterator:
+    """A copy of the stage after a step of each of them."""
+    gpipe = program("03_model_parallelism/gpipe").gpipe_step
+    one_f_one_b = program("03_model_parallelism/one_f_one_b").OneFOneB
+    for step in (gpipe, lambda *arguments: one_f_one_b(*arguments).step()):
+        ours = copy.deepcopy(stage)
+        step(ours, batch, target, m)
+        yield ours
+
+
+def stages(m: int = 3) -> None:
+    """The stages' gradients, against one process; the first one is frozen."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    whole = nn.Sequential(*(nn.Linear(H, H) for _ in range(p)))
+    whole[0].requires_grad_(p == 1)
+    batch, target = torch.randn(2, ROWS, H)
+    F.mse_loss(whole(batch), target).backward()
+    plain = copy.deepcopy(whole[rank])
+    plain.zero_grad()
+    for ours in pipelines(plain, batch, target, m):
+        for parameter, truth in zip(ours.parameters(), whole[rank].parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, truth.grad)
+
+
+def stage_of_another_width() -> None:
+    with mock.patch.multiple(dist, get_rank=lambda: 0, get_world_size=lambda: 2):
+        next(pipelines(nn.Linear(H, V), *torch.randn(2, ROWS, H), 1))
+
+
+def one_f_one_b(width: int, m: int = 1) -> None:
+    kind = program("03_model_parallelism/one_f_one_b").OneFOneB
+    with mock.patch.multiple(dist, get_rank=lambda: 0, get_world_size=lambda: 2):
+        kind(nn.Linear(H, width), *torch.randn(2, ROWS, H), m).step()
+
+
+def norms_over_ranks() -> None:
+    """A norm of what has no gradient, or is frozen, or of another dtype."""
+    norm = program("03_model_parallelism/clip_over_mesh").norm_over_mesh
+    add = program("03_model_parallelism/norm_gradients").sum_over_ranks
+    model, n = Model(), dist.get_world_size()
+    for change in (frozen, unreached, two_dtypes):
+        change(model)
+    for i, p in enumerate(model.parameters()):
+        p.grad = torch.full_like(p, i) if p.requires_grad and i % 3 else None
+    expected = torch.nn.utils.get_total_norm(
+        [p.grad for p in model.parameters() if p.grad is not None]
+    )
+    torch.testing.assert_close(norm(model, None), expected, check_dtype=False)
+    layer = nn.Linear(H, 2)
+    layer.bias.requires_grad_(False)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    add(layer)
+    assert layer.bias.grad is None and layer.weight.grad.eq(n).all()
+
+
+def models_compared() -> None:
+    """Whether the ranks' models agree: frozen, tied, of two dtypes, and where they differ."""
+    drifted = program("02_ddp/bypassed_wrapper").drifted
+    check = program("02_ddp/different_models").check_same_model
+    torch.manual_seed(0)
+    model = Model()
+    for change in (tied_and_frozen, two_dtypes):
+        change(model)
+    check(model)
+    assert drifted(model) == []
+    model.gain.data += dist.get_rank()
+    assert drifted(model) == ["gain"] * (dist.get_world_size() > 1)
+
+
+def synchronized_norm(*shape: int, **options: object) -> None:
+    """Frozen weights, and autocast, against torch's layer over all rows."""
+    kind = program("02_ddp/batchnorm").SynchronizedBatchNorm
+    ours, truth = (
+        kind(H, momentum=0.3, **options).float(),
+        nn.BatchNorm1d(H, momentum=0.3).float(),
+    )
+    ours.weight.requires_grad_(False)
+    torch.manual_seed(0)
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(*shape).to(dtype)
+        y, expected = ours(x.tensor_split(n)[rank]), truth(x.float()).to(dtype)
+        torch.testing.assert_close(y, expected.tensor_split(n)[rank])
+        torch.testing.assert_close(ours.running_var, truth.running_var)
+        assert y.requires_grad and ours.weight.grad is None
+
+
+def scaler_of_two_optimizers(**resume: float) -> None:
+    """Two optimizers, a frozen and an unreached parameter; its state out and in."""
+    made = []
+    for kind in (program("05_mixed_precision/mini_scaler").MiniScaler, torch.amp.GradScaler):
+        ours = kind.__name__ == "MiniScaler"
+        options = {"growth_interval": 2} | ({} if ours else {"device": "cpu"})
+        scaler = kind(**options)
+        torch.manual_seed(0)
+        layers = [nn.Linear(H, H).float() for _ in range(3)]
+        layers[0].bias.requires_grad_(False)
+        optimizers = [SGD(layer.parameters(), lr=0.1, weight_decay=0.1) for layer in layers]
+        for step in range(5):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = layers[1](layers[0](torch.ones(2, H, dtype=torch.float32))).square().mean()
+            scaler.scale(loss * (1e38 if step == 2 else 1)).backward()
+            for optimizer in optimizers[:2]:
+                scaler.step(optimizer)
+            scaler.update()
+            state = scaler.state_dict()
+            scaler = kind(**options)
+            scaler.load_state_dict(state)
+        scale = state["scale"]
+        made.append((scale, [p for layer in layers for p in layer.parameters()]))
+    assert made[0][0] == made[1][0] != 2.0**16
+    torch.testing.assert_close(made[0][1], made[1][1])
+
+
+def stochastic_adam(dtype: torch.dtype = torch.bfloat16, **options: object) -> None:
+    """Groups, a frozen and an unreached parameter, betas, and its state out and in."""
+    kind = program("05_mixed_precision/precisions").StochasticAdam
+    models, groups = [nn.Linear(300, 300).to(dtype) for _ in range(2)], []
+    models[1].load_state_dict(models[0].state_dict())
+    before, truth = models[0].weight.float(), models[1].float()
+    for model in models:
+        parts = [{"params": [model.weight], "lr": 0.02}, {"params": [model.bias]}]
+        groups.append(parts)
+    options = {"lr": 0.1, "betas": (0.5, 0.9), "eps": 1e-6} | options
+    ours, theirs = kind(groups[0], **options), Adam(groups[1], **options)
+    for step in range(3):
+        gradient = torch.full((300, 300), step - 1.5, dtype=torch.float32)
+        models[0].weight.grad, truth.weight.grad = gradient.to(dtype), gradient
+        ours.step()
+        theirs.step()
+        state = ours.state_dict()
+        ours = kind(groups[0], **options)
+        ours.load_state_dict(state)
+    moved, expected = models[0].weight.float() - before, truth.weight - before
+    torch.testing.assert_close(moved.mean(), expected.mean(), rtol=0.02, atol=1e-4)
+
+
+def checkpointed(needs: bool = True) -> None:
+    """Under autocast, with dropout, frozen and tied parameters in it."""
+    apply = program("07_memory_and_performance/checkpoint").Checkpoint.apply
+    model = nn.Sequential(nn.Linear(H, H), nn.Dropout(0.5), nn.Linear(H, H)).float()
+    model[2].weight = model[0].weight
+    model[0].bias.requires_grad_(False)
+    gradients = []
+    for run in (model, lambda x: apply(model, True, x)):
+        x = torch.ones(3, H, dtype=torch.float32, requires_grad=needs)
+        model.zero_grad()
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            run(x).square().sum().backward()
+        gradients.append([x.grad, model[0].weight.grad, model[2].bias.grad])
+        assert model[0].bias.grad is None
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def offloaded() -> None:
+    """Every kind of model above, with what autograd saves in files."""
+    offload = program("07_memory_and_performance/offload_activations").Offload
+    for case in CASES.values():
+        torch.manual_seed(0)
+        model = Model()
+        case.change(model)
+        found = []
+        with tempfile.TemporaryDirectory() as folder:
+            for to in (contextlib.nullcontext(), offload(model, Path(folder), 1)):
+                model.zero_grad()
+                with to, torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+                    loss = model(torch.arange(V)[None], scale=0.5)["logits"].square().mean()
+                loss.backward()
+                found.append(
+                    [p.grad.to_dense() for p in model.parameters() if p.grad is not None]
+                )
+            assert any(Path(folder).iterdir())
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+WAIT = "call wait\\(\\) after each backward"
+OTHERS = {  # name: what is tried, and the beginning of the sentence if it is refused
+    "HookedDDP: two backwards": (backward_twice(hooked), WAIT),
+    "BucketedDDP: two backwards": (backward_twice(bucketed), WAIT),
+    "BucketedDDP: zeroed by the optimizer": (
+        zeroed_by_the_optimizer,
+        "a gradient left its bucket",
+    ),
+    "MiniFSDP: checkpoints": (checkpoints_and_units, None),
+    "MiniFSDP: a weight of two units": (tied_over_two_units, ".*head.weight are in two units"),
+    "MiniFSDP: a unit without tensors": (unit_without_tensors, "a unit returns tensors"),
+    "ColumnParallel, RowParallel, CopyToRanks, SumOverRanks": (linears_in_parallel, None),
+    "VocabularyParallelLoss": (loss_over_shards, None),
+    "RingAttention, ulysses_attention": (attention_of_all_ranks, None),
+    "gpipe_step, OneFOneB": (stages, None),
+    "gpipe_step: m does not divide the batch": (lambda: stages(m=5), "5 micro-batches do not"),
+    "OneFOneB: m does not divide the batch": (
+        lambda: one_f_one_b(H, m=5),
+        "5 micro-batches do not",
+    ),
+    "gpipe_step: another width": (stage_of_another_width, "every stage but the last"),
+    "OneFOneB: another width": (lambda: one_f_one_b(V), "every stage but the last"),
+    "norm_over_mesh, sum_over_ranks": (norms_over_ranks, None),
+    "drifted, check_same_model": (models_compared, None),
+    "SynchronizedBatchNorm": (lambda: synchronized_norm(ROWS, H), None),
+    "SynchronizedBatchNorm: sequences": (
+        lambda: synchronized_norm(ROWS, H, 2),
+        "SynchronizedBatchNorm takes",
+    ),
+    "SynchronizedBatchNorm: options": (
+        lambda: synchronized_norm(ROWS, H, affine=False),
+        ".*affine",
+    ),
+}
+ALONE = {  # likewise, tried by one rank
+    "MiniScaler": (scaler_of_two_optimizers, None),
+    "StochasticAdam": (stochastic_adam, None),
+    "StochasticAdam: fp32": (lambda: stochastic_adam(torch.float32), "StochasticAdam takes"),
+    "StochasticAdam: decay": (lambda: stochastic_adam(weight_decay=0.1), ".*weight_decay"),
+    "Checkpoint": (checkpointed, None),
+    "Checkpoint: an input without a gradient": (
+        lambda: checkpointed(False),
+        "the input of a check",
+    ),
+    "Offload": (offloaded, None),
+}
+
+
+def cases() -> Iterator[tuple[str, Callable[[], None], str | None]]:
+    """What is tried, how, and the beginning of the sentence with which it is refused."""
+    for name, make in WAYS.items():
+        for title, case in CASES.items():
+            refused = REFUSED.get((name, title))
+            yield f"{name}: {title}", lambda m=make, c=case: compare(m, c), refused
+    others = OTHERS | (ALONE if dist.get_world_size() == 1 else {})
+    for title, (attempt, refused) in others.items():
+        yield title, attempt, refused
+
+
+def names(title: str) -> list[str]:
+    """The classes and functions that a title begins with."""
+    return title.partition(":")[0].split(", ")
+
+
+@contextlib.contextmanager
+def refusing(sentence: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError) as error:
+        assert re.match(sentence, str(error)), error
+    else:
+        raise AssertionError("it was not refused")
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.set_default_dtype(torch.float64)
+    for title, attempt, refused in cases():
+        try:
+            with refusing(refused) if refused else contextlib.nullcontext():
+                attempt()
+        except Exception as error:
+            print(f"rank {dist.get_rank()}, {title}: {error!r}", flush=True)
+            traceback.print_exc()
+        dist.barrier()
+    if dist.get_rank() == 0:
+        print("all tried")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

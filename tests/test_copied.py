@@ -1,0 +1,110 @@
+"""What a page invites to copy works in a project: on models that its program does not have."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from processes import HANG, start
+
+pytest.importorskip("torch")
+import copied
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = ["docs", "snippets", "tests/copied.py"]
+CHAPTERS = ("02", "03", "04", "05", "07", "09", "10")
+EMBEDDED = re.compile(r'--8<-- "snippets/([^":]+)\.py:(\w+)"')
+TAKES = re.compile(r"Module|Sequential|Parameter|Optimizer|DistributedDataParallel|DDP")
+BY_NAME = {"model", "module", "ddp", "optimizer", "layers", "stage", "experts"}
+TITLES = [*copied.WAYS, *copied.OTHERS, *copied.ALONE]
+TESTED = {name for title in TITLES for name in copied.names(title)}
+# why the classes and functions of some programs, PROGRAM:NAME, are not tried by copied.py
+REASONS = {
+    "tried with the wrapper or optimizer that has it": """
+        buckets:Bucket zero1:Flat zero2:Bucket mini_fsdp:Unit""",
+    "it has torch's own wrapper, or state dicts, do the work, whatever the model": """
+        torch_ddp:wrap uneven_inputs:train_with_join accumulation:synchronize_last
+        expert_parallel_api:ExpertParallel expert_parallel_api:cut two_dimensions:cut
+        parallelize_module_api:three_inputs parallelize_module_api:tensor_parallel
+        parallelize_module_api:sequence_parallel parallelize_module_api:sum_partial_gradients
+        checkpoint_reshard:save fsdp2:shard_blocks wrapping:blocks wrapping:linears
+        prefetch:look_ahead clip_and_accumulate:reduce_last clip_and_accumulate:stay_whole
+        checkpointing_with_sharding:checkpoint_inside checkpointing_with_sharding:checkpoint_outside
+        fsdp1_strategies:old fsdp1_strategies:new tied_weights:cut_apart
+        tied_weights:kept_together patchwork:broadcast pipelining_api:train_step
+        clip_before_unscale:right mean_of_means:global_mean""",
+    "a function on tensors, whose program compares the gradients": """
+        context_parallel_api:GatherTokens expert_parallel:AllToAll
+        sequence_parallel:GatherTokens sequence_parallel:ScatterSum
+        activation_formula:GatheredLinear fp8_training:Fp8Product fp8_training:Scale
+        custom_function:Plain custom_function:SameState custom_function:Always32""",
+    "a model, or part of one, with its program's sizes": """
+        unused_parameters:TwoHeads same_augmentation:Augmented flex_context_parallel:Attention
+        moe_dense:MixtureOfExperts grouped_experts:Experts grouped_experts:MixtureOfExperts
+        two_link_dispatch:two_links pipelining_tracer:Net tensor_parallel_block:Block
+        tensor_parallel_block:TensorParallelBlock bypassed_hooks:Model view_output:Model
+        stages:Layer meta_init:initialise preemption:serve position_off_by_one:read beam:beam""",
+    "the scene of a failure or of a measurement": """
+        threads_or_processes:data_parallel throughput:trainer ready_twice:losses
+        late_parameters:apply_change in_place_grad_view:kept_gradients rank0_only:run
+        gradient_clipping:clip_then_average gradient_clipping:average_then_clip
+        cpu_oversubscribed:seconds_per_step naive_split:split_step recompute:step
+        own_schedule:train_step unscaled_loss:step tied_embeddings:split_backward
+        batchnorm_micro_batches:gradient stale_optimizer:built_before
+        stale_optimizer:built_after uneven_forwards:evaluate local_norm:clip_by_own_norm
+        underflow:gradients clip_before_unscale:wrong leaks:cycle""",
+    "it simulates or counts, and has no model": """
+        two_link_dispatch:Hop links:Layout megatron_table:parameters megatron_table:flops
+        megatron_published:untouched_by_tp megatron_published:all_reduces formats:Format
+        caching_allocator:Allocator record_stream:Allocator fragmentation:Segments
+        fragmentation:Expandable who_keeps_what:kept zero_memory:per_rank choose_stage:state""",
+}
+
+
+def takes_a_model(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ClassDef):
+        return not {"TorchDispatchMode", "NamedTuple"} & {ast.unparse(b) for b in node.bases}
+    names = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+    return bool(BY_NAME & names or TAKES.search(ast.unparse(node.args)))
+
+
+def invited() -> Iterator[str]:
+    """Every class that a page shows, and every function that takes a model or an optimizer.
+
+    Other functions take numbers and tensors, and their programs compare what they return.
+    """
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if page.name.startswith(CHAPTERS):
+            for path, name in EMBEDDED.findall(page.read_text("utf-8")):
+                for node in ast.parse((ROOT / f"snippets/{path}.py").read_text("utf-8")).body:
+                    if getattr(node, "name", "") == name and takes_a_model(node):
+                        yield f"{Path(path).name}:{name}"
+
+
+def test_what_a_page_shows_is_tried_or_has_a_reason() -> None:
+    shown = set(invited())
+    reasons = [name for names in REASONS.values() for name in names.split()]
+    tried = {name for name in shown if name.partition(":")[2] in TESTED}
+    assert shown - tried - set(reasons) == set(), "add these to copied.py, or say why not"
+    assert set(reasons) - (shown - tried) == set(), "these are tried, or on no page"
+    stale = TESTED - {name.partition(":")[2] for name in tried}
+    assert stale == {"ZeRO2", "ulysses_attention"}, "on no page, or it takes no model"
+
+
+class Ranks(NamedTuple):
+    count: int
+    inputs: tuple[str, ...] = ("tests/copied.py", *copied.PROGRAMS)
+
+
+@pytest.mark.parametrize("ranks", [Ranks(1), Ranks(2), Ranks(3)], ids=lambda r: str(r.count))
+def test_it_works_on_other_models(ranks: Ranks, tmp_path: Path) -> None:
+    """Each part in each case against one process, and each refusal by its sentence."""
+    words = ["torchrun", f"--nproc-per-node={ranks.count}", str(ROOT / "tests/copied.py")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    out, err = start(words, tmp_path, environment).communicate(HANG)
+    assert out.splitlines() == ["all tried"], out + err
