@@ -577,6 +577,21 @@ def offloaded() -> None:
         torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
+def beam_without_end() -> None:
+    """Every other model, of which no continuation may end; it is found by trying all."""
+    beam = program("09_inference/beam").beam
+    torch.manual_seed(0)
+    table = torch.randn(V, V).log_softmax(-1)  # a bigram model, as logits
+    table[:, 0] = -torch.inf
+    prompt = torch.tensor([3, 5])
+    found, score = beam(lambda rows: table[rows], prompt, 3, V**2, end=0)
+    a, b, c = torch.cartesian_prod(*[torch.arange(V)] * 3).T
+    logs = table.log_softmax(-1)
+    scores = logs[5, a] + logs[a, b] + logs[b, c]
+    assert found.tolist() == [x[scores.argmax()].item() for x in (a, b, c)]
+    torch.testing.assert_close(score, scores.max().item())
+
+
 WAIT = "call wait\\(\\) after each backward"
 OTHERS = {  # name: what is tried, and the beginning of the sentence if it is refused
     "HookedDDP: two backwards": (backward_twice(hooked), WAIT),
@@ -622,6 +637,7 @@ ALONE = {  # likewise, tried by one rank
         "the input of a check",
     ),
     "Offload": (offloaded, None),
+    "beam": (beam_without_end, None),
 }
 
 

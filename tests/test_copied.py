@@ -48,7 +48,7 @@ REASONS = {
         moe_dense:MixtureOfExperts grouped_experts:Experts grouped_experts:MixtureOfExperts
         two_link_dispatch:two_links pipelining_tracer:Net tensor_parallel_block:Block
         tensor_parallel_block:TensorParallelBlock bypassed_hooks:Model view_output:Model
-        stages:Layer meta_init:initialise preemption:serve position_off_by_one:read beam:beam""",
+        stages:Layer meta_init:initialise preemption:serve position_off_by_one:read""",
     "the scene of a failure or of a measurement": """
         threads_or_processes:data_parallel throughput:trainer ready_twice:losses
         late_parameters:apply_change in_place_grad_view:kept_gradients rank0_only:run

@@ -91,21 +91,23 @@ def beam(
 ):
     """The most probable continuation of `prompt` [s] found, and its log-probability.
 
-    With `end`, a beginning that reached it is finished, and competes as it is.
+    With `end`, a beginning that reached it is finished, and competes as it is. If none does,
+    the best of those that are cut off is returned.
     """
-    rows, scores, finished = prompt[None], torch.zeros(1), []
+    rows, scores, finished = prompt[None], torch.zeros(1, device=prompt.device), []
     for _ in range(tokens):
         steps = model(rows)[:, -1].log_softmax(-1)
         total = (scores[:, None] + steps).flatten()  # every row with every character
         scores, best = total.topk(min(width, len(total)))
         rows = torch.cat([rows[best // steps.shape[1]], best[:, None] % steps.shape[1]], 1)
         if end is not None:
-            done = rows[:, -1] == end
+            done = (rows[:, -1] == end) & scores.isfinite()  # not what has no probability
             finished += list(zip(scores[done].tolist(), rows[done], strict=True))
             rows, scores = rows[~done], scores[~done]
-            if len(rows) == 0 or (finished and max(finished)[0] > scores.max()):
+            best_end = max((score for score, _ in finished), default=-torch.inf)
+            if len(rows) == 0 or best_end > scores.max():
                 break  # no beginning can become more probable than it is
-    if end is None:
+    if not finished:
         return rows[0, len(prompt) :], scores[0].item()
     score, row = max(finished, key=lambda pair: pair[0])
     return row[len(prompt) :], score
