@@ -27,6 +27,7 @@ import zlib
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from book.core import ROOT
@@ -41,7 +42,7 @@ _AS_TYPED = {
 _CHECK = "python labs/check.py "  # but how these are graded is as for the others
 _FOR_A_SHELL = set("|&;<>()$`\\\"'*?[]#~=%!{}\n")
 _BOTH = " 2>&1"
-_TRITON = re.compile(r"triton(?!\._C\b)(\.|$)")  # but for what is compiled: it loads once
+_ASIDE: list[ModuleType | None] = []  # taking a module apart would cost each start 5 ms
 # read when a group is joined, and not when torch is imported
 _LATE = {"TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -156,11 +157,8 @@ def _become(words: list[str], folder: str, env: dict[str, str], out: str, err: s
     os.environ.update(env)
     own = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [folder, *dict.fromkeys([*own, *preload.PATH])]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "book"]:
-        del sys.modules[name]  # no program has the engine
-    for name in [name for name in sys.modules if _TRITON.match(name)]:
-        del sys.modules[name]  # it asks for its variables when it is imported
-    sys.modules.pop("sitecustomize", None)
+    for name in preload.AGAIN:
+        _ASIDE.append(sys.modules.pop(name, None))
     with contextlib.suppress(ImportError):
         importlib.import_module("sitecustomize")  # as each interpreter does
     faulthandler.enable()
