@@ -179,24 +179,51 @@ def test_bytes_are_those_that_the_book_counts() -> None:
 def test_blocks_wait_as_far_as_the_cpu_runs_ahead() -> None:
     code = (
         "from plan import *; shape = the_model('1B'); c = {'in_flight': 50}\n"
-        "fast, slow = (Step(0, gpu, 1, {}) for gpu in (2, 0.5))\n"
+        "fast, back, slow = (Step(0, gpu, 1, {}) for gpu in (2, 0.8, 0.5))\n"
         "def blocks(step, **cuts): return waiting_blocks(shape, Layout(**cuts), step, c, 8)\n"
         "print(json.dumps([blocks(fast, tp=1), blocks(fast, tp=8), blocks(slow, tp=8),\n"
         "  blocks(fast, tp=8, micro_batches=9), blocks(slow, tp=8, pp=4, micro_batches=9),\n"
-        "  blocks(slow, tp=8, pp=2, micro_batches=9), blocks(fast, tp=8, pp=4, stalls=True)]))"
+        "  blocks(slow, tp=8, pp=2, micro_batches=9), blocks(fast, tp=8, pp=4, stalls=True),\n"
+        "  blocks(back, tp=8), blocks(back, tp=8, pp=4, micro_batches=9),\n"
+        "  blocks(fast, tp=8, pp=4, micro_batches=4)]))"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
-    # 16 layers scatter two each; four to a stage, of which the first two forwards count
-    assert json.loads(done.stdout) == [0, 32, 2, 50, 16, 0, 0]
+    # 16 layers scatter two each; four to a stage, of which the first two forwards count. A CPU
+    # that is faster in backward alone is ahead in a pipeline, and never by all of its forwards
+    assert json.loads(done.stdout) == [0, 32, 2, 50, 16, 0, 0, 2, 50, 24]
 
 
-def test_a_tie_is_cut_after_the_layers_that_reach_it() -> None:
-    """The head of 1B counts as four layers, so five of them are a fourth of the whole."""
-    code = "from plan import *; print([s.layers for s in stages(the_model('1B'), 4, True)])"
+def test_a_pipeline_is_cut_where_the_products_reach_or_pass_their_share() -> None:
+    """The head of 1B counts as four layers, so five of them are a fourth of the whole; that of
+    8B is not yet fifteen sixteenths, so the loss is on a stage of its own.
+    """
+    code = (
+        "from plan import *\n"
+        "ties = [[s.layers for s in stages(the_model('1B'), 4, c)] for c in ('reached', 'passed')]\n"
+        "ends = stages(the_model('8B'), 16, 'reached')[-2:]\n"
+        "print(json.dumps([ties, [[s.layers, s.head, s.loss] for s in ends]]))"
+    )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [5, 5, 5, 1]
+    ties, ends = json.loads(done.stdout)
+    assert ties == [[5, 5, 5, 1], [6, 5, 5, 0]]
+    assert ends == [[2, True, False], [0, False, True]]
+
+
+def test_near_the_end_of_memory_fragments_are_given_back_and_blocks_that_wait_are_not() -> None:
+    code = (
+        "from plan import *; gpu = replace(the_gpu('h100'), memory=100 * GIB)\n"
+        "c = {'unseen': 0, 'workspaces': 0, 'room': 0.8, 'in_flight': 50}\n"
+        "shape, step = the_model('llama-3-70b'), Step(0, 2, 1, {})\n"
+        "def first(reserved, **cuts):\n"
+        "  given = {0: (reserved * GIB, 60 * GIB)}\n"
+        "  return memory_of(shape, Layout(**cuts), 8192, gpu, c, step, given).first / GIB\n"
+        "print(json.dumps([first(70), first(90), first(70, tp=8, micro_batch=2)]))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [70, 60, 80]
 
 
 def test_a_gpu_is_measured_beside_what_is_planned(

@@ -15,10 +15,13 @@ import statistics
 import sys
 from collections.abc import Callable
 
+from memory import with_unseen
 from plan import (
     CONSTANTS,
+    SEQUENCE,
     Row,
     memory_error,
+    memory_of,
     predict,
     read_rows,
     score,
@@ -35,6 +38,7 @@ FITTED = [name for name in CONSTANTS["time"] if name != "attention"]
 SHARES = ("products", "memory", "link", "network")  # at most 1
 GRID = {
     "unseen": (0.04, 0.05, 0.06),
+    "workspaces": (0.05, 0.1, 0.15),
     "in_flight": (45, 50, 55),
 }
 
@@ -49,8 +53,12 @@ def time_loss(rows: list[Row], constants: dict) -> float:
 
 
 def memory_loss(rows: list[Row], constants: dict) -> float:
-    predict(rows, MODELS, GPU, constants)
-    return statistics.mean(min(0.3, abs(memory_error(row))) for row in rows if row.ran)
+    c, errors = constants["memory"], []
+    for row in rows:
+        args = MODELS[row.model], row.layout, SEQUENCE, GPU, c, row.predicted, row.found
+        row.planned = memory_of(*args)
+        errors.append(min(0.3, abs(memory_error(row))))
+    return statistics.mean(errors)
 
 
 def fits_loss(rows: list[Row], constants: dict) -> float:
@@ -58,11 +66,11 @@ def fits_loss(rows: list[Row], constants: dict) -> float:
     wrong as the opposite: one that failed may have failed for another reason.
     """
     room = constants["memory"]["room"] * GPU.memory
-    more = 1 + constants["memory"]["unseen"]
     wrong = 0
     for row in rows:
         allocated = max(allocated for _, allocated in row.found.values())
-        fits = more * allocated <= room and not why_not(MODELS[row.model], row.layout)
+        needed = with_unseen(allocated, constants["memory"])
+        fits = needed <= room and not why_not(MODELS[row.model], row.layout)
         wrong += (fits != row.ran) * (3 if row.ran else 1)
     return wrong / len(rows)
 
@@ -83,6 +91,7 @@ def fit(rows: list[Row], start: dict) -> dict:
                 if (found := time_loss(steady, trial)) < loss - 1e-5:
                     best, loss, moved = trial, found, True
     ran = [row for row in rows if row.ran]
+    predict(ran, MODELS, GPU, best)
     best["memory"] |= least(memory_loss, ran, best, GRID)
     rooms = {"room": [n / 100 for n in range(76, 90)]}
     best["memory"] |= least(fits_loss, rows, best, rooms)

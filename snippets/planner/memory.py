@@ -30,7 +30,7 @@ class Layout:
     zero: int = 1  # 0, 1, or 3 (FSDP)
     recompute: bool = False  # every layer in backward
     virtual: int = 1  # chunks of layers on each stage: interleaved 1F1B
-    by_flops: bool = False  # where a pipeline is cut: see `stages`
+    cut: str = "even"  # where a pipeline is cut: see `stages`
     stalls: bool = False  # a pipeline whose slots wait for each neighbour: see `read_rows`
     gradient_bytes: int = 4  # of an element of the buffer in which gradients are added up
     moment_bytes: int = 4  # of an element of each of Adam's two
@@ -53,36 +53,43 @@ class Stage:
     layers: int
     embedding: bool
     head: bool
+    loss: bool  # with the cast of the logits to fp32; nanotron may cut between it and the head
     blocks: int  # also those without parameters: final norm, cast, loss
 
 
 # --8<-- [start:stages]
 @cache
-def stages(shape: Shape, pp: int, by_flops: bool = False) -> list[Stage]:
+def stages(shape: Shape, pp: int, cut: str = "even") -> list[Stage]:
     """As many layers on each stage, as Megatron-LM cuts; embedding and head count for one each,
-    as in torchtitan, where that divides and the layers alone do not. `by_flops`, as nanotron:
-    where the products done so far pass each p-th of the whole, and nothing need divide.
+    as in torchtitan, where that divides and the layers alone do not. Nothing need divide where
+    nanotron cuts: after the block with which the products done so far have `reached` each p-th
+    of the whole, or `passed` it, which in a tie is a layer later.
     """
-    if not by_flops:
+    if cut == "even":
         ends = 1 if shape.layers % pp else 0
         each, rest = divmod(shape.layers + 2 * ends, pp)
         if not rest:
             counts = [each] * pp
             counts[0] -= ends
             counts[-1] -= ends
-            return [Stage(n, i == 0, i == pp - 1, n) for i, n in enumerate(counts)]
+            last = pp - 1
+            return [Stage(n, i == 0, i == last, i == last, n) for i, n in enumerate(counts)]
     layer = layer_matrices(shape, shape.active)
     head = shape.vocabulary * shape.hidden
     chain = [("embedding", 0), *[("layer", layer)] * shape.layers, ("norm", 0), ("head", head)]
     chain += [("cast", 0), ("loss", 0)]
-    total, done, cut = shape.layers * layer + head, 0, [[] for _ in range(pp)]
+    total, done, made = shape.layers * layer + head, 0, [[] for _ in range(pp)]
     at = 0
     for name, cost in chain:
-        cut[at].append(name)
+        made[at].append(name)
         done += cost
-        if done >= total * (at + 1) / pp and at < pp - 1:
+        over = done - total * (at + 1) / pp
+        if at < pp - 1 and (over > 0 or (over == 0 and cut == "reached")):
             at += 1
-    return [Stage(s.count("layer"), "embedding" in s, "head" in s, len(s)) for s in cut]
+    return [
+        Stage(s.count("layer"), "embedding" in s, "head" in s, "loss" in s, len(s))
+        for s in made
+    ]
 
 
 @cache
@@ -128,7 +135,7 @@ def layer_activation_bytes(shape: Shape, tokens: float, tp: int) -> float:
 
 def closed_form(shape: Shape, layout: Layout, sequence: int, index: int) -> dict[str, float]:
     """Bytes of stage `index` at its fullest, by part, if nothing were lost to the allocator."""
-    stage = stages(shape, layout.pp, layout.by_flops)[index]
+    stage = stages(shape, layout.pp, layout.cut)[index]
     tokens = layout.micro_batch * sequence / layout.cp
     flying = layout.flying(index)
     parts = state_bytes(sum(stage_parameters(shape, stage, layout.tp, layout.ep)), layout)
@@ -136,7 +143,7 @@ def closed_form(shape: Shape, layout: Layout, sequence: int, index: int) -> dict
     kept = 2 * tokens * shape.hidden / layout.tp if layout.recompute else layer
     parts["activations"] = flying * stage.layers * kept + (layer if layout.recompute else 0)
     logits = tokens * shape.vocabulary / layout.tp
-    parts["logits"] = 8 * logits * stage.head  # twice in fp32: logits and what the loss makes
+    parts["logits"] = 8 * logits * stage.loss  # twice in fp32: logits and what the loss makes
     return parts
 
 
@@ -150,7 +157,7 @@ class Replay:
     def __init__(self, shape: Shape, layout: Layout, sequence: int, index: int) -> None:
         self.pool = Allocator()
         self.shape, self.layout, self.t = shape, layout, layout.tp
-        self.stage = stages(shape, layout.pp, layout.by_flops)[index]
+        self.stage = stages(shape, layout.pp, layout.cut)[index]
         self.flying = math.ceil(layout.flying(index) - 1)
         tokens = layout.micro_batch * sequence / layout.cp
         self.whole = 2 * tokens * shape.hidden  # the residual stream, not cut by TP
@@ -264,6 +271,8 @@ class Replay:
         return gradient, made
 
     def forward(self) -> tuple:
+        if not self.stage.head and self.stage.loss:
+            return [], None, (None, self.softmax(self.new(self.logits)))
         x = self.new(self.whole if self.stage.embedding else self.x)
         if self.stage.embedding and self.t > 1:
             x = self.scattered(self.instead(self.whole, x))
@@ -280,9 +289,16 @@ class Replay:
             normed = self.new(self.x)
             self.gathered("gather")
             logits = self.new(self.logits)
-            exact = self.instead(2 * self.logits, logits)
-            loss = (normed, self.instead(2 * self.logits, exact))  # in its place: the softmax
+            if self.stage.loss:
+                loss = (normed, self.softmax(logits))
+            else:
+                self.drop(logits)  # sent on
+                loss = (normed, None)
         return layers, x, loss
+
+    def softmax(self, logits: int) -> int:
+        """In fp32, in place of the logits in fp32."""
+        return self.instead(2 * self.logits, self.instead(2 * self.logits, logits))
 
     def backward(self, state: tuple) -> None:
         layers, x, loss = state
@@ -290,6 +306,8 @@ class Replay:
         if loss:
             normed, softmax = loss
             d_logits = self.instead(self.logits, softmax)
+            if not self.stage.head:
+                return self.drop(d_logits)  # sent back
             whole = self.new(self.whole)
             made.append(self.new(2 * self.shape.vocabulary * self.shape.hidden / self.t))
             self.drop(d_logits, normed)
@@ -353,6 +371,11 @@ def replay(shape: Shape, layout: Layout, sequence: int, index: int) -> tuple[flo
     """Bytes that stage `index` reserves, and the most it has allocated."""
     pool = Replay(shape, layout, sequence, index).run()
     return pool.reserved, pool.peak_allocated
+
+
+def with_unseen(replayed: float, c: dict) -> float:
+    """Bytes that a rank takes, by those of a replay."""
+    return (1 + c["unseen"]) * replayed + c["workspaces"] * 2**30
 
 
 def main() -> None:

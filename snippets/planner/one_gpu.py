@@ -10,7 +10,7 @@ import sys
 import time
 
 import torch
-from memory import Layout, replay
+from memory import Layout, replay, with_unseen
 from plan import CONSTANTS, mfu, the_gpu
 from step_time import step_time
 from torch import nn
@@ -151,7 +151,7 @@ def main() -> None:
     for shape, each in CASES:
         layout = Layout(**{**vars(each), "micro_batches": MICRO_BATCHES})
         seconds = step_time(shape, layout, SEQUENCE, gpu, CONSTANTS["time"]).seconds
-        size = (1 + CONSTANTS["memory"]["unseen"]) * replay(shape, layout, SEQUENCE, 0)[1]
+        size = with_unseen(replay(shape, layout, SEQUENCE, 0)[1], CONSTANTS["memory"])
         print(f"{shape.layers:6} {shape.hidden:5} {layout.micro_batch:2}", end="  ")
         print(f"{layout.recompute!s:10} {seconds:10.3f}", end="  ")
         try:

@@ -20,7 +20,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from memory import Layout, closed_form, replay, stages
+from memory import Layout, closed_form, replay, stages, with_unseen
 from step_time import Gpu, Step, step_time
 from traffic import traffic
 from transformer import Shape, flops_per_token, parameters
@@ -57,19 +57,20 @@ def waiting_blocks(shape: Shape, layout: Layout, step: Step, c: dict, node: int)
     """Gathered activations that a collective may still use when the CPU asks for new ones, on
     the first stage. Forward, each layer scatters two. A CPU that is faster than its GPU is
     ahead by all of a step's, up to a limit; else by two a micro-batch, as the ranks of TP wait
-    for their slowest. In a pipeline it waits to receive, and only runs ahead in the p - 1
-    forwards that fill it, the last of which finds room: that of the micro-batch to come.
+    for their slowest. In a pipeline the last forward before a backward finds room, that of the
+    micro-batch to come; and a slower CPU, which waits to receive, is ahead only in the p - 1
+    forwards that fill it, unless it is faster in backward, which is two thirds of a GPU's work
+    and half of a CPU's.
     """
     if layout.tp == 1 or layout.stalls:
         return 0
-    behind = step.layer_gpu > step.layer_launch
-    each = 2 * stages(shape, layout.pp, layout.by_flops)[0].layers
+    each, m = 2 * stages(shape, layout.pp, layout.cut)[0].layers, layout.micro_batches
     if layout.pp == 1:
-        ahead = (each if behind else 2) * layout.micro_batches
-    elif behind or layout.gpus <= node:
-        ahead = math.inf
+        ahead = (each if step.layer_gpu > step.layer_launch else 2) * m
     else:
-        ahead = each * (layout.pp - 2)
+        ahead = each * max(1, m - 1)
+        if step.layer_gpu * 2 / 3 < step.layer_launch / 2 and layout.gpus > node:
+            ahead = min(ahead, each * (layout.pp - 2))
     return min(c["in_flight"], ahead)
 
 
@@ -82,12 +83,12 @@ class Memory:
 
 
 def fullest(shape: Shape, layout: Layout, sequence: int) -> dict[int, tuple[float, float]]:
-    """Reserved and allocated bytes of the first stage, of the one with the head, and of the
+    """Reserved and allocated bytes of the first stage, of those with head and loss, and of the
     second where it has more layers than the first, which has the embedding.
     """
-    cut = stages(shape, layout.pp, layout.by_flops)
-    head = next(i for i, stage in enumerate(cut) if stage.head)
-    some = {0, head} | ({1} if layout.pp > 1 and cut[1].layers > cut[0].layers else set())
+    cut = stages(shape, layout.pp, layout.cut)
+    ends = {i for i, stage in enumerate(cut) if stage.head or stage.loss}
+    some = {0} | ends | ({1} if layout.pp > 1 and cut[1].layers > cut[0].layers else set())
     return {i: replay(shape, layout, sequence, i) for i in some}
 
 
@@ -95,16 +96,16 @@ def memory_of(
     shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict, step: Step,
     found: dict[int, tuple[float, float]],
 ) -> Memory:  # fmt: skip
-    """Near the end of the GPU's memory the allocator gives cached blocks back: then what it
-    needs is what is allocated, and not what would be reserved if there were room.
+    """Near the end of the GPU's memory the allocator gives cached blocks back. Where they are
+    fragments, what is left is what is allocated; blocks that wait soon wait again.
     """
-    more = 1 + c["unseen"]
+    room = c["room"] * gpu.memory
     whole = 2 * layout.micro_batch * sequence / layout.cp * shape.hidden
     late = waiting_blocks(shape, layout, step, c, gpu.node) * whole
-    reserved, allocated = found[0]
-    first = max(more * allocated, min(more * reserved + late, c["room"] * gpu.memory))
+    reserved, allocated = (with_unseen(size, c) for size in found[0])
+    first = allocated if reserved > room else max(allocated, min(reserved + late, room))
     worst = max(found, key=lambda i: found[i][1])
-    needed = more * found[worst][1]
+    needed = with_unseen(found[worst][1], c)
     parts = closed_form(shape, layout, sequence, worst)
     parts["in passing"] = max(0.0, needed - sum(parts.values()))
     return Memory(first, needed, parts, worst)
@@ -121,9 +122,9 @@ def why_not(shape: Shape, layout: Layout) -> str:
         return f"TP {layout.tp} is more than {shape.kv_heads} heads of keys"
     if layout.pp > shape.layers:
         return f"PP {layout.pp} is more than {shape.layers} layers"
-    if not layout.by_flops and all(n % layout.pp for n in (shape.layers, shape.layers + 2)):
+    if layout.cut == "even" and all(n % layout.pp for n in (shape.layers, shape.layers + 2)):
         return f"PP {layout.pp} divides neither {shape.layers} layers nor {shape.layers + 2}"
-    cut = stages(shape, layout.pp, layout.by_flops)
+    cut = stages(shape, layout.pp, layout.cut)
     if any(stage.blocks == 0 for stage in cut):
         return f"PP {layout.pp} leaves a stage without work"
     if layout.micro_batches < layout.pp - 1:
@@ -485,8 +486,9 @@ def read_rows(path: str) -> list[Row]:
                 n = {name: int(line[name]) for name in ("nodes", "micro_batch", "accumulation")}
                 d, p, t, z = (int(line[name]) for name in ("dp", "pp", "tp", "zero"))
                 sizes = 1, 1, n["micro_batch"], n["accumulation"]
-                layout = Layout(d, p, t, *sizes, zero=z, by_flops=True)  # nanotron's cut
-                layout = replace(layout, stalls=not_repeated(layout, n["nodes"]))
+                layout = Layout(d, p, t, *sizes, zero=z, cut="reached")
+                if not_repeated(layout, n["nodes"]):
+                    layout = replace(layout, cut="passed", stalls=True)
                 batch = int(line["global_batch_sequences"]) * SEQUENCE
                 seconds = batch / float(line["tokens_per_s"])
                 row = Row(line["model"], n["nodes"], layout, seconds, float(line["memory_gib"]))

@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Context
 
-from memory import Layout, closed_form, replay, stages
+from memory import Layout, closed_form, replay, stages, with_unseen
 from plan import CONSTANTS, fullest, the_gpu, the_model, why_not
 from step_time import Gpu, step_time
 from transformer import Shape, parameters
@@ -48,7 +48,7 @@ def parts_of(shape: Shape, layout: Layout, sequence: int, index: int) -> dict[st
     """Bytes of one stage by part, at its fullest moment."""
     parts = closed_form(shape, layout, sequence, index)
     _, allocated = replay(shape, layout, sequence, index)
-    more = (1 + CONSTANTS["memory"]["unseen"]) * allocated - sum(parts.values())
+    more = with_unseen(allocated, CONSTANTS["memory"]) - sum(parts.values())
     return parts | {"in passing": max(0.0, more)}
 
 

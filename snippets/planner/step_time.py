@@ -54,12 +54,15 @@ def layer_bytes(shape: Shape, tokens: float, layout: Layout) -> float:
     return moved * (4 / 3 if layout.recompute else 1) / layout.tp
 
 
-def head_seconds(shape: Shape, tokens: float, layout: Layout, gpu: Gpu, c: dict) -> float:
-    """Logits in bf16 and fp32, softmax, loss and back: 54 bytes for each logit."""
+def head_seconds(
+    shape: Shape, tokens: float, layout: Layout, gpu: Gpu, c: dict
+) -> tuple[float, float]:
+    """Of the head's product, and of its logits: in bf16 and fp32, softmax, loss and back, 54
+    bytes for each.
+    """
     logits = tokens * shape.vocabulary / layout.tp
-    return 6 * logits * shape.hidden / (c["products"] * gpu.flops) + 54 * logits / (
-        c["memory"] * gpu.bandwidth
-    )
+    product = 6 * logits * shape.hidden / (c["products"] * gpu.flops)
+    return product, 54 * logits / (c["memory"] * gpu.bandwidth)
 
 
 # --8<-- [end:layer]
@@ -95,7 +98,7 @@ class Step:
 # --8<-- [start:step]
 def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) -> Step:
     tokens = layout.micro_batch * sequence / layout.cp
-    cut, m = stages(shape, layout.pp, layout.by_flops), layout.micro_batches
+    cut, m = stages(shape, layout.pp, layout.cut), layout.micro_batches
     sent = {each.name: each for each in traffic(shape, layout, sequence, gpu.node)}
     layers = max(stage.layers for stage in cut)
 
@@ -112,14 +115,17 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
                 once += c["hop"] * each.messages * (each.ranks - 1)
             waiting += once / layers / m
     on_gpu, launch = compute + attention + rest + waiting, launch_seconds(layout, gpu, c)
-    head = head_seconds(shape, tokens, layout, gpu, c)
+    product, softmax = head_seconds(shape, tokens, layout, gpu, c)
     held = [sum(stage_parameters(shape, stage, layout.tp, layout.ep)) for stage in cut]
 
     def accumulate(held: int) -> float:  # fp32 += bf16
         return 10 * held / (c["memory"] * gpu.bandwidth)
 
+    def head(stage: Stage) -> float:
+        return stage.head * product + stage.loss * softmax
+
     def micro_batch(stage: Stage, held: int) -> float:
-        return stage.layers * max(on_gpu, launch) + stage.head * head + accumulate(held)
+        return stage.layers * max(on_gpu, launch) + head(stage) + accumulate(held)
 
     times = [micro_batch(*each) for each in zip(cut, held, strict=True)]
     slowest, most = max(times), max(held)
@@ -147,7 +153,7 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
         "memory-bound": turns * rest + m * accumulate(held[at]),
         "TP, CP, EP": turns * waiting,
         "launching": turns * max(0.0, launch - on_gpu),
-        "head": m * cut[at].head * head,
+        "head": m * head(cut[at]),
         "bubble": bubble + crossing,
         "DP": exposed,
         "optimizer": optimizer + c["fixed"],
@@ -168,16 +174,16 @@ def main() -> None:
     }  # fmt: skip
     even = Shape(32, 4096, 32, 32, 14336, 1)  # next to no head, so that layers are all
     one = step_time(even, Layout(micro_batches=8), 4096, gpu, free).seconds / 8
-    for p, m, v, by_flops in (
-        (4, 8, 1, 0),
-        (8, 8, 1, 0),
-        (8, 8, 1, 1),
-        (8, 2, 1, 0),
-        (8, 8, 4, 0),
+    for p, m, v, cut in (
+        (4, 8, 1, "even"),
+        (8, 8, 1, "even"),
+        (8, 8, 1, "reached"),
+        (8, 2, 1, "even"),
+        (8, 8, 4, "even"),
     ):
-        layout = Layout(pp=p, micro_batches=m, virtual=v, by_flops=bool(by_flops))
+        layout = Layout(pp=p, micro_batches=m, virtual=v, cut=cut)
         piped = step_time(even, layout, 4096, gpu, free).seconds
-        layers = [stage.layers for stage in stages(even, p, layout.by_flops)]
+        layers = [stage.layers for stage in stages(even, p, layout.cut)]
         slots = (m - 1) * max(layers) + max(layers) + (sum(layers) - max(layers)) / v
         idle, formula = 1 - one * m / p / piped, (p - 1) / (v * m + p - 1)
         print(

@@ -37,7 +37,7 @@ def in_node(ranks: int, stride: int, node: int) -> int:
 def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent]:
     """What the busiest rank sends: bf16, but gradients in fp32."""
     t, c, d, p, m = layout.tp, layout.cp, layout.dp, layout.pp, layout.micro_batches
-    cut = stages(shape, p, layout.by_flops)
+    cut = stages(shape, p, layout.cut)
     layers = max(stage.layers for stage in cut)
     whole = 2 * layout.micro_batch * sequence / c * shape.hidden  # a residual stream, in bytes
     sent = []

@@ -297,6 +297,8 @@ export const replay = (s, l, sequence, index) => {
   return peak()
 }
 
+export const withUnseen = replayed => (1 + memory.unseen) * replayed + memory.workspaces * GIB
+
 // ---- traffic.py
 
 const inNode = (ranks, stride, node) => Math.max(1, Math.min(ranks, over(node, stride)))

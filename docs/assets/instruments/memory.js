@@ -1,12 +1,12 @@
 // "Memory of a rank": the stages of a layout, part by part, as snippets/planner/rank_memory.py adds them up.
 import { digits, inBytes, inSeconds, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
-  ask, bars, closedForm, flying, gcd, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stages, stepTime, tables, total, whyNot,
+  ask, bars, closedForm, flying, gcd, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stages, stepTime, tables, total, whyNot, withUnseen,
 } from "./layouts.js"
 
 const partsOf = (s, l, sequence, index) => {
   const parts = closedForm(s, l, sequence, index), allocated = replay(s, l, sequence, index)
-  const more = (1 + memory.unseen) * allocated - total(parts)
+  const more = withUnseen(allocated) - total(parts)
   return { ...parts, "in passing": Math.max(0, more) }
 }
 const roomOf = gpu => memory.room * gpu.memory

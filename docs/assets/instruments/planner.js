@@ -2,7 +2,7 @@
 import { element, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
   ask, bars, closedForm, flopsPerToken, gcd, GIB, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stepTime,
-  tables, total, traffic, whyNot,
+  tables, total, traffic, whyNot, withUnseen,
 } from "./layouts.js"
 
 // ---- numbers as Python's format writes them: exact halves go to the even digit
@@ -44,7 +44,7 @@ const fullestOf = (s, l, sequence, room) => {
   const some = s.layers % l.pp ? [0, 1, l.pp - 1] : [0, l.pp - 1] // uneven: the second has a layer more
   const [stage, allocated] = [...new Set(some)].map(i => [i, replay(s, l, sequence, i)])
     .reduce((worst, each) => each[1] > worst[1] ? each : worst)
-  const needed = (1 + memory.unseen) * allocated, parts = closedForm(s, l, sequence, stage)
+  const needed = withUnseen(allocated), parts = closedForm(s, l, sequence, stage)
   parts["in passing"] = Math.max(0, needed - total(parts))
   return { needed, parts, stage }
 }
