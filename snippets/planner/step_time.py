@@ -1,13 +1,13 @@
 """Seconds of a step: products, memory-bound rest, links, bubble, optimizer.
 
-A layer takes the longer of what its GPU needs and of what launching it costs. The GPU needs
-FLOPs over what it reaches of its peak, in products and in attention, bytes of the operations
-without products over what it reaches of its memory, and the traffic of TP, which nothing hides
-(03 Tensor parallelism, "The bill, with a pencil"); a ring that leaves its node pays a latency
-for each of its steps (01 Communication costs, "Latency or bandwidth: ring
-against tree"). Stages differ, since the head is cut like
-layers, so 1F1B takes (m - 1) of the slowest and one of each: with equal ones that is (m + p -
-1) (03, "Micro-batches fill the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the
+A layer's forward, and its backward, take the longer of what the GPU needs and of what it
+costs the CPU to launch them. The GPU needs FLOPs over what it reaches of its peak, in products
+and in attention, bytes of the operations without products over what it reaches of its memory,
+and the traffic of TP, which nothing hides (03 Tensor parallelism, "The bill, with a pencil"); a
+ring that leaves its node pays a latency for each of its steps (01 Communication costs,
+"Latency or bandwidth: ring against tree"). Stages differ, since the head is cut like layers, so
+1F1B takes (m - 1) of the slowest and one of each: with equal ones that is (m + p - 1) (03,
+"Micro-batches fill the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the
 last backward and those of ZeRO 1 do not (02, "DDP from scratch"; 04, "What the stages send").
 FSDP's gathers hide behind products or are waited for (04, "When the gathers hide"). Constants
 are those of constants.toml.
@@ -78,10 +78,21 @@ def link_rate(sent: Sent, gpu: Gpu, c: dict) -> float:
     return min(c["link"] * gpu.link, c["network"] * gpu.network * sent.in_node)
 
 
+def latency(sent: Sent, c: dict) -> float:
+    """Seconds of a ring between nodes, whatever it carries: each step is its slowest hop's."""
+    between = sent.in_node < sent.ranks and sent.name != "EP"
+    return c["hop"] * sent.messages * (sent.ranks - 1) * between
+
+
 def launch_seconds(layout: Layout, gpu: Gpu, c: dict) -> float:
     """Below this a layer is not pushed, however little it computes."""
     between = layout.pp > 1 and layout.tp > 1 and layout.gpus > gpu.node
     return c["launch"] + c["launch_between"] * layout.tp * between
+
+
+def layer_seconds(on_gpu: float, launch: float) -> float:
+    """Forward is a third of a GPU's work, and half of a CPU's; backward is the rest."""
+    return max(on_gpu / 3, launch / 2) + max(on_gpu * 2 / 3, launch / 2)
 
 
 # --8<-- [end:links]
@@ -110,9 +121,7 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     for name in ("TP", "CP", "EP"):
         if name in sent:
             each = sent[name]
-            once = each.bytes / link_rate(each, gpu, c)
-            if each.in_node < each.ranks and name != "EP":  # a ring, as slow as its slowest hop
-                once += c["hop"] * each.messages * (each.ranks - 1)
+            once = each.bytes / link_rate(each, gpu, c) + latency(each, c)
             waiting += once / layers / m
     on_gpu, launch = compute + attention + rest + waiting, launch_seconds(layout, gpu, c)
     product, softmax = head_seconds(shape, tokens, layout, gpu, c)
@@ -124,13 +133,17 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     def head(stage: Stage) -> float:
         return stage.head * product + stage.loss * softmax
 
-    def micro_batch(stage: Stage, held: int) -> float:
-        return stage.layers * max(on_gpu, launch) + head(stage) + accumulate(held)
+    def micro_batches(layer: float) -> list[float]:
+        some = zip(cut, held, strict=True)
+        return [each.layers * layer + head(each) + accumulate(n) for each, n in some]
 
-    times = [micro_batch(*each) for each in zip(cut, held, strict=True)]
+    alone = layer_seconds(on_gpu, c["launch"])
+    layer = max(alone, launch)
+    times = micro_batches(layer)
     slowest, most = max(times), max(held)
     at = times.index(slowest)
-    busy, bubble = m * slowest, (sum(times) - slowest) / layout.virtual
+    filling = micro_batches(alone)  # and draining: no stage waits for the others' launching
+    busy, bubble = m * slowest, (sum(filling) - filling[at]) / layout.virtual
     crossing = 0.0
     if "PP" in sent:
         crossing = (layout.pp - 1) * sent["PP"].bytes / m / link_rate(sent["PP"], gpu, c)
@@ -140,9 +153,10 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     exposed = 0.0
     if "DP" in sent:
         dp = sent["DP"]
-        seconds = dp.bytes / link_rate(dp, gpu, c)
+        late = latency(dp, c) if layout.zero < 3 else 0.0  # FSDP asks for each layer early
         hidden = {0: slowest * 2 / 3, 1: 0.0, 3: busy}[layout.zero]  # behind a backward
-        exposed = max(0.0, seconds - hidden)
+        # the last gradients have nothing to hide behind
+        exposed = max(late, dp.bytes / link_rate(dp, gpu, c) + late - hidden)
     shard = layout.dp * layout.cp if layout.zero else 1
     optimizer = (34 * most / shard + 16 * most) / (c["memory"] * gpu.bandwidth)
 
@@ -152,7 +166,7 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
         "attention": turns * attention,
         "memory-bound": turns * rest + m * accumulate(held[at]),
         "TP, CP, EP": turns * waiting,
-        "launching": turns * max(0.0, launch - on_gpu),
+        "launching": turns * (layer - on_gpu),
         "head": m * head(cut[at]),
         "bubble": bubble + crossing,
         "DP": exposed,
@@ -209,20 +223,31 @@ def main() -> None:
         print(f"TP {tp}: DP between nodes at {rate / 1e9:.0f} GB/s")
         assert rate == cards * 25e9
     # what waits, in units of one wait: ten collectives a layer of t - 1 steps each, if the ring
-    # leaves its node; each of m + p - 1 slots for each neighbour, if the pipeline stalls
+    # leaves its node, and two or three of d - 1 for the gradients; each of m + p - 1 slots for
+    # each neighbour, if the pipeline stalls
     nothing = dict.fromkeys(("products", "attention", "memory", "link", "network"), 1e99)
     counted = free | nothing | {"hop": 1, "stall": 1}
     for layout, waits in (
         (Layout(tp=8), 0),
         (Layout(tp=16), 10 * 15 * 32),
+        (Layout(dp=8), 0),
+        (Layout(dp=16, zero=0), 2 * 15),
+        (Layout(dp=16), 3 * 15),
         (Layout(pp=4, micro_batches=8), 0),
         (Layout(pp=2, micro_batches=8, stalls=True), 9),
         (Layout(pp=4, micro_batches=8, stalls=True), 2 * 11),
     ):
         found = step_time(even, layout, 4096, gpu, counted)
-        print(f"TP {layout.tp} PP {layout.pp}{' stalling' * layout.stalls}: ", end="")
-        print(f"{found.seconds:.0f} waits")
+        name = f"DP {layout.dp} ZeRO-{layout.zero} PP {layout.pp}{' stalling' * layout.stalls}"
+        print(f"{name} TP {layout.tp}: {found.seconds:.0f} waits")
         assert math.isclose(found.seconds, waits, abs_tol=1e-6)
+    # what the last gradients wait has no backward to hide behind
+    late = step_time(even, Layout(dp=16, zero=0), 4096, gpu, counted | {"launch": 1})
+    assert math.isclose(late.seconds, 32 + 2 * 15)
+    # launching that takes as long as the GPU holds forward up, and not backward
+    layer = [layer_seconds(1.0, launch) for launch in (0.5, 1, 2)]
+    print(f"a layer of 1 s, launched in 0.5, 1 and 2: {', '.join(f'{s:.2f}' for s in layer)} s")
+    assert layer[0] == 1 and math.isclose(layer[1], 7 / 6) and layer[2] == 2
 
 
 if __name__ == "__main__":

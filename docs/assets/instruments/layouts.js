@@ -307,7 +307,7 @@ export const traffic = (s, l, sequence, node) => {
   const { tp: t, cp: c, dp: d, pp: p, ep: e, micro_batches: m } = l
   const layers = deepest(s, p)
   const whole = 2 * l.micro_batch * sequence / c * s.hidden, sent = {}
-  const put = (name, bytes, ranks, there, messages) => { sent[name] = { bytes, ranks, in_node: there, messages } }
+  const put = (name, bytes, ranks, there, messages) => { sent[name] = { name, bytes, ranks, in_node: there, messages } }
   if (t > 1) put("TP", (4 + 4 + 2) * ((t - 1) / t * whole) * layers * m, t, inNode(t, 1, node), 10 * layers * m)
   if (c > 1) {
     const keys = 2 * 2 * l.micro_batch * sequence / c * kvWidth(s) / t
@@ -320,9 +320,9 @@ export const traffic = (s, l, sequence, node) => {
   const held = Math.max(...stages(s, p).map(stage => heldBy(s, stage, t, e))), n = d * c
   if (n > 1) {
     const share = (n - 1) / n * held, there = inNode(n, t, node)
-    if (l.zero === 3) put("DP", 8 * share * m, n, there)
-    else if (l.zero) put("DP", (8 + 2) * share, n, there)
-    else put("DP", 8 * share, n, there)
+    if (l.zero === 3) put("DP", 8 * share * m, n, there, 3 * layers * m)
+    else if (l.zero) put("DP", (8 + 2) * share, n, there, 3)
+    else put("DP", 8 * share, n, there, 2)
   }
   if (e > 1) put("EP", 4 * ((e - 1) / e * whole / t * s.active) * layers * m, e, inNode(e, t * c, node))
   return sent
@@ -332,6 +332,10 @@ export const traffic = (s, l, sequence, node) => {
 
 const linkRate = (sent, gpu, c) => sent.in_node === sent.ranks ? c.link * gpu.link
   : Math.min(c.link * gpu.link, c.network * gpu.network * sent.in_node)
+
+const latency = (sent, c) => sent.in_node < sent.ranks && sent.name !== "EP" ? c.hop * sent.messages * (sent.ranks - 1) : 0
+
+const layerSeconds = (onGpu, launch) => Math.max(onGpu / 3, launch / 2) + Math.max(onGpu * 2 / 3, launch / 2)
 
 export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
   const tokens = l.micro_batch * sequence / l.cp, cut = stages(s, l.pp), m = l.micro_batches
@@ -344,25 +348,24 @@ export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
   let waiting = 0
   for (const name of ["TP", "CP", "EP"]) {
     const each = sent[name]
-    if (!each) continue
-    let once = each.bytes / linkRate(each, gpu, c)
-    if (each.in_node < each.ranks && name !== "EP") once += c.hop * each.messages * (each.ranks - 1)
-    waiting += once / layers / m
+    if (each) waiting += (each.bytes / linkRate(each, gpu, c) + latency(each, c)) / layers / m
   }
   const onGpu = compute + attention + rest + waiting
   const launch = c.launch + c.launch_between * l.tp * (l.pp > 1 && l.tp > 1 && gpusOf(l) > gpu.node)
   const logits = tokens * s.vocabulary / l.tp
   const head = 6 * logits * s.hidden / (c.products * gpu.flops) + 54 * logits / (c.memory * gpu.bandwidth)
   const held = cut.map(stage => heldBy(s, stage, l.tp, l.ep))
-  const times = cut.map((stage, i) => stage.layers * Math.max(onGpu, launch) + stage.head * head +
+  const microBatches = layer => cut.map((stage, i) => stage.layers * layer + stage.head * head +
     10 * held[i] / (c.memory * gpu.bandwidth))
+  const alone = layerSeconds(onGpu, c.launch), layer = Math.max(alone, launch)
+  const times = microBatches(layer), filling = microBatches(alone)
   const slowest = Math.max(...times), most = Math.max(...held), at = times.indexOf(slowest)
-  const busy = m * slowest, bubble = (sum(times) - slowest) / l.virtual
+  const busy = m * slowest, bubble = (sum(filling) - filling[at]) / l.virtual
   const crossing = sent.PP ? (l.pp - 1) * sent.PP.bytes / m / linkRate(sent.PP, gpu, c) : 0
   let exposed = 0
   if (sent.DP) {
-    const seconds = sent.DP.bytes / linkRate(sent.DP, gpu, c)
-    exposed = Math.max(0, seconds - { 0: slowest * 2 / 3, 1: 0, 3: busy }[l.zero])
+    const late = l.zero < 3 ? latency(sent.DP, c) : 0
+    exposed = Math.max(late, sent.DP.bytes / linkRate(sent.DP, gpu, c) + late - { 0: slowest * 2 / 3, 1: 0, 3: busy }[l.zero])
   }
   const shard = l.zero ? l.dp * l.cp : 1
   const optimizer = (34 * most / shard + 16 * most) / (c.memory * gpu.bandwidth)
@@ -371,7 +374,7 @@ export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
     seconds: busy + bubble + crossing + exposed + optimizer + c.fixed,
     parts: {
       "products": turns * compute, "attention": turns * attention, "memory-bound": turns * rest + added,
-      "TP, CP, EP": turns * waiting, "launching": turns * Math.max(0, launch - onGpu), "head": m * cut[at].head * head,
+      "TP, CP, EP": turns * waiting, "launching": turns * (layer - onGpu), "head": m * cut[at].head * head,
       "bubble": bubble + crossing, "DP": exposed, "optimizer": optimizer + c.fixed,
     },
   }
