@@ -46,7 +46,7 @@ def main() -> None:
             for (x, y), row in zip(points, ran, strict=True)
         )
         low, high = (f(v for point in points for v in point) for f in (min, max))
-        ends = [low / 1.2, high * 1.2]
+        ends = [low / 1.25, high * 1.25]
         axis.fill_between(
             ends, [e * (1 - band) for e in ends], [e * (1 + band) for e in ends],
             color="#888888", alpha=0.25, linewidth=0,
