@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT
 
 INPUTS = ["snippets/planner", "snippets/03_model_parallelism", "snippets/04_zero_and_fsdp"]
+INPUTS += ["snippets/09_inference/fleet.py"]
 FOLDER = ROOT / "snippets/planner"
 
 
@@ -262,3 +263,20 @@ def test_a_gpu_is_measured_beside_what_is_planned(
     one_gpu.main()
     row = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r" +2 +64 +2  True +0\.\d{3} +0\.\d   out of memory", row)
+
+
+def test_the_fleet_of_chapter_09_has_the_planners_gpus() -> None:
+    text = (ROOT / "snippets/09_inference/fleet.py").read_text("utf-8")
+    gpus = tomllib.loads((FOLDER / "hardware.toml").read_text("utf-8"))
+    found = re.findall(r"^([A-Z]+\d+) = Hardware\((\S+), (\S+), (\S+)e9\)$", text, re.M)
+    assert {name for name, *_ in found} == {"H100", "A100", "B200"}
+    for name, *figures in found:
+        gpu = gpus[name.lower()]
+        assert [float(x) for x in figures] == [
+            gpu[key] for key in ("flops", "bandwidth", "memory_gib")
+        ]
+    (network,) = re.findall(r"^NETWORK = (\S+)", text, re.M)
+    assert float(network) == gpus["h100"]["network"]
+    model = tomllib.loads((FOLDER / "models.toml").read_text("utf-8"))["llama-3-8b"]
+    assert f"LAYERS, HIDDEN = {model['layers']}, {model['hidden']}\n" in text
+    assert f"CACHE = 2 * LAYERS * {model['kv_heads']} * 128 * 2 " in text

@@ -13,14 +13,13 @@ def one_at_a_time() -> None:
     """One slot is a queue with one server: Lindley's recursion, and the mean's formula."""
     dice, clock, requests = random.Random(0), 0.0, []
     for n in range(20_000):
-        clock += dice.expovariate(0.7)
+        clock += dice.expovariate(1.0)
         requests.append(Request(n, clock, n, 0, 0, 1, round(dice.lognormvariate(4, 0.8))))
-    run = serve(Fleet(1, slots=1, keep=False), requests)
+    run = serve(Fleet(1, slots=1, keep=False, attention=False), requests)
     gpu, free, services, queued = run.gpus[0], 0.0, [], []
     for job in run.jobs:
         n = job.request.answer  # steps, with contexts of 1, 2, … n
         services.append(n * (gpu.fixed + gpu.token) + gpu.context_token * n * (n + 1) / 2)
-        services[-1] += gpu.pair / 2  # of the prompt's only token
         queued.append(max(0.0, free - job.arrival))
         free = max(free, job.arrival) + services[-1]
         assert abs(job.last - free) < 1e-6

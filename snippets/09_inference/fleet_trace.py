@@ -11,19 +11,14 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
+# --8<-- [start:law]
 SECONDS, PERIOD, SWING = 240, 120, 0.6  # long; of a wave; the rate goes ±60% around its mean
 STARTS = 6.5  # conversations a second, on average
-SYSTEMS = (
-    1024,
-    512,
-    2048,
-    4096,
-)  # shared first tokens: three assistants, and the agents' tools
+SYSTEMS = (1024, 512, 2048, 4096)  # shared first tokens: assistants, and the agents' tools
 SHARES = (0.60, 0.15, 0.10, 0.15)  # of the conversations
 LONGEST = 32_768
 
 
-# --8<-- [start:law]
 @dataclass(frozen=True)
 class Kind:
     """What a conversation is made of; lengths are log-normal: a median, and σ of the log."""
