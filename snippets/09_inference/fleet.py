@@ -556,7 +556,10 @@ def conserved(run: Run) -> None:
 @cache
 def at_speed(fleet: Fleet, step: float) -> Run:
     """The first 80 s of the trace, at one of the speeds that are 20% apart."""
-    return serve(fleet, [r for r in trace() if r.arrival < FIRST], STEP**step)
+    run = serve(fleet, [r for r in trace() if r.arrival < FIRST], STEP**step)
+    if not fleet.drafts:  # with them, an answer's last step draws more than it needs
+        conserved(run)
+    return run
 
 
 def goodput(fleet: Fleet, guess: float = 1.0, ttft: float = TTFT, tpot: float = TPOT) -> float:

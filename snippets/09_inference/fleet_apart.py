@@ -5,7 +5,7 @@ other. A first token counts when the decoding GPU has made a step. Goodput is th
 of the trace of which nine in ten requests keep both promises.
 """
 
-from fleet import A100, CACHE, Fleet, at_speed, conserved, goodput
+from fleet import A100, CACHE, Fleet, at_speed, goodput
 
 # --8<-- [start:ways]
 PROMISES = ((10.0, 0.200), (3.0, 0.050), (3.0, 0.020))  # seconds: TTFT, TPOT
@@ -34,7 +34,6 @@ def main() -> None:
     work = []
     for way in ("together", "apart"):
         run = at_speed(list(ways(False, way).values())[-1], -4)
-        conserved(run)
         work.append([sum(g.computed for g in run.gpus), sum(g.generated for g in run.gpus)])
         print(
             f"  {way:9} {work[-1][0] / 1e6:.2f} million tokens of prompts run, "

@@ -6,7 +6,7 @@ first 80 s of the trace, at its own speed, with one thing changed at a time.
 
 from dataclasses import replace
 
-from fleet import B200, CACHE, H100, Fleet, Gpu, at_speed, conserved
+from fleet import B200, CACHE, H100, Fleet, Gpu, at_speed
 
 DRAFTS, ACCEPTED, SHARE = (
     3,
@@ -71,8 +71,6 @@ def main() -> None:
     middle, fast = {}, {}
     for name, fleet in rows.items():
         run, faster = at_speed(fleet, 0), at_speed(replace(fleet, hardware=B200), 0)
-        if not fleet.drafts:
-            conserved(run)
         (_, middle[name]), (_, tpot), (_, fast[name]) = (
             run.late(0.5),
             run.late(0.99),
