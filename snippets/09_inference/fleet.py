@@ -390,11 +390,11 @@ class Gpu:
 
 
 # --8<-- [start:routes]
-def estimate(gpu: Gpu, r: Request, now: float) -> float:
-    """Seconds until a first token here: what is loaded, what waits, and what is computed."""
+def estimate(gpu: Gpu, r: Request, now: float, more: int = 0) -> float:
+    """Seconds until a first token here and `more`: what loads, what waits, what is computed."""
     held, _, up = gpu.find(r, now)
     tokens = gpu.pending + r.prompt - held
-    steps = tokens / max(64, gpu.fleet.budget - len(gpu.decoding))
+    steps = more + tokens / max(64, gpu.fleet.budget - len(gpu.decoding))
     return up - now + gpu.token * tokens + steps * (gpu.fixed + gpu.context_token * gpu.context)
 
 
@@ -406,6 +406,7 @@ ROUTES: dict[str, Callable[[list[Gpu], Request, float], Gpu]] = {
         gpus, key=lambda g: (g.find(r, now)[0], -g.inside)
     ),
     "estimate": lambda gpus, r, now: min(gpus, key=lambda g: estimate(g, r, now)),
+    "estimate + 20": lambda gpus, r, now: min(gpus, key=lambda g: estimate(g, r, now, 20)),
 }
 # --8<-- [end:routes]
 
@@ -592,7 +593,7 @@ def goodput(fleet: Fleet, guess: float = 1.0, ttft: float = TTFT, tpot: float = 
 
 def main() -> None:
     requests = trace()
-    print(f"{len(requests)} requests: in time, cached, p99 of TTFT and TPOT")
+    print(f"{len(requests)} requests: in time, cached, p99 of TTFT and TPOT, the busiest")
     for route in ROUTES:
         run = serve(Fleet(route=route), requests)
         conserved(run)
@@ -600,9 +601,11 @@ def main() -> None:
         stay = sum(job.last - job.arrival for job in run.jobs) / len(run.jobs)
         assert abs(inside / (len(run.jobs) / run.end * stay) - 1) < 1e-9, "Little"
         ttft, tpot = run.late(0.99)
+        made = [gpu.generated for gpu in run.gpus]
         print(
             f"{route:14} {run.kept():6.1%} {run.cached():6.1%} {ttft:8.2f} s "
-            f"{1e3 * tpot:4.0f} ms; {inside:5.1f} inside, by Little"
+            f"{1e3 * tpot:4.0f} ms {max(made) / sum(made):6.0%}; "
+            f"{inside:5.1f} inside, by Little"
         )
     print("each token made once, each block back")
 
