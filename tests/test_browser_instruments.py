@@ -51,15 +51,35 @@ def program(name: str) -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> Iterator[Page]:
+    """A tab for all these tests: nothing outlives a load, and a new one costs three loads."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    yield context.new_page()
+    context.close()
+
+
 @pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
+def page(tab: Page) -> Iterator[Page]:
     failed: list[str] = []
-    page.on("console", lambda message: failed.append(message.text))
-    page.on("pageerror", lambda error: failed.append(str(error)))
-    yield page
-    page.close()
+    says = {
+        "console": lambda message: failed.append(message.text),
+        "pageerror": lambda error: failed.append(str(error)),
+    }
+    for event, listener in says.items():
+        tab.on(event, listener)
+    look(tab)
+    yield tab
+    for event, listener in says.items():
+        tab.remove_listener(event, listener)
+    tab.unroute_all()
     assert not failed
+
+
+def look(page: Page, width: int = 1440, colours: str = "light", media: str = "screen") -> None:
+    """Set how a page is seen."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=colours, media=media)
 
 
 def opened(page: Page, address: str, name: str, query: str = "") -> Page:
@@ -74,17 +94,24 @@ def settled(page: Page, name: str) -> Page:
     return page
 
 
+# As text: Playwright takes longer over values than the module over the answers.
+ANSWERS = """async ([url, name, cases]) => {
+  const module = await import(url)
+  return JSON.stringify(JSON.parse(cases).map(each => module[name](...each)), (_, value) => {
+    if (typeof value == "number" && !Number.isFinite(value)) throw new Error(`${value} in JSON`)
+    return value
+  })
+}"""
+
+
 def in_javascript(page: Page, address: str, name: str, function: str, cases: list) -> list:
     """What the module of an instrument answers, case by case."""
     url = f"{address}assets/instruments/{name}.js"
     if page.url != url:
         page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
         page.goto(url)  # a page of the same origin, with nothing to draw
-    return page.evaluate(
-        "async ([url, f, cases]) => {"
-        " const module = await import(url); return cases.map(each => module[f](...each)) }",
-        [url, function, cases],
-    )
+    answers = page.evaluate(ANSWERS, [url, function, json.dumps(cases, allow_nan=False)])
+    return json.loads(answers)
 
 
 def test_number_formats_agree(page: Page, address: str) -> None:
@@ -454,10 +481,9 @@ def test_by_keyboard_alone(page: Page, address: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_link_and_a_command_say_the_same(
-    browser: Browser, address: str, tmp_path: Path, name: str
+    page: Page, address: str, tmp_path: Path, name: str
 ) -> None:
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    page = opened(context.new_page(), address, name)
+    opened(page, address, name)
     for each in page.locator(f"#{name} :is(input, select)").all():
         if each.is_enabled():
             each.press("ArrowRight")
@@ -471,10 +497,8 @@ def test_a_link_and_a_command_say_the_same(
         copied[button] = page.evaluate("navigator.clipboard.readText()")
         page.locator(f"#{name} [role=status]").evaluate("each => { each.textContent = '' }")
     shown = page.inner_text(f"#{name} .instrument-facts")
-    other = opened(
-        context.new_page(), address, name, "?" + copied["Copy link"].partition("?")[2]
-    )
-    assert other.inner_text(f"#{name} .instrument-facts") == shown
+    opened(page, address, name, "?" + copied["Copy link"].partition("?")[2])
+    assert page.inner_text(f"#{name} .instrument-facts") == shown
     _, _, *arguments = shlex.split(copied["Copy as Python"])
     ran = subprocess.run(
         [sys.executable, ROOT / "snippets" / PROGRAMS[name], *arguments],
@@ -483,10 +507,9 @@ def test_a_link_and_a_command_say_the_same(
     values = page.locator(f"#{name} .instrument-facts dd").all_inner_texts()
     for value in itertools.chain(*(each.replace("\xa0", " ").split(" = ") for each in values)):
         assert value in ran.stdout, (value, ran.stdout)
-    context.close()
 
 
-def test_links_show_what_they_ask_for(browser: Browser, address: str, built_site: Path) -> None:
+def test_links_show_what_they_ask_for(page: Page, address: str, built_site: Path) -> None:
     links = set()
     for file in built_site.rglob("index.html"):
         for link in re.finditer(
@@ -494,8 +517,6 @@ def test_links_show_what_they_ask_for(browser: Browser, address: str, built_site
         ):
             links.add((link[1] or file.parent.name, html.unescape(link[2])))
     assert len(links) > 5
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    page = context.new_page()
     for name, query in sorted(links):
         opened(page, address, name, f"?{query}")
         page.get_by_role("button", name="Copy link").click()
@@ -504,7 +525,6 @@ def test_links_show_what_they_ask_for(browser: Browser, address: str, built_site
         )
         copied = page.evaluate("navigator.clipboard.readText()")
         assert set(parse_qsl(query)) <= set(parse_qsl(urlsplit(copied).query)), (name, query)
-    context.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -516,6 +536,16 @@ def test_nonsense_in_the_address_is_the_beginning(page: Page, address: str, name
     query = "&".join(f"{each}=no" for each in names)
     assert opened(page, address, name, f"?{query}").inner_text(".instrument-facts") == shown
 
+
+# How far what a page shows has moved while it loaded.
+MOVED = """() => new Promise(resolve => {
+  let moved = 0
+  const observer = new PerformanceObserver(list => {
+    moved += list.getEntriesByType("layout-shift").reduce((sum, each) => sum + each.value, 0)
+    if (list.getEntriesByType("navigation").length) resolve(moved)
+  })
+  for (const type of ["layout-shift", "navigation"]) observer.observe({type, buffered: true})
+})"""
 
 # The pairs of words in a drawing of which one lies over the other.
 OVERLAPPING = """svg => {
@@ -530,16 +560,11 @@ OVERLAPPING = """svg => {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [390, 1440])
-def test_fits_and_moves_nothing(browser: Browser, address: str, name: str, width: int) -> None:
-    colours = "dark" if width == 390 else "light"  # which no box depends on
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colours)
-    page.add_init_script(
-        "window.moved = 0; new PerformanceObserver(list => list.getEntries()"
-        ".forEach(each => { moved += each.value })).observe({type: 'layout-shift', buffered: true})"
-    )
+def test_fits_and_moves_nothing(page: Page, address: str, name: str, width: int) -> None:
+    look(page, width, "dark" if width == 390 else "light")  # which no box depends on
     opened(page, address, name)
     page.wait_for_load_state("networkidle")
-    assert page.evaluate("moved") < 0.02
+    assert page.evaluate(MOVED) < 0.02
     drawing = page.locator(f"#{name} svg")
     assert drawing.evaluate(OVERLAPPING) == []
     for control in page.locator(f"#{name} :is(select, input[type=range])").all():
@@ -550,24 +575,25 @@ def test_fits_and_moves_nothing(browser: Browser, address: str, name: str, width
     settled(page, name)
     assert drawing.evaluate(OVERLAPPING) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_javascript_and_on_paper(browser: Browser, address: str, name: str) -> None:
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(f"{address}instruments/{name}/")
-    still = page.locator(f"#{name} :is(img, .transcript)")
-    assert still.is_visible()
-    assert len(still.get_attribute("alt") or still.inner_text()) > 100
-    assert page.locator(f"#{name} :is(input, button)").count() == 0
-    context.close()
-    page = opened(browser.new_page(), address, name)
+def test_on_paper(page: Page, address: str, name: str) -> None:
+    opened(page, address, name)
     assert not page.locator(f"#{name} :is(img, .transcript)").is_visible()
-    page.emulate_media(media="print")
+    look(page, media="print")
     assert page.locator(f"#{name} svg").is_visible()
     assert not page.locator(f"#{name} input").first.is_visible()
+
+
+def test_without_javascript(browser: Browser, address: str) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    for name in NAMES:
+        page.goto(f"{address}instruments/{name}/")
+        still = page.locator(f"#{name} :is(img, .transcript)")
+        assert still.is_visible(), name
+        assert len(still.get_attribute("alt") or still.inner_text()) > 100, name
+        assert page.locator(f"#{name} :is(input, button)").count() == 0, name
     page.close()
 
 

@@ -1,8 +1,8 @@
 """What the process that starts commands warm imports before it forks for the first of them.
 
 ``PATH`` is what `python` of a reader's shell has behind the program's folder: not the engine.
-``AGAIN`` is what each command imports anew, if at all: no program has the engine, and Triton asks
-for its variables when it is imported (but what is compiled loads once).
+``AGAIN`` is what each command imports anew, if at all: no program has the engine, and Triton
+asks for its variables when it is imported (but what is compiled loads once).
 
 A fork costs what it copies: the page tables, and each page that the child writes to. To read a
 Python object is to write its count of references. So what a short command would touch without
@@ -42,7 +42,7 @@ HUGE = 2 << 20
 
 
 def collapse() -> None:
-    """Put what this process has allocated on huge pages, where Linux can: few entries to copy."""
+    """Put what this process has allocated on huge pages, where Linux can: less to copy."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for line in Path("/proc/self/maps").read_text().splitlines():
