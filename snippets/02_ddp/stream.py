@@ -1,0 +1,121 @@
+"""A stream dealt over ranks and workers, resumed twice, then by more ranks: who saw what?
+
+An epoch is trained in three lives: by N - 1 ranks with two workers each, stopped after a few
+steps; the same again; and to its end by N ranks without workers. Each way writes down something
+else when it stops. Look for the one that sees every sample exactly once.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+ROWS = [14 + 5 * shard % 7 for shard in range(8)]  # of each shard: they are not equally long
+BATCH, STEPS = 4, 7
+
+
+class Stream(IterableDataset):
+    """The samples (shard, row) that come after `done`, rows of each shard, for this rank."""
+
+    def __init__(self, rank: int, n: int, done: list[int], split: bool = True) -> None:
+        self.rank, self.n, self.done, self.split = rank, n, done, split
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()  # None if there are no workers
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        reader, readers = self.rank * workers + worker, self.n * workers
+        if not self.split:
+            reader, readers = 0, 1
+        unfinished = [shard for shard, rows in enumerate(ROWS) if self.done[shard] < rows]
+        for shard in unfinished[reader::readers]:
+            for row in range(self.done[shard], ROWS[shard]):
+                yield torch.tensor([shard, row])
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def live(n: int, workers: int, steps: int | None, way: str, state: dict, device) -> list:
+    """Train with the first `n` ranks from `state` on; update it; return the samples seen."""
+    rank = dist.get_rank()
+    done = state.setdefault("rows", [0] * len(ROWS))
+    skip = state.get(way, 0)
+    batches: Iterator = iter(())
+    if rank < n:
+        start_at = done if way == "rows of each shard" else [0] * len(ROWS)
+        forks = workers == 0 or device.type == "cpu"  # forked beside NCCL, a worker may hang
+        loader = DataLoader(
+            Stream(rank, n, start_at, split=way != "nothing is split"),
+            BATCH,
+            num_workers=workers,
+            multiprocessing_context=None if forks else "forkserver",
+        )
+        batches = islice(loader, skip, None)  # reads them all, and throws them away
+    seen: list[list[int]] = []
+    step = 0
+    while steps is None or step < steps:
+        batch = next(batches, None)
+        left = torch.tensor(0 if batch is None else len(batch), device=device)
+        dist.all_reduce(left)  # a rank whose shards have ended goes on taking part
+        if left == 0:
+            break
+        seen += [] if batch is None else batch.tolist()
+        step += 1
+    # --8<-- [start:state]
+    done = list(done)  # the rows that were trained on: workers have read further ahead
+    for shard, row in seen:
+        done[shard] = max(done[shard], row + 1)
+    of_ranks: list = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, (done, seen))
+    state["rows"] = [max(rows) for rows in zip(*(done for done, _ in of_ranks), strict=True)]
+    # --8<-- [end:state]
+    state["batches of this life"] = step
+    state["batches of the epoch"] = state.get("batches of the epoch", 0) + step
+    return [tuple(sample) for _, samples in of_ranks for sample in samples]
+
+
+def main() -> None:
+    device = start()
+    n = dist.get_world_size()
+    report = print if dist.get_rank() == 0 else lambda *_: None
+    fewer = max(1, n - 1)
+    lives = ((fewer, 2, STEPS), (fewer, 2, STEPS - 3), (n, 0, None))
+    report(f"{sum(ROWS)} samples; lives of {fewer}, {fewer} and {n} rank(s)")
+    report("what a life writes down     seen   once  again  never")
+    ways = (
+        "nothing is split",
+        "batches of this life",
+        "batches of the epoch",
+        "rows of each shard",
+    )
+    for way in ways:
+        state: dict = {}
+        times: Counter = Counter()
+        for ranks, workers, steps in lives:
+            times.update(live(ranks, workers, steps, way, state, device))
+        once = sum(count == 1 for count in times.values())
+        again, never = len(times) - once, sum(ROWS) - len(times)
+        report(f"{way:26}{sum(times.values()):6}{once:7}{again:7}{never:7}")
+        exact = once == sum(ROWS) == sum(times.values())
+        assert exact == (way == "rows of each shard"), (way, times)
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
