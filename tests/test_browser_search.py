@@ -27,6 +27,12 @@ MESSAGES = """
     torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.
 01_collectives/#detected-mismatch-between-collectives-on-ranks
     RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=12, OpType=ALLREDUCE, TensorShape=[1024])
+01_collectives/#duplicate-gpu-detected-memory-of-other-ranks-on-gpu-0
+    torch.distributed.DistBackendError: NCCL error in: /opt/pytorch/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1727, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.19.3 ncclInvalidUsage: This usually reflects invalid usage of NCCL library. Last error: Duplicate GPU detected : rank 3 and rank 0 both on CUDA device f000
+01_collectives/#duplicate-gpu-detected-memory-of-other-ranks-on-gpu-0
+    every process allocates memory on GPU 0
+01_collectives/#nccl-hangs-on-consumer-gpus-p2p-iommu-and-acs
+    NCCL hangs RTX 4090 P2P IOMMU ACS
 02_ddp_in_practice/#expected-to-have-finished-reduction-in-the-prior-iteration
     RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.
 02_ddp_in_practice/#expected-to-have-finished-reduction-in-the-prior-iteration
@@ -39,6 +45,12 @@ MESSAGES = """
     RuntimeError: Error(s) in loading state_dict for ResNet: Missing key(s) in state_dict: "conv1.weight", "bn1.weight". Unexpected key(s) in state_dict: "module.conv1.weight", "module.bn1.weight".
 02_runs_that_last/#connection-closed-by-peer-a-rank-was-killed
     RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:43211
+02_runs_that_last/#nccl-times-out-in-the-first-step-one-rank-compiles-longer
+    NCCL timeout one rank compiles longer torch.compile
+02_runs_that_last/#statefuldataloader-state-doesnt-contain-key-_num_yielded
+    AssertionError: State doesn't contain key '_num_yielded' expected for single process dataloader
+02_runs_that_last/#a-stream-resumed-in-the-middle-of-an-epoch
+    resume IterableDataset in the middle of an epoch
 02_ddp_in_practice/#cant-detach-views-in-place
     RuntimeError: Can't detach views in-place. Use detach() instead.
 03_experts/#inlengthperrankmyrank-outlengthperrankmyrank
@@ -47,10 +59,16 @@ MESSAGES = """
     RuntimeError: strides should be multiple of 16 bytes
 03_experts/#for-real-grouped_mm-dtensor-and-fsdp2
     RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo
+03_model_parallelism/#failed-to-run-stage-backward-dynamic-shapes-in-a-pipeline
+    RuntimeError: Failed to run stage backward: Stage output: ('Tensor(torch.Size([1, 512, 4096]), grad=True, dtype=torch.bfloat16)',)
 03_tensor_parallelism/#shape-is-invalid-for-input-of-size
     RuntimeError: shape '[4, 512, 32, 64]' is invalid for input of size 2097152
 04_checkpoints/#missing-key-in-checkpoint-state_dict-modelgateweight
     RuntimeError: Missing key in checkpoint state_dict: model.layers.0.attention.wq.weight.
+04_checkpoints/#every-rank-loads-the-model-into-host-memory
+    every rank loads the model into host memory
+04_checkpoints/#every-form-into-every-other
+    convert DeepSpeed checkpoint to safetensors FSDP2
 04_deepspeed/#direct-calls-to-tensorbackward-are-not-supported-in-this-configuration
     RuntimeError: Direct calls to tensor.backward() are not supported in this configuration. Please use engine.backward(loss)
 04_deepspeed/#check-batch-related-parameters
@@ -97,6 +115,8 @@ clusters/failures/#unexpected-pos-a-disk-fills-during-a-save
     RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos 1728 vs 1622
 clusters/from_one_to_many/#the-client-socket-has-timed-out
     torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (node-0, 29500).
+setup/#use_libuv-was-requested-but-pytorch-was-built-without-libuv-support
+    RuntimeError: use_libuv was requested but PyTorch was build without libuv support
 setup/#found-no-nvidia-driver-on-your-system
     RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from http://www.nvidia.com/Download/index.aspx
 setup/#no-kernel-image-is-available-for-execution-on-the-device
