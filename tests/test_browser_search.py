@@ -67,7 +67,7 @@ MESSAGES = """
     RuntimeError: Missing key in checkpoint state_dict: model.layers.0.attention.wq.weight.
 04_checkpoints/#every-rank-loads-the-model-into-host-memory
     every rank loads the model into host memory
-04_checkpoints/#every-form-into-every-other
+04_checkpoints/#convert-fsdp1-fsdp2-dcp-deepspeed-and-safetensors-checkpoints
     convert DeepSpeed checkpoint to safetensors FSDP2
 04_deepspeed/#direct-calls-to-tensorbackward-are-not-supported-in-this-configuration
     RuntimeError: Direct calls to tensor.backward() are not supported in this configuration. Please use engine.backward(loss)
