@@ -83,6 +83,7 @@ def main() -> int:
         if rank == 1:
             torch.testing.assert_close(torch.stack(losses).mean(), loss.detach())
             print(f"{length} tokens, padded to {padded}: loss {loss:.4f}", flush=True)
+        dist.barrier()  # this line is printed before the next step fails
     if not failed and rank == 1:
         print(f"stages on this rank: {len(kept)}", flush=True)
     dist.barrier()
