@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import RECORDED, Book, Report
@@ -1027,7 +1028,7 @@ def test_job_scripts_are_typed_in_labs_launch_and_shown_by_a_page(book: Book) ->
     assert "it has no transcript" in told["slurm.forgotten.sh::shown"][1]
 
 
-def test_a_program_without_slurm_or_ray_is_skipped_with_the_reason(
+def test_a_program_without_slurm_or_ray_or_libaio_is_skipped_with_the_reason(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -1039,6 +1040,14 @@ def test_a_program_without_slurm_or_ray_is_skipped_with_the_reason(
     ray = Program(book.root, book.write("labs/launch/ray/t.py", "import ray\n"))
     said = hold.missing_tool(ray, Transcript.parse("$ python ray/t.py\n"))
     assert "pip install -r requirements/ray.txt" in said
+    nvme = Program(book.root, book.write("snippets/t/nvme.py", "AsyncIOBuilder().load()\n"))
+    typed = Transcript.parse("$ python nvme.py\n")
+    assert "DS_BUILD_AIO=1" in hold.missing_tool(nvme, typed)
+    origin = SimpleNamespace(origin=str(book.write("deepspeed/__init__.py", "")))
+    monkeypatch.setattr(hold.importlib.util, "find_spec", lambda name: origin)
+    assert "DS_BUILD_AIO=1" in hold.missing_tool(nvme, typed)
+    book.write("deepspeed/ops/aio/async_io_op.so", "")
+    assert hold.missing_tool(nvme, typed) is None
 
 
 def test_a_script_takes_along_what_it_starts_and_may_need_engines(

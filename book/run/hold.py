@@ -190,6 +190,11 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
     there = shutil.which("vllm") and importlib.util.find_spec("uvicorn")
     if "$(command -v vllm)" in text and not there:
         return "transformers serve or vLLM (requirements/engines.txt)"
+    if "AsyncIOBuilder().load()" in text:  # a run would compile it anew, in minutes
+        found = importlib.util.find_spec("deepspeed")
+        built = found and [*Path(found.origin).parent.glob("ops/aio/async_io_op*.so")]
+        if not built:
+            return "libaio in DeepSpeed (libaio-dev, then DS_BUILD_AIO=1 pip install deepspeed)"
     for package in program.imports("triton", "numba", "ray"):
         if importlib.util.find_spec(package) is None:
             install = " (pip install -r requirements/ray.txt)"  # no part of what the book has

@@ -1,14 +1,11 @@
-"""DeepSpeed's offload: optimizer and parameters in host memory or on NVMe, the same losses.
+"""DeepSpeed's offload: optimizer and parameters in host memory, the same losses.
 
 On a GPU, offload_optimizer keeps the fp32 copy, both moments and the gradients in host memory
 and runs AdamW there; offload_param keeps the shards of the parameters there, too. On a CPU all
 memory is host memory, so what this shows is the configuration, its errors, and equality.
 
-NVMe needs libaio's headers, to compile DeepSpeed's async_io (minutes, once). With them, run
-
-    torchrun --nproc-per-node=2 deepspeed_offload.py nvme
-
-Without them you get the error that is shown last; the program asks for it as on such a machine.
+NVMe needs libaio's headers, to compile DeepSpeed's async_io: nvme_bytes.py has them. Without
+them you get the error that is shown last; the program asks for it as on such a machine.
 
 Needs: pip install deepspeed
 """
@@ -16,7 +13,6 @@ Needs: pip install deepspeed
 import logging
 import os
 import sys
-import tempfile
 import warnings
 
 import torch
@@ -86,8 +82,6 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    if "LOCAL_RANK" not in os.environ or sys.argv[1:] not in ([], ["nvme"]):
-        sys.exit("start this with: torchrun --nproc-per-node=2 deepspeed_offload.py [nvme]")
     device = start()
     show = print if dist.get_rank() == 0 else lambda *_: None
     pinned = device.type != "cpu"  # pinned memory is for copies to a GPU
@@ -112,19 +106,12 @@ def main() -> None:
         show("torch's AdamW, zero_force_ds_cpu_optimizer left at true:")
         show(f"  {type(error).__name__}:\n  {text}.")
 
-    if sys.argv[1:] == ["nvme"]:
-        with tempfile.TemporaryDirectory() as folder:
-            nvme = {"device": "nvme", "nvme_path": folder, "pin_memory": pinned}
-            losses, _ = train({"offload_optimizer": nvme}, device)
-        assert losses == kept
-        show(f"{'optimizer on NVMe:':36} {losses}")
-    else:
-        AsyncIOBuilder.has_function = lambda *_, **__: False  # a machine without libaio-dev
-        try:
-            AsyncIOBuilder().jit_load(verbose=False)  # as initialize does for NVMe
-        except RuntimeError as error:
-            text = str(error).split(" None")[0].replace("compatible due", "compatible\n  due")
-            show(f"NVMe without libaio's headers:\n  {type(error).__name__}: {text}")
+    AsyncIOBuilder.has_function = lambda *_, **__: False  # a machine without libaio-dev
+    try:
+        AsyncIOBuilder().jit_load(verbose=False)  # as initialize does for NVMe
+    except RuntimeError as error:
+        text = str(error).split(" None")[0].replace("compatible due", "compatible\n  due")
+        show(f"NVMe without libaio's headers:\n  {type(error).__name__}: {text}")
 
 
 if __name__ == "__main__":
