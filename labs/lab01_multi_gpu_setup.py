@@ -932,7 +932,9 @@ if __name__ == "__main__":
     assert (dist.get_rank(), dist.get_world_size()) == (rank, world), "the group has all ranks"
     backend = dist.get_backend()
     say(f"step 2: a group of {all_ranks} with {backend} which waits {options.wait:g} s at most")
+    store.set(f"started {rank}", "")
     if options.plant in ("death", "hang") and rank == world - 1 > 0:
+        store.wait([f"started {other}" for other in range(world)])  # else some are still at it
         os._exit(9) if options.plant == "death" else time.sleep(1e6)
 
 # %% [markdown]
