@@ -1028,7 +1028,7 @@ def test_job_scripts_are_typed_in_labs_launch_and_shown_by_a_page(book: Book) ->
     assert "it has no transcript" in told["slurm.forgotten.sh::shown"][1]
 
 
-def test_a_program_without_slurm_or_ray_or_libaio_is_skipped_with_the_reason(
+def test_a_program_without_slurm_ray_libaio_or_tensorflow_is_skipped_with_the_reason(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -1037,9 +1037,10 @@ def test_a_program_without_slurm_or_ray_or_libaio_is_skipped_with_the_reason(
     typed = Transcript.parse("$ python slurm/rehearse.py sinfo\n")
     assert "slurm-wlm" in hold.missing_tool(slurm, typed)
     monkeypatch.setattr(hold.importlib.util, "find_spec", lambda name: None)
-    ray = Program(book.root, book.write("labs/launch/ray/t.py", "import ray\n"))
-    said = hold.missing_tool(ray, Transcript.parse("$ python ray/t.py\n"))
-    assert "pip install -r requirements/ray.txt" in said
+    for name in ("ray", "tensorflow"):
+        program = Program(book.root, book.write("labs/launch/t.py", f"import {name}\n"))
+        said = hold.missing_tool(program, Transcript.parse("$ python t.py\n"))
+        assert f"pip install -r requirements/{name}.txt" in said
     nvme = Program(book.root, book.write("snippets/t/nvme.py", "AsyncIOBuilder().load()\n"))
     typed = Transcript.parse("$ python nvme.py\n")
     assert "DS_BUILD_AIO=1" in hold.missing_tool(nvme, typed)

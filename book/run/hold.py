@@ -195,10 +195,10 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
         built = found and [*Path(found.origin).parent.glob("ops/aio/async_io_op*.so")]
         if not built:
             return "libaio in DeepSpeed (libaio-dev, then DS_BUILD_AIO=1 pip install deepspeed)"
-    for package in program.imports("triton", "numba", "ray"):
+    for package in program.imports("triton", "numba", "ray", "tensorflow"):
         if importlib.util.find_spec(package) is None:
-            install = " (pip install -r requirements/ray.txt)"  # no part of what the book has
-            return package + (install if package == "ray" else "")
+            apart = f" (pip install -r requirements/{package}.txt)"  # no part of the book's own
+            return package + (apart if package in ("ray", "tensorflow") else "")
     return None
 
 
