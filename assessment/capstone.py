@@ -8,6 +8,7 @@ the last checkpoint: with --max-restarts=3 torchrun starts all ranks again, and 
 it, as a later run on another mesh can. On accelerators if each rank has one, else on the CPU.
 """
 
+import glob
 import math
 import os
 import shutil
@@ -67,6 +68,7 @@ class Config:
     steps: int
     batch: int
     micro: int
+    text: str
     lr: float
     warmup: int
     clip: float
@@ -113,6 +115,10 @@ def read_config(path: str, changes: Iterable[str] = ()) -> Config:
             refuse(f"{path}: {what} = {flat[what]} cannot be cut into {parts} equal parts")
     if config.precision not in ("fp32", "bf16"):
         refuse(f"{path}: precision is fp32 or bf16, not {config.precision}")
+    if config.text and not glob.glob(config.text, recursive=True):
+        refuse(f"{path}: no file here is {config.text}")
+    if config.text and config.vocabulary < 256:
+        refuse(f"{path}: bytes need a vocabulary of 256, not {config.vocabulary}")
     if config.pp > config.micro_batches:
         refuse(f"{path}: {config.pp} stages need as many micro-batches as that, at least")
     return config
@@ -126,8 +132,12 @@ def refuse(sentence: str) -> None:
 
 
 @lru_cache
-def text() -> torch.Tensor:
-    """The ids of a text that every Python has: names of characters, one a line."""
+def text(files: str = "") -> torch.Tensor:
+    """The ids of a text: the bytes of files, or what every Python has: names of characters."""
+    if files:
+        found = sorted(glob.glob(files, recursive=True))
+        data = bytearray(b"\n".join(Path(each).read_bytes() for each in found))
+        return torch.frombuffer(data, dtype=torch.uint8).long()
     names = (unicodedata.ucd_3_2_0.name(chr(code), "") for code in range(0x3000))
     lines = "\n".join(name for name in names if name)
     alphabet = {letter: index for index, letter in enumerate(sorted(set(lines)))}
@@ -144,13 +154,15 @@ class Stream:
     def next(self, replica: int) -> torch.Tensor:
         """The rows of one of `dp` replicas, of the next global batch: [batch / dp, s + 1]."""
         # >>> solution 1: all replicas draw one global batch; each returns rows of its own
-        # hint: positions = torch.randint(len(text()) - s - 1, (batch,), generator=...)
+        # hint: ids = text(config.text)
+        # hint: positions = torch.randint(len(ids) - s - 1, (batch,), generator=...)
         # hint: every replica draws all of them, so that all generators stay equal
         config = self.config
-        last = len(text()) - config.sequence - 1
+        ids = text(config.text)
+        last = len(ids) - config.sequence - 1
         positions = torch.randint(last, (config.batch,), generator=self.generator)
         own = positions.chunk(config.dp)[replica]
-        return text()[own[:, None] + torch.arange(config.sequence + 1)]
+        return ids[own[:, None] + torch.arange(config.sequence + 1)]
         # <<< solution
 
 

@@ -9,6 +9,7 @@ import random
 import re
 
 import pytest
+import torch
 from grading import (
     LABS,
     ROOT,
@@ -23,6 +24,7 @@ from wrong import Answer
 
 INPUTS = [
     "assessment", "graders", "labs/check.py", "labs/start.py", "tests/grading.py", "tests/whole_runs.py", "tests/wrong",
+    "snippets/planner/large_capstone.cpu.txt", "snippets/planner/large_capstone.py",
 ]  # fmt: skip
 
 ASSESSMENT = ROOT / "assessment"
@@ -133,6 +135,42 @@ def test_capstone_survives_a_killed_rank(pytestconfig) -> None:
                 print(f"{number + 1}: {lost} steps computed again", flush=True)
 
 
+def test_large_configuration_loads_is_what_was_planned_and_takes_a_step(tmp_path) -> None:
+    capstone = grader("capstone")
+    program, path = capstone.LAB.finished, str(ASSESSMENT / "capstone_large.toml")
+    (tmp_path / "a.md").write_bytes(bytes(range(256)) * 8)
+    text = f'train.text="{tmp_path}/*.md"'
+    config = program.read_config(path, [text])
+    with torch.device("meta"):
+        block, h = program.Block(config), config.hidden
+    inner = sum(p.numel() for p in block.parameters())
+    total = config.layers * inner + 2 * h * config.vocabulary + 2 * h
+    assert 124e6 < total < 1e9
+    planned = (ROOT / "snippets/planner/large_capstone.py").read_text()
+    heads = config.heads
+    assert (
+        f"Shape({config.layers}, {h}, {heads}, {heads}, 4 * {h}, {config.vocabulary},"
+        in planned
+    )
+    numbers = config.sequence, config.batch, config.micro, config.steps
+    assert f"= {', '.join(map(str, numbers))}  #" in planned
+    # norms have a bias, which the planner does not know
+    said = (ROOT / "snippets/planner/large_capstone.cpu.txt").read_text()
+    assert f"{total - (2 * config.layers + 1) * h:,} parameters" in said
+    for gpus in (1, 2, 4, 8):
+        assert program.read_config(path, [text, f"mesh.dp={gpus}"]).micro_batches * gpus == 8
+
+    small = ["model.layers=1", "model.hidden=32", "model.sequence=32", 'train.precision="fp32"']
+    config = program.read_config(path, [text, *small, "train.batch=2", "train.micro=2"])
+    model, rows = capstone.plain(config), program.Stream(config).next(0)
+    assert rows.shape == (2, 33) and ((rows[:, 1:] - rows[:, :-1]) % 256 == 1).all()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = capstone.loss_of(model, rows)
+    before.backward()
+    optimizer.step()
+    assert capstone.loss_of(model, rows) < before
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -141,6 +179,8 @@ def test_capstone_survives_a_killed_rank(pytestconfig) -> None:
         ("train.batch=10", "batch = 10 cannot be cut into 8 equal parts"),
         ("train.speed=1", "unknown or missing: speed"),
         ("mesh", "cannot be read with"),
+        ('train.text="no/such/*.md"', "no file here is no/such/*.md"),
+        (f'train.text="{__file__}"', "bytes need a vocabulary of 256, not 64"),
     ],
 )
 def test_capstone_refuses_a_configuration(change: str, sentence: str) -> None:

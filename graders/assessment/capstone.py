@@ -140,8 +140,8 @@ HINTS = {
 LAB = Lab(HINTS, borrows=False)
 FLAT = {
     "layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": 64, "pp": 1, "dp": 1,
-    "tp": 1, "steps": 4, "batch": 8, "micro": 2, "lr": 3e-3, "warmup": 2, "clip": 1.0,
-    "precision": "fp32", "recompute": True, "compile": False, "seed": 0, "log": 0,
+    "tp": 1, "steps": 4, "batch": 8, "micro": 2, "text": "", "lr": 3e-3, "warmup": 2,
+    "clip": 1.0, "precision": "fp32", "recompute": True, "compile": False, "seed": 0, "log": 0,
     "folder": "checkpoints", "every": 0, "keep": 2,
 }  # fmt: skip
 AXES, CPU = ["pp", "dp", "tp"], torch.device("cpu")
