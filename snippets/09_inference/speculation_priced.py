@@ -70,6 +70,7 @@ def pays_up_to(draft: Draft, context: int, cache_bytes: int) -> float:
     (a, slope), (d, d_slope) = (round_line(x, context, cache_bytes) for x in (NONE, draft))
     saved, added = draft.tokens * a - d, d_slope - draft.tokens * slope
     if saved <= 0:
+        assert added >= 0, "it pays from a batch on, not up to one"
         return 0.0
     return saved / added if added > 0 else float("inf")
 
