@@ -4,7 +4,7 @@ Attention is data parallel: a GPU reads all of its weights, and the caches of it
 Of 288 experts, 32 of them second copies, each of n GPUs holds 288/n. The more GPUs, the fewer
 bytes of experts a GPU holds and reads, the more caches fit, and the more tokens an expert gets.
 What a token sends does not shrink. Memory and products run at half of the data sheet; the
-network at the 40 GB/s that DeepEP reports for 128 GPUs, whose cards have 50.
+network at the 40 GB/s that DeepEP reports for 128 GPUs and more, whose cards have 50.
 """
 
 import math
@@ -17,9 +17,8 @@ EMBEDDING = 129_280 * H
 OTHER = 671e9 - SPARSE * 256 * EXPERT - EMBEDDING  # attention, shared experts, the head
 LATENT, ROTARY = 512, 64  # cached for each token and layer
 ATTEND = 2 * LAYERS * HEADS * (2 * LATENT + ROTARY)  # FLOPs for each cached token
-BUFFERS = (
-    4 * SLOTS * (2 * H + 16)
-)  # bytes for each request: two to send from, two to receive in
+# bytes for each request: a row in 16 bits and its scales, two to send from, two to receive in
+BUFFERS = 4 * SLOTS * (2 * H + 4 * H // 128)
 ALPHA = 10e-6
 
 
