@@ -39,6 +39,7 @@ def plan(*words: str) -> subprocess.CompletedProcess:
         (["--why", "dp=3,tp=8"], "--why: dp=3,tp=8 makes 24 GPUs, not 256"),
         (["--why", "tp=x"], "--why: 'tp=x' has no number"),
         (["--why", "dp=256,b=0"], "--why: b, v and ep are at least 1"),
+        (["--why", "dp=256,zero=4"], "--why: zero is 0, 1, 2 or 3, not 4"),
         (["--why", "dp=256,ep=3"], "--why: EP 3 does not divide"),
         (["--why", "dp=16,tp=8,cp=2", "--sequence", "8191"], "do not cut 8,191 tokens"),
         (["--what-if", "price=3"], "--what-if: NAME=VALUE"),
@@ -120,7 +121,19 @@ def test_each_target_gets_the_layout_that_was_planned() -> None:
     assert "--num-virtual-stages-per-pipeline-rank 2" in uneven
     assert "--account-for-loss-in-pipeline-split" in uneven
     assert "split" not in emitted("megatron", pp=4, micro_batches=8)
-    assert '"grad_accum_dtype": "fp32"' in emitted("deepspeed", dp=8, zero=1)
+    stages = [emitted("deepspeed", dp=8, zero=zero) for zero in (1, 2)]
+    assert all('"grad_accum_dtype": "fp32"' in each for each in stages)
+    for setting in (
+        f'"reduce_bucket_size": {(2 * 32 + 2 * 8) * 128 * 4096 + 3 * 4096 * 14336 + 2 * 4096}',
+        '"use_multi_rank_bucket_allreduce": false',
+        '"communication_data_type": "fp32"',
+    ):
+        assert [setting in each for each in stages] == [False, True]
+    for zero, gradients, parameters in ((1, True, True), (2, False, True), (3, False, False)):
+        lines = emitted("fsdp", dp=8, zero=zero).splitlines()
+        assert ("model.set_requires_gradient_sync(last)" in lines) == gradients
+        assert ("model.set_reshard_after_backward(last)" in lines) == parameters
+    assert "strategy optim_grads " in emitted("megatron", dp=8, zero=2)
     assert "grad_accum_dtype" not in emitted("deepspeed", dp=8, zero=3)
     assert "reshard_after_forward=True" in emitted("fsdp", dp=8, zero=3)
     assert "DistributedDataParallel" in emitted("fsdp", dp=8, zero=0)
@@ -145,7 +158,7 @@ def counted(program: str, pattern: str) -> list[tuple[float, ...]]:
 def test_bytes_are_those_that_the_book_counts() -> None:
     """Exactly, where what they count is what is planned: gloo's counters and the profiler's."""
     code = (
-        "from plan import *; from memory import stage_parameters; import json\n"
+        "from plan import *; from memory import state_bytes; import json\n"
         "small = Shape(1, 64, 1, 1, 256, 1)\n"
         "ring = [traffic(small, Layout(cp=c, micro_batch=2), 960, 8)[0].bytes for c in (2, 3, 4)]\n"
         "block = Shape(1, 192, 4, 4, 768, 1)\n"
@@ -153,11 +166,15 @@ def test_bytes_are_those_that_the_book_counts() -> None:
         "big = the_model('llama-3-70b')\n"
         "fsdp = traffic(big, Layout(dp=1024, zero=3), 8192, 8)[0].bytes\n"
         "state = [sum(stage_parameters(big, each, 1)) for each in stages(big, 1)]\n"
-        "print(json.dumps([ring, tp, fsdp, state]))"
+        "cut = [Layout(dp=4, zero=zero, gradient_bytes=2) for zero in range(4)]\n"
+        "kept = [list(state_bytes(1, each).values()) for each in cut]\n"
+        "two = [traffic(big, Layout(dp=2, zero=2, micro_batches=m), 8192, 8)[0].bytes\n"
+        "       for m in (1, 2)]\n"
+        "print(json.dumps([ring, tp, fsdp, state, kept, two]))"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
-    ring, tp, fsdp, [held] = json.loads(done.stdout)
+    ring, tp, fsdp, [held], kept, two = json.loads(done.stdout)
     # context parallelism, in fp32 there and in bf16 here
     rows = counted(
         "03_model_parallelism/ring_attention", r"^ +[234] +\d+ +(\d+) KiB +(\d+) KiB"
@@ -175,6 +192,17 @@ def test_bytes_are_those_that_the_book_counts() -> None:
     assert abs(fsdp / 1e9 / sum(gb for (gb,) in sent) - 1) < 0.01
     [(parameters,)] = counted("04_zero_and_fsdp/seventy_billion", r"^Ψ = (\d+)")
     assert held == parameters
+    # the engine that runs all four stages, where a gradient has two bytes
+    rows = counted("04_zero_and_fsdp/stages", r"^ +([0-3]) +([\d.]+) +([\d.]+) +([\d.]+) ")
+    assert [tuple(each) for each in kept] == [row[1:] for row in rows]
+    # DeepSpeed's stage 2 that reduces to owners, two micro-batches: scatters have four bytes,
+    # the gather two
+    scatter = two[1] - two[0]
+    elements = 2 * scatter / 4 + (two[0] - scatter) / 2
+    [(sent,)] = counted(
+        "04_zero_and_fsdp/deepspeed_stages", r"^stage 2: use_multi\w+ False +([\d.]+)"
+    )
+    assert elements / parameters == sent
 
 
 def test_blocks_wait_as_far_as_the_cpu_runs_ahead() -> None:

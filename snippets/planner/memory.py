@@ -27,7 +27,7 @@ class Layout:
     ep: int = 1  # of the data-parallel ranks, those that share the experts
     micro_batch: int = 1  # sequences
     micro_batches: int = 1  # of a step, on each replica
-    zero: int = 1  # 0, 1, or 3 (FSDP)
+    zero: int = 1  # 0, 1, 2, or 3 (FSDP)
     recompute: bool = False  # every layer in backward
     virtual: int = 1  # chunks of layers on each stage: interleaved 1F1B
     cut: str = "even"  # where a pipeline is cut: see `stages`
@@ -115,11 +115,13 @@ def stage_parameters(shape: Shape, stage: Stage, tp: int, ep: int = 1) -> list[i
 def state_bytes(held: float, layout: Layout) -> dict[str, float]:
     """Of `held` parameters: bf16, an added up gradient, Adam with master weights in fp32."""
     sharded = layout.dp * layout.cp
-    everything = sharded if layout.zero == 3 else 1
+    parameters, gradients, optimizer = (
+        sharded if layout.zero >= stage else 1 for stage in (3, 2, 1)
+    )
     return {
-        "parameters": 2 * held / everything,
-        "gradients": layout.gradient_bytes * held / everything,
-        "optimizer": (4 + 2 * layout.moment_bytes) * held / (sharded if layout.zero else 1),
+        "parameters": 2 * held / parameters,
+        "gradients": layout.gradient_bytes * held / gradients,
+        "optimizer": (4 + 2 * layout.moment_bytes) * held / optimizer,
     }
 
 
@@ -167,7 +169,9 @@ class Replay:
         self.f = 2 * tokens * shape.ffn * shape.active / self.t
         self.small = 4 * tokens / self.t
         self.logits = 2 * tokens * shape.vocabulary / self.t
+        self.ends = shape.vocabulary * shape.hidden / self.t
         self.buffers: dict[str, int] = {}
+        self.leaving: int | None = None
         self.tensors = stage_parameters(shape, self.stage, self.t, layout.ep)
         ends = self.stage.embedding + (1 + (not shape.tied)) * self.stage.head
         inside = self.tensors[self.stage.embedding :]
@@ -194,6 +198,17 @@ class Replay:
 
     def scattered(self, whole: int) -> int:
         return self.instead(self.x, whole) if self.t > 1 else whole
+
+    def bucket(self, elements: float, made: list[int]) -> list[int]:
+        """ZeRO-2: gradients leave for their owners as soon as they are there, as a flat copy in
+        fp32, which stays until the next bucket is full (04, "Stage 2").
+        """
+        if self.layout.zero != 2:
+            return made
+        self.drop(self.leaving)
+        self.leaving = self.new(4 * elements)
+        self.drop(*made)
+        return []
 
     def weights(self) -> list[int]:
         """Under FSDP a layer's parameters are guests."""
@@ -309,9 +324,10 @@ class Replay:
             if not self.stage.head:
                 return self.drop(d_logits)  # sent back
             whole = self.new(self.whole)
-            made.append(self.new(2 * self.shape.vocabulary * self.shape.hidden / self.t))
+            made.append(self.new(2 * self.ends))
             self.drop(d_logits, normed)
             gradient = self.instead(self.x, whole, x)
+            made = self.bucket(self.ends, made)
         else:
             gradient = self.instead(self.x, x)  # from the next stage
         for kept in reversed(layers):
@@ -322,23 +338,26 @@ class Replay:
             if self.layout.zero == 3:
                 self.drop(*ours)  # scattered into the shards
             else:
-                made += ours
+                made += self.bucket(sum(self.layer), ours)
         if self.stage.embedding:
             if self.t > 1:
                 gradient = self.instead(self.whole, gradient)
-            made.append(self.new(2 * self.shape.vocabulary * self.shape.hidden / self.t))
-        self.drop(gradient, *made)
+            last = self.new(2 * self.ends)
+            made += self.bucket(self.ends, [last])
+        self.drop(gradient, self.leaving, *made)
+        self.leaving = None
 
     def run(self) -> Allocator:
         ddp = self.layout.zero == 0 and self.layout.dp > 1
         ranks = self.layout.dp * self.layout.cp
-        everything = ranks if self.layout.zero == 3 else 1
-        shard = ranks if self.layout.zero else 1
+        everything, scattered, shard = (
+            ranks if self.layout.zero >= stage else 1 for stage in (3, 2, 1)
+        )
         for n in self.tensors:
             self.new(2 * n / everything)
         buckets = [self.new(2 * n) for n in self.tensors] if ddp else []
         # gradients and masters: one buffer each
-        self.new(self.layout.gradient_bytes * sum(self.tensors) / everything)
+        self.new(self.layout.gradient_bytes * sum(self.tensors) / scattered)
         self.new(4 * sum(self.tensors) / shard)
         for step in range(3 if self.layout.zero else 2):
             queue = [self.forward() for _ in range(self.flying)]
@@ -354,9 +373,7 @@ class Replay:
                 for n in self.tensors:  # Adam's moments come with its first step
                     self.new(self.layout.moment_bytes * n / shard)
                     self.new(self.layout.moment_bytes * n / shard)
-            if (
-                self.layout.zero in (1, 2) and ranks > 1
-            ):  # new parameters, flat, gathered, copied
+            if self.layout.zero == 1 and ranks > 1:  # new parameters, flat, gathered, copied
                 part = 2 * sum(self.tensors) / ranks
                 flat = [self.new(part), *(self.new(part) for _ in range(ranks))]
                 flat.append(self.new(part * ranks))
@@ -382,7 +399,7 @@ def main() -> None:
     gib = 2**30
     # ZeRO's own table: 7.5B parameters over 64 ranks (04, "Where the memory goes"), where a
     # gradient has two bytes
-    for zero, theirs in ((0, 120), (1, 31.4), (3, 1.88)):
+    for zero, theirs in ((0, 120), (1, 31.4), (2, 16.6), (3, 1.88)):
         state = state_bytes(7.5e9, Layout(dp=64, zero=zero))
         total = (sum(state.values()) - state["gradients"] / 2) / 1e9
         print(f"ZeRO {zero}: {total:.3g} GB of state for 7.5B parameters on 64 ranks")
@@ -401,6 +418,7 @@ def main() -> None:
         Layout(dp=2, pp=4, tp=1, micro_batches=128),
         Layout(dp=4, pp=2, tp=2, micro_batches=64),
         Layout(dp=2, pp=1, tp=8, micro_batches=128),
+        Layout(dp=8, zero=2, micro_batches=32, recompute=True),
         Layout(dp=8, zero=3, micro_batches=32, recompute=True),
     ):
         form = sum(closed_form(eight, layout, 4096, 0).values())
@@ -408,6 +426,12 @@ def main() -> None:
         assert 0.85 * allocated < form < 1.05 * allocated and allocated <= reserved < 1.3 * form
         name = f"DP {layout.dp} PP {layout.pp} TP {layout.tp} ZeRO-{layout.zero}"
         print(f"  {name:21} {form / gib:6.1f} {allocated / gib:6.1f} {reserved / gib:6.1f}")
+    # ZeRO-2's buckets are a layer each: as bf16 gradients, and as the flat copy that is sent
+    wide, sharded = Shape(8, 8192, 64, 64, 28672, 1), Layout(dp=64, zero=2)
+    held = sum(stage_parameters(wide, stages(wide, 1)[0], 1))
+    passing = replay(wide, sharded, 1, 0)[1] - sum(state_bytes(held, sharded).values())
+    print(f"ZeRO 2, one token: {passing / held * 8:.2f} bytes pass for an element of a layer")
+    assert abs(passing / held * 8 / 6 - 1) < 0.01
     # two micro-batches in flight, not sixty-four; and more only up to the depth of the pipe
     one = Layout(dp=1, pp=2, tp=2, micro_batches=64)
     few = replace(one, micro_batches=1)

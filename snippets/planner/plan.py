@@ -20,7 +20,15 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from memory import Layout, closed_form, replay, stages, with_unseen
+from memory import (
+    Layout,
+    Stage,
+    closed_form,
+    replay,
+    stage_parameters,
+    stages,
+    with_unseen,
+)
 from step_time import Gpu, Step, step_time
 from traffic import traffic
 from transformer import Shape, flops_per_token, parameters
@@ -32,7 +40,7 @@ BETWEEN_FAILURES = (
 )  # GPU-hours, Llama 3 (Past the machine, "One table …")
 REMEDY = {
     "parameters": "more TP or PP, or FSDP",
-    "gradients": "more TP or PP, or FSDP",
+    "gradients": "more TP or PP, ZeRO-2, or FSDP",
     "optimizer": "ZeRO-1 over more ranks, or more TP or PP",
     "activations": "recomputation, a smaller micro-batch, or more TP",
     "logits": "a chunked loss, or more TP, which cuts the vocabulary",
@@ -163,9 +171,8 @@ def layouts(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> Ite
                     base = Layout(dp, pp, tp, cp, ep, micro, batch // dp // micro)
                     if why_not(shape, base):
                         continue
-                    for zero in (0, 1, 3) if dp * cp > 1 else (0,):
-                        if zero == 3 and pp > 1:  # every micro-batch would gather each stage
-                            continue
+                    # every micro-batch of a pipeline would scatter or gather each stage
+                    for zero in range(1 if dp * cp == 1 else 2 if pp > 1 else 4):
                         for virtual, recompute in product((1, 2, 4), (False, True)):
                             made = replace(
                                 base, zero=zero, recompute=recompute, virtual=virtual
@@ -209,7 +216,7 @@ def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted:
 
 def called(layout: Layout) -> str:
     extra = f" CP {layout.cp}" * (layout.cp > 1) + f" EP {layout.ep}" * (layout.ep > 1)
-    zero = {0: "", 1: " ZeRO-1", 3: " FSDP"}[layout.zero]
+    zero = ("", " ZeRO-1", " ZeRO-2", " FSDP")[layout.zero]
     again = " recompute" * layout.recompute
     chunks = f"×{layout.virtual}" * (layout.virtual > 1)
     cut = f"DP {layout.dp} PP {layout.pp}{chunks} TP {layout.tp}{extra}"
@@ -343,20 +350,31 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
             "bf16": {"enabled": True},
             "zero_optimization": {"stage": layout.zero},
         }
-        if layout.zero == 1:
+        if layout.zero in (1, 2):
             settings["data_types"] = {"grad_accum_dtype": "fp32"}
+        if layout.zero == 2:
+            layer = sum(stage_parameters(shape, Stage(1, False, False, False, 1), 1))
+            settings["zero_optimization"] |= {
+                "reduce_bucket_size": layer,
+                "use_multi_rank_bucket_allreduce": False,
+            }
+            settings["communication_data_type"] = "fp32"
         start = f"{launch} train.py --deepspeed --deepspeed_config ds.json"
         return f"{json.dumps(settings, indent=2)}\n{again}{start}"
     if target == "fsdp":
         if not layout.zero:
             return f"--emit: {called(layout)} shards nothing; DistributedDataParallel does it"
+        keeps = "# before each backward; last: whether it is a step's last\n"
+        keeps += "model.set_requires_gradient_sync(last)\n" * (layout.zero == 1)
+        keeps += "model.set_reshard_after_backward(last)\n"
+        keeps *= layout.zero < 3
         return (
             f'mesh = init_device_mesh("cuda", ({layout.dp},))\n'
             "policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)\n"
             f"{again}for block in model.layers:\n    fully_shard(block, mesh=mesh, "
             f"mp_policy=policy, reshard_after_forward={layout.zero == 3})\n"
             f"fully_shard(model, mesh=mesh, mp_policy=policy)  # {layout.micro_batches} "
-            f"micro-batches of {layout.micro_batch}\n{launch} train.py"
+            f"micro-batches of {layout.micro_batch}\n{keeps}{launch} train.py"
         )
     if target == "torchtitan":
         base = args.model.replace("llama-3-", "llama3_")
@@ -424,8 +442,9 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
         words.append("--sequence-parallel")
     if layout.zero:
         words.append("--use-distributed-optimizer")
-    if layout.zero == 3:
-        words.append("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params")
+    if layout.zero >= 2:
+        shards = "optim_grads" + "_params" * (layout.zero == 3)
+        words.append(f"--use-megatron-fsdp --data-parallel-sharding-strategy {shards}")
         words.append("--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor")
     if layout.recompute:
         words.append(
@@ -727,8 +746,8 @@ def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
         values[key] = (
             int(value) if value.isdigit() else stop("--why", f"{part!r} has no number")
         )
-    if values["zero"] not in (0, 1, 3):
-        stop("--why", f"zero is 0, 1 or 3, not {values['zero']}")
+    if values["zero"] > 3:
+        stop("--why", f"zero is 0, 1, 2 or 3, not {values['zero']}")
     layout = Layout(**{k: v for k, v in values.items() if k != "recompute"})
     sequences = args.batch // args.sequence
     if min(layout.micro_batch, layout.virtual, layout.ep) < 1:

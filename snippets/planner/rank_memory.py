@@ -78,6 +78,7 @@ def changes(shape: Shape, layout: Layout, gpu: Gpu) -> dict[str, Layout | str]:
     already = "is so already"
     made: dict[str, Layout | str] = {
         "ZeRO-1": replace(layout, zero=1) if layout.zero == 0 else already,
+        "ZeRO-2": replace(layout, zero=2) if layout.zero < 2 else already,
         "FSDP": replace(layout, zero=3) if layout.zero < 3 else already,
         "gradients in bf16": replace(layout, gradient_bytes=2),
         "moments in bf16": replace(layout, moment_bytes=2),
@@ -211,7 +212,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=1, help="sequences")
     parser.add_argument("--micro-batches", type=int, default=32, help="of a step and replica")
     parser.add_argument("--chunks", type=int, default=1, help="of a stage: interleaved 1F1B")
-    parser.add_argument("--zero", type=int, choices=[0, 1, 3], default=1, help="3: FSDP")
+    parser.add_argument("--zero", type=int, choices=range(4), default=1, help="3: FSDP")
     parser.add_argument("--recompute", choices=["no", "yes"], default="no")
     parser.add_argument("--gradients", choices=BYTES, default="fp32")
     parser.add_argument("--moments", choices=BYTES, default="fp32")

@@ -9,6 +9,7 @@ ring that leaves its node pays a latency for each of its steps (01 Communication
 1F1B takes (m - 1) of the slowest and one of each: with equal ones that is (m + p - 1) (03,
 "Micro-batches fill the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the
 last backward and those of ZeRO 1 do not (02, "DDP from scratch"; 04, "What the stages send").
+Those of ZeRO 2 hide behind the backward of their own micro-batch.
 FSDP's gathers hide behind products or are waited for (04, "When the gathers hide"). Constants
 are those of constants.toml.
 """
@@ -154,9 +155,14 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     if "DP" in sent:
         dp = sent["DP"]
         late = latency(dp, c) if layout.zero < 3 else 0.0  # FSDP asks for each layer early
-        hidden = {0: slowest * 2 / 3, 1: 0.0, 3: busy}[layout.zero]  # behind a backward
+        sending = dp.bytes / link_rate(dp, gpu, c)
+        scatters = (
+            sending * 2 * m / (2 * m + 1)
+        )  # of ZeRO-2; its gather waits for the optimizer
+        backward = slowest * 2 / 3
+        hidden = (backward, 0.0, min(m * backward, scatters), busy)[layout.zero]
         # the last gradients have nothing to hide behind
-        exposed = max(late, dp.bytes / link_rate(dp, gpu, c) + late - hidden)
+        exposed = max(late, sending + late - hidden)
     shard = layout.dp * layout.cp if layout.zero else 1
     optimizer = (34 * most / shard + 16 * most) / (c["memory"] * gpu.bandwidth)
 
@@ -233,6 +239,7 @@ def main() -> None:
         (Layout(dp=8), 0),
         (Layout(dp=16, zero=0), 2 * 15),
         (Layout(dp=16), 3 * 15),
+        (Layout(dp=16, zero=2, micro_batches=8), 2 * 15),
         (Layout(pp=4, micro_batches=8), 0),
         (Layout(pp=2, micro_batches=8, stalls=True), 9),
         (Layout(pp=4, micro_batches=8, stalls=True), 2 * 11),
@@ -244,6 +251,20 @@ def main() -> None:
     # what the last gradients wait has no backward to hide behind
     late = step_time(even, Layout(dp=16, zero=0), 4096, gpu, counted | {"launch": 1})
     assert math.isclose(late.seconds, 32 + 2 * 15)
+    # ZeRO-2: the scatters hide behind backward, the gather does not
+    layout = Layout(dp=16, zero=2, micro_batches=8)
+    [dp] = traffic(even, layout, 4096, gpu.node)
+    for network in (1, 0.05):
+        c = free | {"network": network}
+        sending = dp.bytes / link_rate(dp, gpu, c)
+        found, alone = (
+            step_time(even, each, 4096, gpu, c) for each in (layout, Layout(micro_batches=8))
+        )
+        shown = found.parts["DP"] / sending
+        print(f"ZeRO-2, {network:g} of the network: {shown:.1%} of what is sent shows")
+        backward = alone.seconds * 2 / 3
+        expected = max(sending / 17, sending - backward)
+        assert abs(found.parts["DP"] / expected - 1) < 1e-3
     # launching that takes as long as the GPU holds forward up, and not backward
     layer = [layer_seconds(1.0, launch) for launch in (0.5, 1, 2)]
     print(f"a layer of 1 s, launched in 0.5, 1 and 2: {', '.join(f'{s:.2f}' for s in layer)} s")

@@ -4,10 +4,10 @@ An all-reduce of S bytes over n ranks makes each send 2(n-1)/n S, its halves one
 (01, "All-reduce from send and recv"). TP with SP: four gathers and four scatters a layer, and
 one gather more in backward for each of the two regions (03 Tensor parallelism, "The bill, with
 a pencil", "What each rank keeps"). PP: an activation forward and a gradient back for each cut,
-micro-batch and chunk (03, "What is sent at each cut"). DP: 2Ψ, 2Ψ, 3Ψ elements for ZeRO 0, 1, 3
-(04, "What the stages send"). CP: keys and values once round the ring forward, twice backward
-with their gradients (03 Context parallelism). EP: all-to-all there and back, forward and
-backward (03 Experts).
+micro-batch and chunk (03, "What is sent at each cut"). DP: 2Ψ, 3Ψ, (m+1)Ψ, 3mΨ elements for
+ZeRO 0, 1, 2, 3 (04, "What the stages send"; stage 1 all-reduces, as nanotron and DeepSpeed do).
+CP: keys and values once round the ring forward, twice backward with their gradients (03 Context
+parallelism). EP: all-to-all there and back, forward and backward (03 Experts).
 
 The ranks of a node are TP's first, then CP's, DP's and PP's (01 Layouts, "Ranks as
 coordinates").
@@ -59,9 +59,11 @@ def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent
     n = d * c
     if n > 1:
         share = (n - 1) / n * held
-        stride, local = t, in_node(n, t, node)
+        local = in_node(n, t, node)
         if layout.zero == 3:  # gathered forward and backward, scattered, for every micro-batch
-            sent.append(Sent("DP", 8 * share * m, n, in_node(n, stride, node), 3 * layers * m))
+            sent.append(Sent("DP", 8 * share * m, n, local, 3 * layers * m))
+        elif layout.zero == 2:  # scattered for every micro-batch, gathered once; one is late
+            sent.append(Sent("DP", (4 * m + 2) * share, n, local, 2))
         elif layout.zero:
             sent.append(Sent("DP", (8 + 2) * share, n, local, 3))
         else:
@@ -87,12 +89,18 @@ def main() -> None:
     print(f"TP 8: {tp.bytes / 2**30:.2f} GiB, the pencil's 16(t-1)/t bshL {pencil / 2**30:.2f}")
     assert tp.bytes == 1.25 * pencil
     # ZeRO's 2Ψ and 3Ψ, in elements of the same size
-    for zero in (0, 1, 3):
-        [dp] = traffic(shape, Layout(dp=64, zero=zero, micro_batches=1), 4096, 8)
-        held = sum(stage_parameters(shape, stages(shape, 1)[0], 1))
-        elements = dp.bytes / held * 64 / 63
-        print(f"ZeRO {zero}, DP 64: {elements:.0f} bytes a parameter, {dp.in_node} to a node")
-        assert round(elements) == {0: 8, 1: 10, 3: 8}[zero]  # 4 + 4, 4 + 4 + 2, 2 + 2 + 4
+    held = sum(stage_parameters(shape, stages(shape, 1)[0], 1))
+    for zero in range(4):
+        once, more = (
+            traffic(shape, Layout(dp=64, zero=zero, micro_batches=m), 4096, 8)[0].bytes
+            / (63 / 64 * held)
+            for m in (1, 8)
+        )
+        print(
+            f"ZeRO {zero}, DP 64: {once:.0f} bytes a parameter, {more:.0f} in 8 micro-batches"
+        )
+        # 4 + 4, 4 + 4 + 2, 4m + 2, (2 + 2 + 4)m
+        assert (round(once), round(more)) == ((8, 8), (10, 10), (6, 34), (8, 64))[zero]
     # four stages: the same cut is crossed 2m times, whatever the layers are
     four = Layout(pp=4, tp=2, micro_batches=16)
     pp = next(each for each in traffic(shape, four, 4096, 8) if each.name == "PP")

@@ -1,5 +1,5 @@
 // What plan.py prints for --emit: settings and the line that starts a run.
-import { gpusOf, over } from "./layouts.js"
+import { gpusOf, layerElements, over } from "./layouts.js"
 
 const says = value => ({ true: "True", false: "False" })[value] ?? (typeof value === "string" ? `'${value}'` : value)
 
@@ -14,19 +14,24 @@ export const launch = (target, model, s, l, sequence, gpu, name) => {
   if (target === "deepspeed") {
     const settings = {
       train_batch_size: batch, train_micro_batch_size_per_gpu: l.micro_batch, gradient_accumulation_steps: l.micro_batches,
-      bf16: { enabled: true }, zero_optimization: { stage: l.zero },
-      ...(l.zero === 1 ? { data_types: { grad_accum_dtype: "fp32" } } : {}),
+      bf16: { enabled: true },
+      zero_optimization: { stage: l.zero,
+        ...l.zero === 2 && { reduce_bucket_size: layerElements(s, 1, 1), use_multi_rank_bucket_allreduce: false } },
+      ...[1, 2].includes(l.zero) && { data_types: { grad_accum_dtype: "fp32" } },
+      ...l.zero === 2 && { communication_data_type: "fp32" },
     }
     return `${JSON.stringify(settings, null, 2)}\n${again}${start} train.py --deepspeed --deepspeed_config ds.json`
   }
   if (target === "fsdp") {
     if (!l.zero) return `--emit: ${name} shards nothing; DistributedDataParallel does it`
+    const keeps = [l.zero < 3 && "# before each backward; last: whether it is a step's last",
+      l.zero === 1 && "model.set_requires_gradient_sync(last)", l.zero < 3 && "model.set_reshard_after_backward(last)"]
     return `mesh = init_device_mesh("cuda", (${l.dp},))
 policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
 ${again}for block in model.layers:
     fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=${says(l.zero === 3)})
 fully_shard(model, mesh=mesh, mp_policy=policy)  # ${l.micro_batches} micro-batches of ${l.micro_batch}
-${start} train.py`
+${[...keeps, start].filter(Boolean).join("\n")} train.py`
   }
   if (target === "torchtitan") {
     const base = model.replace("llama-3-", "llama3_")
@@ -77,8 +82,8 @@ ${start} train.py`
     !s.tied && "--untie-embeddings-and-output-weights",
     l.tp > 1 && "--sequence-parallel",
     l.zero && "--use-distributed-optimizer",
-    l.zero === 3 && "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
-    l.zero === 3 && "--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor",
+    l.zero >= 2 && `--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads${l.zero === 3 ? "_params" : ""}`,
+    l.zero >= 2 && "--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor",
     l.recompute && "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     s.experts > 1 && `--num-experts ${s.experts} --moe-router-topk ${s.active}`,
     s.experts > 1 && `--expert-model-parallel-size ${l.ep}`,

@@ -62,7 +62,11 @@ const endTensors = (s, stage, tp) => {
 }
 
 const heldBy = (s, stage, tp, ep) =>
-  sum(endTensors(s, stage, tp).flat()) + stage.layers * sum(layerTensors(s, tp, ep))
+  sum(endTensors(s, stage, tp).flat()) + stage.layers * layerElements(s, tp, ep)
+
+export const layerElements = (s, tp, ep) => sum(layerTensors(s, tp, ep))
+
+const shardsOf = l => stage => l.zero >= stage ? l.dp * l.cp : 1
 
 const layerActivationBytes = (s, tokens, tp) => {
   const perToken = 2 * (4 * s.hidden + 2 * attentionWidth(s) + 2 * kvWidth(s)) + 4 * s.heads + 8 +
@@ -72,14 +76,14 @@ const layerActivationBytes = (s, tokens, tp) => {
 
 export const closedForm = (s, l, sequence, index) => {
   const stage = stages(s, l.pp)[index], tokens = l.micro_batch * sequence / l.cp
-  const held = heldBy(s, stage, l.tp, l.ep), sharded = l.dp * l.cp, everything = l.zero === 3 ? sharded : 1
+  const held = heldBy(s, stage, l.tp, l.ep), shared = shardsOf(l)
   const layer = layerActivationBytes(s, tokens, l.tp)
   const kept = l.recompute ? 2 * tokens * s.hidden / l.tp : layer
   const logits = tokens * s.vocabulary / l.tp
   return {
-    "parameters": 2 * held / everything,
-    "gradients": l.gradient_bytes * held / everything,
-    "optimizer": (4 + 2 * l.moment_bytes) * held / (l.zero ? sharded : 1),
+    "parameters": 2 * held / shared(3),
+    "gradients": l.gradient_bytes * held / shared(2),
+    "optimizer": (4 + 2 * l.moment_bytes) * held / shared(1),
     "activations": flying(l, index) * stage.layers * kept + (l.recompute ? layer : 0),
     "logits": 8 * logits * stage.head,
   }
@@ -154,11 +158,12 @@ export const replay = (s, l, sequence, index) => {
   const ahead = Math.ceil(flying(l, index) - 1), tokens = l.micro_batch * sequence / l.cp
   const whole = 2 * tokens * s.hidden, x = whole / t, q = 2 * tokens * attentionWidth(s) / t
   const kv = 4 * tokens * kvWidth(s) / t, f = 2 * tokens * s.ffn * s.active / t
-  const small = 4 * tokens / t, logits = 2 * tokens * s.vocabulary / t
+  const small = 4 * tokens / t, logits = 2 * tokens * s.vocabulary / t, ends = s.vocabulary * s.hidden / t
   const layer = layerTensors(s, t, l.ep), [front, tail] = endTensors(s, stage, t)
   const tensors = [...front, ...upTo(stage.layers).flatMap(() => layer), ...tail]
   const matrices = layer.filter(n => n !== s.hidden).reverse()
   const buffers = {}
+  let leaving = null
 
   const instead = (size, ...old) => {
     const made = make(size)
@@ -167,6 +172,13 @@ export const replay = (s, l, sequence, index) => {
   }
   const gathered = name => { if (t > 1) buffers[name] ??= make(whole) }
   const scattered = block => t > 1 ? instead(x, block) : block
+  const bucket = (elements, made) => {
+    if (l.zero !== 2) return made
+    drop(leaving)
+    leaving = make(4 * elements)
+    drop(...made)
+    return []
+  }
   const weights = () => l.zero === 3 ? layer.map(n => make(2 * n)) : []
 
   const layerForward = input => {
@@ -239,13 +251,13 @@ export const replay = (s, l, sequence, index) => {
   }
 
   const backward = ([layers, at, loss]) => {
-    const made = []
-    let gradient
+    let made = [], gradient
     if (loss) {
       const [normed, softmax] = loss, dLogits = instead(logits, softmax), all = make(whole)
-      made.push(make(2 * s.vocabulary * s.hidden / t))
+      made.push(make(2 * ends))
       drop(dLogits, normed)
       gradient = instead(x, all, at)
+      made = bucket(ends, made)
     } else gradient = instead(x, at)
     for (let kept of layers.reverse()) {
       if (l.recompute) {
@@ -256,21 +268,21 @@ export const replay = (s, l, sequence, index) => {
       const [next, ours] = layerBackward(kept, gradient)
       gradient = next
       if (l.zero === 3) drop(...ours)
-      else made.push(...ours)
+      else made.push(...bucket(sum(layer), ours))
     }
     if (stage.embedding) {
       if (t > 1) gradient = instead(whole, gradient)
-      made.push(make(2 * s.vocabulary * s.hidden / t))
+      made.push(...bucket(ends, [make(2 * ends)]))
     }
-    drop(gradient, ...made)
+    drop(gradient, leaving, ...made)
+    leaving = null
   }
 
-  const ddp = l.zero === 0 && l.dp > 1, ranks = l.dp * l.cp, everything = l.zero === 3 ? ranks : 1
-  const shard = l.zero ? ranks : 1, all = sum(tensors)
-  for (const n of tensors) make(2 * n / everything)
+  const ddp = l.zero === 0 && l.dp > 1, ranks = l.dp * l.cp, shared = shardsOf(l), all = sum(tensors)
+  for (const n of tensors) make(2 * n / shared(3))
   let buckets = ddp ? tensors.map(n => make(2 * n)) : []
-  make(l.gradient_bytes * all / everything)
-  make(4 * all / shard)
+  make(l.gradient_bytes * all / shared(2))
+  make(4 * all / shared(1))
   for (let step = 0; step < (l.zero ? 3 : 2); step++) {
     const queue = upTo(ahead).map(forward)
     for (let i = Math.min(l.micro_batches - ahead, 3); i > 0; i--) {
@@ -284,8 +296,8 @@ export const replay = (s, l, sequence, index) => {
         buckets = tensors.toReversed().map(n => make(2 * n))
       }
       for (const n of tensors) {
-        make(l.moment_bytes * n / shard)
-        make(l.moment_bytes * n / shard)
+        make(l.moment_bytes * n / shared(1))
+        make(l.moment_bytes * n / shared(1))
       }
     }
     if (l.zero === 1 && ranks > 1) {
@@ -321,6 +333,7 @@ export const traffic = (s, l, sequence, node) => {
   if (n > 1) {
     const share = (n - 1) / n * held, there = inNode(n, t, node)
     if (l.zero === 3) put("DP", 8 * share * m, n, there, 3 * layers * m)
+    else if (l.zero === 2) put("DP", (4 * m + 2) * share, n, there, 2)
     else if (l.zero) put("DP", (8 + 2) * share, n, there, 3)
     else put("DP", 8 * share, n, there, 2)
   }
@@ -365,7 +378,9 @@ export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
   let exposed = 0
   if (sent.DP) {
     const late = l.zero < 3 ? latency(sent.DP, c) : 0
-    exposed = Math.max(late, sent.DP.bytes / linkRate(sent.DP, gpu, c) + late - { 0: slowest * 2 / 3, 1: 0, 3: busy }[l.zero])
+    const sending = sent.DP.bytes / linkRate(sent.DP, gpu, c), scatters = sending * 2 * m / (2 * m + 1)
+    const backward = slowest * 2 / 3, hidden = [backward, 0, Math.min(m * backward, scatters), busy][l.zero]
+    exposed = Math.max(late, sending + late - hidden)
   }
   const shard = l.zero ? l.dp * l.cp : 1
   const optimizer = (34 * most / shard + 16 * most) / (c.memory * gpu.bandwidth)

@@ -18,6 +18,7 @@ const changes = (s, l, gpu) => {
   const already = "is so already"
   const made = {
     "ZeRO-1": l.zero === 0 ? { ...l, zero: 1 } : already,
+    "ZeRO-2": l.zero < 2 ? { ...l, zero: 2 } : already,
     "FSDP": l.zero < 3 ? { ...l, zero: 3 } : already,
     "gradients in bf16": l.gradient_bytes > 2 ? { ...l, gradient_bytes: 2 } : already,
     "moments in bf16": l.moment_bytes > 2 ? { ...l, moment_bytes: 2 } : already,
@@ -91,8 +92,8 @@ const controls = [
   { name: "chunks", label: "Chunks, v", first: 1, slider,
     options: state => [1, 2, 4].filter(virtual => virtual === 1 ||
       allowed(state, { pp: state.pp, micro_batches: state["micro-batches"], virtual })) },
-  { name: "zero", label: "Sharded", options: () => [0, 1, 3], first: 1,
-    text: zero => ({ 0: "nothing", 1: "optimizer: ZeRO-1", 3: "all: FSDP" })[zero] },
+  { name: "zero", label: "Sharded", options: () => upTo(4), first: 1,
+    text: zero => ["nothing", "optimizer: ZeRO-1", "gradients: ZeRO-2", "all: FSDP"][zero] },
   { name: "recompute", label: "Recomputed", options: () => ["no", "yes"], first: "no",
     text: value => ({ no: "nothing", yes: "every layer" })[value] },
   { name: "gradients", label: "Gradients", options: () => Object.keys(BYTES), first: "fp32" },

@@ -18,7 +18,7 @@ const percent = x => `${fixed(100 * x)}%`
 
 const divisors = (n, most) => upTo(Math.min(n, most) + 1).filter(d => n % d === 0)
 
-const variants = base => (gpusOf(base) > base.pp * base.tp ? base.pp > 1 ? [0, 1] : [0, 1, 3] : [0]).flatMap(zero =>
+const variants = base => upTo(gpusOf(base) > base.pp * base.tp ? base.pp > 1 ? 2 : 4 : 1).flatMap(zero =>
   [1, 2, 4].flatMap(virtual => [false, true].map(recompute => ({ ...base, zero, virtual, recompute }))))
 
 const layouts = (s, gpus, sequence, batch, gpu) => {
@@ -64,10 +64,10 @@ const search = (s, gpus, sequence, batch, gpu, wanted) => {
 // ---- what is said
 
 const called = l => `DP ${l.dp} PP ${l.pp}${l.virtual > 1 ? `×${l.virtual}` : ""} TP ${l.tp}${l.cp > 1 ? ` CP ${l.cp}` : ""}` +
-  `${l.ep > 1 ? ` EP ${l.ep}` : ""} b ${l.micro_batch}${{ 0: "", 1: " ZeRO-1", 3: " FSDP" }[l.zero]}${l.recompute ? " recompute" : ""}`
+  `${l.ep > 1 ? ` EP ${l.ep}` : ""} b ${l.micro_batch}${["", " ZeRO-1", " ZeRO-2", " FSDP"][l.zero]}${l.recompute ? " recompute" : ""}`
 
 const REMEDY = {
-  "parameters": "more TP or PP, or FSDP", "gradients": "more TP or PP, or FSDP",
+  "parameters": "more TP or PP, or FSDP", "gradients": "more TP or PP, ZeRO-2, or FSDP",
   "optimizer": "ZeRO-1 over more ranks, or more TP or PP", "activations": "recomputation, a smaller micro-batch, or more TP",
   "logits": "a chunked loss, or more TP, which cuts the vocabulary", "in passing": "a smaller micro-batch",
 }
