@@ -18,7 +18,7 @@ LEAST = 3  # written for each program that computes something
 PROGRAMS = [  # what launchers do is not computed by the programs of labs/launch
     each
     for each in programs(ROOT)
-    if "cpu" in each.devices and each.path.suffix != ".sh" and not each.name.startswith(LAUNCH)
+    if "cpu" in each.devices and not each.name.startswith(LAUNCH)
 ]
 LISTS = sorted((ROOT / "tests" / "mutants").glob("*.toml"))
 OF_MODULES = [path for path in LISTS if path.stem in MODULES]
