@@ -6,7 +6,8 @@ form: a run of thousands of requests takes a tenth of a second. A policy is a `F
 fields. Run by itself, the program holds the simulator to formulas.
 
 Not simulated: a block is reserved for an answer's last token from the start (no preemption),
-conversations are forgotten whole, and a GPU never fails.
+conversations are forgotten whole, drafts are accepted at their mean, what sinks to a tier takes
+no time, and a GPU never fails.
 """
 
 import heapq
@@ -38,7 +39,7 @@ class Hardware:
 H100 = Hardware(989e12, 3.35e12, 80e9)
 A100 = Hardware(312e12, 2.039e12, 80e9)
 B200 = Hardware(2250e12, 8e12, 180e9)
-NETWORK = 50e9  # bytes/s of one card, one for each GPU
+NETWORK = 50e9  # bytes/s of one card at its full rate, 400 Gbit/s; one for each GPU
 EFFICIENCY = 0.5  # of the data sheet that kernels reach
 PARAMETERS, MULTIPLIED = 8.03e9, 7.50e9  # Llama 3 8B: all, and all but the input embeddings
 LAYERS, HIDDEN = 32, 4096
@@ -165,7 +166,7 @@ class Gpu:
         self.area = self.since = 0.0  # requests inside, summed over time
         self.splits = False  # whether it only prefills
         self.ends: float | None = None
-        self.arrives = 0.0  # until when the link to it is taken by caches
+        self.arrives = self.sends = 0.0  # until when the link to it, and from it, is taken
         self.ordered = self.paid = 0.0  # since when it is paid for; seconds before that
         self.leaving = False
 
@@ -288,7 +289,9 @@ class Gpu:
     def seconds(self, batch: int, tokens: int, context: float, pairs: float) -> float:
         """One step: `batch` answers, `tokens` of prompts, what both look back on."""
         fleet = self.fleet
-        padded = not tokens and next((size for size in fleet.captured if size >= batch), 0)
+        padded = 0
+        if fleet.captured and not tokens:
+            padded = next((size for size in fleet.captured if size >= batch), 0)
         rows = (padded or batch) * (1 + fleet.drafts)
         gpu = self.fixed + self.token * (rows + tokens) + self.context_token * context
         gpu += self.pair * pairs
@@ -300,9 +303,12 @@ class Gpu:
 
     def begin(self, now: float) -> float | None:
         """Start the next step, or as many as pass before anything changes; when they end."""
-        self.admit(now)
-        self.firsts = [job for job in self.begun if job.decoded]
+        if self.waiting:
+            self.admit(now)
+        self.firsts = []
         for job in self.begun:
+            if job.decoded:
+                self.firsts.append(job)
             job.begun = self.progress
             self.context += job.request.prompt + 1
             ends = self.progress + job.request.answer - 1
@@ -463,12 +469,29 @@ def serve(fleet: Fleet, requests: Sequence[Request], speed: float = 1.0) -> Run:
         if gpu.ends is not None:
             later(gpu.ends, gpu, None)
 
-    for r in requests:
-        later(r.arrival / speed, None, r)
+    for r in requests:  # in order, so the list is a heap
+        events.append((r.arrival / speed, next(order), None, r))
     if spare:
         later(0.0, None, "scale")
     while events:
         now, _, gpu, what = heapq.heappop(events)
+        if what is None:
+            if not gpu.run or gpu.ends != now:
+                continue  # somebody had come, and it ended earlier
+            for job in gpu.end(now):
+                if not gpu.splits or job.request.answer == 1:
+                    run.jobs.append(job)
+                    continue
+                to = min(decodes, key=lambda g: g.inside)
+                job.decoded, bytes_ = True, job.request.prompt * fleet.cache
+                begins = max(now, gpu.sends, to.arrives)  # both cards are free
+                gpu.sends = to.arrives = begins + bytes_ / fleet.link
+                run.sent += bytes_
+                later(to.arrives, to, job)
+            start(gpu, now)
+            if gpu.leaving:
+                later(now, gpu, "leaves")
+            continue
         if isinstance(what, Request):  # it arrives: which GPU?
             gpu = ROUTES[fleet.route](front, what, now)
             held, level, up = gpu.find(what, now)
@@ -502,21 +525,6 @@ def serve(fleet: Fleet, requests: Sequence[Request], speed: float = 1.0) -> Run:
                 later(now + TICK, None, "scale")
         elif what == "serves":
             front.append(gpu)
-        elif (
-            what is None and gpu.run and gpu.ends == now
-        ):  # else somebody came, and it ends earlier
-            for job in gpu.end(now):
-                if not gpu.splits or job.request.answer == 1:
-                    run.jobs.append(job)
-                    continue
-                to = min(decodes, key=lambda g: g.inside)
-                job.decoded, bytes_ = True, job.request.prompt * fleet.cache
-                to.arrives = max(now, to.arrives) + bytes_ / fleet.link
-                run.sent += bytes_
-                later(to.arrives, to, job)
-            start(gpu, now)
-            if gpu.leaving:
-                later(now, gpu, "leaves")
         elif what == "leaves" and gpu.leaving and not gpu.inside:
             spare.append(gpu)
             gpu.forget(now)
@@ -555,37 +563,47 @@ def conserved(run: Run) -> None:
 
 # --8<-- [start:goodput]
 @cache
+def first() -> list[Request]:
+    """The first 80 s of the trace."""
+    return [r for r in trace() if r.arrival < FIRST]
+
+
+@cache
 def at_speed(fleet: Fleet, step: float) -> Run:
-    """The first 80 s of the trace, at one of the speeds that are 20% apart."""
-    run = serve(fleet, [r for r in trace() if r.arrival < FIRST], STEP**step)
+    """They, at one of the speeds that are 20% apart."""
+    run = serve(fleet, first(), STEP**step)
     if not fleet.drafts:  # with them, an answer's last step draws more than it needs
         conserved(run)
     return run
 
 
+def step_below(speed: float) -> float:
+    """The half step at a speed, or just below it."""
+    return math.floor(2 * math.log(speed, STEP)) / 2
+
+
 def goodput(fleet: Fleet, guess: float = 1.0, ttft: float = TTFT, tpot: float = TPOT) -> float:
     """The most requests/s of which KEPT keep both promises; 0 where not even few do.
 
-    From the guess the speed goes up or down to where the share crosses KEPT, then by half a
-    step. Between two speeds the share is taken to be straight.
+    From the guess the speed goes down or up, 10% at a time, to where the share crosses KEPT.
+    Between two speeds the share is taken to be straight.
     """
 
     def share(step: float) -> float:
         return at_speed(fleet, step).kept(ttft, tpot)
 
-    step = round(math.log(guess, STEP))
-    while share(step) >= KEPT:
-        step += 1
-        if step > 14:
-            return math.inf  # 80 s of requests at once: nothing that the promise forbids
-    while share(step) < KEPT:
-        step -= 1
-        if step < -14:
+    low = step_below(guess)
+    while share(low) < KEPT:
+        low -= 0.5
+        if low < -14:
             return 0.0
-    low = step + 0.5 * (share(step + 0.5) >= KEPT)
+    while share(low + 0.5) >= KEPT:
+        low += 0.5
+        if low > 14:
+            return math.inf  # 80 s of requests at once: nothing that the promise forbids
     above, below = share(low), share(low + 0.5)
     speed = STEP ** (low + 0.5 * (above - KEPT) / (above - below))
-    return speed * len(at_speed(fleet, low).jobs) / FIRST
+    return speed * len(first()) / FIRST
 
 
 # --8<-- [end:goodput]

@@ -10,9 +10,9 @@ from fleet_trace import reusable, trace
 
 # --8<-- [start:tiers]
 ROOM = 0.9 * 80e9 - 16.06e9  # bytes beside the weights
-HOST = Tier("host", 500_000, 32e9)
-DISK = Tier("disk", 4_000_000, 6e9)
-POOL = Tier("pool", 8_000_000, 25e9, shared=True)  # RDMA, at half of the card's rate
+HOST = Tier("host", 500_000, 32e9)  # 66 GB, at half of PCIe 5's rate
+DISK = Tier("disk", 4_000_000, 6e9)  # 0.5 TB on one NVMe drive
+POOL = Tier("pool", 8_000_000, 25e9, shared=True)  # 1 TB; half of the card's rate
 SLOW = Tier("slow pool", 8_000_000, 1.25e9, shared=True)  # 10 Gbit/s Ethernet
 # --8<-- [end:tiers]
 

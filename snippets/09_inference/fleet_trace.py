@@ -14,6 +14,7 @@ from functools import cache
 # --8<-- [start:law]
 SECONDS, PERIOD, SWING = 240, 120, 0.6  # long; of a wave; the rate goes ±60% around its mean
 STARTS = 6.5  # conversations a second, on average
+SEED = 1  # of the dice: another one is another trace of the same law
 SYSTEMS = (1024, 512, 2048, 4096)  # shared first tokens: assistants, and the agents' tools
 SHARES = (0.60, 0.15, 0.10, 0.15)  # of the conversations
 LONGEST = 32_768
@@ -82,23 +83,25 @@ def lognormal(dice: Dice, median: float, sigma: float) -> int:
 
 
 # --8<-- [start:make]
-def rate(at: float, period: float) -> float:
+def rate(at: float, period: float, starts: float) -> float:
     """Conversations a second at a moment: a day that takes two minutes."""
-    return STARTS * (1 + SWING * math.sin(2 * math.pi * at / period))
+    return starts * (1 + SWING * math.sin(2 * math.pi * at / period))
 
 
 @cache
-def trace(seconds: float = SECONDS, period: float = PERIOD) -> tuple[Request, ...]:
+def trace(
+    seconds: float = SECONDS, period: float = PERIOD, starts: float = STARTS
+) -> tuple[Request, ...]:
     """All turns in order of arrival.
 
     Starts are Poisson with a rate that swings, by thinning: draw at the highest rate, and keep
     each with the chance rate / highest (Lewis and Shedler, 1979).
     """
-    dice, clock, highest, found = Dice(1), 0.0, STARTS * (1 + SWING), []
+    dice, clock, highest, found = Dice(SEED), 0.0, starts * (1 + SWING), []
     for conversation in itertools.count():
         while True:
             clock += dice.exponential() / 2**20 / highest
-            if dice.uniform() / 2**20 * highest < rate(clock, period):
+            if dice.uniform() / 2**20 * highest < rate(clock, period, starts):
                 break
         if clock >= seconds:
             break
