@@ -8,11 +8,7 @@ from dataclasses import replace
 
 from fleet import B200, CACHE, H100, Fleet, Gpu, at_speed
 
-DRAFTS, ACCEPTED, SHARE = (
-    3,
-    0.7,
-    0.1,
-)  # a draft is accepted with 70%, and costs a tenth of a step
+DRAFTS, ACCEPTED, SHARE = 3, 0.7, 0.1  # accepted with 70%; one costs a tenth of a step
 HOST, EACH = 3e-3, 50e-6  # seconds of Python: for a step, and for each answer in it
 LAUNCH = 32 * 3.441e-3 / 16  # as cuda_graph_decode.py measured on an H200, for 32 layers
 EIGHTS = (1, 2, 4, *range(8, 257, 8))
@@ -60,7 +56,11 @@ def main() -> None:
             host=HOST, host_each=EACH, launch=LAUNCH, captured=EIGHTS, reserved=1e9
         ),
         "graphs of powers of two": Fleet(
-            host=HOST, host_each=EACH, launch=LAUNCH, captured=tuple(2**n for n in range(9))
+            host=HOST,
+            host_each=EACH,
+            launch=LAUNCH,
+            captured=tuple(2**n for n in range(9)),
+            reserved=1e9,
         ),
         "guided, 0.5 ms an answer, overlapped": Fleet(host=HOST, host_each=0.5e-3),
         "guided, 0.5 ms an answer, host first": Fleet(
