@@ -882,6 +882,13 @@ dist.destroy_process_group()
         "sys.exit(2)\n",
         "$ python single.py a\n['single.py', 'a'] tensor(3.) None\nTrue\n[exit status 2]\n",
     )
+    book.program(  # torch has much to do at exit, and a fork's writes are page faults
+        "short",
+        "import resource, weakref\n"
+        "print(any(each.atexit for each in weakref.finalize._registry))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt < 4000)\n",
+        "$ python short.py\nFalse\nTrue\n",
+    )
     plain = book.pytest("snippets", "-k", "single and cpu", "--all")  # `ranks` was recorded so
     warm = book.pytest("snippets", "-k", "cpu", "--all", "--warm", warm=True)
     assert plain.status == 0, plain.text
