@@ -592,6 +592,22 @@ def _ticks_and_sleep(pid: int) -> tuple[int, bool]:
     return ticks, asleep
 
 
+def _ask_a_name_server(pids: list[int]) -> bool:
+    """Whether one waits for a name server, which may take ten seconds to say nothing.
+
+    torch's store asks it for the name of each address that it talks to, 127.0.0.1 too.
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            sent = [Path(f"/proc/{pid}/net/{each}").read_text() for each in ("udp", "udp6")]
+            rows = [line.split() for line in "".join(sent).splitlines()]
+            asked = {row[9] for row in rows if row[2].endswith(":0035")}
+            held = [os.readlink(fd.path) for fd in os.scandir(f"/proc/{pid}/fd")]
+            if asked & {link[8:-1] for link in held if link.startswith("socket:[")}:
+                return True
+    return False
+
+
 def _lives(pid: int) -> bool:
     """Whether a process has not ended; elsewhere than on Linux, or waits to be asked."""
     try:
@@ -631,7 +647,8 @@ class Clock:
             return
         used = {pid: _ticks_and_sleep(pid) for pid in pids}
         ticks = {pid: count for pid, (count, _) in used.items()}
-        if interrupted or ticks != self.last or not all(asleep for _, asleep in used.values()):
+        awake = interrupted or ticks != self.last or not all(idle for _, idle in used.values())
+        if awake or (now - self.since > 1 and _ask_a_name_server(pids)):
             self.since = now
         self.asleep, self.last, self.first = now - self.since, ticks, ticks | self.first
         most = max((count - self.first[pid] for pid, count in ticks.items()), default=0)

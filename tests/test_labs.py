@@ -9,6 +9,7 @@ import importlib
 import mmap
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -502,6 +503,15 @@ def test_limits_count_what_is_taken(tmp_path: Path) -> None:
         with mmap.mmap(-1, 64 << 20) as shared:
             shared.write(bytes(64 << 20))
             assert limits._memory_of(os.getpid(), "status", b"Rss") > before + (32 << 20)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is seen asleep")
+def test_who_waits_for_a_name_server_is_not_asleep() -> None:
+    ask, me = grading.runner()._ask_a_name_server, [os.getpid()]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        assert not ask(me)
+        asking.connect(("127.0.0.1", 53))  # nothing is sent
+        assert ask(me)
 
 
 def test_a_finding_is_not_what_other_ranks_wait_for() -> None:
