@@ -59,7 +59,7 @@ MESSAGES = """
     RuntimeError: strides should be multiple of 16 bytes
 03_experts/#for-real-grouped_mm-dtensor-and-fsdp2
     RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo
-03_model_parallelism/#failed-to-run-stage-backward-dynamic-shapes-in-a-pipeline
+03_several_cuts/#failed-to-run-stage-backward-dynamic-shapes-in-a-pipeline
     RuntimeError: Failed to run stage backward: Stage output: ('Tensor(torch.Size([1, 512, 4096]), grad=True, dtype=torch.bfloat16)',)
 03_tensor_parallelism/#shape-is-invalid-for-input-of-size
     RuntimeError: shape '[4, 512, 32, 64]' is invalid for input of size 2097152

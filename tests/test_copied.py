@@ -37,7 +37,8 @@ REASONS = {
         checkpointing_with_sharding:checkpoint_inside checkpointing_with_sharding:checkpoint_outside
         fsdp1_strategies:old fsdp1_strategies:new tied_weights:cut_apart
         tied_weights:kept_together patchwork:broadcast pipelining_api:train_step
-        clip_before_unscale:right mean_of_means:global_mean""",
+        clip_before_unscale:right mean_of_means:global_mean conversions:save conversions:load
+        lora:train""",
     "a function on tensors, whose program compares the gradients": """
         context_parallel_api:GatherTokens expert_parallel:AllToAll
         sequence_parallel:GatherTokens sequence_parallel:ScatterSum
@@ -48,7 +49,8 @@ REASONS = {
         moe_dense:MixtureOfExperts grouped_experts:Experts grouped_experts:MixtureOfExperts
         two_link_dispatch:two_links pipelining_tracer:Net tensor_parallel_block:Block
         tensor_parallel_block:TensorParallelBlock bypassed_hooks:Model view_output:Model
-        stages:Layer meta_init:initialise preemption:serve position_off_by_one:read""",
+        stages:Layer meta_init:initialise preemption:serve position_off_by_one:read
+        sharded_embeddings:train""",
     "the scene of a failure or of a measurement": """
         threads_or_processes:data_parallel throughput:trainer ready_twice:losses
         late_parameters:apply_change in_place_grad_view:kept_gradients rank0_only:run
@@ -57,12 +59,13 @@ REASONS = {
         own_schedule:train_step unscaled_loss:step tied_embeddings:split_backward
         batchnorm_micro_batches:gradient stale_optimizer:built_before
         stale_optimizer:built_after uneven_forwards:evaluate local_norm:clip_by_own_norm
-        underflow:gradients clip_before_unscale:wrong leaks:cycle""",
+        underflow:gradients clip_before_unscale:wrong leaks:cycle sequence_lengths:of_length""",
     "it simulates or counts, and has no model": """
         two_link_dispatch:Hop links:Layout megatron_table:parameters megatron_table:flops
         megatron_published:untouched_by_tp megatron_published:all_reduces formats:Format
         caching_allocator:Allocator record_stream:Allocator fragmentation:Segments
         fragmentation:Expandable who_keeps_what:kept zero_memory:per_rank choose_stage:state""",
+    "it brings data, whatever the model": "stream:Stream stateful_loader:Stream",
 }
 
 

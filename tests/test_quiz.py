@@ -394,9 +394,9 @@ def workers(question: Question) -> None:
 
 def graph(question: Question) -> None:
     """As the chapter's program for a GPU has them."""
-    page = (ROOT / "docs/07_fewer_kernels.md").read_text("utf-8")
-    code = page[page.index("torch.cuda.stream(side)") :]
-    lines = ["step(static_x", "torch.cuda.graph(graph)", "static_x.copy_(x)", "graph.replay()"]
+    code = (ROOT / "snippets/07_memory_and_performance/cuda_graph_step.py").read_text("utf-8")
+    code = code[code.index("torch.cuda.stream(side)") :]
+    lines = ["step()", "torch.cuda.graph(graph)", "graph.replay()"]
     places = [code.index(line) for line in lines]
     assert places == sorted(places)
     in_order(question, "Allocate static", "side", "torch.cuda.graph", "copy_", "replay", "loss")

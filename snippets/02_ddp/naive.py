@@ -18,8 +18,6 @@ BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide i
 
 
 class NaiveDDP(nn.Module):
-    """Every parameter that requires a gradient must get one in each backward."""
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
@@ -30,7 +28,7 @@ class NaiveDDP(nn.Module):
         return self.module(*args, **kwargs)
 
     def average_gradients(self) -> None:
-        """Call between `backward` and the optimizer's step."""
+        """Call before the step; backward must have reached all that trains."""
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
                 if parameter.grad is None:  # others would wait for it

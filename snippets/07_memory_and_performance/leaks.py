@@ -26,7 +26,10 @@ def live_bytes() -> int:
     stack = []
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor):
-            seen[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+            try:
+                seen[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+            except RuntimeError:  # torch.compile's fake tensors have no memory
+                continue
             stack.append(thing.grad_fn)
     while stack:
         node = stack.pop()

@@ -1,0 +1,38 @@
+import { still } from "./base.js"
+
+// Play, Step back and Step before the slider `name` in `bar`; draw(part) shows part of the way to its next value.
+export const player = (place, bar, name, { state, change, button }, last, draw) => {
+  let timer = 0
+  const stop = () => {
+    cancelAnimationFrame(timer)
+    clearTimeout(timer)
+    timer = 0
+    playing.textContent = "Play"
+  }
+  const go = to => { stop(); change({ [name]: to }) }
+  const next = () => { change({ [name]: state[name] + 1 }); run() }
+  const run = () => {
+    if (state[name] >= last()) return stop()
+    const beat = Math.max(100, Math.min(1200, 9000 / last()))
+    if (still()) { // no motion: one picture after the other
+      timer = setTimeout(next, beat)
+      return
+    }
+    const begin = performance.now()
+    const frame = time => {
+      const part = (time - begin) / beat
+      if (part >= 1) return next()
+      draw(Math.max(0, part * part * (3 - 2 * part)))
+      timer = requestAnimationFrame(frame)
+    }
+    timer = requestAnimationFrame(frame)
+  }
+  const playing = button("Play", () => {
+    if (timer) return go(state[name])
+    if (state[name] >= last()) change({ [name]: 0 })
+    playing.textContent = "Stop"
+    run()
+  })
+  bar.prepend(playing, button("Step back", () => go(state[name] - 1)), button("Step", () => go(state[name] + 1)))
+  place.addEventListener("input", stop)
+}
