@@ -329,7 +329,10 @@ def random_layout(random: Random, shape: dict) -> dict:
     layout = {name: 2 ** random.randrange(4) for name in ("dp", "pp", "tp", "cp", "virtual")}
     layout["ep"] = random.choice([1, math.gcd(layout["dp"], shape["experts"])])
     layout |= {"micro_batch": 2 ** random.randrange(3), "micro_batches": random.randint(1, 12)}
-    layout |= {"zero": random.randrange(4), "recompute": random.random() < 0.4}
+    layout |= {
+        "zero": random.randrange(4),
+        "recompute": random.choice(["", "", "mlp", "layer"]),
+    }
     return layout | {name: random.choice([2, 4]) for name in ("gradient_bytes", "moment_bytes")}
 
 

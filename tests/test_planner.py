@@ -39,6 +39,7 @@ def plan(*words: str) -> subprocess.CompletedProcess:
         (["--why", "dp=3,tp=8"], "--why: dp=3,tp=8 makes 24 GPUs, not 256"),
         (["--why", "tp=x"], "--why: 'tp=x' has no number"),
         (["--why", "dp=256,b=0"], "--why: b, v and ep are at least 1"),
+        (["--why", "dp=256,recompute=1"], "--why: recompute is mlp or layer, not 1"),
         (["--why", "dp=256,zero=4"], "--why: zero is 0, 1, 2 or 3, not 4"),
         (["--why", "dp=256,ep=3"], "--why: EP 3 does not divide"),
         (["--why", "dp=16,tp=8,cp=2", "--sequence", "8191"], "do not cut 8,191 tokens"),
@@ -63,6 +64,7 @@ def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field:
         (["--model", "llama-3-8b", "--gpus", "7", "--batch", "3670016"], "DP 7"),
         (["--model", "llama-3-8b", "--gpus", "64", "--sequence", "1M", "--batch", "8M"], "CP "),
         (["--model", "mixtral-8x7b", "--gpus", "64"], "EP 8"),
+        (["--gpus", "8", "--why", "tp=8,dp=1,recompute=mlp"], "b 1 ZeRO-1 recompute MLP"),
         (
             ["--model", "llama-3-8b", "--gpus", "2048", "--sequence", "8192", "--batch", "4M"],
             "TP",
@@ -96,7 +98,7 @@ def test_what_is_emitted_can_be_read() -> None:
         assert json.loads(alone[start:end])["train_batch_size"] == 512
 
 
-def emitted(target: str, model: str = "llama-3-8b", **layout: int) -> str:
+def emitted(target: str, model: str = "llama-3-8b", **layout: int | str) -> str:
     asked = f"argparse.Namespace(model={model!r}, sequence=8192), the_model({model!r})"
     code = f"print(emit({target!r}, {asked}, Layout(**{layout}), the_gpu('h100')))"
     command = [sys.executable, "-c", f"from plan import *; {code}"]
@@ -112,9 +114,16 @@ def test_each_target_gets_the_layout_that_was_planned() -> None:
     assert "megatron-fsdp" not in emitted("megatron", dp=16, zero=1)
     assert "--moe-router-topk 2" in emitted("megatron", "mixtral-8x7b", dp=8, ep=8)
     assert "not mixtral" in emitted("torchtitan", "mixtral-8x7b", dp=8)
-    pipeline = emitted("torchtitan", dp=2, pp=4, micro_batches=8, recompute=True)
+    pipeline = emitted("torchtitan", dp=2, pp=4, micro_batches=8, recompute="layer")
     assert "num_pp_microbatches = 8" in pipeline and "disable_cuda_graphs = True" in pipeline
     assert "= FullAC.Config()" in pipeline
+    mlp = {"dp": 8, "zero": 3, "recompute": "mlp"}
+    alone = emitted("torchtitan", **mlp)
+    ast.parse(alone[: alone.index("torchrun")])
+    assert "FullAC._wrap_block = mlp_alone" in alone and "mlp_alone" not in pipeline
+    assert "granularity selective --recompute-modules mlp" in emitted("megatron", **mlp)
+    assert "--recompute-modules moe" in emitted("megatron", "mixtral-8x7b", ep=8, **mlp)
+    assert "# each block.feed_forward through" in emitted("fsdp", **mlp)
     chunked = {"dp": 1, "pp": 16, "tp": 8, "micro_batches": 32, "virtual": 2}
     assert "= 'Interleaved1F1B'" in emitted("torchtitan", "llama-3-405b", **chunked)
     uneven = emitted("megatron", "llama-3-405b", **chunked)  # 126 layers and two ends by 16
@@ -273,7 +282,10 @@ def test_a_gpu_is_measured_beside_what_is_planned(
     for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    shape, layout = Shape(2, 64, 4, 2, 96, 128), Layout(micro_batch=2, zero=0, recompute=True)
+    shape, layout = (
+        Shape(2, 64, 4, 2, 96, 128),
+        Layout(micro_batch=2, zero=0, recompute="layer"),
+    )
     monkeypatch.setattr(one_gpu, "CASES", [(shape, layout)])
     monkeypatch.setattr(one_gpu, "SEQUENCE", 32)
     measured = one_gpu.measured
@@ -282,7 +294,9 @@ def test_a_gpu_is_measured_beside_what_is_planned(
     )
     one_gpu.main()
     row = capsys.readouterr().out.splitlines()[-1]
-    assert re.fullmatch(r" +2 +64 +2  True +0\.\d{3}  ≈ *\d+\.\d{3} +0\.\d   ≈ +3\.0  ≈0%", row)
+    assert re.fullmatch(
+        r" +2 +64 +2  layer +0\.\d{3}  ≈ *\d+\.\d{3} +0\.\d   ≈ +3\.0  ≈0%", row
+    )
 
     def too_large(*_: object) -> None:
         raise torch.OutOfMemoryError
@@ -290,7 +304,7 @@ def test_a_gpu_is_measured_beside_what_is_planned(
     monkeypatch.setattr(one_gpu, "measured", too_large)  # and the next case has its turn
     one_gpu.main()
     row = capsys.readouterr().out.splitlines()[-1]
-    assert re.fullmatch(r" +2 +64 +2  True +0\.\d{3} +0\.\d   out of memory", row)
+    assert re.fullmatch(r" +2 +64 +2  layer +0\.\d{3} +0\.\d   out of memory", row)
 
 
 def test_the_fleet_of_chapter_09_has_the_planners_gpus() -> None:

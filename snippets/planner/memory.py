@@ -17,6 +17,8 @@ from functools import cache
 from allocator import Allocator
 from transformer import Shape, layer_matrices, parameters
 
+RECOMPUTED = ("", "mlp", "layer")  # by what is left
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -28,7 +30,7 @@ class Layout:
     micro_batch: int = 1  # sequences
     micro_batches: int = 1  # of a step, on each replica
     zero: int = 1  # 0, 1, 2, or 3 (FSDP)
-    recompute: bool = False  # every layer in backward
+    recompute: str = ""  # in backward: "mlp", what an MLP made from its input, or "layer"
     virtual: int = 1  # chunks of layers on each stage: interleaved 1F1B
     cut: str = "even"  # where a pipeline is cut: see `stages`
     stalls: bool = False  # a pipeline whose slots wait for each neighbour: see `read_rows`
@@ -131,8 +133,12 @@ def layer_activation_bytes(shape: Shape, tokens: float, tp: int) -> float:
     """
     per_token = 2 * (4 * shape.hidden + 2 * shape.attention_width + 2 * shape.kv_width)
     per_token += 4 * shape.heads + 8  # log-sums, and the norms' deviations, fp32
-    per_token += 2 * (4 if shape.gated else 2) * shape.ffn * shape.active
-    return per_token * tokens / tp
+    return (per_token + mlp_activation_bytes(shape, 1, 1)) * tokens / tp
+
+
+def mlp_activation_bytes(shape: Shape, tokens: float, tp: int) -> float:
+    """Of these, what lies inside the MLP: products of f columns, activation and gate."""
+    return 2 * (4 if shape.gated else 2) * shape.ffn * shape.active * tokens / tp
 
 
 def closed_form(shape: Shape, layout: Layout, sequence: int, index: int) -> dict[str, float]:
@@ -142,8 +148,13 @@ def closed_form(shape: Shape, layout: Layout, sequence: int, index: int) -> dict
     flying = layout.flying(index)
     parts = state_bytes(sum(stage_parameters(shape, stage, layout.tp, layout.ep)), layout)
     layer = layer_activation_bytes(shape, tokens, layout.tp)
-    kept = 2 * tokens * shape.hidden / layout.tp if layout.recompute else layer
-    parts["activations"] = flying * stage.layers * kept + (layer if layout.recompute else 0)
+    mlp = mlp_activation_bytes(shape, tokens, layout.tp)
+    kept, again = {  # and what one layer makes again
+        "": (layer, 0.0),
+        "mlp": (layer - mlp, mlp),
+        "layer": (2 * tokens * shape.hidden / layout.tp, layer),
+    }[layout.recompute]
+    parts["activations"] = flying * stage.layers * kept + again
     logits = tokens * shape.vocabulary / layout.tp
     parts["logits"] = 8 * logits * stage.loss  # twice in fp32: logits and what the loss makes
     return parts
@@ -231,20 +242,30 @@ class Replay:
         self.drop(qkv)
         middle = self.instead(self.x, product)  # with the residual
         normed2, deviation2 = self.new(self.x), self.new(self.small)
-        merged = self.new((2 if self.shape.gated else 1) * self.f)
-        act = self.new(self.f)
-        gated = self.new(self.f) if self.shape.gated else None
-        product = self.scattered(self.new(self.whole))
+        inner, product = self.mlp_forward()
+        if self.layout.recompute == "mlp":
+            self.drop(*inner)
+            inner = []
         after = self.instead(self.x, product)
         self.drop(*guests)
         kept = [x, normed, deviation, keys, query, out, sums]
-        return [*kept, middle, normed2, deviation2, merged, act, gated], after
+        return [*kept, middle, normed2, deviation2, *inner], after
+
+    def mlp_forward(self) -> tuple[list, int]:
+        merged = self.new((2 if self.shape.gated else 1) * self.f)
+        act = self.new(self.f)
+        gated = self.new(self.f) if self.shape.gated else None
+        return [merged, act, gated], self.scattered(self.new(self.whole))
 
     def layer_backward(self, kept: list, gradient: int) -> tuple[int, list[int]]:
         x, normed, deviation, keys, query, out, sums, *second = kept
-        middle, normed2, deviation2, merged, act, gated = second
+        middle, normed2, deviation2, *inner = second
         weights = iter(reversed([n for n in self.layer if n != self.shape.hidden]))
         guests, made = self.weights(), []
+        if not inner:
+            inner, product = self.mlp_forward()
+            self.drop(product)
+        merged, act, gated = inner
         self.gathered("scatter")
         down = self.new(self.f)
         made.append(self.new(2 * next(weights)))
@@ -294,7 +315,7 @@ class Replay:
         layers = []
         for _ in range(self.stage.layers):
             kept, after = self.layer_forward(x)
-            if self.layout.recompute:
+            if self.layout.recompute == "layer":
                 self.drop(*kept[1:])
                 kept = [x]
             layers.append(kept)
@@ -331,7 +352,7 @@ class Replay:
         else:
             gradient = self.instead(self.x, x)  # from the next stage
         for kept in reversed(layers):
-            if self.layout.recompute:
+            if self.layout.recompute == "layer":
                 kept, after = self.layer_forward(kept[0])
                 self.drop(after)
             gradient, ours = self.layer_backward(kept, gradient)
@@ -418,14 +439,16 @@ def main() -> None:
         Layout(dp=2, pp=4, tp=1, micro_batches=128),
         Layout(dp=4, pp=2, tp=2, micro_batches=64),
         Layout(dp=2, pp=1, tp=8, micro_batches=128),
-        Layout(dp=8, zero=2, micro_batches=32, recompute=True),
-        Layout(dp=8, zero=3, micro_batches=32, recompute=True),
+        Layout(dp=8, zero=2, micro_batches=32, recompute="layer"),
+        Layout(dp=8, zero=3, micro_batches=32, recompute="layer"),
+        Layout(dp=8, zero=3, micro_batches=32, recompute="mlp"),
     ):
         form = sum(closed_form(eight, layout, 4096, 0).values())
         reserved, allocated = replay(eight, layout, 4096, 0)
         assert 0.85 * allocated < form < 1.05 * allocated and allocated <= reserved < 1.3 * form
         name = f"DP {layout.dp} PP {layout.pp} TP {layout.tp} ZeRO-{layout.zero}"
-        print(f"  {name:21} {form / gib:6.1f} {allocated / gib:6.1f} {reserved / gib:6.1f}")
+        name += f" {layout.recompute} again" * (layout.recompute > "")
+        print(f"  {name:33} {form / gib:6.1f} {allocated / gib:6.1f} {reserved / gib:6.1f}")
     # ZeRO-2's buckets are a layer each: as bf16 gradients, and as the flat copy that is sent
     wide, sharded = Shape(8, 8192, 64, 64, 28672, 1), Layout(dp=64, zero=2)
     held = sum(stage_parameters(wide, stages(wide, 1)[0], 1))

@@ -10,14 +10,14 @@ import sys
 import time
 
 import torch
-from memory import Layout, replay, with_unseen
+from memory import RECOMPUTED, Layout, mlp_activation_bytes, replay, with_unseen
 from plan import CONSTANTS, mfu, the_gpu
-from step_time import step_time
+from step_time import layer_flops, step_time
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
-from transformer import Shape, layer_matrices, parameters
+from transformer import Shape, parameters
 
 SEQUENCE, MICRO_BATCHES, STEPS = 4096, 2, 5
 WIDE = Shape(8, 4096, 32, 8, 14336, 32768)  # eight layers of Llama 3 8B
@@ -25,13 +25,14 @@ SMALL = Shape(16, 2048, 16, 8, 8192, 32768)
 HALF = Shape(8, 2048, 16, 8, 8192, 32768)  # 16 GiB, for a GPU of 24
 CASES = [
     (HALF, Layout(micro_batch=1, zero=0)),
-    (HALF, Layout(micro_batch=4, zero=0, recompute=True)),
+    (HALF, Layout(micro_batch=4, zero=0, recompute="layer")),
     (SMALL, Layout(micro_batch=1, zero=0)),
     (SMALL, Layout(micro_batch=4, zero=0)),
-    (SMALL, Layout(micro_batch=4, zero=0, recompute=True)),
+    (SMALL, Layout(micro_batch=4, zero=0, recompute="mlp")),
+    (SMALL, Layout(micro_batch=4, zero=0, recompute="layer")),
     (WIDE, Layout(micro_batch=1, zero=0)),
     (WIDE, Layout(micro_batch=4, zero=0)),
-    (WIDE, Layout(micro_batch=4, zero=0, recompute=True)),
+    (WIDE, Layout(micro_batch=4, zero=0, recompute="layer")),
 ]
 
 
@@ -47,14 +48,22 @@ class Layer(nn.Module):
         self.wide = nn.Linear(shape.hidden, 2 * shape.ffn, bias=False)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.wide(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, recompute: str = ""
+    ) -> torch.Tensor:
         parts = self.qkv(self.norms[0](x)).split(self.cut, -1)  # [b, s, h]
         q, k, v = (part.unflatten(-1, (-1, self.d)).transpose(1, 2) for part in parts)
         q, k = (y * cos + torch.cat(y.chunk(2, -1)[::-1], -1) * sin for y in (q, k))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
-        gate, up = self.wide(self.norms[1](x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        y = self.norms[1](x)
+        if recompute == "mlp":
+            return x + checkpoint(self.mlp, y, use_reentrant=False)
+        return x + self.mlp(y)
 
 
 class Llama(nn.Module):
@@ -65,21 +74,21 @@ class Llama(nn.Module):
         self.norm = nn.RMSNorm(shape.hidden)
         self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
-    def forward(self, ids: torch.Tensor, recompute: bool) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, recompute: str) -> torch.Tensor:
         x, d = self.embedding(ids), self.layers[0].d
         turn = torch.arange(0, d, 2, device=ids.device) / d
         turn = torch.arange(ids.shape[1], device=ids.device)[:, None] / 5e5**turn  # [s, d/2]
         cos, sin = (torch.cat([f(turn)] * 2, -1).to(x.dtype) for f in (torch.cos, torch.sin))
         sin[:, : d // 2] *= -1
         for layer in self.layers:
-            if recompute:
+            if recompute == "layer":
                 x = checkpoint(layer, x, cos, sin, use_reentrant=False)
             else:
-                x = layer(x, cos, sin)
+                x = layer(x, cos, sin, recompute)
         return self.head(self.norm(x))
 
 
-def loss_of(model: Llama, ids: torch.Tensor, recompute: bool) -> torch.Tensor:
+def loss_of(model: Llama, ids: torch.Tensor, recompute: str) -> torch.Tensor:
     logits = model(ids[:, :-1], recompute).float()
     return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
@@ -120,18 +129,38 @@ def measured(shape: Shape, layout: Layout, device: torch.device) -> tuple[float,
 
 
 def counts() -> None:
-    """The model is the one that the planner counts: parameters, and FLOPs of products."""
+    """The model is the one that the planner counts: parameters, FLOPs of products, and what an
+    MLP that runs again does not keep.
+    """
     shape, ids = Shape(3, 64, 4, 2, 96, 128), torch.randint(128, (2, 17))
-    model = Llama(shape)
-    with FlopCounterMode(display=False) as counter:
-        loss_of(model, ids, recompute=False).backward()
-    counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
-    held, tokens = sum(p.numel() for p in model.parameters()), 2 * 16
-    products = shape.layers * layer_matrices(shape, 1) + shape.vocabulary * shape.hidden
-    print(f"parameters {held:,}, FLOPs of products {counted:,}: as the planner counts them")
-    assert (held, counted) == (parameters(shape), 6 * tokens * products)
-    again = loss_of(model, ids, recompute=True)  # recomputation changes no bit
-    assert torch.equal(again, loss_of(model, ids, recompute=False))
+    model, tokens, kept, losses = Llama(shape), 2 * 16, {}, []
+    weights = {p.data_ptr(): p.numel() for p in model.parameters()}
+    assert sum(weights.values()) == parameters(shape)
+    print(f"parameters {parameters(shape):,}, as the planner counts them")
+
+    for recompute in RECOMPUTED:
+        found: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, found: dict[int, int] = found) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                found[storage.data_ptr()] = storage.nbytes() // 4
+            return tensor
+
+        with FlopCounterMode(display=False) as counter, set_checkpoint_early_stop(False):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                losses.append(loss_of(model, ids, recompute))
+            kept[recompute] = sum(found.values())
+            losses[-1].backward()
+        counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+        products, _ = layer_flops(shape, tokens, 16, Layout(recompute=recompute))
+        print(f"{recompute or 'nothing'} recomputed: FLOPs of products {counted:,}, ", end="")
+        print(f"elements kept {kept[recompute]:,}")
+        assert counted == shape.layers * products + 6 * tokens * shape.vocabulary * shape.hidden
+    assert losses[0] == losses[1] == losses[2]  # recomputation changes no bit
+    inside = mlp_activation_bytes(shape, tokens, 1) / 2
+    print(f"inside an MLP {inside:,.0f} elements, as the planner counts them")
+    assert kept[""] - kept["mlp"] == shape.layers * inside
 
 
 def main() -> None:
@@ -153,7 +182,7 @@ def main() -> None:
         seconds = step_time(shape, layout, SEQUENCE, gpu, CONSTANTS["time"]).seconds
         size = with_unseen(replay(shape, layout, SEQUENCE, 0)[1], CONSTANTS["memory"])
         print(f"{shape.layers:6} {shape.hidden:5} {layout.micro_batch:2}", end="  ")
-        print(f"{layout.recompute!s:10} {seconds:10.3f}", end="  ")
+        print(f"{layout.recompute or 'nothing':10} {seconds:10.3f}", end="  ")
         try:
             found, peak = measured(shape, layout, device)
         except torch.OutOfMemoryError:

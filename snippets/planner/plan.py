@@ -21,6 +21,7 @@ from itertools import product
 from pathlib import Path
 
 from memory import (
+    RECOMPUTED,
     Layout,
     Stage,
     closed_form,
@@ -46,6 +47,12 @@ REMEDY = {
     "logits": "a chunked loss, or more TP, which cuts the vocabulary",
     "in passing": "a smaller micro-batch",
 }
+MLP_ALONE = [  # torchtitan's settings wrap a block, or every other of its products
+    "def mlp_alone(self, block, wrap=FullAC._wrap_block, **names):",
+    "    block.feed_forward = wrap(self, block.feed_forward, **names)",
+    "    return block",
+    "FullAC._wrap_block = mlp_alone",
+]
 
 
 def stop(field: str, sentence: str) -> None:
@@ -173,7 +180,7 @@ def layouts(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> Ite
                         continue
                     # every micro-batch of a pipeline would scatter or gather each stage
                     for zero in range(1 if dp * cp == 1 else 2 if pp > 1 else 4):
-                        for virtual, recompute in product((1, 2, 4), (False, True)):
+                        for virtual, recompute in product((1, 2, 4), RECOMPUTED):
                             made = replace(
                                 base, zero=zero, recompute=recompute, virtual=virtual
                             )
@@ -194,7 +201,13 @@ def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted:
         Candidate(layout, step_time(shape, layout, sequence, gpu, CONSTANTS["time"]))
         for layout in layouts(shape, gpus, sequence, batch, gpu)
     ]
-    timed.sort(key=lambda each: (each.step.seconds, each.layout.zero, each.layout.recompute))
+    timed.sort(
+        key=lambda each: (
+            each.step.seconds,
+            each.layout.zero,
+            RECOMPUTED.index(each.layout.recompute),
+        )
+    )
     fit, rejected = [], []
     room = CONSTANTS["memory"]["room"] * gpu.memory
     for each in timed:
@@ -217,7 +230,7 @@ def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted:
 def called(layout: Layout) -> str:
     extra = f" CP {layout.cp}" * (layout.cp > 1) + f" EP {layout.ep}" * (layout.ep > 1)
     zero = ("", " ZeRO-1", " ZeRO-2", " FSDP")[layout.zero]
-    again = " recompute" * layout.recompute
+    again = {"": "", "mlp": " recompute MLP", "layer": " recompute"}[layout.recompute]
     chunks = f"×{layout.virtual}" * (layout.virtual > 1)
     cut = f"DP {layout.dp} PP {layout.pp}{chunks} TP {layout.tp}{extra}"
     return f"{cut} b {layout.micro_batch}{zero}{again}"
@@ -339,7 +352,8 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
         launch += " --rdzv-backend=c10d --rdzv-endpoint=$FIRST_NODE:29500"
     sequence = args.sequence
     batch = layout.micro_batch * layout.micro_batches * layout.dp
-    again = "# each block through torch.utils.checkpoint.checkpoint\n" * layout.recompute
+    again = f"# each block{'.feed_forward' * (layout.recompute == 'mlp')} through "
+    again = f"{again}torch.utils.checkpoint.checkpoint\n" * (layout.recompute > "")
     if target in ("deepspeed", "fsdp") and layout.gpus * layout.ep > layout.dp:
         return f"--emit: {target} is written for DP alone; {called(layout)} needs more"
     if target == "deepspeed":
@@ -401,6 +415,7 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
             "# planned.py, for torchtitan",
             "from torchtitan.distributed.activation_checkpoint import FullAC",
             f"from torchtitan.models.llama3.config_registry import {base}",
+            *(MLP_ALONE if layout.recompute == "mlp" else []),
             "def planned():",
             f"    config = {base}()",
             *(f"    config.{name} = {value!r}" for name, value in settings.items()),
@@ -446,10 +461,13 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
         shards = "optim_grads" + "_params" * (layout.zero == 3)
         words.append(f"--use-megatron-fsdp --data-parallel-sharding-strategy {shards}")
         words.append("--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor")
-    if layout.recompute:
+    if layout.recompute == "layer":
         words.append(
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
         )
+    elif layout.recompute:
+        module = "moe" if shape.experts > 1 else "mlp"
+        words.append(f"--recompute-granularity selective --recompute-modules {module}")
     if shape.experts > 1:
         words.append(f"--num-experts {shape.experts} --moe-router-topk {shape.active}")
         words.append(f"--expert-model-parallel-size {layout.ep}")
@@ -736,19 +754,24 @@ def what_if(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
 
 
 def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
-    values = {"micro_batch": 1, "zero": 1, "recompute": 0, "virtual": 1}
+    values = {"micro_batch": 1, "zero": 1, "recompute": "", "virtual": 1}
     short = {"b": "micro_batch", "v": "virtual"}
     for part in text.split(","):
         key, _, value = part.partition("=")
         key = short.get(key, key)
         if key not in (*values, "dp", "pp", "tp", "cp", "ep"):
-            stop("--why", "such as dp=16,pp=2,tp=8,b=1,v=2,zero=1,recompute=1")
+            stop("--why", "such as dp=16,pp=2,tp=8,b=1,v=2,zero=1,recompute=mlp")
+        if key == "recompute":
+            if value not in RECOMPUTED:
+                stop("--why", f"recompute is mlp or layer, not {value}")
+            values[key] = value
+            continue
         values[key] = (
             int(value) if value.isdigit() else stop("--why", f"{part!r} has no number")
         )
     if values["zero"] > 3:
         stop("--why", f"zero is 0, 1, 2 or 3, not {values['zero']}")
-    layout = Layout(**{k: v for k, v in values.items() if k != "recompute"})
+    layout = Layout(**values)
     sequences = args.batch // args.sequence
     if min(layout.micro_batch, layout.virtual, layout.ep) < 1:
         stop("--why", "b, v and ep are at least 1")
@@ -761,7 +784,7 @@ def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
     count, rest = divmod(sequences, layout.dp * layout.micro_batch)
     if rest:
         stop("--why", f"{sequences} sequences are not shared evenly by {called(layout)}")
-    layout = replace(layout, micro_batches=count, recompute=bool(values["recompute"]))
+    layout = replace(layout, micro_batches=count)
     if reason := why_not(shape, layout):
         stop("--why", reason)
     return layout

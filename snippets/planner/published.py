@@ -55,7 +55,7 @@ class Row:
     def read(cls, line: dict[str, str]) -> Self:
         names = ["dp", "pp", "tp", "cp", "micro_batch", "micro_batches", "zero", "virtual"]
         layout = Layout(**{name: int(line[name]) for name in names})
-        layout = replace(layout, recompute=line["recompute"] == "1")
+        layout = replace(layout, recompute="layer" if line["recompute"] == "1" else "")
         return cls(
             line["source"], line["model"], shape_of(line["model"]), the_gpu(line["gpu"]),
             layout, int(line["sequence"]), line["unit"], float(line["published"]),

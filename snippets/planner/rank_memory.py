@@ -23,6 +23,7 @@ from transformer import Shape, parameters
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 BYTES = {"fp32": 4, "bf16": 2}
+AGAIN = {"no": "", "mlp": "mlp", "yes": "layer"}
 COLOURS = ["#0b6e99", "#5b6770", "#8b5cf6", "#c2410c", "#a16207", "#15803d"]
 
 
@@ -82,7 +83,8 @@ def changes(shape: Shape, layout: Layout, gpu: Gpu) -> dict[str, Layout | str]:
         "FSDP": replace(layout, zero=3) if layout.zero < 3 else already,
         "gradients in bf16": replace(layout, gradient_bytes=2),
         "moments in bf16": replace(layout, moment_bytes=2),
-        "recomputation": replace(layout, recompute=True),
+        "MLPs recomputed": already if layout.recompute else replace(layout, recompute="mlp"),
+        "layers recomputed": replace(layout, recompute="layer"),
         "half the micro-batch": "has one sequence" if layout.micro_batch % 2 else smaller,
     }
     for name in ("tp", "pp", "cp"):
@@ -213,14 +215,14 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=32, help="of a step and replica")
     parser.add_argument("--chunks", type=int, default=1, help="of a stage: interleaved 1F1B")
     parser.add_argument("--zero", type=int, choices=range(4), default=1, help="3: FSDP")
-    parser.add_argument("--recompute", choices=["no", "yes"], default="no")
+    parser.add_argument("--recompute", choices=AGAIN, default="no", help="yes: layers")
     parser.add_argument("--gradients", choices=BYTES, default="fp32")
     parser.add_argument("--moments", choices=BYTES, default="fp32")
     args = parser.parse_args()
     shape, gpu = the_model(args.model), the_gpu(args.gpu)
     layout = Layout(
         args.dp, args.pp, args.tp, args.cp, args.ep, args.micro_batch, args.micro_batches,
-        zero=args.zero, recompute=args.recompute == "yes", virtual=args.chunks,
+        zero=args.zero, recompute=AGAIN[args.recompute], virtual=args.chunks,
         gradient_bytes=BYTES[args.gradients], moment_bytes=BYTES[args.moments],
     )  # fmt: skip
     for name in ("sequence", "dp", "tp", "pp", "cp", "ep", "micro_batch", "micro_batches"):

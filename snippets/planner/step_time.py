@@ -17,7 +17,7 @@ are those of constants.toml.
 import math
 from dataclasses import dataclass
 
-from memory import Layout, Stage, stage_parameters, stages
+from memory import RECOMPUTED, Layout, Stage, stage_parameters, stages
 from traffic import Sent, in_node, traffic
 from transformer import Shape, layer_matrices
 
@@ -38,12 +38,15 @@ def layer_flops(
     shape: Shape, tokens: float, sequence: int, layout: Layout
 ) -> tuple[float, float]:
     """Forward and backward of one layer on one rank: in products, in the scores of attention.
-    Recomputation is another forward.
+    Recomputation is another forward, of the layer or of its MLP.
     """
     products = 6 * tokens * layer_matrices(shape, shape.active)
     scores = 7 * tokens * sequence * shape.attention_width  # 2 forward, 5 backward, causal
-    if layout.recompute:
+    if layout.recompute == "layer":
         products, scores = products * 4 / 3, scores * 9 / 7
+    elif layout.recompute == "mlp":
+        attention = layer_matrices(shape, 0)
+        products += 2 * tokens * (layer_matrices(shape, shape.active) - attention)
     return products / layout.tp, scores / layout.tp
 
 
@@ -51,8 +54,9 @@ def layer_bytes(shape: Shape, tokens: float, layout: Layout) -> float:
     """Read and written outside products, forward and backward: norms, residuals, rotation and
     transposition of queries, keys and values, 60 of h; activation and gate, 17 of f; bf16.
     """
-    moved = 2 * tokens * (60 * shape.hidden + 17 * shape.ffn * shape.active)
-    return moved * (4 / 3 if layout.recompute else 1) / layout.tp
+    moved, mlp = 2 * tokens * 60 * shape.hidden, 2 * tokens * 17 * shape.ffn * shape.active
+    again = {"": 0, "mlp": mlp, "layer": moved + mlp}[layout.recompute]  # a forward is a third
+    return (moved + mlp + again / 3) / layout.tp
 
 
 def head_seconds(
@@ -223,6 +227,13 @@ def main() -> None:
     share = step.parts["TP, CP, EP"] / flops
     print(f"TP 8 waits {share:.1%} of its products: 1.25 of the pencil's 42%")
     assert abs(share / 1.25 - 0.42) < 0.005
+    # a plain MLP of f = 4h is two thirds of the forward that is run again
+    once, mlp, whole = (
+        layer_flops(plain, 1, 4096, Layout(recompute=again))[0] for again in RECOMPUTED
+    )
+    mlp, whole = 3 * mlp / once, 3 * whole / once
+    print(f"a step with MLPs recomputed: {mlp:.2f} forwards; with layers {whole:.2f}")
+    assert math.isclose(mlp, 3 + 2 / 3) and math.isclose(whole, 4)
     # between nodes DP has the cards of all ranks of its node; TP 8 leaves it one
     for tp, cards in ((1, 8), (8, 1)):
         rate = link_rate(Sent("DP", 0, 64, in_node(64, tp, 8), 1), gpu, free | {"network": 0.5})

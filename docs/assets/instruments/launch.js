@@ -3,11 +3,19 @@ import { gpusOf, layerElements, over } from "./layouts.js"
 
 const says = value => ({ true: "True", false: "False" })[value] ?? (typeof value === "string" ? `'${value}'` : value)
 
+const MLP_ALONE = [
+  "def mlp_alone(self, block, wrap=FullAC._wrap_block, **names):",
+  "    block.feed_forward = wrap(self, block.feed_forward, **names)",
+  "    return block",
+  "FullAC._wrap_block = mlp_alone",
+]
+
 export const launch = (target, model, s, l, sequence, gpu, name) => {
   const nodes = Math.ceil(gpusOf(l) / gpu.node), batch = l.micro_batch * l.micro_batches * l.dp
   const start = `torchrun --nnodes=${nodes} --nproc-per-node=${Math.min(gpusOf(l), gpu.node)}` +
     (nodes > 1 ? " --rdzv-backend=c10d --rdzv-endpoint=$FIRST_NODE:29500" : "")
-  const again = l.recompute ? "# each block through torch.utils.checkpoint.checkpoint\n" : ""
+  const mlp = l.recompute === "mlp"
+  const again = l.recompute ? `# each block${mlp ? ".feed_forward" : ""} through torch.utils.checkpoint.checkpoint\n` : ""
   if (["deepspeed", "fsdp"].includes(target) && gpusOf(l) * l.ep > l.dp) {
     return `--emit: ${target} is written for DP alone; ${name} needs more`
   }
@@ -55,6 +63,7 @@ ${[...keeps, start].filter(Boolean).join("\n")} train.py`
       "# planned.py, for torchtitan",
       "from torchtitan.distributed.activation_checkpoint import FullAC",
       `from torchtitan.models.llama3.config_registry import ${base}`,
+      ...mlp ? MLP_ALONE : [],
       "def planned():",
       `    config = ${base}()`,
       ...Object.entries(settings).map(([name, value]) => `    config.${name} = ${says(value)}`),
@@ -84,7 +93,8 @@ ${[...keeps, start].filter(Boolean).join("\n")} train.py`
     l.zero && "--use-distributed-optimizer",
     l.zero >= 2 && `--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads${l.zero === 3 ? "_params" : ""}`,
     l.zero >= 2 && "--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor",
-    l.recompute && "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    l.recompute === "layer" && "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    mlp && `--recompute-granularity selective --recompute-modules ${s.experts > 1 ? "moe" : "mlp"}`,
     s.experts > 1 && `--num-experts ${s.experts} --moe-router-topk ${s.active}`,
     s.experts > 1 && `--expert-model-parallel-size ${l.ep}`,
   ].filter(Boolean).join(" \\\n  ")

@@ -11,7 +11,8 @@ const shapeOf = values =>
   ({ kv_heads: values.heads, tied: false, gated: true, experts: 1, active: 1, head_dim: 0, ...values })
 const gpuOf = ({ memory_gib, ...values }) => ({ memory: memory_gib * GIB, ...values })
 export const layoutOf = values => ({ dp: 1, pp: 1, tp: 1, cp: 1, ep: 1, micro_batch: 1, micro_batches: 1, zero: 1,
-  recompute: false, virtual: 1, gradient_bytes: 4, moment_bytes: 4, ...values })
+  recompute: "", virtual: 1, gradient_bytes: 4, moment_bytes: 4, ...values })
+export const recomputed = ["", "mlp", "layer"] // by what is left
 export const { memory } = tables.constants
 export const shapeIn = ({ model }) => shapeOf(tables.models[model])
 export const gpuIn = ({ gpu }) => gpuOf(tables.hardware[gpu])
@@ -69,22 +70,24 @@ export const layerElements = (s, tp, ep) => sum(layerTensors(s, tp, ep))
 const shardsOf = l => stage => l.zero >= stage ? l.dp * l.cp : 1
 
 const layerActivationBytes = (s, tokens, tp) => {
-  const perToken = 2 * (4 * s.hidden + 2 * attentionWidth(s) + 2 * kvWidth(s)) + 4 * s.heads + 8 +
-    2 * (s.gated ? 4 : 2) * s.ffn * s.active
-  return perToken * tokens / tp
+  const perToken = 2 * (4 * s.hidden + 2 * attentionWidth(s) + 2 * kvWidth(s)) + 4 * s.heads + 8
+  return (perToken + mlpActivationBytes(s, 1, 1)) * tokens / tp
 }
+
+const mlpActivationBytes = (s, tokens, tp) => 2 * (s.gated ? 4 : 2) * s.ffn * s.active * tokens / tp
 
 export const closedForm = (s, l, sequence, index) => {
   const stage = stages(s, l.pp)[index], tokens = l.micro_batch * sequence / l.cp
   const held = heldBy(s, stage, l.tp, l.ep), shared = shardsOf(l)
   const layer = layerActivationBytes(s, tokens, l.tp)
-  const kept = l.recompute ? 2 * tokens * s.hidden / l.tp : layer
+  const mlp = mlpActivationBytes(s, tokens, l.tp)
+  const [kept, again] = { "": [layer, 0], mlp: [layer - mlp, mlp], layer: [2 * tokens * s.hidden / l.tp, layer] }[l.recompute]
   const logits = tokens * s.vocabulary / l.tp
   return {
     "parameters": 2 * held / shared(3),
     "gradients": l.gradient_bytes * held / shared(2),
     "optimizer": (4 + 2 * l.moment_bytes) * held / shared(1),
-    "activations": flying(l, index) * stage.layers * kept + (l.recompute ? layer : 0),
+    "activations": flying(l, index) * stage.layers * kept + again,
     "logits": 8 * logits * stage.head,
   }
 }
@@ -191,14 +194,23 @@ export const replay = (s, l, sequence, index) => {
     const cut = scattered(product)
     drop(qkv)
     const middle = instead(x, cut), normed2 = make(x), deviation2 = make(small)
-    const merged = make((s.gated ? 2 : 1) * f), act = make(f), gated = s.gated ? make(f) : null
-    const after = instead(x, scattered(make(whole)))
+    let [inner, made] = mlpForward()
+    if (l.recompute === "mlp") {
+      drop(...inner)
+      inner = []
+    }
+    const after = instead(x, made)
     drop(...guests)
-    return [[input, normed, deviation, keys, query, out, sums, middle, normed2, deviation2, merged, act, gated], after]
+    return [[input, normed, deviation, keys, query, out, sums, middle, normed2, deviation2, ...inner], after]
+  }
+
+  const mlpForward = () => {
+    const inner = [make((s.gated ? 2 : 1) * f), make(f), s.gated ? make(f) : null]
+    return [inner, scattered(make(whole))]
   }
 
   const layerBackward = (kept, gradient) => {
-    const [input, normed, deviation, keys, query, out, sums, middle, normed2, deviation2, merged, act, gated] = kept
+    const [input, normed, deviation, keys, query, out, sums, middle, normed2, deviation2, ...ours] = kept
     const made = [], matrix = () => made.push(make(2 * matrices[made.length])), guests = weights()
     const through = (count, wide, normed, deviation, before) => { // products, to what came in, and the norm
       const all = make(whole), part = t > 1 ? make(x) : null
@@ -207,6 +219,13 @@ export const replay = (s, l, sequence, index) => {
       if (part) drop(all)
       gradient = instead(x, instead(x, part ?? all, deviation), gradient, before)
     }
+    let inner = ours
+    if (!ours.length) {
+      const [again, product] = mlpForward()
+      drop(product)
+      inner = again
+    }
+    const [merged, act, gated] = inner
     gathered("scatter")
     const down = make(f)
     matrix()
@@ -237,7 +256,7 @@ export const replay = (s, l, sequence, index) => {
     const layers = []
     for (let i = 0; i < stage.layers; i++) {
       let [kept, after] = layerForward(at)
-      if (l.recompute) {
+      if (l.recompute === "layer") {
         drop(...kept.slice(1))
         kept = [at]
       }
@@ -260,7 +279,7 @@ export const replay = (s, l, sequence, index) => {
       made = bucket(ends, made)
     } else gradient = instead(x, at)
     for (let kept of layers.reverse()) {
-      if (l.recompute) {
+      if (l.recompute === "layer") {
         const [again, after] = layerForward(kept[0])
         drop(after)
         kept = again
@@ -354,9 +373,11 @@ export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
   const tokens = l.micro_batch * sequence / l.cp, cut = stages(s, l.pp), m = l.micro_batches
   const sent = traffic(s, l, sequence, gpu.node), layers = deepest(s, l.pp)
   let products = 6 * tokens * layerMatrices(s, s.active), scores = 7 * tokens * sequence * attentionWidth(s)
-  if (l.recompute) [products, scores] = [products * 4 / 3, scores * 9 / 7]
+  if (l.recompute === "layer") [products, scores] = [products * 4 / 3, scores * 9 / 7]
+  else if (l.recompute) products += 2 * tokens * (layerMatrices(s, s.active) - layerMatrices(s, 0))
   const compute = products / l.tp / (c.products * gpu.flops), attention = scores / l.tp / (c.attention * gpu.flops)
-  const moved = 2 * tokens * (60 * s.hidden + 17 * s.ffn * s.active) * (l.recompute ? 4 / 3 : 1) / l.tp
+  const once = 2 * tokens * 60 * s.hidden, mlp = 2 * tokens * 17 * s.ffn * s.active
+  const moved = (once + mlp + { "": 0, mlp, layer: once + mlp }[l.recompute] / 3) / l.tp
   const rest = moved / (c.memory * gpu.bandwidth)
   let waiting = 0
   for (const name of ["TP", "CP", "EP"]) {

@@ -22,7 +22,8 @@ const changes = (s, l, gpu) => {
     "FSDP": l.zero < 3 ? { ...l, zero: 3 } : already,
     "gradients in bf16": l.gradient_bytes > 2 ? { ...l, gradient_bytes: 2 } : already,
     "moments in bf16": l.moment_bytes > 2 ? { ...l, moment_bytes: 2 } : already,
-    "recomputation": l.recompute ? already : { ...l, recompute: true },
+    "MLPs recomputed": l.recompute ? already : { ...l, recompute: "mlp" },
+    "layers recomputed": l.recompute === "layer" ? already : { ...l, recompute: "layer" },
     "half the micro-batch": l.micro_batch % 2 ? "has one sequence" : smaller,
   }
   for (const name of ["tp", "pp", "cp"]) {
@@ -70,6 +71,7 @@ export const facts = (s, l, sequence, gpu, every = memoryOfStages(s, l, sequence
 // ---- the page
 
 const BYTES = { fp32: 4, bf16: 2 }
+const AGAIN = { no: "", mlp: "mlp", yes: "layer" }
 const allowed = (state, values) => !whyNot(shapeIn(state), layoutOf({ micro_batches: 1024, ...values }))
 const plain = value => value.toLocaleString("en")
 const slider = true
@@ -94,15 +96,15 @@ const controls = [
       allowed(state, { pp: state.pp, micro_batches: state["micro-batches"], virtual })) },
   { name: "zero", label: "Sharded", options: () => upTo(4), first: 1,
     text: zero => ["nothing", "optimizer: ZeRO-1", "gradients: ZeRO-2", "all: FSDP"][zero] },
-  { name: "recompute", label: "Recomputed", options: () => ["no", "yes"], first: "no",
-    text: value => ({ no: "nothing", yes: "every layer" })[value] },
+  { name: "recompute", label: "Recomputed", options: () => Object.keys(AGAIN), first: "no",
+    text: value => ({ no: "nothing", mlp: "MLPs", yes: "every layer" })[value] },
   { name: "gradients", label: "Gradients", options: () => Object.keys(BYTES), first: "fp32" },
   { name: "moments", label: "Adam's moments", options: () => Object.keys(BYTES), first: "fp32" },
 ]
 
 const layoutIn = ({ dp, pp, tp, cp, ep, zero, ...state }) => layoutOf({
   dp, pp, tp, cp, ep, zero, micro_batch: state["micro-batch"], micro_batches: state["micro-batches"], virtual: state.chunks,
-  recompute: state.recompute === "yes", gradient_bytes: BYTES[state.gradients], moment_bytes: BYTES[state.moments],
+  recompute: AGAIN[state.recompute], gradient_bytes: BYTES[state.gradients], moment_bytes: BYTES[state.moments],
 })
 
 const page = place => {

@@ -1,7 +1,7 @@
 // "The planner": the search of snippets/planner/plan.py, and what it prints.
 import { element, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
-  ask, bars, closedForm, flopsPerToken, gcd, GIB, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stepTime,
+  ask, bars, closedForm, flopsPerToken, gcd, GIB, gpuIn, gpusOf, layoutOf, memory, over, powers, recomputed, replay, shapeIn, stepTime,
   tables, total, traffic, whyNot, withUnseen,
 } from "./layouts.js"
 
@@ -19,7 +19,7 @@ const percent = x => `${fixed(100 * x)}%`
 const divisors = (n, most) => upTo(Math.min(n, most) + 1).filter(d => n % d === 0)
 
 const variants = base => upTo(gpusOf(base) > base.pp * base.tp ? base.pp > 1 ? 2 : 4 : 1).flatMap(zero =>
-  [1, 2, 4].flatMap(virtual => [false, true].map(recompute => ({ ...base, zero, virtual, recompute }))))
+  [1, 2, 4].flatMap(virtual => recomputed.map(recompute => ({ ...base, zero, virtual, recompute }))))
 
 const layouts = (s, gpus, sequence, batch, gpu) => {
   const made = []
@@ -51,7 +51,7 @@ const fullestOf = (s, l, sequence, room) => {
 
 const search = (s, gpus, sequence, batch, gpu, wanted) => {
   const timed = layouts(s, gpus, sequence, batch, gpu).map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
-  timed.sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || a.layout.recompute - b.layout.recompute)
+  timed.sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || recomputed.indexOf(a.layout.recompute) - recomputed.indexOf(b.layout.recompute))
   const fit = [], rejected = [], room = memory.room * gpu.memory
   for (const each of timed) {
     if (fit.length >= wanted) break
@@ -64,7 +64,7 @@ const search = (s, gpus, sequence, batch, gpu, wanted) => {
 // ---- what is said
 
 const called = l => `DP ${l.dp} PP ${l.pp}${l.virtual > 1 ? `×${l.virtual}` : ""} TP ${l.tp}${l.cp > 1 ? ` CP ${l.cp}` : ""}` +
-  `${l.ep > 1 ? ` EP ${l.ep}` : ""} b ${l.micro_batch}${["", " ZeRO-1", " ZeRO-2", " FSDP"][l.zero]}${l.recompute ? " recompute" : ""}`
+  `${l.ep > 1 ? ` EP ${l.ep}` : ""} b ${l.micro_batch}${["", " ZeRO-1", " ZeRO-2", " FSDP"][l.zero]}${{ "": "", mlp: " recompute MLP", layer: " recompute" }[l.recompute]}`
 
 const REMEDY = {
   "parameters": "more TP or PP, or FSDP", "gradients": "more TP or PP, ZeRO-2, or FSDP",
