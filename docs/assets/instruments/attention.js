@@ -1,7 +1,7 @@
 // "Attention in tiles": those of snippets/10_flash_attention/attention_in_tiles.py, played.
 // tests/test_browser_instruments.py holds the two together.
 import { digits, element, fill, inBytes, instrument, picture, sum, upTo, widthOf } from "./base.js"
-import { player } from "./player.js"
+import { player } from "./moved.js"
 
 const ORDERS = ["queries-outside", "keys-outside"]
 const SCORES = ["random", "rising", "falling", "one-large"]

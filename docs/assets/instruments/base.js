@@ -59,25 +59,6 @@ export const fill = (svg, width, height, inside) => {
   svg.innerHTML = inside
 }
 
-// Something drawn with data-drag="name" follows the pointer: move(name, x, at) has x in the drawing, and where it began.
-export const draggable = (svg, move) => {
-  let held, began
-  const along = event => {
-    const box = svg.getBoundingClientRect()
-    return (event.clientX - box.left) / box.width * svg.viewBox.baseVal.width
-  }
-  svg.addEventListener("pointerdown", event => {
-    held = event.target.dataset.drag
-    if (!held) return
-    event.preventDefault()
-    svg.setPointerCapture(event.pointerId)
-    began = along(event)
-    move(held, began, began)
-  })
-  svg.addEventListener("pointermove", event => { if (held) move(held, along(event), began) })
-  for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { held = undefined })
-}
-
 // ---- an instrument
 
 // The width to draw for: an element may have none before the first layout, and is drawn again then.

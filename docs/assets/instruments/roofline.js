@@ -1,6 +1,7 @@
 // "Roofline": the points of snippets/planner/roofs.py under the roof of a GPU, with sizes to drag.
 // tests/test_browser_instruments.py holds the two together.
-import { digits, draggable, fill, inBytes, inSeconds, instrument, picture, widthOf } from "./base.js"
+import { digits, fill, inBytes, inSeconds, instrument, picture, widthOf } from "./base.js"
+import { draggable } from "./moved.js"
 
 const tables = await (await fetch(new URL("planner.json", import.meta.url))).json()
 const GPUS = tables.hardware

@@ -1,6 +1,7 @@
 // "Pipeline schedules": those of snippets/03_model_parallelism/schedules.py and pipeline_times.py,
 // with times to change. tests/test_browser_instruments.py holds them together.
-import { digits, draggable, fill, inSeconds, instrument, picture, widthOf } from "./base.js"
+import { digits, fill, inSeconds, instrument, picture, widthOf } from "./base.js"
+import { draggable } from "./moved.js"
 
 const NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 const upTo = n => [...Array(Math.max(0, n)).keys()]

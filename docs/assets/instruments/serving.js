@@ -1,7 +1,7 @@
 // "Serving": the server of snippets/09_inference/serving_load.py, live.
 // tests/test_browser_instruments.py holds the two together.
 import { digits, element, fill, inSeconds, instrument, picture, upTo, widthOf } from "./base.js"
-import { player } from "./player.js"
+import { player } from "./moved.js"
 
 const LOADS = upTo(14).map(i => i + 1)
 

@@ -1,5 +1,24 @@
 import { still } from "./base.js"
 
+// Something drawn with data-drag="name" follows the pointer: move(name, x, at) has x in the drawing, and where it began.
+export const draggable = (svg, move) => {
+  let held, began
+  const along = event => {
+    const box = svg.getBoundingClientRect()
+    return (event.clientX - box.left) / box.width * svg.viewBox.baseVal.width
+  }
+  svg.addEventListener("pointerdown", event => {
+    held = event.target.dataset.drag
+    if (!held) return
+    event.preventDefault()
+    svg.setPointerCapture(event.pointerId)
+    began = along(event)
+    move(held, began, began)
+  })
+  svg.addEventListener("pointermove", event => { if (held) move(held, along(event), began) })
+  for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { held = undefined })
+}
+
 // Play, Step back and Step before the slider `name` in `bar`; draw(part) shows part of the way to its next value.
 export const player = (place, bar, name, { state, change, button }, last, draw) => {
   let timer = 0
