@@ -2,7 +2,8 @@
 
 ``PATH`` is what `python` of a reader's shell has behind the program's folder: not the engine.
 ``AGAIN`` is what each command imports anew, if at all: no program has the engine, and Triton
-asks for its variables when it is imported (but what is compiled loads once).
+asks for its variables when it is imported (but what is compiled loads once). The modules stay
+here: to take one apart costs each start milliseconds.
 
 A fork costs what it copies: the page tables, and each page that the child writes to. To read a
 Python object is to write its count of references. So what a short command would touch without
@@ -27,15 +28,13 @@ import torch.distributed.pipelining
 import torch.distributed.run
 import torch.distributed.tensor.parallel
 
-from book.run import warm  # noqa: F401
-
 with contextlib.suppress(ImportError):
     import matplotlib.pyplot  # noqa: F401
 
 ROOT = str(Path(__file__).resolve().parents[2])
 PATH = [entry for entry in sys.path if entry not in ("", ROOT)]
 _AGAIN = re.compile(r"(book|sitecustomize|triton(?!\._C\b))(\.|$)")
-AGAIN = [name for name in sys.modules if _AGAIN.match(name)]
+AGAIN = {name: module for name, module in sys.modules.items() if _AGAIN.match(name)}
 
 MADV_COLLAPSE = 25  # Linux 6.1: make pages of 2 MiB now
 HUGE = 2 << 20

@@ -27,7 +27,6 @@ import zlib
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
 from book.core import ROOT
@@ -42,7 +41,6 @@ _AS_TYPED = {
 _CHECK = "python labs/check.py "  # but how these are graded is as for the others
 _FOR_A_SHELL = set("|&;<>()$`\\\"'*?[]#~=%!{}\n")
 _BOTH = " 2>&1"
-_ASIDE: list[ModuleType | None] = []  # taking a module apart would cost each start 5 ms
 # read when a group is joined, and not when torch is imported
 _LATE = {"TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -158,7 +156,7 @@ def _become(words: list[str], folder: str, env: dict[str, str], out: str, err: s
     own = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [folder, *dict.fromkeys([*own, *preload.PATH])]
     for name in preload.AGAIN:
-        _ASIDE.append(sys.modules.pop(name, None))
+        sys.modules.pop(name, None)
     with contextlib.suppress(ImportError):
         importlib.import_module("sitecustomize")  # as each interpreter does
     faulthandler.enable()
