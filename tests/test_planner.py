@@ -98,13 +98,21 @@ def test_what_is_emitted_can_be_read() -> None:
         assert json.loads(alone[start:end])["train_batch_size"] == 512
 
 
-def emitted(target: str, model: str = "llama-3-8b", **layout: int | str) -> str:
-    asked = f"argparse.Namespace(model={model!r}, sequence=8192), the_model({model!r})"
-    code = f"print(emit({target!r}, {asked}, Layout(**{layout}), the_gpu('h100')))"
+def printed(code: str) -> str:
+    """What Python prints that has all of plan.py."""
     command = [sys.executable, "-c", f"from plan import *; {code}"]
     return subprocess.run(
         command, cwd=FOLDER, capture_output=True, text=True, check=True
     ).stdout
+
+
+def told(code: str) -> list:
+    return json.loads(printed(code))
+
+
+def emitted(target: str, model: str = "llama-3-8b", **layout: int | str) -> str:
+    asked = f"argparse.Namespace(model={model!r}, sequence=8192), the_model({model!r})"
+    return printed(f"print(emit({target!r}, {asked}, Layout(**{layout}), the_gpu('h100')))")
 
 
 def test_each_target_gets_the_layout_that_was_planned() -> None:
@@ -167,7 +175,7 @@ def counted(program: str, pattern: str) -> list[tuple[float, ...]]:
 def test_bytes_are_those_that_the_book_counts() -> None:
     """Exactly, where what they count is what is planned: gloo's counters and the profiler's."""
     code = (
-        "from plan import *; from memory import state_bytes; import json\n"
+        "from memory import state_bytes; import json\n"
         "small = Shape(1, 64, 1, 1, 256, 1)\n"
         "ring = [traffic(small, Layout(cp=c, micro_batch=2), 960, 8)[0].bytes for c in (2, 3, 4)]\n"
         "block = Shape(1, 192, 4, 4, 768, 1)\n"
@@ -181,9 +189,7 @@ def test_bytes_are_those_that_the_book_counts() -> None:
         "       for m in (1, 2)]\n"
         "print(json.dumps([ring, tp, fsdp, state, kept, two]))"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
-    ring, tp, fsdp, [held], kept, two = json.loads(done.stdout)
+    ring, tp, fsdp, [held], kept, two = told(code)
     # context parallelism, in fp32 there and in bf16 here
     rows = counted(
         "03_model_parallelism/ring_attention", r"^ +[234] +\d+ +(\d+) KiB +(\d+) KiB"
@@ -216,7 +222,7 @@ def test_bytes_are_those_that_the_book_counts() -> None:
 
 def test_blocks_wait_as_far_as_the_cpu_runs_ahead() -> None:
     code = (
-        "from plan import *; shape = the_model('1B'); c = {'in_flight': 50}\n"
+        "shape = the_model('1B'); c = {'in_flight': 50}\n"
         "fast, back, slow = (Step(0, gpu, 1, {}) for gpu in (2, 0.8, 0.5))\n"
         "def blocks(step, **cuts): return waiting_blocks(shape, Layout(**cuts), step, c, 8)\n"
         "print(json.dumps([blocks(fast, tp=1), blocks(fast, tp=8), blocks(slow, tp=8),\n"
@@ -225,11 +231,9 @@ def test_blocks_wait_as_far_as_the_cpu_runs_ahead() -> None:
         "  blocks(back, tp=8), blocks(back, tp=8, pp=4, micro_batches=9),\n"
         "  blocks(fast, tp=8, pp=4, micro_batches=4)]))"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
     # 16 layers scatter two each; four to a stage, of which the first two forwards count. A CPU
     # that is faster in backward alone is ahead in a pipeline, and never by all of its forwards
-    assert json.loads(done.stdout) == [0, 32, 2, 50, 16, 0, 0, 2, 50, 24]
+    assert told(code) == [0, 32, 2, 50, 16, 0, 0, 2, 50, 24]
 
 
 def test_a_pipeline_is_cut_where_the_products_reach_or_pass_their_share() -> None:
@@ -237,21 +241,18 @@ def test_a_pipeline_is_cut_where_the_products_reach_or_pass_their_share() -> Non
     8B is not yet fifteen sixteenths, so the loss is on a stage of its own.
     """
     code = (
-        "from plan import *\n"
         "ties = [[s.layers for s in stages(the_model('1B'), 4, c)] for c in ('reached', 'passed')]\n"
         "ends = stages(the_model('8B'), 16, 'reached')[-2:]\n"
         "print(json.dumps([ties, [[s.layers, s.head, s.loss] for s in ends]]))"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
-    ties, ends = json.loads(done.stdout)
+    ties, ends = told(code)
     assert ties == [[5, 5, 5, 1], [6, 5, 5, 0]]
     assert ends == [[2, True, False], [0, False, True]]
 
 
 def test_near_the_end_of_memory_fragments_are_given_back_and_blocks_that_wait_are_not() -> None:
     code = (
-        "from plan import *; gpu = replace(the_gpu('h100'), memory=100 * GIB)\n"
+        "gpu = replace(the_gpu('h100'), memory=100 * GIB)\n"
         "c = {'unseen': 0, 'workspaces': 0, 'room': 0.8, 'in_flight': 50}\n"
         "shape, step = the_model('llama-3-70b'), Step(0, 2, 1, {})\n"
         "def first(reserved, **cuts):\n"
@@ -259,9 +260,7 @@ def test_near_the_end_of_memory_fragments_are_given_back_and_blocks_that_wait_ar
         "  return memory_of(shape, Layout(**cuts), 8192, gpu, c, step, given).first / GIB\n"
         "print(json.dumps([first(70), first(90), first(70, tp=8, micro_batch=2)]))"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [70, 60, 80]
+    assert told(code) == [70, 60, 80]
 
 
 def test_a_gpu_is_measured_beside_what_is_planned(

@@ -396,7 +396,13 @@ def graph(question: Question) -> None:
     """As the chapter's program for a GPU has them."""
     code = (ROOT / "snippets/07_memory_and_performance/cuda_graph_step.py").read_text("utf-8")
     code = code[code.index("torch.cuda.stream(side)") :]
-    lines = ["step()", "torch.cuda.graph(graph)", "graph.replay()"]
+    lines = [
+        "step()",
+        "torch.cuda.graph(graph)",
+        "graph.replay()",
+        "static.x.copy_(x)",
+        "step().clone",
+    ]
     places = [code.index(line) for line in lines]
     assert places == sorted(places)
     in_order(question, "Allocate static", "side", "torch.cuda.graph", "copy_", "replay", "loss")

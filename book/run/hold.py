@@ -187,8 +187,8 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
     text = program.path.read_text("utf-8")
     if 'which("nvcc")' in text and shutil.which("nvcc") is None:
         return "nvcc"
-    there = shutil.which("vllm") and importlib.util.find_spec("uvicorn")
-    if "$(command -v vllm)" in text and not there:
+    asks = "$(command -v vllm)" in text
+    if asks and not (shutil.which("vllm") and importlib.util.find_spec("uvicorn")):
         return "transformers serve or vLLM (requirements/engines.txt)"
     if "AsyncIOBuilder().load()" in text:  # a run would compile it anew, in minutes
         found = importlib.util.find_spec("deepspeed")
