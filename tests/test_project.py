@@ -220,7 +220,8 @@ def test_what_security_says_of_workflows_is_so() -> None:
                 own.add((path.stem, name))
             steps = str(job.get("steps", ""))
             assert "actions/cache" not in steps and "download-artifact" not in steps, name
-    assert writes == {("publish", "deploy"), ("canary", "issue")} and own == {("gpu", "gpu")}
+    assert writes == {("publish", "deploy"), ("publish", "notebooks"), ("canary", "issue")}
+    assert own == {("gpu", "gpu")}
     issue = workflow("canary.yml")["jobs"]["issue"]
     assert issue["permissions"] == {"issues": "write"}
     assert not any("uses" in step or "${{" in step["run"] for step in issue["steps"])
@@ -230,6 +231,8 @@ def test_what_security_says_of_workflows_is_so() -> None:
     assert "uses" not in published["deploy"]
     deploys = [step["uses"] for step in published["deploy"]["steps"] if "uses" in step]
     assert len(deploys) == 1 and "deploy-pages@" in deploys[0], "it runs nothing of the book"
+    (pushes,) = published["notebooks"]["steps"]
+    assert pushes.keys() == {"name", "env", "run"} and "${{" not in pushes["run"]
 
 
 def test_workflows_run_what_a_reader_runs() -> None:

@@ -22,6 +22,7 @@ from pymdownx.arithmatex import ArithmatexExtension
 
 from book.core import ROOT, BookError
 from book.core.page import hold_embeds
+from book.core.program import Program
 from book.site import (
     data,
     embedded,
@@ -30,6 +31,7 @@ from book.site import (
     kept,
     labs,
     mathematics,
+    notebooks,
     programs,
     quiz,
     references,
@@ -68,7 +70,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for file in [*programs.files(config, _root(config)), *labs.notebooks(files, config)]:
+    for file in programs.files(config, _root(config)):
         files.append(file)
     theme.style_tables(files)
     config.extra["keeper"] = kept.Keeper(_root(config), files)
@@ -115,7 +117,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     vars(page)["render"] = functools.partial(_render, page)
     if labs.is_lab(page.file):
         _edit(page, name, config)
-        return facts.with_facts(labs.page_text(page, root), root, name)
+        opens = notebooks.links(Program(root, root / name), config.repo_url)
+        return facts.with_facts(labs.page_text(page, root, opens), root, name)
     return facts.with_counts(markdown, root) if name == "index.md" else markdown
 
 

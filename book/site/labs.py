@@ -4,19 +4,17 @@ mkdocs-jupyter finds the lab scripts, makes pages of them with addresses of thei
 each script beside its page. Its HTML, though, brings along 600 kB of notebook styles and asks
 another host for a script; no option leaves these out. So its rendering is taken off the page
 again, and the cells go through the book's own Markdown: the same code blocks, formulas, table
-of contents and dark scheme as in a chapter. It makes no notebook of a script; this does.
+of contents and dark scheme as in a chapter.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import jupytext
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.files import File
 from mkdocs.structure.pages import Page
 from nbformat import NotebookNode
 
@@ -24,16 +22,18 @@ from book.core.program import Program
 from book.site import template
 from book.site.embedded import transcript
 
+LAB = re.compile(r"labs/lab\d\d_\w+\.py")
 MARK = re.compile(r"^\s*# (>>>|<<<|hint:).*\n?", re.MULTILINE)
 
 
 def is_lab(file: File) -> bool:
-    return bool(re.fullmatch(r"labs/lab\d\d_\w+\.py", file.src_uri))
+    return bool(LAB.fullmatch(file.src_uri))
 
 
 @functools.lru_cache(maxsize=64)
-def _notebook(script: str) -> NotebookNode:
-    return jupytext.reads(script, fmt="py:percent")
+def cells(script: str) -> list[NotebookNode]:
+    """The cells of a percent script."""
+    return jupytext.reads(script, fmt="py:percent").cells
 
 
 @functools.lru_cache(maxsize=64)
@@ -43,7 +43,7 @@ def to_markdown(script: str) -> str:
     The marks around solutions and the hints for blanks, which `start.py` reads, are left out.
     """
     parts = []
-    for cell in _notebook(script).cells:
+    for cell in cells(script):
         source = MARK.sub("", cell.source).rstrip()
         if cell.cell_type == "markdown":
             parts.append(source)
@@ -52,33 +52,9 @@ def to_markdown(script: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-@functools.lru_cache(maxsize=64)
-def to_notebook(script: str) -> str:
-    """Return a percent script as a notebook, the same text each time."""
-    notebook = _notebook(script)
-    for number, cell in enumerate(notebook.cells, start=1):
-        cell["id"] = f"cell-{number}"
-    notebook.metadata["kernelspec"] = {
-        "display_name": "Python 3",
-        "language": "python",
-        "name": "python3",
-    }
-    return jupytext.writes(notebook, fmt="ipynb")
-
-
-def notebooks(files: Files, config: MkDocsConfig) -> Iterator[File]:
-    """The notebook of each lab, beside its page."""
-    for lab in filter(is_lab, files):
-        yield File.generated(
-            config,
-            f"{lab.src_uri.removesuffix('.py')}/{Path(lab.src_uri).stem}.ipynb",
-            content=to_notebook(Path(lab.abs_src_path).read_text("utf-8")),
-            inclusion=InclusionLevel.INCLUDED,
-        )
-
-
-def page_text(page: Page, root: Path) -> str:
-    """The Markdown of a lab's page; sets its description where it has none."""
+def page_text(page: Page, root: Path, opens: dict[str, str]) -> str:
+    """The Markdown of a lab's page, with links to where its notebook opens; sets its
+    description where it has none."""
     text = to_markdown(Path(page.file.abs_src_path).read_text("utf-8"))
     title, _, rest = text.partition("\n")
     if not title.startswith("# "):
@@ -92,6 +68,7 @@ def page_text(page: Page, root: Path) -> str:
         "lab",
         title=title,
         name=program.path.stem,
+        opens=opens,
         cells=rest,
         transcript=transcript(program) if program.devices else "",
     )

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
 from book.core import held
 from book.core.page import embedded_files, read
 from book.core.program import Program, programs
 from book.core.transcript import Provenance
-from book.site import facts, template
+from book.site import facts, notebooks, template
 from book.site.embedded import machine, program_link, program_page, transcript
 
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
@@ -32,8 +32,12 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
         page = program_page(program.name).lstrip("/")
         chapters = _chapters(program, shown.get(program.name, []))
         file = File.generated(config, page, content=f'--8<-- "{program.name}"\n{chapters}')
-        file.text = functools.partial(_page, program, chapters)  # called where nothing is kept
-        yield file
+        file.text = functools.partial(_page, program, chapters, config.repo_url)
+        yield file  # its text is asked for where nothing is kept
+        if uri := notebooks.place(program):
+            around = config.site_url, config.repo_url
+            text = notebooks.notebook(program, summary(program), *around)
+            yield File.generated(config, uri, content=text, inclusion=InclusionLevel.INCLUDED)
         for path in (program.path, *program.figures.values(), *program.data()):
             beside[f"{page.rpartition('/')[0]}/{path.name}"] = str(path)
     for uri, path in beside.items():  # several programs may need one table
@@ -80,7 +84,7 @@ def _chapters(program: Program, places: list[str]) -> list[str]:
     return chapters
 
 
-def _page(program: Program, chapters: list[str]) -> str:
+def _page(program: Program, chapters: list[str], repository: str) -> str:
     """The page of a program: what it shows, the whole file, what it printed."""
     return template.render(
         "program/page",
@@ -91,6 +95,8 @@ def _page(program: Program, chapters: list[str]) -> str:
         transcript=transcript,
         machine=machine,
         held=held.releases(program),
+        notebook=notebooks.place(program),
+        opens=notebooks.links(program, repository),
     )
 
 

@@ -1,0 +1,89 @@
+"""The notebooks of programs and labs: that they write what the book has, and print it."""
+
+import copy
+import json
+import runpy
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from book.core import ROOT
+from book.core.program import Program, programs
+from book.core.transcript import difference, output_lines
+from book.run import runner
+from book.site import labs, notebooks
+
+INPUTS = ("snippets", "labs", "graders", "assessment", "requirements")
+WRITES = "%%writefile "
+RUN = (
+    "snippets/04_zero_and_fsdp/wrapping.py",  # by torchrun
+    "snippets/planner/rank_memory.py",  # modules and tables beside it; it draws; one command fails
+    "labs/lab07_pytorch_gpu.py",
+)
+
+
+@cache
+def every() -> dict[str, nbformat.NotebookNode]:
+    around = "What it does.", "https://book.example/", "https://github.com/a/b"
+    having = [each for each in programs(ROOT) if notebooks.place(each)]
+    made = {each.name: notebooks.notebook(each, *around) for each in having}
+    return {name: nbformat.from_dict(json.loads(text)) for name, text in made.items()}
+
+
+def written(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    """The files that a notebook writes, by name."""
+    sources = [cell.source.partition("\n") for cell in notebook.cells]
+    return {head[12:]: body + "\n" for head, _, body in sources if head.startswith(WRITES)}
+
+
+def test_a_notebook_writes_what_the_program_needs_and_types_its_commands() -> None:
+    assert len(every()) > 500
+    for name, notebook in every().items():
+        program = Program(ROOT, ROOT / name)
+        if name.startswith("labs/"):
+            continue
+        needs = [program, *program.companions("cpu")]
+        paths = [*(each.path for each in needs), *program.data("cpu")]
+        assert written(notebook) == {each.name: each.read_text("utf-8") for each in paths}
+        typed = [cell.source for cell in notebook.cells if "outputs" in cell]
+        for command in program.transcript("cpu").commands:
+            assert any(source.endswith(command.typed) for source in typed), name
+
+
+def test_a_lab_is_the_copy_with_blanks() -> None:
+    blank = runpy.run_path(str(ROOT / "labs/start.py"))["blank"]
+    for name, notebook in every().items():
+        if name.startswith("labs/"):
+            copy = "".join(text for _, text in sorted(written(notebook).items()))
+            assert "raise NotImplementedError" in copy or '#error "step' in copy
+            cells = labs.cells(blank((ROOT / name).read_text("utf-8")))
+            code = "".join(f"# %%\n{c.source}\n\n" for c in cells if c.cell_type == "code")
+            assert copy.split() == code.split()
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_notebook_prints_what_the_book_shows(name: str, tmp_path: Path) -> None:
+    notebook, program = every()[name], Program(ROOT, ROOT / name)
+    run = copy.deepcopy(notebook)
+    if lab := name.startswith("labs/"):
+        for folder in ("labs", "graders"):  # else it would get them from the repository
+            (tmp_path / folder).symlink_to(ROOT / folder)
+        run.cells.pop()  # the grader, which tests/test_labs.py starts often enough
+    where = {"resources": {"metadata": {"path": tmp_path}}, "timeout": None}
+    NotebookClient(run, **where).execute(env=runner.environment(tmp_path, "cpu"))
+    printed = [
+        "".join(out.get("text", "") for out in cell.get("outputs", [])) for cell in run.cells
+    ]
+    if lab:
+        assert "step 1: " in printed[-1], printed
+        return
+    commands = program.transcript("cpu").commands
+    at = next(n for n, cell in enumerate(run.cells) if cell.source == f"!{commands[0].typed}")
+    for command, text in zip(commands, printed[at:], strict=False):
+        wrong = difference(command.output, output_lines(text), program.steady)
+        assert not [line for line in wrong if line.startswith("- ")], text
+    if program.figure.exists():
+        assert "image/svg+xml" in run.cells[-1].outputs[0].data
