@@ -67,10 +67,16 @@ def main() -> None:
     shapes = [list(value.shape) for value in engine.module.state_dict().values()]
     show(f"         shapes in module.state_dict(): {shapes}")
     nn.init.zeros_(weight)  # fills nothing, and says nothing
-    try:
-        _ = torch.empty(4, 8, device=device) @ weight.T
-    except RuntimeError as error:
-        show(f"         x @ weight.T: {type(error).__name__}: {error}")
+    ids = torch.zeros(4, dtype=torch.long, device=device)
+    uses = {
+        "x @ weight.T": lambda: torch.empty(4, 8, device=device) @ weight.T,
+        "embedding(ids, weight)": lambda: nn.functional.embedding(ids, weight),
+    }
+    for name, use in uses.items():
+        try:
+            use()
+        except RuntimeError as error:
+            show(f"         {name}: {type(error).__name__}: {error}")
     # --8<-- [end:trap]
 
     # --8<-- [start:fix]
