@@ -38,19 +38,29 @@ const lower = text => text.replace(/İ/g, "I").toLowerCase() // of the same leng
 
 // ---- words: what is looked up, and where it stands
 
+const [MOST, NAME, BEFORE] = [80, 8, 0.3] // words of a question, of an error's name; what one before it counts
+
 function words(query) {
   const plain = query
+    .replace(/frame #\d+: .*?(\(0x[\da-f]+ in [^)]*\)|\[0x[\da-f]+\])/g, " ") // of a stack in C++
     .replace(/File "[^"]*", line \d+, in \S+|\[?rank\d+\]:?(?=\s)/g, " ") // of a traceback
     .replace(/(?<![\w.])(\w:|~|\.+)?([\/\\][\w.+-]+)+[\/\\]/g, " ") // a file's name is enough
-  const found = []
+  const all = []
   for (const { 0: run, index } of plain.matchAll(/[\p{L}\p{N}]+/gu)) {
     let at = index
     for (const part of run.split(/(?=\p{Lu}\p{Ll})/u)) {
-      found.push({ word: lower(part), at })
+      all.push({ word: lower(part), at })
       at += part.length
     }
   }
-  return found.length > 1 ? found.filter(({ word }) => word.length > 1).slice(-80) : found
+  const found = all.length > 1 ? all.filter(({ word }) => word.length > 1) : all
+  // Of a log the last error counts, its name and what follows; where there is none, the end.
+  const said = Math.max(...["error:", "exception:"].map(word => lower(plain).lastIndexOf(word)))
+  const error = found.findIndex(({ at }) => said >= 0 && at >= said) - NAME
+  const end = Math.max(0, found.length - MOST)
+  const from = error < -NAME ? end : Math.min(Math.max(0, error), end)
+  return found.slice(from, from + MOST)
+    .map((each, i) => ({ ...each, weigh: from + i < error ? BEFORE : 1 }))
 }
 
 /** Where a word of the text begins with this one; also inside DistributedDataParallel. */
@@ -112,11 +122,12 @@ function search(book, query) {
   for (const each of asked) {
     each.places = places(book, each.word, each !== last && each.word.length < 4)
     if (rarities.has(each.word)) continue
-    rarities.set(each.word, count(each.places, each.word, /^\d+$/.test(each.word) ? 0.2 : 1))
+    const weigh = each.weigh * (/^\d+$/.test(each.word) ? 0.2 : 1)
+    rarities.set(each.word, count(each.places, each.word, weigh))
   }
   asked.forEach((then, i) => {
     const both = i && neighbours(asked[i - 1], then)
-    if (both?.length) count(both, `${asked[i - 1].word} ${then.word}`, 1, true)
+    if (both?.length) count(both, `${asked[i - 1].word} ${then.word}`, then.weigh, true)
   })
 
   // ---- the answer, as the theme wants it
