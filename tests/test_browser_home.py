@@ -84,6 +84,24 @@ def test_the_page_is_short(browser: Browser, address: str) -> None:
     page.close()
 
 
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
+def test_the_first_screen_has_the_loop_of_the_book(
+    browser: Browser, address: str, width: int, height: int
+) -> None:
+    """What it is, one picture, and a claim, its program, what that printed and counted."""
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.goto(address, wait_until="networkidle")
+    for part in (".home-lead", ".home-picture img", ".home-loop pre"):
+        box = page.locator(part).last.bounding_box()
+        assert box["y"] + box["height"] <= height, part
+    program, printed, counted = page.locator(".home-loop pre").all_inner_texts()
+    assert program.startswith("# reduce-scatter") and "# all-gather" in program
+    assert printed.startswith("$ torchrun") and "equal to dist.all_reduce" in printed
+    sent, theory = re.findall(r"\b(\d+) MiB", counted.splitlines()[0])
+    assert sent == theory
+    page.close()
+
+
 def test_the_picture_is_as_drawn_and_plays_once_where_motion_is_wanted(
     browser: Browser, address: str
 ) -> None:
@@ -122,7 +140,7 @@ def test_a_phone_has_all_of_it(browser: Browser, address: str, scripts: bool) ->
         for part in (
             ".home-lead",
             ".grid.cards li",
-            ".home-example .transcript",
+            ".home-loop .transcript",
             ".home-columns",
         ):
             box = page.locator(part).first.bounding_box()

@@ -37,6 +37,7 @@ def ring_all_reduce(tensor: torch.Tensor) -> int:
         for work in dist.batch_isend_irecv(ops):
             work.wait()
 
+    # --8<-- [start:steps]
     # reduce-scatter: after n-1 steps, rank r holds the finished sum of chunk r+1
     for step in range(n - 1):
         pass_on(chunks[(rank - step) % n])
@@ -46,6 +47,7 @@ def ring_all_reduce(tensor: torch.Tensor) -> int:
     for step in range(n - 1):
         pass_on(chunks[(rank - step + 1) % n])
         chunks[(rank - step) % n].copy_(incoming)
+    # --8<-- [end:steps]
 
     return sent
 
