@@ -44,6 +44,23 @@ for (const image of document.querySelectorAll("img.plays")) {
   }, { threshold: 0.7 }).observe(image)
 }
 
+// A reader may take the page along: the Markdown that lies beside it.
+const copies = document.querySelector(".copy-page")
+copies?.firstElementChild.addEventListener("click", async () => {
+  const markdown = fetch(document.querySelector("link[type='text/markdown']").href).then(answer => {
+    if (!answer.ok) throw new Error(answer.statusText)
+    return answer.text()
+  }).then(text => new Blob([text], { type: "text/plain" }))
+  let said = "Copied as Markdown."
+  try { // the clipboard waits for the file, or it would forget that a reader asked
+    await navigator.clipboard.write([new ClipboardItem({ "text/plain": markdown })])
+  } catch {
+    said = "Not copied. The link beside this button leads to the Markdown."
+  }
+  copies.lastElementChild.textContent = said
+  setTimeout(() => { copies.lastElementChild.textContent = "" }, 5000)
+})
+
 // The theme searches when a key is let go; what the mouse pastes is a question too.
 const search = document.querySelector("[data-md-component=search-query]")
 search?.addEventListener("input", () => search.dispatchEvent(new Event("keyup")))
