@@ -600,6 +600,7 @@ def small(tmp_path: Path):
         "docs/index.md": '# A page\n\nA rank. $x^2$ [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
         "docs/more.md": "# More\n",
         "a.py": "print(1)\n",
+        "requirements/test.txt": "torch==2.13.0\n",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, "utf-8")

@@ -77,7 +77,7 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     book.write("snippets/t/p.rtx-4090.txt", gpu.replace("H100", "RTX 4090") + "$ python p.py\n")
     assert '=== "RTX 4090"' in shown("p.cpu.txt")
     drawn = [book.write(f"snippets/t/p.{each}svg", "<svg/>").name for each in ("", "cuda.")]
-    whole = programs._page(Program(book.root, book.root / "snippets/t/p.py"), [])
+    whole = programs._page(Program(book.root, book.root / "snippets/t/p.py"), [], "")
     assert re.findall(r"\]\((p\..*svg)\)\n\n\*(\w+)", whole) == [
         (drawn[0], "CPU"),
         (drawn[1], "H100"),
