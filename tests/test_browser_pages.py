@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -110,6 +111,11 @@ def test_code_and_page_have_their_buttons_and_the_keyboard(
     said.get_by_text("Copied as Markdown.").wait_for()
     markdown = (built_site / "03_model_parallelism/index.md").read_text("utf-8")
     assert page.evaluate("navigator.clipboard.readText()") == markdown
+    section = page.locator("#gpipe-from-scratch .report")
+    asked = dict(parse_qsl(urlsplit(section.get_attribute("href")).query))
+    assert asked["page"].endswith("/03_model_parallelism/")
+    assert asked["section"] == "#gpipe-from-scratch" and "torch 2." in asked["versions"]
+    assert asked["transcript"].startswith("snippets/03_model_parallelism/")
     page.route("**/index.md", lambda route: route.fulfill(status=404))
     button.press("Enter")
     said.get_by_text("Not copied.").wait_for()

@@ -9,13 +9,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import parse_qsl, unquote, urljoin, urlsplit
 
 import pytest
 from conftest import RECORDED
@@ -27,6 +28,7 @@ pytest.importorskip("ziamath")
 import jinja2
 import mkdocs.commands.build
 import mkdocs.structure.pages
+import msgspec
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
 from mkdocs.utils.meta import get_data
@@ -40,7 +42,8 @@ from book.site.hooks import BookMarkdown
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
-    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
+    ".github", "CITATION.cff", "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides",
+    "pyproject.toml", "snippets",
 ]  # fmt: skip
 HOST = "https://world-size.github.io/world-size/"
 HTML, SENT = 350_000, 60_000  # bytes that a page may have, and as a host sends them
@@ -293,7 +296,7 @@ def test_beside_each_page_lies_all_of_it_as_markdown(site: Site) -> None:
             yield "the head does not say where"
         if "index.md" not in (each.get("href") for each in page.all("a")):
             yield "no link to it for who has no script"
-        article = html[html.index("<article") : html.index("</article>")]
+        article = html[html.index("<article") :].partition('class="page-end"')[0]
         for code in re.findall(r"<pre\b[^>]*>(.*?)</pre>", article, re.DOTALL):
             if flat(unescape(re.sub("<[^>]*>", "", code))) not in text:
                 yield f"without {code[:60]!r}"
@@ -306,6 +309,40 @@ def test_beside_each_page_lies_all_of_it_as_markdown(site: Site) -> None:
                     yield f"index.md:{number}: {fault}"
 
     each(site, faults)
+
+
+def test_each_page_can_be_cited_and_reported(site: Site) -> None:
+    form = msgspec.yaml.decode((ROOT / ".github/ISSUE_TEMPLATE/erratum.yml").read_bytes())
+    fields = {each["id"] for each in form["body"]}
+    assert fields >= {"page", "section", "transcript", "versions"}  # as book.js fills them in
+    whole = msgspec.yaml.decode((ROOT / "CITATION.cff").read_bytes())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert whole["version"] == project["version"] and whole["url"] == HOST
+    keys = Counter()
+
+    def faults(page: Page):
+        if page.url in ("", "404.html"):
+            return
+        report = next(a["href"] for a in page.all("a") if a.get("class") == "report")
+        asked = dict(parse_qsl(urlsplit(report).query))
+        if asked != {"template": "erratum.yml", "page": HOST + page.url}:
+            yield f"reported as {asked}"
+        html = page.path.read_text("utf-8").partition('class="page-end"')[2]
+        entry = unescape(re.search(r"<code>(.*?)</code>", html, re.DOTALL)[1])
+        key, said = re.fullmatch(r"@misc\{([\w-]+),\n(.+,\n.+)\n\}", entry, re.DOTALL).groups()
+        known = dict(re.findall(r"^  (\w+) += \{(.+)\},?$", said, re.MULTILINE))
+        keys[key] += 1
+        if list(known) != ["title", "author", "howpublished", "year", "url"]:
+            yield entry
+        if known["url"] != HOST + page.url or not known["howpublished"].endswith(
+            f" version {project['version']}"
+        ):
+            yield entry
+        if re.search(r"(?<!\\)[_&%$#]", known["title"]):
+            yield f"TeX takes {known['title']} for something else"
+
+    each(site, faults)
+    assert set(keys.values()) == {1}
 
 
 def test_the_map_has_every_page_of_the_navigation(site: Site) -> None:

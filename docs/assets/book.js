@@ -61,6 +61,30 @@ copies?.firstElementChild.addEventListener("click", async () => {
   setTimeout(() => { copies.lastElementChild.textContent = "" }, 5000)
 })
 
+// Each section can be reported as the page can, with the programs in it and what they ran on.
+const report = document.querySelector(".page-end .report")
+const within = (heading, what) => {
+  const found = new Set()
+  for (let part = heading.nextElementSibling; part && !/^H[1-3]$/.test(part.tagName); part = part.nextElementSibling) {
+    for (const each of part.querySelectorAll(what)) found.add(each.textContent)
+    if (part.matches(what)) found.add(part.textContent)
+  }
+  return [...found].join("\n").slice(0, 1500) // an address has its limit
+}
+if (report) idle(() => {
+  for (const heading of document.querySelectorAll(".md-content :is(h2, h3)[id]")) {
+    const link = document.createElement("a")
+    const asked = new URL(report.href)
+    asked.searchParams.set("section", `#${heading.id}`)
+    asked.searchParams.set("transcript", within(heading, ".program-path").replaceAll("\n", ", "))
+    asked.searchParams.set("versions", within(heading, ".provenance"))
+    link.href = asked
+    link.className = "headerlink report"
+    link.setAttribute("aria-label", "Report an error in this section")
+    heading.append(link)
+  }
+})
+
 // The theme searches when a key is let go; what the mouse pastes is a question too.
 const search = document.querySelector("[data-md-component=search-query]")
 search?.addEventListener("input", () => search.dispatchEvent(new Event("keyup")))
