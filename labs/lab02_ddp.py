@@ -16,9 +16,9 @@
 #     python labs/check.py my_labs/lab02_ddp.py  # grades it at 1, 2, 3 and 4 ranks
 #
 # Work in a clone of the repository, with its Python: `make test WHAT=labs` sets it up once, and
-# `source .venv/bin/activate` puts torchrun on the path. The script offered above is the finished
-# lab, as is this page. The notebook is the copy with blanks: its cells write the file, and start
-# torchrun.
+# `source .venv/bin/activate` puts torchrun on the path. The script offered above is the
+# finished lab, as is this page. The notebook is the copy with blanks: its cells write the file,
+# and start torchrun.
 #
 # There are eight steps. Each has a text, one or more blanks for you to fill, and a check which
 # prints what it proved. Your copy runs as far as the first blank and says in one line what

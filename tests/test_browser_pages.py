@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -92,9 +94,32 @@ def test_a_page_is_not_styled_twice_while_it_loads(browser: Browser, address: st
     page.close()
 
 
-def test_code_has_its_button_and_the_keyboard(browser: Browser, address: str) -> None:
-    page = browser.new_page(viewport={"width": 390, "height": 844})
+def test_code_and_page_have_their_buttons_and_the_keyboard(
+    browser: Browser, address: str, built_site: Path
+) -> None:
+    page = browser.new_page(
+        viewport={"width": 390, "height": 844},
+        permissions=["clipboard-read", "clipboard-write"],
+    )
+    failed = []
+    page.on("console", lambda message: failed.append(message.text))
     page.goto(f"{address}03_model_parallelism/", wait_until="networkidle")
+    assert not failed
+    button = page.get_by_role("button", name="Copy page")
+    said = page.locator(".copy-page [role=status]")
+    button.press("Enter")
+    said.get_by_text("Copied as Markdown.").wait_for()
+    markdown = (built_site / "03_model_parallelism/index.md").read_text("utf-8")
+    assert page.evaluate("navigator.clipboard.readText()") == markdown
+    section = page.locator("#gpipe-from-scratch .report")
+    asked = dict(parse_qsl(urlsplit(section.get_attribute("href")).query))
+    assert asked["page"].endswith("/03_model_parallelism/")
+    assert asked["section"] == "#gpipe-from-scratch" and "torch 2." in asked["versions"]
+    assert asked["transcript"].startswith("snippets/03_model_parallelism/")
+    page.route("**/index.md", lambda route: route.fulfill(status=404))
+    button.press("Enter")
+    said.get_by_text("Not copied.").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == markdown
     far = page.locator(".md-content__inner > .highlight").last
     assert not far.locator("button").count()  # far below the window
     page.wait_for_function("""() => {

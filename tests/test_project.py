@@ -22,12 +22,12 @@ yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
-    ".ci", ".github", ".gitignore", "CONTRIBUTING.md", "LICENSE", "LICENSE-TEXT", "Makefile",
+    ".ci", ".github", ".gitignore", "AGENTS.md", "CONTRIBUTING.md", "LICENSE", "LICENSE-TEXT", "Makefile",
     "README.md", "SECURITY.md", "assessment", "book", "docs", "graders", "labs", "mkdocs.yml",
     "overrides", "snippets", "tests",
 ]  # fmt: skip
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+PAGES = ["AGENTS.md", "README.md", "CONTRIBUTING.md", "SECURITY.md"]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.M))
 VARIABLES = {"PYTHON", *re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.M)}

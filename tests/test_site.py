@@ -9,12 +9,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import parse_qsl, unquote, urljoin, urlsplit
 
 import pytest
 from conftest import RECORDED
@@ -26,20 +28,22 @@ pytest.importorskip("ziamath")
 import jinja2
 import mkdocs.commands.build
 import mkdocs.structure.pages
+import msgspec
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
 from mkdocs.utils.meta import get_data
 from processes import HANG
 
-from book.core.page import read
-from book.site import glossary, kept, labs, mathematics, template, theme
+from book.core.page import parse, read
+from book.site import glossary, kept, labs, mathematics, plain, template, theme
 from book.site.data import DataError
 from book.site.facts import reading_minutes
 from book.site.hooks import BookMarkdown
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
-    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
+    ".github", "CITATION.cff", "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides",
+    "pyproject.toml", "snippets",
 ]  # fmt: skip
 HOST = "https://world-size.github.io/world-size/"
 HTML, SENT = 350_000, 60_000  # bytes that a page may have, and as a host sends them
@@ -59,6 +63,11 @@ FETCHED = {
     ("object", "data"),
     ("link", "href"),
 }
+# What no reader of plain Markdown knows: an embed, HTML, attributes, a tab or a box, a macro.
+NOT_PLAIN = re.compile(
+    r"--8<--|</?[a-z](?!ttps?:)|<!|\{:? (?:[.#]|download)|\{[{%]|^\s*(?:===|!!!|\?\?\?)"
+    r"|\]\((?!https?:)"
+)
 NOT_FETCHED_LINKS = {"canonical", "prev", "next", "alternate"}
 VOID = {
     "area",
@@ -155,6 +164,11 @@ def each(site: Site, faults_of) -> None:
     assert not faults, "\n".join(faults)
 
 
+def flat(text: str) -> str:
+    """Its lines without indents and blank ones."""
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
+
+
 def test_pages_ask_no_other_host(site: Site) -> None:
     def faults(page: Page):
         for tag, known in page.read.tags:
@@ -244,28 +258,119 @@ def test_titles_and_descriptions_are_each_pages_own(site: Site) -> None:
         assert not [text for text, count in what.items() if count > 1]
 
 
+def astray(site: Site, base: str, link: str) -> str:
+    """What is wrong with a link, if it leads to this site."""
+    to = urlsplit(urljoin(base, link))
+    whole = to.geturl()
+    if to.netloc != urlsplit(HOST).netloc:
+        return ""
+    if not whole.startswith(HOST):
+        return f"{link} leaves the folder of the site"
+    path = unquote(whole.removeprefix(HOST).split("#")[0].split("?")[0])
+    file = site.folder / path
+    if not (file / "index.html" if file.is_dir() else file).exists():
+        return f"{link} is not there"
+    if to.fragment and unquote(to.fragment) not in site.pages[path].ids:
+        return f"{link}: no such place on that page"
+    return ""
+
+
 def test_links_lead_somewhere(site: Site) -> None:
     def faults(page: Page):
-        base = HOST + page.url
-        for tag, known in page.read.tags:
-            for name in ("href", "src"):
-                if name not in known or tag == "base":
-                    continue
-                to = urlsplit(urljoin(base, known[name]))
-                whole = to.geturl()
-                if to.netloc != urlsplit(HOST).netloc:
-                    continue
-                if not whole.startswith(HOST):
-                    yield f"{known[name]} leaves the folder of the site"
-                    continue
-                path = unquote(whole.removeprefix(HOST).split("#")[0].split("?")[0])
-                file = site.folder / path
-                if not (file / "index.html" if file.is_dir() else file).exists():
-                    yield f"{known[name]} is not there"
-                elif to.fragment and unquote(to.fragment) not in site.pages[path].ids:
-                    yield f"{known[name]}: no such place on that page"
+        links = (known.get(name) for tag, known in page.read.tags if tag != "base"
+                 for name in ("href", "src"))  # fmt: skip
+        return filter(None, (astray(site, HOST + page.url, each) for each in links if each))
 
     each(site, faults)
+
+
+def test_beside_each_page_lies_all_of_it_as_markdown(site: Site) -> None:
+    """So that who reads it needs neither a browser nor what only this site understands."""
+
+    def faults(page: Page):
+        if page.url == "404.html":
+            return
+        html, markdown = page.path.read_text("utf-8"), page.path.with_suffix(".md")
+        here, text = parse(markdown.read_text("utf-8")), flat(markdown.read_text("utf-8"))
+        if [each["href"] for each in page.all("link") if "type" in each] != ["index.md"]:
+            yield "the head does not say where"
+        if "index.md" not in (each.get("href") for each in page.all("a")):
+            yield "no link to it for who has no script"
+        article = html[html.index("<article") :].partition('class="page-end"')[0]
+        for code in re.findall(r"<pre\b[^>]*>(.*?)</pre>", article, re.DOTALL):
+            if flat(unescape(re.sub("<[^>]*>", "", code))) not in text:
+                yield f"without {code[:60]!r}"
+        for number, line in here.prose():
+            line = plain.CODE.sub("", line)
+            if found := NOT_PLAIN.search(line):
+                yield f"index.md:{number}: {found[0]}"
+            for link in re.findall(r"\]\(([^)\s]*)", line):
+                if fault := astray(site, "page:", link):
+                    yield f"index.md:{number}: {fault}"
+
+    each(site, faults)
+
+
+def test_each_page_can_be_cited_and_reported(site: Site) -> None:
+    form = msgspec.yaml.decode((ROOT / ".github/ISSUE_TEMPLATE/erratum.yml").read_bytes())
+    fields = {each["id"] for each in form["body"]}
+    assert fields >= {"page", "section", "transcript", "versions"}  # as book.js fills them in
+    whole = msgspec.yaml.decode((ROOT / "CITATION.cff").read_bytes())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert whole["version"] == project["version"] and whole["url"] == HOST
+    keys = Counter()
+
+    def faults(page: Page):
+        if page.url in ("", "404.html"):
+            return
+        report = next(a["href"] for a in page.all("a") if a.get("class") == "report")
+        asked = dict(parse_qsl(urlsplit(report).query))
+        if asked != {"template": "erratum.yml", "page": HOST + page.url}:
+            yield f"reported as {asked}"
+        html = page.path.read_text("utf-8").partition('class="page-end"')[2]
+        entry = unescape(re.search(r"<code>(.*?)</code>", html, re.DOTALL)[1])
+        key, said = re.fullmatch(r"@misc\{([\w-]+),\n(.+,\n.+)\n\}", entry, re.DOTALL).groups()
+        known = dict(re.findall(r"^  (\w+) += \{(.+)\},?$", said, re.MULTILINE))
+        keys[key] += 1
+        if list(known) != ["title", "author", "howpublished", "year", "url"]:
+            yield entry
+        if known["url"] != HOST + page.url or not known["howpublished"].endswith(
+            f" version {project['version']}"
+        ):
+            yield entry
+        if re.search(r"(?<!\\)[_&%$#]", known["title"]):
+            yield f"TeX takes {known['title']} for something else"
+
+    each(site, faults)
+    assert set(keys.values()) == {1}
+
+
+def test_the_map_has_every_page_of_the_navigation(site: Site) -> None:
+    """In the format of llmstxt.org: a title, what it is, and under headings lists of links."""
+    text = (site.folder / "llms.txt").read_text("utf-8")
+    title, about, rest = re.match(r"# (.+)\n\n> (.+)\n\n((?s:.+))", text).groups()
+    assert title == "World Size" and len(about) > 50
+    _, *sections = rest.split("\n## ")
+    listed = {}
+    for name, *lines in (each.strip().split("\n") for each in sections):
+        items = [
+            re.fullmatch(r"- \[.+?\]\((.+?)\): (.+)", line) for line in filter(None, lines)
+        ]
+        assert items and all(items), name
+        listed[name] = [each[1].removeprefix(HOST) for each in items]
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2].partition("\n\n")[0]
+    names = re.findall(r": (\S+)\.(?:md|py)$", nav, re.MULTILINE)
+    pages = [f"{name}/index.md".removeprefix("index/") for name in names]
+    parts = listed.popitem()[1]
+    assert [each for section in listed.values() for each in section] == pages
+    whole = "".join((site.folder / each).read_text("utf-8") for each in parts)
+    missing = [each for each in pages if (site.folder / each).read_text("utf-8") not in whole]
+    assert missing == [
+        "index.md",
+        "setup/index.md",
+        "glossary/index.md",
+        "what_ran_where/index.md",
+    ]
 
 
 def test_a_link_has_words() -> None:
@@ -532,6 +637,7 @@ def small(tmp_path: Path):
         "docs/index.md": '# A page\n\nA rank. $x^2$ [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
         "docs/more.md": "# More\n",
         "a.py": "print(1)\n",
+        "requirements/test.txt": "torch==2.13.0\n",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, "utf-8")
@@ -705,8 +811,8 @@ def test_a_build_writes_what_changed_and_removes_what_it_did_not_make(small) -> 
     assert "One more line." in small()
     there = [each for each in files if each.exists()]
     left = {each.relative_to(site).as_posix() for each in there if not each.stat().st_mtime}
-    assert {"more/index.html", "css/base.css", ".nojekyll", ".git/HEAD"} < left
-    assert "index.html" not in left and not (site / "before").exists()
+    assert {"more/index.html", "more/index.md", "css/base.css", ".nojekyll", ".git/HEAD"} < left
+    assert not {"index.html", "index.md"} & left and not (site / "before").exists()
 
     (small.folder / "docs/more.md").unlink()
     index.write_text("# A page\n\n$$\\foo$$\n", "utf-8")

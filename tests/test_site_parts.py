@@ -23,6 +23,7 @@ from book.site import (
     glossary,
     links,
     mathematics,
+    plain,
     programs,
     search,
     theme,
@@ -76,7 +77,7 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     book.write("snippets/t/p.rtx-4090.txt", gpu.replace("H100", "RTX 4090") + "$ python p.py\n")
     assert '=== "RTX 4090"' in shown("p.cpu.txt")
     drawn = [book.write(f"snippets/t/p.{each}svg", "<svg/>").name for each in ("", "cuda.")]
-    whole = programs._page(Program(book.root, book.root / "snippets/t/p.py"), [])
+    whole = programs._page(Program(book.root, book.root / "snippets/t/p.py"), [], "")
     assert re.findall(r"\]\((p\..*svg)\)\n\n\*(\w+)", whole) == [
         (drawn[0], "CPU"),
         (drawn[1], "H100"),
@@ -267,3 +268,75 @@ def test_a_figure_gets_a_size_unless_it_has_one(tmp_path: Path) -> None:
     assert 'width="9" height="5" alt' in sized('<img alt="a" src="../programs/a.svg">')
     for other in ('<img width="3" src="../programs/a.svg">', '<img src="../programs/b.svg">'):
         assert sized(other) == other
+
+
+# --- plain -----------------------------------------------------------------------------------
+
+
+RICH = """# A `{ .b }` { #a }
+
+A [b](../b.md?n=1#c){ .d }, [c](c.md), [here](#a), [l](/labs/l.py), [far](https://x.example/#a). { .e }
+
+=== "CPU `x`"
+
+    !!! note "So"
+
+        ```html
+        <br> { .f }
+
+
+        ```
+<!-- one -->
+<div class="x" markdown="1">
+<a class="y" href="z.zip" download>Take $x_{ .5}$</a>
+<ol class="quiz-options" markdown="1">
+<li markdown="1">one</li>
+<li markdown="1">two `<br>`</li>
+</ol>
+<ol class="quiz-why quiz-ordered" markdown="1">
+<li markdown="1">`` ` `` 3 < 4</li>
+</ol>
+
+</div>
+
+| a<br>b |
+"""
+
+
+def test_what_only_this_site_understands_is_said_in_plain_markdown() -> None:
+    pages = {"b.md": "b/", "t/c.md": "t/c/", "t/a.md": "t/a/", "labs/l.py": "labs/l/"}
+    files = SimpleNamespace(
+        get_file_from_path=lambda path: path in pages and SimpleNamespace(url=pages[path])
+    )
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="t/a.md"), url="t/a/")
+    said = plain.text(
+        RICH.splitlines(),
+        page,
+        SimpleNamespace(site_url="https://a.example/s/"),
+        files,
+    )
+    title, head, rest = said.split("\n\n", 2)
+    assert title == "# A `{ .b }`" and "<https://a.example/s/t/a/>" in head
+    site = "https://a.example/s/"
+    assert (
+        rest
+        == f"""\
+A [b]({site}b/?n=1#c), [c]({site}t/c/), [here]({site}t/a/#a), [l]({site}labs/l/), [far](https://x.example/#a).
+
+- **CPU `x`**
+
+    - **So**
+
+        ```html
+        <br> {{ .f }}
+
+
+        ```
+[Take $x_{{ .5}}$]({site}t/a/z.zip)
+- A. one
+- B. two `<br>`
+1. `` ` `` 3 < 4
+
+| a · b |
+"""
+    )

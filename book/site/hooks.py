@@ -32,6 +32,7 @@ from book.site import (
     labs,
     mathematics,
     notebooks,
+    plain,
     programs,
     quiz,
     references,
@@ -64,7 +65,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     # as the file has it: `mkdocs serve` puts its own there
     config.site_url = config.user_configs[0].get("site_url")
     config.watch += [str(root / each) for each in WATCHED if (root / each).exists()]
-    config.markdown_extensions.append(BookMarkdown(root))
+    config.extra["markdown"] = BookMarkdown(root)
+    config.markdown_extensions.append(config.extra["markdown"])
     config.extra["index"] = search.Index(config)
     return config
 
@@ -72,7 +74,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in programs.files(config, _root(config)):
         files.append(file)
-    theme.style_tables(files)
+    theme.fit(files)
     config.extra["keeper"] = kept.Keeper(_root(config), files)
     return files
 
@@ -144,6 +146,7 @@ def _make(page: Page, config: MkDocsConfig, files: Files) -> None:
         if name != "index.md":
             page.markdown = facts.with_facts(page.markdown, root, name)
     type(page).render(page, config, files)
+    page.plain = plain.text(config.extra["markdown"].lines, page, config, files)
 
 
 def _with_all_it_shows(lines: list[str], root: Path) -> list[str]:
@@ -161,14 +164,14 @@ class BookMarkdown(Extension):
 
     def __init__(self, root: Path = ROOT) -> None:
         super().__init__()
-        self.root = root
+        self.root, self.lines = root, list[str]()  # of the page that was made last
         tracks.loaded.cache_clear()  # what an earlier build has read
 
     def extendMarkdown(self, md: Markdown) -> None:
         ArithmatexExtension(generic=True, preview=False).extendMarkdown(md)
         tooltips = glossary.Tooltips(md, self.root)
         # Python-Markdown runs what has the higher priority first
-        md.preprocessors.register(_Lines(self.root, tooltips), "book", 40)  # as written
+        md.preprocessors.register(_Lines(self, tooltips), "book", 40)  # as written
         md.treeprocessors.register(
             mathematics.Drawer(md), "mathematics", 15
         )  # behind inline, 20
@@ -179,12 +182,13 @@ class BookMarkdown(Extension):
 class _Lines(Preprocessor):
     """The lines of a page, before anything else reads them."""
 
-    def __init__(self, root: Path, tooltips: glossary.Tooltips) -> None:
+    def __init__(self, of: BookMarkdown, tooltips: glossary.Tooltips) -> None:
         super().__init__()
-        self.root, self.tooltips = root, tooltips
+        self.of, self.tooltips = of, tooltips
 
     def run(self, lines: list[str]) -> list[str]:
-        return self.tooltips.without_own_senses(_with_all_it_shows(lines, self.root))
+        self.of.lines = _with_all_it_shows(lines, self.of.root)
+        return self.tooltips.without_own_senses(self.of.lines)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -193,7 +197,13 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     return html
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    plain.write(page)
+    return output
+
+
 def on_post_build(config: MkDocsConfig) -> None:
+    plain.write_map(config.extra["nav"], config)
     config.extra["keeper"].forget_others()
 
 

@@ -39,7 +39,7 @@ MADE_BY = (
     "book/site/hooks.py", "book/site/templates", "docs/glossary.md", "mkdocs.yml", "overrides",
 )  # fmt: skip
 NOT_KEPT = (OSError, EOFError, pickle.UnpicklingError)
-MADE = ("content", "meta", "toc", "_title_from_render", "present_anchor_ids")
+MADE = ("content", "plain", "meta", "toc", "_title_from_render", "present_anchor_ids")
 EMBEDDED = re.compile(r'--8<--[ \t]+"((?:[^":]*/)?[^":/.]*)')  # its path, without an ending
 
 

@@ -97,6 +97,7 @@ def _page(program: Program, chapters: list[str], repository: str) -> str:
         held=held.releases(program),
         notebook=notebooks.place(program),
         opens=notebooks.links(program, repository),
+        repository=repository,
     )
 
 

@@ -49,13 +49,16 @@ FIXES = [
 ]
 
 
-def style_tables(files: Files) -> None:
-    """Let the theme's style sheet name the class that a table has, where it names none."""
-    for file in files.css_files():
-        if file.src_uri.startswith("assets/stylesheets/main."):
-            file.content_string = file.content_string.replace(
-                "table:not([class])", "table.data"
-            )
+def fit(files: Files) -> None:
+    """Let the theme's style sheet name the class that a table has where it names none, and its
+    script take only an alternate in another language for a site beside this one."""
+    for place, was, becomes in (
+        (r"stylesheets/main\..*css", "table:not([class])", "table.data"),
+        (r"javascripts/bundle\..*js", "link[rel=alternate]", "link[rel=alternate][hreflang]"),
+    ):
+        for file in files:
+            if re.fullmatch(f"assets/{place}", file.src_uri):
+                file.content_string = file.content_string.replace(was, becomes)
 
 
 def share_navigation(env: Environment) -> None:

@@ -32,6 +32,7 @@ def copy(source: str, path: str) -> None:
 def remove_others(site: str, files: Files) -> None:
     """Remove what is none of these files, before they are written, but nothing hidden."""
     own = {file.abs_dest_path for file in files if file.inclusion.is_included()}
+    own |= {f"{each.removesuffix('.html')}.md" for each in own if each.endswith(".html")}
     for folder, _, names in os.walk(site, topdown=False):
         if folder.startswith(os.path.join(site, ".")):
             continue

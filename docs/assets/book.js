@@ -44,6 +44,47 @@ for (const image of document.querySelectorAll("img.plays")) {
   }, { threshold: 0.7 }).observe(image)
 }
 
+// A reader may take the page along: the Markdown that lies beside it.
+const copies = document.querySelector(".copy-page")
+copies?.firstElementChild.addEventListener("click", async () => {
+  const markdown = fetch(document.querySelector("link[type='text/markdown']").href).then(answer => {
+    if (!answer.ok) throw new Error(answer.statusText)
+    return answer.text()
+  }).then(text => new Blob([text], { type: "text/plain" }))
+  let said = "Copied as Markdown."
+  try { // the clipboard waits for the file, or it would forget that a reader asked
+    await navigator.clipboard.write([new ClipboardItem({ "text/plain": markdown })])
+  } catch {
+    said = "Not copied. The link beside this button leads to the Markdown."
+  }
+  copies.lastElementChild.textContent = said
+  setTimeout(() => { copies.lastElementChild.textContent = "" }, 5000)
+})
+
+// Each section can be reported as the page can, with the programs in it and what they ran on.
+const report = document.querySelector(".page-end .report")
+const within = (heading, what) => {
+  const found = new Set()
+  for (let part = heading.nextElementSibling; part && !/^H[1-3]$/.test(part.tagName); part = part.nextElementSibling) {
+    for (const each of part.querySelectorAll(what)) found.add(each.textContent)
+    if (part.matches(what)) found.add(part.textContent)
+  }
+  return [...found].join("\n").slice(0, 1500) // an address has its limit
+}
+if (report) idle(() => {
+  for (const heading of document.querySelectorAll(".md-content :is(h2, h3)[id]")) {
+    const link = document.createElement("a")
+    const asked = new URL(report.href)
+    asked.searchParams.set("section", `#${heading.id}`)
+    asked.searchParams.set("transcript", within(heading, ".program-path").replaceAll("\n", ", "))
+    asked.searchParams.set("versions", within(heading, ".provenance"))
+    link.href = asked
+    link.className = "headerlink report"
+    link.setAttribute("aria-label", "Report an error in this section")
+    heading.append(link)
+  }
+})
+
 // The theme searches when a key is let go; what the mouse pastes is a question too.
 const search = document.querySelector("[data-md-component=search-query]")
 search?.addEventListener("input", () => search.dispatchEvent(new Event("keyup")))
