@@ -154,6 +154,9 @@ class ToyStream:
     def query(self) -> bool:
         return not self.queue
 
+    def is_capturing(self) -> bool:
+        return torch.toy.graph is not None
+
 
 class ToyEvent:
     """A mark in a stream."""
