@@ -360,7 +360,8 @@ def run_on_toy(func, args: tuple, kwargs: dict):
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
     raw_args, raw_kwargs = raw(args), raw(kwargs)
     returns = func._schema.returns
-    if any(value.alias_info and not value.alias_info.is_write for value in returns):
+    aliased = any(value.alias_info and not value.alias_info.is_write for value in returns)
+    if aliased or func is aten._unsafe_view.default:
         return tree_map(ToyTensor, func(*raw_args, **raw_kwargs))  # a view
     mask = func is aten.index.Tensor and any(
         index is not None and index.dtype is torch.bool for index in raw_args[1]
