@@ -4,7 +4,8 @@
 # A script that trains on the CPU runs on a GPU after three lines are changed, and then the GPU
 # is often idle most of the time: it waits for a batch, for a copy, for Python, or stands still
 # because the host asked for a number. In this lab you take such a script, move it, and remove
-# one wait after another, while the losses stay those of the CPU.
+# one wait after another, while the losses stay those of the CPU. At the end you profile a step,
+# and name its hot spot from the trace.
 #
 #     python labs/lab07_pytorch_gpu.py
 #
@@ -30,18 +31,22 @@
 import collections
 import contextlib
 import functools
+import json
 import os
 import statistics
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.data import DataLoader, Dataset, RandomSampler
@@ -153,6 +158,9 @@ class ToyStream:
 
     def query(self) -> bool:
         return not self.queue
+
+    def is_capturing(self) -> bool:
+        return torch.toy.graph is not None
 
 
 class ToyEvent:
@@ -352,7 +360,8 @@ def run_on_toy(func, args: tuple, kwargs: dict):
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
     raw_args, raw_kwargs = raw(args), raw(kwargs)
     returns = func._schema.returns
-    if any(value.alias_info and not value.alias_info.is_write for value in returns):
+    aliased = any(value.alias_info and not value.alias_info.is_write for value in returns)
+    if aliased or func is aten._unsafe_view.default:
         return tree_map(ToyTensor, func(*raw_args, **raw_kwargs))  # a view
     mask = func is aten.index.Tensor and any(
         index is not None and index.dtype is torch.bool for index in raw_args[1]
@@ -1264,7 +1273,9 @@ if __name__ == "__main__":
         check_replay()
 
 # %% [markdown]
-# ## Step 8: measure it rightly
+# ## Step 8: measure it rightly, then name what is slow
+#
+# <!-- not of the glossary: hot spot -->
 #
 # Because launching returns at once, a clock around a step measures how fast Python is. Rightly:
 #
@@ -1276,6 +1287,37 @@ if __name__ == "__main__":
 #
 # Such waits belong into a measurement, and nowhere else. `clock` is `time.perf_counter`, or the
 # toy's own clock.
+#
+# A clock says how long, and a **profile** says where. `torch.profiler` notes every operator
+# with its start, its duration and, by `record_shapes=True`, the shapes of its inputs. A
+# `schedule` keeps the first steps out of it; `profiler.step()` tells it that a step is over. It
+# writes a list of events, `traceEvents`, in JSON, which [Perfetto](https://ui.perfetto.dev)
+# draws. They look like this (times in µs, and some more keys):
+#
+#     {"cat": "user_annotation", "name": "ProfilerStep#3", "tid": 1, "ts": 80.0, "dur": 90.0}
+#     {"cat": "cpu_op", "name": "aten::matmul", "tid": 1, "ts": 90.5, "dur": 40.0,
+#      "args": {"Input Dims": [[9, 9], [9, 2]]}}
+#     {"cat": "cpu_op", "name": "aten::mm", "tid": 1, "ts": 92.0, "dur": 36.5,
+#      "args": {"Input Dims": [[9, 9], [9, 2]]}}
+#
+# What lies within another event of the same thread, `tid`, was called by it: `matmul` calls
+# `mm`. Sorted by *total* time, wrappers come first, for `matmul` has all of `mm`'s. An
+# operator's **own time**, *self* in the profiler's table, is its duration less that of the
+# operators which it calls itself, not of those that these call. And one name at two shapes is
+# two things: the model's backward has products, too. So a row of the table is a name with its
+# shapes.
+#
+# `slow_step` trains on raw signals of 512 points, which somebody smooths first: there is the
+# hot spot. Profile the step, read the trace, and name the operator that does the work.
+#
+# On a GPU the trace has the kernels as well, as events whose `cat`, category, is `kernel`; the
+# time of an operator is that of launching it. Go on with Nsight Systems, which also sees the
+# driver, the operating system and all ranks:
+#
+#     nsys profile --trace=cuda,nvtx,osrt --output=step python my_labs/lab07_pytorch_gpu.py
+#     nsys stats --report cuda_gpu_kern_sum,cuda_api_sum step.nsys-rep
+#
+# Nothing here runs it: it is a program of NVIDIA's for NVIDIA's GPUs, and not a Python package.
 
 
 # %%
@@ -1294,6 +1336,94 @@ def measure(
         torch.accelerator.synchronize()
         times.append(clock() - begin)
     return statistics.median(times)
+    # <<< solution
+
+
+class Row(NamedTuple):
+    """An operator with one kind of inputs, for a step."""
+
+    name: str
+    shapes: list  # of its inputs, as the trace has them
+    calls: float
+    own: float  # µs
+
+
+def record(step: Callable[[], object], path: str | Path, warm: int = 2, count: int = 2) -> None:
+    """Write the trace of `count` calls of `step`, after `warm` others, with shapes."""
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    # >>> solution 8: profile with a schedule and shapes; step() and profiler.step(); export
+    # hint: schedule(wait=0, warmup=…, active=…, repeat=1), profiler.export_chrome_trace
+    plan = schedule(wait=0, warmup=warm, active=count, repeat=1)
+    with profile(activities=activities, schedule=plan, record_shapes=True) as profiler:
+        for _ in range(warm + count):
+            step()
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
+    # <<< solution
+
+
+def read_trace(path: str | Path) -> list[Row]:
+    """The operators in a trace by name and shapes, for a step; most own time first."""
+    events = json.loads(Path(path).read_text())["traceEvents"]
+    operators = [event for event in events if event.get("cat") == "cpu_op"]
+    # >>> solution 8: who lies in whom, in each thread; own times; add up, divide by the steps
+    # hint: in the order of starts (at one start the longer first) they nest like brackets
+    steps = sum(event.get("name", "").startswith("ProfilerStep") for event in events)
+    calls, own, open_in = collections.Counter(), collections.Counter(), {}
+    for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):
+        key = event["name"], json.dumps(event["args"].get("Input Dims", []))
+        around = open_in.setdefault(event["tid"], [])  # the innermost is the last
+        while around and around[-1][1] <= event["ts"]:
+            around.pop()
+        if around:
+            own[around[-1][0]] -= event["dur"]
+        calls[key] += 1
+        own[key] += event["dur"]
+        around.append((key, event["ts"] + event["dur"]))
+    return [
+        Row(name, json.loads(shapes), calls[name, shapes] / steps, time / steps)
+        for (name, shapes), time in own.most_common()
+    ]
+    # <<< solution
+
+
+# %%
+POINTS = 512
+NEAR = (torch.arange(POINTS)[:, None] - torch.arange(POINTS)).abs() <= 1
+MEANS = NEAR / NEAR.sum(1, keepdim=True)  # [points, points]: of a point and those beside it
+
+
+def smooth_by_sample(x: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    """[b, points, channels], smoothed."""
+    return torch.stack([means @ sample for sample in x])
+
+
+def smooth_at_once(x: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    """The same by one operator, which reads each point three times and not 512."""
+    smooth = F.avg_pool1d(x.transpose(1, 2), 3, 1, padding=1, count_include_pad=False)
+    return smooth.transpose(1, 2)
+
+
+def slow_step(device: torch.device, smooth: Callable = smooth_by_sample) -> Callable[[], None]:
+    """A step of training on raw signals, of which the model gets every 43rd point."""
+    model, optimizer = build(device)
+    _, y = moved(1, device)[0]
+    x = torch.randn(BATCH, POINTS, CHANNELS, generator=torch.Generator().manual_seed(8))
+    x, means = x.to(device), MEANS.to(device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = model(smooth(x, means)[:, :: POINTS // LENGTH + 1])
+        F.cross_entropy(logits, y, ignore_index=-1).backward()
+        optimizer.step()
+
+    return step
+
+
+def hot_spot() -> tuple[str, list, int]:
+    """Of slow_step's hot spot the operator, the shapes of its inputs, its calls in a step."""
+    # >>> solution 8: name, shapes and calls, as your table has them in its first row
+    return "aten::mm", [[POINTS, POINTS], [POINTS, CHANNELS]], BATCH
     # <<< solution
 
 
@@ -1325,8 +1455,32 @@ if __name__ == "__main__":
         else:
             print(f"step 8: a step takes ≈{1e3 * seconds:.2f} ms")
 
+    def check_profile() -> None:
+        device = torch.device("cpu") if TOY else DEVICE  # the toy's operators are the CPU's
+        for smooth in (smooth_by_sample, smooth_at_once):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "trace.json")  # for Perfetto, keep one
+                record(slow_step(device, smooth), path)
+                rows = read_trace(path)
+            whole = sum(row.own for row in rows)
+            ask(min(row.own for row in rows) >= 0, "an operator has less than no own time")
+            print(f"        {smooth.__name__}: ≈{whole / 1e3:.2f} ms a step in operators")
+            if smooth is smooth_at_once:
+                continue
+            try:
+                name, shapes, calls = hot_spot()
+            except NotImplementedError:
+                print(*rows[:3], sep="\n")
+                raise
+            found = [row for row in rows if (row.name, row.shapes) == (name, shapes)]
+            ask(len(found) == 1, f"the trace has no {name} of {shapes}")
+            ask(found[0].calls == calls, f"{found[0].calls} calls of {name}, not {calls}")
+            share = 100 * found[0].own / whole
+            print(f"        {calls} calls of {name} {shapes} are ≈{share:.0f}% of it")
+
     if DEVICE.type != "cpu":
         check_measure()
+        check_profile()
 
 # %% [markdown]
 # ## All of it

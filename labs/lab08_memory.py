@@ -7,7 +7,8 @@
 # programs run out of memory under a limit of 10 MiB. You build a meter that says where the
 # bytes are, and fix one program after the other, each with another tool: let go, do not
 # record, update in place, cut the batch, compute again, choose what to compute again, and put
-# the pieces in order. Every time the losses or gradients must be those of the plain run.
+# the pieces in order. Every time the losses or gradients must be those of the plain run. At the
+# end you read from a profile, and from an allocator's snapshot, who holds the bytes.
 #
 #     python labs/lab08_memory.py
 #
@@ -29,12 +30,15 @@
 
 # %%
 import itertools
+import json
 import math
 import os
 import sys
+import tempfile
 import time
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +47,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -954,66 +959,111 @@ if __name__ == "__main__":
 #
 # A tensor needs one piece of addresses. PyTorch does not ask the driver for each tensor, which
 # would take longer than most kernels; it keeps what it once got, and hands out pieces of it: a
-# **caching allocator**. Write its heart:
+# **caching allocator**. The next cell has its heart, for one piece of memory: best fit, split,
+# coalesce. ([Assignment 1](../assessment/assignments.md#1-memory-a-caching-allocator) lets you
+# write one, for several streams.) Even so, what stays between what goes keeps holes apart:
+# **fragmentation**.
 #
-# * `malloc` rounds up to 512 bytes and takes the *smallest* free piece that is large enough
-#   (**best fit**), so that large pieces stay for large tensors; of several, the first. What it
-#   does not need is cut off and stays free (**split**).
-# * `free` makes the piece free again and joins it with its free neighbours, on both sides
-#   (**coalesce**). Otherwise memory would end as crumbs.
+# What an allocator knows it tells in a **snapshot**: on a GPU `torch.cuda.memory._snapshot()`,
+# here `allocator.snapshot()`, which has the same form. Two parts of it answer two questions.
 #
-# Even so, what stays between what goes keeps holes apart: **fragmentation**. The trace of this
-# step does so: each layer makes activations, which go, and statistics, which stay. When the
-# activations are gone, a hole is as large as one layer's activations. The fix is the order:
-# what lives long is allocated first, and side by side. (Where you cannot change the order,
-# PyTorch has settings: `expandable_segments:True` lets memory grow behind a piece by mapping
-# more pages there, `max_split_size_mb` keeps large pieces from being cut,
-# `roundup_power2_divisions` makes sizes alike.)
+# **How much, and in what pieces?** `segments` are what came from the driver, each a list of
+# `blocks`. A block has its `size`, the `requested_size` before it was rounded up to 512 bytes,
+# and a `state`: a tensor has it (`active_allocated`), Python has given it back and another
+# stream may still use it (`active_pending_free`), or it is free (`inactive`). The docstring of
+# `_snapshot` calls the second state otherwise; this is what it writes. A free block still has
+# the `requested_size` of its last tensor. So there are four numbers:
+#
+# * *requested*: what tensors asked for, in both kinds of active blocks;
+# * *allocated*: the sizes of tensors' blocks alone, which is `torch.cuda.memory_allocated()`;
+# * *reserved*: all segments, `total_size`, which is `torch.cuda.memory_reserved()`;
+# * *largest*: the largest free block. Far below what is free, it says that memory is in pieces.
+#
+# **Who?** `device_traces` has for each device what happened since
+# `torch.cuda.memory._record_memory_history()`. An entry has an `action`, `addr`, `size` and
+# `frames`, the innermost first. A tensor begins with `alloc`. It ends with `free_requested`,
+# when Python lets go of it, and `free_completed`, after which its block can be given away. The
+# other actions (`segment_alloc`, `oom`, `snapshot`) are not of tensors, and may lack `addr`.
+# What was there before recording began ends without ever having begun. Replay it, and at its
+# highest point you know who holds the bytes, and who asked last.
+#
+# A CPU has no such snapshot, but the profiler sees its allocator: with `profile_memory=True` it
+# notes each allocation and each free, with address and bytes. `as_history` makes entries of
+# them, whose frames are the operators around them. So one reader serves both. It also sees
+# what the meter of this lab cannot, temporaries within an operator: here those of dropout,
+# whose mask the CPU casts to float32 before it multiplies.
+#
+# The fix for what the last failure says is the order: what lives long is allocated first, and
+# side by side. (Where you cannot change the order, PyTorch has settings:
+# `expandable_segments:True` lets memory grow behind a piece by mapping more pages there,
+# `max_split_size_mb` keeps large pieces from being cut, `roundup_power2_divisions` makes sizes
+# alike.)
 
 
 # %%
 @dataclass
 class Piece:
-    """A piece of memory: `size` bytes from `start` on."""
+    """A piece of memory: `size` bytes from `start` on, of which a tensor asked for `asked`."""
 
     start: int
     size: int
     used: bool = False
+    asked: int = 0
 
 
 class Allocator:
     """All of its memory is in `pieces`, free or used, in the order of addresses."""
 
     def __init__(self, capacity: int):
-        self.pieces = [Piece(0, capacity)]
+        self.pieces, self.history = [Piece(0, capacity)], []
 
-    def malloc(self, size: int) -> int:
-        """Give away at least `size` bytes; return where they start."""
-        size = -(-size // 512) * 512
-        # >>> solution 8: the smallest free piece that is large enough; cut off the rest
-        # hint: if there is none: raise self.out_of_memory(size)
+    def malloc(self, asked: int, name: str) -> int:
+        """Give away at least `asked` bytes; return where they start."""
+        size = -(-asked // 512) * 512
         fitting = [p for p in self.pieces if not p.used and p.size >= size]
         if not fitting:
             raise self.out_of_memory(size)
-        piece = min(fitting, key=lambda p: p.size)
-        if piece.size > size:
+        piece = min(fitting, key=lambda p: p.size)  # best fit
+        if piece.size > size:  # split
             rest = Piece(piece.start + size, piece.size - size)
             self.pieces.insert(self.pieces.index(piece) + 1, rest)
-        piece.size, piece.used = size, True
+        piece.size, piece.used, piece.asked = size, True, asked
+        self.note("alloc", piece, name)
         return piece.start
-        # <<< solution
 
     def free(self, start: int) -> None:
         """Take back the piece that starts there."""
-        # >>> solution 8: find it, mark it, join it with a free right and a free left neighbour
         i = next(i for i, p in enumerate(self.pieces) if p.start == start)
+        self.note("free_requested", self.pieces[i])
+        self.note("free_completed", self.pieces[i])  # no other stream uses it
         self.pieces[i].used = False
-        for left in (i, i - 1):
+        for left in (i, i - 1):  # coalesce, with the right neighbour, then with the left one
             pair = self.pieces[left : left + 2] if left >= 0 else []
             if len(pair) == 2 and not pair[0].used and not pair[1].used:
                 pair[0].size += pair[1].size
                 del self.pieces[left + 1]
-        # <<< solution
+
+    def note(self, action: str, piece: Piece, *names: str) -> None:
+        entry = {"action": action, "addr": piece.start, "size": piece.asked, "stream": 0}
+        self.history.append(entry | {"frames": frames_of(names)})
+
+    def snapshot(self) -> dict:
+        """As torch.cuda.memory._snapshot() has it; all memory is one segment."""
+        blocks = [
+            {
+                "address": p.start,
+                "size": p.size,
+                "requested_size": p.asked,
+                "state": "active_allocated" if p.used else "inactive",
+                "frames": [],
+            }
+            for p in self.pieces
+        ]
+        used = sum(p.size for p in self.pieces if p.used)
+        segment = {"address": 0, "device": 0, "stream": 0, "segment_type": "large"}
+        segment |= {"total_size": sum(p.size for p in self.pieces), "blocks": blocks}
+        segment |= {"allocated_size": used, "active_size": used}
+        return {"segments": [segment], "device_traces": [self.history]}
 
     def out_of_memory(self, size: int) -> OutOfMemory:
         free = [p.size for p in self.pieces if not p.used]
@@ -1021,6 +1071,99 @@ class Allocator:
             f"out of memory: wanted {size / MIB:.2f} MiB; {sum(free) / MIB:.2f} MiB are free,"
             f" the largest piece has {max(free, default=0) / MIB:.2f} MiB"
         )
+
+
+def frames_of(names: Iterable[str]) -> list[dict]:
+    """What stands for a stack where there are only names, the innermost first."""
+    return [{"filename": "", "line": 0, "name": name} for name in names]
+
+
+def maker(entry: dict) -> str:
+    """Who asked for it: the innermost frame that says more than that memory was wanted."""
+    names = [
+        f"{Path(frame['filename']).name}:{frame['line']} {frame['name']}".removeprefix(":0 ")
+        for frame in entry["frames"]
+    ]
+    telling = (n for n in names if not n.startswith(("aten::empty", "aten::resize_")))
+    return next(telling, names[-1] if names else "nobody we know")
+
+
+class Account(NamedTuple):
+    """Bytes."""
+
+    requested: int
+    allocated: int
+    reserved: int
+    largest: int
+
+
+def account(segments: Iterable[dict]) -> Account:
+    """The four numbers of a snapshot's segments."""
+    # >>> solution 8: add up over the blocks of all segments, by their states
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    return Account(
+        requested=sum(b["requested_size"] for b in blocks if b["state"] != "inactive"),
+        allocated=sum(b["size"] for b in blocks if b["state"] == "active_allocated"),
+        reserved=sum(segment["total_size"] for segment in segments),
+        largest=max((b["size"] for b in blocks if b["state"] == "inactive"), default=0),
+    )
+    # <<< solution
+
+
+class Peak(NamedTuple):
+    """The highest point of a history."""
+
+    size: int  # bytes that live
+    held: list[tuple[str, int]]  # makers of what lives there and its bytes, most first
+    last: str  # the maker of the allocation that reached it
+
+
+def at_peak(history: Iterable[dict]) -> Peak:
+    """Replay a device trace to its highest point. A block lives until its free is completed."""
+    # >>> solution 8: keep what lives by its addr, and its sum; at a new maximum, note who holds
+    living, used, highest = {}, 0, Peak(0, [], "")
+    for entry in history:
+        if entry["action"] == "alloc":
+            living[entry["addr"]] = entry
+            used += entry["size"]
+            if used > highest.size:
+                held = Counter()
+                for each in living.values():
+                    held[maker(each)] += each["size"]
+                highest = Peak(used, held.most_common(), maker(entry))
+        elif entry["action"] == "free_completed" and entry["addr"] in living:
+            used -= living.pop(entry["addr"])["size"]
+    return highest
+    # <<< solution
+
+
+def profile_memory(run: Callable[[], object], path: str | Path) -> None:
+    """Write the profiler's trace of `run()`, with what the CPU's allocator does."""
+    # >>> solution 8: profile the CPU, with memory; run; export_chrome_trace
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    profiler.export_chrome_trace(str(path))
+    # <<< solution
+
+
+def as_history(path: str | Path) -> list[dict]:
+    """What a profiler's trace says of memory, as entries of a device trace."""
+    events = json.loads(Path(path).read_text())["traceEvents"]
+    kinds = ("cpu_op", "cpu_instant_event")
+    events = [event for event in events if event.get("cat") in kinds]
+    around, history = [], []  # the operators that have begun and not ended
+    for event in sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0))):
+        while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"]:
+            around.pop()
+        if event["cat"] == "cpu_op":
+            around.append(event)
+        elif event["name"] == "[memory]":
+            size, names = event["args"]["Bytes"], [each["name"] for each in reversed(around)]
+            entry = {"addr": event["args"]["Addr"], "size": abs(size), "stream": 0}
+            entry["frames"] = frames_of(names)
+            actions = ["alloc"] if size > 0 else ["free_requested", "free_completed"]
+            history += [{"action": action} | entry for action in actions]
+    return history
 
 
 class Event(NamedTuple):
@@ -1044,7 +1187,7 @@ def replay(trace: Iterable[Event], allocator: Allocator) -> int:
     starts, top = {}, 0
     for event in trace:
         if event.size:
-            starts[event.name] = allocator.malloc(event.size)
+            starts[event.name] = allocator.malloc(event.size, event.name.rpartition(" ")[0])
             top = max(top, max(p.start + p.size for p in allocator.pieces if p.used))
         else:
             allocator.free(starts.pop(event.name))
@@ -1085,39 +1228,84 @@ def layers_trace() -> list[Event]:
 
 if __name__ == "__main__":
 
-    def check_allocator() -> None:
-        with Recorder(device) as recorder:
-            model, (inputs, targets) = build_model(device), make_batch(64, device=device)
-            adam = make_adam(model)
-            for _ in range(2):
-                mean_square(model(inputs), targets).backward()
-                adam.step()
-                adam.zero_grad()
-        allocator = Allocator(16 * MIB)
-        top = replay(recorder.trace, allocator)
-        neighbours = itertools.pairwise(allocator.pieces)
-        ask(
-            all(a.used or b.used for a, b in neighbours),
-            "free pieces lie side by side: free() has to join them",
-        )
-        share = 100 * (top / recorder.peak - 1)
+    def two_steps(where: torch.device | str) -> nn.Module:
+        model, (inputs, targets) = build_model(where), make_batch(device=where)
+        adam = make_adam(model)
+        for _ in range(2):
+            mean_square(model(inputs), targets).backward()
+            adam.step()
+            adam.zero_grad()
+        return model
+
+    def say(whose: str, peak: Peak) -> None:
+        held = ", ".join(f"{name} {size / MIB:.2f}" for name, size in peak.held[:3])
+        print(f"{whose}: peak ≈{peak.size / MIB:.2f} MiB, reached by {peak.last}")
+        print(f"        held there, MiB: {held}")
+
+    def say_account(numbers: Account) -> None:
+        parts = zip(Account._fields, numbers, strict=True)
         print(
-            f"step 8: two steps, {len(recorder.trace)} events: {recorder.peak / MIB:.2f} MiB in"
-            f" use at most, ≈{share:.0f}% more in addresses"
+            "        after it, MiB: " + ", ".join(f"{name} {n / MIB:.2f}" for name, n in parts)
         )
-        trace = layers_trace()
+
+    def check_peaks() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            profile_memory(lambda: two_steps("cpu"), path)
+            profiled = at_peak(as_history(path))
+        with Recorder(torch.device("cpu")) as recorder:
+            model = two_steps("cpu")
+        allocator = Allocator(16 * MIB)
+        top = replay(recorder.trace, allocator) / MIB
+        snapshot, kept = allocator.snapshot(), sum(p.nbytes for p in model.parameters())
+        peak, numbers = at_peak(snapshot["device_traces"][0]), account(snapshot["segments"])
+        say("step 8: two steps on the CPU, by the profiler", profiled)
+        say(f"        by the allocator's snapshot, in {top:.2f} MiB of addresses", peak)
+        say_account(numbers)
+        ask(
+            peak.size == recorder.peak <= profiled.size < 1.1 * recorder.peak,
+            f"{recorder.peak:,} bytes were in use at most, by the meter; at_peak has"
+            f" {peak.size:,} for its trace, {profiled.size:,} for the profiler's",
+        )
+        ask(
+            kept <= numbers.requested <= numbers.allocated <= numbers.reserved == 16 * MIB,
+            f"the model has {kept:,} bytes, account says {numbers}",
+        )
+
+    def check_cuda() -> None:
+        torch.cuda.memory._record_memory_history(stacks="python")
+        model = two_steps(device)
+        snapshot = torch.cuda.memory._snapshot()
+        torch.cuda.memory._record_memory_history(enabled=None)
+        stats, numbers = torch.cuda.memory_stats(), account(snapshot["segments"])
+        del model
+        peak = at_peak(snapshot["device_traces"][torch.cuda.current_device()])
+        say("        two steps on the GPU, by its snapshot", peak)
+        say_account(numbers)
+        for name in ("requested", "allocated", "reserved"):
+            true, found = stats[f"{name}_bytes.all.current"], getattr(numbers, name)
+            ask(found == true, f"{name}: account says {found:,}, memory_stats {true:,}")
+
+    def check_order() -> None:
+        trace, allocator = layers_trace(), Allocator(LIMIT)
         try:
-            replay(trace, Allocator(LIMIT))
+            replay(trace, allocator)
         except OutOfMemory as error:
             print(f"        as it comes: {error}")
         else:
             raise AssertionError("the large tensor should not fit")
+        numbers = account(allocator.snapshot()["segments"])
+        largest = f"the largest piece has {numbers.largest / MIB:.2f} MiB"
+        ask(largest in str(allocator.out_of_memory(0)), f"account says that {largest}")
         fixed = long_lived_first(trace)
         ask(sorted(fixed) == sorted(trace), "long_lived_first gives other events")
         top = replay(fixed, Allocator(LIMIT))
         print(f"        long-lived first: fits, {top / MIB:.2f} MiB of addresses used")
 
-    check_allocator()
+    check_peaks()
+    if device.type == "cuda":
+        check_cuda()
+    check_order()
     print("seven programs that ran out of memory fit, and compute what they did")
 
 # %% [markdown]

@@ -7,9 +7,12 @@ finished lab, which lies beside this folder.
 
 import contextlib
 import itertools
+import json
 import os
+import tempfile
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -128,6 +131,30 @@ HINTS = {
     "before you measure.",
     "not_median": "One slow call moved the result. Return statistics.median.",
     "own_clock": "Read the clock that is passed in.",
+    "no_trace": "profiler.export_chrome_trace(str(path)) writes the file, after the `with`.",
+    "no_schedule": "The trace does not know what a step is: give profile a schedule, and call "
+    "profiler.step() after each step.",
+    "step_count": "Call step() `warm` times and then `count` times, within the `with`.",
+    "warm_recorded": "The first steps are in the trace: warmup=warm and active=count in the "
+    "schedule, and one profiler.step() for each call.",
+    "no_shapes": "The events do not say their inputs: record_shapes=True.",
+    "total_time": "These are durations. Whatever an operator calls takes of its duration: "
+    "subtract that of the operators which lie directly in it.",
+    "grandchildren": "What is called by the operators that an operator calls has been "
+    "subtracted twice: subtract only those that lie directly in it.",
+    "threads": "Operators of two threads may run at one time and do not call each other: a "
+    "stack of open operators for each tid.",
+    "by_name": "One name with inputs of other shapes is other work: a row for each name with "
+    "its shapes.",
+    "all_steps": "Calls and times are those of all steps in the trace. Divide by the number of "
+    "ProfilerStep events.",
+    "row_order": "The hot spot comes first: sort the rows by own time.",
+    "wrapper": "That operator only calls another, and its own time is small. Name the one that "
+    "does the work.",
+    "hot_shapes": "There are products in the model, too. Take the shapes of the row with the "
+    "most own time.",
+    "hot_calls": "Count the calls in one step: it is a loop, over what?",
+    "hot_name": "Another operator has more own time: print the first rows of read_trace.",
     "other": "The numbers fit no common mistake. Compare with the finished lab's check of "
     "this step, and print what differs.",
 }
@@ -523,9 +550,59 @@ def replay(theirs, ours, lesson):
 # --- 8: measure ---------------------------------------------------------------------------
 
 
+STEPS = 2  # in the trace below
+
+
+def made_trace() -> list[dict]:
+    """Two steps of two threads and a stream, in no order; one starts with its caller."""
+    events: list[dict] = [{"ph": "M", "name": "process_name", "args": {"name": "python"}}]
+    for begin in (0.0, 200.0):
+        step = {"cat": "user_annotation", "name": f"ProfilerStep#{begin / 200 + 3:.0f}"}
+        kernel = {"cat": "kernel", "name": "gemm", "tid": 7, "ts": begin + 15, "dur": 90.0}
+        memory = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "tid": 1}
+        flow = {"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "tid": 1, "ts": begin + 60}
+        events += [kernel, memory | {"ts": begin + 15}, flow]
+        for name, tid, start, duration, *shapes in (
+            ("mm", 1, 82, 8, [5, 3], [3, 3]),
+            ("copy_", 1, 14, 6, [4, 2], [4, 2]),
+            ("addmm", 1, 10, 36, [2], [4, 3], [3, 2]),
+            ("linear", 1, 10, 40, [4, 3], [2, 3], [2]),
+            ("mm", 1, 60, 10, [4, 4], [4, 2]),
+            ("mm", 1, 75, 5, [4, 4], [4, 2]),
+            ("mm", 2, 11, 20, [4, 4], [4, 2]),
+        ):
+            event = {"cat": "cpu_op", "name": f"aten::{name}", "args": {"Input Dims": shapes}}
+            events.append(event | {"tid": tid, "ts": begin + start, "dur": float(duration)})
+        events.append(step | {"tid": 1, "ts": begin, "dur": 100.0})
+    return [{"ph": "X", "pid": 1, "args": {}} | event for event in events]
+
+
+def table_of(events: list[dict], mistake: str = "") -> dict[tuple[str, str], tuple]:
+    """Calls and own time by name and shapes, as they are or by a common mistake."""
+    table: dict[tuple[str, str], tuple] = {}
+    operators = [event for event in events if event.get("cat") == "cpu_op"]
+
+    def within(a: dict, b: dict) -> bool:
+        thread = a["tid"] == b["tid"] or mistake == "threads"
+        ends = [event["ts"] + event["dur"] for event in (a, b)]
+        return thread and a["dur"] < b["dur"] and b["ts"] <= a["ts"] and ends[0] <= ends[1]
+
+    for event in operators:
+        inside = [other for other in operators if within(other, event)]
+        if mistake != "grandchildren":
+            inside = [a for a in inside if not any(within(a, b) for b in inside)]
+        taken = sum(other["dur"] for other in inside) * (mistake != "total_time")
+        key = event["name"], json.dumps(event["args"]["Input Dims"])
+        calls, own = table.get(key, (0, 0))
+        table[key] = calls + 1, own + event["dur"] - taken
+    steps = 1 if mistake == "all_steps" else STEPS
+    return {key: (calls / steps, own / steps) for key, (calls, own) in table.items()}
+
+
 @LAB.alone(
-    8, "measure it rightly",
-    "the time is that of the work, warm, to its end, and the median", "measure",
+    8, "measure, then name what is slow",
+    "the time is that of the work, and a trace says which operator takes it",
+    "measure record read_trace hot_spot",
 )  # fmt: skip
 def measured(theirs, ours, lesson):
     toy = torch.toy
@@ -571,3 +648,59 @@ def measured(theirs, ours, lesson):
         ask(near(found[name], truth[name], 0.02), f"{work}: {took}", hint)
         if name == "plain":
             yield "work is measured to its end"
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield from profiled(theirs, ours, Path(folder))
+    name, shapes, calls = theirs.hot_spot()
+    true_name, true_shapes, true_calls = ours.hot_spot()
+    what = f"the hot spot is said to be {name} of {shapes}, {calls} times a step"
+    wrapper = name == "aten::matmul"
+    ask(name == true_name, what, "wrapper" if wrapper else "hot_name")
+    ask([list(shape) for shape in shapes] == true_shapes, what, "hot_shapes")
+    ask(calls == true_calls, what, "hot_calls")
+
+
+def profiled(theirs: ModuleType, ours: ModuleType, folder: Path):
+    """The trace of three steps after two, beside one of our own; and a trace that was made."""
+    x, path, done = torch.ones(4, 4), folder / "trace.json", []
+
+    def step() -> None:
+        done.append(torch.cumsum(x, 0) if len(done) < 2 else x)  # what only first steps do
+        torch.stack([x @ x, x @ x]).relu()
+
+    theirs.record(step, path, warm=2, count=3)
+    ask(len(done) == 5, f"record called step {len(done)} times, not 5", "step_count")
+    ask(path.is_file(), "record leaves no trace", "no_trace")
+    events = json.loads(path.read_text())["traceEvents"]
+    steps = sum(event.get("name", "").startswith("ProfilerStep") for event in events)
+    ask(steps, "the trace has no steps", "no_schedule")
+    names = [event.get("name") for event in events if event.get("cat") == "cpu_op"]
+    what = f"{steps} steps are in the trace, 3 were asked for"
+    ask(steps == 3 and "aten::cumsum" not in names, what, "warm_recorded")
+    dims = any("Input Dims" in event.get("args", {}) for event in events)
+    ask(dims, "no event has the shapes of its inputs", "no_shapes")
+    done.clear()
+    ours.record(step, folder / "ours.json", warm=2, count=3)
+    calls, true = (
+        {(row.name, str(row.shapes)): row.calls for row in ours.read_trace(each)}
+        for each in (path, folder / "ours.json")
+    )
+    ask(calls == true, f"the trace has {calls} calls a step, not {true}", "other")
+    yield "the trace has the steps that were asked for, with shapes"
+
+    path.write_text(json.dumps({"traceEvents": made_trace()}))
+    rows = theirs.read_trace(path)
+    found = {(row.name, json.dumps(row.shapes)): (row.calls, row.own) for row in rows}
+    true = table_of(made_trace())
+    fits = [m for m in ("total_time", "grandchildren", "threads", "all_steps")
+            if found == table_of(made_trace(), m)]  # fmt: skip
+    products = [row for row in rows if row.name == "aten::mm"]
+    ask(len(products) != 1, "products of two shapes are in one row", "by_name")
+    for key, (count, own) in true.items():
+        what = f"{key[0]} of {key[1]}: {count:g} calls a step and {own:g} µs of its own are in"
+        what += " the trace, read_trace has " + "{:g} and {:g}".format(*found.get(key, (0, 0)))
+        ask(found.get(key) == (count, own), what, fits[0] if fits else "other")
+    ask(len(found) == len(true), f"rows that are no operators: {sorted(found)}", "other")
+    in_order = [row.own for row in rows] == sorted((row.own for row in rows), reverse=True)
+    ask(in_order, "the rows are not in the order of their own times", "row_order")
+    yield "a trace is read, by name and shapes"

@@ -8,7 +8,9 @@ with the numbers that the common mistakes give, and the one that it equals names
 
 import functools
 import math
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -123,20 +125,28 @@ HINTS = {
     "does_not_fit": "What was chosen does not fit: ask predicted_peak of every candidate.",
     "too_dear": "Another choice fits with fewer FLOPs. Greedy rules miss it: try all subsets.",
     "nothing_fits": "Where no choice fits, return None.",
-    "best_fit": "Take the smallest of the free pieces that are large enough, the first if "
-    "several are equal.",
-    "split": "The whole piece was given away. Cut it to the size wanted; the rest stays free.",
-    "rest_lost": "The pieces must cover all of the memory, in the order of addresses: the rest "
-    "is a new free piece, right behind the one you cut.",
-    "empty_piece": "The piece fits exactly and was split all the same: no pieces of 0 bytes.",
-    "marked": "The same memory was given away twice: mark the piece as used.",
-    "no_piece": "If no free piece is large enough: raise self.out_of_memory(size).",
-    "not_freed": "The piece is still marked as used.",
-    "join_right": "The neighbour behind is free too: join the two to one piece.",
-    "join_left": "The neighbour before is free too: join the two to one piece.",
-    "join_both": "Both neighbours are free: all three become one piece.",
-    "join_used": "A piece that is in use was joined with the free one: look at `used` of the "
-    "neighbour.",
+    "stale_request": "A free block still has the requested_size of its last tensor: only "
+    "active blocks count.",
+    "pending": "active_pending_free is no tensor's any more, and no other tensor can get it "
+    "yet. It is requested, but neither allocated nor free.",
+    "rounded": "Allocated are whole blocks, `size`; tensors asked for `requested_size` of it.",
+    "reserved": "Reserved is all that came from the driver: the total_size of each segment.",
+    "largest_sum": "A tensor needs one block: the largest free one, not their sum.",
+    "nothing_free": "Where no block is free the largest has 0 bytes: max(…, default=0).",
+    "free_requested": "A block can be given away from free_completed on, not from "
+    "free_requested. Of the two, count one.",
+    "unknown_free": "What was there before the history began goes without having come: look "
+    "whether its addr is known, and leave it alone if not.",
+    "other_actions": "Only alloc, free_requested and free_completed are of tensors.",
+    "held_late": "Note who holds at the highest point, at the moment when it is reached: what "
+    "lives at the end is something else.",
+    "held_ever": "That is all that was ever allocated. Take out what goes, by its addr.",
+    "held_order": "Add up the bytes by maker(entry), most bytes first.",
+    "last_maker": "The last is the allocation that reached the peak, whatever its size and "
+    "whatever came later.",
+    "no_memory": "The trace does not know of memory: profile_memory=True.",
+    "no_trace": "profiler.export_chrome_trace(str(path)) writes the file, after the `with`.",
+    "run_outside": "The profiler sees what runs within its `with`, and run() is called once.",
     "not_first": "Tensors without an event of size 0 are never freed: they come before all "
     "others.",
     "order_kept": "Within each group the events keep their order: a tensor must come before it "
@@ -587,33 +597,61 @@ def choice(module, lab, lesson):
 # --- step 8 -------------------------------------------------------------------------------
 
 
-def laid_out(module: ModuleType, lab: ModuleType, sizes: Sequence[int]) -> Any:
-    """An allocator with these pieces; negative sizes are in use."""
-    allocator, start = module.Allocator(sum(map(abs, sizes))), 0
-    allocator.pieces.clear()
-    for size in sizes:
-        allocator.pieces.append(lab.Piece(start, abs(size), size < 0))
-        start += abs(size)
-    return allocator
+def block_of(address: int, size: int, asked: int, state: str) -> dict:
+    block = {"address": address, "size": size, "requested_size": asked, "state": state}
+    return block | {"frames": []}
 
 
-def pieces_of(allocator: Any) -> list[int]:
-    return [-p.size if p.used else p.size for p in allocator.pieces]
+def segment_of(address: int, kind: str, *blocks: tuple[int, int, str]) -> dict:
+    """A segment as `torch.cuda.memory._snapshot()` has it, of blocks (size, asked, state)."""
+    made, sizes = [], {"a": 0, "p": 0, "i": 0}
+    states = {"a": "active_allocated", "p": "active_pending_free", "i": "inactive"}
+    for size, asked, state in blocks:
+        made.append(block_of(address + sum(sizes.values()), size, asked, states[state]))
+        sizes[state] += size
+    return {
+        "device": 0, "address": address, "total_size": sum(sizes.values()), "stream": 0,
+        "allocated_size": sizes["a"], "active_size": sizes["a"] + sizes["p"],
+        "requested_size": sum(asked for _, asked, state in blocks if state != "i"),
+        "segment_type": kind, "segment_pool_id": (0, 0), "is_expandable": False,
+        "frames": [], "blocks": made,
+    }  # fmt: skip
 
 
-MALLOCS = (  # pieces, what is wanted
-    ([4096, -512, 1024, -512, 2048, -512], 1000),
-    ([1024, -512, 4096, -512, 2048, -512, 2048], 1500),
-    ([-512, 8192], 512),
-)
-FREES = (  # pieces, the start of the one to free, the hint for where it does not join
-    ([-512, -1024, -512], 512, "not_freed"),
-    ([-512, -1024, 512, -512], 512, "join_right"),
-    ([512, -1024, -512], 512, "join_left"),
-    ([-512, 512, -1024, 1536, -512], 1024, "join_both"),
-    ([-1024, 512], 0, "join_right"),
-    ([512, -1024], 512, "join_left"),
-)
+KIB = 2**10
+SMALL = segment_of(
+    0x7F00_0000_0000, "small", (512, 4, "a"), (1536, 1300, "i"), (1024, 1000, "p"),
+    (2045 * KIB, 0, "i"),
+)  # fmt: skip
+LARGE = segment_of(
+    0x7F00_0040_0000, "large", (4096 * KIB, 4_000_000, "a"), (5120 * KIB, 4_900_000, "i"),
+    (8192 * KIB, 8_100_000, "p"), (3072 * KIB, 1_100_000, "i"),
+)  # fmt: skip
+FULL = segment_of(0x7F00_0200_0000, "small", (2048 * KIB, 2_000_000, "a"))
+
+
+def device_trace(*entries: tuple[str, int | None, int, str]) -> list[dict]:
+    """A device's history, of (action, addr, size, who); an error has no addr."""
+    history = []
+    for time, (action, addr, size, who) in enumerate(entries):
+        frame = {"filename": "train.py", "line": 7, "name": who}
+        entry = {"action": action, "size": size, "stream": 0, "time_us": time}
+        place = {"addr": addr} if addr is not None else {"device_free": 9}
+        history.append(entry | place | {"pool_id": (0, 0), "frames": [frame] * bool(who)})
+    return history
+
+
+HISTORY = device_trace(  # the peak comes while what was at 512 still waits: 300 + 400 + 350
+    ("free_requested", 900, 5000, ""), ("free_completed", 900, 5000, ""),
+    ("segment_alloc", 0, 20480, "step"), ("alloc", 0, 300, "step"), ("alloc", 512, 400, "load"),
+    ("free_requested", 512, 400, "load"), ("alloc", 1024, 350, "step"),
+    ("free_completed", 512, 400, "load"), ("alloc", 512, 100, "log"),
+    ("alloc", 2048, 150, "load"), ("oom", None, 9000, "load"),
+    ("free_requested", 0, 300, "step"), ("free_completed", 0, 300, "step"),
+    ("alloc", 0, 200, "eval"), ("snapshot", 0, 800, ""),
+)  # fmt: skip
+
+
 TRACE = (  # names, bytes; 0: the tensor goes
     ("keep a", 2560), ("go a", 3072), ("keep b", 3584), ("go b", 4096), ("go b", 0),
     ("go a", 0), ("large", 9000), ("large", 0), ("keep c", 512),
@@ -622,44 +660,77 @@ TRACE = (  # names, bytes; 0: the tensor goes
 
 @LAB.alone(
     8, "enough, but in pieces",
-    "best fit, split and joined on both sides, and a trace that does not fragment",
-    "Allocator long_lived_first",
+    "a snapshot and a profile are read, and a trace that does not fragment",
+    "account at_peak profile_memory long_lived_first", crashes={
+        r"max\(\)": "nothing_free", "'addr'": "other_actions", r"^\d+$": "unknown_free",
+    },
 )  # fmt: skip
 def allocator(module, lab, lesson):
-    for sizes, wanted in MALLOCS:
-        allocator, right = laid_out(module, lab, sizes), laid_out(lab, lab, sizes)
-        start, true = allocator.malloc(wanted), right.malloc(wanted)
-        found, goal = pieces_of(allocator), pieces_of(right)
-        what = f"pieces {sizes} (negative: in use), malloc({wanted})"
-        ask(start == true, f"{what} is {start}, not {true}", "best_fit")
-        what += f" leaves {found}, not {goal}"
-        piece = next((p for p in allocator.pieces if p.start == start), None)
-        ask(0 not in found, what, "empty_piece")
-        ask(piece is not None and piece.used, what, "marked")
-        ask(piece.size < wanted + 512, what, "split")
-        starts = [p.start for p in allocator.pieces]
-        ask(found == goal and starts == sorted(starts), what, "rest_lost")
-    for sizes in ([-512, 1024, -512, 1024], [-1024]):
-        try:
-            start = laid_out(module, lab, sizes).malloc(2000)
-        except lab.OutOfMemory:
-            continue
-        except Exception as error:
-            start = f"{type(error).__name__}: {error}"
-        raise Wrong(f"pieces {sizes}, malloc(2000): {start}", "no_piece")
-    yield "malloc takes the best fit, and splits it"
+    for segments in ([SMALL, LARGE], [FULL, SMALL], [FULL]):
+        blocks = [block for segment in segments for block in segment["blocks"]]
 
-    for sizes, start, hint in FREES:
-        allocator, right = laid_out(module, lab, sizes), laid_out(lab, lab, sizes)
-        allocator.free(start)
-        right.free(start)
-        found, goal = pieces_of(allocator), pieces_of(right)
-        what = f"pieces {sizes} (negative: in use), free({start}) leaves {found}, not {goal}"
-        ask(found != sizes, what, "not_freed")
-        in_use, due = (sum(size for size in some if size < 0) for some in (found, goal))
-        ask(in_use == due, what, "join_used")
-        ask(found == goal, what, hint)
-    yield "free joins what is free"
+        def total(key: str, *states: str, blocks: list[dict] = blocks) -> int:
+            return sum(block[key] for block in blocks if block["state"] in states)
+
+        active = "active_allocated", "active_pending_free"
+        requested, allocated, reserved, largest = module.account(segments)
+        true = lab.account(segments)
+        what = f"of {[(b['size'], b['requested_size'], b['state']) for b in blocks]} account"
+        hint = named(requested, {
+            "stale_request": total("requested_size", *active, "inactive"),
+            "pending": total("requested_size", active[0]),
+            "rounded": total("size", *active),
+        })  # fmt: skip
+        what = f"{what} says {{}} bytes of {{}}, not {{}}".format
+        ask(requested == true.requested, what(requested, "requested", true.requested), hint)
+        hint = named(allocated, {
+            "pending": total("size", *active), "rounded": total("requested_size", active[0])
+        })  # fmt: skip
+        ask(allocated == true.allocated, what(allocated, "allocated", true.allocated), hint)
+        ask(reserved == true.reserved, what(reserved, "reserved", true.reserved), "reserved")
+        free = [block["size"] for block in blocks if block["state"] != active[0]]
+        hint = named(largest, {
+            "largest_sum": total("size", "inactive"), "pending": max(free, default=0)
+        })  # fmt: skip
+        ask(largest == true.largest, what(largest, "free in one piece", true.largest), hint)
+    yield "account"
+
+    size, held, last = module.at_peak(HISTORY)
+    true = lab.at_peak(HISTORY)
+    ever = sum(entry["size"] for entry in HISTORY if entry["action"] == "alloc")
+    what = f"at the peak {size} bytes live, not {true.size}"
+    hint = named(size, {"free_requested": 900, "held_ever": ever, "unknown_free": 0})
+    ask(size == true.size, what, hint)
+    held, sizes = [tuple(each) for each in held], dict(held)
+    what = f"{held} hold the peak, not {true.held}"
+    late = sum(sizes.values()) != true.size
+    ask(sizes == dict(true.held), what, "held_late" if late else "held_order")
+    ask(held == true.held, what, "held_order")
+    ask(last == true.last, f"{last} reached the peak, not {true.last}", "last_maker")
+    yield "at_peak"
+
+    calls: list[int] = []
+
+    def run() -> None:
+        calls.append(1)
+        x = torch.ones(1000)
+        kept = [x * 2, x + 1]
+        del x
+        kept.append(kept[0].exp())
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("theirs.json", "ours.json")]
+        module.profile_memory(run, paths[0])
+        ask(paths[0].is_file(), "profile_memory leaves no trace", "no_trace")
+        ask(len(calls) == 1, f"run was called {len(calls)} times", "run_outside")
+        lab.profile_memory(run, paths[1])
+        operators = "aten::exp" in paths[0].read_text()
+        ask(operators, "the trace has no operators of run", "run_outside")
+        histories = list(map(lab.as_history, paths))
+    ask(histories[0], "the trace has no allocation", "no_memory")
+    found, true = map(lab.at_peak, histories)
+    ask(found == true, f"the trace has its peak at {found}, not {true}", "other")
+    yield "profile_memory"
 
     trace = [lab.Event(*event) for event in TRACE]
     found = module.long_lived_first(list(trace))

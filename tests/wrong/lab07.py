@@ -277,3 +277,40 @@ wrong("measure_own_clock", step=8, hint="own_clock",
       old="clock() - begin", new="time.perf_counter() - begin")
 wrong("measure_queue", step=8, hint="queued_before",
       old="torch.accelerator.synchronize()\nbegin = clock()", new="begin = clock()")
+wrong("record_all", step=8, hint="warm_recorded",
+      old="warmup=warm, active=count,", new="warmup=0, active=warm + count,")
+wrong("record_no_shapes", step=8, hint="no_shapes",
+      old=", record_shapes=True", new="")
+wrong("record_no_schedule", step=8, hint="no_schedule",
+      old="activities=activities, schedule=plan", new="activities=activities")
+wrong("record_never_steps", step=8, hint="no_schedule",
+      old="step()\nprofiler.step()", new="step()")
+wrong("record_nowhere", step=8, hint="no_trace",
+      old="profiler.export_chrome_trace(str(path))", new="")
+wrong("record_without_warm", step=8, hint="step_count",
+      old="range(warm + count)", new="range(count)")
+wrong("record_other_steps", step=8, hint="other",
+      old="step()\nprofiler.step()", new="torch.ones(1)\nstep()\nprofiler.step()")
+wrong("trace_total", step=8, hint="total_time",
+      old='own[around[-1][0]] -= event["dur"]', new="pass")
+wrong("trace_all_ancestors", step=8, hint="grandchildren",
+      old='if around:\n    own[around[-1][0]] -= event["dur"]',
+      new='for key_around, _ in around:\n    own[key_around] -= event["dur"]')
+wrong("trace_one_thread", step=8, hint="threads",
+      old='open_in.setdefault(event["tid"], [])', new='open_in.setdefault("all", [])')
+wrong("trace_by_name", step=8, hint="by_name",
+      old='json.dumps(event["args"].get("Input Dims", []))', new='"[]"')
+wrong("trace_all_steps", step=8, hint="all_steps", edits=[
+    ("calls[name, shapes] / steps, time / steps", "calls[name, shapes], time")])
+wrong("trace_unsorted", step=8, hint="row_order",
+      old="own.most_common()", new="own.items()")
+wrong("trace_every_event", step=8, hint="other",
+      old='event.get("cat") == "cpu_op"]', new='"dur" in event]')
+wrong("hot_calls_of_all_steps", step=8, hint="hot_calls",
+      old="[POINTS, CHANNELS]], BATCH", new="[POINTS, CHANNELS]], 2 * BATCH")
+wrong("hot_optimizer", step=8, hint="hot_name",
+      old='return "aten::mm",', new='return "aten::addmm",')
+wrong("hot_product_of_the_model", step=8, hint="hot_shapes",
+      old="[[POINTS, POINTS], [POINTS, CHANNELS]]", new="[[BATCH, CLASSES], [CLASSES, WIDTH]]")
+wrong("hot_wrapper", step=8, hint="wrapper",
+      old='return "aten::mm",', new='return "aten::matmul",')

@@ -247,36 +247,88 @@ wrong("peak_of_kept", step=7, hint="computed_again",
 
 # step 8
 
-wrong("free_joins_all", step=8, hint="join_used",
-      old="len(pair) == 2 and not pair[0].used and not pair[1].used", new="len(pair) == 2")
-wrong("free_no_left", step=8, hint="join_left",
-      old="(i, i - 1)", new="(i,)")
-wrong("free_no_right", step=8, hint="join_right",
-      old="(i, i - 1)", new="(i - 1,)")
-wrong("free_not_marked", step=8, hint="not_freed",
-      old="self.pieces[i].used = False", new="")
-wrong("free_one_side", step=8, hint="join_both",
-      old="del self.pieces[left + 1]", new="del self.pieces[left + 1]\nbreak")
-wrong("malloc_empty_rest", step=8, hint="empty_piece",
-      old="if piece.size > size:", new="if True:")
-wrong("malloc_first_fit", step=8, hint="best_fit",
-      old="min(fitting, key=lambda p: p.size)", new="fitting[0]")
-wrong("malloc_min_of_none", step=8, hint="no_piece",
-      old="if not fitting:\n    raise self.out_of_memory(size)", new="")
-wrong("malloc_no_split", step=8, hint="split", old="""
-    if piece.size > size:
-        rest = Piece(piece.start + size, piece.size - size)
-        self.pieces.insert(self.pieces.index(piece) + 1, rest)
-    piece.size, piece.used = size, True
-""", new="piece.used = True")
-wrong("malloc_not_marked", step=8, hint="marked",
-      old="piece.size, piece.used = size, True", new="piece.size = size")
-wrong("malloc_rest_at_end", step=8, hint="rest_lost",
-      old="insert(self.pieces.index(piece) + 1, rest)", new="append(rest)")
-wrong("malloc_rest_lost", step=8, hint="rest_lost",
-      old="self.pieces.insert(self.pieces.index(piece) + 1, rest)", new="")
-wrong("malloc_worst_fit", step=8, hint="best_fit",
-      old="min(fitting, key=lambda p: p.size)", new="max(fitting, key=lambda p: p.size)")
+wrong("account_free_requests", step=8, hint="stale_request",
+      old='for b in blocks if b["state"] != "inactive"),', new="for b in blocks),")
+wrong("account_no_pending", step=8, hint="pending",
+      old='b["state"] != "inactive"', new='b["state"] == "active_allocated"')
+wrong("account_pending_allocated", step=8, hint="pending",
+      old='allocated=sum(b["size"] for b in blocks if b["state"] == "active_allocated")',
+      new='allocated=sum(b["size"] for b in blocks if b["state"] != "inactive")')
+wrong("account_pending_free", step=8, hint="pending",
+      old='(b["size"] for b in blocks if b["state"] == "inactive")',
+      new='(b["size"] for b in blocks if b["state"] != "active_allocated")')
+wrong("account_allocated_as_asked", step=8, hint="rounded",
+      old='allocated=sum(b["size"]', new='allocated=sum(b["requested_size"]')
+wrong("account_reserved_in_use", step=8, hint="reserved",
+      old='segment["total_size"]', new='segment["active_size"]')
+wrong("account_all_free", step=8, hint="largest_sum",
+      old='max((b["size"] for b in blocks if b["state"] == "inactive"), default=0)',
+      new='sum(b["size"] for b in blocks if b["state"] == "inactive")')
+wrong("account_nothing_free", step=8, hint="nothing_free",
+      old='max((b["size"] for b in blocks if b["state"] == "inactive"), default=0)',
+      new='max(b["size"] for b in blocks if b["state"] == "inactive")')
+wrong("account_by_docstring", step=8, hint="pending",
+      old='b["state"] != "inactive"',
+      new='b["state"] in ("active_allocated", "active_awaiting_free")')
+wrong("peak_at_request", step=8, hint="free_requested",
+      old='"free_completed" and', new='"free_requested" and')
+wrong("peak_both_frees", step=8, hint="free_requested",
+      old='entry["action"] == "free_completed" and', new='"free" in entry["action"] and')
+wrong("peak_every_free", step=8, hint="unknown_free", old=Body("at_peak"), new="""
+    living, used, peak = {}, 0, Peak(0, [], "")
+    for entry in history:
+        if entry["action"] == "alloc":
+            living[entry["addr"]] = entry
+            used += entry["size"]
+            if used > peak.size:
+                held = Counter(maker(each) for each in living.values())
+                peak = Peak(used, held.most_common(), maker(entry))
+        elif entry["action"] == "free_completed":
+            used -= entry["size"]
+            living.pop(entry["addr"], None)
+    return peak
+""")
+wrong("peak_pops_unknown", step=8, hint="unknown_free",
+      old=' and entry["addr"] in living:', new=":")
+wrong("peak_of_segments", step=8, hint="other_actions",
+      old='if entry["action"] == "alloc":', new='if not entry["action"].startswith("free"):')
+wrong("peak_nothing_goes", step=8, hint="held_ever",
+      old='"free_completed" and', new='"free" and')
+wrong("peak_held_at_end", step=8, hint="held_late", old=Body("at_peak"), new="""
+    living, used, peak, last = {}, 0, 0, ""
+    for entry in history:
+        if entry["action"] == "alloc":
+            living[entry["addr"]] = entry
+            used += entry["size"]
+            if used > peak:
+                peak, last = used, maker(entry)
+        elif entry["action"] == "free_completed" and entry["addr"] in living:
+            used -= living.pop(entry["addr"])["size"]
+    held = Counter()
+    for each in living.values():
+        held[maker(each)] += each["size"]
+    return Peak(peak, held.most_common(), last)
+""")
+wrong("peak_by_name", step=8, hint="held_order",
+      old="held.most_common()", new="sorted(held.items())")
+wrong("peak_of_the_largest", step=8, hint="last_maker",
+      old="most_common(), maker(entry))", new="most_common(), held.most_common()[-1][0])")
+wrong("profile_no_memory", step=8, hint="no_memory",
+      old=", profile_memory=True", new="")
+wrong("profile_nowhere", step=8, hint="no_trace",
+      old="profiler.export_chrome_trace(str(path))", new="")
+wrong("profile_outside", step=8, hint="run_outside", old=Body("profile_memory"), new="""
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        pass
+    profiler.export_chrome_trace(str(path))
+""")
+wrong("profile_twice", step=8, hint="run_outside", old=Body("profile_memory"), new="""
+    run()  # to warm up
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    profiler.export_chrome_trace(str(path))
+""")
 wrong("order_kept_twice", step=8, hint="events_lost",
       old="trace, key", new="(e for e in trace if e.size), key")
 wrong("order_large_first", step=8, hint="order_kept",
