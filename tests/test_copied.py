@@ -38,7 +38,7 @@ REASONS = {
         fsdp1_strategies:old fsdp1_strategies:new tied_weights:cut_apart
         tied_weights:kept_together patchwork:broadcast pipelining_api:train_step
         clip_before_unscale:right mean_of_means:global_mean conversions:save conversions:load
-        lora:train""",
+        lora:train peft_lora:save""",
     "a function on tensors, whose program compares the gradients": """
         context_parallel_api:GatherTokens expert_parallel:AllToAll
         sequence_parallel:GatherTokens sequence_parallel:ScatterSum

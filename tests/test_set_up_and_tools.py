@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
+import shutil
+import subprocess
+import sys
 from importlib import util
 from pathlib import Path
 
@@ -91,3 +95,20 @@ def test_the_cpu_image_installs_the_torch_that_the_tests_pin() -> None:
     )[1]
     named = set(re.findall(r"\btorch==(\d[\d.]*\d)", page("setup.md")))
     assert named == {pinned}
+
+
+@pytest.mark.parametrize(("line", "rule"), [("", None), ("RUN cd /tmp\n", "DL3003")])
+def test_hadolint_finds_nothing_in_the_dockerfiles(line: str, rule: str | None) -> None:
+    """And it finds what is wrong. DL3008 asks for versions of apt's packages, which vanish."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    hadolint = shutil.which("hadolint", path=path)
+    if hadolint is None:
+        pytest.skip("hadolint (pip install -r requirements/test.txt)")
+    files = re.findall(r"```dockerfile .*?\n(.*?)```", page("setup.md"), re.S)
+    assert len(files) == 2
+    for text in files:
+        command = [hadolint, "--no-color", "--ignore", "DL3008", "-"]
+        done = subprocess.run(
+            command, input=text + line, capture_output=True, text=True, check=False
+        )
+        assert (rule in done.stdout) if rule else (done.returncode == 0), done.stdout

@@ -1,0 +1,247 @@
+"""The same LoRA and QLoRA with peft, under DDP and FSDP2: equal to layers written by hand.
+
+peft finds layers by class or by name and wraps them. For QLoRA it wraps an nn.Linear that keeps
+codes. First come the adapters, then DDP or fully_shard; and before a sharded adapter is saved,
+every rank helps to gather it.
+
+Needs: pip install peft
+"""
+
+import copy
+import logging
+import os
+import sys
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+logging.disable(logging.WARNING)  # what peft imports warns of kernels that need a GPU
+warnings.simplefilter("ignore")
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here is downloaded
+
+try:
+    from peft import LoraConfig, PeftModel, get_peft_model
+except ImportError:
+    sys.exit("this program needs: pip install peft")
+
+BATCH, STEPS, H, LAYERS, R, ALPHA = 24, 3, 128, 4, 4, 8  # 1 to 4 ranks divide BATCH and H
+NF4 = torch.tensor([
+    -1.0, -0.6961928, -0.5250730, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
+])  # fmt: skip
+
+
+class LoRALinear(nn.Module):
+    """x Wᵀ + (α/r) x Aᵀ Bᵀ: W is frozen, A and B are trained. B begins at zero."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        rows, columns = linear.weight.shape
+        self.weight = nn.Parameter(linear.weight.detach().clone(), requires_grad=False)
+        self.a = nn.Parameter(torch.randn(R, columns) / columns**0.5)
+        self.b = nn.Parameter(torch.zeros(rows, R))
+
+    def frozen(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.frozen(x) + ALPHA / R * (x @ self.a.T) @ self.b.T
+
+
+def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] -> codes [out, in/2] in bytes, and the scales [out, in/64] of their blocks."""
+    blocks = weight.unflatten(1, (-1, 64))
+    scales = blocks.abs().amax(-1)
+    levels = NF4.to(weight.device)
+    codes = torch.bucketize(blocks / scales[..., None], (levels[1:] + levels[:-1]) / 2)
+    low, high = codes.flatten(1).view(len(weight), -1, 2).to(torch.uint8).unbind(-1)
+    return low | high << 4, scales
+
+
+def decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    both = torch.stack([codes & 15, codes >> 4], dim=-1)  # [out, in/2, 2]
+    levels = NF4.to(codes.device)[both.int()].view(*scales.shape, 64)
+    return (levels * scales[..., None]).flatten(1)
+
+
+class DecodedProduct(torch.autograd.Function):
+    """x Wᵀ of the decoded W, which is not kept: backward decodes it again."""
+
+    @staticmethod
+    def forward(ctx, x, codes, scales):
+        ctx.save_for_backward(codes, scales)
+        return x @ decode(codes, scales).T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ decode(*ctx.saved_tensors), None, None
+
+
+# --8<-- [start:peft]
+class NF4Linear(nn.Linear):
+    """A frozen layer of codes and scales. It is an nn.Linear, so that peft takes it for one."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        codes, scales = encode(linear.weight.detach())
+        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+
+    @property
+    def weight(self) -> torch.Tensor:  # peft asks for its device
+        return decode(self.codes, self.scales)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return DecodedProduct.apply(x, self.codes, self.scales)
+
+
+def with_peft(model: nn.Sequential) -> PeftModel:
+    """Freeze `model` and wrap its linear layers where they are."""
+    every = LoraConfig(r=R, lora_alpha=ALPHA, target_modules="all-linear")
+    return get_peft_model(model, every)
+
+
+# --8<-- [end:peft]
+def frozen(four_bits: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    linears = [nn.Linear(H, H, bias=False) for _ in range(LAYERS)]
+    return nn.Sequential(
+        *(nn.Sequential(NF4Linear(x) if four_bits else x, nn.GELU()) for x in linears)
+    )
+
+
+def by_hand(four_bits: bool) -> nn.Sequential:
+    """The layers of lora.py, beside the weights that the codes stand for."""
+    model = frozen(four_bits)
+    torch.manual_seed(1)
+    for block in model:
+        block[0] = LoRALinear(block[0])
+    return model
+
+
+def adapters(model: nn.Module) -> list[torch.Tensor]:
+    """A and B of every layer, whole."""
+    trained = (p.detach() for p in model.parameters() if p.requires_grad)
+    return [p.full_tensor() if isinstance(p, DTensor) else p for p in trained]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def fine_tune(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Losses of this rank's rows; the optimizer is given only what is trained."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    losses = []
+    for x in batches:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), x.sin())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def shard(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+# --8<-- [start:save]
+def save(model: PeftModel, folder: str) -> None:
+    """Gather A and B of a model that fully_shard has cut, and write them from rank 0."""
+    cut = {name: x for name, x in model.state_dict().items() if "lora_" in name}
+    whole = {name: x.full_tensor().cpu() for name, x in cut.items()}  # all ranks take part
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder, state_dict=whole)
+
+
+# --8<-- [end:save]
+def main() -> None:
+    if R % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"for even shards the number of ranks must divide {R}, the rows of A")
+    if torch.__version__ < "2.12":
+        sys.exit("fully_shard takes parameters of bytes since torch 2.12, and this is older")
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,), mesh_dim_names=("dp",))
+    torch.manual_seed(2)
+    batches = [torch.randn(BATCH, H).to(device) for _ in range(STEPS)]
+    ours = [x[rank::n] for x in batches]
+    lines = [f"N = {n}; KiB on a rank   parameters  trained"]
+    for name, four_bits in (("LoRA", False), ("QLoRA", True)):
+        hand = by_hand(four_bits).to(device)
+        alone = with_peft(frozen(four_bits).to(device))
+        with torch.no_grad():  # peft draws A otherwise: one start for both
+            for mine, truth in zip(adapters(alone), adapters(hand), strict=True):
+                mine.copy_(truth)
+        models = {"one process": alone,
+                  "DDP": DistributedDataParallel(copy.deepcopy(alone)),
+                  "FSDP2": copy.deepcopy(alone)}  # fmt: skip
+        shard(models["FSDP2"].get_base_model(), mesh)
+        expected = fine_tune(hand, batches)
+        for layout, model in models.items():
+            losses = fine_tune(model, batches if layout == "one process" else ours)
+            for mine, truth in zip(losses, expected, strict=True):
+                dist.all_reduce(mine)
+                torch.testing.assert_close(mine / n, truth)
+            for mine, truth in zip(adapters(model), adapters(hand), strict=True):
+                torch.testing.assert_close(mine, truth)
+            kept = sum(local(x).nbytes for x in model.parameters())
+            trained = sum(local(x).nbytes for x in model.parameters() if x.requires_grad)
+            psi, cut = LAYERS * H * H, n if layout == "FSDP2" else 1
+            assert trained == 4 * LAYERS * 2 * R * H / cut
+            assert kept == trained + (psi / 2 + psi / 16 if four_bits else 4 * psi) / cut
+            lines.append(f"{name:6} {layout:12}{kept / 1024:16.1f}{trained / 1024:9.1f}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model.save_pretrained(folder)
+        except RuntimeError as error:
+            refused = str(error)
+        save(model, folder)
+        if rank == 0:  # QLoRA's adapters, beside a base model made anew
+            again = frozen(four_bits).to(device)
+            again = PeftModel.from_pretrained(again, folder, is_trainable=True)
+            torch.testing.assert_close(adapters(again), adapters(hand))
+            size = os.path.getsize(f"{folder}/adapter_model.safetensors")
+    late = with_peft(shard(frozen(False).to(device), mesh))  # in the wrong order
+    b = dict(late.named_parameters())["base_model.model.0.0.lora_B.default.weight"]
+    assert b.shape == (H // n, R) and not isinstance(b, DTensor)
+    if rank == 0:
+        print("\n".join(lines))
+        print("losses and adapters of 3 steps: each equal to the layers written by hand")
+        print(f"saved as it is cut: {refused}")
+        print(f"gathered, saved in {size:,} bytes, and loaded again: equal")
+        print(f"peft after fully_shard: B is {list(b.shape)} of {[H, R]}, and no DTensor")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
