@@ -167,8 +167,7 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
         hidden = (backward, 0.0, min(m * backward, scatters), busy)[layout.zero]
         # the last gradients have nothing to hide behind
         exposed = max(late, sending + late - hidden)
-    shard = layout.dp * layout.cp if layout.zero else 1
-    optimizer = (34 * most / shard + 16 * most) / (c["memory"] * gpu.bandwidth)
+    optimizer = (34 * most / layout.shards(1) + 16 * most) / (c["memory"] * gpu.bandwidth)
 
     turns = m * cut[at].layers
     parts = {

@@ -403,8 +403,7 @@ export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
     const backward = slowest * 2 / 3, hidden = [backward, 0, Math.min(m * backward, scatters), busy][l.zero]
     exposed = Math.max(late, sending + late - hidden)
   }
-  const shard = l.zero ? l.dp * l.cp : 1
-  const optimizer = (34 * most / shard + 16 * most) / (c.memory * gpu.bandwidth)
+  const optimizer = (34 * most / shardsOf(l)(1) + 16 * most) / (c.memory * gpu.bandwidth)
   const turns = m * cut[at].layers, added = m * 10 * held[at] / (c.memory * gpu.bandwidth)
   return {
     seconds: busy + bubble + crossing + exposed + optimizer + c.fixed,
