@@ -250,6 +250,22 @@ def test_a_pipeline_is_cut_where_the_products_reach_or_pass_their_share() -> Non
     assert ends == [[2, True, False], [0, False, True]]
 
 
+def test_a_pipeline_is_taken_for_one_that_stalls_by_what_is_true_of_it() -> None:
+    code = (
+        "three, eight = (the_model(name) for name in ('3B', '8B'))\n"
+        "def named(shape, nodes, **cuts):\n"
+        "  return not_repeated(shape, Layout(cut='reached', **cuts), nodes)\n"
+        "print(json.dumps([named(three, 64, pp=2), named(three, 2, pp=2, tp=32),\n"
+        "  named(three, 8, pp=2, dp=16, zero=0), named(three, 32, pp=2, dp=32, tp=4),\n"
+        "  named(eight, 32, pp=2, dp=16, tp=8, micro_batch=2),\n"
+        "  named(eight, 1, pp=2, dp=4, micro_batches=64),\n"
+        "  named(three, 64, dp=512), named(three, 8, pp=2, dp=32, zero=0),\n"
+        "  named(three, 32, pp=2, dp=16, tp=8, micro_batch=2), named(three, 1, pp=2, dp=4)]))"
+    )
+    said = told(code)
+    assert all(said[:6]) and len(set(said[:6])) == 6 and not any(said[6:])
+
+
 def test_near_the_end_of_memory_fragments_are_given_back_and_blocks_that_wait_are_not() -> None:
     code = (
         "gpu = replace(the_gpu('h100'), memory=100 * GIB)\n"

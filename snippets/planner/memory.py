@@ -41,6 +41,10 @@ class Layout:
     def gpus(self) -> int:
         return self.dp * self.pp * self.tp * self.cp
 
+    def shards(self, stage: int) -> int:
+        """Ranks that share what this stage of ZeRO, and every later one, shards."""
+        return self.dp * self.cp if self.zero >= stage else 1
+
     def flying(self, index: int) -> float:
         """Micro-batches that stage `index` holds activations of (03 Model parallelism, "1F1B",
         "What is left of the bubble").
@@ -116,14 +120,10 @@ def stage_parameters(shape: Shape, stage: Stage, tp: int, ep: int = 1) -> list[i
 # --8<-- [start:closed]
 def state_bytes(held: float, layout: Layout) -> dict[str, float]:
     """Of `held` parameters: bf16, an added up gradient, Adam with master weights in fp32."""
-    sharded = layout.dp * layout.cp
-    parameters, gradients, optimizer = (
-        sharded if layout.zero >= stage else 1 for stage in (3, 2, 1)
-    )
     return {
-        "parameters": 2 * held / parameters,
-        "gradients": layout.gradient_bytes * held / gradients,
-        "optimizer": (4 + 2 * layout.moment_bytes) * held / optimizer,
+        "parameters": 2 * held / layout.shards(3),
+        "gradients": layout.gradient_bytes * held / layout.shards(2),
+        "optimizer": (4 + 2 * layout.moment_bytes) * held / layout.shards(1),
     }
 
 
@@ -370,15 +370,12 @@ class Replay:
 
     def run(self) -> Allocator:
         ddp = self.layout.zero == 0 and self.layout.dp > 1
-        ranks = self.layout.dp * self.layout.cp
-        everything, scattered, shard = (
-            ranks if self.layout.zero >= stage else 1 for stage in (3, 2, 1)
-        )
+        ranks, shard = self.layout.dp * self.layout.cp, self.layout.shards(1)
         for n in self.tensors:
-            self.new(2 * n / everything)
+            self.new(2 * n / self.layout.shards(3))
         buckets = [self.new(2 * n) for n in self.tensors] if ddp else []
         # gradients and masters: one buffer each
-        self.new(self.layout.gradient_bytes * sum(self.tensors) / scattered)
+        self.new(self.layout.gradient_bytes * sum(self.tensors) / self.layout.shards(2))
         self.new(4 * sum(self.tensors) / shard)
         for step in range(3 if self.layout.zero else 2):
             queue = [self.forward() for _ in range(self.flying)]

@@ -153,7 +153,8 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
     if "PP" in sent:
         crossing = (layout.pp - 1) * sent["PP"].bytes / m / link_rate(sent["PP"], gpu, c)
     if layout.stalls:
-        crossing += c["stall"] * min(layout.pp - 1, 2) * (m + layout.pp - 1)
+        # while it fills and drains, a stage waits for one of its neighbours
+        crossing += c["stall"] * min(layout.pp - 1, 2) * (m + (layout.pp - 1) / 2)
 
     exposed = 0.0
     if "DP" in sent:
@@ -167,8 +168,7 @@ def step_time(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, c: dict) ->
         hidden = (backward, 0.0, min(m * backward, scatters), busy)[layout.zero]
         # the last gradients have nothing to hide behind
         exposed = max(late, sending + late - hidden)
-    shard = layout.dp * layout.cp if layout.zero else 1
-    optimizer = (34 * most / shard + 16 * most) / (c["memory"] * gpu.bandwidth)
+    optimizer = (34 * most / layout.shards(1) + 16 * most) / (c["memory"] * gpu.bandwidth)
 
     turns = m * cut[at].layers
     parts = {
@@ -240,8 +240,8 @@ def main() -> None:
         print(f"TP {tp}: DP between nodes at {rate / 1e9:.0f} GB/s")
         assert rate == cards * 25e9
     # what waits, in units of one wait: ten collectives a layer of t - 1 steps each, if the ring
-    # leaves its node, and two or three of d - 1 for the gradients; each of m + p - 1 slots for
-    # each neighbour, if the pipeline stalls
+    # leaves its node, and two or three of d - 1 for the gradients; each of m slots for each
+    # neighbour, and each that fills or drains for half of them, if the pipeline stalls
     nothing = dict.fromkeys(("products", "attention", "memory", "link", "network"), 1e99)
     counted = free | nothing | {"hop": 1, "stall": 1}
     for layout, waits in (
@@ -252,12 +252,12 @@ def main() -> None:
         (Layout(dp=16), 3 * 15),
         (Layout(dp=16, zero=2, micro_batches=8), 2 * 15),
         (Layout(pp=4, micro_batches=8), 0),
-        (Layout(pp=2, micro_batches=8, stalls=True), 9),
-        (Layout(pp=4, micro_batches=8, stalls=True), 2 * 11),
+        (Layout(pp=2, micro_batches=8, stalls=True), 8.5),
+        (Layout(pp=4, micro_batches=8, stalls=True), 2 * 9.5),
     ):
         found = step_time(even, layout, 4096, gpu, counted)
         name = f"DP {layout.dp} ZeRO-{layout.zero} PP {layout.pp}{' stalling' * layout.stalls}"
-        print(f"{name} TP {layout.tp}: {found.seconds:.0f} waits")
+        print(f"{name} TP {layout.tp}: {round(found.seconds, 1):g} waits")
         assert math.isclose(found.seconds, waits, abs_tol=1e-6)
     # what the last gradients wait has no backward to hide behind
     late = step_time(even, Layout(dp=16, zero=0), 4096, gpu, counted | {"launch": 1})

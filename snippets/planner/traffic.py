@@ -3,8 +3,9 @@
 An all-reduce of S bytes over n ranks makes each send 2(n-1)/n S, its halves one (n-1)/n S each
 (01, "All-reduce from send and recv"). TP with SP: four gathers and four scatters a layer, and
 one gather more in backward for each of the two regions (03 Tensor parallelism, "The bill, with
-a pencil", "What each rank keeps"). PP: an activation forward and a gradient back for each cut,
-micro-batch and chunk (03, "What is sent at each cut"). DP: 2Ψ, 3Ψ, (m+1)Ψ, 3mΨ elements for
+a pencil", "What each rank keeps"). A forward that runs again sends again. PP: an activation
+forward and a gradient back for each cut, micro-batch and chunk (03, "What is sent at each
+cut"). DP: 2Ψ, 3Ψ, (m+1)Ψ, 3mΨ elements for
 ZeRO 0, 1, 2, 3 (04, "What the stages send"; stage 1 all-reduces, as nanotron and DeepSpeed do).
 CP: keys and values once round the ring forward, twice backward with their gradients (03 Context
 parallelism). EP: all-to-all there and back, forward and backward (03 Experts).
@@ -15,7 +16,7 @@ coordinates").
 
 from dataclasses import dataclass
 
-from memory import Layout, stage_parameters, stages
+from memory import RECOMPUTED, Layout, stage_parameters, stages
 from transformer import Shape
 
 
@@ -40,18 +41,16 @@ def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent
     cut = stages(shape, p, layout.cut)
     layers = max(stage.layers for stage in cut)
     whole = 2 * layout.micro_batch * sequence / c * shape.hidden  # a residual stream, in bytes
+    again = RECOMPUTED.index(layout.recompute)  # regions of a layer whose forward runs again
     sent = []
     if t > 1:
         # a gather and a scatter for each region forward, as many and a second gather backward
-        once = (t - 1) / t * whole
-        sent.append(
-            Sent("TP", (4 + 4 + 2) * once * layers * m, t, in_node(t, 1, node), 10 * layers * m)
-        )
+        calls = (4 + 4 + 2 + 2 * again) * layers * m
+        sent.append(Sent("TP", calls * (t - 1) / t * whole, t, in_node(t, 1, node), calls))
     if c > 1:
         keys = 2 * 2 * layout.micro_batch * sequence / c * shape.kv_width / t
-        sent.append(
-            Sent("CP", 3 * (c - 1) * keys * layers * m, c, in_node(c, t, node), layers * m)
-        )
+        rounds = (3 + (again == 2)) * (c - 1)
+        sent.append(Sent("CP", rounds * keys * layers * m, c, in_node(c, t, node), layers * m))
     if p > 1:
         cuts = m * layout.virtual
         sent.append(Sent("PP", 2 * whole / t * cuts, p, in_node(p, t * c * d, node), 2 * cuts))
@@ -71,9 +70,8 @@ def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent
     if layout.ep > 1:
         e = layout.ep
         rows = (e - 1) / e * whole / t * shape.active
-        sent.append(
-            Sent("EP", 4 * rows * layers * m, e, in_node(e, t * c, node), 4 * layers * m)
-        )
+        calls = (4 + 2 * (again > 0)) * layers * m
+        sent.append(Sent("EP", calls * rows, e, in_node(e, t * c, node), calls))
     return sent
 
 
@@ -88,6 +86,24 @@ def main() -> None:
     pencil = 16 * 7 / 8 * 4096 * 4096 * 32
     print(f"TP 8: {tp.bytes / 2**30:.2f} GiB, the pencil's 16(t-1)/t bshL {pencil / 2**30:.2f}")
     assert tp.bytes == 1.25 * pencil
+    # a layer that runs again sends half of the pencil's once more, its MLP a quarter
+    for recompute, more in (("mlp", 0.25), ("layer", 0.5)):
+        [again] = traffic(shape, Layout(tp=8, recompute=recompute), 4096, 8)
+        print(f"with each {recompute} again {again.bytes / 2**30:.2f} GiB")
+        assert again.bytes == tp.bytes + more * pencil
+    # keys and values pass three neighbours forward and twice backward; two copies of a token go
+    # to seven of eight ranks and return
+    few = Shape(1, 4096, 32, 8, 14336, 1, experts=8, active=2)
+    keys, rows = 3 * 2 * 2 * 1024 * 1024, 7 / 8 * 2 * 2 * 4096 * 4096
+    for cut, once, times in (
+        ({"cp": 4}, keys, (3, 3, 4)),
+        ({"dp": 8, "ep": 8}, rows, (4, 6, 6)),
+    ):
+        layouts = [Layout(**cut, recompute=recompute) for recompute in RECOMPUTED]
+        last = [traffic(few, each, 4096, 8)[-1 if "ep" in cut else 0] for each in layouts]
+        found = [each.bytes / once for each in last]
+        print(f"{last[0].name}: {', '.join(f'{n:g}' for n in found)} times, as more runs again")
+        assert found == list(times)
     # ZeRO's 2Ψ and 3Ψ, in elements of the same size
     held = sum(stage_parameters(shape, stages(shape, 1)[0], 1))
     for zero in range(4):

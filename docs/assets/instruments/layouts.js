@@ -336,13 +336,14 @@ const inNode = (ranks, stride, node) => Math.max(1, Math.min(ranks, over(node, s
 
 export const traffic = (s, l, sequence, node) => {
   const { tp: t, cp: c, dp: d, pp: p, ep: e, micro_batches: m } = l
-  const layers = deepest(s, p)
+  const layers = deepest(s, p), again = recomputed.indexOf(l.recompute)
   const whole = 2 * l.micro_batch * sequence / c * s.hidden, sent = {}
   const put = (name, bytes, ranks, there, messages) => { sent[name] = { name, bytes, ranks, in_node: there, messages } }
-  if (t > 1) put("TP", (4 + 4 + 2) * ((t - 1) / t * whole) * layers * m, t, inNode(t, 1, node), 10 * layers * m)
+  const calls = (4 + 4 + 2 + 2 * again) * layers * m
+  if (t > 1) put("TP", calls * (t - 1) / t * whole, t, inNode(t, 1, node), calls)
   if (c > 1) {
     const keys = 2 * 2 * l.micro_batch * sequence / c * kvWidth(s) / t
-    put("CP", 3 * (c - 1) * keys * layers * m, c, inNode(c, t, node), layers * m)
+    put("CP", (3 + (again === 2)) * (c - 1) * keys * layers * m, c, inNode(c, t, node), layers * m)
   }
   if (p > 1) {
     const cuts = m * l.virtual
@@ -356,7 +357,7 @@ export const traffic = (s, l, sequence, node) => {
     else if (l.zero) put("DP", (8 + 2) * share, n, there, 3)
     else put("DP", 8 * share, n, there, 2)
   }
-  if (e > 1) put("EP", 4 * ((e - 1) / e * whole / t * s.active) * layers * m, e, inNode(e, t * c, node))
+  if (e > 1) put("EP", (again ? 6 : 4) * layers * m * ((e - 1) / e * whole / t * s.active), e, inNode(e, t * c, node))
   return sent
 }
 
@@ -403,8 +404,7 @@ export const stepTime = (s, l, sequence, gpu, c = tables.constants.time) => {
     const backward = slowest * 2 / 3, hidden = [backward, 0, Math.min(m * backward, scatters), busy][l.zero]
     exposed = Math.max(late, sending + late - hidden)
   }
-  const shard = l.zero ? l.dp * l.cp : 1
-  const optimizer = (34 * most / shard + 16 * most) / (c.memory * gpu.bandwidth)
+  const optimizer = (34 * most / shardsOf(l)(1) + 16 * most) / (c.memory * gpu.bandwidth)
   const turns = m * cut[at].layers, added = m * 10 * held[at] / (c.memory * gpu.bandwidth)
   return {
     seconds: busy + bubble + crossing + exposed + optimizer + c.fixed,
