@@ -54,6 +54,7 @@ import torch.distributed as dist
 from graders import limits, machine
 
 PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
+LOOK = 0.5  # seconds between two looks at them, at most
 GRACE = 1.5  # seconds asleep that the other ranks get after one has failed
 LONGEST_GRACE = 15.0  # processor seconds that they get then while they compute
 KEPT_OUTPUT = 4000  # characters of each rank's output
@@ -622,41 +623,46 @@ class Clock:
     """Time as some processes have it: what a busy machine does not give them does not count.
 
     `asleep`: seconds since any of them used processor time, or had a thread that was not
-    asleep. `worked`: processor seconds of the busiest one since the clock began. Elsewhere than
-    on Linux nobody is seen asleep, and `worked` is what the clock on the wall says.
+    asleep. Between two looks no more than `LOOK` pass: where the checker itself was held up,
+    so was what it looks at. `worked`: processor seconds of the busiest one since the clock
+    began. Elsewhere than on Linux nobody is seen asleep, and `worked` is what the clock on the
+    wall says.
 
     `excess`: what they, with what lies in their `folder`, take too much of.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder, self.weighed, self.excess = folder, 0.0, None
-        self.began = self.since = time.monotonic()
-        self.asleep = self.worked = 0.0
+        self.looked = time.monotonic()
+        self.asleep = self.worked = self.lasted = 0.0
         self.first: dict[int, int] = {}
         self.last: dict[int, int] = {}
 
     def look(self, pids: list[int], interrupted: bool = False) -> None:
         """Look at them again; what they have said since (`interrupted`) ends their sleep."""
         now = time.monotonic()
+        passed, self.looked = min(now - self.looked, LOOK), now
+        self.lasted += passed
         if self.folder is not None and now - self.weighed > 0.1:
             if found := limits.excess(pids, self.folder):
                 self.excess = Wrong(*found)
             self.weighed = time.monotonic()
         if not LINUX:
-            self.worked = now - self.began
+            self.worked = self.lasted
             return
         used = {pid: _ticks_and_sleep(pid) for pid in pids}
         ticks = {pid: count for pid, (count, _) in used.items()}
         awake = interrupted or ticks != self.last or not all(idle for _, idle in used.values())
-        if awake or (now - self.since > 1 and _ask_a_name_server(pids)):
-            self.since = now
-        self.asleep, self.last, self.first = now - self.since, ticks, ticks | self.first
+        self.asleep = 0.0 if awake else self.asleep + passed
+        if self.asleep > 1 and _ask_a_name_server(pids):
+            self.asleep = 0.0
+        self.last, self.first = ticks, ticks | self.first
         most = max((count - self.first[pid] for pid, count in ticks.items()), default=0)
         self.worked = max(self.worked, most / os.sysconf("SC_CLK_TCK"))
 
     def over(self, limit: float) -> bool:
         """Whether one has worked for longer than `limit`, or all existed ten times as long."""
-        return self.worked > limit or time.monotonic() - self.began > 10 * limit
+        return self.worked > limit or self.lasted > 10 * limit
 
 
 def _ranks(pids: list[int]) -> dict[int, int]:

@@ -11,6 +11,8 @@ import os
 import re
 import socket
 import sys
+import threading
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
@@ -503,6 +505,39 @@ def test_limits_count_what_is_taken(tmp_path: Path) -> None:
         with mmap.mmap(-1, 64 << 20) as shared:
             shared.write(bytes(64 << 20))
             assert limits._memory_of(os.getpid(), "status", b"Rss") > before + (32 << 20)
+
+
+@pytest.mark.parametrize("held_up", range(2))
+def test_lab01_hears_a_rank_that_the_machine_holds_up(
+    held_up: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the others' patience is beside that, and however long they all wait."""
+    lab01 = grading.grader("lab01_multi_gpu_setup")
+    for name in ("LONG", "SHORT"):
+        monkeypatch.setattr(lab01, name, timedelta(microseconds=1))
+    theirs = ModuleType("theirs")
+
+    def exchange(store, call, mine, rank, *rest):
+        if rank == held_up:
+            threading.Event().wait(0.01)
+        return lab01.LAB.finished.exchange_metadata(store, call, mine, rank, *rest)
+
+    theirs.exchange_metadata = exchange
+    assert len(list(lab01.compare(theirs, 3))) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is seen asleep")
+def test_nobody_is_asleep_while_the_checker_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now = grading.runner(), [0.0]
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run, "_ticks_and_sleep", lambda _: (0, True))
+    clock, looks = run.Clock(), 0
+    clock.look([1])
+    while clock.asleep <= run.PATIENCE:
+        now[0] += 3600.0
+        clock.look([1])
+        looks += 1
+    assert looks > run.PATIENCE / run.LOOK and not clock.over(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is seen asleep")

@@ -7,9 +7,12 @@ probe moves, and links have invented speeds.
 import contextlib
 import itertools
 import statistics
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -17,6 +20,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from graders.runner import Judge
 from graders.tools import Lab, Wrong, ask, judge_devices, named, near, same, second_machine
 
 HINTS = {
@@ -330,18 +334,27 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def set(self, theirs: ModuleType):
-        """Put it in place of every clock, also where one was imported by name."""
-        nanoseconds = lambda: int(self.read() * 1e9)  # noqa: E731
-        clocks = dict.fromkeys(("perf_counter", "monotonic", "time"), self.read)
-        clocks |= {f"{name}_ns": nanoseconds for name in clocks}
-        by_name = {name: clock for name, clock in clocks.items() if name != "time"}
+        """Put it in place of every clock, and the device in place of those there are."""
         with (
-            mock.patch.multiple(time, **clocks),
-            mock.patch.multiple(theirs, create=True, **by_name),
+            clock_of(theirs, self.read),
             mock.patch.object(torch.accelerator, "synchronize", self.synchronize),
             mock.patch.object(torch.cuda, "synchronize", self.synchronize),
         ):
             yield
+
+
+@contextlib.contextmanager
+def clock_of(theirs: ModuleType, read: Callable[[], float], **more: Callable):
+    """Put `read` in place of every clock, also where one was imported by name."""
+    nanoseconds = lambda: int(read() * 1e9)  # noqa: E731
+    clocks = dict.fromkeys(("perf_counter", "monotonic", "time"), read)
+    clocks |= {f"{name}_ns": nanoseconds for name in clocks} | more
+    by_name = {name: clock for name, clock in clocks.items() if name != "time"}
+    with (
+        mock.patch.multiple(time, **clocks),
+        mock.patch.multiple(theirs, create=True, **by_name),
+    ):
+        yield
 
 
 @LAB.alone(
@@ -460,61 +473,152 @@ def links(theirs, ours, lesson):
 
 # --- step 8 -------------------------------------------------------------------------------
 
-LONG, LATE = timedelta(seconds=30), 0.5
-SHORT = {"call 2": timedelta(seconds=0.7), "call 3": timedelta(seconds=2)}  # below PATIENCE
+LONG, SHORT = timedelta(seconds=30), timedelta(seconds=2)
+MOMENT = timedelta(milliseconds=1)  # what a look at the store takes
 
 
-@LAB.step(
+class Meeting(dist.Store):
+    """A store for ranks which are threads, and their clock, which only waiting moves.
+
+    One rank runs at a time, until it waits or returns. Once all wait for what nobody has said,
+    the clock goes to where the first of them gives up. So nobody is late because of the
+    machine, and nobody waits for the machine's clock.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.said = 0.0, {}
+        self.turn = threading.Condition()
+        self.living, self.waiting = 0, {}  # how many; thread: how long, and for which keys
+
+    def run(self, ranks: list[Callable[[], Any]]) -> list[Any]:
+        """What each returns."""
+
+        def live(rank: Callable[[], Any]) -> Any:
+            with self.turn:
+                try:
+                    return rank()
+                finally:
+                    self.living -= 1
+                    self.turn.notify_all()
+
+        self.living = len(ranks)
+        with ThreadPoolExecutor(self.living) as threads:
+            return list(threads.map(live, ranks))
+
+    def all_wait(self) -> bool:
+        """Whether no rank can go on."""
+        found = (self.said.keys() >= keys for _, keys in self.waiting.values())
+        return len(self.waiting) == self.living and not any(found)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        patience = (self.timeout if timeout is None else timeout).total_seconds()
+        mine = until, wanted = self.now + patience, set(keys)
+
+        def over() -> bool:
+            return self.all_wait() and until == min(end for end, _ in self.waiting.values())
+
+        with self.turn:
+            self.waiting[threading.get_ident()] = mine
+            self.turn.notify_all()
+            self.turn.wait_for(lambda: self.said.keys() >= wanted or over())
+            del self.waiting[threading.get_ident()]
+        if not self.said.keys() >= wanted:
+            self.now = until
+            raise dist.DistStoreError(f"wait timeout after {patience:g} s, keys: {keys}")
+
+    def sleep(self, seconds: float) -> None:
+        with contextlib.suppress(dist.DistStoreError):
+            self.wait([None], timedelta(seconds=seconds))  # nobody says that
+
+    def check(self, keys: list[str]) -> bool:
+        with contextlib.suppress(dist.DistStoreError):
+            return self.wait(keys, MOMENT) is None
+        return False
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self.said[key]
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.said[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        before = self.said.get(key, b"")
+        self.set(key, value)
+        self.said[key] = before + self.said[key]
+
+    def add(self, key: str, number: int) -> int:
+        self.said[key] = b"%d" % (int(self.said.get(key, 0)) + number)
+        return int(self.said[key])
+
+    def delete_key(self, key: str) -> bool:
+        return self.said.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        return len(self.said)
+
+
+@LAB.alone(
     8, "compare before the collective",
     "every rank hears what all will call, each time anew, and who does not come is named",
-    "exchange_metadata", worlds=(2, 3, 1, 4), joins=False, symmetric=False,
+    "exchange_metadata",
     crashes={
         "[Pp]rocess group has not been initialized": "no_collective",
-        r"wait timeout|[Tt]imed? ?out|timeout": "endless_wait",
+        "wait timeout": "endless_wait",
     },
 )  # fmt: skip
 def exchange(theirs, ours, lesson):
-    rank, n = lesson.rank, lesson.world
-    port, limit = lesson.store.port, timedelta(seconds=2)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    joined = mock.Mock(side_effect=Wrong("a process group is started", "no_collective"))
+    with (
+        mock.patch.object(dist, "init_process_group", joined),
+        mock.patch.object(theirs, "init_process_group", joined, create=True),
+    ):
+        for n in (2, 3, 1, 4):
+            yield from compare(theirs, n)
+            names = ", ".join(sorted({call.name for call in lesson.calls}))
+            ask(not names, f"{names} was called", "no_collective")
 
-    def hear(call: str, number: int, patience: timedelta) -> list | None:
-        mine = f"float32 [{10 * number + rank}]"
-        given = theirs.exchange_metadata(store, call, mine, rank, n, patience)
-        if not isinstance(given, (list, tuple)):
-            return None
-        return [f"bytes {x!r}" if isinstance(x, bytes) else x for x in given]
+
+def compare(theirs: ModuleType, n: int) -> Judge:
+    """Two calls that all ranks come to, and one to which the last does not.
+
+    The first rank that runs and does not wait reads what others said in the last call.
+    """
+    store = Meeting()
+
+    def call(number: int, ranks: int, patience: timedelta) -> list[list | None]:
+        """What each rank hears."""
+
+        def hear(rank: int) -> list | None:
+            mine = f"float32 [{10 * number + rank}]"
+            given = theirs.exchange_metadata(store, f"call {number}", mine, rank, n, patience)
+            if not isinstance(given, (list, tuple)):
+                return None
+            return [f"bytes {x!r}" if isinstance(x, bytes) else x for x in given]
+
+        with clock_of(theirs, lambda: store.now, sleep=store.sleep):
+            return store.run([partial(hear, rank) for rank in range(ranks)])
 
     def said(texts: list | None) -> str:
         return "nothing" if texts is None else ", ".join(map(str, texts))
 
-    heard, silent = [], None
-    lesson.meet()
     for number in range(2):
-        if number and rank == n - 1:
-            time.sleep(LATE)  # who reads what is there already reads the last call's text
-        heard.append(hear(f"call {number}", number, LONG))
-        lesson.meet()
-    absent = [f"float32 [{20 + other}]" for other in range(n - 1)] + [None]
-    for call, patience in SHORT.items() if n > 1 and not lesson.calls else ():
-        # once more, and longer: a rank that the machine holds up looks like one that gave up
-        silent = hear(call, 2, patience) if rank < n - 1 else absent
-        lesson.store.add(f"right in {call}", silent == absent)
-        lesson.meet()
-        if lesson.store.add(f"right in {call}", 0) == n:
-            break
-    names = ", ".join(sorted({call.name for call in lesson.calls}))
-    ask(not names, f"{names} was called", "no_collective")
-    for number, texts in enumerate(heard):
         true = [f"float32 [{10 * number + other}]" for other in range(n)]
-        what = f"in call {number + 1} rank {rank} hears {said(texts)}"
-        bytes_left = any(str(text).startswith("bytes ") for text in texts or [])
-        ask(not bytes_left, what, "bytes")
-        stale = number and {f"float32 [{other}]" for other in range(n)} & set(texts or [])
-        ask(not stale, what, "stale")
-        one = texts is not None and len(texts) == n > 1 and set(texts) <= set(true)
-        ask(texts == true, what, "one_key" if one else "not_told")
-    yield "two calls are told apart, and every rank hears all"
-    if rank < n - 1:
-        what = f"rank {n - 1} does not come, and rank {rank} hears {said(silent)}"
-        ask(silent == absent, what, "gave_up")
+        for rank, texts in enumerate(call(number, n, LONG)):
+            what = f"in call {number + 1} rank {rank} of {n} hears {said(texts)}"
+            bytes_left = any(str(text).startswith("bytes ") for text in texts or [])
+            ask(not bytes_left, what, "bytes")
+            stale = number and {f"float32 [{other}]" for other in range(n)} & set(texts or [])
+            ask(not stale, what, "stale")
+            one = texts is not None and len(texts) == n > 1 and set(texts) <= set(true)
+            ask(texts == true, what, "one_key" if one else "not_told")
+    yield f"two calls are told apart, and every rank of {n} hears all"
+    began = store.now
+    absent = [f"float32 [{20 + other}]" for other in range(n - 1)] + [None]
+    for rank, texts in enumerate(call(2, n - 1, SHORT) if n > 1 else ()):
+        what = f"rank {n - 1} does not come, and rank {rank} of {n} hears {said(texts)}"
+        ask(texts == absent, what, "gave_up")
+    waited = f"{store.now - began:g} s and not {SHORT.total_seconds():g} s"
+    what = f"rank {n - 1} does not come, and the others wait for {waited}"
+    ask(store.now - began <= n * SHORT.total_seconds(), what, "endless_wait")

@@ -206,6 +206,8 @@ wrong("exchange_one_key", step=8, hint="one_key", edits=[
     ("texts: list[str | None] = []", "texts = []"),
     ('[f"{call}/{other}"]', "[call]"),
     ('(f"{call}/{other}")', "(call)")])
+wrong("exchange_patient", step=8, hint="endless_wait",
+      old='store.wait([f"{call}/{other}"], timeout)', new="")
 wrong("exchange_silent", step=8, hint="not_told",
       old=Body("exchange_metadata"), new="return [mine] + [None] * (world - 1)")
 wrong("exchange_stale", step=8, hint="stale", edits=[
@@ -216,4 +218,20 @@ wrong("exchange_waits_for_ever", step=8, hint="endless_wait",
       old=Body("exchange_metadata"), new="""
     store.set(f"{call}/{rank}", mine)
     return [store.get(f"{call}/{other}").decode() for other in range(world)]
+""")
+wrong("right_exchange_that_asks_again", step=8, edits=[
+    ("store.wait([f\"{call}/{other}\"], timeout)", """
+    late = time.monotonic() + timeout.total_seconds()
+    while not store.check([f"{call}/{other}"]):
+        time.sleep(0.05)
+        if time.monotonic() > late:
+            raise dist.DistStoreError
+""")])
+wrong("right_exchange_under_a_prefix", step=8, old="""
+    store.set(f"{call}/{rank}", mine)
+    texts: list[str | None] = []
+""", new="""
+    store = dist.PrefixStore(call, store)
+    store.set(f"{call}/{rank}", mine)
+    texts: list[str | None] = []
 """)
