@@ -8,7 +8,6 @@ import importlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -181,14 +180,12 @@ class Book:
             )
         return path
 
-    def start(self, *arguments: str, warm: bool = False) -> subprocess.Popen:
-        """Start pytest on the book.
+    def words(self, *arguments: str, warm: bool) -> tuple[list[str], dict[str, str]]:
+        """What starts pytest on the book, behind `python`, and with which variables.
 
         A process with torch in it costs more than the one or two commands of a small book, so
-        there is none but where `warm` asks for what a session does by default.
+        these start as typed but where `warm` asks for what a session does by default.
         """
-        if not warm:
-            arguments += ("--plain",)
         env = {
             key: value
             for key, value in os.environ.items()
@@ -197,10 +194,17 @@ class Book:
         if "-n" not in arguments:
             env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a small book's time
         path = filter(None, [str(ROOT), env.get("PYTHONPATH")])
+        how = [] if warm else ["--plain"]
+        words = [*processes.PYTEST, "--color=no", *arguments, *how]
+        return words, env | {"PYTHONPATH": os.pathsep.join(path)}
+
+    def start(self, *arguments: str, warm: bool = False) -> subprocess.Popen:
+        """Start pytest on the book, as one does in a terminal."""
+        words, env = self.words(*arguments, warm=warm)
         return subprocess.Popen(
-            [sys.executable, "-m", "pytest", "--color=no", *arguments],
+            [sys.executable, *words],
             cwd=self.root,
-            env=env | {"PYTHONPATH": os.pathsep.join(path)},
+            env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -210,12 +214,9 @@ class Book:
     def pytest(self, *arguments: str, warm: bool = False) -> Report:
         """Run pytest on the book and read what came of it."""
         results = self.root.with_name(f"{self.root.name}-{os.getpid()}.xml")
-        process = self.start(f"--junitxml={results}", *arguments, warm=warm)
-        try:
-            text, _ = process.communicate(timeout=HANG)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            raise
+        words, env = self.words(f"--junitxml={results}", *arguments, warm=warm)
+        process = processes.start(["python", *words], self.root, env)
+        text = "".join(process.communicate(timeout=HANG))
         report = Report(process.returncode, text)
         if results.exists():
             for case in ElementTree.parse(results).iter("testcase"):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HANG = 1800.0  # seconds: what has not come to its end by then hangs
 LEAVING = 60.0  # seconds that a process which is on its way out may still be seen
+PYTEST = ["-m", "pytest"]
 LAUNCHER: list[Launcher | None] = [None]  # of the session; none where all starts as typed
 
 
@@ -95,6 +96,7 @@ class Warm:
         """What it has printed, once it has ended."""
         self.process.join(timeout)
         if self.returncode is None:
+            self.process.kill()
             raise subprocess.TimeoutExpired(f"process {self.process.pid}", timeout)
         out, err = (path.read_text() if path.exists() else "" for path in self.said)
         shutil.rmtree(self.folder)
@@ -102,8 +104,12 @@ class Warm:
 
 
 def start(words: list[str], cwd: str | Path, env: dict[str, str]) -> Popen | Warm:
-    """Start `python FILE …` or `torchrun …` with these variables, warm where commands do."""
-    if LAUNCHER[0] and (words[0] == "torchrun" or words[1].endswith(".py")):
+    """Start `python …` or `torchrun …` with these variables, warm where commands do.
+
+    What `python` starts warm is a file, or pytest.
+    """
+    begins = words[0] == "torchrun" or words[1].endswith(".py") or words[1:3] == PYTEST
+    if LAUNCHER[0] and begins:
         return Warm(LAUNCHER[0], words, cwd, env)
     starts = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
     return Popen(

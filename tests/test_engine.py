@@ -16,6 +16,7 @@ import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import processes
 import pytest
 from conftest import RECORDED, Book, Report
 from processes import HANG, carrying, left_behind, until
@@ -45,7 +46,7 @@ def named(report: Report, test: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory) -> Report:
-    """Every program and page below, run by one pytest on two workers."""
+    """Every program and page below, run by one pytest."""
     book = Book(tmp_path_factory.mktemp("broken"))
     book.program(
         "crash",
@@ -55,7 +56,7 @@ if rank == 1:
     raise ValueError("rank one is unwell")
 dist.barrier()
 """,
-        "$ torchrun --nproc-per-node=4 crash.py\n",
+        "$ torchrun --nproc-per-node=2 crash.py\n",
     )
     book.program(
         "killed",
@@ -346,7 +347,7 @@ dist.barrier()
         "docs/quotes.md",
         "# Q\n\n```text\n4 right\n```\n\n```text\nnobody printed this\n```\n",
     )
-    return book.pytest("--device", "auto", "-n", "2", warm=True)
+    return book.pytest("--device", "auto", "--continue-on-collection-errors", warm=True)
 
 
 # All tests of this book are called test_broken…: so they go to one worker, and it is run once.
@@ -357,7 +358,7 @@ dist.barrier()
     {
         "crash.py::cpu": [
             "snippets/t/crash.py:7",
-            "crash.cpu.txt:2: `torchrun --nproc-per-node=4 crash.py`",
+            "crash.cpu.txt:2: `torchrun --nproc-per-node=2 crash.py`",
             "rank 1 left with status 1",
             "ValueError: rank one is unwell",
         ],
@@ -600,7 +601,7 @@ def test_a_port_in_use_is_no_matter_unless_a_command_asks_for_it(book: Book) -> 
             code,
             f"$ torchrun --master-addr=127.0.0.1 --master-port={port} --nproc-per-node=2 fixed.py\n0\n",
         )
-        report = book.pytest("snippets", "-k", "cpu")
+        report = book.pytest("snippets", "-k", "cpu", warm=True)
     assert report.outcomes["snippets.t.free::cpu"] == "passed", report.text
     assert "EADDRINUSE" in report.messages["snippets.t.fixed::cpu"]
     assert str(port) in report.messages["snippets.t.fixed::cpu"]
@@ -610,7 +611,8 @@ def test_two_runs_at_once(book: Book) -> None:
     code = DISTRIBUTED + "dist.barrier()\nprint(rank) if rank == 0 else None\n"
     for name in ("one", "two"):
         book.program(name, code, f"$ torchrun --nproc-per-node=2 {name}.py\n0\n")
-    runs = [book.start("snippets", warm=True), book.start("snippets", warm=True)]
+    words, env = book.words("snippets", warm=True)
+    runs = [processes.start(["python", *words], book.root, env) for _ in range(2)]
     texts = [run.communicate(timeout=HANG)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], texts
     report = book.pytest("snippets")
@@ -869,7 +871,7 @@ dist.destroy_process_group()
     book.program(
         "ranks",
         code,
-        "$ torchrun --nproc-per-node=3 ranks.py --flag=1\n6.0 ['ranks.py', '--flag=1'] 1 __main__ ranks.py\n['ranks.py'] 3 3\n",
+        "$ torchrun --nproc-per-node=2 ranks.py --flag=1\n3.0 ['ranks.py', '--flag=1'] 1 __main__ ranks.py\n['ranks.py'] 2 2\n",
     )
     recorded = book.pytest("snippets", "-k", "ranks and cpu", "--record")
     assert recorded.status == 0, recorded.text
@@ -882,13 +884,6 @@ dist.destroy_process_group()
         "sys.exit(2)\n",
         "$ python single.py a\n['single.py', 'a'] tensor(3.) None\nTrue\n[exit status 2]\n",
     )
-    book.program(  # torch has much to do at exit, and a fork's writes are page faults
-        "short",
-        "import resource, weakref\n"
-        "print(any(each.atexit for each in weakref.finalize._registry))\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt < 4000)\n",
-        "$ python short.py\nFalse\nTrue\n",
-    )
     plain = book.pytest("snippets", "-k", "single and cpu", "--all")  # `ranks` was recorded so
     warm = book.pytest("snippets", "-k", "cpu", "--all", "--warm", warm=True)
     assert plain.status == 0, plain.text
@@ -896,33 +891,77 @@ dist.destroy_process_group()
     assert "did something else when started warm" not in warm.text
 
 
+def test_what_starts_warm_copies_little_and_leaves_soon(tmp_path: Path) -> None:
+    """A fork's writes are page faults, and torch has much to do at exit."""
+    if not processes.LAUNCHER[0]:
+        pytest.skip("here all starts as typed")
+    (tmp_path / "short.py").write_text(
+        "import resource, weakref\n"
+        "print(any(each.atexit for each in weakref.finalize._registry))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt < 4000)\n"
+    )
+    done = processes.start(["python", "short.py"], tmp_path, dict(os.environ))
+    assert done.communicate(timeout=HANG) == ("False\nTrue\n", "")
+
+
+def test_what_a_warm_program_starts_is_a_fork_and_begins_anew(book: Book) -> None:
+    """The ranks of torchrun itself, and a script; but with a thread, or other variables early."""
+    told = """
+        import os, signal, subprocess, sys, tempfile, threading
+        how = "warm" if "forkserver" in open("/proc/self/cmdline").read() else "as typed"
+        """
+    book.program(
+        "rank",
+        told
+        + """
+        shown = dict(each.partition("=")[::2] for each in open("/proc/self/environ").read().split("\\0"))
+        print(how, sys.argv[1:], shown["RANK"])
+        """,
+        '$ torchrun --standalone --nproc-per-node=1 rank.py "a b" 2>&1 | grep "^[wa]"\nwarm [\'a b\'] 0\n',
+    )
+    book.program(
+        "starts",
+        told
+        + """
+        if len(sys.argv) > 1:
+            kept = signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+            print(how, __name__, kept, os.getcwd() == sys.argv[1], os.environ.get("GIVEN"))
+            sys.exit(5)
+
+        def run(**own):
+            words = [sys.executable, "-u", os.path.abspath(__file__), folder]
+            done = subprocess.run(words, cwd=folder, env=os.environ | own, stdout=subprocess.PIPE, text=True)
+            print(done.stdout.strip(), done.returncode, os.path.exists(folder), flush=True)
+
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        stop = threading.Event()
+        with tempfile.TemporaryDirectory() as folder:
+            run(GIVEN="yes")
+            run(PYTHONHASHSEED="0")
+            threading.Thread(target=stop.wait).start()
+            run()
+            stop.set()
+        """,
+        """
+        $ python starts.py
+        warm __main__ False True yes 5 True
+        as typed __main__ False True None 5 True
+        as typed __main__ False True None 5 True
+        """,
+    )
+    report = book.pytest("snippets", "-k", "cpu", "--all", "--warm", warm=True)
+    assert report.status == 0 and "right as typed" not in report.text, report.text
+
+
 def test_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None:
     """One program or page in 40 begins as typed; what differs warm counts for nothing."""
     code = (
-        DISTRIBUTED
-        + """
-import os, sys
-parent = open(f"/proc/{os.getppid()}/cmdline").read()
-dist.barrier()
-if rank == 0:
-    print("as typed" if "torchrun" in parent else "warm")
-dist.destroy_process_group()
-sys.stdout.flush()
-os._exit(0)
-"""
+        "print('warm' if 'forkserver' in open('/proc/self/cmdline').read() else 'as typed')\n"
     )
-    book.program(
-        "first",  # one of those that keep it
-        code,
-        "$ torchrun --nproc-per-node=1 first.py\nas typed\n"
-        "$ torchrun --nproc-per-node=1 first.py a\nwarm\n",
-    )
-    book.program("kept", code, "$ torchrun --nproc-per-node=1 kept.py\nwarm\n")
-    book.program(
-        "doubted",
-        code,
-        "$ torchrun --nproc-per-node=1 doubted.py\nas typed\n",
-    )
+    both = "$ python first.py\nas typed\n$ python first.py a\nwarm\n"
+    book.program("first", code, both)  # one of those that keep it
+    book.program("kept", code, "$ python kept.py\nwarm\n")
+    book.program("doubted", code, "$ python doubted.py\nas typed\n")
     block = "```python\nimport sys\nprint('torch' in sys.modules)\n```\n"
     block += "<!--pytest-codeblocks:expected-output-->\n```text\n{}\n```\n"
     book.write("docs/blocks.md", f"# B\n{block.format(True)}{block.format(False)}")
@@ -1110,7 +1149,7 @@ def test_another_number_of_ranks_works_or_gets_a_sentence(book: Book) -> None:
         ("trips", "assert n == 2\n"),
     ):
         book.program(name, head + code, shown.format(name))
-    report = book.pytest("--ranks", "3", "--warm", "snippets")
+    report = book.pytest("--ranks", "3", "--warm", "snippets", warm=True)
     assert report.outcomes == {
         "snippets.t.any::ranks-3": "passed",
         "snippets.t.two::ranks-3": "passed",

@@ -195,9 +195,14 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
     [
         ("torchrun --nproc-per-node=2 a.py", "", False),
         ("torchrun --nproc-per-node=2 a.py --x", "snippets/t/a.py", True),
-        ("torchrun --nproc-per-node=2 --master-port=1 a.py", "snippets/t/a.py", False),
+        ("torchrun --nproc-per-node=2 --master-port=1 a.py", "snippets/t/a.py", True),
         ("TORCH_DISTRIBUTED_DEBUG=INFO python a.py", "snippets/t/a.py", True),
-        ("OMP_NUM_THREADS=2 python a.py", "snippets/t/a.py", False),
+        ("OMP_NUM_THREADS=2 python a.py", "snippets/t/a.py", True),
+        ("TORCH_LOGS=recompiles python a.py", "snippets/t/a.py", False),
+        ('python a.py "b c"', "snippets/t/a.py", True),
+        ('python a.py "$HOME"', "snippets/t/a.py", False),
+        ('torchrun a.py 2>&1 | grep -o "b.*" | sort', "snippets/t/a.py", True),
+        ("python a.py | sort", "snippets/t/a.py", False),
         ("RANK=0 WORLD_SIZE=1 python a.py 2>&1", "snippets/t/a.py", True),
         ("python a.py > log", "snippets/t/a.py", False),
         ("python -c 1", "snippets/t/a.py", False),
@@ -205,7 +210,7 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
         ("torchrun --nproc-per-node=2 first.py", "snippets/t/first.py", False),
     ],
 )
-def test_what_starts_warm_needs_no_shell(command: str, program: str, takes: bool) -> None:
+def test_what_starts_warm_needs_no_shell_but_to_filter(command: str, program: str, takes: bool) -> None:
     launcher = warm.Launcher()
     assert launcher.takes(command, program) is takes
     if program.endswith("first.py"):

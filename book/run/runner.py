@@ -27,14 +27,13 @@ from importlib import metadata
 from pathlib import Path
 
 from book.core import write_whole
-from book.run.warm import Launcher
+from book.run.warm import TAG, Launcher
 from graders import machine
 
 KEPT_VARIABLES = re.compile(
     r"^(HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|LD_LIBRARY_PATH|CUDA_HOME|CUDA_PATH|"
     r"NVIDIA_\w+|XDG_\w+|SSL_CERT_\w+)$"
 )
-TAG = "WORLD_SIZE_RUN"
 LONGEST_OUTPUT = 1 << 20  # bytes kept of stdout and of stderr
 GRACE = 2.0  # seconds asleep after which a helper has outlived its command
 ENDING = 30.0  # seconds that a process may take to end on a busy machine

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 64  # per rank
-ROUNDS, STEPS = 5, 2
+ROUNDS, STEPS = 3, 2
 BUCKET_MB = 4
 MIB = 2**20
 

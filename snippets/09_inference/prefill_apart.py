@@ -13,7 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 MULTIPLIED, CACHE = 7.50e9, 128 * 2**10  # Ψ without the embeddings; bytes of a cached token
 BANDWIDTH, FLOPS = 0.5 * 3.35e12, 0.5 * 989e12
@@ -39,14 +39,24 @@ class Request:
         return self.prompt + self.answer
 
 
-def arrivals(rate: float, count: int) -> list[Request]:
-    dice, clock, requests = random.Random(0), 0.0, []
+@cache
+def drawn(count: int) -> list[tuple[float, int, int]]:
+    """Requests: how long after the last in mean times, and the tokens of prompt and answer."""
+    dice, requests = random.Random(0), []
     for _ in range(count):
-        clock += dice.expovariate(rate)
+        wait = dice.expovariate(1.0)
         prompt = min(8000, 1 + round(dice.lognormvariate(math.log(1500), 0.6)))
         answer = min(1000, 2 + round(dice.lognormvariate(math.log(200), 0.7)))
-        requests.append(Request(clock, prompt, answer, clock, prompt))
+        requests.append((wait, prompt, answer))
     return requests
+
+
+def arrivals(rate: float, count: int, of: int = 1) -> list[Request]:
+    """Every ``of``-th of them: the same requests at any rate, closer together."""
+    requests = drawn(count)
+    clocks = itertools.accumulate(wait / rate for wait, _, _ in requests)
+    chosen = itertools.islice(zip(clocks, requests, strict=True), 0, None, of)
+    return [Request(at, prompt, answer, at, prompt) for at, (_, prompt, answer) in chosen]
 
 
 # --8<-- [start:costs]
@@ -105,7 +115,7 @@ def serve(requests: list[Request], budget: float, cost: Callable) -> None:
 # --8<-- [start:ways]
 def together(budget: float, cost: Callable, rate: float) -> list[Request]:
     """Every GPU does both; the requests of one of them."""
-    requests = arrivals(rate, GPUS * EACH)[::GPUS]
+    requests = arrivals(rate, GPUS * EACH, GPUS)
     serve(requests, budget, cost)
     return requests
 
