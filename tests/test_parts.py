@@ -210,7 +210,9 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
         ("torchrun --nproc-per-node=2 first.py", "snippets/t/first.py", False),
     ],
 )
-def test_what_starts_warm_needs_no_shell_but_to_filter(command: str, program: str, takes: bool) -> None:
+def test_what_starts_warm_needs_no_shell_but_to_filter(
+    command: str, program: str, takes: bool
+) -> None:
     launcher = warm.Launcher()
     assert launcher.takes(command, program) is takes
     if program.endswith("first.py"):
