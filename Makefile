@@ -24,13 +24,15 @@ export NO_MKDOCS_2_WARNING := 1
 ifeq ($(origin PYTHON),command line)
 RUN := $(PYTHON)
 READ :=
+BOOK :=
 TEST :=
 else
 RUN := $(VENV)/bin/python
 READ := $(VENV)/.read
+BOOK := $(VENV)/.book
 TEST := $(VENV)/.test
 ifneq ($(shell $(VENV)/bin/python -c '' 2>/dev/null && echo starts),starts)
-.PHONY: $(READ) $(TEST)
+.PHONY: $(READ) $(BOOK) $(TEST)
 endif
 endif
 
@@ -43,7 +45,7 @@ define room
 most often because the disk is full: make room, or name another folder, TMPDIR=FOLDER make $@")'
 endef
 
-.PHONY: help serve test versions mutants record site gpu clean
+.PHONY: help serve test versions mutants record site book gpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +86,9 @@ site: $(READ) ## build the book into site/, strictly
 	$(room)
 	@$(RUN) -m mkdocs build --strict && echo 'The book is in site/index.html'
 
+book: site $(BOOK) ## bind the book, and each track, as PDF and EPUB in site/book/
+	@$(RUN) -m book.site.bound site
+
 gpu: $(TEST) ## record what has something to show on this machine's GPUs (*.cuda.txt)
 	$(room)
 	@$(RUN) -m book.run.gpu $(if $(BUDGET),--budget $(BUDGET)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(WHAT)
@@ -91,7 +96,7 @@ gpu: $(TEST) ## record what has something to show on this machine's GPUs (*.cuda
 clean: ## remove what these commands made
 	rm -rf .venv .venv-* site .cache .pytest_cache .ruff_cache
 
-# --- set-up: one .venv, filled in two steps, so that reading does not wait for torch ---
+# --- set-up: one .venv, filled in steps, so that reading does not wait for torch ---
 #
 # The next call makes good what was ended in the middle: a .venv whose Python or pip does not start is made again,
 # and a package of which pip has not written INSTALLER, its last file, is installed again.
@@ -111,6 +116,10 @@ $(VENV)/.read: requirements/read.txt
 	$(call install,reading needs (once))
 	@touch $@
 
-$(VENV)/.test: requirements/test.txt requirements/read.txt
-	$(call install,running needs$(comma) torch among it (once; a few minutes on a slow line))
+$(VENV)/.book: requirements/book.txt requirements/read.txt
+	$(call install,binding needs (once))
 	@touch $@ $(VENV)/.read
+
+$(VENV)/.test: requirements/test.txt requirements/book.txt requirements/read.txt
+	$(call install,running needs$(comma) torch among it (once; a few minutes on a slow line))
+	@touch $@ $(VENV)/.book $(VENV)/.read

@@ -1,0 +1,105 @@
+"""The volumes: what a chapter's PDF and EPUB have in them, and where their links lead."""
+
+import re
+import zipfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pypdf
+import pytest
+
+from book.core.page import parse
+from book.site import bound
+
+INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+
+
+@pytest.fixture(scope="module")
+def site(built_site: Path) -> bound.Site:
+    return bound.Site(built_site)
+
+
+@pytest.fixture(scope="module")
+def chapter(site: bound.Site) -> list[str]:
+    return [page for page in site.pages if "/02_" in page]
+
+
+@pytest.fixture(scope="module")
+def volume(site: bound.Site, chapter: list[str], tmp_path_factory) -> Path:
+    to = tmp_path_factory.mktemp("bound") / "two"
+    bound.bind(site, chapter, "Chapter 02", to)
+    return to
+
+
+def count(site: bound.Site, chapter: list[str], pattern: str) -> int:
+    """How often something stands in the prose of a chapter."""
+    found = 0
+    for page in map(parse, map(site.plain, chapter)):
+        code = {n for each in page.fences for n in range(each.line, each.end + 1)}
+        prose = [line for n, line in enumerate(page.lines, 1) if n not in code]
+        found += len(re.findall(pattern, "\n".join(prose)))
+    return found
+
+
+def test_a_pdf_has_all_and_leads_inside(site, chapter, volume: Path) -> None:
+    pdf = pypdf.PdfReader(volume.with_suffix(".pdf"))
+    assert 30 < len(pdf.pages) < 60
+    text = "\n".join(page.extract_text() for page in pdf.pages)
+    assert "\ufffd" not in text and "$ torchrun --nproc-per-node=4 naive.py" in text
+    inside = count(site, chapter, rf"\]\((?:{'|'.join(chapter)})[#)]")
+    links = [each.get_object() for page in pdf.pages for each in page.get("/Annots", ())]
+    assert inside > 20 and sum("/Dest" in each for each in links) > inside
+    out = [each["/A"]["/URI"] for each in links if "/Dest" not in each]
+    assert [each for each in out if each in chapter] == chapter  # each page's own address
+    assert not [
+        each
+        for each in out
+        if "?" not in each and each.partition("#")[0] in chapter and "#" in each
+    ]
+
+
+def test_a_pdf_brings_its_fonts_and_lacks_no_glyph(volume: Path) -> None:
+    pdf = pypdf.PdfReader(volume.with_suffix(".pdf"))
+    for page in pdf.pages:
+        for font in page["/Resources"].get("/Font", {}).values():
+            described = font["/DescendantFonts"][0]["/FontDescriptor"]
+            assert {"/FontFile2", "/FontFile3"} & described.keys()
+        for words, kind in page.get_contents().operations:
+            parts = words[0] if kind == b"TJ" else words if kind == b"Tj" else []
+            for part in parts:
+                if isinstance(part, str | bytes):
+                    raw = getattr(part, "original_bytes", part)
+                    assert b"\0\0" not in {raw[n : n + 2] for n in range(0, len(raw), 2)}
+
+
+def test_an_epub_has_all_and_leads_inside(site, chapter, volume: Path) -> None:
+    with zipfile.ZipFile(volume.with_suffix(".epub")) as epub:
+        trees = {
+            name: ElementTree.fromstring(epub.read(name))
+            for name in epub.namelist()
+            if name.endswith(".xhtml")
+        }
+    every = {name: list(tree.iter()) for name, tree in trees.items()}
+    ids = {
+        f"{Path(name).name}#{each.get('id')}"
+        for name, parts in every.items()
+        for each in parts
+        if each.get("id")
+    }
+    to = [
+        href if not href.startswith("#") else Path(name).name + href
+        for name, parts in every.items()
+        if "/text/" in name
+        for each in parts
+        if "#" in (href := each.get("href", "")) and ":" not in href
+    ]
+    assert len(to) > 20 and not set(to) - ids
+    images = [each for parts in every.values() for each in parts if each.tag.endswith("}img")]
+    assert len(images) == count(site, chapter, r"!\[") > 3
+    assert [each for parts in every.values() for each in parts if each.tag.endswith("}math")]
+
+
+def test_the_volumes_are_the_book_and_its_tracks(site) -> None:
+    volumes = bound.volumes(site)
+    assert len(volumes) == 4 and len(volumes["world-size"][1]) == len(site.pages)
+    assert all(3 < len(pages) <= len(site.pages) for _, pages in volumes.values())
