@@ -495,7 +495,7 @@ def test_a_link_and_a_command_say_the_same(
     for button in ("Copy link", "Copy as Python"):
         page.get_by_role("button", name=button).click()
         page.wait_for_function(
-            "document.querySelector('[role=status]').textContent.endsWith('is copied.')"
+            f"document.querySelector('#{name} [role=status]').textContent.endsWith('is copied.')"
         )
         copied[button] = page.evaluate("navigator.clipboard.readText()")
         page.locator(f"#{name} [role=status]").evaluate("each => { each.textContent = '' }")
@@ -524,7 +524,7 @@ def test_links_show_what_they_ask_for(page: Page, address: str, built_site: Path
         opened(page, address, name, f"?{query}")
         page.get_by_role("button", name="Copy link").click()
         page.wait_for_function(
-            "document.querySelector('[role=status]').textContent.endsWith('is copied.')"
+            f"document.querySelector('#{name} [role=status]').textContent.endsWith('is copied.')"
         )
         copied = page.evaluate("navigator.clipboard.readText()")
         assert set(parse_qsl(query)) <= set(parse_qsl(urlsplit(copied).query)), (name, query)

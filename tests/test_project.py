@@ -22,7 +22,7 @@ yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
-    ".ci", ".github", ".gitignore", "AGENTS.md", "CONTRIBUTING.md", "LICENSE", "LICENSE-TEXT", "Makefile",
+    ".ci", ".github", ".gitignore", "AGENTS.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "LICENSE-TEXT", "Makefile",
     "README.md", "SECURITY.md", "assessment", "book", "docs", "graders", "labs", "mkdocs.yml",
     "overrides", "snippets", "tests",
 ]  # fmt: skip
