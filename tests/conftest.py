@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import http.server
 import importlib
@@ -250,16 +251,25 @@ def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site as it is published, built once for all tests that read it."""
     for needed in ("mkdocs", "material", "ziamath"):
         pytest.importorskip(needed)
-    folder = tmp_path_factory.mktemp("site")
-    build = subprocess.run(  # not --quiet: what is not said does not count as a warning
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
-        cwd=ROOT,
-        env=reading(os.environ | {"NO_MKDOCS_2_WARNING": "1"}),
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-    )
-    assert build.returncode == 0, f"the site does not build:\n{build.stdout}{build.stderr}"
+    around = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        around = around.parent  # of all workers: who comes first builds, the others wait
+    folder, built = around / "site", around / "site.built"
+    with (around / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if built.exists():
+            return folder
+        build = subprocess.run(  # not --quiet: what is not said does not count as a warning
+            [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+            cwd=ROOT,
+            env=reading(os.environ | {"NO_MKDOCS_2_WARNING": "1"}),
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+        )
+        said = f"the site does not build:\n{build.stdout}{build.stderr}"
+        assert build.returncode == 0, said
+        built.touch()
     return folder
 
 
