@@ -13,7 +13,7 @@ from book.core import BookError, digest, page, write_whole
 from book.core.page import Embed, resolve
 from book.core.program import Program, gpu_kind, is_program, is_stray, recorded_on
 from book.core.transcript import Transcript, difference, output_lines, same_line
-from book.run import fences, hold, mutants, plugin, runner, warm
+from book.run import changed, fences, hold, mutants, plugin, runner, warm
 from book.run.passed import Passed
 
 INPUTS = ["book"]
@@ -511,3 +511,21 @@ def test_a_mutant_is_one_place_behind_any_letters(book: Book) -> None:
         mutants.of(program, "written")
     mutant = mutants.Mutant("what", 1, "change", "print(3)\n")
     assert mutant.source in plugin._mutant_inputs(program, mutant)
+
+
+# --- what changed between two commits --------------------------------------------------------
+
+
+def test_outputs_that_changed_stand_beside_those_before(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(changed, "ROOT", tmp_path)
+    transcript = tmp_path / "snippets/a.cpu.txt"
+    transcript.parent.mkdir()
+    for output in ("1.25 and ≈3 s", "1.25 and ≈4 s", "1.5 and ≈4 s"):
+        transcript.write_text(f"$ python a.py\n{output}\n$ python a.py --again\nas ever\n")
+        for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+            changed.git("-c", "user.name=a", "-c", "user.email=a@b", *words)
+    diff = "  $ python a.py\n- 1.25 and ≈4 s\n+ 1.5 and ≈4 s\n"
+    assert changed.changed("HEAD~", "HEAD") == f"## snippets/a.cpu.txt\n\n```diff\n{diff}```"
+    assert changed.changed("HEAD~2", "HEAD~") == ""
+    with pytest.raises(BookError, match="nowhere"):
+        changed.changed("nowhere", "HEAD")

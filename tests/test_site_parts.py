@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 from conftest import RECORDED, Book
@@ -17,6 +18,7 @@ from mkdocs.structure.files import Files
 from book.core import page
 from book.core.program import Program
 from book.site import (
+    changes,
     data,
     embedded,
     facts,
@@ -208,6 +210,30 @@ def test_search_reads_what_a_page_says_under_each_heading() -> None:
     )
     early = search.sections(f"<p>before</p>{html}", "Title", "x/")
     assert early[0] == ("x/", "Title", "before", 1) and early[1][0] == "x/#top"
+
+
+# --- changes ---------------------------------------------------------------------------------
+
+
+def test_changes_are_a_page_and_a_feed(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    new = (
+        "- {date: 2026-11-26, title: B & C, what: 'In [one](02_ddp.md), `x`.', corrects: true}"
+    )
+    old = "- {date: 2026-11-25, title: A, what: a}"
+    (tmp_path / changes.FILE).write_text(f"{new}\n{old}\n")
+    page = changes.show(["all"], tmp_path)
+    assert page.index("## 2026-11-26") < page.index("## 2026-11-25")
+    assert "**B & C.** *Was false before.* In [one](02_ddp.md), `x`." in page
+    config = SimpleNamespace(site_url="https://book.example/", site_name="Book")
+    channel = ElementTree.fromstring(changes.feed(tmp_path, config)).find("channel")
+    assert [each.tag for each in channel][:4] == ["title", "link", "description", "item"]
+    item = {each.tag: each.text for each in channel.find("item")}
+    assert item["title"] == "B & C" and item["description"] == "In one, x."
+    assert item["pubDate"] == "Thu, 26 Nov 2026 00:00:00 GMT"
+    (tmp_path / changes.FILE).write_text(f"{old}\n{new}\n")
+    with pytest.raises(data.DataError, match="the newest stand first"):
+        changes.show(["all"], tmp_path)
 
 
 # --- formulas and figures --------------------------------------------------------------------

@@ -14,7 +14,7 @@ from markdown.preprocessors import Preprocessor
 from mkdocs.commands.build import _build_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import BuildError
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
@@ -24,6 +24,7 @@ from book.core import ROOT, BookError
 from book.core.page import hold_embeds
 from book.core.program import Program
 from book.site import (
+    changes,
     data,
     embedded,
     facts,
@@ -45,6 +46,7 @@ from book.site import (
 
 WATCHED = ("snippets", "labs", "assessment", "book", "overrides")  # beside docs/
 SHOWS = {  # what a comment line `<!-- track: … -->` asks for
+    "changes": changes.show,
     "references": references.show,
     "releases": releases.show,
     "track": tracks.show,
@@ -74,6 +76,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in programs.files(config, _root(config)):
         files.append(file)
+    feed = changes.feed(_root(config), config)
+    files.append(File.generated(config, changes.FEED, content=feed))
     theme.fit(files)
     config.extra["keeper"] = kept.Keeper(_root(config), files)
     return files
