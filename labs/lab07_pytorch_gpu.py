@@ -1368,7 +1368,7 @@ def read_trace(path: str | Path) -> list[Row]:
     operators = [event for event in events if event.get("cat") == "cpu_op"]
     # >>> solution 8: who lies in whom, in each thread; own times; add up, divide by the steps
     # hint: in the order of starts (at one start the longer first) they nest like brackets
-    steps = sum(event.get("name", "").startswith("ProfilerStep") for event in events)
+    steps = sum(name.startswith("ProfilerStep") for name in {e.get("name", "") for e in events})
     calls, own, open_in = collections.Counter(), collections.Counter(), {}
     for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):
         key = event["name"], json.dumps(event["args"].get("Input Dims", []))
@@ -1422,7 +1422,7 @@ def slow_step(device: torch.device, smooth: Callable = smooth_by_sample) -> Call
 
 def hot_spot() -> tuple[str, list, int]:
     """Of slow_step's hot spot the operator, the shapes of its inputs, its calls in a step."""
-    # >>> solution 8: name, shapes and calls, as your table has them in its first row
+    # >>> solution 8: name, shapes and calls, as your table on the CPU has them first
     return "aten::mm", [[POINTS, POINTS], [POINTS, CHANNELS]], BATCH
     # <<< solution
 

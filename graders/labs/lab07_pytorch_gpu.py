@@ -672,7 +672,7 @@ def profiled(theirs: ModuleType, ours: ModuleType, folder: Path):
     ask(len(done) == 5, f"record called step {len(done)} times, not 5", "step_count")
     ask(path.is_file(), "record leaves no trace", "no_trace")
     events = json.loads(path.read_text())["traceEvents"]
-    steps = sum(event.get("name", "").startswith("ProfilerStep") for event in events)
+    steps = sum(name.startswith("ProfilerStep") for name in {e.get("name", "") for e in events})
     ask(steps, "the trace has no steps", "no_schedule")
     names = [event.get("name") for event in events if event.get("cat") == "cpu_op"]
     what = f"{steps} steps are in the trace, 3 were asked for"

@@ -184,6 +184,9 @@ def benchmark(what: str) -> None:
     compiled = torch.compile(chain)
     x = torch.rand(2**24, device="cuda")
     torch.testing.assert_close(compiled(x), chain(x.double()).float(), rtol=1e-5, atol=1e-5)
+    tail, ndtri = torch.logspace(-30, -1, 2**16, device="cuda"), torch.special.ndtri
+    right = ndtri(tail.double()).float()
+    torch.testing.assert_close(torch.compile(ndtri)(tail), right, rtol=1e-5, atol=1e-5)
     ms = triton.testing.do_bench(lambda: compiled(x))
     rate = 2 * x.nbytes / ms / 1e6
     print(f"{what}: 2²⁴ numbers in ≈{ms:.3f} ms, ≈{rate:.0f} GB/s of what must be moved")

@@ -70,8 +70,9 @@ def refused(model) -> list[str]:
     found = {node.op_type for node in model.graph} - set(TAKEN.split())
     for node in model.graph:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            zero = get_const_tensor(node.inputs[2])
-            if zero is None or zero.numpy().any():
+            given = node.inputs[2] if len(node.inputs) > 2 else None  # left out, it is 0
+            zero = get_const_tensor(given) if given is not None else None
+            if given is not None and (zero is None or zero.numpy().any()):
                 found.add(f"{node.op_type} with a zero point that is not 0")
     return sorted(found)
 
