@@ -76,8 +76,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in programs.files(config, _root(config)):
         files.append(file)
-    feed = changes.feed(_root(config), config)
-    files.append(File.generated(config, changes.FEED, content=feed))
+    if (_root(config) / changes.FILE).exists():
+        feed = changes.feed(_root(config), config)
+        files.append(File.generated(config, changes.FEED, content=feed))
     theme.fit(files)
     config.extra["keeper"] = kept.Keeper(_root(config), files)
     return files
