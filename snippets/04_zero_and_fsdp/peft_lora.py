@@ -14,13 +14,13 @@ import sys
 import tempfile
 import warnings
 
+import lora  # beside this file: the layers written by hand
 import torch
 import torch.distributed as dist
+from lora import ALPHA, BATCH, LAYERS, STEPS, H, R
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 logging.disable(logging.WARNING)  # what peft imports warns of kernels that need a GPU
@@ -32,58 +32,6 @@ try:
 except ImportError:
     sys.exit("this program needs: pip install peft")
 
-BATCH, STEPS, H, LAYERS, R, ALPHA = 24, 3, 128, 4, 4, 8  # 1 to 4 ranks divide BATCH and H
-NF4 = torch.tensor([
-    -1.0, -0.6961928, -0.5250730, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
-    0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
-])  # fmt: skip
-
-
-class LoRALinear(nn.Module):
-    """x Wᵀ + (α/r) x Aᵀ Bᵀ: W is frozen, A and B are trained. B begins at zero."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        rows, columns = linear.weight.shape
-        self.weight = nn.Parameter(linear.weight.detach().clone(), requires_grad=False)
-        self.a = nn.Parameter(torch.randn(R, columns) / columns**0.5)
-        self.b = nn.Parameter(torch.zeros(rows, R))
-
-    def frozen(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.frozen(x) + ALPHA / R * (x @ self.a.T) @ self.b.T
-
-
-def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out, in] -> codes [out, in/2] in bytes, and the scales [out, in/64] of their blocks."""
-    blocks = weight.unflatten(1, (-1, 64))
-    scales = blocks.abs().amax(-1)
-    levels = NF4.to(weight.device)
-    codes = torch.bucketize(blocks / scales[..., None], (levels[1:] + levels[:-1]) / 2)
-    low, high = codes.flatten(1).view(len(weight), -1, 2).to(torch.uint8).unbind(-1)
-    return low | high << 4, scales
-
-
-def decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    both = torch.stack([codes & 15, codes >> 4], dim=-1)  # [out, in/2, 2]
-    levels = NF4.to(codes.device)[both.int()].view(*scales.shape, 64)
-    return (levels * scales[..., None]).flatten(1)
-
-
-class DecodedProduct(torch.autograd.Function):
-    """x Wᵀ of the decoded W, which is not kept: backward decodes it again."""
-
-    @staticmethod
-    def forward(ctx, x, codes, scales):
-        ctx.save_for_backward(codes, scales)
-        return x @ decode(codes, scales).T
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient @ decode(*ctx.saved_tensors), None, None
-
 
 # --8<-- [start:peft]
 class NF4Linear(nn.Linear):
@@ -92,16 +40,16 @@ class NF4Linear(nn.Linear):
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        codes, scales = encode(linear.weight.detach())
+        codes, scales = lora.encode(linear.weight.detach())
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
 
     @property
     def weight(self) -> torch.Tensor:  # peft asks for its device
-        return decode(self.codes, self.scales)
+        return lora.decode(self.codes, self.scales)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return DecodedProduct.apply(x, self.codes, self.scales)
+        return lora.DecodedProduct.apply(x, self.codes, self.scales)
 
 
 def with_peft(model: nn.Sequential) -> PeftModel:
@@ -124,7 +72,7 @@ def by_hand(four_bits: bool) -> nn.Sequential:
     model = frozen(four_bits)
     torch.manual_seed(1)
     for block in model:
-        block[0] = LoRALinear(block[0])
+        block[0] = lora.LoRALinear(block[0])
     return model
 
 
@@ -132,43 +80,6 @@ def adapters(model: nn.Module) -> list[torch.Tensor]:
     """A and B of every layer, whole."""
     trained = (p.detach() for p in model.parameters() if p.requires_grad)
     return [p.full_tensor() if isinstance(p, DTensor) else p for p in trained]
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def fine_tune(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Losses of this rank's rows; the optimizer is given only what is trained."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
-    losses = []
-    for x in batches:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), x.sin())
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
-
-
-def shard(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
-    for block in model:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-def start() -> torch.device:
-    """Join the process group: one accelerator per local rank where there are enough."""
-    if "LOCAL_RANK" not in os.environ:
-        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
-    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
-        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
-        return torch.device("cpu")
-    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-    torch.accelerator.set_device_index(local_rank)
-    dist.init_process_group(device_id=device)
-    return device
 
 
 # --8<-- [start:save]
@@ -186,7 +97,7 @@ def main() -> None:
         sys.exit(f"for even shards the number of ranks must divide {R}, the rows of A")
     if torch.__version__ < "2.12":
         sys.exit("fully_shard takes parameters of bytes since torch 2.12, and this is older")
-    device = start()
+    device = lora.start()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,), mesh_dim_names=("dp",))
     torch.manual_seed(2)
@@ -202,17 +113,17 @@ def main() -> None:
         models = {"one process": alone,
                   "DDP": DistributedDataParallel(copy.deepcopy(alone)),
                   "FSDP2": copy.deepcopy(alone)}  # fmt: skip
-        shard(models["FSDP2"].get_base_model(), mesh)
-        expected = fine_tune(hand, batches)
+        lora.shard(models["FSDP2"].get_base_model(), mesh)
+        expected, _ = lora.train(hand, batches)
         for layout, model in models.items():
-            losses = fine_tune(model, batches if layout == "one process" else ours)
+            losses, _ = lora.train(model, batches if layout == "one process" else ours)
             for mine, truth in zip(losses, expected, strict=True):
                 dist.all_reduce(mine)
                 torch.testing.assert_close(mine / n, truth)
             for mine, truth in zip(adapters(model), adapters(hand), strict=True):
                 torch.testing.assert_close(mine, truth)
-            kept = sum(local(x).nbytes for x in model.parameters())
-            trained = sum(local(x).nbytes for x in model.parameters() if x.requires_grad)
+            kept = sum(lora.local(x).nbytes for x in model.parameters())
+            trained = sum(lora.local(x).nbytes for x in model.parameters() if x.requires_grad)
             psi, cut = LAYERS * H * H, n if layout == "FSDP2" else 1
             assert trained == 4 * LAYERS * 2 * R * H / cut
             assert kept == trained + (psi / 2 + psi / 16 if four_bits else 4 * psi) / cut
@@ -229,7 +140,7 @@ def main() -> None:
             again = PeftModel.from_pretrained(again, folder, is_trainable=True)
             torch.testing.assert_close(adapters(again), adapters(hand))
             size = os.path.getsize(f"{folder}/adapter_model.safetensors")
-    late = with_peft(shard(frozen(False).to(device), mesh))  # in the wrong order
+    late = with_peft(lora.shard(frozen(False).to(device), mesh))  # in the wrong order
     b = dict(late.named_parameters())["base_model.model.0.0.lora_B.default.weight"]
     assert b.shape == (H // n, R) and not isinstance(b, DTensor)
     if rank == 0:

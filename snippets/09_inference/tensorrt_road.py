@@ -13,8 +13,8 @@ import tempfile
 import warnings
 
 import torch
+from onnx_decode import Decoder
 from torch import nn
-from torch.nn import functional as F
 
 TAKEN = """
 Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast
@@ -33,22 +33,6 @@ Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squee
 Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
 """
 LEAST, BEST, MOST = (1, 1), (2, 16), (64, 64)  # shapes of ids [b, s] for which it is built
-
-
-class Decoder(nn.Module):
-    """One block, as in export_decode.py: ids [b, s] -> logits of the next token [b, v]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(37, 64), nn.Embedding(64, 64)
-        self.qkv, self.head = nn.Linear(64, 192), nn.Linear(64, 37)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.token(ids) + self.position.weight[: ids.shape[1]]
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).unbind(-3)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.head((x + mixed.transpose(1, 2).flatten(2))[:, -1])
 
 
 class Rounded(nn.Module):
