@@ -86,7 +86,7 @@ site: $(READ) ## build the book into site/, strictly
 	$(room)
 	@$(RUN) -m mkdocs build --strict && echo 'The book is in site/index.html'
 
-book: site $(BOOK) ## bind the book, and each track, as PDF and EPUB in site/book/
+book: site $(BOOK) ## bind the book and each track as PDF and EPUB, and zip the site, in site/book/
 	@$(RUN) -m book.site.bound site
 
 gpu: $(TEST) ## record what has something to show on this machine's GPUs (*.cuda.txt)

@@ -35,7 +35,7 @@ from mkdocs.utils.meta import get_data
 from processes import HANG
 
 from book.core.page import parse, read
-from book.site import bound, glossary, kept, labs, mathematics, plain, template, theme
+from book.site import bound, glossary, kept, labs, mathematics, packed, plain, template, theme
 from book.site.data import DataError
 from book.site.facts import reading_minutes
 from book.site.hooks import BookMarkdown
@@ -270,7 +270,8 @@ def astray(site: Site, base: str, link: str) -> str:
     file = site.folder / path
     if path.startswith("book/"):  # what `make book` adds
         there = file.stem in bound.volumes(bound.Site(site.folder))
-        return "" if there and file.suffix in (".pdf", ".epub") else f"{link} is no volume"
+        volume = there and file.suffix in (".pdf", ".epub")
+        return "" if volume or path == packed.FILE else f"{link} is no volume"
     if not (file / "index.html" if file.is_dir() else file).exists():
         return f"{link} is not there"
     if to.fragment and unquote(to.fragment) not in site.pages[path].ids:

@@ -2,7 +2,8 @@
 
 Both are made from the Markdown that lies beside each page of a built site (`plain.py`), in the
 order of its navigation: pandoc makes the EPUB, and the text that Typst sets as PDF. A link to a
-page, or to anything on a page, that is in the same volume stays inside it.
+page, or to anything on a page, that is in the same volume stays inside it. Beside the volumes
+lies the site itself, packed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import typst
 import ziafont
 
 from book.core.page import parse
+from book.site import packed
 
 LISTED = re.compile(r"^- \[(.+)\]\((\S+?)index\.md\)", re.MULTILINE)
 ID = re.compile(r'<(\w+)\b[^>]*?\bid="?([^"\s>]+)')
@@ -159,6 +161,8 @@ def main(folder: str) -> None:
     for name, (title, pages) in volumes(site).items():
         bind(site, pages, title, site.folder / "book" / name)
         print(f"{name}.pdf and {name}.epub: {len(pages)} pages of the site", flush=True)
+    packed.pack(site.folder, site.folder / packed.FILE)
+    print(f"{Path(packed.FILE).name}: the site")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ const LETTERS = Array.from({ length: 0x10000 }, (_, code) => /[\p{L}\p{N}]/u.tes
 let book
 
 addEventListener("message", async ({ data: { type, data } }) => {
-  if (type === SETUP) postMessage({ type: READY })
+  if (type === SETUP) {
+    if (data.docs.length) book = made(data.docs) // in the zip, for a page of a disk fetches nothing
+    postMessage({ type: READY })
+  }
   if (type !== QUERY) return
   if (data.trim()) book ??= read()
   const found = data.trim() ? search(await book, data) : { items: [] }
@@ -19,8 +22,12 @@ addEventListener("message", async ({ data: { type, data } }) => {
 
 async function read() {
   const answer = await fetch(new URL("../search/text.json", self.location))
+  return made(await answer.json())
+}
+
+function made(texts) {
   let from = 0
-  const sections = (await answer.json()).map(([location, title, text, weight]) => {
+  const sections = texts.map(([location, title, text, weight]) => {
     const plain = title.replace(/<[^>]+>/g, "")
     const section = { location, title, from, body: from + plain.length + 1, plain, text, weight }
     from = section.body + text.length + 1

@@ -471,7 +471,7 @@ export const ask = (place, question, answer) => {
   waiting = { place, question, answer }
   place.setAttribute("aria-busy", "true")
   if (!worker) {
-    worker = new Worker(new URL("worker.js", import.meta.url), { type: "module", name: place.id })
+    worker = new Worker(new URL("worker.js", import.meta.url), { type: "module", name: document.querySelector("script[type=module]").src })
     worker.onmessage = ({ data }) => {
       const { place, answer } = asked
       asked = null

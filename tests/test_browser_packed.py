@@ -1,0 +1,73 @@
+"""The zip of the site: what a browser does with it where nothing is served."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+
+
+@pytest.fixture(scope="module")
+def folder(built_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from book.site import packed
+
+    to = tmp_path_factory.mktemp("packed")
+    packed.pack(built_site, to / "site.zip")
+    with zipfile.ZipFile(to / "site.zip") as zipped:
+        zipped.extractall(to)
+    return to / "world-size"
+
+
+@pytest.fixture
+def page(browser: Browser, folder: Path) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    asked, failed = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: failed.append(message.text))
+    page.on("pageerror", lambda error: failed.append(str(error)))
+    page.goto(f"{folder.as_uri()}/index.html")
+    yield page
+    assert not [url for url in asked if not url.startswith((folder.as_uri(), "data:"))]
+    assert not failed
+    page.close()
+
+
+def test_links_lead_to_files(page: Page, folder: Path) -> None:
+    page.click(".md-sidebar a[href='setup/index.html']")
+    page.wait_for_url("**/setup/index.html")
+    links = "links => links.map(({ href }) => href.split(/[?#]/)[0])"
+    led = [url for url in page.locator("a[href]").evaluate_all(links) if "file:" in url]
+    assert len(set(led)) > 80
+    assert not [url for url in led if not Path(url.removeprefix("file://")).is_file()]
+    page.goto(f"{folder.as_uri()}/03_model_parallelism/index.html#f-and-g")  # it has moved
+    page.wait_for_url("**/03_tensor_parallelism/index.html#f-and-g")
+
+
+def test_search_finds_a_section(page: Page) -> None:
+    page.fill("[data-md-component=search-query]", "Can't detach views in-place")
+    page.locator(".md-search-result__item a[href*='#cant-detach-views']").first.click()
+    page.wait_for_url("**/02_ddp_in_practice/index.html?h=*#cant-detach-views-in-place")
+    page.wait_for_selector("article mark", state="attached")
+
+
+def test_instruments_answer(page: Page) -> None:
+    """Here the one that has all: what it imports now and later, tables, and a worker."""
+    page.click("article a[href='instruments/planner/index.html']")
+    said, answered = page.locator("#planner [role=status]"), "#planner:not([aria-busy])"
+    page.wait_for_selector(f"{answered}[data-ready]")
+    said.get_by_text(re.compile("fastest that fit, .* 16.94")).wait_for()
+    page.select_option("#planner-gpu", "b200")
+    page.wait_for_selector(answered)
+    said.get_by_text("fastest that fit").wait_for()
+    assert "16.94" not in said.inner_text() and "gpu=b200" in page.url
+    page.get_by_role("button", name="layout 1").click()
+    said.get_by_text("launch line").wait_for()
