@@ -33,12 +33,9 @@ def volume(site: bound.Site, chapter: list[str], tmp_path_factory) -> Path:
 
 def count(site: bound.Site, chapter: list[str], pattern: str) -> int:
     """How often something stands in the prose of a chapter."""
-    found = 0
-    for page in map(parse, map(site.plain, chapter)):
-        code = {n for each in page.fences for n in range(each.line, each.end + 1)}
-        prose = [line for n, line in enumerate(page.lines, 1) if n not in code]
-        found += len(re.findall(pattern, "\n".join(prose)))
-    return found
+    pages = map(parse, map(site.plain, chapter))
+    prose = "\n".join(line for page in pages for _, line in page.prose())
+    return len(re.findall(pattern, prose))
 
 
 def test_a_pdf_has_all_and_leads_inside(site, chapter, volume: Path) -> None:

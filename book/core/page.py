@@ -20,7 +20,7 @@ import textwrap
 import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from book.core import BookError
@@ -125,10 +125,14 @@ class Page:
         """The same as one text."""
         return "\n".join(self.lines[number - 1] for number in self.section(anchor))
 
+    @cached_property
+    def code(self) -> set[int]:
+        """The numbers of the lines of fences, from those that open them to those that close."""
+        return {n for fence in self.fences for n in range(fence.line, fence.end + 1)}
+
     def prose(self) -> list[tuple[int, str]]:
         """The lines outside of fences, with their numbers."""
-        inside = {n for fence in self.fences for n in range(fence.line, fence.end + 1)}
-        return [(n, line) for n, line in enumerate(self.lines, 1) if n not in inside]
+        return [(n, line) for n, line in enumerate(self.lines, 1) if n not in self.code]
 
 
 def parse(text: str) -> Page:

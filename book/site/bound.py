@@ -101,10 +101,9 @@ def markdown(site: Site, pages: list[str]) -> str:
     text = []
     for page in pages:
         here = parse(site.plain(page))
-        code = {n for each in here.fences for n in range(each.line, each.end + 1)}
         names = iter(dict.fromkeys(each for each in under[page].values() if each))
         for number, line in enumerate(here.lines, 1):
-            if number not in code:
+            if number not in here.code:
                 line = re.sub(r"\]\((https?://[^)\s?]+)\)", link, line)
                 line = re.sub(rf"(!\[.*?\]\(){site.address}", rf"\1{site.folder}/", line)
                 if re.match(r"\s*#{1,6} ", line):

@@ -45,7 +45,6 @@ RULES = [
 def text(lines: list[str], page: Page, config: MkDocsConfig, files: Files) -> str:
     """The plain Markdown of a page, whose lines have in them what it embeds and shows."""
     here, at = parse("\n".join(lines)), page.file.src_uri
-    code = {n for fence in here.fences for n in range(fence.line, fence.end + 1)}
     title = next((heading.line for heading in here.headings.values()), 0)
     whole = functools.partial(urljoin, config.site_url or "/")
 
@@ -61,7 +60,7 @@ def text(lines: list[str], page: Page, config: MkDocsConfig, files: Files) -> st
 
     out, marks = [], iter("")
     for number, line in enumerate(here.lines, start=1):
-        if number in code:
+        if number in here.code:
             out.append(line)
             continue
         if line.startswith(("<ol", "<ul")):  # the options of a question have letters
