@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("mkdocs")
 
@@ -146,6 +147,18 @@ def test_links_have_one_form() -> None:
         assert "/blob/master/" not in entry.url
     urls = [entry.url for entry in DATA.entries]
     assert len(set(urls)) == len(urls)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.yml")), ids=lambda p: p.name)
+def test_no_field_is_given_twice(path: Path) -> None:  # YAML takes the last without a word
+    nodes = [yaml.compose(path.read_text("utf-8"), yaml.CSafeLoader)]
+    for node in nodes:
+        if isinstance(node, yaml.MappingNode):
+            names = [name.value for name, _ in node.value]
+            assert len(names) == len(set(names)), f"{path}:{node.start_mark.line + 1}: {names}"
+            nodes += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
 
 
 def test_a_section_is_named_only_where_it_was_seen() -> None:
