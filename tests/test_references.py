@@ -163,7 +163,7 @@ def test_no_field_is_given_twice(path: Path) -> None:  # YAML takes the last wit
 
 def test_a_section_is_named_only_where_it_was_seen() -> None:
     for entry in DATA.entries:
-        if entry.basis in {"description", "abstract"}:
+        if entry.basis in {"title", "part", "abstract"}:
             assert not re.search(r"[Ss]ection \d|Figure \d", entry.focus), entry.id
 
 
@@ -181,7 +181,7 @@ def test_orders_add_up() -> None:
         heading = f"### {order.title}: {references.duration(total)} {{"
         assert f"\n{heading}" in f"\n{references.shown('orders', DATA)}"
         assert all(ENTRIES[name].minutes for name in order.read)
-        assert all(ENTRIES[name].basis != "description" for name in order.read)
+        assert all(ENTRIES[name].basis not in {"title", "part"} for name in order.read)
 
 
 def test_the_five_readings_take_an_hour() -> None:
@@ -225,7 +225,7 @@ def test_a_time_is_said_as_one_says_it(minutes: int, said: str) -> None:
         ("abs/1910.02054\n  kind", "abs/1910.02054?x=1\n  kind", "parameters"),
         ("abs/1910.02054\n  kind", "pdf/1910.02054\n  kind", "an arXiv link is"),
         ("abs/1910.02054\n  kind", "abs/1910.02054v3\n  kind", "an arXiv link is"),
-        ("basis: opened", "basis: description", "rests missing"),
+        ("basis: opened", "basis: part", "rests missing"),
         ("focus: Section 3.", "focus: Section 3", "focus is no sentence"),
         ("insight: One thing.", "insight: One | thing.", "insight is no sentence"),
         ("minutes: 60", 'minutes: 60\n  labs: ["77"]', "no such lab"),

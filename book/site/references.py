@@ -36,7 +36,8 @@ BASES = {
     "chapters": "Sections as the chapter cites them.",
     "outline": "Rests on its table of contents.",
     "abstract": "Rests on its abstract.",
-    "description": "Neither opened nor watched for this list.",
+    "part": "Known in part.",
+    "title": "Known by its title.",
 }
 PARTS = ("counts", "entries", "orders", "syllabus")
 ADDRESS = re.compile(r"https://[\w.-]+(/[^\s?#]*)?(\?v=[\w-]{11})?(#[\w.-]+)?")
@@ -71,15 +72,15 @@ class Entry(Schema, kw_only=True):
     labs: tuple[str, ...] = ()
     formerly: tuple[str, ...] = ()  # addresses that lead there
     was: str = ""
-    rests: str = ""  # on what a description of something unopened rests
+    rests: str = ""  # what of it was read, or else on what its lines rest
 
     def __post_init__(self) -> None:
         if not ADDRESS.fullmatch(self.url):
             raise Fault(f"url {self.url!r} is not https, or has parameters")
         if "arxiv.org" in self.url and not re.search(r"/abs/\d{4}\.\d{5}$", self.url):
             raise Fault("an arXiv link is https://arxiv.org/abs/ and its number, no version")
-        if self.basis == "description" and not self.rests:
-            raise Fault("rests missing: on what a description of something unopened rests")
+        if self.basis == "part" and not self.rests:
+            raise Fault("rests missing: which part of it was read")
         for field in ("focus", "insight"):
             text = getattr(self, field)
             if "|" in text or not text.rstrip().endswith((".", "?", ")")):
