@@ -19,6 +19,8 @@ BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do com
 VENV := .venv$(addprefix -,$(TORCH))
 comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python compiles what is imported, a quarter of all; that pip compiles everything took it as long as the rest.
+export PIP_NO_COMPILE := 1
 export NO_MKDOCS_2_WARNING := 1
 
 ifeq ($(origin PYTHON),command line)
