@@ -954,7 +954,7 @@ def test_what_a_warm_program_starts_is_a_fork_and_begins_anew(book: Book) -> Non
 
 
 def test_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None:
-    """One program or page in 40 begins as typed; what differs warm counts for nothing."""
+    """One program or page in 132 begins as typed; what differs warm counts for nothing."""
     code = (
         "print('warm' if 'forkserver' in open('/proc/self/cmdline').read() else 'as typed')\n"
     )

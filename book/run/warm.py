@@ -8,7 +8,7 @@ where something reads what torchrun itself says, the fork is torchrun, and forks
 So does a program that starts Python programs before it has a second thread.
 
 Commands of transcripts and Python of pages start warm, but for the first command of one
-program in 40, and one page in 40, always the same ones; what needs a shell for more than to
+program in 132, and one page in 132, always the same ones; what needs a shell for more than to
 pipe all that is said into a filter runs as typed.
 What differs from its transcript when it was started warm is run again, all of it as typed, and
 that counts. ``--plain`` runs every command as typed, as recording and one Python of the
@@ -70,10 +70,10 @@ def _words(command: str) -> tuple[dict[str, str], list[str]] | None:
 def _first_as_typed(program: str) -> bool:
     """Whether a program is one of those whose first command runs as typed.
 
-    One in 40 keeps torchrun itself in every session; the checksum of the name makes them
+    One in 132 keeps torchrun itself in every session; the checksum of the name makes them
     the same ones each time. Which remainder is taken does not matter.
     """
-    return zlib.crc32(program.encode()) % 40 == 28
+    return zlib.crc32(program.encode()) % 132 == 16
 
 
 class Launcher:
