@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--min", type=parse_size, default="4K", help="smallest size S")
     parser.add_argument("--max", type=parse_size, default="16M", help="largest size S")
     parser.add_argument("--step", type=int, default=16, help="factor between two sizes")
-    parser.add_argument("--budget", type=float, default=0.2, help="seconds for each line")
+    parser.add_argument("--budget", type=float, default=0.1, help="seconds for each line")
     parser.add_argument("--only", nargs="+", choices=FACTORS, default=list(FACTORS))
     args = parser.parse_args()
     device = start()

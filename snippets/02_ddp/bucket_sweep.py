@@ -35,7 +35,7 @@ from torch import nn
 LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second
 LAYERS, WIDTH, BATCH = 32, 192, 512
 CAPS_MB = [1 / 2048, 1 / 128, 1 / 4, 1 / 2, 1, 2, 4, 8]
-ROUNDS = 6
+ROUNDS = 3
 MIB = 2**20
 
 
