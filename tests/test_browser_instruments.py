@@ -360,7 +360,7 @@ def test_memory_agrees(page: Page, address: str, monkeypatch: pytest.MonkeyPatch
         real = len(cases) % 120 == 0
         shape = random.choice(models) if real else random_shape(random)
         layout = random_layout(random, shape)
-        if plan.why_not(plan.Shape(**shape), plan.Layout(**layout)):
+        if plan.why_not(plan.Shape(**shape), plan.Layout(**layout), 1024):
             continue
         gpu = dataclasses.asdict(plan.the_gpu(random.choice(["h100", "rtx4090", "gb200"])))
         if not real:  # as small as the shape, so that some fit and some do not

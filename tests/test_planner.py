@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -18,8 +19,15 @@ INPUTS += ["snippets/09_inference/fleet.py"]
 FOLDER = ROOT / "snippets/planner"
 
 
-def plan(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(FOLDER / "plan.py"), *words]
+SMALL = "layers=2,hidden=64,heads=4,ffn=4,vocabulary=8"
+HEAD = "model,nodes,micro_batch,accumulation,global_batch_sequences,dp,pp,tp,zero,"
+HEAD += "tokens_per_s,memory_gib\n"
+ROW, FAILED = "1B,1,1,64,256,4,2,1,0,303958,26.8\n", "1B,1,1,64,256,4,2,1,1,nan,nan\n"
+STALLED = "3B,64,1,1,256,256,2,1,0,20000,40\n"
+
+
+def plan(*words: str, program: str = "plan.py") -> subprocess.CompletedProcess:
+    command = [sys.executable, str(FOLDER / program), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
@@ -46,8 +54,16 @@ def plan(*words: str) -> subprocess.CompletedProcess:
         (["--what-if", "price=3"], "--what-if: NAME=VALUE"),
         (["--what-if", "batch=1K"], "a step has less than one sequence"),
         (["--what-if", "gpus=1.5"], "--what-if: 1.5 is no whole number"),
+        (["--what-if", "memory=80"], "memory_gib"),
+        (["--model", f"{SMALL},tied=1"], "--model: tied is 1, and neither true nor false"),
+        (["--model", f"{SMALL},head_dim=-1"], "--model: head_dim must be at least 0, not -1"),
+        (["--model", f"{SMALL},tied=yes"], "--model: 'tied=yes' is no part such as"),
+        (["--why", "dp=²"], "--why: 'dp=²' has no number"),
+        (["--price", "2"], "--price: of what? --tokens"),
+        (["--tokens", "1T", "--save", "1e9"], "--save: with its restarts"),
+        (["--emit", "jax"], "argument --emit: invalid choice: 'jax'"),
         (["--score", "gone.csv"], "--score: gone.csv cannot be read"),
-        (["--score", str(FOLDER / "plan.py")], "has not the columns"),
+        (["--score", str(FOLDER / "plan.py")], "there is no column nodes"),
     ],
 )
 def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field: str) -> None:
@@ -64,6 +80,12 @@ def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field:
         (["--model", "llama-3-8b", "--gpus", "7", "--batch", "3670016"], "DP 7"),
         (["--model", "llama-3-8b", "--gpus", "64", "--sequence", "1M", "--batch", "8M"], "CP "),
         (["--model", "mixtral-8x7b", "--gpus", "64"], "EP 8"),
+        # an MLP's matrix that has as many elements, cut by TP 4, as a norm
+        (["--model", f"{SMALL},gated=false", "--gpus", "8", "--batch", "64K"], "TP 4"),
+        (
+            ["--gpus", "8", "--why", "tp=8,dp=1", "--tokens", "1T", "--price", "2"],
+            "GPU-hour: $",
+        ),
         (["--gpus", "8", "--why", "tp=8,dp=1,recompute=mlp"], "b 1 ZeRO-1 recompute MLP"),
         (
             ["--model", "llama-3-8b", "--gpus", "2048", "--sequence", "8192", "--batch", "4M"],
@@ -75,6 +97,39 @@ def test_odd_questions_make_sense(words: list[str], said: str) -> None:
     run = plan(*words, "--top", "2")
     assert run.returncode == 0, run.stderr
     assert said in run.stdout
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (HEAD, "--score: the file has no rows"),
+        (HEAD.replace(",memory_gib", "") + ROW, "--score: there is no column memory_gib"),
+        (HEAD + ROW + ROW.replace(",64,", ",,"), "row 2 of FILE: accumulation is '', and no"),
+        (HEAD + ROW[:8], "row 1 of FILE: dp is None, and no number"),
+        (HEAD + ROW.replace("303958", "0"), "row 1 of FILE: tokens_per_s cannot be 0"),
+        (HEAD + ROW[:-12] + "inf,1", "row 1 of FILE: tokens_per_s cannot be inf"),
+        (HEAD + ROW.replace("1B", "9B"), "row 1 of FILE: model '9B' is not in models.toml"),
+        ("\ufeff" + HEAD + FAILED.replace("nan", ""), "memory of rank 0: no rows\n"),
+        (HEAD + FAILED + ROW.replace("26.8", ""), "throughput -8%: 1B on 1 nodes"),
+        (HEAD + STALLED, "1 pipelines said to stall: no rows\n"),
+        (HEAD + ROW.replace(",64,", ",32,"), "throughput: no rows\n"),
+    ],
+)
+def test_any_rows_are_scored_or_a_sentence_names_what_is_wrong(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text(text, "utf-8")
+    run = plan("--score", str(file))
+    assert said.replace("FILE", str(file)) in (run.stderr if run.returncode else run.stdout)
+    assert len(run.stderr.splitlines()) == run.returncode
+
+
+def test_a_stage_needs_sequences_that_its_layout_can_cut() -> None:
+    run = plan("--cp", "3", program="rank_memory.py")
+    assert (run.returncode, run.stderr) == (1, "TP 4 and CP 3 do not cut 8,192 tokens evenly\n")
+    run = plan("--tp", "2", "--pp", "1", "--sequence", "8190", program="rank_memory.py")
+    assert "CP          TP 2 and CP 2 do not cut 8,190 tokens evenly\n" in run.stdout
 
 
 def test_what_is_emitted_can_be_read() -> None:
@@ -124,6 +179,7 @@ def test_each_target_gets_the_layout_that_was_planned() -> None:
     assert "not mixtral" in emitted("torchtitan", "mixtral-8x7b", dp=8)
     pipeline = emitted("torchtitan", dp=2, pp=4, micro_batches=8, recompute="layer")
     assert "num_pp_microbatches = 8" in pipeline and "disable_cuda_graphs = True" in pipeline
+    assert "first_stage_less_layers = 0" in pipeline and "per_stage = 8" in pipeline
     assert "= FullAC.Config()" in pipeline
     mlp = {"dp": 8, "zero": 3, "recompute": "mlp"}
     alone = emitted("torchtitan", **mlp)
@@ -133,7 +189,12 @@ def test_each_target_gets_the_layout_that_was_planned() -> None:
     assert "--recompute-modules moe" in emitted("megatron", "mixtral-8x7b", ep=8, **mlp)
     assert "# each block.feed_forward through" in emitted("fsdp", **mlp)
     chunked = {"dp": 1, "pp": 16, "tp": 8, "micro_batches": 32, "virtual": 2}
-    assert "= 'Interleaved1F1B'" in emitted("torchtitan", "llama-3-405b", **chunked)
+    pipeline = emitted("torchtitan", "llama-3-405b", **chunked)
+    assert "= 'Interleaved1F1B'" in pipeline and "per_stage = 4" in pipeline
+    assert "less_layers = 1" in pipeline and "model_registry('405B')" in pipeline
+    for layout in ({"tp": 8}, {"cp": 2, "zero": 1}):  # without it Megatron-LM stops on an H100
+        assert emitted("megatron", **layout).startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torch")
+    assert emitted("megatron", tp=2, dp=4, zero=3).startswith("torchrun")
     uneven = emitted("megatron", "llama-3-405b", **chunked)  # 126 layers and two ends by 16
     assert "--num-virtual-stages-per-pipeline-rank 2" in uneven
     assert "--account-for-loss-in-pipeline-split" in uneven

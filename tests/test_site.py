@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
@@ -286,6 +287,17 @@ def test_links_lead_somewhere(site: Site) -> None:
         return filter(None, (astray(site, HOST + page.url, each) for each in links if each))
 
     each(site, faults)
+
+
+def test_the_planner_cites_sections_that_the_book_has() -> None:
+    pages = "\n".join(page.read_text("utf-8") for page in ROOT.glob("docs/**/*.md"))
+    heads = re.findall(r"^#+ (.+)", pages, re.M)
+    for program in ROOT.glob("snippets/planner/*.py"):
+        for node in ast.walk(ast.parse(program.read_text("utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                said = " ".join((ast.get_docstring(node) or "").split())
+                for section in re.findall(r'"([A-Z][^"]+ [^"]+)"', said):
+                    assert any(head.startswith(section) for head in heads), section
 
 
 def test_beside_each_page_lies_all_of_it_as_markdown(site: Site) -> None:

@@ -70,7 +70,7 @@ def fits_loss(rows: list[Row], constants: dict) -> float:
     for row in rows:
         allocated = max(allocated for _, allocated in row.found.values())
         needed = with_unseen(allocated, constants["memory"])
-        fits = needed <= room and not why_not(MODELS[row.model], row.layout)
+        fits = needed <= room and not why_not(MODELS[row.model], row.layout, SEQUENCE)
         wrong += (fits != row.ran) * (3 if row.ran else 1)
     return wrong / len(rows)
 

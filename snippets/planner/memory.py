@@ -46,8 +46,8 @@ class Layout:
         return self.dp * self.cp if self.zero >= stage else 1
 
     def flying(self, index: int) -> float:
-        """Micro-batches that stage `index` holds activations of (03 Model parallelism, "1F1B",
-        "What is left of the bubble").
+        """Micro-batches that stage `index` holds activations of (03 Model parallelism, "1F1B:
+        the same bubble, a bounded memory", "Schedules as data").
         """
         ahead, v = self.pp - index - 1, self.virtual
         held = 1 + ahead if v == 1 else (2 * ahead + (v - 1) * self.pp + 1) / v
@@ -260,7 +260,7 @@ class Replay:
     def layer_backward(self, kept: list, gradient: int) -> tuple[int, list[int]]:
         x, normed, deviation, keys, query, out, sums, *second = kept
         middle, normed2, deviation2, *inner = second
-        weights = iter(reversed([n for n in self.layer if n != self.shape.hidden]))
+        weights = iter(reversed([*self.layer[1:3], *self.layer[4:]]))  # but for two norms
         guests, made = self.weights(), []
         if not inner:
             inner, product = self.mlp_forward()

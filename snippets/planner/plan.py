@@ -129,8 +129,10 @@ def memory_of(
 # --8<-- [end:memory]
 
 
-def why_not(shape: Shape, layout: Layout) -> str:
+def why_not(shape: Shape, layout: Layout, sequence: int) -> str:
     """What a layout breaks, whatever the memory; empty if nothing."""
+    if sequence % (layout.tp * layout.cp):
+        return f"TP {layout.tp} and CP {layout.cp} do not cut {sequence:,} tokens evenly"
     if shape.heads % layout.tp or shape.kv_width % layout.tp:
         return f"TP {layout.tp} does not divide {shape.heads} heads"
     if layout.tp > shape.kv_heads:
@@ -169,14 +171,12 @@ def layouts(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> Ite
                 dp, rest = divmod(gpus, tp * pp * cp)
                 if rest or not dp or batch % dp or sequence < cp * 4096 * (cp > 1):
                     continue
-                if sequence % (tp * cp):
-                    continue
                 ep = math.gcd(dp, shape.experts)
                 for micro in (1, 2, 4, 8, 16, 32):
                     if batch // dp % micro:
                         break
                     base = Layout(dp, pp, tp, cp, ep, micro, batch // dp // micro)
-                    if why_not(shape, base):
+                    if why_not(shape, base, sequence):
                         continue
                     # every micro-batch of a pipeline would scatter or gather each stage
                     for zero in range(1 if dp * cp == 1 else 2 if pp > 1 else 4):
@@ -184,7 +184,7 @@ def layouts(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> Ite
                             made = replace(
                                 base, zero=zero, recompute=recompute, virtual=virtual
                             )
-                            if virtual == 1 or not why_not(shape, made):
+                            if virtual == 1 or not why_not(shape, made, sequence):
                                 yield made
 
 
@@ -261,6 +261,8 @@ def explain(shape: Shape, each: Candidate, args: argparse.Namespace, gpu: Gpu) -
             f"{name} {s / step.seconds:.0%}" for name, s in spent if s > 0.005 * step.seconds
         )
     )
+    if args.tokens:
+        cost(step, args, gpu)
 
 
 def rejected_why(each: Candidate, gpu: Gpu) -> str:
@@ -287,6 +289,21 @@ def goodput(gpus: int, save: float, restart: float) -> tuple[float, float, float
 
 
 # --8<-- [end:goodput]
+
+
+def cost(step: Step, args: argparse.Namespace, gpu: Gpu) -> None:
+    """Days, GPU-hours, dollars and energy of the whole run."""
+    seconds = args.tokens / (args.batch // args.sequence * args.sequence) * step.seconds
+    if args.save is not None:
+        between, every, kept = goodput(args.gpus, args.save, args.restart)
+        print(f"a failure every {between:,.0f} h; save every {every:.0f} min; ", end="")
+        print(f"{kept:.1%} of the time is kept")
+        seconds /= kept
+    hours = seconds / 3600 * args.gpus
+    print(f"{args.tokens:.3g} tokens take {seconds / 86400:.1f} days, {hours:,.0f} GPU-hours")
+    if args.price:
+        print(f"at ${args.price:g} a GPU-hour: ${hours * args.price:,.0f}")
+    print(f"at most {hours * gpu.watts / 1e6:,.1f} MWh, by the GPUs' rated power alone")
 
 
 def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
@@ -321,21 +338,6 @@ def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
         rejected.sort(key=lambda each: each.memory.needed)
         for each in rejected[:3]:
             print("  " + rejected_why(each, gpu))
-    if fit and args.tokens:
-        seconds = args.tokens / tokens * fit[0].step.seconds
-        if args.save is not None:
-            between, every, kept = goodput(args.gpus, args.save, args.restart)
-            print(f"a failure every {between:,.0f} h; save every {every:.0f} min; ", end="")
-            print(f"{kept:.1%} of the time is kept")
-            seconds /= kept
-        hours = seconds / 3600 * args.gpus
-        print(
-            f"{args.tokens:.3g} tokens take {seconds / 86400:.1f} days, {hours:,.0f} GPU-hours"
-        )
-        if args.price:
-            print(f"at ${args.price:g} a GPU-hour: ${hours * args.price:,.0f}")
-        if gpu.watts:
-            print(f"at most {hours * gpu.watts / 1e6:,.1f} MWh, by the GPUs' rated power alone")
     if fit and args.emit:
         print(emit(args.emit, args, shape, fit[0].layout, gpu))
 
@@ -399,25 +401,36 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
             "training.num_tokens_per_microbatch_per_dp_rank": layout.micro_batch * sequence,
             "training.num_tokens_per_train_step": batch * sequence,
             "training.max_context_length": sequence,
-            "training.disable_cuda_graphs": layout.pp > 1,  # it refuses both at once
             "parallelism.data_parallel_replicate_degree": layout.dp // shard,
             "parallelism.data_parallel_shard_degree": shard,
             "parallelism.fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
             "parallelism.tensor_parallel_degree": layout.tp,
             "parallelism.context_parallel_degree": layout.cp,
             "parallelism.pipeline_parallel_degree": layout.pp,
-            "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"
-            if layout.virtual > 1
-            else "1F1B",
-            "parallelism.num_pp_microbatches": layout.micro_batches if layout.pp > 1 else 1,
         }
+        if layout.pp > 1:
+            ends = 1 if shape.layers % layout.pp else 0  # a layer each, as in `stages`
+            chunks = layout.pp * layout.virtual
+            settings |= {
+                "training.disable_cuda_graphs": True,  # it refuses both at once
+                "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"
+                if layout.virtual > 1
+                else "1F1B",
+                "parallelism.num_pp_microbatches": layout.micro_batches,
+                "parallelism.pipeline_parallel_first_stage_less_layers": ends,
+                "parallelism.pipeline_parallel_last_stage_less_layers": ends,
+                "parallelism.pipeline_parallel_layers_per_stage": (shape.layers + 2 * ends)
+                // chunks,
+            }
         lines = [
             "# planned.py, for torchtitan",
             "from torchtitan.distributed.activation_checkpoint import FullAC",
+            "from torchtitan.models.llama3 import model_registry",
             f"from torchtitan.models.llama3.config_registry import {base}",
             *(MLP_ALONE if layout.recompute == "mlp" else []),
             "def planned():",
             f"    config = {base}()",
+            f"    config.model_spec = model_registry({base[7:].upper()!r})",
             *(f"    config.{name} = {value!r}" for name, value in settings.items()),
             f"    config.activation_checkpoint = {'FullAC.Config()' if again else None}",
             "    return config",
@@ -471,6 +484,8 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
     if shape.experts > 1:
         words.append(f"--num-experts {shape.experts} --moe-router-topk {shape.active}")
         words.append(f"--expert-model-parallel-size {layout.ep}")
+    if layout.tp * layout.cp > 1 and layout.zero < 2:  # else it stops, before Blackwell
+        launch = f"CUDA_DEVICE_MAX_CONNECTIONS=1 {launch}"
     return f"{launch} pretrain_gpt.py \\\n  " + " \\\n  ".join(words)
 
 
@@ -509,6 +524,8 @@ class Row:
 
 
 SEQUENCE = 4096  # of all rows
+COLUMNS = ["nodes", "micro_batch", "accumulation", "dp", "pp", "tp", "zero"]
+COLUMNS += ["global_batch_sequences", "tokens_per_s", "memory_gib"]
 CUTS = ("reached", "passed")  # of pipelines that do not stall, and of those that do
 
 
@@ -536,28 +553,42 @@ def not_repeated(shape: Shape, layout: Layout, nodes: int) -> str:
 # --8<-- [end:stalls]
 
 
+def cell(line: dict, name: str, where: str) -> float:
+    """What stands in one column of a row; nan where a failed run has nothing."""
+    measured = name in ("tokens_per_s", "memory_gib")
+    try:
+        value = float(line[name] or "nan") if measured else int(line[name])
+    except KeyError:
+        stop("--score", f"there is no column {name}")
+    except (TypeError, ValueError):
+        stop("--score", f"{where}: {name} is {line[name]!r}, and no number")
+    least, most = (0, 3) if name == "zero" else (1e-9, 1e15)
+    if value < least or value > most:
+        stop("--score", f"{where}: {name} cannot be {value:g}")
+    return value
+
+
 def read_rows(path: str) -> list[Row]:
     rows, models = [], the_models()
     try:
-        with open(path, encoding="utf-8") as file:
-            for line in csv.DictReader(each for each in file if not each.startswith("#")):
-                n = {name: int(line[name]) for name in ("nodes", "micro_batch", "accumulation")}
-                d, p, t, z = (int(line[name]) for name in ("dp", "pp", "tp", "zero"))
-                sizes = 1, 1, n["micro_batch"], n["accumulation"]
-                layout = Layout(d, p, t, *sizes, zero=z, cut=CUTS[0])
-                name = line["model"]
-                if name not in models:
-                    stop("--score", f"{name!r} is not in models.toml")
-                named = not_repeated(models[name], layout, n["nodes"])
-                layout = replace(layout, cut=CUTS[named > ""], stalls=named > "")
-                batch = int(line["global_batch_sequences"]) * SEQUENCE
-                seconds = batch / float(line["tokens_per_s"])
-                memory = float(line["memory_gib"])
-                rows.append(Row(name, n["nodes"], layout, seconds, memory, named))
+        with open(path, encoding="utf-8-sig") as file:
+            lines = list(csv.DictReader(each for each in file if not each.startswith("#")))
     except OSError as error:
         stop("--score", f"{path} cannot be read: {error.strerror}")
-    except (KeyError, ValueError) as error:
-        stop("--score", f"{path} has not the columns that the planner reads: {error}")
+    except (csv.Error, ValueError) as error:  # of CSV, or of UTF-8
+        stop("--score", f"{path} is no CSV: {error}")
+    for at, line in enumerate(lines, 1):
+        where = f"row {at} of {path}"
+        nodes, b, m, d, p, t, z, batch, speed, memory = (
+            cell(line, name, where) for name in COLUMNS
+        )
+        name = line.get("model")
+        if name not in models:
+            stop("--score", f"{where}: model {name!r} is not in models.toml")
+        layout = Layout(d, p, t, 1, 1, b, m, zero=z, cut=CUTS[0])
+        named = not_repeated(models[name], layout, nodes)
+        layout = replace(layout, cut=CUTS[named > ""], stalls=named > "")
+        rows.append(Row(name, nodes, layout, batch * SEQUENCE / speed, memory, named))
     return rows
 
 
@@ -577,7 +608,7 @@ def predict(rows: list[Row], models: dict[str, Shape], gpu: Gpu, constants: dict
         row.found = row.found or fullest(shape, row.layout, SEQUENCE)
         args = shape, row.layout, SEQUENCE, gpu, constants["memory"], row.predicted
         row.planned = memory_of(*args, row.found)
-        row.fits = row.planned.needed <= room and not why_not(shape, row.layout)
+        row.fits = row.planned.needed <= room and not why_not(shape, row.layout, SEQUENCE)
 
 
 def predicted_rows(path: str) -> list[Row]:
@@ -592,6 +623,8 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def within(errors: list[float], bound: float) -> str:
+    if not errors:
+        return "no rows"
     errors = [abs(each) for each in errors]
     share = sum(each <= bound for each in errors) / len(errors)
     return (
@@ -621,12 +654,13 @@ def apart(rows: list[Row], piped: bool) -> str:
 
 
 def score(rows: list[Row], whole: bool = True) -> None:
+    if not rows:
+        stop("--score", "the file has no rows")
     ran = [row for row in rows if row.ran]
-    if not ran:
-        stop("--score", "no row of the file was measured")
+    sized = [row for row in ran if row.memory == row.memory]  # else its memory is nan
     timed = [row for row in ran if row.consistent]
     print(f"{len(rows)} layouts, {len(ran)} measured, {len(rows) - len(ran)} failed")
-    print(f"memory of rank 0: {within([memory_error(row) for row in ran], 0.12)}")
+    print(f"memory of rank 0: {within([memory_error(row) for row in sized], 0.12)}")
     counts = {(row.ran, row.fits): 0 for row in rows} | {
         (a, b): 0 for a in (0, 1) for b in (0, 1)
     }
@@ -637,7 +671,8 @@ def score(rows: list[Row], whole: bool = True) -> None:
     print(f"ran though said not to: {counts[True, False]}, failed and said to: ", end="")
     print(f"{counts[False, False]}, failed though said to fit: {counts[False, True]}")
     models = the_models()
-    broken = sum(bool(why_not(models[row.model], row.layout)) for row in rows if not row.ran)
+    failed = [row for row in rows if not row.ran]
+    broken = sum(bool(why_not(models[row.model], row.layout, SEQUENCE)) for row in failed)
     print(f"  of those that failed, {broken} would on any GPU: a stage is left without work")
     print(f"throughput: {within([speed_error(row) for row in timed], 0.3)}")
     steady = [row for row in timed if not row.layout.stalls]
@@ -684,8 +719,8 @@ def score(rows: list[Row], whole: bool = True) -> None:
     print("pairs that differ in ZeRO alone, and by more than 30% in time: ", end="")
     print(f"{apart(timed, False)} without a pipeline, {apart(timed, True)} with one")
     for name in ("tp", "pp"):
-        for value in sorted({getattr(row.layout, name) for row in ran}):
-            some = [row for row in ran if getattr(row.layout, name) == value]
+        for value in sorted({getattr(row.layout, name) for row in sized}):
+            some = [row for row in sized if getattr(row.layout, name) == value]
             speeds = [abs(speed_error(row)) for row in steady if row in some]
             sizes = [abs(memory_error(row)) for row in some]
             print(
@@ -695,7 +730,7 @@ def score(rows: list[Row], whole: bool = True) -> None:
             print(f", of steady throughput {quantile(speeds, 0.5):5.1%}" if speeds else "")
     print("the five worst of each")
     for name, error, some in (
-        ("memory", memory_error, ran),
+        ("memory", memory_error, sized),
         ("throughput", speed_error, timed),
     ):
         worst = sorted(some, key=lambda row: -abs(math.log(1 + error(row))))[:5]
@@ -728,19 +763,22 @@ def whole(text: str, field: str) -> int:
 
 
 def a_shape(values: dict, field: str) -> Shape:
-    known = {each.name: each for each in fields(Shape)}
-    for name in values:
+    known = {each.name: each.default for each in fields(Shape)}
+    for name, value in values.items():
         if name not in known:
             stop(field, f"{name!r} is no part of a shape; those are {', '.join(known)}")
-        if not isinstance(values[name], int):
-            stop(field, f"{name} is {values[name]!r}, and no whole number")
+        kind = bool if isinstance(known[name], bool) else int
+        if type(value) is not kind:
+            wanted = "neither true nor false" if kind is bool else "no whole number"
+            stop(field, f"{name} is {value!r}, and {wanted}")
     missing = [n for n in list(known)[:6] if n not in values and n != "kv_heads"]
     if missing:
         stop(field, f"a shape needs {', '.join(missing)}")
     shape = Shape(**({"kv_heads": values["heads"]} | values))
-    for name in [*list(known)[:6], "experts", "active"]:
-        if getattr(shape, name) < 1:
-            stop(field, f"{name} must be at least 1, not {getattr(shape, name)}")
+    for name in known:
+        least = name not in ("tied", "gated", "head_dim")
+        if getattr(shape, name) < least:
+            stop(field, f"{name} must be at least {least:d}, not {getattr(shape, name)}")
     if shape.heads % shape.kv_heads or (not shape.head_dim and shape.hidden % shape.heads):
         stop(field, "heads must divide hidden, and kv_heads must divide heads")
     if shape.active > shape.experts:
@@ -759,8 +797,10 @@ def the_model(name: str) -> Shape:
     if "=" in name:
         values = {}
         for part in name.split(","):
-            key, _, value = part.partition("=")
-            values[key.strip()] = whole(value.strip(), f"--model, {key}")
+            try:
+                values |= tomllib.loads(part)
+            except ValueError:
+                stop("--model", f"{part!r} is no part such as layers=32 or tied=true")
         return a_shape(values, "--model")
     if name.endswith(".toml"):
         try:
@@ -775,40 +815,41 @@ def the_model(name: str) -> Shape:
     )
 
 
-def the_gpu(name: str) -> Gpu:
+MACHINE = ("flops", "memory_gib", "bandwidth", "link", "network", "node", "watts")
+
+
+def the_gpu(name: str, **changed: float) -> Gpu:
     known = table("hardware.toml")
     if name not in known:
         stop("--gpu", f"{name!r} is not in hardware.toml, which has {', '.join(known)}")
-    entry = known[name]
-    names = ("flops", "bandwidth", "link", "network", "node", "watts")
-    return Gpu(memory=entry["memory_gib"] * GIB, **{each: entry[each] for each in names})
+    entry = {each: known[name][each] for each in MACHINE} | changed
+    return Gpu(memory=entry.pop("memory_gib") * GIB, **entry)
 
 
-def what_if(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
+def what_if(shape: Shape, args: argparse.Namespace) -> None:
     name, _, values = args.what_if.partition("=")
-    numbers = {"gpus": "gpus", "batch": "batch", "sequence": "sequence"}
-    machine = [each.name for each in fields(Gpu)]
-    if name not in [*numbers, *machine] or not values:
-        stop("--what-if", f"NAME=VALUE,VALUE…, with one of {', '.join([*numbers, *machine])}")
+    numbers, machine = ("gpus", "batch", "sequence"), MACHINE[:-1]
+    if name not in numbers + machine or not values:
+        stop("--what-if", f"NAME=VALUE,VALUE…, with one of {', '.join(numbers + machine)}")
     for value in values.split(","):
-        found = number(value, "--what-if")
-        trial, changed = argparse.Namespace(**vars(args)), gpu
-        if name in (*numbers, "node"):
-            found = whole(value, "--what-if")
+        found = (whole if name in (*numbers, "node") else number)(value, "--what-if")
+        trial = argparse.Namespace(**vars(args))
+        gpu = the_gpu(args.gpu, **({} if name in numbers else {name: found}))
         if name in numbers:
             setattr(trial, name, found)
-        else:
-            changed = replace(gpu, **{name: found})
         sequences = trial.batch // trial.sequence
         if not sequences:
             stop("--what-if", f"{name} = {value}: a step has less than one sequence")
-        fit, *_ = search(shape, trial.gpus, trial.sequence, sequences, changed, 1)
+        fit, _, count = search(shape, trial.gpus, trial.sequence, sequences, gpu, 1)
         if fit:
             print(
                 f"{name} = {value}: {called(fit[0].layout)}, {fit[0].step.seconds:.2f} s a step"
             )
         else:
-            print(f"{name} = {value}: nothing fits")
+            print(
+                f"{name} = {value}: "
+                + ("nothing fits" if count else "no layout shares the batch evenly")
+            )
 
 
 def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
@@ -825,7 +866,7 @@ def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
             values[key] = value
             continue
         values[key] = (
-            int(value) if value.isdigit() else stop("--why", f"{part!r} has no number")
+            int(value) if value.isdecimal() else stop("--why", f"{part!r} has no number")
         )
     if values["zero"] > 3:
         stop("--why", f"zero is 0, 1, 2 or 3, not {values['zero']}")
@@ -837,13 +878,11 @@ def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
         stop("--why", f"{text} makes {layout.gpus} GPUs, not {args.gpus}")
     if math.gcd(layout.dp, shape.experts) % layout.ep:
         stop("--why", f"EP {layout.ep} does not divide DP and {shape.experts} experts")
-    if args.sequence % (layout.tp * layout.cp):
-        stop("--why", f"TP and CP do not cut {args.sequence:,} tokens evenly")
     count, rest = divmod(sequences, layout.dp * layout.micro_batch)
     if rest:
         stop("--why", f"{sequences} sequences are not shared evenly by {called(layout)}")
     layout = replace(layout, micro_batches=count)
-    if reason := why_not(shape, layout):
+    if reason := why_not(shape, layout, args.sequence):
         stop("--why", reason)
     return layout
 
@@ -864,6 +903,7 @@ def main() -> None:
     parser.add_argument("--why", metavar="LAYOUT", help="dp=16,pp=2,tp=8,b=1,zero=1")
     parser.add_argument("--what-if", metavar="NAME=V,V", help="network=25e9,50e9")
     parser.add_argument("--score", metavar="FILE.csv", help="hold the planner to measured runs")
+    parser.error = sys.exit  # its sentence names the argument
     args = parser.parse_args()
     if args.score:
         score(predicted_rows(args.score))
@@ -873,13 +913,20 @@ def main() -> None:
     for name in ("tokens", "price", "save", "restart"):
         text = getattr(args, name)
         setattr(args, name, None if text is None else number(text, f"--{name}"))
+        if text and not args.tokens and name != "restart":
+            stop(f"--{name}", "of what? --tokens gives the length of the run")
+    if args.save and args.save + args.restart > 36_000 * BETWEEN_FAILURES / args.gpus:
+        stop(
+            "--save",
+            "with its restarts it takes ten times as long as the GPUs run between failures",
+        )
     if args.batch < args.sequence:
         stop(
             "--batch", f"{args.batch:,} tokens are less than one sequence of {args.sequence:,}"
         )
     shape, gpu = the_model(args.model), the_gpu(args.gpu)
     if args.what_if:
-        what_if(shape, args, gpu)
+        what_if(shape, args)
     elif args.why:
         layout = one_layout(args.why, shape, args)
         step = step_time(shape, layout, args.sequence, gpu, CONSTANTS["time"])

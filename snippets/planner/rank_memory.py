@@ -63,7 +63,7 @@ def needed(shape: Shape, layout: Layout, sequence: int) -> float:
 
 
 # --8<-- [start:changes]
-def changes(shape: Shape, layout: Layout, gpu: Gpu) -> dict[str, Layout | str]:
+def changes(shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> dict[str, Layout | str]:
     """Layouts that differ in one respect, for the same GPUs and batch; or why not."""
     fewer = replace(
         layout,
@@ -97,7 +97,7 @@ def changes(shape: Shape, layout: Layout, gpu: Gpu) -> dict[str, Layout | str]:
             made[f"twice the {name.upper()}"] = replace(fewer, **{name: twice})
     for name, each in made.items():
         if isinstance(each, Layout):
-            made[name] = already if each == layout else why_not(shape, each) or each
+            made[name] = already if each == layout else why_not(shape, each, sequence) or each
     return {"as it is": layout} | made
 
 
@@ -107,7 +107,7 @@ def changes(shape: Shape, layout: Layout, gpu: Gpu) -> dict[str, Layout | str]:
 def compared(shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> dict:
     """What each change makes of the fullest stage and of a step."""
     room, others, seconds = CONSTANTS["memory"]["room"] * gpu.memory, {}, {}
-    for name, each in changes(shape, layout, gpu).items():
+    for name, each in changes(shape, layout, sequence, gpu).items():
         if isinstance(each, str):
             others[name] = [each]
             continue
@@ -180,7 +180,7 @@ def check() -> None:
         shape = the_model(name)
         for pp in (1, 2, 4, 8, 16):
             layout = Layout(pp=pp, micro_batches=64, zero=0)
-            if why_not(shape, layout):
+            if why_not(shape, layout, 8192):
                 continue
             every = [closed_form(shape, layout, 8192, index) for index in range(pp)]
             state = sum(
@@ -230,7 +230,7 @@ def main() -> None:
             sys.exit(f"--{name.replace('_', '-')}: at least 1")
     if args.chunks < 1 or math.gcd(layout.dp, shape.experts) % layout.ep:
         sys.exit("--chunks is at least 1, and --ep divides --dp and the experts")
-    if reason := why_not(shape, layout):
+    if reason := why_not(shape, layout, args.sequence):
         sys.exit(reason)
     said = facts(shape, layout, args.sequence, gpu)
     table = compared(shape, layout, args.sequence, gpu)

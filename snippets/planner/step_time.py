@@ -8,7 +8,8 @@ ring that leaves its node pays a latency for each of its steps (01 Communication
 "Latency or bandwidth: ring against tree"). Stages differ, since the head is cut like layers, so
 1F1B takes (m - 1) of the slowest and one of each: with equal ones that is (m + p - 1) (03,
 "Micro-batches fill the pipe"; "Uneven stages"). Gradients of ZeRO 0 hide behind the
-last backward and those of ZeRO 1 do not (02, "DDP from scratch"; 04, "What the stages send").
+last backward and those of ZeRO 1 do not (02, "From scratch, in four steps"; 04, "What the
+stages send").
 Those of ZeRO 2 hide behind the backward of their own micro-batch.
 FSDP's gathers hide behind products or are waited for (04, "When the gathers hide"). Constants
 are those of constants.toml.

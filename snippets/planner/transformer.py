@@ -4,8 +4,8 @@ Grouped-query attention, gated or plain MLP, experts, tied embeddings. Two conve
 counting FLOPs are in use and both are here: `6N`, all parameters at six FLOPs a token (Kaplan
 et al.), and the products that are really done, with attention's scores. A causal mask halves
 the scores for who counts work (FlashAttention, this planner) and not for who counts MFU as
-PaLM, Megatron-LM and nanotron do. Sections: 01, "Six FLOPs per parameter and token"; 03 Tensor
-parallelism, "The bill, with a pencil".
+PaLM, Megatron-LM and nanotron do. Sections: 01, "Six FLOPs for every parameter and token"; 03
+Tensor parallelism, "The bill, with a pencil".
 """
 
 from dataclasses import dataclass

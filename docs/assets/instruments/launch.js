@@ -49,23 +49,33 @@ ${[...keeps, start].filter(Boolean).join("\n")} train.py`
       "training.num_tokens_per_microbatch_per_dp_rank": l.micro_batch * sequence,
       "training.num_tokens_per_train_step": batch * sequence,
       "training.max_context_length": sequence,
-      "training.disable_cuda_graphs": l.pp > 1,
       "parallelism.data_parallel_replicate_degree": over(l.dp, shard),
       "parallelism.data_parallel_shard_degree": shard,
       "parallelism.fsdp_reshard_after_forward": l.zero === 3 ? "always" : "never",
       "parallelism.tensor_parallel_degree": l.tp,
       "parallelism.context_parallel_degree": l.cp,
       "parallelism.pipeline_parallel_degree": l.pp,
-      "parallelism.pipeline_parallel_schedule": l.virtual > 1 ? "Interleaved1F1B" : "1F1B",
-      "parallelism.num_pp_microbatches": l.pp > 1 ? l.micro_batches : 1,
+    }
+    if (l.pp > 1) {
+      const ends = s.layers % l.pp ? 1 : 0
+      Object.assign(settings, {
+        "training.disable_cuda_graphs": true,
+        "parallelism.pipeline_parallel_schedule": l.virtual > 1 ? "Interleaved1F1B" : "1F1B",
+        "parallelism.num_pp_microbatches": l.micro_batches,
+        "parallelism.pipeline_parallel_first_stage_less_layers": ends,
+        "parallelism.pipeline_parallel_last_stage_less_layers": ends,
+        "parallelism.pipeline_parallel_layers_per_stage": Math.floor((s.layers + 2 * ends) / (l.pp * l.virtual)),
+      })
     }
     return [
       "# planned.py, for torchtitan",
       "from torchtitan.distributed.activation_checkpoint import FullAC",
+      "from torchtitan.models.llama3 import model_registry",
       `from torchtitan.models.llama3.config_registry import ${base}`,
       ...mlp ? MLP_ALONE : [],
       "def planned():",
       `    config = ${base}()`,
+      `    config.model_spec = model_registry('${base.slice(7).toUpperCase()}')`,
       ...Object.entries(settings).map(([name, value]) => `    config.${name} = ${says(value)}`),
       `    config.activation_checkpoint = ${again ? "FullAC.Config()" : "None"}`,
       "    return config",
@@ -79,7 +89,7 @@ ${[...keeps, start].filter(Boolean).join("\n")} train.py`
     "global-batch-size": batch,
   }
   return [
-    `${start} pretrain_gpt.py`, ...Object.entries(flags).map(([name, value]) => `--${name} ${value}`),
+    `${gpusOf(l) > l.dp * l.pp && l.zero < 2 ? "CUDA_DEVICE_MAX_CONNECTIONS=1 " : ""}${start} pretrain_gpt.py`, ...Object.entries(flags).map(([name, value]) => `--${name} ${value}`),
     "--bf16", "--position-embedding-type rope", "--normalization RMSNorm",
     "--disable-bias-linear", "--attention-dropout 0", "--hidden-dropout 0",
     s.head_dim && `--kv-channels ${s.head_dim}`,
