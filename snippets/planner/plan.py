@@ -131,12 +131,12 @@ def memory_of(
 
 def why_not(shape: Shape, layout: Layout, sequence: int) -> str:
     """What a layout breaks, whatever the memory; empty if nothing."""
-    if sequence % (layout.tp * layout.cp):
-        return f"TP {layout.tp} and CP {layout.cp} do not cut {sequence:,} tokens evenly"
     if shape.heads % layout.tp or shape.kv_width % layout.tp:
         return f"TP {layout.tp} does not divide {shape.heads} heads"
     if layout.tp > shape.kv_heads:
         return f"TP {layout.tp} is more than {shape.kv_heads} heads of keys"
+    if sequence % (layout.tp * layout.cp):
+        return f"TP {layout.tp} and CP {layout.cp} do not cut {sequence:,} tokens evenly"
     if layout.pp > shape.layers:
         return f"PP {layout.pp} is more than {shape.layers} layers"
     if layout.cut == "even" and all(n % layout.pp for n in (shape.layers, shape.layers + 2)):
