@@ -184,9 +184,9 @@ class Replay:
         self.buffers: dict[str, int] = {}
         self.leaving: int | None = None
         self.tensors = stage_parameters(shape, self.stage, self.t, layout.ep)
-        ends = self.stage.embedding + (1 + (not shape.tied)) * self.stage.head
-        inside = self.tensors[self.stage.embedding :]
-        self.layer = inside[: (len(self.tensors) - ends) // max(1, self.stage.layers)]
+        self.layer = stage_parameters(
+            shape, Stage(1, False, False, False, 1), self.t, layout.ep
+        )
 
     def new(self, size: float) -> int:
         return self.pool.malloc(size)
