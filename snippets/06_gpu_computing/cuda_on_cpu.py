@@ -10,10 +10,12 @@ before it has waited for the kernels. Barriers and warp operations must be
 reached by all the threads they name. The threads of a block run in order for seed 0 and in a
 random order for the others, and what the program prints must be the same for all seeds.
 With --late-errors a fault is reported as a GPU does: by a later call, and without its place.
+The emulator is compiled once, and kept among this user's temporary files.
 Speed is not emulated: a warp's accesses, caches and occupancy play no part here.
 """
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -22,28 +24,25 @@ import sys
 import tempfile
 from pathlib import Path
 
-FLAGS = (
-    "-x c++ -std=c++17 -O1 -g1 -w -fno-pie -no-pie -fsanitize=thread"
-    " --param tsan-instrument-func-entry-exit=0 -fno-sanitize-recover=all"
+COMPILER = os.environ.get("CXX", "g++")
+COMMON = "-x c++ -std=c++17 -O1 -w -fno-pie"
+CHECKED = (
+    "-g1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0"
     " -fsanitize=bounds,signed-integer-overflow,alignment,integer-divide-by-zero"
+    " -fno-sanitize-recover=all"
 )
 
-RUNTIME = r"""
+HEADER = r"""
 #pragma once
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <string>
-#include <sys/mman.h>
-#include <tuple>
-#include <type_traits>
+#include <ctime>
 #include <ucontext.h>
 #include <unistd.h>
-#include <vector>
+#include <utility>
 #define __global__
 #define __device__
 #define __host__
@@ -88,39 +87,15 @@ inline const char* cudaGetErrorName(cudaError_t e) { CUDA_ERRORS(X) return "unkn
 
 namespace emu {
 // ---- memory: one arena, and for every byte of it who touched it last ----------------------
-struct Touch {
-  uint32_t time, thread, pc;  // time 0: not yet; thread: block * 1024 + index
-};
-struct Shadow {
-  Touch write, read, other_read;  // the last write, and the last reads by two threads
-  bool atomic;                    // the write was
-};
-struct Region {
-  size_t size;
-  const char* kind;
-  bool live;
-};
 constexpr size_t ARENA = size_t(1) << 29, SHARED = size_t(1) << 20, LIMIT = 48 << 10;
-inline char* reserve(size_t bytes) {  // address space; memory only for what is touched
-  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  void* p = mmap(0, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-  if (p == MAP_FAILED) {
-    fprintf(stderr, "cuda_on_cpu.py needs %zu GiB of address space\n", bytes >> 30);
-    _exit(1);
-  }
-  return (char*)p;
-}
-inline char* arena = reserve(ARENA);
-inline Shadow* shadow = (Shadow*)reserve(ARENA * sizeof(Shadow));
-inline std::map<size_t, Region> regions;  // by offset in the arena
-inline size_t global_top = SHARED, shared_top = 0, dynamic_bytes = 0, dynamic_limit = LIMIT;
-inline uint32_t now = 2, launched = 2, fenced = 0;  // a clock of barriers, not of time
-inline uint32_t waited = 2;                         // when the host last waited for the kernels
-inline bool in_kernel = false, late = getenv("EMU_LATE"), poisoned = false;
-inline cudaError_t error = cudaSuccess, pending = cudaSuccess;
-inline std::string kernel;
-inline bool busy = true;  // until all this is set up
-struct Busy {             // the emulator's own memory is not the kernel's
+extern char* arena;
+inline size_t dynamic_limit = LIMIT;
+inline uint32_t now = 2, fenced = 0;  // a clock of barriers, not of time
+inline bool in_kernel = false, poisoned = false;
+inline cudaError_t error = cudaSuccess;
+extern const char* const file;  // the program's name and a colon
+inline bool busy = true;  // until the emulator is set up
+struct Busy {             // its own memory is not the kernel's
   RAW Busy() { busy = true; }
   RAW ~Busy() { busy = false; }
 };
@@ -134,286 +109,26 @@ struct Fiber {
   int line;
   uint32_t block_time, warp_time;  // when it last met its block, its warp
   uint64_t given, seen[32];
-  std::vector<std::tuple<void*, const void*, size_t, size_t>> copies;  // not waited for
 };
-constexpr size_t STACK = 256 << 10;
-inline Fiber* fibers = new Fiber[1024];
-inline char* stacks = reserve(STACK * 1024);
-inline ucontext_t scheduler;
 inline Fiber* self = nullptr;
-inline void (*job)(void*);
-inline void* job_data;
-inline unsigned seed = getenv("EMU_SEED") ? atoi(getenv("EMU_SEED")) : 0;
-
 RAW inline unsigned block_number() {
   return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
 }
-RAW inline std::string place(uint32_t pc) {
-  std::string command = "addr2line -s -i -e /proc/" + std::to_string(getpid()) + "/exe ";
-  char text[256], found[256] = "";
-  snprintf(text, sizeof text, "0x%x", pc - 1);
-  FILE* pipe = popen((command + text).c_str(), "r");
-  while (fgets(text, sizeof text, pipe))
-    if (strstr(text, ".cu:")) {
-      strcpy(found, text);
-      break;
-    }
-  pclose(pipe);
-  found[strcspn(found, " \n")] = 0;
-  return *found ? found : "the runtime";
-}
-RAW inline std::string name(unsigned index, dim3 shape, const char* what) {
-  std::string x = std::to_string(index % shape.x),
-              y = std::to_string(index / shape.x % shape.y);
-  if (shape.z > 1)
-    return what + (" (" + x + "," + y + ",") + std::to_string(index / shape.x / shape.y) + ")";
-  return what + (shape.y > 1 ? " (" + x + "," + y + ")" : " " + x);
-}
-RAW inline std::string who(unsigned thread, bool with_block) {
-  std::string text = name(thread % 1024, blockDim, "thread");
-  return with_block ? name(thread / 1024, gridDim, "block") + ", " + text : text;
-}
-RAW inline void fail(const std::string& where, const std::string& what, cudaError_t code) {
-  if (late && self) {  // as a GPU: the grid dies, and a later call says so
-    pending = code, in_kernel = busy = false;
-    Fiber* dead = self;
-    swapcontext(&dead->context, &scheduler);
-  }
-  busy = true;
-  fflush(stdout);
-  std::string by = self
-                       ? "kernel " + kernel + ", " + who(block_number() * 1024 + self->id, true)
-                       : "host code";
-  fprintf(stderr, "%s: %s: %s\n", where.c_str(), by.c_str(), what.c_str());
-  fflush(stderr);
-  _exit(1);
-}
-
-inline size_t low = 1, high = 0;  // bounds of the region of the last access
-inline const Region* region;
 enum Access { READ, WRITE, ATOMIC };
-extern "C" char __executable_start, end;
 // set by who wants to see every access of a kernel to the arena
 inline void (*watch)(size_t at, size_t size, int access, const char* kind, uint32_t pc);
-RAW inline void check(const void* pointer, size_t size, Access access, void* caller) {
-  if (busy) return;
-  Busy guard;
-  size_t at = (char*)pointer - arena;
-  const char* verb = access == READ ? "reads" : access == WRITE ? "writes" : "updates";
-  uint32_t pc = (uint32_t)(size_t)caller;
-  if (at >= ARENA) {  // a kernel may touch its own stacks and static data, nothing else
-    bool own = (size_t)((char*)pointer - stacks) < STACK * 1024 ||
-               ((char*)pointer >= &__executable_start && (char*)pointer < &end);
-    if (in_kernel && !own) {
-      fail(place(pc), std::string(verb) + " memory of the host, or of nobody",
-           cudaErrorIllegalAddress);
-    }
-    return;
-  }
-  if (at < low || at + size > high || !region->live) {
-    auto next = regions.upper_bound(at);
-    if (next == regions.begin()) next = regions.end();
-    else --next;
-    region = next == regions.end() ? nullptr : &next->second;
-    low = region ? next->first : 1, high = region ? low + region->size : 0;
-    if (!region || at + size > high || !region->live) {
-      size_t over = region ? at + size - high : 0;
-      std::string text = !region         ? "no memory at all"
-                         : !region->live ? "memory that was freed"
-                                         : std::to_string(size) + " bytes that end " +
-                                               std::to_string(over) + " bytes behind " +
-                                               std::to_string(region->size) + " bytes of " +
-                                               region->kind + " memory";
-      low = 1, high = 0;
-      return fail(place(pc), verb + (" " + text), cudaErrorIllegalAddress);
-    }
-  }
-  if (!in_kernel) {
-    if (self == nullptr && *region->kind != 'm')
-      fail(place(pc), std::string(verb) + " device memory: copy it with cudaMemcpy",
-           cudaErrorInvalidValue);
-    for (size_t i = at; i < at + size; i++) {
-      Shadow& s = shadow[i];
-      bool read = s.read.time > waited || s.other_read.time > waited;
-      if (s.write.time > waited || (access != READ && read))
-        fail(place(pc),
-             verb + (" " + std::string(region->kind)) +
-                 " memory of a kernel that the host has not waited for",
-             cudaErrorInvalidValue);
-      if (access != READ) s.write = {1, 0, pc};
-    }
-    return;
-  }
-  if (watch) watch(at, size, access, region->kind, pc);
-  uint32_t me = block_number() * 1024 + self->id;
-  auto conflict =
-      [&](const Touch& t) RAW {  // by another thread, and nothing has ordered the two
-        if (t.time < launched || t.thread == me) return false;
-        if (t.thread / 1024 != me / 1024) return *region->kind != 's' && t.time >= fenced;
-        bool same_warp = t.thread / 32 == me / 32;
-        return t.time >= self->block_time && !(same_warp && t.time < self->warp_time);
-      };
-  for (size_t i = at; i < at + size; i++) {
-    Shadow& s = shadow[i];
-    if (access != WRITE && s.write.time == 0)
-      return fail(
-          place(pc),
-          std::string(verb) + " " + region->kind + " memory " +
-              (s.write.pc ? "to which a copy of " + who(s.write.thread, false) + " at " +
-                                place(s.write.pc) + " is still on its way"
-                          : "that nobody has written yet"),
-          cudaErrorLaunchFailure);
-    const Touch* other = nullptr;
-    if (conflict(s.write) && !(access == ATOMIC && s.atomic)) other = &s.write;
-    if (access != READ && conflict(s.other_read)) other = &s.other_read;
-    if (access != READ && conflict(s.read)) other = &s.read;
-    if (other)
-      return fail(place(pc),
-                  std::string(verb) + " " + region->kind + " memory that " +
-                      who(other->thread, other->thread / 1024 != me / 1024) +
-                      (other == &s.write ? " writes" : " reads") + " at " + place(other->pc) +
-                      ", and no barrier orders the two",
-                  cudaErrorLaunchFailure);
-    if (access == READ) {
-      if (s.read.thread != me) s.other_read = s.read;
-      s.read = {now, me, pc};
-    } else s.write = {now, me, pc}, s.atomic = access == ATOMIC;
-  }
-}
-
-// ---- waiting ------------------------------------------------------------------------------
-RAW inline void wait(State state, int line, unsigned mask = 0) {
-  Fiber* me = self;
-  if (state == WARP && !(mask >> me->id % 32 & 1))
-    fail(EMU_FILE + std::to_string(line), "this lane is not in its own mask",
-         cudaErrorLaunchFailure);
-  me->state = state, me->line = line, me->mask = mask, in_kernel = false;
-  swapcontext(&me->context, &scheduler);
-  in_kernel = true;
-}
-RAW inline const uint64_t* meet(unsigned mask, uint64_t value, int line) {
-  self->given = value;
-  wait(WARP, line, mask);
-  return self->seen;
-}
-RAW inline void entry() {
-  job(job_data);
-  in_kernel = false;
-  self->state = DONE;
-  swapcontext(&self->context, &scheduler);
-}
-RAW inline unsigned random_below(unsigned n) {
-  static uint64_t state = seed;
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (state >> 33) % n;
-}
-RAW inline std::vector<unsigned> order(unsigned n) {
-  std::vector<unsigned> o(n);
-  for (unsigned i = 0; i < n; i++) o[i] = i;
-  if (seed)
-    for (unsigned i = n; i > 1; i--) std::swap(o[i - 1], o[random_below(i)]);
-  return o;
-}
-RAW inline bool release(unsigned n) {  // wake whoever waits for nobody more; false: nobody woke
-  bool woke = false;
-  for (unsigned i = 0; i < n; i++) {
-    Fiber& f = fibers[i];
-    if (f.state != WARP) continue;
-    unsigned base = i / 32 * 32, all = true;
-    for (unsigned k = base; k < base + 32 && k < n; k++)
-      if (f.mask >> (k - base) & 1 && fibers[k].state != DONE)
-        all &= fibers[k].state == WARP && fibers[k].mask == f.mask && fibers[k].line == f.line;
-    if (!all) continue;
-    uint64_t values[32];
-    unsigned mask = f.mask;
-    ++now;
-    for (unsigned k = 0; k < 32; k++)
-      values[k] = mask >> k & 1 && base + k < n && fibers[base + k].state == WARP
-                      ? fibers[base + k].given
-                      : ~uint64_t(0);
-    for (unsigned k = base; k < base + 32 && k < n; k++)
-      if (mask >> (k - base) & 1 && fibers[k].state == WARP) {
-        memcpy(fibers[k].seen, values, sizeof values);
-        fibers[k].state = READY, fibers[k].warp_time = now;
-      }
-    woke = true;
-  }
-  if (woke) return true;
-  Fiber *first = nullptr, *other = nullptr;
-  for (unsigned i = 0; i < n; i++) {
-    Fiber& f = fibers[i];
-    if (f.state == DONE) continue;
-    if (!first) first = &f;
-    else if (f.state != first->state || f.line != first->line) other = &f;
-  }
-  if (!first) return false;
-  if (other || first->state != BARRIER) {
-    auto at = [](Fiber* f) {
-      return (f->state == WARP ? "the warp operation in line " : "the barrier in line ") +
-             std::to_string(f->line);
-    };
-    self = first;
-    fail(EMU_FILE + std::to_string(first->line),
-         "waits at " + at(first) +
-             (other ? " while " + who(other->id, false) + " waits at " + at(other)
-                    : " for lanes that never come"),
-         cudaErrorLaunchFailure);
-  }
-  ++now;
-  for (unsigned i = 0; i < n; i++)
-    if (fibers[i].state == BARRIER) fibers[i].state = READY, fibers[i].block_time = now;
-  return true;
-}
-RAW inline void run_block(unsigned number) {
-  unsigned n = blockDim.x * blockDim.y * blockDim.z;
-  blockIdx = {number % gridDim.x, number / gridDim.x % gridDim.y,
-              number / gridDim.x / gridDim.y};
-  ++now;
-  low = 1, high = 0;
-  regions.erase(regions.begin(), regions.lower_bound(SHARED));
-  memset(arena, 0xff, shared_top + dynamic_bytes);  // NaN, for floats
-  memset((void*)shadow, 0, (shared_top + dynamic_bytes) * sizeof(Shadow));
-  shared_top = (dynamic_bytes + 127) / 128 * 128;
-  if (dynamic_bytes) regions[0] = {dynamic_bytes, "shared", true};
-  for (unsigned i = 0; i < n; i++) {
-    Fiber& f = fibers[i];
-    f.state = READY, f.id = i, f.block_time = f.warp_time = now;
-    f.copies.clear();
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = stacks + i * STACK;
-    f.context.uc_stack.ss_size = STACK;
-    makecontext(&f.context, entry, 0);
-  }
-  std::vector<unsigned> turn = order(n);
-  do {
-    for (unsigned i : turn) {
-      if (fibers[i].state != READY) continue;
-      self = &fibers[i];
-      threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-      swapcontext(&scheduler, &self->context);
-      if (pending) {
-        self = nullptr;
-        return;
-      }
-    }
-    self = nullptr;
-  } while (release(n));
-}
+void check(const void* pointer, size_t size, Access access, void* caller);
+void wait(State state, int line, unsigned mask = 0);
+const uint64_t* meet(unsigned mask, uint64_t value, int line);
+struct Variable {  // where a __shared__ variable of this block is
+  uint32_t block, launch;
+  size_t at;
+};
+void* shared(Variable& variable, size_t size);
 template <class T, int ID>
 RAW T& shared() {  // a __shared__ variable: one for the whole block
-  static uint32_t block = 0;
-  static size_t at;
-  static uint32_t last_launch = 0;
-  if (block != block_number() + 1 || last_launch != launched) {
-    Busy guard;
-    block = block_number() + 1, last_launch = launched;
-    at = shared_top;
-    shared_top += (sizeof(T) + 255) / 128 * 128;
-    memset(arena + at, 0xff, sizeof(T));
-    memset((void*)(shadow + at), 0, sizeof(T) * sizeof(Shadow));
-    regions[at] = {sizeof(T), "shared", true};
-  }
-  return *(T*)(arena + at);
+  static Variable variable;
+  return *(T*)shared(variable, sizeof(T));
 }
 struct Config {
   dim3 grid, block;
@@ -421,88 +136,22 @@ struct Config {
   Config(dim3 grid, dim3 block, size_t dynamic = 0, void* = nullptr)
       : grid(grid), block(block), dynamic(dynamic) {}
 };
+void run(const char* what, Config c, void (*job)(void*), void* data);
 template <class Body, class... Args>
 RAW void launch(const char* what, Config c, Body body, Args... args) {
-  unsigned long long n = (unsigned long long)c.block.x * c.block.y * c.block.z;
-  bool bad = n == 0 || n > 1024 || c.block.z > 64 || !c.grid.x || !c.grid.y || !c.grid.z ||
-             c.grid.x > 0x7fffffff || c.grid.y > 65535 || c.grid.z > 65535 ||
-             c.dynamic > dynamic_limit;
-  if (bad) {
-    error = cudaErrorInvalidValue;
-    return;
-  }
-  if (poisoned) {
-    error = pending;
-    return;
-  }
   auto call = [body, args...] { body(args...); };
   using Call = decltype(call);
-  job = [](void* data) RAW {
+  auto job = [](void* data) RAW {
     Call own = *(Call*)data;
     in_kernel = true;
     own();
   };
-  job_data = &call;
-  kernel = what, gridDim = c.grid, blockDim = c.block, dynamic_bytes = c.dynamic;
-  launched = ++now;
-  for (unsigned b : order(c.grid.x * c.grid.y * c.grid.z)) {
-    run_block(b);
-    if (pending) return;
-  }
-  launched = ++now;
+  run(what, c, job, &call);
 }
-RAW inline cudaError_t result(bool waits, cudaError_t now_failed = cudaSuccess) {
-  if (waits) waited = now;
-  if (pending && waits) poisoned = true;  // from here on every call fails
-  if (poisoned) return error = pending;
-  if (now_failed) error = now_failed;
-  return now_failed;
-}
-RAW inline cudaError_t copy(void* to, const void* from, size_t n, int kind, bool waits) {
-  size_t a = (char*)to - arena, b = (char*)from - arena;
-  bool to_device = a < ARENA, from_device = b < ARENA;
-  if (result(waits)) return error;
-  if (kind < 4 && (to_device != (kind == 1 || kind == 3) || from_device != (kind >= 2)))
-    return result(false, cudaErrorInvalidValue);
-  for (size_t at : {a, b}) {
-    if (at >= ARENA) continue;
-    auto r = regions.upper_bound(at);
-    if (r == regions.begin() || (--r, !r->second.live || at + n > r->first + r->second.size))
-      return result(false, cudaErrorInvalidValue);
-  }
-  memmove(to, from, n);
-  if (to_device)
-    for (size_t i = 0; i < n; i++)
-      shadow[a + i].write = from_device ? shadow[b + i].write : Touch{1, 0, 0};
-  return cudaSuccess;
-}
-inline bool ready = (busy = false, true);
+cudaError_t result(bool waits, cudaError_t now_failed = cudaSuccess);
+cudaError_t copy(void* to, const void* from, size_t n, int kind, bool waits);
+cudaError_t allocate(void** p, size_t n, const char* kind);
 }  // namespace emu
-
-// g++ calls these before every load and store; the library that belongs to them is not linked
-#define HOOK(name, size, access)                                     \
-  extern "C" RAW void __tsan_##name(void* p) {                       \
-    emu::check(p, size, emu::access, __builtin_return_address(0));   \
-  }
-#define HOOKS(n)                   \
-  HOOK(read##n, n, READ)           \
-  HOOK(write##n, n, WRITE)         \
-  HOOK(unaligned_read##n, n, READ) \
-  HOOK(unaligned_write##n, n, WRITE)
-HOOKS(1)
-HOOKS(2)
-HOOKS(4)
-HOOKS(8)
-HOOKS(16)
-extern "C" RAW void __tsan_read_range(void* p, size_t n) {
-  emu::check(p, n, emu::READ, __builtin_return_address(0));
-}
-extern "C" RAW void __tsan_write_range(void* p, size_t n) {
-  emu::check(p, n, emu::WRITE, __builtin_return_address(0));
-}
-extern "C" void __tsan_init() {}
-extern "C" void __tsan_vptr_update(void**, void*) {}
-extern "C" void __tsan_vptr_read(void**) {}
 
 // ---- what a kernel may call ---------------------------------------------------------------
 #define LINE int line = __builtin_LINE()
@@ -743,43 +392,9 @@ RAW void mma_sync(fragment<accumulator, M, N, K, C>& d,
 }  // namespace nvcuda::wmma
 
 // ---- asynchronous copies to shared memory: done when they are waited for, not before ------
-RAW inline void __pipeline_memcpy_async(void* to, const void* from, size_t n, size_t zero = 0) {
-  void* caller = __builtin_return_address(0);
-  size_t at = (char*)to - emu::arena;
-  if ((n != 4 && n != 8 && n != 16) || zero > n || at % n || (size_t)from % n)
-    emu::fail(emu::place((uint32_t)(size_t)caller),
-              "copies neither 4, 8 nor 16 bytes between addresses that are multiples of that",
-              cudaErrorLaunchFailure);
-  if (n > zero) emu::check(from, n - zero, emu::READ, caller);
-  emu::check(to, n, emu::WRITE, caller);
-  emu::Busy guard;
-  for (size_t i = at; i < at + n; i++) emu::shadow[i].write.time = 0;  // not there to be read
-  emu::self->copies.push_back({to, from, n, zero});
-}
-RAW inline void __pipeline_commit() {
-  emu::Busy guard;
-  emu::self->copies.push_back({nullptr, nullptr, 0, 0});
-}
-RAW inline void __pipeline_wait_prior(unsigned keep) {
-  auto& c = emu::self->copies;
-  emu::busy = true;
-  size_t groups = 0, i = 0;
-  for (auto& copy : c) groups += !std::get<0>(copy);
-  for (; groups > keep && i < c.size(); i++) {
-    auto [to, from, n, zero] = c[i];
-    if (!to) {
-      groups--;
-      continue;
-    }
-    emu::busy = false;
-    emu::check(to, n, emu::WRITE, __builtin_return_address(0));
-    emu::busy = true;
-    memcpy(to, from, n - zero);
-    memset((char*)to + n - zero, 0, zero);
-  }
-  c.erase(c.begin(), c.begin() + i);
-  emu::busy = false;
-}
+void __pipeline_memcpy_async(void* to, const void* from, size_t n, size_t zero = 0);
+void __pipeline_commit();
+void __pipeline_wait_prior(unsigned keep);
 
 // ---- what the host may call ---------------------------------------------------------------
 enum cudaMemcpyKind {
@@ -790,7 +405,7 @@ enum cudaMemcpyKind {
   cudaMemcpyDefault
 };
 using cudaStream_t = void*;
-using cudaEvent_t = std::chrono::steady_clock::time_point*;
+using cudaEvent_t = timespec*;
 struct cudaDeviceProp {
   char name[256];
   size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
@@ -802,31 +417,19 @@ inline const unsigned cudaEventDefault = 0, cudaEventDisableTiming = 2,
                       cudaStreamNonBlocking = 1, cudaMemAttachGlobal = 1;
 using emu::result;
 template <class T>
-RAW cudaError_t cudaMalloc(T** p, size_t n, const char* kind = "device") {
-  if (result(false)) return emu::error;
-  if (n > emu::ARENA - emu::global_top - 512) return result(false, cudaErrorMemoryAllocation);
-  *p = (T*)(emu::arena + emu::global_top);
-  emu::regions[emu::global_top] = {n, kind, true};
-  memset((void*)*p, 0xff, n);
-  emu::global_top += (n + 511) / 256 * 256;
-  return cudaSuccess;
+cudaError_t cudaMalloc(T** p, size_t n) {
+  return emu::allocate((void**)p, n, "device");
 }
 template <class T>
 cudaError_t cudaMallocManaged(T** p, size_t n, unsigned = 1) {
-  return cudaMalloc(p, n, "managed");
+  return emu::allocate((void**)p, n, "managed");
 }
 template <class T>
 cudaError_t cudaMallocHost(T** p, size_t n) {
   return *p = (T*)malloc(n), cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* p) { return free(p), cudaSuccess; }
-RAW inline cudaError_t cudaFree(void* p) {
-  if (result(true) || !p) return emu::error;
-  auto r = emu::regions.find((char*)p - emu::arena);
-  if (r == emu::regions.end() || !r->second.live) return result(false, cudaErrorInvalidValue);
-  r->second.live = false;
-  return cudaSuccess;
-}
+cudaError_t cudaFree(void* p);
 RAW inline cudaError_t cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKind kind) {
   return emu::copy(to, from, n, kind, true);
 }
@@ -844,10 +447,7 @@ cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t n) {
   if (n > sizeof symbol) return result(true, cudaErrorInvalidValue);
   return memcpy(to, (void*)&symbol, n), result(true);
 }
-RAW inline cudaError_t cudaMemset(void* p, int value, size_t n) {
-  std::vector<char> bytes(n, (char)value);
-  return emu::copy(p, bytes.data(), n, cudaMemcpyHostToDevice, false);
-}
+cudaError_t cudaMemset(void* p, int value, size_t n);
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t n, cudaStream_t = 0) {
   return cudaMemset(p, value, n);
 }
@@ -884,19 +484,20 @@ cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int n) {
                        : (emu::dynamic_limit = n, cudaSuccess);
 }
 inline cudaError_t cudaEventCreate(cudaEvent_t* e) {
-  return *e = new std::chrono::steady_clock::time_point, cudaSuccess;
+  return *e = new timespec, cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
   return cudaEventCreate(e);
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = 0) {
-  return *e = std::chrono::steady_clock::now(), cudaSuccess;
+  return clock_gettime(CLOCK_MONOTONIC, e), cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return result(true); }
 inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) {
-  return *ms = std::chrono::duration<float, std::milli>(*b - *a).count(), cudaSuccess;
+  double seconds = difftime(b->tv_sec, a->tv_sec);
+  return *ms = seconds * 1e3 + (b->tv_nsec - a->tv_nsec) * 1e-6, cudaSuccess;
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return *s = nullptr, cudaSuccess; }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
@@ -905,6 +506,451 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
 inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) {
   return cudaSuccess;
+}
+"""
+
+EMULATOR = r"""
+#include "emulator.h"
+
+#include <map>
+#include <string>
+#include <sys/mman.h>
+#include <tuple>
+#include <vector>
+
+namespace emu {
+// ---- memory -------------------------------------------------------------------------------
+struct Touch {
+  uint32_t time, thread, pc;  // time 0: not yet; thread: block * 1024 + index
+};
+struct Shadow {
+  Touch write, read, other_read;  // the last write, and the last reads by two threads
+  bool atomic;                    // the write was
+};
+struct Region {
+  size_t size;
+  const char* kind;
+  bool live;
+};
+char* reserve(size_t bytes) {  // address space; memory only for what is touched
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* p = mmap(0, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (p == MAP_FAILED) {
+    fprintf(stderr, "cuda_on_cpu.py needs %zu GiB of address space\n", bytes >> 30);
+    _exit(1);
+  }
+  return (char*)p;
+}
+char* arena = reserve(ARENA);
+Shadow* shadow = (Shadow*)reserve(ARENA * sizeof(Shadow));
+std::map<size_t, Region> regions;  // by offset in the arena
+size_t global_top = SHARED, shared_top = 0, dynamic_bytes = 0;
+uint32_t launched = 2;
+uint32_t waited = 2;  // when the host last waited for the kernels
+bool late = getenv("EMU_LATE");
+cudaError_t pending = cudaSuccess;
+std::string kernel;
+
+constexpr size_t STACK = 256 << 10;
+Fiber* fibers = new Fiber[1024];
+char* stacks = reserve(STACK * 1024);
+ucontext_t scheduler;
+std::vector<std::tuple<void*, const void*, size_t, size_t>> copies[1024];  // not waited for
+void (*job)(void*);
+void* job_data;
+unsigned seed = getenv("EMU_SEED") ? atoi(getenv("EMU_SEED")) : 0;
+
+std::string place(uint32_t pc) {
+  std::string command = "addr2line -s -i -e /proc/" + std::to_string(getpid()) + "/exe ";
+  char text[256], found[256] = "";
+  snprintf(text, sizeof text, "0x%x", pc - 1);
+  FILE* pipe = popen((command + text).c_str(), "r");
+  while (fgets(text, sizeof text, pipe))
+    if (strstr(text, ".cu:")) {
+      strcpy(found, text);
+      break;
+    }
+  pclose(pipe);
+  found[strcspn(found, " \n")] = 0;
+  return *found ? found : "the runtime";
+}
+std::string name(unsigned index, dim3 shape, const char* what) {
+  std::string x = std::to_string(index % shape.x),
+              y = std::to_string(index / shape.x % shape.y);
+  if (shape.z > 1)
+    return what + (" (" + x + "," + y + ",") + std::to_string(index / shape.x / shape.y) + ")";
+  return what + (shape.y > 1 ? " (" + x + "," + y + ")" : " " + x);
+}
+std::string who(unsigned thread, bool with_block) {
+  std::string text = name(thread % 1024, blockDim, "thread");
+  return with_block ? name(thread / 1024, gridDim, "block") + ", " + text : text;
+}
+void fail(const std::string& where, const std::string& what, cudaError_t code) {
+  if (late && self) {  // as a GPU: the grid dies, and a later call says so
+    pending = code, in_kernel = busy = false;
+    Fiber* dead = self;
+    swapcontext(&dead->context, &scheduler);
+  }
+  busy = true;
+  fflush(stdout);
+  std::string by = self
+                       ? "kernel " + kernel + ", " + who(block_number() * 1024 + self->id, true)
+                       : "host code";
+  fprintf(stderr, "%s: %s: %s\n", where.c_str(), by.c_str(), what.c_str());
+  fflush(stderr);
+  _exit(1);
+}
+
+size_t low = 1, high = 0;  // bounds of the region of the last access
+const Region* region;
+extern "C" char __executable_start, end;
+void check(const void* pointer, size_t size, Access access, void* caller) {
+  if (busy) return;
+  Busy guard;
+  size_t at = (char*)pointer - arena;
+  const char* verb = access == READ ? "reads" : access == WRITE ? "writes" : "updates";
+  uint32_t pc = (uint32_t)(size_t)caller;
+  if (at >= ARENA) {  // a kernel may touch its own stacks and static data, nothing else
+    bool own = (size_t)((char*)pointer - stacks) < STACK * 1024 ||
+               ((char*)pointer >= &__executable_start && (char*)pointer < &end);
+    if (in_kernel && !own) {
+      fail(place(pc), std::string(verb) + " memory of the host, or of nobody",
+           cudaErrorIllegalAddress);
+    }
+    return;
+  }
+  if (at < low || at + size > high || !region->live) {
+    auto next = regions.upper_bound(at);
+    if (next == regions.begin()) next = regions.end();
+    else --next;
+    region = next == regions.end() ? nullptr : &next->second;
+    low = region ? next->first : 1, high = region ? low + region->size : 0;
+    if (!region || at + size > high || !region->live) {
+      size_t over = region ? at + size - high : 0;
+      std::string text = !region         ? "no memory at all"
+                         : !region->live ? "memory that was freed"
+                                         : std::to_string(size) + " bytes that end " +
+                                               std::to_string(over) + " bytes behind " +
+                                               std::to_string(region->size) + " bytes of " +
+                                               region->kind + " memory";
+      low = 1, high = 0;
+      return fail(place(pc), verb + (" " + text), cudaErrorIllegalAddress);
+    }
+  }
+  if (!in_kernel) {
+    if (self == nullptr && *region->kind != 'm')
+      fail(place(pc), std::string(verb) + " device memory: copy it with cudaMemcpy",
+           cudaErrorInvalidValue);
+    for (size_t i = at; i < at + size; i++) {
+      Shadow& s = shadow[i];
+      bool read = s.read.time > waited || s.other_read.time > waited;
+      if (s.write.time > waited || (access != READ && read))
+        fail(place(pc),
+             verb + (" " + std::string(region->kind)) +
+                 " memory of a kernel that the host has not waited for",
+             cudaErrorInvalidValue);
+      if (access != READ) s.write = {1, 0, pc};
+    }
+    return;
+  }
+  if (watch) watch(at, size, access, region->kind, pc);
+  uint32_t me = block_number() * 1024 + self->id;
+  auto conflict =
+      [&](const Touch& t) {  // by another thread, and nothing has ordered the two
+        if (t.time < launched || t.thread == me) return false;
+        if (t.thread / 1024 != me / 1024) return *region->kind != 's' && t.time >= fenced;
+        bool same_warp = t.thread / 32 == me / 32;
+        return t.time >= self->block_time && !(same_warp && t.time < self->warp_time);
+      };
+  for (size_t i = at; i < at + size; i++) {
+    Shadow& s = shadow[i];
+    if (access != WRITE && s.write.time == 0)
+      return fail(
+          place(pc),
+          std::string(verb) + " " + region->kind + " memory " +
+              (s.write.pc ? "to which a copy of " + who(s.write.thread, false) + " at " +
+                                place(s.write.pc) + " is still on its way"
+                          : "that nobody has written yet"),
+          cudaErrorLaunchFailure);
+    const Touch* other = nullptr;
+    if (conflict(s.write) && !(access == ATOMIC && s.atomic)) other = &s.write;
+    if (access != READ && conflict(s.other_read)) other = &s.other_read;
+    if (access != READ && conflict(s.read)) other = &s.read;
+    if (other)
+      return fail(place(pc),
+                  std::string(verb) + " " + region->kind + " memory that " +
+                      who(other->thread, other->thread / 1024 != me / 1024) +
+                      (other == &s.write ? " writes" : " reads") + " at " + place(other->pc) +
+                      ", and no barrier orders the two",
+                  cudaErrorLaunchFailure);
+    if (access == READ) {
+      if (s.read.thread != me) s.other_read = s.read;
+      s.read = {now, me, pc};
+    } else s.write = {now, me, pc}, s.atomic = access == ATOMIC;
+  }
+}
+
+// ---- waiting ------------------------------------------------------------------------------
+void wait(State state, int line, unsigned mask) {
+  Fiber* me = self;
+  if (state == WARP && !(mask >> me->id % 32 & 1))
+    fail(file + std::to_string(line), "this lane is not in its own mask",
+         cudaErrorLaunchFailure);
+  me->state = state, me->line = line, me->mask = mask, in_kernel = false;
+  swapcontext(&me->context, &scheduler);
+  in_kernel = true;
+}
+const uint64_t* meet(unsigned mask, uint64_t value, int line) {
+  self->given = value;
+  wait(WARP, line, mask);
+  return self->seen;
+}
+void entry() {
+  job(job_data);
+  in_kernel = false;
+  self->state = DONE;
+  swapcontext(&self->context, &scheduler);
+}
+unsigned random_below(unsigned n) {
+  static uint64_t state = seed;
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return (state >> 33) % n;
+}
+std::vector<unsigned> order(unsigned n) {
+  std::vector<unsigned> o(n);
+  for (unsigned i = 0; i < n; i++) o[i] = i;
+  if (seed)
+    for (unsigned i = n; i > 1; i--) std::swap(o[i - 1], o[random_below(i)]);
+  return o;
+}
+bool release(unsigned n) {  // wake whoever waits for nobody more; false: nobody woke
+  bool woke = false;
+  for (unsigned i = 0; i < n; i++) {
+    Fiber& f = fibers[i];
+    if (f.state != WARP) continue;
+    unsigned base = i / 32 * 32, all = true;
+    for (unsigned k = base; k < base + 32 && k < n; k++)
+      if (f.mask >> (k - base) & 1 && fibers[k].state != DONE)
+        all &= fibers[k].state == WARP && fibers[k].mask == f.mask && fibers[k].line == f.line;
+    if (!all) continue;
+    uint64_t values[32];
+    unsigned mask = f.mask;
+    ++now;
+    for (unsigned k = 0; k < 32; k++)
+      values[k] = mask >> k & 1 && base + k < n && fibers[base + k].state == WARP
+                      ? fibers[base + k].given
+                      : ~uint64_t(0);
+    for (unsigned k = base; k < base + 32 && k < n; k++)
+      if (mask >> (k - base) & 1 && fibers[k].state == WARP) {
+        memcpy(fibers[k].seen, values, sizeof values);
+        fibers[k].state = READY, fibers[k].warp_time = now;
+      }
+    woke = true;
+  }
+  if (woke) return true;
+  Fiber *first = nullptr, *other = nullptr;
+  for (unsigned i = 0; i < n; i++) {
+    Fiber& f = fibers[i];
+    if (f.state == DONE) continue;
+    if (!first) first = &f;
+    else if (f.state != first->state || f.line != first->line) other = &f;
+  }
+  if (!first) return false;
+  if (other || first->state != BARRIER) {
+    auto at = [](Fiber* f) {
+      return (f->state == WARP ? "the warp operation in line " : "the barrier in line ") +
+             std::to_string(f->line);
+    };
+    self = first;
+    fail(file + std::to_string(first->line),
+         "waits at " + at(first) +
+             (other ? " while " + who(other->id, false) + " waits at " + at(other)
+                    : " for lanes that never come"),
+         cudaErrorLaunchFailure);
+  }
+  ++now;
+  for (unsigned i = 0; i < n; i++)
+    if (fibers[i].state == BARRIER) fibers[i].state = READY, fibers[i].block_time = now;
+  return true;
+}
+void run_block(unsigned number) {
+  unsigned n = blockDim.x * blockDim.y * blockDim.z;
+  blockIdx = {number % gridDim.x, number / gridDim.x % gridDim.y,
+              number / gridDim.x / gridDim.y};
+  ++now;
+  low = 1, high = 0;
+  regions.erase(regions.begin(), regions.lower_bound(SHARED));
+  memset(arena, 0xff, shared_top + dynamic_bytes);  // NaN, for floats
+  memset((void*)shadow, 0, (shared_top + dynamic_bytes) * sizeof(Shadow));
+  shared_top = (dynamic_bytes + 127) / 128 * 128;
+  if (dynamic_bytes) regions[0] = {dynamic_bytes, "shared", true};
+  for (unsigned i = 0; i < n; i++) {
+    Fiber& f = fibers[i];
+    f.state = READY, f.id = i, f.block_time = f.warp_time = now;
+    copies[i].clear();
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = stacks + i * STACK;
+    f.context.uc_stack.ss_size = STACK;
+    makecontext(&f.context, entry, 0);
+  }
+  std::vector<unsigned> turn = order(n);
+  do {
+    for (unsigned i : turn) {
+      if (fibers[i].state != READY) continue;
+      self = &fibers[i];
+      threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+      swapcontext(&scheduler, &self->context);
+      if (pending) {
+        self = nullptr;
+        return;
+      }
+    }
+    self = nullptr;
+  } while (release(n));
+}
+void* shared(Variable& v, size_t size) {
+  if (v.block != block_number() + 1 || v.launch != launched) {
+    Busy guard;
+    v = {block_number() + 1, launched, shared_top};
+    shared_top += (size + 255) / 128 * 128;
+    memset(arena + v.at, 0xff, size);
+    memset((void*)(shadow + v.at), 0, size * sizeof(Shadow));
+    regions[v.at] = {size, "shared", true};
+  }
+  return arena + v.at;
+}
+void run(const char* what, Config c, void (*call)(void*), void* data) {
+  unsigned long long n = (unsigned long long)c.block.x * c.block.y * c.block.z;
+  bool bad = n == 0 || n > 1024 || c.block.z > 64 || !c.grid.x || !c.grid.y || !c.grid.z ||
+             c.grid.x > 0x7fffffff || c.grid.y > 65535 || c.grid.z > 65535 ||
+             c.dynamic > dynamic_limit;
+  if (bad) {
+    error = cudaErrorInvalidValue;
+    return;
+  }
+  if (poisoned) {
+    error = pending;
+    return;
+  }
+  job = call, job_data = data;
+  kernel = what, gridDim = c.grid, blockDim = c.block, dynamic_bytes = c.dynamic;
+  launched = ++now;
+  for (unsigned b : order(c.grid.x * c.grid.y * c.grid.z)) {
+    run_block(b);
+    if (pending) return;
+  }
+  launched = ++now;
+}
+cudaError_t result(bool waits, cudaError_t now_failed) {
+  if (waits) waited = now;
+  if (pending && waits) poisoned = true;  // from here on every call fails
+  if (poisoned) return error = pending;
+  if (now_failed) error = now_failed;
+  return now_failed;
+}
+cudaError_t copy(void* to, const void* from, size_t n, int kind, bool waits) {
+  size_t a = (char*)to - arena, b = (char*)from - arena;
+  bool to_device = a < ARENA, from_device = b < ARENA;
+  if (result(waits)) return error;
+  if (kind < 4 && (to_device != (kind == 1 || kind == 3) || from_device != (kind >= 2)))
+    return result(false, cudaErrorInvalidValue);
+  for (size_t at : {a, b}) {
+    if (at >= ARENA) continue;
+    auto r = regions.upper_bound(at);
+    if (r == regions.begin() || (--r, !r->second.live || at + n > r->first + r->second.size))
+      return result(false, cudaErrorInvalidValue);
+  }
+  memmove(to, from, n);
+  if (to_device)
+    for (size_t i = 0; i < n; i++)
+      shadow[a + i].write = from_device ? shadow[b + i].write : Touch{1, 0, 0};
+  return cudaSuccess;
+}
+cudaError_t allocate(void** p, size_t n, const char* kind) {
+  if (result(false)) return error;
+  if (n > ARENA - global_top - 512) return result(false, cudaErrorMemoryAllocation);
+  *p = arena + global_top;
+  regions[global_top] = {n, kind, true};
+  memset(*p, 0xff, n);
+  global_top += (n + 511) / 256 * 256;
+  return cudaSuccess;
+}
+bool ready = (busy = false, true);
+}  // namespace emu
+
+// g++ calls these before every load and store; the library that belongs to them is not linked
+#define HOOK(name, size, access)                                     \
+  extern "C" void __tsan_##name(void* p) {                       \
+    emu::check(p, size, emu::access, __builtin_return_address(0));   \
+  }
+#define HOOKS(n)                   \
+  HOOK(read##n, n, READ)           \
+  HOOK(write##n, n, WRITE)         \
+  HOOK(unaligned_read##n, n, READ) \
+  HOOK(unaligned_write##n, n, WRITE)
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+extern "C" void __tsan_read_range(void* p, size_t n) {
+  emu::check(p, n, emu::READ, __builtin_return_address(0));
+}
+extern "C" void __tsan_write_range(void* p, size_t n) {
+  emu::check(p, n, emu::WRITE, __builtin_return_address(0));
+}
+extern "C" void __tsan_init() {}
+extern "C" void __tsan_vptr_update(void**, void*) {}
+extern "C" void __tsan_vptr_read(void**) {}
+
+// ---- what the host and asynchronous copies need -------------------------------------------
+void __pipeline_memcpy_async(void* to, const void* from, size_t n, size_t zero) {
+  void* caller = __builtin_return_address(0);
+  size_t at = (char*)to - emu::arena;
+  if ((n != 4 && n != 8 && n != 16) || zero > n || at % n || (size_t)from % n)
+    emu::fail(emu::place((uint32_t)(size_t)caller),
+              "copies neither 4, 8 nor 16 bytes between addresses that are multiples of that",
+              cudaErrorLaunchFailure);
+  if (n > zero) emu::check(from, n - zero, emu::READ, caller);
+  emu::check(to, n, emu::WRITE, caller);
+  emu::Busy guard;
+  for (size_t i = at; i < at + n; i++) emu::shadow[i].write.time = 0;  // not there to be read
+  emu::copies[emu::self->id].push_back({to, from, n, zero});
+}
+void __pipeline_commit() {
+  emu::Busy guard;
+  emu::copies[emu::self->id].push_back({nullptr, nullptr, 0, 0});
+}
+void __pipeline_wait_prior(unsigned keep) {
+  auto& c = emu::copies[emu::self->id];
+  emu::busy = true;
+  size_t groups = 0, i = 0;
+  for (auto& copy : c) groups += !std::get<0>(copy);
+  for (; groups > keep && i < c.size(); i++) {
+    auto [to, from, n, zero] = c[i];
+    if (!to) {
+      groups--;
+      continue;
+    }
+    emu::busy = false;
+    emu::check(to, n, emu::WRITE, __builtin_return_address(0));
+    emu::busy = true;
+    memcpy(to, from, n - zero);
+    memset((char*)to + n - zero, 0, zero);
+  }
+  c.erase(c.begin(), c.begin() + i);
+  emu::busy = false;
+}
+cudaError_t cudaFree(void* p) {
+  if (result(true) || !p) return emu::error;
+  auto r = emu::regions.find((char*)p - emu::arena);
+  if (r == emu::regions.end() || !r->second.live) return result(false, cudaErrorInvalidValue);
+  r->second.live = false;
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* p, int value, size_t n) {
+  std::vector<char> bytes(n, (char)value);
+  return emu::copy(p, bytes.data(), n, cudaMemcpyHostToDevice, false);
 }
 """
 
@@ -980,26 +1026,45 @@ def rewrite(text: str) -> str:
     )
 
 
+def compile_to(result: Path, source: str, *options: str | Path) -> bool:
+    """Compile C++ to an object file; False if it is wrong, and the compiler has said why."""
+    command = [COMPILER, *COMMON.split(), *options, "-c", "-", "-o", result]
+    return subprocess.run(command, input=source, text=True).returncode == 0
+
+
+def emulator(headers: Path) -> Path:
+    """The emulator's object file, compiled by whoever comes first: programs take a fraction."""
+    name = hashlib.sha256(f"{COMPILER} {COMMON} {HEADER} {EMULATOR}".encode()).hexdigest()[:16]
+    made = Path(tempfile.gettempdir(), f"cuda_on_cpu-{os.getuid()}-{name}.o")
+    if not made.exists() or made.lstat().st_uid != os.getuid():
+        compile_to(new := headers / "emulator.o", EMULATOR, "-I", headers)
+        try:
+            shutil.move(new, made)
+        except OSError:  # it is somebody else's
+            return new
+    return made
+
+
 def build(program: Path, binary: Path) -> None:
     """Compile `program` to `binary`."""
-    compiler = os.environ.get("CXX", "g++")
-    if not shutil.which(compiler):
-        sys.exit(f"cuda_on_cpu.py needs {compiler}, the GNU C++ compiler, version 12 or newer.")
+    if not shutil.which(COMPILER):
+        sys.exit(f"cuda_on_cpu.py needs {COMPILER}, the GNU C++ compiler, version 12 or newer.")
     if not program.is_file():
         sys.exit(f"cuda_on_cpu.py: there is no file {program}.")
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "emulator.h").write_text(RUNTIME)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "emulator.h").write_text(HEADER)
         for header in HEADERS.split():
-            (Path(folder) / header).write_text('#include "emulator.h"\n')
-        source = f'#include "emulator.h"\n#line 1 "{program.name}"\n'
-        source += rewrite(program.read_text())
-        compile_it = [compiler, *FLAGS.split(), "-I", folder, "-I", str(program.parent)]
-        compile_it += [f'-DEMU_FILE="{program.name}:"', "-c", "-", "-o", f"{folder}/program.o"]
-        if subprocess.run(compile_it, input=source, text=True).returncode:
+            (folder / header).write_text('#include "emulator.h"\n')
+        source = f'#include "emulator.h"\nconst char* const emu::file = "{program.name}:";\n'
+        source += f'#line 1 "{program.name}"\n{rewrite(program.read_text())}'
+        options = [*CHECKED.split(), "-I", folder, "-I", program.parent]
+        if not compile_to(folder / "program.o", source, *options):
             sys.exit(f"cuda_on_cpu.py: {program} does not compile")
-        # without -fsanitize=thread: the hooks that it calls are the emulator's
-        link = [compiler, "-no-pie", "-fsanitize=undefined", f"{folder}/program.o"]
-        subprocess.run([*link, "-ldl", "-o", str(binary)], check=True)
+        # first the emulator, which must be set up first; and without -fsanitize=thread: the
+        # hooks that it calls are the emulator's
+        link = [COMPILER, "-no-pie", "-fsanitize=undefined", emulator(folder)]
+        subprocess.run([*link, folder / "program.o", "-ldl", "-o", binary], check=True)
 
 
 def main() -> int:
