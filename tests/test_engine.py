@@ -892,16 +892,17 @@ dist.destroy_process_group()
 
 
 def test_what_starts_warm_copies_little_and_leaves_soon(tmp_path: Path) -> None:
-    """A fork's writes are page faults, and torch has much to do at exit."""
+    """A fork's writes are page faults, torch has much to do at exit, torchrun looks up frames."""
     if not processes.LAUNCHER[0]:
         pytest.skip("here all starts as typed")
     (tmp_path / "short.py").write_text(
-        "import resource, weakref\n"
+        "import inspect, resource, weakref\n"
         "print(any(each.atexit for each in weakref.finalize._registry))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt < 4000)\n"
+        "print({each.filename for each in inspect.stack()} - {*inspect.modulesbyfile})\n"
     )
     done = processes.start(["python", "short.py"], tmp_path, dict(os.environ))
-    assert done.communicate(timeout=HANG) == ("False\nTrue\n", "")
+    assert done.communicate(timeout=HANG) == ("False\nTrue\n{'short.py'}\n", "")
 
 
 def test_what_a_warm_program_starts_is_a_fork_and_begins_anew(book: Book) -> None:

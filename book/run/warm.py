@@ -201,7 +201,9 @@ def _begin(env: dict[str, str]) -> None:
     """Take these variables, and leave to the parent what it has to do when it ends."""
     import atexit
     import faulthandler
+    import inspect
     import tempfile
+    import traceback
     import weakref
     from multiprocessing import process, util
 
@@ -224,6 +226,10 @@ def _begin(env: dict[str, str]) -> None:
         importlib.import_module("sitecustomize")  # as each interpreter does
     faulthandler.enable()
     torch.distributed.set_debug_level_from_env()
+    # torchrun has each of its frames looked up, often, and no module's are these
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    files = ["<frozen runpy>", *(frame.f_code.co_filename for frame in frames)]
+    inspect.modulesbyfile.update(dict.fromkeys(files, ""))
 
 
 def _show_variables() -> None:
@@ -255,7 +261,9 @@ def _pipe_into(command: str) -> None:
 
 
 # variables that are read when torch or Python starts
-_EARLY = re.compile(r"PATH|PYTHON(?!UNBUFFERED)|LD_|TORCH_(LOGS|TRACE)|TORCHINDUCTOR|ONEDNN")
+_EARLY = re.compile(
+    r"PATH|PYTHON(?!FAULTHANDLER|UNBUFFERED|UTF8)|LD_|TORCH_(LOGS|TRACE)|TORCHINDUCTOR|ONEDNN"
+)
 
 
 def _threads() -> int:

@@ -21,9 +21,9 @@ def note(event: str, arguments: tuple) -> None:
         return
     if os.path.isfile(path):  # not a name in an open folder, which has no path here
         SEEN.add(path)
-        os.write(LOG, f"{path.removeprefix(ROOT)}\n".encode())
+        with open(LOG, "a") as file:  # a fork that becomes a program has closed all others
+            file.write(f"{path.removeprefix(ROOT)}\n")
 
 
-if name := os.environ.get("READS"):
-    LOG = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+if LOG := os.environ.get("READS"):
     sys.addaudithook(note)
