@@ -45,7 +45,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -431,8 +431,14 @@ def load(path: str | Path, name: str = "learner") -> ModuleType:
     """Import a file under a name that is not __main__."""
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    exec(code_of(str(path)), vars(module))
     return module
+
+
+@functools.cache
+def code_of(path: str) -> CodeType:
+    """A file, compiled: in the checker once, for all ranks that are forked from it."""
+    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
 
 
 def _raised_in(error: BaseException, path: str) -> bool:
@@ -747,6 +753,8 @@ class Runner:
         group = Group(world, [Rank() for _ in range(world)])
         processes, events, outputs = [], [], []
         folder = folder or self._new_folder()
+        with contextlib.suppress(Exception):  # the ranks meet it, too
+            code_of(str(path))
         try:
             port = self._new_store()
             for rank in range(world):
