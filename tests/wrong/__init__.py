@@ -32,7 +32,8 @@ GRADING = (
     "tests/wrong/__init__.py",
 )  # fmt: skip
 ASSESSED = (
-    "assessment", "graders/assessment", "graders/labs/lab07_pytorch_gpu.py",
+    "assessment", "graders/assessment", "graders/labs/lab06_cuda_basics.py",
+    "graders/labs/lab07_pytorch_gpu.py", "labs/lab06_cuda_basics.py",
     "labs/lab07_pytorch_gpu.py", "tests/whole_runs.py",
 )  # fmt: skip
 

@@ -1,0 +1,120 @@
+"""The kernel challenge: numbers, what memory does for them, the machine code."""
+
+import os
+import shutil
+import sys
+import tempfile
+
+import torch
+
+from graders.labs.lab06_cuda_basics import filled, place
+from graders.tools import Lab, Passes, Wrong, ask, at_most, check
+
+HINTS = {
+    "compile": "This is the first complaint; those after it often follow from it. Keep the "
+    "kernel's name and parameters: it gets a block of 256 threads for each row.",
+    "fault": "The last row ends where x ends, and may have fewer than 4,096 numbers: guard "
+    "what is beyond. What other threads have written is read behind a barrier.",
+    "codes": "A scale is the largest |x| of the whole row, divided by 127. A code is x / "
+    "scale, rounded to the nearest whole number: rintf, for a cast alone cuts off.",
+    "far": "Lanes of a warp read or write numbers that lie far from each other, and each takes "
+    "a sector of its own. Neighbouring threads take neighbouring numbers.",
+    "twice": "x comes from memory twice: once for the largest number, once for the codes. Keep "
+    "a thread's share in registers in between.",
+    "narrow": "The bytes are the least, the requests are not: a thread can load 16 bytes at "
+    "once, as float4, and store four codes at once.",
+    "banks": "Lanes of a warp meet in a bank of shared memory, or most of the work goes "
+    "through it: shuffles need none.",
+    "local": "An array whose index the compiler does not know lies in local memory, and that "
+    "is device memory: let every loop over it have a constant end, and #pragma unroll.",
+    "registers": "With more than 64 registers a thread an SM holds fewer than half of its "
+    "threads, and too few loads are under way.",
+    "gpu": "The counts are right, and the GPU waits. Profile it with ncu: how many bytes are "
+    "under way, and what do warps wait for?",
+}  # fmt: skip
+LAB = Lab(HINTS)
+LAB06 = sys.modules[LAB.finished.Kernels.__module__]
+
+
+def launched(theirs, ours, rows: int, columns: int):
+    """x, codes, scales and counts of one launch; one row is zeros, and one has a far number."""
+    filled(LAB06.source_of, theirs.fast)
+    tempfile.tempdir = os.getcwd()  # the runner's, which it empties
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+    x[0, -1], x[1] = -9, 0
+    q, scales = torch.full(x.shape, 77, dtype=torch.int8), torch.full((rows,), torch.nan)
+    hint = "compile"
+    try:
+        kernels = ours.Kernels(theirs.fast)
+        hint = "fault" if "fast" in kernels.kernels else hint
+        counts = kernels.run("fast", rows, ours.THREADS, x, q, scales, columns)
+    except LAB06.Fault as fault:
+        raise Wrong(f"{rows} rows of {columns}: {fault}{place(fault)}", hint) from None
+    return x, q, scales, counts
+
+
+@LAB.alone(1, "the same numbers", "every code is the nearest, of rows of any length", "fast")
+def numbers(theirs, ours, lesson):
+    x, q, scales, _ = launched(theirs, ours, 3, 3072)
+    true = x.double().abs().amax(1) / 127
+    off = (scales - true).abs().max().item()
+    check("largest error of a scale", off, at_most(1e-6), "codes")
+    steps = ((x - q * true[:, None]).abs() / true[:, None].clamp(min=1e-9)).max().item()
+    check("scales between a number and its code", steps, at_most(0.501), "codes")
+
+
+@LAB.alone(2, "what memory does", "gold: the least bytes, in few requests", "fast", needs=(1,))
+def memory(theirs, ours, lesson):
+    rows, columns = 2, 1024
+    *_, counts = launched(theirs, ours, rows, columns)
+    each = ours.moved(counts) / (rows * columns)
+    check("bytes moved for a number", each, at_most(10), "far")
+    yield f"bronze: {each:.2f} bytes for each number, of no more than 10"
+    check("bytes moved for a number", each, at_most(5.1), "twice")
+    yield "silver: of no more than 5.1, and 5 are the least: 4 of x, 1 of the codes"
+    found, least = ours.requests(counts) / rows, 2 * columns / 128 + 1
+    check("loads and stores of warps for a row", found, at_most(1.1 * least), "narrow")
+    check(
+        "passes of shared memory for a row", counts.shared_passes / rows, at_most(40), "banks"
+    )
+    yield f"gold: {found:g} loads and stores of warps for a row, of {least:g}"
+
+
+@LAB.alone(3, "machine code", "nothing spills, and loads have 16 bytes", "fast", needs=(1,))
+def code(theirs, ours, lesson):
+    filled(LAB06.source_of, theirs.fast)
+    if not shutil.which("nvcc"):
+        return
+    try:
+        found = ours.compiled(theirs.fast())
+    except ValueError as error:
+        raise Wrong(f"nvcc: {error}", "compile") from None
+    check("bytes of local memory of a thread", found["local"], 0, "local")
+    check("registers of a thread", found["registers"], at_most(64), "registers")
+    some = Passes("one or more", lambda loads: loads >= 1)
+    check("loads of 16 bytes in the code", found["wide"], some, "narrow")
+
+
+CLOCK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from graders.runner import lab_of, load
+finished = lab_of("challenge_kernel").finished
+print(finished.share_of_copy(load(sys.argv[2]).fast))
+"""
+
+
+@LAB.trial(4, "on a GPU", "nothing contradicts the counts", needs=(1, 2, 3), worlds=(1,))
+def gpu(bench):
+    if not shutil.which("nvcc"):
+        yield "nvcc is not on this machine: step 3 looked at nothing"
+    if not bench.gpus:
+        yield "--gpu was not said: the counts are the verdict"
+        return
+    done = bench.run("python", "-B", "-c", CLOCK, LAB.path.parents[2], bench.path)
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    ask(not done.status, f"on this machine's GPU it failed: {last}", "gpu")
+    share = float(done.stdout.splitlines()[-1])
+    wanted = Passes("half or more", lambda share: share >= 0.5)
+    check("share of copy_'s bandwidth", share, wanted, "gpu")
+    yield f"≈{100 * share:.0f}% of copy_'s bandwidth"

@@ -1,0 +1,167 @@
+"""The launches challenge: numbers, waits, launches, the compiled graph; a GPU's verdict."""
+
+import json
+import math
+
+import torch
+import torch._dynamo  # once here, not in every process
+
+from graders.tools import Lab, Passes, ask, at_most, check, import_late_parts
+
+HINTS = {
+    "update": "Before the ratio an update is Adam's, with both corrections by the step's "
+    "number, plus the decay; the ratio and the rate come after it.",
+    "ratio": "Each parameter has a ratio of its own: the norm of the parameter by the norm of "
+    "its update, before the parameter changes.",
+    "zeros": "A parameter of zeros has the ratio 1, or it would never move; 0 / 0 is NaN.",
+    "gradients": "The step does not see the gradients: a backward pass adds to the p.grad that "
+    "is there, and makes a new tensor where there is none.",
+    "waits": "The host reads a number from the device, and until it is there launches nothing. "
+    "torch.where decides on the device.",
+    "grows": "A loop over the parameters is left. Operators of lists (torch._foreach_*) or "
+    "tensors that hold all parameters need as many launches for a thousand as for one.",
+    "graph": "torch.compile cannot see the step as one graph, so a CUDA graph cannot be made "
+    "of it either: what does it read from the host, or decide there?",
+    "again": "The step was compiled again, or a later one has the numbers of the first: a "
+    "number in Python is a constant of the graph. Count steps in a tensor, on the device.",
+    "kernels": "Inductor fuses elementwise operators and a sum over rows into a kernel. What "
+    "cuts the graph: a library's call, slices written one by one, a shape in between?",
+    "gpu": "The counts are right, and the GPU is slow. Read a trace: does the host still "
+    "launch, and what is between the kernels?",
+}  # fmt: skip
+import_late_parts()
+LAB = Lab(HINTS)
+
+
+def made(theirs, ours, count: int = 6):
+    """Parameters with first gradients, and the learner's optimizer of them."""
+    own = ours.parameters(count)
+    optimizer = theirs.FastLamb(own)
+    ours.backward(own)
+    return own, optimizer
+
+
+def wanted(ours, steps: int) -> list[list[float]]:
+    """All numbers of all parameters, one by one, in fp64 and without torch's operators."""
+    own, results = ours.parameters(6), []
+    grads = []
+    for step in range(steps):
+        ours.backward(own, step)
+        grads.append([p.grad.flatten().tolist() for p in own])
+    for at, p in enumerate(own):
+        x = p.detach().flatten().tolist()
+        m = v = [0.0] * len(x)
+        for t in range(1, steps + 1):
+            g = grads[t - 1][at]
+            m = [ours.BETA1 * a + (1 - ours.BETA1) * b for a, b in zip(m, g, strict=True)]
+            v = [ours.BETA2 * a + (1 - ours.BETA2) * b * b for a, b in zip(v, g, strict=True)]
+            c1, c2 = 1 - ours.BETA1**t, 1 - ours.BETA2**t
+            u = [a / c1 / (math.sqrt(b / c2) + ours.EPSILON) + ours.DECAY * c
+                 for a, b, c in zip(m, v, x, strict=True)]  # fmt: skip
+            ratio = math.hypot(*x) / math.hypot(*u) if any(x) and any(u) else 1.0
+            x = [a - ours.RATE * ratio * b for a, b in zip(x, u, strict=True)]
+        results.append(x)
+    return results
+
+
+def apart(own, true: list[list[float]]) -> list[float]:
+    """Of each parameter, the largest difference; NaN counts as infinite."""
+    return [
+        (p.detach().flatten() - torch.tensor(x)).abs().max().nan_to_num(9e9).item()
+        for p, x in zip(own, true, strict=True)
+    ]
+
+
+@LAB.alone(1, "the same numbers", "three steps as in fp64, parameters of zeros too", "FastLamb")
+@torch.no_grad()
+def numbers(theirs, ours, lesson):
+    own, optimizer = made(theirs, ours)
+    other, blind = made(theirs, ours)
+    ours.backward(other, 1)
+    optimizer.step(), blind.step()
+    seen = not all(torch.equal(p, q) for p, q in zip(own, other, strict=True))
+    check("another gradient makes a difference", seen, True, "gradients")
+    lengths = [
+        (p - q).norm() / q.norm() / ours.RATE
+        for p, q in zip(own, ours.parameters(6), strict=True)
+        if q.any()
+    ]  # a ratio makes the update as long as the parameter, whatever the update is
+    off, bound = max(abs(length.item() - 1) for length in lengths), at_most(1e-5)
+    check("relative error of an update's length", off, at_most(1e-3), "ratio")
+    first = apart(own, wanted(ours, 1))
+    check("error of the parameter of zeros after a step", first[1], bound, "zeros")
+    for step in (1, 2):
+        ours.backward(own, step)
+        optimizer.step()
+    error = max(*first, *apart(own, wanted(ours, 3)))
+    check("largest error in three steps", error, bound, "update")
+
+
+@LAB.alone(2, "bronze", "the host waits for nothing", "FastLamb", needs=(1,))
+@torch.no_grad()
+def waits(theirs, ours, lesson):
+    _, optimizer = made(theirs, ours)
+    with ours.Counted() as counted:
+        optimizer.step()
+    check("numbers the host waits for in a step", counted.waits, 0, "waits")
+
+
+@LAB.alone(3, "silver", "as many launches for 24 parameters as for 6", "FastLamb", needs=(1,))
+@torch.no_grad()
+def launches(theirs, ours, lesson):
+    found = []
+    for count in (6, 24):
+        _, optimizer = made(theirs, ours, count)
+        with ours.Counted() as counted:
+            optimizer.step()
+        found.append(counted.launches)
+    fact = f"launches for 24 parameters; for 6 there are {found[0]}"
+    check(fact, found[1], found[0], "grows")
+
+
+@LAB.alone(4, "gold", "one graph for all steps, of at most eight kernels", "FastLamb",
+           needs=(1, 2, 3))  # fmt: skip
+@torch.no_grad()
+def graph(theirs, ours, lesson):
+    own, optimizer = made(theirs, ours)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, examples: list):
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(optimizer.step, fullgraph=True, backend=backend)
+    for number in range(3):
+        ours.backward(own, number)
+        try:
+            step()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            ask(False, f"torch.compile: {str(error).strip().splitlines()[0]}", "graph")
+    check("graphs made for three steps", len(graphs), 1, "again")
+    error = max(apart(own, wanted(ours, 3)))
+    check("largest error after three compiled steps", error, at_most(1e-5), "again")
+    check("kernels that Inductor writes", ours.kernels(optimizer.step), at_most(8), "kernels")
+
+
+CLOCK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from graders.runner import lab_of, load
+finished = lab_of("challenge_launches").finished
+slow = finished.microseconds(finished.SlowLamb)
+print(json.dumps([slow, finished.microseconds(load(sys.argv[2]).FastLamb, captured=True)]))
+"""
+
+
+@LAB.trial(5, "on a GPU", "nothing contradicts the counts", needs=(1, 2, 3, 4), worlds=(1,))
+def gpu(bench):
+    if not bench.gpus:
+        yield "--gpu was not said: the counts are the verdict"
+        return
+    done = bench.run("python", "-B", "-c", CLOCK, LAB.path.parents[2], bench.path)
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    ask(not done.status, f"on this machine's GPU it failed: {last}", "gpu")
+    slow, fast = json.loads(done.stdout.splitlines()[-1])
+    fact = f"times as fast as SlowLamb's ≈{slow:.0f} µs"
+    check(fact, slow / fast, Passes("10 or more", lambda gain: gain >= 10), "gpu")
+    yield f"≈{fast:.0f} µs for a step of 48 parameters, {slow / fast:.0f} times as fast"
