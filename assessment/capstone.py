@@ -366,7 +366,7 @@ def run_pipeline(
 ) -> torch.Tensor:
     """Forward and backward of all micro-batches; the mean loss of `rows`, 0 but on the last."""
     losses: list[torch.Tensor] = []  # of the micro-batches, on the last stage
-    inputs = (rows[:, :-1],) if stage == 0 else ()
+    inputs = (rows[:, :-1].contiguous(),) if stage == 0 else ()  # as torch 2.11 asks
     target = rows[:, 1:] if stage == config.pp - 1 else None
     schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
     return torch.stack(losses or [torch.zeros((), device=rows.device)]).mean().detach()
