@@ -51,7 +51,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from graders import limits, machine
+from graders import limits, machine, scores
 
 PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
 LOOK = 0.5  # seconds between two looks at them, at most
@@ -105,6 +105,7 @@ class Call:
     asynchronous: bool
     phase: str
     detail: str = ""
+    sent: float = 0  # bytes that leave this rank, if rings do the collectives
     returned: bool = False  # the call came back (if asynchronous: it was waited for)
     touched: bool = False  # the tensor was changed between the launch and the wait
 
@@ -199,6 +200,7 @@ class Bench:
     def __init__(self, runner: "Runner", step: Step, path: Path, folder: Path):
         self.runner, self.step, self.path, self.folder = runner, step, path, folder
         self.limit, self._said = runner.limit, ""
+        self.scores: dict[str, float] = {}  # beside those of its groups
 
     @property
     def gpus(self) -> bool:
@@ -377,12 +379,16 @@ class Lesson:
             self.store.set(f"all met {self.meetings}", "")
         self.store.wait([f"all met {self.meetings}"])
 
-    def record(self, name: str, tensor: Any, asynchronous: bool, detail: str = "") -> int:
-        """Tell the checker of a call before it is made; return its number."""
+    def record(
+        self, name: str, tensor: Any, asynchronous: bool, detail: str = "", n: int = 1
+    ) -> int:
+        """Tell the checker of a call, in a group of n, before it is made; return its number."""
         if isinstance(tensor, (list, tuple)):
             tensor = tensor[0] if tensor else None
-        numel = tensor.numel() if isinstance(tensor, torch.Tensor) else 0
-        call = [name, numel, asynchronous, self.current_phase, detail]
+        numel, sent = 0, 0
+        if isinstance(tensor, torch.Tensor):
+            numel, sent = tensor.numel(), scores.sent(name, tensor.nbytes, n)
+        call = [name, numel, asynchronous, self.current_phase, detail, sent]
         self._send({"call": call})
         self.calls.append(Call(*call))
         return len(self.calls) - 1
@@ -408,7 +414,9 @@ class Lesson:
                 detail = f"from rank {source}"
             operation = [*args[2:], kwargs.get("async_op")]
             asynchronous = any(argument is True for argument in operation)
-            number = self.record(name, tensor, asynchronous, detail)
+            groups = [g for g in (*args, *kwargs.values()) if isinstance(g, dist.ProcessGroup)]
+            n = dist.get_world_size(*groups[:1]) if dist.is_initialized() else 1
+            number = self.record(name, tensor, asynchronous, detail, n)
 
             def tell(touched: bool = False) -> None:
                 self.calls[number].returned, self.calls[number].touched = True, touched
@@ -862,7 +870,7 @@ class Runner:
                     rank.facts[name] = value
                 case {"right": str(right)}:
                     rank.rights.append(right)
-                case {"call": [str(), int(), bool(), str(), str()] as call}:
+                case {"call": [str(), int(), bool(), str(), str(), int() | float()] as call}:
                     rank.calls.append(Call(*call))
                 case {"returned": int(number), "touched": bool(touched)}:
                     for call in rank.calls[number : number + 1]:

@@ -2,7 +2,9 @@
 
 Every step runs in fresh processes at several world sizes and is compared with what one process
 computes. What you get is what is right, what is wrong, and a hint that fits the mistake.
-The exit status is 0 only if every step passes.
+The exit status is 0 only if every step passes. Steps that pass may have scores, counts of which
+less is better: --report writes them to a file, and --draw the order in which the stages of your
+pipeline work (lab 10, capstone), beside 1F1B.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import re
 import signal
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 # before torch is imported: ranks share the processor, and the grade is that of the CPU
@@ -23,7 +26,7 @@ sys.path.append(str(ROOT))
 if not (ROOT / "graders").is_dir():
     sys.exit("check.py needs the folder graders/, which lies beside labs/")
 
-from graders import machine, runner  # noqa: E402
+from graders import machine, runner, scores  # noqa: E402
 
 INDENT = " " * 8
 GRADERS = sorted(ROOT.glob("graders/labs/lab*.py")) + sorted(
@@ -56,6 +59,9 @@ class Grading:
         self.path, self.lab, self.machine = path.resolve(), lab, machine
         self.output, self.more = options.output, options.more
         self.sizes = sorted({world for step in lab.steps for world in step.worlds})
+        self.scores: dict[int, dict[str, float]] = {}  # of the steps that passed
+        self.right = False  # all that was asked for passed
+        self.schedule: list[list[str]] = []  # of the largest group that has one
 
     def grade(self, step: runner.Step) -> bool:
         """Run one step at all its world sizes, up to the first failure; True if it passed.
@@ -69,10 +75,15 @@ class Grading:
                 if passed is False and self.output:
                     for line in bench.last_words():
                         print(f"{INDENT}it printed: {line}")
+                self.scores[step.number] = bench.scores
             return passed is True and self.passed(step, "", right)
         done: list[int] = []
+        found: dict[int, dict[str, float]] = {}
         for world in step.worlds:
             group = self.machine.run(step, self.path, world)
+            schedule = scores.schedule_of(group)
+            if len(schedule) > len(self.schedule):
+                self.schedule = schedule
             right = [f"all is well at {ranks(done)}"] if done else []
             at = "" if self.sizes == [1] else f"at {ranks([world])}, "
             passed = self.judge(step, runner.judge(group, step), right, at)
@@ -83,6 +94,8 @@ class Grading:
             if not passed:
                 return False
             done.append(world)
+            found[world] = scores.of(group)
+        self.scores[step.number] = found[max(found)]
         return self.passed(step, "" if self.sizes == [1] else f" ({ranks(done)})", [])
 
     def judge(
@@ -116,22 +129,27 @@ class Grading:
         return True
 
 
-def grade_file(path: Path, options: argparse.Namespace) -> bool:
-    """Grade all steps of a file, or one and those it needs; True if all asked for passed."""
-    chosen, name = options.step, re.match(r"\w+(?=\.|-|$)", path.name)
-    known = [grader.stem for grader in GRADERS]
+def lab_name(path: Path) -> str:
+    """The lab, or the part of the assessment, that a file is of."""
+    name, known = re.match(r"\w+(?=\.|-|$)", path.name), [grader.stem for grader in GRADERS]
     if name is None or name[0] not in known:
         sys.exit(f"{path.name}: the name must begin with that of a lab: {', '.join(known)}")
     if not path.is_file():
         sys.exit(f"there is no file {path}: python labs/start.py writes one")
-    lab = runner.lab_of(name[0])
+    return name[0]
+
+
+def grade_file(path: Path, options: argparse.Namespace) -> Grading:
+    """Grade all steps of a file, or one and those it needs."""
+    chosen, name = options.step, lab_name(path)
+    lab = runner.lab_of(name)
     if chosen is not None and chosen not in [step.number for step in lab.steps]:
-        sys.exit(f"{name[0]} has steps 1 to {len(lab.steps)}, there is no step {chosen}")
+        sys.exit(f"{name} has steps 1 to {len(lab.steps)}, there is no step {chosen}")
     asked = [step for step in lab.steps if chosen in (None, step.number)]
     wanted = {step.number for step in asked} | {n for step in asked for n in step.needs}
 
     passed: set[int] = set()
-    with runner.Runner(name[0], options.limit, GPUS if options.gpu else {}) as machine:
+    with runner.Runner(name, options.limit, GPUS if options.gpu else {}) as machine:
         grading = Grading(path, lab, machine, options)
         at = "" if grading.sizes == [1] else f" at {ranks(grading.sizes)}"
         print(f"{path}, graded on {'this machine' if options.gpu else 'the CPU'}{at}")
@@ -144,8 +162,38 @@ def grade_file(path: Path, options: argparse.Namespace) -> bool:
             elif grading.grade(step):
                 passed.add(step.number)
             sys.stdout.flush()
-    print(f"{len(passed)} of {len(wanted)} steps pass", flush=True)
-    return passed == wanted
+    print(f"{len(passed)} of {len(wanted)} steps pass")
+    grading.scores = {n: found for n, found in grading.scores.items() if found and n in passed}
+    for number, found in grading.scores.items():
+        said = ", ".join(f"{name} {value:,}" for name, value in found.items())
+        print(f"score   step {number}  {said}")
+    sys.stdout.flush()
+    grading.right = passed == wanted
+    return grading
+
+
+def report(graded: list[Grading]) -> str:
+    """What scored, as TOML: a finished program by its name, any other as it is."""
+    labs, text = {}, ""
+    for each in graded:
+        name = each.lab.path.relative_to(ROOT / "graders").as_posix()
+        try:
+            program = ("file", name)
+            if each.path != ROOT / name:
+                program = ("program", each.path.read_text("utf-8"))
+            labs[each.lab.path.stem] = (*program, each.scores)
+            text = scores.report(labs)
+            tomllib.loads(text)
+        except ValueError as error:
+            sys.exit(f"{each.path} has a character that a report cannot hold: {error}")
+    return text
+
+
+def write(path: Path, text: str) -> None:
+    """Write a new file, and say so."""
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    print(f"wrote {path}", flush=True)
 
 
 def main() -> None:
@@ -162,10 +210,20 @@ def main() -> None:
     )
     parser.add_argument("--more", action="store_true", help="say how to fix it, too (exercise)")
     parser.add_argument("--output", action="store_true", help="show what failing ranks printed")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the scores: TOML")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw your schedule: SVG")
     options = parser.parse_args()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # a terminal may not have every character
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    names = [lab_name(path) for path in options.files]
+    for path in filter(None, (options.report, options.draw)):
+        if path.exists():
+            sys.exit(f"{path} exists already, and I will not overwrite it: name another file")
+        if not os.access(path.parent, os.W_OK):
+            sys.exit(f"there is no folder {path.parent} that I may write to")
+    if options.report and (options.step or len(set(names)) < len(names)):
+        sys.exit("a report is of all steps of a lab, and of one file of it")
     try:
         results = [grade_file(path, options) for path in options.files]
     except KeyboardInterrupt:
@@ -174,7 +232,19 @@ def main() -> None:
         if not machine.is_full(error):
             raise
         sys.exit(f"{machine.FULL}: make room, or name another folder for it, TMPDIR=FOLDER")
-    sys.exit(0 if all(results) else 1)
+    right = all(graded.right for graded in results)
+    scored = [graded for graded in results if graded.scores]
+    drawn = [graded.schedule for graded in results if graded.schedule]
+    why = []
+    if options.draw and drawn:
+        write(options.draw, scores.draw(drawn[0]))
+    elif options.draw:
+        why.append("no schedule to draw: step 7 of lab 10 and step 6 of the capstone run one")
+    if options.report and right and scored:
+        write(options.report, report(scored))
+    elif options.report:
+        why.append("no report: " + ("nothing here has scores" if right else "not all passes"))
+    sys.exit("\n".join(why) or not right)
 
 
 if __name__ == "__main__":

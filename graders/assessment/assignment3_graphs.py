@@ -103,7 +103,7 @@ def random_program(node, seed: int) -> tuple[list, dict[int, int], set[int]]:
 
 @step(2, "plan the memory", "nothing that lives is overwritten, and no byte is wasted", "plan")
 def plan(theirs, ours, lesson):
-    overlaps, excess, inputs, apart = 0, 0, 0, True
+    overlaps, excess, inputs, apart, pools = 0, 0, 0, True, 0
     for seed in range(4):
         nodes, sizes, keep = random_program(ours.Node, seed)
         found, wanted = theirs.plan(nodes, sizes, keep), ours.plan(nodes, sizes, keep)
@@ -117,8 +117,10 @@ def plan(theirs, ours, lesson):
                 overlaps += together and offset < other + sizes[m] and other < offset + sizes[n]
         peaks = [max(o + sizes[n] for n, o in p.items()) for p in (found, wanted)]
         excess = max(excess, peaks[0] - peaks[1])
+        pools += peaks[0]
         apart = apart and peaks[0] == sum(sizes[n] for n in wanted)
         excess += 10**6 * (set(found) != set(wanted))
+    lesson.fact("scores", {"peak bytes": pools})
     node = ours.Node
     program = [node("add_", (0, 1), 0), node("mul", (0, 1), 2)]
     offsets = sorted(theirs.plan(program, {0: 512, 1: 512, 2: 512}, {2}))

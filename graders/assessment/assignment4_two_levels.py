@@ -110,7 +110,8 @@ def two_levels(theirs, ours, lesson):
         truth, within = 10 * one, one * (3 if lesson.rank < 2 else 7)
         own, flat = (one * (lesson.rank + 1) for _ in range(2))
         rail_numel[0] = 0
-        theirs.all_reduce_two_levels(flat, node, rail)
+        with lesson.phase("sum"):
+            theirs.all_reduce_two_levels(flat, node, rail)
         found = "too much" if (flat > truth).any() else "other"
         known = {"the sum": truth, "unchanged": own, "the sum of a node": within}
         found = next((name for name, t in known.items() if torch.equal(flat, t)), found)

@@ -362,7 +362,8 @@ def updating(theirs, ours, lesson):
     config = config_of(dp=2, tp=lesson.world // 2)
     (model, mesh), alone, (rows,) = meshed(config), plain(config), rows_of(config)
     own = rows.chunk(2)[mesh["dp"].get_local_rank()]
-    loss = theirs.accumulate(config, model, own)
+    with lesson.phase("accumulate"):
+        loss = theirs.accumulate(config, model, own)
     for name, factor in off(model, alone, rows):
         known = {float(config.micro_batches): "not_divided", 0.5: "over_dp"}
         what = f"on rank {lesson.rank} the gradient of {name} is the true one × {factor}"
@@ -393,7 +394,8 @@ def updating(theirs, ours, lesson):
     ):
         for p, gradient in zip(model.parameters(), shards, strict=True):
             local(p.grad).copy_(gradient)
-        norm = float(theirs.clip(dataclasses.replace(config, clip=limit), model))
+        with lesson.phase("clip"):
+            norm = float(theirs.clip(dataclasses.replace(config, clip=limit), model))
         found = [each for value, *each in known if near(norm, value, 1e-3)]
         words, mistake = [*found, (f"{norm:.4f}", "other")][0]
         ask(not mistake, f"the norm on rank {lesson.rank} is wrong ({words})", mistake)
@@ -423,12 +425,16 @@ def pipeline(theirs, ours, lesson):
     (model, mesh), alone, (rows,) = meshed(config), plain(config), rows_of(config)
     stage, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     live = {"now": 0, "peak": 0}
+    events: list[str] = []
 
     def entered(_: Any, __: Any, output: torch.Tensor) -> None:
         if torch.is_grad_enabled() and output.requires_grad:
+            k = sum(event[0] == "F" for event in events)
+            events.append(f"F{k}")
             live["now"] += 1
             live["peak"] = max(live["peak"], live["now"])
             output.register_hook(lambda _: live.update(now=live["now"] - 1))
+            output.register_hook(lambda _: events.append(f"B{k}"))
 
     model.register_forward_hook(entered)
     own = rows.chunk(config.dp)[replica]
@@ -436,6 +442,7 @@ def pipeline(theirs, ours, lesson):
     ours.run_pipeline(config, schedule, own, stage)  # the first asks for shapes beforehand
     model.zero_grad()
     live.update(now=0, peak=0)
+    events.clear()
     loss = ours.run_pipeline(config, schedule, own, stage)
     for name, factor in off(model, alone, rows):
         what = f"on rank {lesson.rank} the gradient of {name} is the true one × {factor}"
@@ -443,6 +450,8 @@ def pipeline(theirs, ours, lesson):
     right = stage == 0 or near(loss, float(loss_of(alone, own)), 1e-4)
     ask(right, f"the loss of rank {lesson.rank} is wrong", "pp_scale")
     yield "losses and gradients of one process"
+    if replica == 0:
+        lesson.fact("schedule", events)
     what = f"stage {stage} has {live['peak']} micro-batches live, not {2 - stage}"
     ask(live["peak"] <= 2 - stage, what, "gpipe")
 
@@ -541,6 +550,7 @@ def budget(bench):
                 blamed += [part] if (small if total < peak else large) else []
             what = f"{name}: rank {rank} needed ≈{peak / 1024:,.0f} KiB, the budget allows "
             ask(1 <= ratios[-1] < 2, f"{what}{total / 1024:,.0f} KiB", blamed[-1])
+    bench.scores["peak bytes"] = sum(sum(said.values()) for case in told for said in case)
     low, high = min(ratios), max(ratios)
     yield f"the budgets are ≈{low:.2f} to ≈{high:.2f} times what was needed"
 

@@ -32,6 +32,7 @@ def right(theirs, ours, lesson):
     truth, before = ours.slow_step(x, codes), (x.clone(), codes.clone())
     with Watch() as watch:
         nearest, new, error = theirs.fast_step(x, codes)
+    lesson.fact("scores", {"launches": len(watch.launched)})
     kept = torch.equal(x, before[0]) and torch.equal(codes, before[1])
     check("x and codes are as before", kept, True, "changed")
     others = int((nearest != truth[0]).sum())

@@ -341,7 +341,8 @@ def _(group):
 )  # fmt: skip
 def broadcast(theirs, ours, lesson):
     model, mine = Model(lesson.rank), Model(lesson.rank).state_dict()
-    theirs.broadcast_state(model)
+    with lesson.phase("broadcast"):
+        theirs.broadcast_state(model)
     lesson.meet()
     state, first = model.state_dict(), Model(seed=0).state_dict()
     wrong = {name for name in first if not torch.equal(state[name], first[name])}

@@ -298,8 +298,9 @@ def zero1(theirs, ours, lesson):
     engine.adam.register_step_pre_hook(lambda *_: seen.append(deepcopy(engine.shard.grad)))
     x, own = rows(lesson, 0)
     whole, local = (flat_parts(gradients(small(ours), part), n) for part in (x, own))
-    loss_of(model, own).backward()
-    engine.step()
+    with lesson.phase("a step"):
+        loss_of(model, own).backward()
+        engine.step()
     expect_part(lesson, "the shard's gradient", seen[0] if seen else None, whole, local)
     yield "Adam gets the mean gradient of the shard"
     found, true = (flat_parts(m.parameters(), n) for m in (model, train_alone(ours, 1)))
@@ -342,7 +343,8 @@ def zero2(theirs, ours, lesson):
         what = f"{where}: what is left of whole gradients"
         expect(lesson, what, freed or "left", "not_freed")
         yield f"{where}: shards of the gradients, and nothing whole"
-        engine.step()
+        with lesson.phase("update"):
+            engine.step()
         found, old, true = (list(each.parameters()) for each in (model, before, trained))
         partly = not same(found, old, *TIGHT) and "old"  # outside of the shards
         right = same(found, true, *TIGHT) or partly
@@ -399,8 +401,9 @@ def zero3(theirs, ours, lesson):
     model = small(ours)
     engine = theirs.ZeRO3(model)
     for step in range(2):
-        loss_of(model, rows(lesson, step)[1]).backward()
-        engine.step()
+        with lesson.phase("a step"):
+            loss_of(model, rows(lesson, step)[1]).backward()
+            engine.step()
     true = train_alone(ours, 2)
     parts = [parts[rank] for parts in by_unit(true, true.parameters(), n)]
     good = same([unit.shard for unit in engine.units], parts, *TIGHT)
@@ -565,6 +568,7 @@ def meta(theirs, ours, lesson):
     layer = 4 * 4 * ours.HIDDEN * (ours.HIDDEN + 1)
     bound = 4 * sum(p.numel() for p in true.parameters()) // n + 2 * layer
     what = f"rank {rank} had {memory.peak:,} bytes in use, {bound:,} are enough"
+    lesson.fact("scores", {"peak bytes": memory.peak})
     lesson.meet()
     ask(n == 1 or memory.peak <= bound, what, "built_whole")
     yield "nothing was whole at any time"

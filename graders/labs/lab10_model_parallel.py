@@ -363,7 +363,8 @@ def linear(module, lab, lesson):
         if name == "Column":
             yield "ColumnLinear has the outputs and gradients of the whole"
     x = random(2, lab.SEQUENCE, lab.HIDDEN)
-    expect("the output of the MLP", module.ParallelMLP(full, grid)(x), full(x))
+    with lesson.phase("forward"):
+        expect("the output of the MLP", module.ParallelMLP(full, grid)(x), full(x))
 
 
 # --- step 4 -------------------------------------------------------------------------------
@@ -407,9 +408,10 @@ def attention(module, lab, lesson):
 
     block = module.ParallelBlock(full, grid)
     our_x, whole_x = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y, true = block(our_x), full(whole_x)
-    expect("the output of the block", y, true)
-    y.square().sum().backward()
+    with lesson.phase("forward and backward"):
+        y, true = block(our_x), full(whole_x)
+        expect("the output of the block", y, true)
+        y.square().sum().backward()
     true.square().sum().backward()
     expect("the gradient of the input", our_x.grad, whole_x.grad, "shard_gradient")
     expected = lab.expected_gradients(full, lambda whole: lab.ParallelBlock(whole, grid))
@@ -475,7 +477,8 @@ def loss(module, lab, lesson):
     whole, mine = z.clone().requires_grad_(), lab.cut(z, -1, grid)
     true = lab.mean_loss(whole, targets)
     true.backward()
-    loss = module.vocabulary_parallel_loss(mine, targets, grid)
+    with lesson.phase("loss"):
+        loss = module.vocabulary_parallel_loss(mine, targets, grid)
     known = mistaken_losses(z, targets, grid.shard, grid.tp)
     expect("the loss", loss, true, known=known)
     yield "the loss is that of the whole vocabulary"
@@ -559,6 +562,8 @@ def run_pipeline(
                 raise IndexError(f"{what}({k}) with {m} micro-batches")
             run.events.append(f"{letter}{k}")
             lesson.fact(f"m={m}", vars(run))
+            if m == 8:
+                lesson.fact("schedule", run.events)
             real(k)
 
         return call
@@ -720,7 +725,8 @@ def composition(module, lab, lesson):
     for i, parameter in enumerate(parameters):
         own = value(i, parameter, grid.replica, grid.shard)
         parameter.grad = torch.full_like(parameter, own)
-    module.average_gradients(stage, grid)
+    with lesson.phase("average"):
+        module.average_gradients(stage, grid)
     check_average(lesson, grid, parameters)
     yield "gradients are averaged over the replicas"
 
@@ -731,7 +737,8 @@ def composition(module, lab, lesson):
     for limit in (1.0, 1e6):
         for parameter, own in zip(parameters, owns, strict=True):
             parameter.grad = torch.full_like(parameter, own)
-        norm = module.clip_gradients(stage, grid, limit)
+        with lesson.phase("clip"):
+            norm = module.clip_gradients(stage, grid, limit)
         what = f"clip_gradients returns nothing on rank {lesson.rank}"
         ask(norm is not None, what, "norm_local")
         norm = float(norm)

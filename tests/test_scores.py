@@ -1,0 +1,220 @@
+"""Scores: each report in `assessment/scores/` is graded again, and what counts them counts right."""
+
+import json
+import re
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from grading import LABS, ROOT, check, run
+
+from book.site import scores as table
+from graders import scores
+
+INPUTS = ["assessment", "book/site", "graders", "labs", "tests/grading.py"]
+
+REPORTS = sorted((ROOT / "assessment/scores").glob("*.toml"))
+ASSIGNMENT = (ROOT / "assessment/assignment3_graphs.py").read_text()
+FIRST_FIT = "for number, birth in born.items():"
+LARGEST_FIRST = "for number, birth in sorted(born.items(), key=lambda each: -sizes[each[0]]):"
+OTHERS = "if dies[other] >= birth"
+
+
+Scores = dict[tuple[str, str, str], float]  # ("lab02_ddp", "step3", "messages"): 13
+
+
+def printed(output: str) -> Scores:
+    """What check.py has counted."""
+    found: Scores = {}
+    graded = re.split(r"^(?:\S*/)?(\w+)\.py, graded .*\n", output, flags=re.M)
+    for name, said in zip(graded[1::2], graded[2::2], strict=True):
+        for number, line in re.findall(r"^score   step (\d+)  (.*)$", said, re.M):
+            for kind, _, value in (each.rpartition(" ") for each in line.split(", ")):
+                found[name, f"step{number}", kind] = float(value.replace(",", ""))
+    return found
+
+
+def finished() -> Scores:
+    """Those in the transcripts, which the tests of the finished programs hold to runs."""
+    found: Scores = {}
+    for path in [*ROOT.glob("labs/*.cpu.txt"), *ROOT.glob("assessment/*.cpu.txt")]:
+        graded = re.split(r"^(?=\$ )", path.read_text(), flags=re.M)
+        said = (each for each in graded if re.match(r"\$ python labs/check.py (?!my_)", each))
+        for each in said:
+            found |= printed(each)
+    return found
+
+
+def wrong_in(path: Path, folder: Path) -> str:
+    """Grade a report again, in a folder; what is not as it says, or nothing."""
+    report = tomllib.loads(path.read_text())
+    theirs = {name: lab for name, lab in report.items() if "program" in lab}
+    for name, lab in theirs.items():
+        (folder / f"{name}.py").write_text(lab["program"])
+    found = finished()
+    if theirs:
+        done = check(*(f"{name}.py" for name in theirs), cwd=folder)
+        if done.returncode:
+            return done.stdout + done.stderr
+        found |= printed(done.stdout)
+    found = {of: value for of, value in found.items() if of[0] in report}
+    claimed = {
+        (name, step, kind): value
+        for name, lab in report.items()
+        for step in lab.keys() - {"file", "program"}
+        for kind, value in lab[step].items()
+    }
+    wrong = [of for of in claimed | found if claimed.get(of) != found.get(of)]
+    return "".join(
+        f"{' '.join(of)}: {path.name} says {claimed.get(of)}, and {found.get(of)} is counted\n"
+        for of in wrong
+    )
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+def test_report_is_what_is_counted(path: Path, tmp_path: Path) -> None:
+    wrong = wrong_in(path, tmp_path)
+    assert not wrong, wrong
+
+
+def test_reference_has_all_scores_of_the_finished_programs() -> None:
+    report = tomllib.loads((ROOT / "assessment/scores/reference.toml").read_text())
+    assert set(report) == {name for name, _, _ in finished()}
+
+
+def test_better_report_is_taken_and_a_forged_one_is_not(tmp_path: Path) -> None:
+    better = ASSIGNMENT.replace(FIRST_FIT, LARGEST_FIRST)
+    better = better.replace(OTHERS, f"{OTHERS} and born[other] <= dies[number]")
+    (tmp_path / "assignment3_graphs-better.py").write_text(better)
+    path = tmp_path / "better.toml"
+    done = check("assignment3_graphs-better.py", "--report", path.name, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    reference = tomllib.loads((ROOT / "assessment/scores/reference.toml").read_text())
+    peaks = [
+        each["assignment3_graphs"]["step2"]["peak bytes"]
+        for each in (tomllib.loads(path.read_text()), reference)
+    ]
+    assert peaks[0] < peaks[1]
+    forged = tmp_path / "forged.toml"
+    forged.write_text(path.read_text().replace(f"{peaks[0]}", f"{peaks[0] - 512}"))
+    folder = tmp_path / "again"
+    folder.mkdir()
+    assert wrong_in(path, folder) == ""
+    assert wrong_in(forged, folder) == (
+        f"assignment3_graphs step2 peak bytes: forged.toml says {peaks[0] - 512}, "
+        f"and {peaks[0]}.0 is counted\n"
+    )
+
+
+def test_check_writes_no_report_of_what_does_not_pass(tmp_path: Path) -> None:
+    wrong = ASSIGNMENT.replace("dies[number] = len(nodes) if number in keep else i", "pass")
+    (tmp_path / "assignment3_graphs.py").write_text(wrong)
+    asked = ["--report", "report.toml", "--draw", "drawing.svg"]
+    done = check("assignment3_graphs.py", *asked, cwd=tmp_path)
+    assert done.returncode == 1 and "4 of 5 steps pass" in done.stdout
+    assert done.stderr.splitlines() == [
+        "no schedule to draw: step 7 of lab 10 and step 6 of the capstone run one",
+        "no report: not all passes",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["assignment3_graphs.py"]
+
+
+def test_table_has_who_does_it_for_less(tmp_path: Path) -> None:
+    folder = tmp_path / table.FOLDER
+    folder.mkdir(parents=True)
+    for who, messages in (("reference", 12), ("ann", 3), ("ben", 12), ("eve", 3), ("zoe", 20)):
+        steps = {1: {"messages": messages, "bytes sent": 4000}}
+        text = scores.report({"lab": ("program", "\n", steps)})
+        (folder / f"{who}.toml").write_text(text)
+    *_, first, second = table.show(["lab"], tmp_path).split("\n")[:4]
+    assert first == "| 1 | messages | 12 | 3 by ann, eve |"
+    assert second == "| 1 | bytes sent | 4,000 | — |"
+    with pytest.raises(table.Fault, match="has no other"):
+        table.show(["other"], tmp_path)
+
+
+NO_MORE = "mine exists already, and I will not overwrite it: name another file"
+ONE_OF_ALL = "a report is of all steps of a lab, and of one file of it"
+REFUSED = {
+    "--report mine": NO_MORE,
+    "--draw mine": NO_MORE,
+    "--report no/new.toml": "there is no folder no that I may write to",
+    "--report new --step 2": ONE_OF_ALL,
+    "lab02_ddp-b.py --report new": ONE_OF_ALL,
+}
+ASK_ALL = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import check
+for words in json.loads(sys.argv[2]):
+    sys.argv = ["check.py", "lab02_ddp.py", *words.split()]
+    try:
+        check.main()
+    except SystemExit as end:
+        print(end.code)
+"""
+
+
+def test_check_refuses_a_file_before_it_grades(tmp_path: Path) -> None:
+    for name in ("lab02_ddp.py", "lab02_ddp-b.py", "mine"):
+        (tmp_path / name).write_text("kept")
+    done = run("python", "-c", ASK_ALL, LABS, json.dumps(list(REFUSED)), cwd=tmp_path)
+    assert (done.stdout.splitlines(), done.stderr) == (list(REFUSED.values()), "")
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"kept"}
+
+
+# --- what counts --------------------------------------------------------------------------
+
+
+def test_a_ring_sends_the_same_for_a_sum_in_one_piece_or_in_two() -> None:
+    for n in (1, 2, 3, 8):
+        whole, part = 4 * n, 4
+        apart = scores.sent("reduce_scatter_tensor", part, n)
+        apart += scores.sent("all_gather_into_tensor", whole, n)
+        assert scores.sent("all_reduce", whole, n) == pytest.approx(apart)
+        listed = scores.sent("reduce_scatter", part, n) + scores.sent("all_gather", part, n)
+        assert listed == pytest.approx(apart)
+        assert scores.sent("all_to_all", part, n) == scores.sent("all_to_all_single", whole, n)
+    assert scores.sent("isend", 7, 2) == scores.sent("broadcast", 7, 4) == 7
+    assert scores.sent("irecv", 7, 2) == scores.sent("recv", 7, 2) == 0
+
+
+def test_scores_are_those_of_the_rank_with_the_most() -> None:
+    def call(name: str, sent: float, phase: str = "it") -> SimpleNamespace:
+        return SimpleNamespace(name=name, sent=sent, phase=phase)
+
+    few = [call("isend", 90), call("irecv", 0), call("recv", 0)]
+    many = [call("isend", 10.5), call("broadcast", 10), call("broadcast", 500, phase="")]
+    facts = {"scores": [{"launches": 5}, {"launches": 3}], "schedule": [None, None]}
+    ranks = [SimpleNamespace(calls=calls) for calls in (few, many)]
+    group = SimpleNamespace(ranks=ranks, facts=facts.get)
+    assert scores.of(group) == {"messages": 2, "bytes sent": 90, "launches": 5}
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (4, 8), (4, 2), (3, 7)])
+def test_bubble_is_that_of_the_formula(p: int, m: int) -> None:
+    share = round(100 * (p - 1) / (m + p - 1), 1)
+    gpipe = [[f"{letter}{k}" for letter in "FB" for k in range(m)]] * p
+    for schedule in (gpipe, scores.one_f_one_b(p, m)):
+        assert len(scores.bars(schedule)) == 2 * p * m
+        assert scores.bubble(schedule) == share
+
+
+def test_drawing_has_both_schedules_and_what_never_begins() -> None:
+    drawn = scores.draw([["F0", "B0", "F1", "B1"], ["B0", "F0", "F1", "B1"]])
+    words = [each.text for each in ElementTree.fromstring(drawn).iter() if each.text]
+    assert "yours: 7 events never begin" in words
+    assert "1F1B: bubble 33.3%" in words
+
+
+def test_report_gives_a_program_back() -> None:
+    for program in (
+        'x = "\\n"\n',
+        '"""A "quoted" word"""\n',
+        "'''a'''\n\tb = '\\\\'\n",
+        'end"\n"',
+    ):
+        text = scores.report({"lab": ("program", program, {1: {"launches": 2}})})
+        assert tomllib.loads(text)["lab"] == {"step1": {"launches": 2}, "program": program}
