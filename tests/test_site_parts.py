@@ -88,8 +88,9 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     assert "uno\ndos\n" in part and "one" not in part and "===" not in part
     book.write("snippets/t/p.py", 'print("""\n```\n""")\n')
     assert shown("p.py", "python").count("\n````") == 2
-    figure = ["![a](../../snippets/t/p.svg)"]
-    assert embedded.render(figure, book.root) == ["![a](/programs/t/p.svg)"]
+    figures = ["![a](../../snippets/t/p.svg)", "[l](../labs/l.py) ![b](../../labs/l.svg)"]
+    copies = ["![a](/programs/t/p.svg)", "[l](../labs/l.py) ![b](/programs/labs/l.svg)"]
+    assert embedded.render(figures, book.root) == copies
 
 
 def test_facts_count_each_program_once_and_failures_by_their_programs(book: Book) -> None:

@@ -105,7 +105,7 @@ def render(lines: list[str], root: Path) -> list[str]:
 
 
 def _with_figures(line: str) -> str:
-    return re.sub(r"\]\((\.\./)+snippets/", "](/programs/", line)
+    return re.sub(r"\]\((\.\./)+(?:snippets/|(?=labs/\w+\.svg))", "](/programs/", line)
 
 
 def _fence(fence: Fence, root: Path) -> list[str]:

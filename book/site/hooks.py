@@ -38,6 +38,7 @@ from book.site import (
     quiz,
     references,
     releases,
+    scores,
     search,
     theme,
     tracks,
@@ -51,6 +52,7 @@ SHOWS = {  # what a comment line `<!-- track: … -->` asks for
     "releases": releases.show,
     "track": tracks.show,
     "quiz": quiz.show,
+    "scores": scores.show,
     "glossary": glossary.show,
 }
 
