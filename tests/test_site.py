@@ -889,7 +889,7 @@ def test_the_edit_link_of_a_program_leads_to_the_program(small) -> None:
     config = small.folder / "mkdocs.yml"
     config.write_text(
         config.read_text() + "repo_url: https://a.example/b\nedit_uri: edit/main/docs/\n"
-        "theme: {name: material, features: [content.action.edit]}\nplugins: []\n"
+        f"theme: {{name: material, custom_dir: {ROOT}/overrides}}\nplugins: []\n"
     )
     path = small.folder / "snippets/t/p.py"
     path.parent.mkdir(parents=True)

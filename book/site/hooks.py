@@ -119,7 +119,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     root, name = config.extra["keeper"].root, page.file.src_uri
     vars(page)["render"] = functools.partial(_render, page)
     if isinstance(page.file, labs.Lab):
-        _edit(page, name, config)
         opens = notebooks.links(Program(root, root / name), config.repo_url)
         return facts.with_facts(labs.page_text(page, root, opens), root, name)
     return facts.with_counts(markdown, root) if name == "index.md" else markdown
@@ -130,8 +129,6 @@ def _render(page: Page, config: MkDocsConfig, files: Files) -> None:
     lines = data.fill(page.markdown.split("\n"), SHOWS, keeper.root)
     text = "\n".join([str(page.meta), page.markdown, *lines])
     keeper.render(page, text, functools.partial(_make, page, config, files), files)
-    if "program" in page.meta:
-        _edit(page, page.meta["program"], config)
 
 
 def _make(page: Page, config: MkDocsConfig, files: Files) -> None:
@@ -152,12 +149,6 @@ def _make(page: Page, config: MkDocsConfig, files: Files) -> None:
 
 def _with_all_it_shows(lines: list[str], root: Path) -> list[str]:
     return embedded.render(data.fill(lines, SHOWS, root), root)  # what is filled in may embed
-
-
-def _edit(page: Page, name: str, config: MkDocsConfig) -> None:
-    """Let the edit and source links of a page lead to a file of the book."""
-    if config.repo_url:
-        page.edit_url = f"{config.repo_url.rstrip('/')}/edit/main/{name}"
 
 
 class BookMarkdown(Extension):

@@ -74,6 +74,7 @@ def page_text(page: Page, root: Path, opens: dict[str, str]) -> str:
         words = re.sub(r"[`*$\\]|\s+", " ", paragraph[0]).strip()
         page.meta["description"] = re.match(r".{0,300}(?:[.:](?= |$)|$)|.{300}", words)[0]
     program = Program(root, root / page.file.src_uri)
+    page.meta["made_of"] = program.name
     return template.render(
         "lab",
         title=title,

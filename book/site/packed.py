@@ -19,7 +19,7 @@ TYPES = {".js": "text/javascript", ".json": "application/json"}
 BESIDE = re.compile(r'new URL\("([^"]+)", import\.meta\.url\)|"\./([^"]+)"')  # in a module
 # in a page: what leads to a folder, now or because a section moved there; what it loads
 FOLDER = re.compile(r' href="(?=[^"#?])(?:[^":#?]*/)?(?:\.\.?)?(?=["#?])')
-MOVED = re.compile(r'\n"\S+/(?=": \[)')
+MOVED = re.compile(r'\n"\S+/(?=": ")')
 PRELOAD = re.compile(r'<link rel="modulepreload"[^>]*>\n')
 MODULE = re.compile(r'(<script type="module" src=")[./]*([^"]+)')
 

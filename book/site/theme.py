@@ -7,7 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 from urllib.parse import urljoin
 
-from jinja2 import Environment, FileSystemLoader, pass_context
+from jinja2 import ChoiceLoader, DictLoader, Environment, pass_context
 from jinja2.runtime import Context
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
@@ -63,9 +63,9 @@ def fit(files: Files) -> None:
 
 def share_navigation(env: Environment) -> None:
     """Draw the navigation once for all pages of one depth that have no entry in it."""
-    _, *of_theme = env.loader.searchpath  # behind overrides/, whose nav.html asks for this
-    source = FileSystemLoader(of_theme).get_source(env, "partials/nav.html")[0]
-    template = env.from_string(source)
+    template = env.get_template("partials/nav.html")
+    shared = DictLoader({"partials/nav.html": "{{ navigation() }}"})
+    env.loader = ChoiceLoader([shared, env.loader])
     drawn: dict[str, str] = {}
 
     @pass_context
