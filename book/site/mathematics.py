@@ -170,8 +170,6 @@ class Drawer(Treeprocessor):
                 tex = html.unescape(element.text or "")
                 display = tex.startswith("\\[")
                 element.set("class", "formula")
-                if display:  # a search result would show it as a heap of letters
-                    element.set("data-search-exclude", "")
                 element.text = self.md.htmlStash.store(draw(tex[2:-2].strip(), display))
 
 

@@ -24,9 +24,8 @@ Section = tuple[str, str, str, float]  # address, title as HTML, text, weight
 # what points at what the chapters explain, and so is not what a reader looks for first
 POINTERS = re.compile(r"tracks/|assessment/quiz|what_ran_where|11_references|glossary|labs/")
 
-NO_TEXT = re.compile(
-    r"<(svg|script|style)\b.*?</\1>|<(\w+)\b[^>]* data-search-exclude.*?</\2>"
-    r'|<a class="headerlink".*?</a>',
+NO_TEXT = re.compile(  # a formula of its own line would be shown as a heap of letters
+    r'<(svg|script|style)\b.*?</\1>|<div class="formula".*?</div>|<a class="headerlink".*?</a>',
     re.DOTALL,
 )
 HEADING = re.compile(r'<h[1-6] id="([^"]+)"[^>]*>(.*?)</h[1-6]>', re.DOTALL)
