@@ -27,14 +27,16 @@ ifeq ($(origin PYTHON),command line)
 RUN := $(PYTHON)
 READ :=
 BOOK :=
+ZENSICAL :=
 TEST :=
 else
 RUN := $(VENV)/bin/python
 READ := $(VENV)/.read
 BOOK := $(VENV)/.book
+ZENSICAL := $(VENV)/.zensical
 TEST := $(VENV)/.test
 ifneq ($(shell $(VENV)/bin/python -c '' 2>/dev/null && echo starts),starts)
-.PHONY: $(READ) $(BOOK) $(TEST)
+.PHONY: $(READ) $(BOOK) $(ZENSICAL) $(TEST)
 endif
 endif
 
@@ -47,7 +49,7 @@ define room
 most often because the disk is full: make room, or name another folder, TMPDIR=FOLDER make $@")'
 endef
 
-.PHONY: help serve test versions mutants record site book gpu clean
+.PHONY: help serve test versions mutants record site book zensical gpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +93,9 @@ site: $(READ) ## build the book into site/, strictly
 book: site $(BOOK) ## bind the book and each track as PDF and EPUB, and zip the site, in site/book/
 	@$(RUN) -m book.site.bound site
 
+zensical: site $(ZENSICAL) ## build the book with Zensical, too, and compare the two
+	@$(RUN) -m book.site.zensical site
+
 gpu: $(TEST) ## record what has something to show on this machine's GPUs (*.cuda.txt)
 	$(room)
 	@$(RUN) -m book.run.gpu $(if $(BUDGET),--budget $(BUDGET)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(WHAT)
@@ -120,6 +125,10 @@ $(VENV)/.read: requirements/read.txt
 
 $(VENV)/.book: requirements/book.txt requirements/read.txt
 	$(call install,binding needs (once))
+	@touch $@ $(VENV)/.read
+
+$(VENV)/.zensical: requirements/zensical.txt requirements/read.txt
+	$(call install,building with Zensical needs (once))
 	@touch $@ $(VENV)/.read
 
 $(VENV)/.test: requirements/test.txt requirements/book.txt requirements/read.txt

@@ -249,6 +249,8 @@ def book(tmp_path: Path) -> Book:
 @pytest.fixture(scope="session")
 def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site as it is published, built once for all tests that read it."""
+    if "SITE" in os.environ:  # another one, which is there
+        return Path(os.environ["SITE"]).resolve()
     for needed in ("mkdocs", "material", "ziamath"):
         pytest.importorskip(needed)
     around = tmp_path_factory.getbasetemp()

@@ -133,6 +133,13 @@ def _render(page: Page, config: MkDocsConfig, files: Files) -> None:
 
 def _make(page: Page, config: MkDocsConfig, files: Files) -> None:
     """Render a page of which nothing is kept."""
+    complete(page, config)
+    type(page).render(page, config, files)
+    page.plain = plain.text(config.extra["markdown"].lines, page, config, files)
+
+
+def complete(page: Page, config: MkDocsConfig) -> None:
+    """Give a page the whole text that it is made of."""
     root, name = config.extra["keeper"].root, page.file.src_uri
     if text := getattr(page.file, "text", None):
         page.markdown, page.meta = get_data(text())
@@ -143,11 +150,9 @@ def _make(page: Page, config: MkDocsConfig, files: Files) -> None:
             raise BuildError(str(error)) from None
         if name != "index.md":
             page.markdown = facts.with_facts(page.markdown, root, name)
-    type(page).render(page, config, files)
-    page.plain = plain.text(config.extra["markdown"].lines, page, config, files)
 
 
-def _with_all_it_shows(lines: list[str], root: Path) -> list[str]:
+def with_all_it_shows(lines: list[str], root: Path) -> list[str]:
     return embedded.render(data.fill(lines, SHOWS, root), root)  # what is filled in may embed
 
 
@@ -179,7 +184,7 @@ class _Lines(Preprocessor):
         self.of, self.tooltips = of, tooltips
 
     def run(self, lines: list[str]) -> list[str]:
-        self.of.lines = _with_all_it_shows(lines, self.of.root)
+        self.of.lines = with_all_it_shows(lines, self.of.root)
         return self.tooltips.without_own_senses(self.of.lines)
 
 

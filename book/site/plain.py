@@ -11,7 +11,7 @@ import functools
 import itertools
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -80,13 +80,21 @@ def text(lines: list[str], page: Page, config: MkDocsConfig, files: Files) -> st
 
 
 def _plain(line: str, link) -> str:
-    """A line of prose, in which code stays as it is."""
+    """A line of prose as it is published."""
+
+    def change(text: str) -> str:
+        for rule, becomes in RULES:
+            text = rule.sub(becomes, text)
+        return LINK.sub(link, text)
+
+    return prose(line, change).rstrip()
+
+
+def prose(line: str, change: Callable[[str], str]) -> str:
+    """A line of prose, changed, but for the code in it."""
     spans = []
     line = CODE.sub(lambda span: spans.append(span[0]) or f"\0{len(spans) - 1}\0", line)
-    for rule, becomes in RULES:
-        line = rule.sub(becomes, line)
-    line = re.sub("\0(\\d+)\0", lambda span: spans[int(span[1])], LINK.sub(link, line))
-    return line.rstrip()
+    return re.sub("\0(\\d+)\0", lambda span: spans[int(span[1])], change(line))
 
 
 def place(page: str) -> str:

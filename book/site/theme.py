@@ -3,13 +3,14 @@
 import functools
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from urllib.parse import urljoin
 
 from jinja2 import ChoiceLoader, DictLoader, Environment, pass_context
 from jinja2.runtime import Context
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 
@@ -17,9 +18,9 @@ def _one_span(spans: re.Match[str]) -> str:
     return f'<span class="{spans[1]}">{re.sub("</?span[^>]*>", "", spans[0])}</span>'
 
 
+# the worker that builds an index in each reader's browser
+WORKER = r"assets/javascripts/workers/search\.\w+\.min\.js", "assets/search.js"
 FIXES = [
-    # the worker that builds an index in each reader's browser
-    (r"assets/javascripts/workers/search\.\w+\.min\.js", "assets/search.js"),
     # an empty number where the theme means "none"
     (r' tabindex=""', ""),
     # a check box has nothing to complete
@@ -49,11 +50,11 @@ FIXES = [
 ]
 
 
-def fit(files: Files) -> None:
+def fit(files: Iterable[File]) -> None:
     """Let the theme's style sheet name the class that a table has where it names none, and its
     script take only an alternate in another language for a site beside this one."""
     for place, was, becomes in (
-        (r"stylesheets/main\..*css", "table:not([class])", "table.data"),
+        (r"stylesheets/.*main\..*css", "table:not([class])", "table.data"),
         (r"javascripts/bundle\..*js", "link[rel=alternate]", "link[rel=alternate][hreflang]"),
     ):
         for file in files:
@@ -80,9 +81,9 @@ def share_navigation(env: Environment) -> None:
     env.globals["navigation"] = navigation
 
 
-def fixed(html: str) -> str:
+def fixed(html: str, fixes: Iterable = (WORKER, *FIXES)) -> str:
     """A page as it is published."""
-    for wrong, right in FIXES:
+    for wrong, right in fixes:
         html = re.sub(wrong, right, html)
     # the templates leave hundreds of blank lines, and deep indents
     parts = re.split(r"(<pre\b.*?</pre>)", html, flags=re.DOTALL)
