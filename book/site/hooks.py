@@ -76,7 +76,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    labs.add(files, config)
     for file in programs.files(config, _root(config)):
         files.append(file)
     if (_root(config) / changes.FILE).exists():
@@ -89,6 +88,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
     def render(page: Page) -> None:
+        config.plugins.on_pre_page(page, config=config, files=files)
         page.read_source(config)
         around = {"page": page, "config": config, "files": files}
         page.markdown = config.plugins.on_page_markdown(page.markdown, **around)
@@ -115,10 +115,16 @@ def on_env(env: Environment, config: MkDocsConfig, files: Files) -> Environment:
 # ---- for each page: as text, as Markdown, as HTML, in its template
 
 
+def on_pre_page(page: Page, config: MkDocsConfig, files: Files) -> Page:
+    if labs.is_lab(page.file):
+        vars(page).pop("render", None)  # mkdocs-jupyter's: a lab is rendered as any page is
+    return page
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     root, name = config.extra["keeper"].root, page.file.src_uri
     vars(page)["render"] = functools.partial(_render, page)
-    if isinstance(page.file, labs.Lab):
+    if labs.is_lab(page.file):
         opens = notebooks.links(Program(root, root / name), config.repo_url)
         return facts.with_facts(labs.page_text(page, root, opens), root, name)
     return facts.with_counts(markdown, root) if name == "index.md" else markdown
@@ -143,7 +149,7 @@ def complete(page: Page, config: MkDocsConfig) -> None:
     root, name = config.extra["keeper"].root, page.file.src_uri
     if text := getattr(page.file, "text", None):
         page.markdown, page.meta = get_data(text())
-    elif not page.file.generated_by and not isinstance(page.file, labs.Lab):
+    elif not page.file.generated_by and not labs.is_lab(page.file):
         try:
             hold_embeds(Path(page.file.abs_src_path), root)
         except BookError as error:

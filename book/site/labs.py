@@ -1,5 +1,10 @@
-"""Labs as pages: the cells of a script go through the book's own Markdown, as a chapter does,
-and the script lies beside its page.
+"""Labs as pages, beside mkdocs-jupyter.
+
+mkdocs-jupyter finds the lab scripts, makes pages of them with addresses of their own, and puts
+each script beside its page. Its HTML, though, brings along 600 kB of notebook styles and asks
+another host for a script; no option leaves these out. So its rendering is taken off the page
+again, and the cells go through the book's own Markdown: the same code blocks, formulas, table
+of contents and dark scheme as in a chapter.
 """
 
 from __future__ import annotations
@@ -9,8 +14,7 @@ import re
 from pathlib import Path
 
 import jupytext
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.files import File
 from mkdocs.structure.pages import Page
 from nbformat import NotebookNode
 
@@ -22,22 +26,8 @@ LAB = re.compile(r"labs/lab\d\d_\w+\.py")
 MARK = re.compile(r"^\s*# (>>>|<<<|hint:).*\n?", re.MULTILINE)
 
 
-class Lab(File):
-    """A script that is a page."""
-
-    def is_documentation_page(self) -> bool:
-        return True
-
-
-def add(files: Files, config: MkDocsConfig) -> None:
-    """Put a page, and the script beside it, in the place of each lab's script."""
-    for file in [each for each in files if LAB.fullmatch(each.src_uri)]:
-        files.remove(file)
-        page = Lab(file.src_uri, file.src_dir, config.site_dir, config.use_directory_urls)
-        files.append(page)
-        beside = page.dest_uri.replace("index.html", Path(file.src_uri).name)
-        around = {"abs_src_path": file.abs_src_path, "inclusion": InclusionLevel.INCLUDED}
-        files.append(File.generated(config, beside, **around))
+def is_lab(file: File) -> bool:
+    return bool(LAB.fullmatch(file.src_uri))
 
 
 @functools.lru_cache(maxsize=64)

@@ -64,6 +64,9 @@ def write_out(config: MkDocsConfig) -> Files:
         page.plain = plain.text(lines, **around)
         said = yaml.safe_dump(dict(page.meta), allow_unicode=True)
         text = "\n".join(["---", f"{said}---", "", *related(lines, file.src_uri)])
+        if labs.is_lab(file):  # mkdocs-jupyter puts the script beside the page
+            written.write(file.content_bytes, str(path.with_suffix("") / path.name))
+            text = text.replace(f'href="{path.stem}.', f'href="{path.stem}/{path.stem}.')
         written.write(text.encode(), str(path.with_suffix(".md")))
     return files
 
@@ -92,6 +95,7 @@ def settings() -> str:
     own = (ROOT / "mkdocs.yml").read_text("utf-8")
     said = yaml.safe_load(labs.LAB.sub(lambda lab: lab[0].removesuffix("py") + "md", own))
     del said["hooks"], said["exclude_docs"]
+    said["plugins"] = [each for each in said["plugins"] if "mkdocs-jupyter" not in each]
     said["theme"] |= {"custom_dir": str(ROOT / "overrides"), "variant": "classic"}
     said["markdown_extensions"].append("book.site.hooks:BookMarkdown")
     return yaml.safe_dump(said, sort_keys=False)
