@@ -30,6 +30,7 @@ import functools
 import gc
 import importlib
 import importlib.util
+import inspect
 import json
 import math
 import multiprocessing
@@ -406,8 +407,10 @@ class Lesson:
                 setattr(dist, name, self._watched(name, getattr(dist, name)))
 
     def _watched(self, name: str, real: Callable) -> Callable:
+        takes = inspect.signature(real)
+
         def watched(*args: Any, **kwargs: Any) -> Any:
-            tensor = args[0] if args else kwargs.get("tensor")
+            tensor = next(iter(takes.bind_partial(*args, **kwargs).arguments.values()), None)
             detail = ""
             if name == "broadcast":
                 source = kwargs.get("src", args[1] if len(args) > 1 else None)

@@ -17,6 +17,8 @@ def sent(name: str, size: int, n: int) -> float:
     """Bytes that a rank sends if a ring of n does this: `size` has the call's first tensor."""
     if name in ("irecv", "recv"):
         return 0
+    if name in ("gather", "scatter"):
+        return (n - 1) * size
     if name == "all_reduce":
         return 2 * (n - 1) / n * size
     if name.startswith("reduce_scatter") or name in ("all_gather", "all_to_all"):
@@ -33,7 +35,8 @@ def of(group: Any) -> dict[str, float]:
         [call for call in rank.calls if call.phase and not call.name.endswith("recv")]
         for rank in group.ranks
     ]
-    if any(calls):
+    pickled = any("object" in call.name for rank in calls for call in rank)  # bytes not known
+    if any(calls) and not pickled:
         found["messages"] = max(map(len, calls))
         found["bytes sent"] = round(max(sum(call.sent for call in rank) for rank in calls))
     for name, value in (
@@ -105,7 +108,7 @@ def bubble(schedule: Sequence[Sequence[str]]) -> float:
 
 def draw(yours: Sequence[Sequence[str]]) -> str:
     """An SVG of this schedule, and under it that of 1F1B."""
-    m = len({event for events in yours for event in events if event[0] == "F"})
+    m = len({event for events in yours for event in events if event[0] == "F"}) or 1
     parts, top, right = [], 0, 0
     for name, schedule in (("yours", yours), ("1F1B", one_f_one_b(len(yours), m))):
         found = bars(schedule)

@@ -57,6 +57,7 @@ class Grading:
 
     def __init__(self, path: Path, lab, machine: runner.Runner, options: argparse.Namespace):
         self.path, self.lab, self.machine = path.resolve(), lab, machine
+        self.program = self.path.read_bytes()  # as it is graded, for the report
         self.output, self.more = options.output, options.more
         self.sizes = sorted({world for step in lab.steps for world in step.worlds})
         self.scores: dict[int, dict[str, float]] = {}  # of the steps that passed
@@ -180,7 +181,7 @@ def report(graded: list[Grading]) -> str:
         try:
             program = ("file", name)
             if each.path != ROOT / name:
-                program = ("program", each.path.read_text("utf-8"))
+                program = ("program", each.program.decode())
             labs[each.lab.path.stem] = (*program, each.scores)
             text = scores.report(labs)
             tomllib.loads(text)
@@ -220,8 +221,10 @@ def main() -> None:
     for path in filter(None, (options.report, options.draw)):
         if path.exists():
             sys.exit(f"{path} exists already, and I will not overwrite it: name another file")
-        if not os.access(path.parent, os.W_OK):
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
             sys.exit(f"there is no folder {path.parent} that I may write to")
+    if options.draw and (len(names) > 1 or options.draw == options.report):
+        sys.exit("--draw is of one file, and into a file of its own")
     if options.report and (options.step or len(set(names)) < len(names)):
         sys.exit("a report is of all steps of a lab, and of one file of it")
     try:

@@ -11,7 +11,7 @@ import pytest
 from grading import LABS, ROOT, check, run
 
 from book.site import scores as table
-from graders import scores
+from graders import runner, scores
 
 INPUTS = ["assessment", "book/site", "graders", "labs", "tests/grading.py"]
 
@@ -137,12 +137,16 @@ def test_table_has_who_does_it_for_less(tmp_path: Path) -> None:
 
 NO_MORE = "mine exists already, and I will not overwrite it: name another file"
 ONE_OF_ALL = "a report is of all steps of a lab, and of one file of it"
+ONE_DRAWING = "--draw is of one file, and into a file of its own"
 REFUSED = {
     "--report mine": NO_MORE,
     "--draw mine": NO_MORE,
     "--report no/new.toml": "there is no folder no that I may write to",
+    "--report mine/new.toml": "there is no folder mine that I may write to",
     "--report new --step 2": ONE_OF_ALL,
     "lab02_ddp-b.py --report new": ONE_OF_ALL,
+    "lab02_ddp-b.py --draw new": ONE_DRAWING,
+    "--report new --draw new": ONE_DRAWING,
 }
 ASK_ALL = """
 import json, sys
@@ -191,6 +195,18 @@ def test_scores_are_those_of_the_rank_with_the_most() -> None:
     ranks = [SimpleNamespace(calls=calls) for calls in (few, many)]
     group = SimpleNamespace(ranks=ranks, facts=facts.get)
     assert scores.of(group) == {"messages": 2, "bytes sent": 90, "launches": 5}
+    few.append(call("broadcast_object_list", 0))  # who knows how many bytes
+    assert scores.of(group) == {"launches": 5}
+
+
+def test_bytes_are_those_of_the_tensor_however_it_is_named() -> None:
+    sent = []
+    probe = SimpleNamespace(calls={None: SimpleNamespace()}, _send=lambda told: None)
+    probe.record = lambda name, tensor, *_: sent.append(tensor)
+    gather = runner.Lesson._watched(probe, "all_gather_single", lambda to, one, group: None)
+    gather("to", "one", None)
+    gather(one="one", to="to", group=None)
+    assert sent == ["to", "to"]
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (4, 8), (4, 2), (3, 7)])
@@ -207,6 +223,7 @@ def test_drawing_has_both_schedules_and_what_never_begins() -> None:
     words = [each.text for each in ElementTree.fromstring(drawn).iter() if each.text]
     assert "yours: 7 events never begin" in words
     assert "1F1B: bubble 33.3%" in words
+    assert "4 events never begin" in scores.draw([["B0", "F0"], ["B0", "F0"]])
 
 
 def test_report_gives_a_program_back() -> None:
