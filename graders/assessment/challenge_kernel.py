@@ -20,7 +20,7 @@ HINTS = {
     "far": "Lanes of a warp read or write numbers that lie far from each other, and each takes "
     "a sector of its own. Neighbouring threads take neighbouring numbers.",
     "twice": "x comes from memory twice: once for the largest number, once for the codes. Keep "
-    "a thread's share in registers in between.",
+    "a thread's share in registers in between. Or each thread stores the scale: let one do it.",
     "narrow": "The bytes are the least, the requests are not: a thread can load 16 bytes at "
     "once, as float4, and store four codes at once.",
     "banks": "Lanes of a warp meet in a bank of shared memory, or most of the work goes "
@@ -53,14 +53,15 @@ def launched(theirs, ours, rows: int, columns: int):
     return x, q, scales, counts
 
 
-@LAB.alone(1, "the same numbers", "every code is the nearest, of rows of any length", "fast")
+@LAB.alone(1, "the same numbers", "every code is the nearest, of short and long rows", "fast")
 def numbers(theirs, ours, lesson):
-    x, q, scales, _ = launched(theirs, ours, 3, 3072)
-    true = x.double().abs().amax(1) / 127
-    off = (scales - true).abs().max().item()
-    check("largest error of a scale", off, at_most(1e-6), "codes")
-    steps = ((x - q * true[:, None]).abs() / true[:, None].clamp(min=1e-9)).max().item()
-    check("scales between a number and its code", steps, at_most(0.501), "codes")
+    for columns in (1024, 3072, 4096):
+        x, q, scales, _ = launched(theirs, ours, 3, columns)
+        true = x.double().abs().amax(1) / 127
+        off = (scales - true).abs().max().item()
+        check(f"largest error of a scale, of {columns} numbers", off, at_most(1e-6), "codes")
+        steps = ((x - q * true[:, None]).abs() / true[:, None].clamp(min=1e-9)).max().item()
+        check("scales between a number and its code", steps, at_most(0.501), "codes")
 
 
 @LAB.alone(2, "what memory does", "gold: the least bytes, in few requests", "fast", needs=(1,))
