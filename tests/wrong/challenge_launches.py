@@ -10,6 +10,7 @@ wrong = Table("assessment/challenge_launches.py")
 wrong("gradients_elsewhere", step=1, hint="gradients",
       old="p.data, p.grad = own.copy_(p.data), grad",
       new="p.data, p.grad = own.copy_(p.data), None")
+wrong("gradients_squared", step=1, hint="gradients", old="self.g.square()", new="self.g.square_()")
 wrong("moments_uncorrected", step=1, hint="update",
       old="self.v / (1 - BETA2**self.t)", new="self.v / (1 - BETA2)")
 wrong("one_ratio", step=1, hint="ratio",
@@ -22,6 +23,13 @@ wrong("zeros_stay", step=1, hint="zeros",
 
 wrong("asks_the_step", step=2, hint="waits",
       old="self.m / (1 - BETA1**self.t)", new="self.m / (1 - BETA1 ** self.t.item())")
+wrong("lists_the_step", step=2, hint="waits",
+      old="self.m / (1 - BETA1**self.t)", new="self.m / (1 - BETA1 ** self.t.tolist())")
+wrong("selects_by_a_mask", step=2, hint="waits",
+      old="ratio = torch.where((weight > 0) & (length > 0), weight / length, 1.0)", new="""
+ratio, some = torch.ones_like(weight), (weight > 0) & (length > 0)
+ratio[some] = weight[some] / length[some]
+""")
 
 # step 3
 
