@@ -86,6 +86,10 @@ def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field:
             ["--gpus", "8", "--why", "tp=8,dp=1", "--tokens", "1T", "--price", "2"],
             "GPU-hour: $",
         ),
+        (
+            ["--model", "llama-3-8b", "--gpus", "64", "--tokens", "1T", "--price", "2"],
+            " days  $",
+        ),
         (["--gpus", "8", "--why", "tp=8,dp=1,recompute=mlp"], "b 1 ZeRO-1 recompute MLP"),
         (
             ["--model", "llama-3-8b", "--gpus", "2048", "--sequence", "8192", "--batch", "4M"],

@@ -291,16 +291,22 @@ def goodput(gpus: int, save: float, restart: float) -> tuple[float, float, float
 # --8<-- [end:goodput]
 
 
+def whole_run(step: Step, args: argparse.Namespace) -> tuple[float, float]:
+    """Days and GPU-hours of all tokens, with what failures and saves cost."""
+    seconds = args.tokens / (args.batch // args.sequence * args.sequence) * step.seconds
+    if args.save is not None:
+        seconds /= goodput(args.gpus, args.save, args.restart)[2]
+    return seconds / 86400, seconds / 3600 * args.gpus
+
+
 def cost(step: Step, args: argparse.Namespace, gpu: Gpu) -> None:
     """Days, GPU-hours, dollars and energy of the whole run."""
-    seconds = args.tokens / (args.batch // args.sequence * args.sequence) * step.seconds
     if args.save is not None:
         between, every, kept = goodput(args.gpus, args.save, args.restart)
         print(f"a failure every {between:,.0f} h; save every {every:.0f} min; ", end="")
         print(f"{kept:.1%} of the time is kept")
-        seconds /= kept
-    hours = seconds / 3600 * args.gpus
-    print(f"{args.tokens:.3g} tokens take {seconds / 86400:.1f} days, {hours:,.0f} GPU-hours")
+    days, hours = whole_run(step, args)
+    print(f"{args.tokens:.3g} tokens take {days:.1f} days, {hours:,.0f} GPU-hours")
     if args.price:
         print(f"at ${args.price:g} a GPU-hour: ${hours * args.price:,.0f}")
     print(f"at most {hours * gpu.watts / 1e6:,.1f} MWh, by the GPUs' rated power alone")
@@ -330,7 +336,12 @@ def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
             speed = tokens / each.step.seconds / args.gpus
             line = f"{rank:2} {called(each.layout):44} {each.step.seconds:7.2f} s {speed:7,.0f}"
             line += f" tokens/s/GPU  MFU {share:3.0%}  bubble {bubble:3.0%}"
-            print(line + f" {each.memory.needed / GIB:6.1f} GiB")
+            line += f" {each.memory.needed / GIB:6.1f} GiB"
+            if args.tokens:
+                days, hours = whole_run(each.step, args)
+                line += f" {days:6.1f} days"
+                line += f"  ${hours * args.price:,.0f}" if args.price else ""
+            print(line)
         print("the first:")
         explain(shape, fit[0], args, gpu)
     if rejected:
