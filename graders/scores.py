@@ -129,12 +129,12 @@ def draw(yours: Sequence[Sequence[str]]) -> str:
         top += GAP + len(schedule) * HIGH + GAP // 2
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-4 0 {right + 8} {top}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-4 0 {right + 8} {top + 10}" '
         f'width="{right + 8}" font-family="sans-serif" font-size="12">\n'
         "<style>text { fill: #808080 } .F { fill: #3d6fa3 } .B { fill: #9a6410 } "
         "rect { stroke: #ffffff } .on { fill: #ffffff; text-anchor: middle }</style>\n"
-        "<desc>Numbers are micro-batches; forward is blue, backward yellow.</desc>\n"
-        f"{body}\n</svg>\n"
+        f'{body}\n<text x="0" y="{top + 4}">blue: forward, brown: backward, '
+        "with the number of the micro-batch</text>\n</svg>\n"
     )
 
 

@@ -119,7 +119,7 @@ def main() -> None:
     command = re.search(
         rf"^(?:#| ) +((?:torchrun|python) .*{begin}/{original.name}.*)$", text, re.M
     )
-    begun = command[1].replace(f"{begin}/{original.name}", f"my_labs/{original.name}")
+    begun = command[1].replace(f"{begin}/", "my_labs/")
     print(f"run it:   {begun}")
     print(f"grade it: python {Path(sys.argv[0])} {copy}".replace("start.py", "check.py"))
 

@@ -76,6 +76,8 @@ def checked_starters(tmp_path_factory: pytest.TempPathFactory):
     for name in BLANKED:
         done = run("python", LABS / "start.py", name, cwd=folder)
         assert done.returncode == 0, done.stderr
+        begin = re.search(r"^run it: .*", done.stdout, re.M)[0]
+        assert "my_labs/" in begin and "assessment/" not in begin
     return folder, lambda name: of(*together(name))[name]
 
 

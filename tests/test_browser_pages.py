@@ -116,6 +116,11 @@ def test_code_and_page_have_their_buttons_and_the_keyboard(
     assert asked["page"].endswith("/03_model_parallelism/")
     assert asked["section"] == "#gpipe-from-scratch" and "torch 2." in asked["versions"]
     assert asked["transcript"].startswith("snippets/03_model_parallelism/")
+    page.goto(f"{address}labs/lab02_ddp/", wait_until="networkidle")
+    for link in page.locator(".report").all()[:2]:
+        asked = dict(parse_qsl(urlsplit(link.get_attribute("href")).query))
+        assert asked["transcript"] == "labs/lab02_ddp.py" and "torch 2." in asked["versions"]
+    page.go_back(wait_until="networkidle")
     page.route("**/index.md", lambda route: route.fulfill(status=404))
     button.press("Enter")
     said.get_by_text("Not copied.").wait_for()

@@ -519,6 +519,7 @@ def fence() -> str:
     # >>> solution 1: a fence
     return """```"""
     # <<< solution
+    // hint: C++ has hints, too
 '''
 
 

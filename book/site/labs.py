@@ -23,7 +23,7 @@ from book.site import template
 from book.site.embedded import transcript
 
 LAB = re.compile(r"labs/lab\d\d_\w+\.py")
-MARK = re.compile(r"^\s*# (>>>|<<<|hint:).*\n?", re.MULTILINE)
+MARK = re.compile(r"^\s*(?:#|//) (>>>|<<<|hint:).*\n?", re.MULTILINE)
 
 
 def is_lab(file: File) -> bool:

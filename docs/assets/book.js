@@ -72,12 +72,17 @@ const within = (heading, what) => {
   return [...found].join("\n").slice(0, 1500) // an address has its limit
 }
 if (report) idle(() => {
+  // a page made of a program is about that program, whatever the section
+  const made = document.querySelector(".md-content__button[href*='/edit/main/']")?.href.split("/edit/main/")[1]
+  const own = made?.startsWith("docs/") ? "" : made ?? ""
+  const ran = own && document.querySelector(".provenance")?.textContent || ""
+  if (own) report.search += `&${new URLSearchParams({ transcript: own, versions: ran })}`
   for (const heading of document.querySelectorAll(".md-content :is(h2, h3)[id]")) {
     const link = document.createElement("a")
     const asked = new URL(report.href)
     asked.searchParams.set("section", `#${heading.id}`)
-    asked.searchParams.set("transcript", within(heading, ".program-path").replaceAll("\n", ", "))
-    asked.searchParams.set("versions", within(heading, ".provenance"))
+    asked.searchParams.set("transcript", within(heading, ".program-path").replaceAll("\n", ", ") || own)
+    asked.searchParams.set("versions", within(heading, ".provenance") || ran)
     link.href = asked
     link.className = "headerlink report"
     link.setAttribute("aria-label", "Report an error in this section")
