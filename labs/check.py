@@ -237,10 +237,9 @@ def main() -> None:
         sys.exit(f"{machine.FULL}: make room, or name another folder for it, TMPDIR=FOLDER")
     right = all(graded.right for graded in results)
     scored = [graded for graded in results if graded.scores]
-    drawn = [graded.schedule for graded in results if graded.schedule]
     why = []
-    if options.draw and drawn:
-        write(options.draw, scores.draw(drawn[0]))
+    if options.draw and results[0].schedule:
+        write(options.draw, scores.draw(results[0].schedule))
     elif options.draw:
         why.append("no schedule to draw: step 7 of lab 10 and step 6 of the capstone run one")
     if options.report and right and scored:
