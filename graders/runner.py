@@ -410,15 +410,12 @@ class Lesson:
         takes = inspect.signature(real)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            tensor = next(iter(takes.bind_partial(*args, **kwargs).arguments.values()), None)
-            detail = ""
-            if name == "broadcast":
-                source = kwargs.get("src", args[1] if len(args) > 1 else None)
-                detail = f"from rank {source}"
-            operation = [*args[2:], kwargs.get("async_op")]
-            asynchronous = any(argument is True for argument in operation)
-            groups = [g for g in (*args, *kwargs.values()) if isinstance(g, dist.ProcessGroup)]
-            n = dist.get_world_size(*groups[:1]) if dist.is_initialized() else 1
+            named = takes.bind_partial(*args, **kwargs).arguments
+            tensor, group = next(iter(named.values()), None), named.get("group")
+            detail = f"from rank {named.get('src')}" if name == "broadcast" else ""
+            asynchronous = named.get("async_op") is True
+            groups = [group] if isinstance(group, dist.ProcessGroup) else []
+            n = dist.get_world_size(*groups) if dist.is_initialized() else 1
             number = self.record(name, tensor, asynchronous, detail, n)
 
             def tell(touched: bool = False) -> None:
