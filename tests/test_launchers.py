@@ -83,7 +83,27 @@ def test_by_ssh_ends_the_others_when_a_host_fails(folder: Path) -> None:
     (folder / "rsh.sh").write_text('[ "$1" = b ] && exit 3\nexec sleep 1000000\n')
     command = f'HOSTS="a b" RSH="bash rsh.sh" bash {LAUNCH}/ssh/by_ssh.sh'
     ended = run(folder, command)
-    assert ended.returncode != 0
+    assert ended.returncode == 3
+
+
+def test_deepspeed_ends_the_other_node_when_one_fails(folder: Path) -> None:
+    """Its command starts a second one and does not pass signals on; a node that lost its port
+    left the other waiting for half an hour."""
+    (folder / "deepspeed").write_text(
+        '#!/bin/bash\n[[ $* == *--node_rank=0* ]] && exit 3\n'
+        f'bash -c "sleep 1000000; : {folder}"\n'
+    )
+    (folder / "deepspeed").chmod(0o755)
+    ended = run(folder, f"PATH={folder}:$PATH bash {LAUNCH}/deepspeed/launch.sh")
+    assert ended.returncode == 3
+    until(lambda: left_behind(str(folder), in_command=True) == [])
+
+
+@pytest.mark.parametrize("name", ["ssh/by_ssh", "deepspeed/launch", "slurm/several_nodes"])
+def test_a_port_of_a_job_is_none_that_the_machine_hands_out(name: str) -> None:
+    said = (LAUNCH / f"{name}.sh").read_text()
+    first, count = map(int, re.search(r"\$\(\((\d+) \+ \S+ % (\d+)\)\)", said).groups())
+    assert first > 1024 and first + count <= 32768  # Linux's ip_local_port_range begins there
 
 
 def test_a_checkpoint_that_was_cut_off_is_no_checkpoint(tmp_path: Path, monkeypatch) -> None:

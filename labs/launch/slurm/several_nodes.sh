@@ -15,7 +15,7 @@ set -u
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # in a cluster its name leads to it; the nodes of a rehearsal are all this machine
 MASTER_ADDR=$(getent hosts "$first" >/dev/null && echo "$first" || echo 127.0.0.1)
-export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export OMP_NUM_THREADS=1
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # from 22.05 on srun does not inherit it
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100  # how long torchrun lets ranks save; 30 s if unsaid

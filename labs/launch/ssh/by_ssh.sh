@@ -4,7 +4,7 @@
 set -u
 hosts=(${HOSTS:?name the hosts: HOSTS="a b" bash ssh/by_ssh.sh})
 first=${MASTER_ADDR:-${hosts[0]}}    # an address that every host can reach: that of the first
-port=${MASTER_PORT:-$((20000 + $$ % 20000))} # another for each job
+port=${MASTER_PORT:-$((20000 + $$ % 10000))} # another for each job
 rsh=${RSH:-ssh -tt}                  # a terminal (-tt): when ssh ends, the far side is hung up on
 
 agents=()
@@ -17,9 +17,9 @@ for node in "${!hosts[@]}"; do
 done
 trap 'kill -TERM "${agents[@]}" 2>/dev/null' TERM INT HUP
 
-status=0
+status=''
 for _ in "${agents[@]}"; do  # one that fails, wherever it is in the list, ends the others
-    wait -n || { status=$?; kill -TERM "${agents[@]}" 2>/dev/null; }
+    wait -n || { : "${status:=$?}"; kill -TERM "${agents[@]}" 2>/dev/null; }
 done
 wait
-exit $status
+exit "${status:-0}"
