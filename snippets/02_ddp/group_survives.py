@@ -26,6 +26,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
+kept = []
+
+
 def train() -> DistributedDataParallel:
     ddp = DistributedDataParallel(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -45,6 +48,8 @@ def try_out(import_first: bool, free_model: bool) -> None:
     ddp = train()
     if free_model:
         del ddp
+    else:
+        kept.append(ddp)  # as a script's own variables: freed here, it could hang, as told above
 
     dist.destroy_process_group()
     print(f"imported first: {import_first}, model freed: {free_model}.", end=" ")
