@@ -272,11 +272,11 @@ def _is_inside(path: Path, root: Path) -> bool:
 def _section(embed: Embed, text: str, lines: list[str]) -> list[str]:
     """The lines between the markers of a section, or those of a function or class."""
     marks = {(m[1], m[2]): n for n, line in enumerate(lines) if (m := _MARKER.search(line))}
-    named = _named(text) if embed.file.endswith(".py") else {}
     if ("start", embed.part) in marks:
         if ("end", embed.part) not in marks:
             raise BookError(f"{embed.file} starts section {embed.part!r} and never ends it")
         return lines[marks["start", embed.part] + 1 : marks["end", embed.part]]
+    named = _named(text) if embed.file.endswith(".py") else {}
     if embed.part in named:
         first, last = named[embed.part]
         return lines[first - 1 : last]
@@ -291,9 +291,11 @@ def _section(embed: Embed, text: str, lines: list[str]) -> list[str]:
 def _named(source: str) -> dict[str, tuple[int, int]]:
     """First and last line of every function and class, outermost first."""
     named: dict[str, tuple[int, int]] = {}
-    level = [ast.parse(source)]
+    level: list[ast.AST] = [ast.parse(source)]
+    holders = (ast.stmt, ast.excepthandler, ast.match_case)  # no expression holds a function
     while level:
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        children = (child for node in level for child in ast.iter_child_nodes(node))
+        level = [child for child in children if isinstance(child, holders)]
         for node in level:
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
