@@ -54,7 +54,7 @@ __global__ void slow(const float* x, signed char* q, float* scales, int columns)
 def fast() -> str:
     """The same."""
     return r"""
-struct alignas(4) Codes { signed char a, b, c, d; };  // four, stored at once
+struct alignas(4) Codes { signed char a, b, c, d; };  // four at once; the emulator has no char4
 
 __global__ void fast(const float* x, signed char* q, float* scales, int columns) {
   // >>> solution 1: the same numbers; x is read once, and neighbours take neighbours
@@ -148,7 +148,7 @@ def main() -> None:
         q, scales = torch.zeros(rows, columns, dtype=torch.int8), torch.zeros(rows)
         counts = kernels.run(name, rows, THREADS, x, q, scales, columns)
         codes.append(q)
-        passes = counts.shared_passes / counts.shared_requests
+        passes = counts.shared_passes / max(counts.shared_requests, 1)
         print(
             f"{name}  {moved(counts) / x.numel():14.2f}"
             f"  {requests(counts) / rows:14g}  {passes:.2f}"

@@ -21,10 +21,10 @@ HINTS = {
     "a sector of its own. Neighbouring threads take neighbouring numbers.",
     "twice": "x comes from memory twice: once for the largest number, once for the codes. Keep "
     "a thread's share in registers in between. Or each thread stores the scale: let one do it.",
-    "narrow": "The bytes are the least, the requests are not: a thread can load 16 bytes at "
-    "once, as float4, and store four codes at once.",
-    "banks": "Lanes of a warp meet in a bank of shared memory, or most of the work goes "
-    "through it: shuffles need none.",
+    "narrow": "More requests than bytes need: a thread can load 16 bytes at once, as float4, "
+    "and store four codes at once.",
+    "banks": "Each load or store of a warp is a pass, and more where its lanes meet in a bank. "
+    "Shuffles need none: they find the largest of the eight warps' numbers, too.",
     "local": "An array whose index the compiler does not know lies in local memory, and that "
     "is device memory: let every loop over it have a constant end, and #pragma unroll.",
     "registers": "With more than 64 registers a thread an SM holds fewer than half of its "
@@ -37,11 +37,11 @@ LAB06 = sys.modules[LAB.finished.Kernels.__module__]
 
 
 def launched(theirs, ours, rows: int, columns: int):
-    """x, codes, scales and counts of one launch; one row is zeros, and one has a far number."""
+    """x, codes, scales and counts of one launch; row 0 has a far number, a third is zeros."""
     filled(LAB06.source_of, theirs.fast)
     tempfile.tempdir = os.getcwd()  # the runner's, which it empties
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
-    x[0, -1], x[1] = -9, 0
+    x[0, -1], x[2:] = -9, 0
     q, scales = torch.full(x.shape, 77, dtype=torch.int8), torch.full((rows,), torch.nan)
     hint = "compile"
     try:

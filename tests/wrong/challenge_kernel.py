@@ -44,6 +44,12 @@ __global__ void fast(const float* x, signed char* q, float* scales, int columns)
 }
 """
 ''')
+wrong("warps_by_loop", step=2, hint="banks", old="""
+  most = part[t % 8];
+  for (int d = 4; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, d));
+""", new="""
+  for (int w = 0; w < 8; w++) most = fmaxf(most, part[w]);
+""")
 wrong("tree", step=2, hint="banks", edits=[
     ("  __shared__ float part[8];", "  __shared__ float part[256];"),
     ("""
