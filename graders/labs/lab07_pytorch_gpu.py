@@ -133,7 +133,8 @@ HINTS = {
     "own_clock": "Read the clock that is passed in.",
     "no_trace": "profiler.export_chrome_trace(str(path)) writes the file, after the `with`.",
     "no_schedule": "The trace does not know what a step is: give profile a schedule, and call "
-    "profiler.step() after each step.",
+    "profiler.step() after each step. Without repeat=1 another round begins, and its trace is "
+    "empty.",
     "step_count": "Call step() `warm` times and then `count` times, within the `with`.",
     "warm_recorded": "The first steps are in the trace: warmup=warm and active=count in the "
     "schedule, and one profiler.step() for each call.",

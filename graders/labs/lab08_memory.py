@@ -703,7 +703,7 @@ def allocator(module, lab, lesson):
     ask(size == true.size, what, hint)
     held, sizes = [tuple(each) for each in held], dict(held)
     what = f"{held} hold the peak, not {true.held}"
-    late = sum(sizes.values()) != true.size
+    late = sum(size for _, size in held) != true.size
     ask(sizes == dict(true.held), what, "held_late" if late else "held_order")
     ask(held == true.held, what, "held_order")
     ask(last == true.last, f"{last} reached the peak, not {true.last}", "last_maker")

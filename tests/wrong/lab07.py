@@ -285,6 +285,8 @@ wrong("record_no_schedule", step=8, hint="no_schedule",
       old="activities=activities, schedule=plan", new="activities=activities")
 wrong("record_never_steps", step=8, hint="no_schedule",
       old="step()\nprofiler.step()", new="step()")
+wrong("record_another_round", step=8, hint="no_schedule",
+      old="active=count, repeat=1", new="active=count")
 wrong("record_nowhere", step=8, hint="no_trace",
       old="profiler.export_chrome_trace(str(path))", new="")
 wrong("record_without_warm", step=8, hint="step_count",

@@ -311,6 +311,8 @@ wrong("peak_held_at_end", step=8, hint="held_late", old=Body("at_peak"), new="""
 """)
 wrong("peak_by_name", step=8, hint="held_order",
       old="held.most_common()", new="sorted(held.items())")
+wrong("peak_not_added_up", step=8, hint="held_order",
+      old="held.most_common()", new='[(maker(e), e["size"]) for e in living.values()]')
 wrong("peak_of_the_largest", step=8, hint="last_maker",
       old="most_common(), maker(entry))", new="most_common(), held.most_common()[-1][0])")
 wrong("profile_no_memory", step=8, hint="no_memory",
