@@ -97,6 +97,11 @@ def test_the_cpu_image_installs_the_torch_that_the_tests_pin() -> None:
     assert named == {pinned}
 
 
+def test_the_gpu_image_has_what_triton_compiles_against() -> None:
+    """Ubuntu's Python comes without `Python.h`, which Triton's launcher includes."""
+    assert re.search(r"apt-get install [^&]*\bpython3-dev\b", page("setup.md"))
+
+
 @pytest.mark.parametrize(("line", "rule"), [("", None), ("RUN cd /tmp\n", "DL3003")])
 def test_hadolint_finds_nothing_in_the_dockerfiles(line: str, rule: str | None) -> None:
     """And it finds what is wrong. DL3008 asks for versions of apt's packages, which vanish."""
