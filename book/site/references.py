@@ -33,9 +33,9 @@ PRIORITIES = {"must": "must", "should": "should", "deep": "deep dive"}
 # What an entry rests on. What was opened says nothing; the rest says so in the table.
 BASES = {
     "opened": "",
-    "chapters": "Sections as the chapter cites them.",
-    "outline": "Rests on its table of contents.",
-    "abstract": "Rests on its abstract.",
+    "chapters": "Known as far as chapters cite it.",
+    "outline": "Known by its table of contents.",
+    "abstract": "Known by its abstract.",
     "part": "Known in part.",
     "title": "Known by its title.",
 }
