@@ -90,7 +90,7 @@ def test_deepspeed_ends_the_other_node_when_one_fails(folder: Path) -> None:
     """Its command starts a second one and does not pass signals on; a node that lost its port
     left the other waiting for half an hour."""
     (folder / "deepspeed").write_text(
-        '#!/bin/bash\n[[ $* == *--node_rank=0* ]] && exit 3\n'
+        "#!/bin/bash\n[[ $* == *--node_rank=0* ]] && exit 3\n"
         f'bash -c "sleep 1000000; : {folder}"\n'
     )
     (folder / "deepspeed").chmod(0o755)

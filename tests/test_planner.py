@@ -224,6 +224,16 @@ def test_each_target_gets_the_layout_that_was_planned() -> None:
         assert "DP alone" in emitted(target, "mixtral-8x7b", dp=8, ep=8)
 
 
+def test_what_does_not_fit_lacks_what_is_said() -> None:
+    """The search leaves most of them after a bound; what it prints is the whole need."""
+    nearest, needed = told(
+        "import plan; args = the_model('llama-3-8b'), 512, 8192, 512, the_gpu('h100');"
+        "found = search(*args, 3); plan.NEAREST = 10**9; every = search(*args, 3);"
+        "print(json.dumps([[each.memory.needed for each in one[1]] for one in (found, every)]))"
+    )
+    assert nearest == sorted(needed)[:3]
+
+
 def test_every_gpu_has_its_source_and_every_constant_its_meaning() -> None:
     for name, entry in tomllib.loads((FOLDER / "hardware.toml").read_text("utf-8")).items():
         assert entry["source"], name

@@ -15,7 +15,7 @@ pytest.importorskip("ziamath")
 
 from mkdocs.structure.files import Files
 
-from book.core import page
+from book.core import BookError, page
 from book.core.program import Program
 from book.site import (
     changes,
@@ -86,6 +86,10 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     ]
     part = shown("p.cuda.txt:3:4")
     assert "uno\ndos\n" in part and "one" not in part and "===" not in part
+    parts = shown('p.cuda.txt:2:2"\n--8<-- "snippets/t/p.cuda.txt:4:4')
+    assert "$ python p.py\ndos\n" in parts and "uno" not in parts
+    with pytest.raises(BookError, match=r"p\.cuda\.txt and another file are in one block"):
+        shown('p.cuda.txt:2:2"\n--8<-- "snippets/t/p.cpu.txt:2:2')
     book.write("snippets/t/p.py", 'print("""\n```\n""")\n')
     assert shown("p.py", "python").count("\n````") == 2
     figures = ["![a](../../snippets/t/p.svg)", "[l](../labs/l.py) ![b](../../labs/l.svg)"]

@@ -12,6 +12,7 @@ Links start at the root of ``docs/`` (MkDocs resolves them: `absolute_links: rel
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from book.core import BookError
@@ -33,10 +34,10 @@ def program_link(name: str) -> str:
     return f"[{Path(name).name}]({program_page(name)})"
 
 
-def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
+def transcript(program: Program, parts: Sequence[str] = (), device: str = "cpu") -> str:
     """The Markdown of a program's output, a tab for each device where there are several.
 
-    `part` is a range of lines of the `device` transcript ("2:9"); then only that is shown.
+    `parts` are ranges of lines of the `device` transcript ("2:9"); then only they are shown.
     Below the whole stands, folded, what older releases of torch print in its place. A CPU on
     which all that it does is to say that it needs a GPU comes last.
     """
@@ -46,13 +47,13 @@ def transcript(program: Program, part: str = "", device: str = "cpu") -> str:
     outputs = [
         {
             "device": machine(program, each),
-            "lines": _printed(program, each, part),
+            "lines": [line for part in parts or [""] for line in _printed(program, each, part)],
             "provenance": program.transcript(each).provenance,
             "needs": needs(program, each),
         }
-        for each in ([device] if part else devices)
+        for each in ([device] if parts else devices)
     ]
-    older = {} if part else printed_before(program)
+    older = {} if parts else printed_before(program)
     return template.render("transcript", outputs=outputs, older=older)
 
 
@@ -113,8 +114,11 @@ def _fence(fence: Fence, root: Path) -> list[str]:
     first = fence.embeds[0] if fence.embeds_only else None
     path = root / first.file if first else root
     if first and (device := recorded_on(path)):
+        if len({embed.file for embed in fence.embeds}) > 1:
+            raise BookError(f"{first.file} and another file are in one block")
         if program := beside(path, root):
-            return transcript(program, first.part, device).split("\n")
+            parts = [embed.part for embed in fence.embeds if embed.part]
+            return transcript(program, parts, device).split("\n")
         raise BookError(f"{first.file} is of no program, but it is shown")
     lines = expanded(fence, root)
     header, before, after = fence.header, [], []

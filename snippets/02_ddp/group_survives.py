@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-
 kept = []
 
 
@@ -49,7 +48,7 @@ def try_out(import_first: bool, free_model: bool) -> None:
     if free_model:
         del ddp
     else:
-        kept.append(ddp)  # as a script's own variables: freed here, it could hang, as told above
+        kept.append(ddp)  # freed here, it could hang as told above
 
     dist.destroy_process_group()
     print(f"imported first: {import_first}, model freed: {free_model}.", end=" ")

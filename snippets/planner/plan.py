@@ -36,6 +36,7 @@ from transformer import Shape, flops_per_token, parameters
 
 HERE = Path(__file__).resolve().parent
 GIB = 2**30
+NEAREST = 3  # that do not fit, to be told of
 BETWEEN_FAILURES = (
     54 * 24 * 16_384 / 419
 )  # GPU-hours, Llama 3 (Past the machine, "One table …")
@@ -196,7 +197,7 @@ class Candidate:
 
 
 def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted: int):
-    """Layouts that fit, fastest first, and faster ones that do not; how many were timed."""
+    """Layouts that fit, fastest first; faster ones that nearly do; the number of all."""
     timed = [
         Candidate(layout, step_time(shape, layout, sequence, gpu, CONSTANTS["time"]))
         for layout in layouts(shape, gpus, sequence, batch, gpu)
@@ -208,20 +209,31 @@ def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted:
             RECOMPUTED.index(each.layout.recompute),
         )
     )
-    fit, rejected = [], []
+    fit, rejected = [], []  # of these, at least how many bytes each needs
     room = CONSTANTS["memory"]["room"] * gpu.memory
+
+    def weighed(each: Candidate) -> float:
+        found = fullest(shape, each.layout, sequence)
+        args = shape, each.layout, sequence, gpu, CONSTANTS["memory"], each.step
+        each.memory = memory_of(*args, found)
+        return each.memory.needed
+
     for each in timed:
         if len(fit) >= wanted:
             break
-        first = closed_form(shape, each.layout, sequence, 0)
-        if sum(first.values()) > room:  # the replay can only add
-            each.memory = Memory(0.0, sum(first.values()), first, 0)
+        needed = sum(closed_form(shape, each.layout, sequence, 0).values())
+        if needed > room or (needed := weighed(each)) > room:  # the replay can only add
+            rejected.append((needed, each))
         else:
-            found = fullest(shape, each.layout, sequence)
-            args = shape, each.layout, sequence, gpu, CONSTANTS["memory"], each.step
-            each.memory = memory_of(*args, found)
-        (fit if each.memory.needed <= room else rejected).append(each)
-    return fit, rejected, len(timed)
+            fit.append(each)
+    nearest: list[Candidate] = []
+    for least, each in sorted(rejected, key=lambda one: one[0]):
+        if len(nearest) == NEAREST and least >= nearest[-1].memory.needed:
+            break
+        if not each.memory:
+            weighed(each)
+        nearest = sorted([*nearest, each], key=lambda one: one.memory.needed)[:NEAREST]
+    return fit, nearest, len(timed)
 
 
 # --8<-- [end:search]
@@ -314,7 +326,7 @@ def cost(step: Step, args: argparse.Namespace, gpu: Gpu) -> None:
 
 def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
     sequences = args.batch // args.sequence
-    fit, rejected, count = search(shape, args.gpus, args.sequence, sequences, gpu, args.top)
+    fit, nearest, count = search(shape, args.gpus, args.sequence, sequences, gpu, args.top)
     if not count:
         stop(
             "--gpus",
@@ -344,10 +356,9 @@ def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
             print(line)
         print("the first:")
         explain(shape, fit[0], args, gpu)
-    if rejected:
+    if nearest:
         print("faster, but they do not fit; the nearest:" if fit else "the nearest:")
-        rejected.sort(key=lambda each: each.memory.needed)
-        for each in rejected[:3]:
+        for each in nearest:
             print("  " + rejected_why(each, gpu))
     if fit and args.emit:
         print(emit(args.emit, args, shape, fit[0].layout, gpu))

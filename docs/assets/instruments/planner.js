@@ -38,9 +38,7 @@ const layouts = (s, gpus, sequence, batch, gpu) => {
   return made
 }
 
-const fullestOf = (s, l, sequence, room) => {
-  const first = closedForm(s, l, sequence, 0), least = total(first)
-  if (least > room) return { needed: least, parts: first, stage: 0 }
+const fullestOf = (s, l, sequence) => {
   const some = s.layers % l.pp ? [0, 1, l.pp - 1] : [0, l.pp - 1] // uneven: the second has a layer more
   const [stage, allocated] = [...new Set(some)].map(i => [i, replay(s, l, sequence, i)])
     .reduce((worst, each) => each[1] > worst[1] ? each : worst)
@@ -49,16 +47,26 @@ const fullestOf = (s, l, sequence, room) => {
   return { needed, parts, stage }
 }
 
+const NEAREST = 3 // that do not fit, to be told of
+
 const search = (s, gpus, sequence, batch, gpu, wanted) => {
   const timed = layouts(s, gpus, sequence, batch, gpu).map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
   timed.sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || recomputed.indexOf(a.layout.recompute) - recomputed.indexOf(b.layout.recompute))
   const fit = [], rejected = [], room = memory.room * gpu.memory
+  const weighed = each => (each.fullest = fullestOf(s, each.layout, sequence)).needed
   for (const each of timed) {
     if (fit.length >= wanted) break
-    each.fullest = fullestOf(s, each.layout, sequence, room)
-    ;(each.fullest.needed <= room ? fit : rejected).push(each)
+    each.least = total(closedForm(s, each.layout, sequence, 0))
+    if (each.least <= room) each.least = weighed(each) // the replay can only add
+    ;(each.least <= room ? fit : rejected).push(each)
   }
-  return { fit, rejected, count: timed.length }
+  let nearest = []
+  for (const each of rejected.sort((a, b) => a.least - b.least)) {
+    if (nearest.length === NEAREST && each.least >= nearest[NEAREST - 1].fullest.needed) break
+    if (!each.fullest) weighed(each)
+    nearest = [...nearest, each].sort((a, b) => a.fullest.needed - b.fullest.needed).slice(0, NEAREST)
+  }
+  return { fit, nearest, count: timed.length }
 }
 
 // ---- what is said
@@ -91,8 +99,7 @@ const whyRejected = ({ layout, step, fullest }, gpu) => {
 }
 
 export const plan = (s, gpus, sequence, batch, gpu, wanted) => {
-  const { fit, rejected, count } = search(s, gpus, sequence, batch, gpu, wanted), tokens = batch * sequence
-  rejected.sort((a, b) => a.fullest.needed - b.fullest.needed)
+  const { fit, nearest, count } = search(s, gpus, sequence, batch, gpu, wanted), tokens = batch * sequence
   return {
     count,
     rows: fit.map(({ layout, step, fullest }) => ({
@@ -102,7 +109,7 @@ export const plan = (s, gpus, sequence, batch, gpu, wanted) => {
         percent(step.parts.bubble / step.seconds), `${fixed(fullest.needed / GIB, 1)} GiB`],
     })),
     first: fit.length ? explain(s, fit[0], sequence, gpu) : [],
-    nearest: rejected.slice(0, 3).map(each => whyRejected(each, gpu)),
+    nearest: nearest.map(each => whyRejected(each, gpu)),
   }
 }
 // ---- the page
