@@ -906,7 +906,7 @@ def test_what_starts_warm_copies_little_and_leaves_soon(tmp_path: Path) -> None:
 
 
 def test_what_a_warm_program_starts_is_a_fork_and_begins_anew(book: Book) -> None:
-    """The ranks of torchrun itself, and a script; but with a thread, or other variables early."""
+    """Ranks of torchrun, scripts, what is execed; but with a thread, or other variables early."""
     told = """
         import os, signal, subprocess, sys, tempfile, threading
         how = "warm" if "forkserver" in open("/proc/self/cmdline").read() else "as typed"
@@ -949,6 +949,24 @@ def test_what_a_warm_program_starts_is_a_fork_and_begins_anew(book: Book) -> Non
         as typed __main__ False True None 5 True
         as typed __main__ False True None 5 True
         """,
+    )
+    book.program(
+        "execs",
+        told
+        + """
+        if len(sys.argv) > 1:
+            print(how, os.read(int(sys.argv[1]), 1), os.environ["GIVEN"])
+            sys.exit()
+
+        reads, writes = os.pipe()
+        os.write(writes, b"ab")
+        words = [sys.executable, os.path.abspath(__file__), str(reads)]
+        subprocess.run(words, pass_fds=[reads], env=os.environ | {"GIVEN": "passed"})
+        os.set_inheritable(reads, True)
+        os.environ["GIVEN"] = "kept"
+        os.execvp(words[0], words)
+        """,
+        "$ python execs.py\nwarm b'a' passed\nwarm b'b' kept\n",
     )
     report = book.pytest("snippets", "-k", "cpu", "--all", "--warm", warm=True)
     assert report.status == 0 and "right as typed" not in report.text, report.text

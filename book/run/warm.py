@@ -29,7 +29,7 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
@@ -179,6 +179,7 @@ def _become(
         _pipe_into(read_by)
     _begin(env)
     subprocess.Popen, subprocess_handler.Popen = _Popen, _OfAgent
+    os.execvp = _execvp
     register = atexit.register
     atexit.register = lambda does, *a, **k: (_AT_EXIT.append(does), register(does, *a, **k))[1]
     tool, *arguments = words
@@ -279,9 +280,10 @@ class _Popen(subprocess.Popen):
 
     def __init__(self, args: object, *others: object, **how: object) -> None:
         env = dict(how.get("env") or os.environ)
-        words = None if others or how.get("shell") or how.get("pass_fds") else _python(args)
+        words = None if others or how.get("shell") else _python(args)
         if words and self.may_fork() and not any(map(_EARLY.match, _differ(env))):
-            how["preexec_fn"] = functools.partial(_forked, words, env, how.get("preexec_fn"))
+            kept, before = how.get("pass_fds", ()), how.get("preexec_fn")
+            how["preexec_fn"] = functools.partial(_forked, words, env, kept, before)
         super().__init__(args, *others, **how)
 
     def may_fork(self) -> bool:
@@ -293,6 +295,18 @@ class _OfAgent(_Popen):
 
     def may_fork(self) -> bool:
         return _threads() > 0
+
+
+def _execvp(file: str, args: list[str], exec_before: Callable = os.execvp) -> NoReturn:
+    """Become a Python program as a fork would, if no thread has begun since torch's own."""
+    words = _python(args)
+    if not words or not 0 < _threads() <= _Popen.at_first:
+        exec_before(file, args)
+    kept = []
+    for handle in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the listing's own is closed
+            kept += [handle] if os.get_inheritable(handle) else []
+    _forked(words, dict(os.environ), kept)
 
 
 def _differ(env: dict[str, str]) -> set[str]:
@@ -316,7 +330,12 @@ def _python(args: object) -> list[str] | None:
     return ["python", *words] if words and words[0].endswith(".py") else None
 
 
-def _forked(words: list[str], env: dict[str, str], before: Callable | None) -> NoReturn:
+def _forked(
+    words: list[str],
+    env: dict[str, str],
+    kept: Collection[int],
+    before: Callable | None = None,
+) -> NoReturn:
     """Be what a fresh interpreter would be, in the child that `Popen` has forked.
 
     To close its pipe, as starting another program does, tells `Popen` that it has started.
@@ -324,7 +343,7 @@ def _forked(words: list[str], env: dict[str, str], before: Callable | None) -> N
     if before:
         before()
     for handle in map(int, os.listdir("/proc/self/fd")):
-        if handle > 2:
+        if handle > 2 and handle not in kept:
             with contextlib.suppress(OSError):
                 os.close(handle)
     for number in signal.valid_signals():
