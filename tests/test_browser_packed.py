@@ -44,6 +44,8 @@ def page(browser: Browser, folder: Path) -> Iterator[Page]:
 def test_links_lead_to_files(page: Page, folder: Path) -> None:
     page.click(".md-sidebar a[href='setup/index.html']")
     page.wait_for_url("**/setup/index.html")
+    assert page.locator("[title='This page as Markdown']").count() == 1
+    assert not page.locator(".copy-page").count()  # it would fetch
     links = "links => links.map(({ href }) => href.split(/[?#]/)[0])"
     led = [url for url in page.locator("a[href]").evaluate_all(links) if "file:" in url]
     assert len(set(led)) > 80

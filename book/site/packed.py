@@ -21,6 +21,7 @@ BESIDE = re.compile(r'new URL\("([^"]+)", import\.meta\.url\)|"\./([^"]+)"')  # 
 FOLDER = re.compile(r' href="(?=[^"#?])(?:[^":#?]*/)?(?:\.\.?)?(?=["#?])')
 MOVED = re.compile(r'\n"\S+/(?=": ")')
 PRELOAD = re.compile(r'<link rel="modulepreload"[^>]*>\n')
+COPY = re.compile(r'<div class="md-content__button copy-page">.*?</div>\n', re.DOTALL)
 MODULE = re.compile(r'(<script type="module" src=")[./]*([^"]+)')
 
 
@@ -34,7 +35,7 @@ def whole(file: Path) -> str:
 def page(html: str, site: Path) -> str:
     html = FOLDER.sub(lambda m: f"{m[0].rstrip('/')}/index.html", html)
     html = PRELOAD.sub("", MOVED.sub(r"\g<0>index.html", html))
-    return MODULE.sub(lambda m: m[1] + whole(site / m[2]), html)
+    return MODULE.sub(lambda m: m[1] + whole(site / m[2]), COPY.sub("", html))
 
 
 def settings(folder: Path) -> str:
