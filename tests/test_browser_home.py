@@ -125,7 +125,7 @@ def test_the_picture_is_as_drawn_and_plays_once_where_motion_is_wanted(
             )
             assert picture.get_attribute("src").endswith("home.svg")
         else:
-            page.wait_for_selector("img.plays[src$='#play']")
+            page.wait_for_selector("img.plays[src$='?#play']")
         page.goto(picture.evaluate("each => each.src").removesuffix("#play") + "#play")
         assert page.evaluate(motion_of) == expected
         page.close()

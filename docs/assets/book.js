@@ -40,7 +40,7 @@ for (const image of document.querySelectorAll("img.plays")) {
   new IntersectionObserver(([entry], observer) => {
     if (!entry.isIntersecting || matchMedia("(prefers-reduced-motion: reduce)").matches) return
     observer.disconnect()
-    image.src += "#play"
+    image.src += "?#play" // another address: WebKit keeps the fragment with which it has loaded an image
   }, { threshold: 0.7 }).observe(image)
 }
 
