@@ -53,6 +53,17 @@ def test_a_letter_opens_the_glossary_at_its_terms(
     context.close()
 
 
+def test_tabs_are_not_wider_than_a_window_with_a_scrollbar(
+    browser: Browser, address: str
+) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(f"{address}setup/")
+    page.add_style_tag(content="body { width: 378px }")  # what a scrollbar of 12 px leaves
+    right = "all => all.map(each => each.getBoundingClientRect().right)"
+    assert max(page.locator("article > .tabbed-set > *").evaluate_all(right)) <= 378
+    page.close()
+
+
 def test_a_jump_within_a_page_forgets_nothing(browser: Browser, address: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.goto(f"{address}11_references/", wait_until="networkidle")
