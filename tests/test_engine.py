@@ -977,8 +977,8 @@ def test_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None
     code = (
         "print('warm' if 'forkserver' in open('/proc/self/cmdline').read() else 'as typed')\n"
     )
-    both = "$ python first.py\nas typed\n$ python first.py a\nwarm\n"
-    book.program("first", code, both)  # one of those that keep it
+    both = "$ python once.py\nas typed\n$ python once.py a\nwarm\n"
+    book.program("once", code, both)  # one of those that keep it
     book.program("kept", code, "$ python kept.py\nwarm\n")
     book.program("doubted", code, "$ python doubted.py\nas typed\n")
     block = "```python\nimport sys\nprint('torch' in sys.modules)\n```\n"

@@ -22,6 +22,8 @@ import weakref
 
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor
+import torch.fx.experimental.symbolic_shapes  # DDP imports both: once, not in four processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -37,7 +37,7 @@ from torch import nn
 
 LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second
 LAYERS, WIDTH, BATCH = 12, 512, 768
-STEPS = 5
+STEPS = 4
 MIB = 2**20
 
 

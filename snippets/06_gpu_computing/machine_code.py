@@ -120,8 +120,9 @@ def main() -> None:
         rows_of(name)
 
     print("\nhistogram     for 16 bytes")
+    histogram = compiled("histogram.cu")
     for kernel, atomic in (("in_global", r"REDG\S*"), ("in_shared", r"ATOMS\.POPC\.INC\S*")):
-        loop = max(compiled("histogram.cu")[kernel][3], key=lambda x: count(atomic, x))
+        loop = max(histogram[kernel][3], key=lambda x: count(atomic, x))
         loads, atomics = count(r"LDG\.E\.128\S*", loop), count(atomic, loop)
         assert (loads, atomics) == (1, 16)
         words = atomic.removesuffix(r"\S*").replace("\\", "")

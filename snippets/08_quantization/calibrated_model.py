@@ -191,11 +191,13 @@ def main() -> None:
     assert percentile(-torch.arange(1.0, 1001), 8) == 999  # whatever the sign
     added: dict[tuple, float] = {}
     clipped: dict[tuple, float] = {}
+    ranges: dict[tuple, dict[nn.Linear, float]] = {}
     widths = (8, 5, 4)
     print("added at         8 bits     5 bits     4 bits")
     for method in (min_max, percentile, least_squares, entropy):
         for bits in widths:
             clips = {layer: method(x.flatten(), bits) for layer, x in inputs.items()}
+            ranges[method, bits] = clips
             outside = [(inputs[layer].abs() > clip).sum() for layer, clip in clips.items()]
             clipped[method, bits] = sum(outside) / sum(x.numel() for x in inputs.values())
             added[method, bits] = quantized_bits(model, held_out, clips, bits) - fp32
@@ -207,16 +209,16 @@ def main() -> None:
     print(f"clipped at 4 bits: {', '.join(shares)}")
     # entropy's share comes from two layers: those behind GELU, whose minimum is -0.17
     behind = [block.down for block in model.blocks]
-    clips = {layer: entropy(x.flatten(), 4) for layer, x in inputs.items()}
+    clips = ranges[entropy, 4]
     cut = {layer: (x.abs() > clips[layer]).float().mean() for layer, x in inputs.items()}
     others = cut.keys() - set(behind)
-    ranges = " and ".join(f"≈{clips[layer]:.2f}" for layer in behind)
-    print(f"entropy behind GELU: ranges {ranges}, clipped ≈{max(cut[x] for x in behind):.0%}; "
+    ends = " and ".join(f"≈{clips[layer]:.2f}" for layer in behind)
+    print(f"entropy behind GELU: ranges {ends}, clipped ≈{max(cut[x] for x in behind):.0%}; "
           f"elsewhere at most ≈{max(cut[x] for x in others):.1%}")  # fmt: skip
     assert all(0.1 < clips[layer] < 0.4 and cut[layer] > 0.05 for layer in behind)
     for layer in others:  # there entropy clips less than least squares does
         x = inputs[layer].abs()
-        assert cut[layer] < (x > least_squares(x.flatten(), 4)).float().mean()
+        assert cut[layer] < (x > ranges[least_squares, 4][layer]).float().mean()
     assert max(added[m, 8] for m in (min_max, percentile, least_squares, entropy)) < 0.01
     assert added[min_max, 4] > 3 * added[min_max, 8]
     assert all(added[least_squares, bits] < added[min_max, bits] for bits in (5, 4))
