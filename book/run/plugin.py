@@ -16,7 +16,6 @@ pytest --shard 2/4                    the second of four parts that take about a
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
 import math
@@ -195,11 +194,6 @@ class Session:
         # starts commands; None where all run as typed
         plain = option("--plain") or (self.record and not option("--warm"))
         self.warm = None if plain else Launcher(option("--warm"))
-        if self.warm and hasattr(os, "SCHED_BATCH"):  # Linux
-            # What is woken waits for its turn. Taken in the middle of a send, a rank of gloo
-            # keeps a lock, and its other thread asks for it again and again until then.
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         self.how = hold.How(option("--time-limit"), self.record, self.warm)
         self.worked = 0.0  # seconds of processor time, when last asked
 
