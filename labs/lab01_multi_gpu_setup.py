@@ -472,16 +472,14 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
             "or put the name into DNS or /etc/hosts."
         )
         raise Trouble(Fault(what, fix))
-    served, patience, timeout = None, seconds, timedelta(seconds=seconds)
+    served, timeout = None, timedelta(seconds=seconds)
     if place.rank == 0 and not place.agent:
         if fault := port_fault(place.port):
             raise Trouble(fault)
-        served = dist.TCPStore(
-            "localhost", place.port, is_master=True, wait_for_workers=False, timeout=timeout
-        )
+        served = dist.TCPStore("localhost", place.port, is_master=True, wait_for_workers=False)
         SERVED.append(served)
-        patience = min(seconds, 5)  # it is there: no need to wait for it
-    ours = knock(place.address, place.port, patience)
+    # ours is there: nobody needs to wait for it
+    ours = knock(place.address, place.port, min(seconds, 5) if served else seconds)
     lost = Fault(
         f"MASTER_ADDR is {place.address}, and does not lead to this machine, where rank 0 is.",
         "set MASTER_ADDR to the machine of rank 0, or start rank 0 on that machine.",
@@ -496,7 +494,7 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
             return None
 
     # a program that listens and says nothing keeps TCPStore waiting beyond its timeout
-    store = within(patience, connect, None)
+    store = within(seconds, connect, None)
     if store is None:
         raise Trouble(
             Fault(

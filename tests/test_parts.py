@@ -207,7 +207,7 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
         ("python a.py > log", "snippets/t/a.py", False),
         ("python -c 1", "snippets/t/a.py", False),
         ("python by_hand.py", "labs/launch/by_hand.py", False),
-        ("torchrun --nproc-per-node=2 first.py", "snippets/t/first.py", False),
+        ("torchrun --nproc-per-node=2 once.py", "snippets/t/once.py", False),
     ],
 )
 def test_what_starts_warm_needs_no_shell_but_to_filter(

@@ -41,7 +41,7 @@ const layouts = (s, gpus, sequence, batch, gpu) => {
 const fullestOf = (s, l, sequence) => {
   const some = s.layers % l.pp ? [0, 1, l.pp - 1] : [0, l.pp - 1] // uneven: the second has a layer more
   const [stage, allocated] = [...new Set(some)].map(i => [i, replay(s, l, sequence, i)])
-    .reduce((worst, each) => each[1] > worst[1] ? each : worst)
+    .sort((a, b) => b[1] - a[1])[0]
   const needed = withUnseen(allocated), parts = closedForm(s, l, sequence, stage)
   parts["in passing"] = Math.max(0, needed - total(parts))
   return { needed, parts, stage }
@@ -57,14 +57,15 @@ const search = (s, gpus, sequence, batch, gpu, wanted) => {
   for (const each of timed) {
     if (fit.length >= wanted) break
     each.least = total(closedForm(s, each.layout, sequence, 0))
-    if (each.least <= room) each.least = weighed(each) // the replay can only add
+    if (each.least <= room) each.least = weighed(each) // a replay only adds
     ;(each.least <= room ? fit : rejected).push(each)
   }
   let nearest = []
-  for (const each of rejected.sort((a, b) => a.least - b.least)) {
-    if (nearest.length === NEAREST && each.least >= nearest[NEAREST - 1].fullest.needed) break
-    if (!each.fullest) weighed(each)
-    nearest = [...nearest, each].sort((a, b) => a.fullest.needed - b.fullest.needed).slice(0, NEAREST)
+  const byNeed = (a, b) => a.least - b.least
+  for (const each of rejected.sort(byNeed)) {
+    if (each.least >= nearest[NEAREST - 1]?.least) break
+    if (!each.fullest) each.least = weighed(each)
+    nearest = [...nearest, each].sort(byNeed).slice(0, NEAREST)
   }
   return { fit, nearest, count: timed.length }
 }
