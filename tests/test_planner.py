@@ -226,12 +226,20 @@ def test_each_target_gets_the_layout_that_was_planned() -> None:
 
 def test_what_does_not_fit_lacks_what_is_said() -> None:
     """The search leaves most of them after a bound; what it prints is the whole need."""
-    nearest, needed = told(
-        "import plan; args = the_model('llama-3-8b'), 512, 8192, 512, the_gpu('h100');"
-        "found = search(*args, 3); plan.NEAREST = 10**9; every = search(*args, 3);"
-        "print(json.dumps([[each.memory.needed for each in one[1]] for one in (found, every)]))"
-    )
-    assert nearest == sorted(needed)[:3]
+    for model, gpus in (("llama-3-70b", 64), ("llama-3-405b", 1024)):
+        nearest = re.findall(
+            r"^  DP (\d+) PP (\d+)(?:×(\d))? TP (\d+)(?: CP (\d+))? b (\d+)(?: (ZeRO-1|ZeRO-2|FSDP))?"
+            r"(?: (recompute.*))?, .*?: (.* GiB too much on stage \d+)",
+            plan("--model", model, "--gpus", f"{gpus}").stdout,
+            re.M,
+        )
+        assert len(nearest) == 3
+        for dp, pp, v, tp, cp, b, zero, again, lacks in nearest:
+            layout = f"dp={dp},pp={pp},tp={tp},v={v or 1},cp={cp or 1},b={b}"
+            layout += f",zero={['', 'ZeRO-1', 'ZeRO-2', 'FSDP'].index(zero)}"
+            layout += ",recompute=" + again.split()[-1].lower() if again else ""
+            why = plan("--model", model, "--gpus", f"{gpus}", "--why", layout).stdout
+            assert lacks in why, why
 
 
 def test_every_gpu_has_its_source_and_every_constant_its_meaning() -> None:

@@ -36,7 +36,7 @@ from transformer import Shape, flops_per_token, parameters
 
 HERE = Path(__file__).resolve().parent
 GIB = 2**30
-NEAREST = 3  # that do not fit, to be told of
+CLOSE, NEAREST = 6, 3  # of so many that nearly fit, by a bound, so many are told of
 BETWEEN_FAILURES = (
     54 * 24 * 16_384 / 419
 )  # GPU-hours, Llama 3 (Past the machine, "One table …")
@@ -226,13 +226,10 @@ def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted:
             rejected.append((needed, each))
         else:
             fit.append(each)
-    nearest: list[Candidate] = []
-    for least, each in sorted(rejected, key=lambda one: one[0]):
-        if len(nearest) == NEAREST and least >= nearest[-1].memory.needed:
-            break
-        if not each.memory:
-            weighed(each)
-        nearest = sorted([*nearest, each], key=lambda one: one.memory.needed)[:NEAREST]
+    close = [each for _, each in sorted(rejected, key=lambda one: one[0])[:CLOSE]]
+    for each in close:
+        each.memory or weighed(each)
+    nearest = sorted(close, key=lambda each: each.memory.needed)[:NEAREST]
     return fit, nearest, len(timed)
 
 

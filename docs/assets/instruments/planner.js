@@ -47,7 +47,7 @@ const fullestOf = (s, l, sequence) => {
   return { needed, parts, stage }
 }
 
-const NEAREST = 3 // that do not fit, to be told of
+const CLOSE = 6, NEAREST = 3 // of so many that nearly fit, by a bound, so many are told of
 
 const search = (s, gpus, sequence, batch, gpu, wanted) => {
   const timed = layouts(s, gpus, sequence, batch, gpu).map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
@@ -60,13 +60,9 @@ const search = (s, gpus, sequence, batch, gpu, wanted) => {
     if (each.least <= room) each.least = weighed(each) // a replay only adds
     ;(each.least <= room ? fit : rejected).push(each)
   }
-  let nearest = []
-  const byNeed = (a, b) => a.least - b.least
-  for (const each of rejected.sort(byNeed)) {
-    if (each.least >= nearest[NEAREST - 1]?.least) break
-    if (!each.fullest) each.least = weighed(each)
-    nearest = [...nearest, each].sort(byNeed).slice(0, NEAREST)
-  }
+  const byNeed = (a, b) => a.least - b.least, close = rejected.sort(byNeed).slice(0, CLOSE)
+  for (const each of close) if (!each.fullest) each.least = weighed(each)
+  const nearest = close.sort(byNeed).slice(0, NEAREST)
   return { fit, nearest, count: timed.length }
 }
 
