@@ -6,7 +6,7 @@ fully_shard is the planner's zero=3.
 """
 
 from memory import Layout
-from plan import CONSTANTS, fullest, memory_of, mfu, the_gpu
+from plan import CONSTANTS, mfu, the_gpu, weigh
 from step_time import step_time
 from transformer import Shape, parameters
 
@@ -21,8 +21,7 @@ def predict(dp: int, gpu_name: str) -> tuple[float, float, float]:
     gpu = the_gpu(gpu_name)
     layout = Layout(dp=dp, micro_batch=MICRO, micro_batches=BATCH // MICRO // dp, zero=3)
     step = step_time(SHAPE, layout, SEQUENCE, gpu, CONSTANTS["time"])
-    found = fullest(SHAPE, layout, SEQUENCE)
-    memory = memory_of(SHAPE, layout, SEQUENCE, gpu, CONSTANTS["memory"], step, found)
+    memory = weigh(SHAPE, layout, SEQUENCE, gpu, step)
     used = mfu(SHAPE, BATCH * SEQUENCE, SEQUENCE, step.seconds, layout, gpu)
     return memory.needed / GIB, step.seconds, used
 

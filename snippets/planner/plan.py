@@ -189,6 +189,12 @@ def layouts(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> Ite
                                 yield made
 
 
+def weigh(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, step: Step) -> Memory:
+    """What a step of this layout needs, replayed."""
+    found = fullest(shape, layout, sequence)
+    return memory_of(shape, layout, sequence, gpu, CONSTANTS["memory"], step, found)
+
+
 @dataclass
 class Candidate:
     layout: Layout
@@ -213,9 +219,7 @@ def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted:
     room = CONSTANTS["memory"]["room"] * gpu.memory
 
     def weighed(each: Candidate) -> float:
-        found = fullest(shape, each.layout, sequence)
-        args = shape, each.layout, sequence, gpu, CONSTANTS["memory"], each.step
-        each.memory = memory_of(*args, found)
+        each.memory = weigh(shape, each.layout, sequence, gpu, each.step)
         return each.memory.needed
 
     for each in timed:
@@ -949,9 +953,7 @@ def main() -> None:
     elif args.why:
         layout = one_layout(args.why, shape, args)
         step = step_time(shape, layout, args.sequence, gpu, CONSTANTS["time"])
-        found = fullest(shape, layout, args.sequence)
-        given = (shape, layout, args.sequence, gpu, CONSTANTS["memory"], step, found)
-        each = Candidate(layout, step, memory_of(*given))
+        each = Candidate(layout, step, weigh(shape, layout, args.sequence, gpu, step))
         fits = each.memory.needed <= CONSTANTS["memory"]["room"] * gpu.memory
         print(f"{called(layout)} fits" if fits else rejected_why(each, gpu))
         explain(shape, each, args, gpu)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from memory import Layout
-from plan import CONSTANTS, GIB, called, fullest, memory_of, mfu, stop, the_gpu, the_model
+from plan import CONSTANTS, GIB, called, mfu, stop, the_gpu, the_model, weigh
 from step_time import Gpu, Step, step_time
 from transformer import Shape
 
@@ -98,9 +98,7 @@ class Row:
 
     def peak(self, step: Step) -> float:
         """GiB of the fullest stage, predicted."""
-        found = fullest(self.shape, self.layout, self.sequence)
-        given = self.shape, self.layout, self.sequence, self.gpu, CONSTANTS["memory"]
-        return memory_of(*given, step, found).needed / GIB
+        return weigh(self.shape, self.layout, self.sequence, self.gpu, step).needed / GIB
 
 
 def main() -> None:
