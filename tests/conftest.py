@@ -241,8 +241,13 @@ class Book:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Book:
-    """An empty book."""
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
+    """An empty book.
+
+    Tests change its files within a second, and at times not in length: what Python had
+    compiled of such a file would still hold.
+    """
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return Book(tmp_path)
 
 

@@ -1194,7 +1194,8 @@ class Gpu:
     def install(self, *names: str) -> None:
         """Let torch see these GPUs."""
         count = f"device_count = lambda: {len(names)}\n"
-        self.book.write("torch/cuda.py", f"{count}get_device_name = lambda n: {names}[n]\n")
+        code = f"{count}get_device_name = lambda n: {names}[n]\n"
+        os.utime(self.book.write("torch/cuda.py", code), (0, 0))  # no later than the one before
 
     def list(self, **commands: str) -> None:
         """Say which programs have something to show on a GPU."""
