@@ -26,8 +26,14 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
+SITE = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+PAGES = [page.read_text("utf-8") for page in (ROOT / "docs/instruments").glob("*.md")]
+SHOWN = {name for page in PAGES for name in re.findall(r'--8<-- "(snippets/[^":]+)', page)}
+# what an instrument's page and its numbers are made of: most programs of the book change neither
 INPUTS = [
-    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
+    "book", "docs/assets", "docs/instruments", "mkdocs.yml", "overrides", "snippets/planner",
+    "snippets/03_model_parallelism/schedules.py", "snippets/06_gpu_computing/roofline.py",
+    "snippets/09_inference/decode_bound.py", *sorted(SHOWN),
 ]  # fmt: skip
 PROGRAMS = {
     "formats": "05_mixed_precision/number_formats.py",
@@ -512,6 +518,7 @@ def test_a_link_and_a_command_say_the_same(
         assert value in ran.stdout, (value, ran.stdout)
 
 
+@pytest.mark.inputs(*SITE)
 def test_links_show_what_they_ask_for(page: Page, address: str, built_site: Path) -> None:
     links = set()
     for file in built_site.rglob("index.html"):
@@ -600,6 +607,7 @@ def test_without_javascript(browser: Browser, address: str) -> None:
     page.close()
 
 
+@pytest.mark.inputs(*SITE)
 def test_other_pages_load_none_of_it(built_site: Path) -> None:
     with_script = {
         page.parent.name

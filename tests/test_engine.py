@@ -669,20 +669,24 @@ def test_what_passed_is_repeated_after_a_change_of_what_it_names(book: Book) -> 
         @pytest.mark.parametrize("what", [Small(), 1], ids=["own", "all"])
         def test_it(what):
             pass
+
+        @pytest.mark.inputs("small.txt")
+        def test_that():
+            pass
         """,
     )
-    changes = {  # what changes: how many of two programs, a block and two tests run again
+    changes = {  # what changes: how many of two programs, a block and three tests run again
         "snippets/t/whole.py": 1,
         "snippets/t/whole.cpu.txt": 1,
         "snippets/t/part.py": 3,  # beside `whole`, which names it, and on the page
         "docs/b.md": 0,  # another block would be another test
-        "small.txt": 1,
+        "small.txt": 2,
         "data/more/new.txt": 1,
         "data/.icons/new.svg": 1,
-        "tests/test_two.py": 2,
-        "tests/conftest.py": 2,
-        "requirements/test.txt": 5,
-        "pyproject.toml": 2,
+        "tests/test_two.py": 3,
+        "tests/conftest.py": 3,
+        "requirements/test.txt": 6,
+        "pyproject.toml": 3,
     }
 
     def unchanged() -> int:
@@ -690,11 +694,11 @@ def test_what_passed_is_repeated_after_a_change_of_what_it_names(book: Book) -> 
         assert report.status == 0, report.text
         return int((re.search(r"(\d+) unchanged since", report.text))[1])
 
-    assert [unchanged(), unchanged()] == [0, 5]
+    assert [unchanged(), unchanged()] == [0, 6]
     for name, again in changes.items():
         path = book.root / name
         book.write(name, (path.read_text() if path.exists() else "") + "\n")
-        assert unchanged() == 5 - again, name
+        assert unchanged() == 6 - again, name
 
 
 def test_where_nothing_has_changed_nothing_is_even_collected(book: Book) -> None:

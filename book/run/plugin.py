@@ -113,6 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "cpu: runs on any machine",
         "gpu: needs a CUDA device",
         "multi_gpu: needs more than one CUDA device",
+        "inputs(*names): the files on which this test depends, in place of its module's INPUTS",
     ):
         config.addinivalue_line("markers", marker)
     if not hasattr(config, "workerinput"):
@@ -508,6 +509,8 @@ def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     """The files and folders of the repository on which a test of ``tests/`` depends."""
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     own = getattr(getattr(item, "module", None), "INPUTS", ("book", "tests"))
+    if marker := item.get_closest_marker("inputs"):
+        own = marker.args
     own = next((value.inputs for value in values if hasattr(value, "inputs")), own)
     module = item.path.relative_to(item.config.rootpath).as_posix()
     return (
