@@ -391,7 +391,7 @@ def mean_over_ranks(number: torch.Tensor) -> float:
 # If $N$ does not divide $\Psi$, round a shard up: all are padded to equal length. On top of the
 # states comes what one step needs for a while: activations, whole gradients in backward's
 # hands, a gathered unit. Keep some room for these. The smallest stage that fits is the one to
-# take, for the higher ones have more to send.
+# take: stage 3 has more to send, and stage 2 too where a step has several micro-batches.
 
 
 # %%
@@ -567,8 +567,9 @@ if __name__ == "__main__":
 #
 # ZeRO-1 uses one $N$-th of the gradient and keeps all of it. Backward makes gradients unit by
 # unit, from the last to the first. As soon as a unit's are complete, reduce-scatter them, keep
-# your part, and free the rest: then there is never more than one unit's gradient whole. The
-# bytes sent are the same, they only leave earlier.
+# your part, and free the rest: then there is never more than one unit's gradient whole. Where
+# a step is one micro-batch the bytes sent are the same, they only leave earlier. (Of several,
+# each reduces its own: $m + 1$ times $(N-1)/N$ of the $\Psi$ elements, in place of twice.)
 #
 # `register_post_accumulate_grad_hook` calls you when a parameter's gradient has been
 # accumulated; the parameters of a unit come one at a time, in an order of backward's choice.

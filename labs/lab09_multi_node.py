@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 09: more than one machine
 #
-# Between two GPUs of a node lie hundreds of GB/s; between two nodes, a tenth of that or less.
+# Between two GPUs joined by NVLink lie hundreds of GB/s; between two nodes, about a tenth.
 # Everything that is new about several machines follows from that drop: who starts the ranks and
 # how they find each other, which collective crosses the slow link and with how many bytes,
 # which kind of parallelism may lie across it, and what compression gains there. In this lab

@@ -13,7 +13,10 @@ from book.core.transcript import same_line
 from book.run import mutants
 from book.run.plugin import MODULES
 
-INPUTS = ["assessment", "book", "graders", "labs", "snippets", "tests/mutants"]
+INPUTS = ["book"]
+LISTED = pytest.mark.inputs(
+    "assessment", "book", "graders", "labs", "snippets", "tests/mutants"
+)
 LEAST = 3  # written for each program that computes something
 PROGRAMS = [  # what launchers do is not computed by the programs of labs/launch
     each
@@ -24,6 +27,7 @@ LISTS = sorted((ROOT / "tests" / "mutants").glob("*.toml"))
 OF_MODULES = [path for path in LISTS if path.stem in MODULES]
 
 
+@LISTED
 @pytest.mark.parametrize("path", OF_MODULES, ids=lambda path: path.stem)
 def test_written_mutants_of_modules_apply(path) -> None:
     """Each file that is listed is there, names its tests, and each change leaves a program."""
@@ -34,6 +38,7 @@ def test_written_mutants_of_modules_apply(path) -> None:
             assert tests.startswith("tests/test_")
 
 
+@LISTED
 @pytest.mark.parametrize("path", sorted({*LISTS} - {*OF_MODULES}), ids=lambda path: path.stem)
 def test_written_mutants_apply(path) -> None:
     """Each program is one of this list's chapter, and each change leaves a program."""
@@ -50,6 +55,7 @@ def test_written_mutants_apply(path) -> None:
                 ast.parse(mutant.source)
 
 
+@LISTED
 def test_every_chapter_has_a_list() -> None:
     assert {mutants.list_of(each.path, each.root) for each in PROGRAMS} == {*LISTS} - {
         *OF_MODULES

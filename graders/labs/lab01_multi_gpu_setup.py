@@ -44,8 +44,8 @@ HINTS = {
     'backend, "gloo".',
     "no_timeout": "Pass timeout=timeout. The default is half an hour on gloo: so long would a "
     "rank wait for one that has died.",
-    "gloo_on_gpu": "gloo is for the CPU. On an accelerator pass device_id=device and no "
-    "backend: torch knows which one belongs to it.",
+    "gloo_on_gpu": "gloo moves a GPU's tensors by way of the host. On an accelerator pass "
+    "device_id=device and no backend: torch knows which one belongs to it.",
     "not_bound": "On an accelerator pass device_id=device: the group is then bound to it, and "
     "connects now and not in the first collective.",
     "no_backend": 'On the CPU name the backend, "gloo": with none, torch starts one for each '

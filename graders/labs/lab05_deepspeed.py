@@ -75,7 +75,7 @@ HINTS = {
     "micro_size": "The engine counts on micro-batches of the size that is configured: "
     "engine.train_micro_batch_size_per_gpu().",
     "plain_backward": "engine.backward(loss), not loss.backward(): stage 0 refuses the "
-    "latter, and fp16 would miss its loss scale.",
+    "latter, and so does fp16 with ZeRO, where the loss must be scaled first.",
     "divided": "engine.backward divides by the number of accumulated micro-batches itself. "
     "Divided twice the gradient is too small, which AdamW hides and clipping does not.",
     "step_each": "engine.step() belongs after every backward: it counts micro-batches, and "

@@ -100,8 +100,8 @@ HINTS = {
     "what goes into each operator; do not convert the model.",
     "no_autocast": "The products run in fp32. autocast works for the type of device it is "
     "given: x.device.type, and dtype=torch.bfloat16.",
-    "loss_outside": "Outside of autocast the loss is computed in bf16, the dtype of the "
-    "logits. Move it inside.",
+    "loss_outside": "Outside of autocast the loss is computed in the dtype of the logits, "
+    "bf16 unless you cast them. Move it inside, with logits.float() if you like.",
     "backward_inside": "backward belongs outside of autocast: it takes the dtypes of forward.",
     "not_in_place": "sums of the caller are still 0: add in place, sums += ….",
     "asks_in_step": "The host waits in the step. Leave the numbers on the device.",
