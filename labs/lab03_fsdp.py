@@ -567,9 +567,8 @@ if __name__ == "__main__":
 #
 # ZeRO-1 uses one $N$-th of the gradient and keeps all of it. Backward makes gradients unit by
 # unit, from the last to the first. As soon as a unit's are complete, reduce-scatter them, keep
-# your part, and free the rest: then there is never more than one unit's gradient whole. Where
-# a step is one micro-batch the bytes sent are the same, they only leave earlier. (Of several,
-# each reduces its own: $m + 1$ times $(N-1)/N$ of the $\Psi$ elements, in place of twice.)
+# your part, and free the rest: then there is never more than one unit's gradient whole. Of one
+# micro-batch the bytes sent are the same, and leave earlier; of several each reduces its own.
 #
 # `register_post_accumulate_grad_hook` calls you when a parameter's gradient has been
 # accumulated; the parameters of a unit come one at a time, in an order of backward's choice.

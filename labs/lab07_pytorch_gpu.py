@@ -1043,15 +1043,14 @@ if __name__ == "__main__":
 # ## Step 6: 16 bits where they do no harm
 #
 # Under `torch.autocast(device.type, dtype=torch.bfloat16)` matrix products run in bf16, which
-# tensor cores do several times faster than fp32, while norms, softmax and most losses run in
-# fp32. The parameters stay fp32: it is each operator that casts its inputs, so the model itself
-# is *not* converted. Name the type of the device at hand: autocast for another does nothing.
+# tensor cores do several times faster than fp32; norms, softmax and most losses run in fp32.
+# The parameters stay fp32: it is each operator that casts its inputs, so the model itself is
+# *not* converted. Name the type of the device at hand: autocast for another type does nothing.
 #
 # * Forward and loss belong inside, backward outside: each backward operator takes the dtype
 #   that its forward had.
 # * What comes out of the last linear layer is bf16. `F.cross_entropy` under autocast returns
-#   fp32; called outside, it would stay in bf16. (The toy casts before it. CUDA casts behind its
-#   log-softmax only; where that matters, write `F.cross_entropy(logits.float(), …)`.)
+#   fp32, on CUDA of a log-softmax in bf16 unless you take `logits.float()`; outside, bf16.
 # * Sums over an epoch stay in fp32. In bf16, with 8 bits of precision, counting one by one ends
 #   at 256: 256 + 1 is 256.
 #
