@@ -18,8 +18,11 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 
 from book.core import BookError
@@ -38,9 +41,38 @@ _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 _STARTED = re.compile(r"\bpython (\w+)\.py\b")
 _DATA = re.compile(r"[\w.-]+\.(?:toml|csv|(?:cpu|cuda)\.txt)")
+_ENDS = (".toml", ".csv", ".txt")  # found sooner than the names
 _DEVICE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 _OLDER = re.compile(r"cpu-torch-(\d+)-(\d+)")
 _RECORDED = re.compile(rf"(?P<stem>.+?)\.(?:(?P<device>{_DEVICE})\.txt|(?:{_DEVICE}\.)?svg)")
+
+
+_known: dict | None = None  # what programs have answered, while no file changes
+
+
+@contextmanager
+def still(known: dict) -> Iterator[None]:
+    """No file changes in here: what a program has answered, a program repeats from ``known``."""
+    global _known
+    before, _known = _known, known
+    try:
+        yield
+    finally:
+        _known = before
+
+
+def _once(answer: Callable) -> Callable:
+    """A function whose answers are kept where files are `still`."""
+
+    @wraps(answer)
+    def kept(*asked: Program | Path | str) -> object:
+        if _known is None:
+            return answer(*asked)
+        if (key := (answer, *asked)) not in _known:
+            _known[key] = answer(*asked)
+        return _known[key]
+
+    return kept
 
 
 @dataclass(frozen=True)
@@ -97,10 +129,7 @@ class Program:
     @property
     def _recorded(self) -> set[str]:
         """What its transcripts are named for."""
-        stem = self.path.stem
-        names = (n for n in os.listdir(self.path.parent) if n.startswith(f"{stem}."))
-        found = map(_RECORDED.fullmatch, names)
-        return {match["device"] for match in found if match and match["stem"] == stem} - {None}
+        return _recorded(self.path.parent).get(self.path.stem, set())
 
     def held_to(self, device: str, torch: str) -> str:
         """What the transcript is named for that a run on this release of torch is held to."""
@@ -144,6 +173,7 @@ class Program:
         recorded = [transcript.provenance for transcript in self.transcripts().values()]
         return [provenance.device for provenance in recorded if provenance]
 
+    @_once
     def _words(self, device: str) -> set[str]:
         """What the commands of one transcript are made of, or of all and snippets/gpu.toml."""
         words = set() if device else set(on_gpus(self.root).get(self.name, "").split())
@@ -155,6 +185,7 @@ class Program:
             words |= {word for command in commands for word in command.typed.split()}
         return words
 
+    @_once
     def companions(self, device: str = "") -> list[Program]:
         """The other programs of its folder that its transcripts' commands name (or those of the
         ``device``), and those that any of them imports or starts."""
@@ -169,19 +200,27 @@ class Program:
                 queue += found[path]._imported()
         return list(found.values())[1:]
 
+    @_once
     def _imported(self) -> list[Path]:
         """What it imports, or, where it is a script of a shell, what it starts."""
         pattern = {".py": _IMPORTED, ".sh": _STARTED}.get(self.path.suffix)
         names = pattern.findall(self.path.read_text("utf-8")) if pattern else []
         return [self.path.with_name(f"{name}.py") for name in names]
 
+    @_once
     def data(self, device: str = "") -> list[Path]:
         """TOML, CSV and transcripts beside it that it, its companions or its commands name."""
         programs = (self, *self.companions(device))
-        texts = [each.path.read_text("utf-8") for each in programs if each.path.suffix == ".py"]
-        names = set(_DATA.findall(" ".join([*self._words(device), *texts])))
+        names = set(_DATA.findall(" ".join(self._words(device))))
+        names.update(*(each._named() for each in programs if each.path.suffix == ".py"))
         found = (self.path.with_name(name) for name in sorted(names))
         return [path for path in found if path.exists()]
+
+    @_once
+    def _named(self) -> list[str]:
+        """What its text names that could be a table or a transcript."""
+        text = self.path.read_text("utf-8")
+        return _DATA.findall(text) if any(end in text for end in _ENDS) else []
 
     @property
     def steady(self) -> bool:
@@ -195,6 +234,16 @@ class Program:
             return []
         statement = rf"^\s*(?:import|from) ({'|'.join(packages)})\b"
         return re.findall(statement, self.path.read_text("utf-8"), re.MULTILINE)
+
+
+@_once
+def _recorded(folder: Path) -> dict[str, set[str]]:
+    """What the transcripts of a folder are named for, by what stands before it."""
+    found = defaultdict(set)
+    for match in filter(None, map(_RECORDED.fullmatch, os.listdir(folder))):
+        if match["device"]:
+            found[match["stem"]].add(match["device"])
+    return found
 
 
 @lru_cache(maxsize=1024)

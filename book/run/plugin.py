@@ -27,7 +27,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from multiprocessing.util import Finalize
@@ -38,7 +38,7 @@ import pytest
 
 from book.core import BookError, held
 from book.core.page import embedded_files
-from book.core.program import LAUNCH, Program, gpu_kind, is_program, is_stray
+from book.core.program import LAUNCH, Program, gpu_kind, is_program, is_stray, still
 from book.run import fences, hold, mutants, passed, runner
 from book.run.warm import Launcher
 from graders import machine
@@ -125,6 +125,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if why := machine.cannot_meet():
         raise pytest.UsageError(why)
     signal.signal(signal.SIGTERM, _interrupt)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator:
+    with still({}):
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

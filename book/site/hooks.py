@@ -22,7 +22,7 @@ from pymdownx.arithmatex import ArithmatexExtension
 
 from book.core import ROOT, BookError
 from book.core.page import hold_embeds
-from book.core.program import Program
+from book.core.program import Program, still
 from book.site import (
     changes,
     data,
@@ -76,13 +76,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for file in programs.files(config, _root(config)):
-        files.append(file)
+    known = {}  # of programs, which this build takes to be as they are now
+    with still(known):
+        for file in programs.files(config, _root(config)):
+            files.append(file)
     if (_root(config) / changes.FILE).exists():
         feed = changes.feed(_root(config), config)
         files.append(File.generated(config, changes.FEED, content=feed))
     theme.fit(files)
-    config.extra["keeper"] = kept.Keeper(_root(config), files)
+    config.extra["keeper"] = kept.Keeper(_root(config), files, known)
     return files
 
 
@@ -127,12 +129,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if labs.is_lab(page.file):
         opens = notebooks.links(Program(root, root / name), config.repo_url)
         return facts.with_facts(labs.page_text(page, root, opens), root, name)
-    return facts.with_counts(markdown, root) if name == "index.md" else markdown
+    with still(config.extra["keeper"].known):
+        return facts.with_counts(markdown, root) if name == "index.md" else markdown
 
 
 def _render(page: Page, config: MkDocsConfig, files: Files) -> None:
     keeper = config.extra["keeper"]
-    lines = data.fill(page.markdown.split("\n"), SHOWS, keeper.root)
+    with still(keeper.known):
+        lines = data.fill(page.markdown.split("\n"), SHOWS, keeper.root)
     text = "\n".join([str(page.meta), page.markdown, *lines])
     keeper.render(page, text, functools.partial(_make, page, config, files), files)
 

@@ -29,7 +29,7 @@ from mkdocs.structure.pages import Page
 
 from book.core import ROOT, held, write_whole
 from book.core.digest import contents, digest
-from book.core.program import Program, is_program, on_gpus
+from book.core.program import Program, is_program, on_gpus, still
 from book.site.theme import fixed
 
 FOLDER = ".cache/pages"
@@ -67,8 +67,9 @@ def around(nav: Navigation) -> str:
 class Keeper:
     """Renders the pages of one build, each from what is kept where that still holds."""
 
-    def __init__(self, root: Path, files: Files) -> None:
+    def __init__(self, root: Path, files: Files, known: dict) -> None:
         self.root, self.folder, self.used = root, root / FOLDER, set[Path]()
+        self.known = known
         self.beside = functools.cache(functools.partial(beside, root))
         self.around = functools.cache(around)
         places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in files]
@@ -78,7 +79,8 @@ class Keeper:
     def render(self, page: Page, text: str, make: Callable[[], None], files: Files) -> None:
         """Do what `make` does to a page, of which ``text`` says all but what it embeds."""
         embedded = sorted(set(EMBEDDED.findall(text)))
-        shown = [self.beside(each) for each in embedded]
+        with still(self.known):
+            shown = [self.beside(each) for each in embedded]
         place = self._place(page, text, *shown)
         with suppress(*NOT_KEPT):
             made, links = pickle.loads(place.read_bytes())
