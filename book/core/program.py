@@ -52,7 +52,7 @@ _known: dict | None = None  # what programs have answered, while no file changes
 
 @contextmanager
 def still(known: dict) -> Iterator[None]:
-    """No file changes in here: what a program has answered, a program repeats from ``known``."""
+    """No file changes in here: what a program has answered it repeats, from ``known``."""
     global _known
     before, _known = _known, known
     try:
