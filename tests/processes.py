@@ -18,6 +18,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING
 
+from book.run.runner import as_in_a_terminal
+
 if TYPE_CHECKING:
     from book.run.warm import Launcher
 
@@ -35,15 +37,6 @@ def until(event: Callable[[], object], process: Popen | None = None) -> None:
         assert event() or not over, f"it ended with status {process.returncode} before that"
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.01)
-
-
-def as_in_a_terminal() -> None:
-    """Let Ctrl-C and a hang-up end the process that is about to start, as they do there.
-
-    What a shell starts before `&` ignores the first, and what `nohup` starts the second.
-    """
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def carrying(mark: str, *, in_command: bool = False) -> dict[int, str]:

@@ -85,7 +85,7 @@ EXAMPLES = {
     "reduce-scatter, all-gather, all-to-all": (RING, 1e-9, "{:.3f} GB"),
     "ring all-reduce, time": (RING, 1e3, "{:.1f} ms"),
     "its bus bandwidth": (RING | {r"\text{time}": RING_TIME}, 1e-9, "{:.0f} GB/s"),
-    "DDP, ZeRO-1, 2, bf16": (MODEL, 2e-9, "{:.0f} GB"),
+    "DDP, ZeRO-1, and 2 if *m* = 1, bf16": (MODEL, 2e-9, "{:.0f} GB"),
     "ZeRO-3, bf16": (MODEL, 2e-9, "{:.0f} GB"),
     "TP, each layer": (MODEL, 1e-6, "{:.0f} MB"),
     "PP, each border and micro-batch": (MODEL, 1e-6, "{:.0f} MB"),

@@ -583,6 +583,19 @@ def test_an_interruption_waits_until_what_is_started_is_known(book: Book) -> Non
     assert left_behind("slow-mark-8814", in_command=True) == []
 
 
+@pytest.mark.parametrize("warm", [False, True], ids=["typed", "warm"])
+def test_in_the_background_commands_hear_what_they_hear_in_a_terminal(
+    book: Book, warm: bool
+) -> None:
+    code = "import signal\nprint(signal.getsignal(signal.SIGINT).__name__)\n"
+    code += "print(signal.getsignal(signal.SIGHUP).name)\n"
+    book.program("hears", code, "$ python hears.py\ndefault_int_handler\nSIG_DFL\n")
+    words, env = book.words("snippets", warm=warm)
+    shell = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", sys.executable]
+    ended = subprocess.run([*shell, *words], cwd=book.root, env=env, capture_output=True)
+    assert ended.returncode == 0, ended.stdout.decode()
+
+
 def test_a_port_in_use_is_no_matter_unless_a_command_asks_for_it(book: Book) -> None:
     with socket.socket() as taken, socket.socket() as usual:
         taken.bind(("127.0.0.1", 0))

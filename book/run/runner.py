@@ -348,6 +348,15 @@ def run(
     return Result(command, status, _read(out), _read(err), seconds, not ended, stacks, told)
 
 
+def as_in_a_terminal() -> None:
+    """Let Ctrl-C and a hang-up end the process that is about to start, as they do there.
+
+    What a shell starts before `&` ignores the first, and what `nohup` starts the second.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _as_typed(
     command: str, folder: Path, env: dict[str, str], out: Path, err: Path
 ) -> tuple[int, Callable[[], int | None]]:
@@ -361,6 +370,7 @@ def _as_typed(
             stdout=out_file,
             stderr=err_file,
             start_new_session=True,
+            preexec_fn=as_in_a_terminal,
         )
     return process.pid, process.poll
 

@@ -168,6 +168,8 @@ def _become(
     _end_with_parent()
     multiprocessing.set_start_method(None, force=True)  # not that of a fork server's child
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, too, where a
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # shell started the session in the background
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for target, path in ((1, out), (2, err)):
