@@ -219,9 +219,9 @@ def test_ranks_that_disagree_on_the_world_size() -> None:
 
 def test_rank_that_never_arrives() -> None:
     first, _, third = ranks(3)
-    zero, two = start(first, third, options="--wait 8")
+    zero, two = start(first, third, options="--wait 20")
     fault = only_fault(zero)
-    wanted = r"rank 1 of 3 never arrived: in 8 s only ranks 0 and 2 \(\S+\) did\."
+    wanted = r"rank 1 of 3 never arrived: in 20 s only ranks 0 and 2 \(\S+\) did\."
     assert re.fullmatch(wanted, fault), fault
     assert silent(two), two
 
