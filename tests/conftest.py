@@ -41,6 +41,8 @@ TOGETHER = re.compile(
     r"(?:(?P<small>assignment|challenge)|[a-z]+)"
 )
 ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
+# what the built site is made of
+SITE = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
 READS, READ = Path(__file__).parent / "reads", pytest.StashKey[int]()
 NEVER = (".venv/", ".git/", ".cache/", "tests/reads/", "requirements/")  # or known to all tests
 CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]

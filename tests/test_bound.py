@@ -7,11 +7,12 @@ from xml.etree import ElementTree
 
 import pypdf
 import pytest
+from conftest import SITE
 
 from book.core.page import parse
 from book.site import bound
 
-INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+INPUTS = SITE
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import SITE
 
 from book.core.page import read
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+INPUTS = SITE
 CARD = Path(__file__).resolve().parent.parent / "docs" / "11_reference_card.md"
 
 # the card's model, Llama 3 70B, its GPU, and a message of 1 GB among eight ranks

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import SITE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+INPUTS = SITE
 KEY = "world-size:checklist"
 TRACKS = ["gpu_and_distributed", "distributed_core", "pytorch_gpu"]
 A, B = "shown-gpu-and-distributed-architecture", "shown-gpu-and-distributed-kernels"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import SITE
 
 from book.core import BookError
 from book.site.facts import with_counts
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
 
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = [
-    "README.md", "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
-]  # fmt: skip
+INPUTS = ["README.md", *SITE]
 
 
 def article(site: Path) -> str:

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from conftest import SITE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
-SITE = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
 PAGES = [page.read_text("utf-8") for page in (ROOT / "docs/instruments").glob("*.md")]
 SHOWN = {name for page in PAGES for name in re.findall(r'--8<-- "(snippets/[^":]+)', page)}
 # what an instrument's page and its numbers are made of: most programs of the book change neither

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import SITE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+INPUTS = SITE
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from conftest import SITE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-INPUTS = [
-    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
-]  # fmt: skip
+INPUTS = SITE
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import SITE
 
 from book.site import quiz
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
-INPUTS = [
-    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
-]  # fmt: skip
+INPUTS = SITE
 KEY = "world-size:quiz"
 ROOT = Path(__file__).resolve().parent.parent
 QUESTIONS = {each.id: each for lesson in quiz.load(ROOT) for each in lesson.questions}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import SITE
 
 pytest.importorskip("yaml")
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+INPUTS = SITE
 ENTRIES = references.load((ROOT / references.FILE).read_text("utf-8")).entries
 SHOWN = "a.reference:visible"
 

@@ -9,13 +9,12 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conftest import SITE
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-INPUTS = [
-    "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets",
-    "tests/pasted.toml",
-]  # fmt: skip
+INPUTS = [*SITE, "tests/pasted.toml"]
 TEXT = "search/text.json"  # a reader who searches fetches it, compressed, and reads it whole
 MOST, MOST_COMPRESSED = 2_900_000, 980_000
 FOUND = ".md-search-result__item"

@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urljoin, urlsplit
 
 import pytest
-from conftest import RECORDED
+from conftest import RECORDED, SITE
 
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
@@ -42,10 +42,7 @@ from book.site.facts import reading_minutes
 from book.site.hooks import BookMarkdown
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = [
-    ".github", "CITATION.cff", "assessment", "book", "docs", "labs", "mkdocs.yml", "overrides",
-    "pyproject.toml", "snippets",
-]  # fmt: skip
+INPUTS = [".github", "CITATION.cff", "pyproject.toml", *SITE]
 HOST = "https://world-size.github.io/world-size/"
 HTML, SENT = 350_000, 60_000  # bytes that a page may have, and as a host sends them
 WORDS, MINUTES = 6_000, 45  # and what one can read without a break
