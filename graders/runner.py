@@ -705,6 +705,7 @@ class Runner:
     def __enter__(self) -> "Runner":
         if why := machine.cannot_meet():
             sys.exit(why)
+        machine.in_turn()
         if LINUX:
             ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us
         torch.set_num_threads(1)

@@ -124,6 +124,14 @@ def test_a_folder_is_gone_although_its_removal_was_interrupted(monkeypatch) -> N
     assert not folder.parent.exists()
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux knows batch processes")
+def test_a_session_and_what_it_starts_drive_nobody_from_a_core() -> None:
+    mine = os.sched_getscheduler(0)  # what is started inherits it
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    machine.in_turn()
+    assert mine == os.sched_getscheduler(0) == os.SCHED_BATCH
+
+
 def test_a_copy_that_did_not_fit_is_not_left(tmp_path: Path) -> None:
     """A learner makes room, and the same command writes the copy."""
     start = f"'{sys.executable}' '{ROOT}/labs/start.py' 2"

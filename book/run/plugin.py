@@ -121,6 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--record") and config.getoption("--device") == "cuda":
         raise pytest.UsageError("`make gpu` records on GPUs; this option, on the CPU")
     gc.disable()  # what is imported and collected stays: a fifth of that time went to looking
+    machine.in_turn()
     config.stash[SESSION] = Session(config)
     if why := machine.cannot_meet():
         raise pytest.UsageError(why)
