@@ -42,8 +42,8 @@ ifneq ($(shell $(VENV)/bin/python -c '' 2>/dev/null && echo starts),starts)
 endif
 endif
 
-# One worker more than there are cores, for some tests only wait; none where there is no pytest-xdist.
-WORKERS = $(shell $(RUN) -c 'import importlib.util as u, os; print(f"-n {(os.cpu_count() or 1) + 1} --dist loadscope" if u.find_spec("xdist") else "")')
+# Two workers more than there are cores, for some tests only wait; none where there is no pytest-xdist.
+WORKERS = $(shell $(RUN) -c 'import importlib.util as u, os; print(f"-n {(os.cpu_count() or 1) + 2} --dist loadscope" if u.find_spec("xdist") else "")')
 
 # pytest and MkDocs end with a traceback where there is no folder that takes a temporary file.
 define room

@@ -40,11 +40,6 @@ TOGETHER = re.compile(
     r"tests/test_assessment\.py::test_wrong_answer_gets_its_hint\["
     r"(?:(?P<small>assignment|challenge)|[a-z]+)"
 )
-# What waits for ranks, or for a time-out, for more than half of its time.
-WAITS = re.compile(
-    r"snippets/(11_references|clusters)/|labs/launch/|"
-    r"tests/test_(assessment|canary|cluster|doctor|engine|failures|labs|machine|serving)\.py"
-)
 ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 # what the built site is made of
 SITE = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
@@ -71,19 +66,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """Give each worker one test after the other, but those of `TOGETHER` at once.
-
-    Workers beyond the cores take what waits first, and the others what computes.
-    """
+    """Give each worker one test after the other, but those of `TOGETHER` at once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
-        def _assign_work_unit(self, node) -> None:
-            extra = int(node.gateway.id.removeprefix("gw")) >= (os.cpu_count() or 1)
-            mine = (scope for scope in self.workqueue if bool(WAITS.match(scope)) == extra)
-            self.workqueue.move_to_end(next(mine, next(iter(self.workqueue))), last=False)
-            super()._assign_work_unit(node)
-
         def _split_scope(self, nodeid: str) -> str:
             if ON_THE_SITE.match(nodeid):
                 return "site"
