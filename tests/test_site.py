@@ -391,9 +391,16 @@ def test_the_map_has_every_page_of_the_navigation(site: Site) -> None:
 
 
 def test_a_link_has_words() -> None:
-    """One that is only a formula has no name for who hears the page."""
+    """Who hears links alone has no name of a formula, and does not know where `here` leads."""
+    nothing = r"\[(\$[^]$]*\$|here|this|more|read more|start|information)\]\("
     for path in sorted((ROOT / "docs").rglob("*.md")):
-        assert not re.findall(r"\[\$[^]$]*\$\]\(", path.read_text("utf-8")), path
+        assert not re.findall(nothing, path.read_text("utf-8"), re.I), path
+
+
+def test_a_link_in_the_head_of_a_table_is_told_by_more_than_its_colour() -> None:
+    """It stands beside other words there, too, as in any text that the rule names."""
+    rule = re.search(r":is\(([a-z, ]+)\) a:not\(", (ROOT / "docs/assets/book.css").read_text())
+    assert rule and {"p", "li", "dd", "td", "th", "figcaption"} <= set(rule[1].split(", "))
 
 
 def test_headings_have_the_anchors_that_the_book_counts_on(site: Site) -> None:
