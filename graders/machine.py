@@ -75,8 +75,8 @@ def in_turn() -> None:
     gloo's thread for events does not wait for a lock that another thread has, it asks again
     (`handleEvents` in gloo/transport/tcp/pair.cc). Where ranks outnumber cores, the message
     which a thread sends wakes a rank that takes the sender's core while the sender still has
-    the lock, and until it comes back the other core asks for it: 3 million times in half a
-    minute of lab 04. A batch process that wakes waits for the end of a turn.
+    the lock, and until it comes back its own loop asks for it: in lab 04 with three ranks on
+    two cores 3 million times in each. A batch process that wakes waits for the end of a turn.
     """
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):
