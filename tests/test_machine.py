@@ -125,11 +125,15 @@ def test_a_folder_is_gone_although_its_removal_was_interrupted(monkeypatch) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux knows batch processes")
-def test_a_session_and_what_it_starts_drive_nobody_from_a_core() -> None:
+def test_a_session_and_what_it_starts_drive_nobody_from_a_core(book: Book) -> None:
+    """But what is recorded is timed as readers will start it."""
+    book.program("how", "import os\nprint(os.sched_getscheduler(0))\n", "$ python how.py\n")
     mine = os.sched_getscheduler(0)  # what is started inherits it
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    recorded = book.pytest("--record", "--device", "cpu", "snippets")
     machine.in_turn()
     assert mine == os.sched_getscheduler(0) == os.SCHED_BATCH
+    assert book.read("snippets/t/how.cpu.txt").endswith(f"\n{os.SCHED_OTHER}\n"), recorded
 
 
 def test_a_copy_that_did_not_fit_is_not_left(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--record") and config.getoption("--device") == "cuda":
         raise pytest.UsageError("`make gpu` records on GPUs; this option, on the CPU")
     gc.disable()  # what is imported and collected stays: a fifth of that time went to looking
-    machine.in_turn()
+    if not config.getoption("--record"):  # what is recorded is timed as readers will start it
+        machine.in_turn()
     config.stash[SESSION] = Session(config)
     if why := machine.cannot_meet():
         raise pytest.UsageError(why)
