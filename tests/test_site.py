@@ -690,6 +690,17 @@ def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
     assert small() == cold
 
 
+def test_a_file_that_is_not_published_changes_nothing(small) -> None:
+    """As the compiled modules that a learner's first command leaves in labs/."""
+    with (small.folder / "mkdocs.yml").open("a", encoding="utf-8") as config:
+        config.write("exclude_docs: '*.pyc'\n")
+    small()
+    made = when_kept(small.folder)
+    (small.folder / "docs/start.pyc").touch()
+    small()
+    assert when_kept(small.folder) == made
+
+
 def test_what_is_served_is_what_is_published(small) -> None:
     """So `make site` and `make serve` keep the same, and neither removes what the other made."""
     config = small.folder / "mkdocs.yml"

@@ -72,7 +72,8 @@ class Keeper:
         self.known = known
         self.beside = functools.cache(functools.partial(beside, root))
         self.around = functools.cache(around)
-        places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in files]
+        there = [file for file in files if not file.inclusion.is_excluded()]
+        places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in there]
         self.book = digest(root, CODE, *(root / each for each in MADE_BY), *places)
         self.whole = root / ".cache" / "pages.of"  # of which book all pages have been kept
 
