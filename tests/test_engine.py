@@ -1430,6 +1430,19 @@ def test_what_each_part_took_is_said_whatever_else_happens(book: Book) -> None:
     assert re.search(r"^10 s of processor time", report.text, re.M), report.text
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_a_process_for_which_nobody_has_waited_counts_once() -> None:
+    """Else all that a browser did is counted again once its parent asks what became of it."""
+    work = "import time\nwhile time.process_time() < 0.5:\n    pass\n"
+    before = runner.processor_seconds()
+    process = subprocess.Popen([sys.executable, "-c", work])
+    stat = Path(f"/proc/{process.pid}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    ended = runner.processor_seconds()
+    process.wait()
+    assert before + 0.5 <= ended and runner.processor_seconds() - ended < 0.2
+
+
 def test_what_works_longer_than_its_budget_fails_where_one_asks(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,11 +163,11 @@ class Process:
             os.kill(self.pid, number)
 
 
-def _processes() -> set[Process]:
+def _processes(dead: str = "ZX") -> set[Process]:
     """Every live process of this machine that can be seen (Linux: /proc; elsewhere: ps)."""
     if Path("/proc/self/stat").exists():
         found = map(_from_proc, filter(str.isdigit, os.listdir("/proc")))
-        return {process for process in found if process}
+        return {process for process in found if process and process.state not in dead}
     columns = "pid=,ppid=,sess=,state=,command="
     listing = subprocess.run(
         ["ps", "-A", "-o", columns], capture_output=True, text=True, check=False
@@ -183,7 +183,7 @@ def _processes() -> set[Process]:
 
 
 def _from_proc(pid: str) -> Process | None:
-    """A process by its entry in /proc; None where it has ended."""
+    """A process by its entry in /proc; None where it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -193,12 +193,13 @@ def _from_proc(pid: str) -> Process | None:
     text = command.replace(b"\0", b" ").decode(errors="replace").strip()
     own, waited = (int(more[n]) + int(more[n + 1]) for n in (7, 9))
     numbers = int(pid), int(parent), int(session)
-    return None if state in "ZX" else Process(*numbers, text, state, own, waited)
+    return Process(*numbers, text, state, own, waited)
 
 
 def processor_seconds() -> float:
     """Of this process and of all that it has started, whether they still run or have ended."""
-    everyone, inside, size = _processes(), {os.getpid()}, 0
+    # one that has ended counts, too, until somebody waits: else it would count again then
+    everyone, inside, size = _processes(dead=""), {os.getpid()}, 0
     while len(inside) > size:
         size = len(inside)
         inside |= {p.pid for p in everyone if p.parent in inside}
