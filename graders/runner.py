@@ -541,6 +541,9 @@ def _keep_stores(requests: Any) -> None:
     if LINUX:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stderr = open(os.dup(2), "w", buffering=1)
+    # where no name server answers, the store says of a rank that it has no name
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     while requests.recv():
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         requests.send(store.port)

@@ -94,6 +94,14 @@ def test_a_full_disk_is_named(book: Book) -> None:
     assert "Traceback" not in said, said
 
 
+@pytest.mark.skipif(shutil.which("ip") is None, reason="this machine has no ip")
+def test_grading_needs_no_name_server(tmp_path: Path) -> None:
+    """torch's store asks one for the name of each rank, and says so where none answers."""
+    check = f"'{sys.executable}' '{ROOT}/labs/check.py' '{ROOT}/labs/lab02_ddp.py' --step 2"
+    status, said = elsewhere("--net", f"ip link set lo up; {check}", tmp_path)
+    assert status == 0 and "cannot be retrieved" not in said, said
+
+
 @pytest.mark.parametrize("command", ["test", "record", "mutants", "gpu", "site", "serve"])
 def test_make_names_a_disk_without_one_free_byte(command: str) -> None:
     """Where no file may have a byte, Python finds no folder for temporary ones."""
