@@ -91,11 +91,16 @@ def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str
     page.close()
 
 
-def test_a_page_is_not_styled_twice_while_it_loads(browser: Browser, address: str) -> None:
+@pytest.mark.parametrize(
+    "place", ["03_model_parallelism", "11_references", "tracks/distributed_core", "what_ran_where"]
+)
+def test_a_page_is_not_styled_twice_while_it_loads(
+    browser: Browser, address: str, place: str
+) -> None:
     """Each time more is a tenth of a second of a phone in which it does not answer."""
     page = browser.new_page(viewport={"width": 390, "height": 844})
     browser.start_tracing(page=page, categories=["devtools.timeline"])
-    page.goto(f"{address}03_model_parallelism/", wait_until="networkidle")
+    page.goto(f"{address}{place}/", wait_until="networkidle")
     page.evaluate("document.body.scrollHeight")  # style what no frame has shown yet
     traced = json.loads(browser.stop_tracing())["traceEvents"]
     styled = sum(

@@ -18,8 +18,20 @@ def _one_span(spans: re.Match[str]) -> str:
     return f'<span class="{spans[1]}">{re.sub("</?span[^>]*>", "", spans[0])}</span>'
 
 
+def _table(table: re.Match[str]) -> str:
+    """With the kind of its links as a class, and whether a cell has lines: where a style sheet
+    has to look for them (`:has`), a browser styles all again and again while it loads."""
+    of = re.search(r'<a [^>]*\bclass="(reference|watch)"', table[1])
+    kind = f"data of-{of[1]}" if of else "data"
+    cells = re.sub(r"(?s)<td(?=[^>]*>(?:(?!</td>).)*?<br)", '<td class="of-lines"', table[1])
+    begin = '<div class="md-typeset__scrollwrap"><div class="md-typeset__table">'
+    return f'{begin}<table class="{kind}">{cells}</div></div>'
+
+
 # the worker that builds an index in each reader's browser
 WORKER = r"assets/javascripts/workers/search\.\w+\.min\.js", "assets/search.js"
+
+
 FIXES = [
     # an empty number where the theme means "none"
     (r' tabindex=""', ""),
@@ -34,11 +46,7 @@ FIXES = [
     # HTML defines no such relation
     (r' rel="edit"', ""),
     # a table without a class is wrapped by the theme's script, and its page styled again
-    (
-        r"(?s)<table>(.*?</table>)",
-        r'<div class="md-typeset__scrollwrap"><div class="md-typeset__table">'
-        r'<table class="data">\1</div></div>',
-    ),
+    (r"(?s)<table>(.*?</table>)", _table),
     # most tokens of code have no colour of their own: a third of a page of code
     (r'<span class="(?:[nwpo]|kc|sa|[fv]m|n[av]|v[cgi])">([^<]*)</span>', itemgetter(1)),
     # others have the colour of what they stand in or beside
