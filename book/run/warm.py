@@ -71,10 +71,10 @@ def _first_as_typed(program: str) -> bool:
     """Whether a program is one of those whose first command runs as typed.
 
     One in 132 keeps torchrun itself in every session; the checksum of the name makes them
-    the same ones each time. Which remainder is taken does not matter: of 20 the programs are
+    the same ones each time. Which remainder is taken does not matter: of 15 the programs are
     short, and torchrun and a page are among them.
     """
-    return zlib.crc32(program.encode()) % 132 == 20
+    return zlib.crc32(program.encode()) % 132 == 15
 
 
 class Launcher:
