@@ -164,7 +164,10 @@ class Process:
 
 
 def _processes(dead: str = "ZX") -> set[Process]:
-    """Every live process of this machine that can be seen (Linux: /proc; elsewhere: ps)."""
+    """Every live process of this machine that can be seen (Linux: /proc; elsewhere: ps).
+
+    ``dead``: the states of those that are left out; none with ``""``.
+    """
     if Path("/proc/self/stat").exists():
         found = map(_from_proc, filter(str.isdigit, os.listdir("/proc")))
         return {process for process in found if process and process.state not in dead}
@@ -175,7 +178,7 @@ def _processes(dead: str = "ZX") -> set[Process]:
     processes = set()
     for line in listing.stdout.splitlines():
         pid, parent, session, state, *command = line.split(None, 4)
-        if state[0] != "Z":
+        if state[0] not in dead:
             number = int(session) if session.isdigit() else 0
             words = " ".join(command)
             processes.add(Process(int(pid), int(parent), number, words, state[0]))

@@ -30,8 +30,6 @@ def _table(table: re.Match[str]) -> str:
 
 # the worker that builds an index in each reader's browser
 WORKER = r"assets/javascripts/workers/search\.\w+\.min\.js", "assets/search.js"
-
-
 FIXES = [
     # an empty number where the theme means "none"
     (r' tabindex=""', ""),
