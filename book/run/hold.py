@@ -195,10 +195,11 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
         built = found and [*Path(found.origin).parent.glob("ops/aio/async_io_op*.so")]
         if not built:
             return "libaio in DeepSpeed (libaio-dev, then DS_BUILD_AIO=1 pip install deepspeed)"
-    for package in program.imports("triton", "numba", "ray", "tensorflow"):
+    apart = "ray", "tensorflow", "tensorboard"  # no part of the book's own requirements
+    for package in program.imports("triton", "numba", *apart):
         if importlib.util.find_spec(package) is None:
-            apart = f" (pip install -r requirements/{package}.txt)"  # no part of the book's own
-            return package + (apart if package in ("ray", "tensorflow") else "")
+            wanted = f" (pip install -r requirements/{package}.txt)"
+            return package + (wanted if package in apart else "")
     return None
 
 

@@ -4,7 +4,7 @@ NVML is asked for the GPU that torch trains on, by its UUID: NVML counts all of 
 torch those of CUDA_VISIBLE_DEVICES. What cannot be read is a text in its column, never a zero.
 A stand-in for NVML with known readings checks units and columns where there is no GPU.
 
-Optional: pip install nvidia-ml-py tensorboard wandb (held with 13.615.71, 2.21.0 and 0.31.0)
+Optional: pip install nvidia-ml-py tensorboard wandb (read_back.py reads what these two keep)
 """
 
 import json
@@ -189,10 +189,6 @@ def main() -> None:
         print(f"here: step 3, loss {row['loss']:.4f}")
         for name in names[:4]:
             print(f"{name:16} ≈{row[name]:.0f}")
-    files_of = {"tensorboard": "board/events*", "wandb": "wandb/offline-run-*/*.wandb"}
-    for package, files in files_of.items():
-        written = sorted(Path("run").glob(files))
-        print(f"{package}: {written[-1] if written else f'not here: pip install {package}'}")
 
 
 if __name__ == "__main__":
