@@ -24,7 +24,8 @@ import processes
 import pytest
 from processes import HANG, as_in_a_terminal
 
-from book.run.plugin import SESSION, inputs_of
+from book.core.digest import contents
+from book.run.plugin import SESSION, inputs_of, leave_out
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -43,8 +44,12 @@ TOGETHER = re.compile(
 ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 # what the built site is made of
 SITE = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+PROGRAMS_AND_PAGES = {"assessment", "docs", "labs", "mkdocs.yml", "snippets"}  # of these
 READS, READ = Path(__file__).parent / "reads", pytest.StashKey[int]()
 NEVER = (".venv/", ".git/", ".cache/", "tests/reads/", "requirements/")  # or known to all tests
+IMPORTED: dict[Path, set[str]] = {}  # what each module of tests read when it was imported
+SERVED: tuple[set[str], set[str]] = set(), set()  # files of the site: in a test, in its module
+AS_SERVED = pytest.StashKey[str]()
 CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
 # A window's address bar is two more pages, and these cost as much as the one that is tested.
 # The option replaces Playwright's: what of that asks other hosts, or waits to paint, stands here.
@@ -110,28 +115,99 @@ def source(name: str) -> str:
     return f"{folder}{file.split('.')[0]}.py" if cached else name
 
 
+def read_since(start: int) -> set[str]:
+    """The files of the repository that were read since the record of them was so long."""
+    with open(os.environ["READS"]) as file:
+        file.seek(start)
+        return set(map(source, file.read().splitlines()))
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item):
+def pytest_make_collect_report(collector: pytest.Collector):
+    sys.modules["reads.sitecustomize"].SEEN.clear()
+    start = Path(os.environ["READS"]).stat().st_size
+    report = yield
+    if isinstance(collector, pytest.Module):
+        IMPORTED[collector.path] = read_since(start)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
     sys.modules["reads.sitecustomize"].SEEN.clear()
     item.stash[READ] = Path(os.environ["READS"]).stat().st_size
-    return (yield)
+    SERVED[0].clear()
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        SERVED[1].clear()
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """A test that has read what its inputs do not name would stay green when that changes."""
+    """A test that has read what its inputs do not name would stay green when that changes.
+
+    One that reads the site only as it is served is run again where a file has changed that it
+    was served: most programs and pages change none of these.
+    """
+    session, name = item.config.stash[SESSION], f"{item.nodeid} as served"
+    served = None if item.user_properties else reads_as_served(item)
+    known = "" if session.repeat_all else session.passed.known.get(name, "")
+    if served is not None and known and known == as_served(item, known.splitlines()[1:]):
+        leave_out(item)
+        return (yield)
     result = yield
     if isinstance(item, pytest.Function):
-        names = inputs_of(item)
-        with open(os.environ["READS"]) as file:
-            file.seek(item.stash[READ])
-            read = set(map(source, file.read().splitlines()))
+        names, read = inputs_of(item), read_since(item.stash[READ])
         known = tuple(f"{name}/" for name in names)
         unnamed = {name for name in read - set(names) if not name.startswith((*known, *NEVER))}
         if "built_site" in item.fixturenames:
             unnamed |= {"book", "mkdocs.yml", "overrides"} - set(names)
         assert not unnamed, f"INPUTS of {item.path.name} does not name {sorted(unnamed)}"
+        if served is not None:
+            read |= IMPORTED[item.path]
+            files = {f"/{name}" for name in SERVED[served]}
+            files |= {name for name in read if not name.startswith(NEVER)}
+            item.stash[AS_SERVED] = as_served(item, sorted(files))
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    report = yield
+    if report.failed or (report.when == "call" and AS_SERVED in item.stash):
+        found = None if report.failed else item.stash[AS_SERVED]
+        report.book_also = {f"{item.nodeid} as served": found}
+    return report
+
+
+def reads_as_served(item: pytest.Item) -> int | None:
+    """Whether the site is for a test only an address; if so, which of `SERVED` is what it read.
+
+    A page that tests share is loaded by the first of them.
+    """
+    if "address" not in item.fixturenames:
+        return None
+    fixtures = {name: each[-1] for name, each in item._fixtureinfo.name2fixturedefs.items()}
+    known = {name for name, each in fixtures.items() if "built_site" in each.argnames}
+    if "built_site" in item._fixtureinfo.argnames or known != {"address"}:
+        return None
+    return int(any(each.scope == "module" for each in fixtures.values()))
+
+
+def as_served(item: pytest.Item, names: list[str]) -> str:
+    """A digest of what a test depends on, and these names: files, of the site with a slash."""
+    site, own = item._request.getfixturevalue("built_site"), set(inputs_of(item))
+    files = {ROOT / name for name in names if name[0] != "/"}
+    files |= {ROOT / name for name in own - PROGRAMS_AND_PAGES}
+    texts = [
+        line.removeprefix(f"{site}")
+        for name in names
+        if name[0] == "/"
+        for line in contents(site / name[1:])
+    ]
+    digest = item.config.stash[SESSION].passed.digest(item.nodeid, *texts, *sorted(files))
+    return "\n".join([digest, *names])
 
 
 @dataclass
@@ -295,6 +371,13 @@ def address(built_site: Path) -> Iterator[str]:
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def translate_path(self, path: str) -> str:
+        file = super().translate_path(path)
+        name = os.path.relpath(file, self.directory) + "/index.html" * os.path.isdir(file)
+        for served in SERVED:
+            served.add(name)
+        return file
+
     def log_message(self, *arguments: object) -> None:
         pass
 

@@ -55,6 +55,8 @@ MESSAGES = """
     every rank loads the model into host memory
 04_checkpoints/#convert-fsdp1-fsdp2-dcp-deepspeed-and-safetensors-checkpoints
     convert DeepSpeed checkpoint to safetensors FSDP2
+04_checkpoints/#size-mismatch-for-0weight-the-state-dict-of-rank-0-alone
+    FSDP2 state dict full to sharded different world size
 04_deepspeed/#direct-calls-to-tensorbackward-are-not-supported-in-this-configuration
     RuntimeError: Direct calls to tensor.backward() are not supported in this configuration. Please use engine.backward(loss)
 04_fsdp/#fsdp-parameters-should-be-materialized-from-meta-device-before-training
@@ -136,7 +138,7 @@ def test_a_pasted_message_finds_its_section(browser: Browser, address: str) -> N
     faults = [
         f"{message}\n    {section}\n    is not among {found}"
         for (section, message), found in zip(asked, answers, strict=True)
-        if section not in found
+        if section not in found or not found[0]  # home: a message may name the book
     ]
     assert not faults, "\n".join(faults)
     assert len({each["found"] for each in THREADS}) >= 40

@@ -541,9 +541,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem) -> None:
     session.worked = session.worked or runner.processor_seconds()
     inputs = item.stash[INPUTS] = _inputs(item, session)
     if inputs and not session.repeat_all and session.passed.has(item.nodeid, inputs):
-        item.runtest = lambda: None
-        item.setup = lambda: None  # nor its fixtures
-        item.user_properties.append(("book", {"unchanged": True}))
+        leave_out(item)
+
+
+def leave_out(item: pytest.Item) -> None:
+    """Do not run an item: it would come to what it came to when it passed."""
+    item.runtest = lambda: None
+    item.setup = lambda: None  # nor its fixtures
+    item.user_properties.append(("book", {"unchanged": True}))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -652,10 +657,13 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
     ]
     if not session.record:
         news: dict[str, str | None] = {}
-        for report, _, category in reports:
-            if report.when == "call" or report.failed:
-                inputs = getattr(report, "book_inputs", "") if category == "passed" else ""
-                news[report.nodeid] = inputs or None
+        for category in ("passed", "unchanged", "recorded", "failed", "error"):
+            for report in stats.get(category, ()):
+                if report.when == "call" or report.failed:
+                    good = category in ("passed", "unchanged")
+                    inputs = getattr(report, "book_inputs", "") if good else ""
+                    news[report.nodeid] = inputs or None
+                    news |= getattr(report, "book_also", {})
         before = config.stash.get(EVERYTHING, "")
         try:
             session.passed.add(news)

@@ -44,7 +44,7 @@ def sections(content: str, title: str, url: str) -> list[Section]:
     found = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
     if not found or _text(before):
         found.insert(0, ("", title, before))
-    weight = 0.7 if POINTERS.match(url) else 1
+    weight = 0.7 if POINTERS.match(url) else 1 if url else 0.4  # home: named as errors are
     first, *others = found
     return [
         (url + anchor, re.sub(r"<(?!/?code>)[^>]*>", "", name), _text(text), weight)
