@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -329,8 +329,14 @@ def unit_without_tensors() -> None:
     fsdp_of(model := Box(H, H), model)(torch.randn(2, H))
 
 
+def penalized(loss: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+    """The loss and a penalty on its gradients, whose backward differentiates twice."""
+    gradients = torch.autograd.grad(loss, inputs, create_graph=True)
+    return loss + sum(gradient.square().sum() for gradient in gradients)
+
+
 def linears_in_parallel() -> None:
-    """Column and row: with a bias or without, frozen, in bf16, a width that t does not divide."""
+    """Column and row: a bias or none, frozen, a width that t does not divide, and a penalty."""
     ours, rank = program("03_model_parallelism/tensor_parallel_block"), dist.get_rank()
     for bias in (True, False):
         for freeze in (True, False):
@@ -341,8 +347,9 @@ def linears_in_parallel() -> None:
             column, row = ours.ColumnParallel(up), ours.RowParallel(down)
             x = torch.linspace(-1, 1, 2 * H).view(2, H).requires_grad_()
             y = x.detach().clone().requires_grad_()
-            down(up(x).tanh()).square().sum().backward()
-            row(column(ours.CopyToRanks.apply(y)).tanh()).square().sum().backward()
+            penalized(down(up(x).tanh()).square().sum(), x).backward()
+            out = row(column(ours.CopyToRanks.apply(y)).tanh())
+            penalized(out.square().sum(), y).backward()
             torch.testing.assert_close(y.grad, x.grad)
             cut = [(column.weight, up.weight, 0), (row.weight, down.weight, 1)]
             if bias:
@@ -352,6 +359,62 @@ def linears_in_parallel() -> None:
             for part, whole, dim in cut[freeze:]:
                 truth = whole.grad.tensor_split(dist.get_world_size(), dim)[rank]
                 torch.testing.assert_close(part.grad, truth)
+
+
+def tokens_in_parallel() -> None:
+    """Sums of all ranks' terms of all tokens, and a penalty."""
+    ours, rank = program("03_model_parallelism/sequence_parallel"), dist.get_rank()
+    torch.manual_seed(0)
+    n = dist.get_world_size()
+    whole, factors = torch.randn(2, 2 * n, H).requires_grad_(), torch.randn(n)
+    shard = whole.detach().chunk(n, 1)[rank].clone().requires_grad_()
+    total = sum((whole * factor).tanh() for factor in factors)
+    penalized(total.square().sum(), whole).backward()
+    term = (ours.GatherTokens.apply(shard) * factors[rank]).tanh()
+    penalized(ours.ScatterSum.apply(term).square().sum(), shard).backward()
+    torch.testing.assert_close(shard.grad, whole.grad.chunk(n, 1)[rank])
+
+
+def exchanged() -> None:
+    """Whatever moves elements alone moves the gradients of a penalty, too."""
+    n = dist.get_world_size()
+    rows = program("03_model_parallelism/expert_parallel").AllToAll.apply
+    tokens = program("03_model_parallelism/ulysses").AllToAll.apply
+    moves = [program("03_model_parallelism/sharded_embeddings").Exchange.apply]
+    moves += [lambda x: rows(x, [2] * n, [2] * n), lambda x: tokens(x, 0, 1)]
+    for move in moves:
+        x = torch.linspace(-1, 1, 4 * n * n).view(2 * n, 2 * n).requires_grad_()
+        penalized(move(x).sin().sum(), x).backward()
+        torch.testing.assert_close(x.grad, x.cos() - (2 * x).sin())
+
+
+def tables(dtype: torch.dtype = torch.float64) -> None:
+    """Tables and bags of other sizes, none at all, a frozen shard; state out and in."""
+    ours = program("03_model_parallelism/sharded_embeddings")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    for kind, width in ((ours.ByRows, 5), (ours.ByColumns, 2 * n)):
+        table = torch.randn(V, width).to(dtype).requires_grad_()
+        part = kind(torch.zeros(V, width).to(dtype))
+        part.load_state_dict(kind(table).state_dict())
+        for b in (0, 1, 3):
+            ids = torch.randint(V, (n, b, 4))
+            table.grad = part.shard.grad = None
+            whole = F.embedding_bag(ids.flatten(0, 1), table, mode="sum").view(n, b, width)
+            whole.square().sum((1, 2)).mean().backward()
+            mine = part.pool(*part.send_ids(ids[rank]))
+            mine.square().sum().backward()
+            near = {"rtol": 0.05, "atol": 0.2} if dtype == torch.bfloat16 else {}
+            torch.testing.assert_close(mine, whole[rank], **near)
+            torch.testing.assert_close(part.shard.grad, part.part(table.grad), **near)
+        part.requires_grad_(False)
+        assert not part.pool(*part.send_ids(ids[rank])).requires_grad
+
+
+def table_of_another_width() -> None:
+    kind = program("03_model_parallelism/sharded_embeddings").ByColumns
+    with mock.patch.multiple(dist, get_rank=lambda: 0, get_world_size=lambda: 2):
+        kind(torch.ones(3, 5))
 
 
 def loss_over_shards() -> None:
@@ -374,7 +437,10 @@ def loss_over_shards() -> None:
 
 
 def attention_of_all_ranks() -> None:
-    """Views of one projection, in bf16 too, and values that no gradient is wanted of."""
+    """Views of one projection, in bf16 too, and values that no gradient is wanted of.
+
+    The ring sums in fp32, under autocast as well.
+    """
     ring = program("03_model_parallelism/ring_attention").RingAttention.apply
     ulysses = program("03_model_parallelism/ulysses").ulysses_attention
     torch.manual_seed(0)
@@ -390,8 +456,11 @@ def attention_of_all_ranks() -> None:
             q, k, v = x.transpose(1, 3).unbind(2)
             if of_all:
                 out = F.scaled_dot_product_attention(q, k, v.detach(), is_causal=causal)
+            elif causal:
+                out = ulysses(q, k, v.detach())
             else:
-                out = ulysses(q, k, v.detach()) if causal else ring(q, k, v.detach(), None)
+                with torch.autocast("cpu", torch.bfloat16):
+                    out = ring(q, k, v.detach(), None)
             out.float().square().sum().backward()
             outs.append(out)
         near = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
@@ -470,7 +539,7 @@ def models_compared() -> None:
 
 
 def synchronized_norm(*shape: int, **options: object) -> None:
-    """Frozen weights, and autocast, against torch's layer over all rows."""
+    """Frozen weights, autocast, and a penalty, against torch's layer over all rows."""
     kind = program("02_ddp/batchnorm").SynchronizedBatchNorm
     ours, truth = (
         kind(H, momentum=0.3, **options).float(),
@@ -480,11 +549,16 @@ def synchronized_norm(*shape: int, **options: object) -> None:
     torch.manual_seed(0)
     rank, n = dist.get_rank(), dist.get_world_size()
     for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(*shape).to(dtype)
-        y, expected = ours(x.tensor_split(n)[rank]), truth(x.float()).to(dtype)
+        x = torch.randn(*shape).to(dtype).requires_grad_()
+        mine = x.detach().tensor_split(n)[rank].clone().requires_grad_()
+        y, expected = ours(mine), truth(x.float()).to(dtype)
         torch.testing.assert_close(y, expected.tensor_split(n)[rank])
         torch.testing.assert_close(ours.running_var, truth.running_var)
-        assert y.requires_grad and ours.weight.grad is None
+        penalized(y.float().sin().sum(), mine).backward()
+        penalized(expected.float().sin().sum(), x).backward()
+        near = {"rtol": 0.02, "atol": 1e-3 if dtype == torch.float32 else 0.1}
+        torch.testing.assert_close(mine.grad, x.grad.tensor_split(n)[rank], **near)
+        assert ours.weight.grad is None
 
 
 def scaler_of_two_optimizers(**resume: float) -> None:
@@ -536,6 +610,130 @@ def stochastic_adam(dtype: torch.dtype = torch.bfloat16, **options: object) -> N
         ours.load_state_dict(state)
     moved, expected = models[0].weight.float() - before, truth.weight - before
     torch.testing.assert_close(moved.mean(), expected.mean(), rtol=0.02, atol=1e-4)
+
+
+def adapters(
+    dtype: torch.dtype = torch.float64, autocast: bool = False, width: int = 128
+) -> None:
+    """Beside layers with a bias or without; from meta, with another's state."""
+    lora = program("04_zero_and_fsdp/lora")
+    with mock.patch.dict(sys.modules, {"lora": lora, "peft": mock.MagicMock()}):
+        nf4 = program("04_zero_and_fsdp/peft_lora").NF4Linear
+    for kind, bias in [
+        (k, b) for k in (nf4, lora.QLoRALinear, lora.LoRALinear) for b in (True, False)
+    ]:
+        torch.manual_seed(0)
+        linear = nn.Linear(width, 7, bias, dtype=dtype)
+        options, added = ({}, 0) if kind is nf4 else ({"r": 3, "alpha": 6}, 2)
+        ours = kind(linear, **options)
+        a, b = (torch.randn(*size, dtype=dtype) / 8 for size in ((3, width), (7, 3)))
+        if added:
+            ours.load_state_dict({"a": a, "b": b}, strict=False)
+        again = kind(nn.Linear(width, 7, bias, "meta", dtype), **options).to_empty(device="cpu")
+        again.load_state_dict(ours.state_dict())
+        weight = linear.weight.detach()
+        if kind is not lora.LoRALinear:
+            weight = lora.decode(*lora.encode(weight)).to(dtype)
+        x = torch.randn(3, 2, width, dtype=torch.float32 if autocast else dtype)
+        mine, whole = (x.clone().requires_grad_() for _ in range(2))
+        leaves = [a.requires_grad_(), b.requires_grad_()][:added]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = again(mine)
+            truth = F.linear(whole, weight + added * b @ a, linear.bias)
+        for y in (out, truth):
+            y.square().mean().backward()
+        near = {"rtol": 0.05, "atol": 0.02} if truth.dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(out, truth, **near)
+        torch.testing.assert_close(mine.grad, whole.grad, **near)
+        trained = [p.grad for p in again.parameters() if p.requires_grad]
+        torch.testing.assert_close(trained, [leaf.grad for leaf in leaves], **near)
+
+
+def static_step() -> None:
+    """A frozen and a tied parameter, other batches and rates, and its state out and in."""
+    kind = program("07_memory_and_performance/cuda_graph_step").StaticStep
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, H))
+    model[2].weight = model[0].weight
+    model[0].bias.requires_grad_(False)
+    truth, batches = copy.deepcopy(model), torch.randn(4, 2, 3, H)
+    ours, theirs = kind(model, *batches[0]), Adam(truth.parameters())
+    for i, (x, y) in enumerate(batches):
+        ours.x.copy_(x)
+        ours.y.copy_(y)
+        ours.rate.fill_(0.1 / (i + 1))
+        theirs.param_groups[0]["lr"] = 0.1 / (i + 1)
+        ours()
+        theirs.zero_grad()
+        F.mse_loss(truth(x), y).backward()
+        theirs.step()
+        state = ours.optimizer.state_dict()
+        ours = kind(model, x, y)
+        ours.optimizer.load_state_dict(state)
+    torch.testing.assert_close(model.state_dict(), truth.state_dict())
+
+
+def cached() -> None:
+    """A prompt in pieces, at other sizes and in bf16, and its continuation."""
+    ours = program("09_inference/kv_cache")
+    torch.manual_seed(0)
+    ids = torch.randint(V, (2, 9))
+    for dtype in (torch.float64, torch.bfloat16):
+        model, cache, parts = ours.CachedModel(V, 12, heads=3, layers=1, context=9), None, []
+        model.to(dtype)
+        for piece in ids.split([4, 1, 3, 1], 1):
+            logits, cache = model(piece, cache)
+            parts.append(logits)
+        near = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(torch.cat(parts, 1), model(ids)[0], **near)
+    model.double()
+    made = [f(model, ids[:, :3], 6) for f in (ours.with_cache, ours.without_any_cache)]
+    assert torch.equal(*made)
+
+
+def gathered() -> None:
+    """A bias or none, and autocast, of tokens in fp32 or bf16."""
+    apply = program("03_model_parallelism/activation_formula").GatheredLinear.apply
+    torch.manual_seed(0)
+    for bias, dtype in ((None, torch.float32), (torch.rand(3), torch.bfloat16)):
+        layer = nn.Linear(H, 3, bias is not None).float()
+        gradients = []
+        for linear in (lambda *arguments: apply(*arguments, None), F.linear):
+            x = torch.linspace(-1, 1, 4 * H).view(2, 2, H).to(dtype).requires_grad_()
+            layer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                linear(x, layer.weight, layer.bias).square().sum().backward()
+            gradients.append([x.grad, *(p.grad for p in layer.parameters())])
+        torch.testing.assert_close(*gradients, rtol=0.02, atol=0.02)
+
+
+def twice(name: str) -> None:
+    """A penalty on the gradients of a function that has no second ones."""
+    x, weight = torch.randn(2, H), torch.randn(3, H)
+    heads = torch.randn(1, 2, 3, 4, dtype=torch.float32)
+    fp8 = program("05_mixed_precision/fp8_training")
+    scales = {name: fp8.Scale(fp8.E4M3, "current") for name in "xwg"}
+    ring = program("03_model_parallelism/ring_attention").RingAttention
+    loss = program("03_model_parallelism/vocabulary_parallel").VocabularyParallelLoss
+    gather = program("03_model_parallelism/context_parallel_api").GatherTokens
+    linear = program("03_model_parallelism/activation_formula").GatheredLinear
+    function, *inputs = {
+        "Checkpoint": (
+            program("07_memory_and_performance/checkpoint").Checkpoint,
+            torch.sin,
+            True,
+            x,
+        ),
+        "Fp8Product": (fp8.Fp8Product, x, weight, scales),
+        "GatherTokens": (gather, heads, None),
+        "GatheredLinear": (linear, x[None], weight, None, None),
+        "RingAttention": (ring, heads, heads, heads, None),
+        "VocabularyParallelLoss": (loss, x, torch.tensor([1, 2])),
+    }[name]
+    floats = [y for y in inputs if isinstance(y, torch.Tensor) and y.is_floating_point()]
+    for y in floats:
+        y.requires_grad_()
+    penalized(function.apply(*inputs).sin().sum(), *floats).backward()
 
 
 def checkpointed(needs: bool = True) -> None:
@@ -592,6 +790,7 @@ def beam_without_end() -> None:
     torch.testing.assert_close(score, scores.max().item())
 
 
+ONCE = "trying to differentiate twice a function that was marked with @once_differentiable"
 WAIT = "call wait\\(\\) after each backward"
 OTHERS = {  # name: what is tried, and the beginning of the sentence if it is refused
     "HookedDDP: two backwards": (backward_twice(hooked), WAIT),
@@ -604,6 +803,11 @@ OTHERS = {  # name: what is tried, and the beginning of the sentence if it is re
     "MiniFSDP: a weight of two units": (tied_over_two_units, ".*head.weight are in two units"),
     "MiniFSDP: a unit without tensors": (unit_without_tensors, "a unit returns tensors"),
     "ColumnParallel, RowParallel, CopyToRanks, SumOverRanks": (linears_in_parallel, None),
+    "GatherTokens, ScatterSum": (tokens_in_parallel, None),
+    "Exchange, AllToAll": (exchanged, None),
+    "ByRows, ByColumns, MeanOfLosses": (tables, None),
+    "ByRows, ByColumns: bf16": (lambda: tables(torch.bfloat16), None),
+    "ByColumns: another width": (table_of_another_width, "2 ranks do not divide the 5 columns"),
     "VocabularyParallelLoss": (loss_over_shards, None),
     "RingAttention, ulysses_attention": (attention_of_all_ranks, None),
     "gpipe_step, OneFOneB": (stages, None),
@@ -631,6 +835,13 @@ ALONE = {  # likewise, tried by one rank
     "StochasticAdam": (stochastic_adam, None),
     "StochasticAdam: fp32": (lambda: stochastic_adam(torch.float32), "StochasticAdam takes"),
     "StochasticAdam: decay": (lambda: stochastic_adam(weight_decay=0.1), ".*weight_decay"),
+    "LoRALinear, QLoRALinear, DecodedProduct, NF4Linear": (adapters, None),
+    "LoRALinear, QLoRALinear: bf16": (lambda: adapters(torch.bfloat16), None),
+    "LoRALinear, QLoRALinear: autocast": (lambda: adapters(torch.float32, True), None),
+    "QLoRALinear: half a block": (lambda: adapters(width=96), "encode takes rows of whole"),
+    "GatheredLinear": (gathered, None),
+    "StaticStep": (static_step, None),
+    "ConcatBlock, CachedModel, with_cache, without_any_cache": (cached, None),
     "Checkpoint": (checkpointed, None),
     "Checkpoint: an input without a gradient": (
         lambda: checkpointed(False),
@@ -639,6 +850,9 @@ ALONE = {  # likewise, tried by one rank
     "Offload": (offloaded, None),
     "beam": (beam_without_end, None),
 }
+NO_SECOND = """Checkpoint Fp8Product GatherTokens GatheredLinear RingAttention
+    VocabularyParallelLoss"""
+ALONE |= {f"{name}: twice": (partial(twice, name), ONCE) for name in NO_SECOND.split()}
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None], str | None]]:

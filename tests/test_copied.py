@@ -20,6 +20,7 @@ INPUTS = ["docs", "snippets", "tests/copied.py"]
 CHAPTERS = ("02", "03", "04", "05", "07", "09", "10")
 EMBEDDED = re.compile(r'--8<-- "snippets/([^":]+)\.py:(\w+)"')
 TAKES = re.compile(r"Module|Sequential|Parameter|Optimizer|DistributedDataParallel|DDP")
+NUMBERS = {"int", "float", "tuple"}
 BY_NAME = {"model", "module", "ddp", "optimizer", "layers", "stage", "experts"}
 TITLES = [*copied.WAYS, *copied.OTHERS, *copied.ALONE]
 TESTED = {name for title in TITLES for name in copied.names(title)}
@@ -38,19 +39,25 @@ REASONS = {
         fsdp1_strategies:old fsdp1_strategies:new tied_weights:cut_apart
         tied_weights:kept_together patchwork:broadcast pipelining_api:train_step
         clip_before_unscale:right mean_of_means:global_mean conversions:save conversions:load
-        lora:train peft_lora:save""",
+        lora:train lora:shard peft_lora:save peft_lora:with_peft checkpoint_reshard:load""",
     "a function on tensors, whose program compares the gradients": """
-        context_parallel_api:GatherTokens expert_parallel:AllToAll
-        sequence_parallel:GatherTokens sequence_parallel:ScatterSum
-        activation_formula:GatheredLinear fp8_training:Fp8Product fp8_training:Scale
-        custom_function:Plain custom_function:SameState custom_function:Always32""",
+        fp8_training:Scale custom_function:Plain custom_function:SameState
+        custom_function:Always32 memory_peak:Flash lse_gradient:Part ring_flash:ZigzagRing
+        tiled_attention:TiledAttention triton_autograd:FlashAttention""",
     "a model, or part of one, with its program's sizes": """
         unused_parameters:TwoHeads same_augmentation:Augmented flex_context_parallel:Attention
         moe_dense:MixtureOfExperts grouped_experts:Experts grouped_experts:MixtureOfExperts
         two_link_dispatch:two_links pipelining_tracer:Net tensor_parallel_block:Block
         tensor_parallel_block:TensorParallelBlock bypassed_hooks:Model view_output:Model
-        stages:Layer meta_init:initialise preemption:serve position_off_by_one:read
+        stages:Layer meta_init:initialise position_off_by_one:read torchscript:Gate
         sharded_embeddings:train""",
+    "it serves its program's model, on a CPU and in fp32, or captures it": """
+        paged_cache:PagedCache copy_on_write:Sequence prefix_sharing:PrefixCache
+        stale_block:PrefillPool preemption:serve preemption:Stuck chunked_prefill:ChunkedSlots
+        chunked_prefill:serve disaggregated:prefill disaggregated:decode
+        disaggregated:hand_over continuous_batching:Slots continuous_batching:serve
+        continuous_batching:check_alone serve:Server drafts:Verifier speculative:round_
+        cuda_graph_decode:captured wide_expert_parallel:Travel""",
     "the scene of a failure or of a measurement": """
         threads_or_processes:data_parallel throughput:trainer ready_twice:losses
         late_parameters:apply_change in_place_grad_view:kept_gradients rank0_only:run
@@ -59,12 +66,21 @@ REASONS = {
         own_schedule:train_step unscaled_loss:step tied_embeddings:split_backward
         batchnorm_micro_batches:gradient stale_optimizer:built_before
         stale_optimizer:built_after uneven_forwards:evaluate local_norm:clip_by_own_norm
-        underflow:gradients clip_before_unscale:wrong leaks:cycle sequence_lengths:of_length""",
-    "it simulates or counts, and has no model": """
-        two_link_dispatch:Hop links:Layout megatron_table:parameters megatron_table:flops
-        megatron_published:untouched_by_tp megatron_published:all_reduces formats:Format
+        underflow:gradients clip_before_unscale:wrong leaks:cycle leaks:no_cycle leaks:Node
+        leaks:loss_with_graph leaks:loss_as_number leaks:error_kept leaks:error_as_text
+        leaks:hook_left leaks:hook_removed loader_failures:Corrupt loader_failures:TooLarge
+        loader_failures:Ragged dropout_in_eval:Forgetful dropout_in_eval:Fixed
+        export_decode:Halves export_decode:Stops export_decode:StopsNot tensorrt_road:refused
+        sequence_lengths:of_length mfu:measure step_cost:step_seconds""",
+    "it simulates, counts or writes down, and has no model": """
+        two_link_dispatch:Hop links:Layout formats:Format
         caching_allocator:Allocator record_stream:Allocator fragmentation:Segments
-        fragmentation:Expandable who_keeps_what:kept zero_memory:per_rank choose_stage:state""",
+        fragmentation:Expandable staging:CopyEngine io_complexity:FastMemory
+        nvme_bytes:Counting metrics:Metrics metrics:Handler gpu_metrics:Gpu gpu_metrics:Log
+        paging_waste:Sequence speculation_priced:Draft mean_hides_tail:Served
+        guided:Automaton guided:fits guided:masked fleet_trace:Kind fleet_trace:Request
+        fleet:Hardware fleet:Tier fleet:Fleet capacity:Model capacity:Load capacity:plan
+        capacity_published:predicted""",
     "it brings data, whatever the model": "stream:Stream stateful_loader:Stream",
 }
 
@@ -72,8 +88,20 @@ REASONS = {
 def takes_a_model(node: ast.stmt) -> bool:
     if isinstance(node, ast.ClassDef):
         return not {"TorchDispatchMode", "NamedTuple"} & {ast.unparse(b) for b in node.bases}
-    names = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+    every = [*node.args.args, *node.args.kwonlyargs]
+    names = {a.arg for a in every if ast.unparse(a.annotation or a) not in NUMBERS}
     return bool(BY_NAME & names or TAKES.search(ast.unparse(node.args)))
+
+
+def shown(text: str, section: str) -> Iterator[ast.stmt]:
+    """Classes and functions that have a section's name, or stand between its marks."""
+    head, _, rest = text.partition(f"--8<-- [start:{section}]")
+    begin, lines = head.count("\n") + 1, rest.partition(f"[end:{section}]")[0].count("\n")
+    tree = ast.parse(text)
+    functions = {node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for node in functions | {node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}:
+        if node.name == section or begin <= node.lineno < begin + lines:
+            yield node
 
 
 def invited() -> Iterator[str]:
@@ -84,9 +112,9 @@ def invited() -> Iterator[str]:
     for page in sorted((ROOT / "docs").glob("*.md")):
         if page.name.startswith(CHAPTERS):
             for path, name in EMBEDDED.findall(page.read_text("utf-8")):
-                for node in ast.parse((ROOT / f"snippets/{path}.py").read_text("utf-8")).body:
-                    if getattr(node, "name", "") == name and takes_a_model(node):
-                        yield f"{Path(path).name}:{name}"
+                for node in shown((ROOT / f"snippets/{path}.py").read_text("utf-8"), name):
+                    if takes_a_model(node):
+                        yield f"{Path(path).name}:{node.name}"
 
 
 def test_what_a_page_shows_is_tried_or_has_a_reason() -> None:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
@@ -87,11 +88,14 @@ class GatheredLinear(torch.autograd.Function):
         return F.linear(gather(shard, group), weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
-        shard, weight = ctx.saved_tensors
+        shard, weight = (x.to(gradient.dtype) for x in ctx.saved_tensors)  # autocast's
         rows = gradient.flatten(0, 1)  # [bs, out]
         weight_gradient = rows.T @ gather(shard, ctx.group).flatten(0, 1)
-        return reduce_scatter(gradient @ weight, ctx.group), weight_gradient, rows.sum(0), None
+        bias_gradient = rows.sum(0) if ctx.needs_input_grad[2] else None
+        shard_gradient = reduce_scatter(gradient @ weight, ctx.group)
+        return shard_gradient, weight_gradient, bias_gradient, None
 
 
 class Layer(nn.Module):

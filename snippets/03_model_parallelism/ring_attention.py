@@ -17,6 +17,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 B, HEADS, S, D = 2, 4, 960, 16  # h = 64; 1, 2, 3 and 4 ranks divide S
@@ -56,25 +57,27 @@ class RingAttention(torch.autograd.Function):
             q, dtype=torch.float32
         )  # running sum of exp(score - top) · value
         block = [k.contiguous(), v.contiguous()]
-        for step in range(n):
-            if step < n - 1:  # the block leaves while we compute with it
-                arriving, handles = pass_on(block, group)
-            scores = q32 @ block[0].float().mT * scale  # [b, heads, s/n, s/n]
-            new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
-            weights = torch.exp(scores - new_top)
-            shrink = torch.exp(top - new_top)  # what was summed under the old maximum
-            total = total * shrink + weights.sum(-1, keepdim=True)
-            out = out * shrink + weights @ block[1].float()
-            top = new_top
-            if step < n - 1:
-                wait(handles)
-                block = arriving
+        with torch.autocast(q.device.type, enabled=False):
+            for step in range(n):
+                if step < n - 1:  # the block leaves while we compute with it
+                    arriving, handles = pass_on(block, group)
+                scores = q32 @ block[0].float().mT * scale  # [b, heads, s/n, s/n]
+                new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
+                weights = torch.exp(scores - new_top)
+                shrink = torch.exp(top - new_top)  # what was summed under the old maximum
+                total = total * shrink + weights.sum(-1, keepdim=True)
+                out = out * shrink + weights @ block[1].float()
+                top = new_top
+                if step < n - 1:
+                    wait(handles)
+                    block = arriving
         out = (out / total).to(q.dtype)
         ctx.save_for_backward(q, k, v, out, top + total.log())
         ctx.group, ctx.scale = group, scale
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, d_out):
         q, k, v, out, log_total = ctx.saved_tensors
         group, n = ctx.group, dist.get_world_size(ctx.group)

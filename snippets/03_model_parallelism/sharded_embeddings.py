@@ -52,7 +52,10 @@ class MeanOfLosses(torch.autograd.Function):
 
 # --8<-- [start:rows]
 class ByRows(nn.Module):
-    """Rank r keeps the rows r, r + n, r + 2n, … of the table: [V/n, d]."""
+    """Rank r keeps the rows r, r + n, r + 2n, … of the table: [V/n, d].
+
+    Every rank has equally many samples.
+    """
 
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__()
@@ -78,7 +81,7 @@ class ByRows(nn.Module):
         """-> the whole sums of this rank's samples, [b, d]."""
         shard = MeanOfLosses.apply(self.shard)
         partial = F.embedding_bag(ids, shard, begin, mode="sum")  # [n · b, d]
-        return Exchange.apply(partial.view(-1, B, D)).sum(0)
+        return Exchange.apply(partial.unflatten(0, (dist.get_world_size(), -1))).sum(0)
 
 
 # --8<-- [end:rows]
@@ -86,14 +89,20 @@ class ByRows(nn.Module):
 
 # --8<-- [start:columns]
 class ByColumns(nn.Module):
-    """Rank r keeps the r-th run of columns of every row: [V, d/n]."""
+    """Rank r keeps the r-th run of columns of every row: [V, d/n].
+
+    Every rank has equally many samples, and n divides d, or ValueError.
+    """
 
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__()
         self.shard = nn.Parameter(self.part(table).clone())
 
     def part(self, table: torch.Tensor) -> torch.Tensor:
-        return table.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+        n, d = dist.get_world_size(), table.shape[1]
+        if d % n:
+            raise ValueError(f"{n} ranks do not divide the {d} columns of the table")
+        return table.chunk(n, dim=1)[dist.get_rank()]
 
     def send_ids(self, ids: torch.Tensor) -> tuple[torch.Tensor]:
         """ids [b, k] -> those of all ranks, [n · b, k]."""
@@ -104,8 +113,8 @@ class ByColumns(nn.Module):
     def pool(self, ids: torch.Tensor) -> torch.Tensor:
         shard = MeanOfLosses.apply(self.shard)
         columns = F.embedding_bag(ids, shard, mode="sum")  # [n · b, d/n]
-        received = Exchange.apply(columns.view(-1, B, columns.shape[1]))  # [n, b, d/n]
-        return received.transpose(0, 1).flatten(1)  # [b, d]
+        columns = columns.unflatten(0, (dist.get_world_size(), -1))  # [n, b, d/n]
+        return Exchange.apply(columns).transpose(0, 1).flatten(1)  # [b, d]
 
 
 # --8<-- [end:columns]

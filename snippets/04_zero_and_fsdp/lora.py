@@ -30,20 +30,25 @@ NF4 = torch.tensor([
 
 # --8<-- [start:lora]
 class LoRALinear(nn.Module):
-    """x Wᵀ + (α/r) x Aᵀ Bᵀ: W is frozen, A and B are trained. B begins at zero."""
+    """x Wᵀ + bias + (α/r) x Aᵀ Bᵀ: A and B are trained, and B begins at zero.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    W and the bias are those of `linear`, frozen; A [r, in] and B [out, r] have W's dtype.
+    """
+
+    def __init__(self, linear: nn.Linear, r: int = R, alpha: float = ALPHA) -> None:
         super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.requires_grad_(False)
         rows, columns = linear.weight.shape
-        self.weight = nn.Parameter(linear.weight.detach().clone(), requires_grad=False)
-        self.a = nn.Parameter(torch.randn(R, columns) / columns**0.5)
-        self.b = nn.Parameter(torch.zeros(rows, R))
+        self.a = nn.Parameter(linear.weight.new_empty(r, columns).normal_(std=columns**-0.5))
+        self.b = nn.Parameter(linear.weight.new_zeros(rows, r))
+        self.scale = alpha / r
 
     def frozen(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight)
+        return F.linear(x, self.weight, self.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.frozen(x) + ALPHA / R * (x @ self.a.T) @ self.b.T
+        return self.frozen(x) + self.scale * (x @ self.a.T) @ self.b.T
 
 
 # --8<-- [end:lora]
@@ -51,8 +56,13 @@ class LoRALinear(nn.Module):
 
 # --8<-- [start:qlora]
 def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out, in] -> codes [out, in/2] in bytes, and the scales [out, in/64] of their blocks."""
-    blocks = weight.unflatten(1, (-1, 64))
+    """[out, in] -> codes [out, in/2] in bytes, and fp32 scales [out, in/64] of their blocks.
+
+    It takes rows of whole blocks: 64 divides `in`, or ValueError.
+    """
+    if weight.shape[1] % 64:
+        raise ValueError(f"encode takes rows of whole blocks of 64, not of {weight.shape[1]}")
+    blocks = weight.float().unflatten(1, (-1, 64))
     scales = blocks.abs().amax(-1)
     levels = NF4.to(weight.device)
     codes = torch.bucketize(blocks / scales[..., None], (levels[1:] + levels[:-1]) / 2)
@@ -67,30 +77,31 @@ def decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 class DecodedProduct(torch.autograd.Function):
-    """x Wᵀ of the decoded W, which is not kept: backward decodes it again."""
+    """x Wᵀ + bias of the decoded W, which is not kept: backward decodes it again."""
 
     @staticmethod
-    def forward(ctx, x, codes, scales):
+    def forward(ctx, x, codes, scales, bias):
         ctx.save_for_backward(codes, scales)
-        return x @ decode(codes, scales).T
+        return F.linear(x, decode(codes, scales).to(x.dtype), bias)
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient @ decode(*ctx.saved_tensors), None, None
+        bias = gradient.sum_to_size(gradient.shape[-1:]) if ctx.needs_input_grad[3] else None
+        return gradient @ decode(*ctx.saved_tensors).to(gradient.dtype), None, None, bias
 
 
 class QLoRALinear(LoRALinear):
     """Codes and scales are parameters without a gradient, so that fully_shard cuts them."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__(linear)
+    def __init__(self, linear: nn.Linear, r: int = R, alpha: float = ALPHA) -> None:
+        super().__init__(linear, r, alpha)
         codes, scales = encode(self.weight)
         del self.weight
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
 
     def frozen(self, x: torch.Tensor) -> torch.Tensor:
-        return DecodedProduct.apply(x, self.codes, self.scales)
+        return DecodedProduct.apply(x, self.codes, self.scales, self.bias)
 
 
 # --8<-- [end:qlora]
@@ -223,7 +234,7 @@ def main() -> None:
     torch.testing.assert_close(torch.stack(train(rounded, batches)[0]), torch.stack(expected))
     with torch.no_grad():
         first = rounded[0][0]
-        merged = first.weight + ALPHA / R * first.b @ first.a
+        merged = first.weight + first.scale * first.b @ first.a
         torch.testing.assert_close(batches[0] @ merged.T, first(batches[0]))
     if rank == 0:
         print("\n".join(lines))

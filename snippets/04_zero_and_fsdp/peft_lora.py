@@ -35,7 +35,10 @@ except ImportError:
 
 # --8<-- [start:peft]
 class NF4Linear(nn.Linear):
-    """A frozen layer of codes and scales. It is an nn.Linear, so that peft takes it for one."""
+    """A frozen layer of codes and scales. It is an nn.Linear, so that peft takes it for one.
+
+    Do not merge adapters into it: peft would add them to a decoded copy, and lose them.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -43,13 +46,15 @@ class NF4Linear(nn.Linear):
         codes, scales = lora.encode(linear.weight.detach())
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
+        self.bias = linear.bias
+        self.requires_grad_(False)
 
     @property
     def weight(self) -> torch.Tensor:  # peft asks for its device
         return lora.decode(self.codes, self.scales)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return lora.DecodedProduct.apply(x, self.codes, self.scales)
+        return lora.DecodedProduct.apply(x, self.codes, self.scales, self.bias)
 
 
 def with_peft(model: nn.Sequential) -> PeftModel:
@@ -69,9 +74,12 @@ def frozen(four_bits: bool) -> nn.Sequential:
 
 def by_hand(four_bits: bool) -> nn.Sequential:
     """The layers of lora.py, beside the weights that the codes stand for."""
-    model = frozen(four_bits)
+    model = frozen(four_bits=False)
     torch.manual_seed(1)
     for block in model:
+        if four_bits:
+            exact = block[0].weight.data
+            exact.copy_(lora.decode(*lora.encode(exact)))
         block[0] = lora.LoRALinear(block[0])
     return model
 

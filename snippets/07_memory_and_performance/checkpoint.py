@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -35,6 +36,7 @@ class Checkpoint(torch.autograd.Function):
         return function(x)  # no graph: grad mode is off inside forward
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_output: torch.Tensor):
         (x,) = ctx.saved_tensors
         again = x.detach().requires_grad_()

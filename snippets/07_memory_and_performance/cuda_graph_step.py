@@ -49,7 +49,10 @@ class StaticStep:
         on_gpu = x.device.type == "cuda"  # capturable: the count of steps is on the GPU, too
         rate = torch.tensor(HIGH, device=x.device)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=rate, capturable=on_gpu)
-        self.rate = self.optimizer.param_groups[0]["lr"]
+
+    @property
+    def rate(self) -> torch.Tensor:  # another tensor, once a state has been loaded
+        return self.optimizer.param_groups[0]["lr"]
 
     def __call__(self) -> torch.Tensor:
         self.optimizer.zero_grad()  # sets to None: backward writes gradients, and adds none
