@@ -518,23 +518,42 @@ def test_a_link_and_a_command_say_the_same(
         assert value in ran.stdout, (value, ran.stdout)
 
 
+# An instrument as each of these addresses shows it: the link that it offers. It begins anew in
+# the same page, which takes a tenth of a load.
+BEGUN = """async ([name, queries]) => {
+  const text = await (await fetch(location.pathname)).text()
+  const first = new DOMParser().parseFromString(text, "text/html").getElementById(name)
+  const { src } = document.querySelector(`script[src*="/${name}.js"]`)
+  const go = History.prototype.replaceState.bind(history)
+  history.replaceState = () => {} // the one before may still write its address
+  const links = []
+  for (const [i, query] of queries.entries()) {
+    const place = first.cloneNode(true)
+    document.getElementById(name).replaceWith(place)
+    go(null, "", `?${query}`)
+    await import(`${src}?${i}`)
+    while (!place.matches("[data-ready]:not([aria-busy])")) await new Promise(requestAnimationFrame)
+    const link = new Promise(copied => { navigator.clipboard.writeText = async url => copied(url) })
+    ;[...place.querySelectorAll("button")].find(each => each.textContent === "Copy link").click()
+    links.push(await link)
+  }
+  return links
+}"""
+
+
 @pytest.mark.inputs(*SITE)
 def test_links_show_what_they_ask_for(page: Page, address: str, built_site: Path) -> None:
-    links = set()
+    links: dict[str, set[str]] = {}
     for file in built_site.rglob("index.html"):
         for link in re.finditer(
             r'href="(?:\./|[./]*instruments/(\w+)/)\?([^"#]+)"', file.read_text("utf-8")
         ):
-            links.add((link[1] or file.parent.name, html.unescape(link[2])))
+            links.setdefault(link[1] or file.parent.name, set()).add(html.unescape(link[2]))
     assert len(links) > 5
-    for name, query in sorted(links):
-        opened(page, address, name, f"?{query}")
-        page.get_by_role("button", name="Copy link").click()
-        page.wait_for_function(
-            f"document.querySelector('#{name} [role=status]').textContent.endsWith('is copied.')"
-        )
-        copied = page.evaluate("navigator.clipboard.readText()")
-        assert set(parse_qsl(query)) <= set(parse_qsl(urlsplit(copied).query)), (name, query)
+    for name, queries in sorted(links.items()):
+        shown = opened(page, address, name).evaluate(BEGUN, [name, sorted(queries)])
+        for query, link in zip(sorted(queries), shown, strict=True):
+            assert set(parse_qsl(query)) <= set(parse_qsl(urlsplit(link).query)), (name, query)
 
 
 @pytest.mark.parametrize("name", NAMES)
