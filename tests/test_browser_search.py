@@ -51,6 +51,8 @@ MESSAGES = """
     RuntimeError: shape '[4, 512, 32, 64]' is invalid for input of size 2097152
 04_checkpoints/#missing-key-in-checkpoint-state_dict-modelgateweight
     RuntimeError: Missing key in checkpoint state_dict: model.layers.0.attention.wq.weight.
+04_checkpoints/#the-checkpoint-being-loaded-used-a-dp-world-size-of-2
+    deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current world size is 6. Automatic adjustment of ZeRO's optimizer state partitioning with a new world size is not currently supported.
 04_checkpoints/#every-rank-loads-the-model-into-host-memory
     every rank loads the model into host memory
 04_checkpoints/#convert-fsdp1-fsdp2-dcp-deepspeed-and-safetensors-checkpoints
