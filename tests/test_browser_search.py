@@ -27,6 +27,8 @@ MESSAGES = """
     RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=12, OpType=ALLREDUCE, TensorShape=[1024])
 01_collectives/#duplicate-gpu-detected-memory-of-other-ranks-on-gpu-0
     every process allocates memory on GPU 0
+01_collectives/#attempting-to-deserialize-object-on-a-cuda-device-but-torchcudais_available-is-false
+    RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you are running on a CPU-only machine, please use torch.load with map_location=torch.device('cpu') to map your storages to the CPU.
 01_collectives/#nccl-hangs-on-consumer-gpus-p2p-iommu-and-acs
     NCCL hangs RTX 4090 P2P IOMMU ACS
 02_ddp_in_practice/#missing-keys-in-state_dict-unexpected-keys-module
@@ -51,6 +53,8 @@ MESSAGES = """
     RuntimeError: shape '[4, 512, 32, 64]' is invalid for input of size 2097152
 04_checkpoints/#missing-key-in-checkpoint-state_dict-modelgateweight
     RuntimeError: Missing key in checkpoint state_dict: model.layers.0.attention.wq.weight.
+04_checkpoints/#the-checkpoint-being-loaded-used-a-dp-world-size-of-2
+    deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current world size is 6. Automatic adjustment of ZeRO's optimizer state partitioning with a new world size is not currently supported.
 04_checkpoints/#every-rank-loads-the-model-into-host-memory
     every rank loads the model into host memory
 04_checkpoints/#convert-fsdp1-fsdp2-dcp-deepspeed-and-safetensors-checkpoints

@@ -4,10 +4,11 @@
     torchrun --nproc-per-node=3 conversions.py load
 
 `save` writes one model in four forms: a DCP folder by FSDP1, one by FSDP2, one whole file, and
-safetensors as on the Hub. `load` fills FSDP1 and FSDP2 from each, and compares every element.
-Look for the one pair of lines that is the same for all folders.
+safetensors as on the Hub. Two more are made of these: a DCP folder of the file, and safetensors
+of the shards that accelerate would save. `load` fills FSDP1 and FSDP2 from each, and compares
+every element. Look for the one pair of lines that is the same for all folders.
 
-Needs: pip install safetensors
+Needs: pip install safetensors accelerate
 """
 
 import os
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -86,8 +88,10 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, kind: str) -> None:
     whole = get_model_state_dict(model, options=options)
     if dist.get_rank() == 0:
         torch.save(whole, "whole.pt")
+        torch_save_to_dcp("whole.pt", "whole.dcp")  # what `format_utils torch_to_dcp` calls
     hub = dcp.HuggingFaceStorageWriter("hub", save_distributed=True, enable_consolidation=True)
     dcp.save(get_model_state_dict(model), storage_writer=hub)
+    dcp.save({"model": parameters}, checkpoint_id="pytorch_model_fsdp_0")  # as accelerate does
 
 
 # --8<-- [end:save]
@@ -99,9 +103,10 @@ def load(source: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
         state = torch.load(source, mmap=True) if dist.get_rank() == 0 else {}
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(model, state, options=options)
-    elif source == "hub":
+    elif source in ("whole.dcp", "hub", "merged"):
         state = get_model_state_dict(model)
-        dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(source))
+        reader = None if source == "whole.dcp" else dcp.HuggingFaceStorageReader(source)
+        dcp.load(state, storage_reader=reader, checkpoint_id=source)
         set_model_state_dict(model, state)
     else:
         parameters, states = get_state_dict(model, optimizer)
@@ -132,7 +137,7 @@ def main() -> None:
         saved = gathered(truth)
         step(truth, of_truth, device)
         further = gathered(truth)
-        for source in ("FSDP1", "FSDP2", "whole.pt", "hub"):
+        for source in ("FSDP1", "FSDP2", "whole.pt", "whole.dcp", "hub", "merged"):
             model, optimizer = sharded(kind, 2, device)
             load(source, model, optimizer)
             loaded = gathered(model)
@@ -143,7 +148,7 @@ def main() -> None:
                 same = all(torch.allclose(stepped[name], further[name]) for name in further)
                 assert same == source.startswith("FSDP")
                 what = "and moments" if same else "alone, no moments in it"
-                print(f"{source:8} into {kind} on {n} ranks: parameters {what}")
+                print(f"{source:9} into {kind} on {n} ranks: parameters {what}")
     if sys.argv[1] == "load":
         try:
             model.load_state_dict(torch.load("whole.pt"))
