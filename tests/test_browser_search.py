@@ -59,6 +59,8 @@ MESSAGES = """
     every rank loads the model into host memory
 04_checkpoints/#convert-fsdp1-fsdp2-dcp-deepspeed-and-safetensors-checkpoints
     convert DeepSpeed checkpoint to safetensors FSDP2
+04_checkpoints/#assertionerror-in-distribute_tensor-fsdp2-over-tp-and-rows-that-ranks-do-not-divide
+    Can not load full state dictionary containing parameters whose first dimension is not divisible by DP size in FSDP 2 + TP model
 04_checkpoints/#size-mismatch-for-0weight-the-state-dict-of-rank-0-alone
     FSDP2 state dict full to sharded different world size
 04_deepspeed/#direct-calls-to-tensorbackward-are-not-supported-in-this-configuration

@@ -1,0 +1,107 @@
+"""A whole state dict loaded into FSDP2 over TP, where ranks divide the rows and where not.
+
+For each size the dict is given to every rank, then to rank 0 alone, which sends it, and then
+it goes through a checkpoint of DCP. Four ranks: a mesh of 2 × 2.
+"""
+
+import logging
+import os
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+WHOLE = StateDictOptions(full_state_dict=True)
+SENT = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def model(rows: int, seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, rows), nn.GELU(), nn.Linear(rows, 6))
+
+
+def cut(whole: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
+    parallelize_module(whole, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return fully_shard(whole, mesh=mesh["dp"])
+
+
+# --8<-- [start:load]
+def from_every_rank(target: nn.Module, whole: dict[str, torch.Tensor]) -> None:
+    set_model_state_dict(target, dict(whole), options=WHOLE)
+
+
+def from_rank_0(target: nn.Module, whole: dict[str, torch.Tensor]) -> None:
+    given = dict(whole) if dist.get_rank() == 0 else {}
+    set_model_state_dict(target, given, options=SENT)
+
+
+def through_dcp(target: nn.Module, whole: dict[str, torch.Tensor]) -> None:
+    """Each rank reads its own rows; the folder is one that all ranks see."""
+    dcp.save(whole, checkpoint_id="whole")
+    shards = get_model_state_dict(target)  # no copies: what is read lands in the model
+    dcp.load(shards, checkpoint_id="whole")
+
+
+# --8<-- [end:load]
+
+
+def main() -> None:
+    if os.environ.get("WORLD_SIZE") != "4":
+        sys.exit("uneven_mesh.py takes 4 ranks: torchrun --nproc-per-node=4 uneven_mesh.py")
+    device = start()
+    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # gathers in two steps
+    report = print if dist.get_rank() == 0 else lambda *_: None
+    for rows in (8, 9):
+        whole = model(rows, seed=0).to(device).state_dict()
+        for load in (from_every_rank, from_rank_0, through_dcp):
+            target = cut(model(rows, seed=1).to(device), mesh)
+            try:
+                load(target, whole)
+            except AssertionError as error:
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                report(f"{rows} rows {load.__name__:16} AssertionError in {last.name}")
+                assert (rows, load, str(error)) == (9, from_every_rank, "")
+                continue
+            found = get_model_state_dict(target, options=WHOLE)
+            assert all(torch.equal(found[name], whole[name]) for name in found)
+            report(f"{rows} rows {load.__name__:16} equal")
+    given = dict(whole)
+    set_model_state_dict(cut(model(rows, 1).to(device), mesh), given, options=SENT)
+    changed = [name for name, value in given.items() if isinstance(value, DTensor)]
+    report(f"what was passed is changed: {len(changed)} of {len(given)} are DTensors now")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
