@@ -31,8 +31,7 @@ DIFFER = {
     "*:MLP": "by constants or arguments, with biases or without: a layer of three models",
     "*:build": "each program's own model and what it is trained with",
     "*:make_model": "each program's own model",
-    "*:CopyToRanks": "Megatron's f: in the two programs that count what it sends, with a helper",
-    "*:SumOverRanks": "Megatron's g: likewise",
+    "*:SumOverRanks": "Megatron's g: in the two programs that count what it sends, with a helper",
     "*:_": "a name for what is registered and never called",
     "assessment/assignment1_allocator.py:segment_size": "the chapter's constants are PyTorch's",
 }

@@ -37,15 +37,13 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:
-        total = tensor.clone()
+        total = tensor.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
+        return SumOverRanks.apply(grad)
 
 
 class SynchronizedBatchNorm(nn.BatchNorm1d):

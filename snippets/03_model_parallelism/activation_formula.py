@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
@@ -51,6 +52,7 @@ class SumOverGroup(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         return gradient, None
 
@@ -63,7 +65,7 @@ class GatherTokensInGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return reduce_scatter(gradient, ctx.group), None
+        return ScatterSumInGroup.apply(gradient, ctx.group), None
 
 
 class ScatterSumInGroup(torch.autograd.Function):
@@ -74,7 +76,7 @@ class ScatterSumInGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gather(gradient, ctx.group), None
+        return GatherTokensInGroup.apply(gradient, ctx.group), None
 
 
 class GatheredLinear(torch.autograd.Function):
@@ -87,6 +89,7 @@ class GatheredLinear(torch.autograd.Function):
         return F.linear(gather(shard, group), weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         shard, weight = ctx.saved_tensors
         rows = gradient.flatten(0, 1)  # [bs, out]

@@ -17,6 +17,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import context_parallel_unshard
@@ -37,6 +38,7 @@ class GatherTokens(torch.autograd.Function):
         return torch.cat(parts, dim=2)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         parts = [
             part.contiguous() for part in gradient.chunk(dist.get_world_size(ctx.group), 2)

@@ -24,21 +24,19 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        total = gradient.contiguous()
-        dist.all_reduce(total)
-        return total
+        return SumOverRanks.apply(gradient)
 
 
 class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, term):
-        total = term.clone()
+        total = term.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient
+        return CopyToRanks.apply(gradient)
 
 
 def forward(x, norm, columns, rows, with_f: bool) -> torch.Tensor:

@@ -54,7 +54,7 @@ class GatherTokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return counted_reduce_scatter(gradient)
+        return ScatterSum.apply(gradient)
 
 
 class ScatterSum(torch.autograd.Function):
@@ -66,7 +66,7 @@ class ScatterSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return counted_all_gather(gradient)
+        return GatherTokens.apply(gradient)
 
 
 class CopyToRanks(torch.autograd.Function):
@@ -76,7 +76,7 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return counted_all_reduce(gradient)
+        return SumOverRanks.apply(gradient)
 
 
 class SumOverRanks(torch.autograd.Function):
@@ -86,7 +86,7 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient
+        return CopyToRanks.apply(gradient)
 
 
 class Block(nn.Module):

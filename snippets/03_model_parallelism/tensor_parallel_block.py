@@ -36,7 +36,7 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return all_reduce(gradient)
+        return SumOverRanks.apply(gradient)
 
 
 class SumOverRanks(torch.autograd.Function):
@@ -48,7 +48,7 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient
+        return CopyToRanks.apply(gradient)
 
 
 def shard(whole: nn.Parameter, dim: int) -> nn.Parameter:

@@ -42,7 +42,7 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return exchange(gradient, ctx.gather, ctx.scatter), None, None
+        return AllToAll.apply(gradient, ctx.gather, ctx.scatter), None, None
 
 
 def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

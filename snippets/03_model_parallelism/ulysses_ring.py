@@ -14,6 +14,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
@@ -74,6 +75,7 @@ class RingAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, d_out):
         q, k, v, out, log_total = ctx.saved_tensors
         group, n = ctx.group, dist.get_world_size(ctx.group)

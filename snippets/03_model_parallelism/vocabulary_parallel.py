@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 B, S, H, V = 8, 256, 16, 1536  # 1, 2, 3 and 4 ranks divide the vocabulary
@@ -27,9 +28,7 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        total = gradient.contiguous()
-        dist.all_reduce(total)
-        return total
+        return SumOverRanks.apply(gradient)
 
 
 class SumOverRanks(torch.autograd.Function):
@@ -37,13 +36,13 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, term):
-        total = term.clone()
+        total = term.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient
+        return CopyToRanks.apply(gradient)
 
 
 def locate(tokens: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,6 +78,7 @@ class VocabularyParallelLoss(torch.autograd.Function):
         return (largest + total.log() - target)[counted].mean()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         softmax, local, mine, counted = ctx.saved_tensors
         one_hot = torch.zeros_like(softmax).scatter_(-1, local[..., None], 1.0)
