@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import os
 import re
 import sys
 import tempfile
@@ -855,13 +856,378 @@ NO_SECOND = """Checkpoint Fp8Product GatherTokens GatheredLinear RingAttention
 ALONE |= {f"{name}: twice": (partial(twice, name), ONCE) for name in NO_SECOND.split()}
 
 
+# --- attention: at widths, lengths, dtypes and strides that its programs do not have -----------
+
+ONCE = "trying to differentiate twice"
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.01}
+
+
+def near(found: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype) -> None:
+    for ours, exact in zip(found, truth, strict=True):
+        off = (ours.double() - exact).norm() / exact.norm()
+        assert ours.dtype == dtype and off < TOLERANCES[dtype], (dtype, off)
+
+
+def as_sdpa(
+    attend: Callable, *q: int, keys: int, causal=False, kinds=tuple(TOLERANCES)
+) -> None:
+    """Output and gradients for q [..., s, d], against SDPA in float64."""
+    *batch, s, d = q
+    mask = torch.ones(s, keys, dtype=torch.bool).tril(keys - s) if causal else None
+    for dtype in kinds:
+        torch.manual_seed(0)
+        leaves = [torch.randn(*batch, n, d).to(dtype).requires_grad_() for n in (s, keys, keys)]
+        exact = [x.detach().double().requires_grad_() for x in leaves]
+        out, truth = attend(*leaves), F.scaled_dot_product_attention(*exact, mask)
+        do = torch.randn(*q).to(dtype)
+        gradients = torch.autograd.grad(out, leaves, do)
+        near([out, *gradients], [truth, *torch.autograd.grad(truth, exact, do.double())], dtype)
+
+
+def penalised(loss: torch.Tensor, *wanted: torch.Tensor) -> None:
+    """Backward of a loss and of the square of its gradients."""
+    gradients = torch.autograd.grad(loss, wanted, create_graph=True)
+    (loss + sum(x.square().sum() for x in gradients)).backward()
+
+
+def twice(apply: Callable, *shape: int) -> None:
+    leaves = torch.randn(3, *shape).float().requires_grad_().unbind()
+    penalised(apply(*leaves).square().sum(), *leaves)
+
+
+def tiles_in_pytorch() -> None:
+    """So many keys that sums in bf16 would stand still; and more queries than keys."""
+    attend = program("10_flash_attention/tiled_attention").attention
+    for causal in (False, True):
+        as_sdpa(lambda *x, c=causal: attend(*x, c), 2, 20, 24, keys=2048, causal=causal)
+    q, k = torch.randn(2, 7, 24), torch.randn(2, 5, 24)
+    assert attend(q, k, k, True)[:, :2].eq(0).all()
+    as_sdpa(program("10_flash_attention/memory_peak").Flash.apply, 150, 24, keys=2048)
+
+
+def parts_of_keys() -> None:
+    part = program("10_flash_attention/lse_gradient").Part.apply
+    merge = program("10_flash_attention/merge_lse").merge
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        halves = zip(k.split(4, -2), v.split(4, -2), strict=True)
+        return merge(*(part(q, kk, vv, True) for kk, vv in halves))[0]
+
+    as_sdpa(attend, 2, 5, 24, keys=7, kinds=(torch.float64, torch.float32))
+    leaves = [torch.randn(n, 3, requires_grad=True) for n in (4, 5, 5)]
+    assert torch.autograd.gradgradcheck(lambda *x: part(*x, True), leaves)
+    none = torch.zeros(2, 3), torch.full((2, 1), -torch.inf)
+    torch.testing.assert_close(merge(none, none), none)
+
+
+def triton_attention(q: int = 4, v: int = 32, change: Callable = torch.Tensor.float) -> None:
+    """Packed sequences with `q` heads and values `v` wide, in another than the default dtype."""
+    ours = program("10_flash_attention/triton_autograd")
+    ours.FlashAttention.kernels = [
+        program("10_flash_attention/triton_forward"),
+        program("10_flash_attention/triton_backward"),
+    ]
+    rest = torch.tensor([0, 1, 12, 20]), True, (16, 16)
+    torch.manual_seed(0)
+    shapes = (20, q, 32), (20, 2, 32), (20, 2, v)
+    leaves = [change(torch.randn(shape)).requires_grad_() for shape in shapes]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    out = ours.FlashAttention.apply(*leaves, *rest)
+    truth, do = ours.plain(*exact, *rest), torch.randn(20, q, v)
+    found = [out, *torch.autograd.grad(out, leaves, do.float(), retain_graph=True)]
+    near(found, [truth, *torch.autograd.grad(truth, exact, do)], torch.float32)
+    with refusing(ONCE):
+        penalised(out.square().sum(), *leaves)
+
+
+def zigzag_ring() -> None:
+    """By the kernel and by the definition in its place; q's last stride is not 1."""
+    ring = program("10_flash_attention/ring_flash")
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    def mine(x: torch.Tensor) -> torch.Tensor:
+        chunks = x.tensor_split(2 * n, -2)
+        return torch.cat([chunks[rank], chunks[2 * n - 1 - rank]], -2)
+
+    kernel = {"tile_forward": ring.tile_forward, "tile_backward": ring.tile_backward}
+    definition = {
+        "tile_forward": ring.forward_by_definition,
+        "tile_backward": ring.backward_by_definition,
+    }
+    for dtype, tiles in [(d, t) for d in TOLERANCES for t in (kernel, definition)]:
+        torch.manual_seed(0)
+        qkv, do = torch.randn(3, 2, 3, 24, 40).to(dtype), torch.randn(2, 3, 24, 40).to(dtype)
+        whole = qkv.clone().double().requires_grad_()
+        truth = F.scaled_dot_product_attention(*whole, is_causal=True)
+        truth.backward(do.double())
+        ours = mine(qkv).mT.contiguous().requires_grad_()
+        with mock.patch.multiple(ring, **tiles):
+            out = ring.ZigzagRing.apply(*ours.mT)
+            out.backward(mine(do))
+        near([out, ours.grad.mT], [mine(truth), mine(whole.grad)], dtype)
+
+
+def zigzag_of(queries: int, keys: int) -> None:
+    q, k = torch.randn(1, 1, queries, 16), torch.randn(1, 1, keys, 16)
+    program("10_flash_attention/ring_flash").ZigzagRing.apply(q, k, k)
+
+
+def zigzag_twice() -> None:
+    twice(program("10_flash_attention/ring_flash").ZigzagRing.apply, 1, 1, 4, 16)
+
+
+def ring_twice() -> None:
+    ring = program("03_model_parallelism/ring_attention").RingAttention.apply
+    twice(lambda *x: ring(*x, None), 1, 1, 4, 16)
+
+
+def tiles_twice() -> None:
+    twice(program("10_flash_attention/tiled_attention").attention, 5, 8)
+
+
+def flash_twice() -> None:
+    twice(program("10_flash_attention/memory_peak").Flash.apply, 5, 8)
+
+
+def conjugates_twice() -> None:
+    """f and g of five programs: one gradient for two uses of f, and a penalty on gradients."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    def region(x, y, a, b, f=lambda x: x, g=lambda x: x) -> torch.Tensor:
+        return (x + g(((f(x) + f(y)) @ a).tanh() @ b)).square().sum()
+
+    for ours in (
+        program("01_parallelism_strategies/what_is_sent"),
+        program("03_model_parallelism/missing_f"),
+        program("03_model_parallelism/vocabulary_parallel"),
+        program("03_model_parallelism/tensor_parallel_block"),
+        program("03_model_parallelism/sequence_parallel"),
+    ):
+        torch.manual_seed(0)
+        whole = [torch.randn(s) for s in ((4, H), (4, H), (H, 2 * n), (2 * n, H))]
+        x, y, a, b = whole
+        shards = [x, y, a.chunk(n, 1)[rank], b.chunk(n)[rank]]
+        leaves, exact = ([t.clone().requires_grad_() for t in ts] for ts in (shards, whole))
+        penalised(region(*leaves, ours.CopyToRanks.apply, ours.SumOverRanks.apply), *leaves[:2])
+        penalised(region(*exact), *exact[:2])
+        x, y, a, b = (t.grad for t in exact)
+        torch.testing.assert_close(
+            [t.grad for t in leaves], [x, y, a.chunk(n, 1)[rank], b.chunk(n)[rank]]
+        )
+
+
+def tokens_twice() -> None:
+    """Likewise where tokens are cut, and for exchanges that undo one another."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    sequence = program("03_model_parallelism/sequence_parallel")
+    counted = program("03_model_parallelism/activation_formula")
+    ulysses = program("03_model_parallelism/ulysses").AllToAll.apply
+    norm = program("02_ddp/batchnorm").SumOverRanks.apply
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 4 * n, 3 * n), torch.randn(3 * n, 3 * n)
+
+    for gather, scatter in (
+        (sequence.GatherTokens.apply, sequence.ScatterSum.apply),
+        (
+            lambda x: counted.GatherTokensInGroup.apply(x, None),
+            lambda x: counted.ScatterSumInGroup.apply(x, None),
+        ),
+    ):
+        mine, exact = x.chunk(n, 1)[rank].clone().requires_grad_(), x.clone().requires_grad_()
+        penalised((mine + scatter(gather(mine).tanh() @ w / n)).square().sum(), mine)
+        penalised((exact + exact.tanh() @ w).square().sum(), exact)
+        torch.testing.assert_close(mine.grad, exact.grad.chunk(n, 1)[rank])
+    mine, exact = (x[:, None].clone().requires_grad_() for _ in "ab")
+    penalised(ulysses(ulysses(mine, 3, 2).tanh(), 2, 3).square().sum(), mine)
+    penalised(exact.tanh().square().sum(), exact)
+    torch.testing.assert_close(mine.grad, exact.grad)
+    mine, exact = (torch.ones(3).requires_grad_() for _ in "ab")
+    penalised(norm(mine).pow(3).sum(), mine)
+    penalised((n * exact).pow(3).sum(), exact)
+    torch.testing.assert_close(mine.grad, exact.grad)
+
+
+def attention_by_functions() -> None:
+    tiled = program("10_flash_attention/kernel_test").tiled
+    as_sdpa(tiled, 2, 5, 24, keys=40, kinds=(torch.float32,))
+    attend = program("10_flash_attention/batch_invariance").attend
+    as_sdpa(lambda *x: attend(*x, 16), 1, 24, keys=40, kinds=(torch.float64, torch.float32))
+    q, k, v = torch.randn(40, 24), torch.randn(100, 24), torch.randn(100, 24)
+    z = q @ k.T * 24**-0.5
+    truth = F.scaled_dot_product_attention(q, k, v)
+    out, lse, *_ = program("10_flash_attention/rare_rescaling").attention(
+        q, k, v, 8, torch.exp2
+    )
+    torch.testing.assert_close(out.double(), truth, rtol=0.02, atol=0.01)
+    torch.testing.assert_close(lse.double(), z.logsumexp(1), rtol=1e-5, atol=1e-5)
+    online = program("10_flash_attention/bf16_accumulators").online
+    out = online(z, v, torch.float32).double()
+    torch.testing.assert_close(out, truth, rtol=0.02, atol=0.01)
+    io = program("10_flash_attention/io_complexity")
+    q, k, v = torch.randn(3, 60, io.D).float()
+    for order in (io.queries_outside, io.keys_outside):
+        order(q, k, v, out := torch.empty_like(v), 2048)
+        torch.testing.assert_close(out, (q @ k.T).softmax(1) @ v)
+
+
+def dropout_by_position() -> None:
+    """More keys than queries: each position has a number of its own."""
+    ours = program("10_flash_attention/dropout_counter")
+    q, k, v = (torch.randn(n, 24).requires_grad_() for n in (10, 100, 100))
+    full = ours.keep(ours.SEED, torch.arange(10), torch.arange(100), 100)
+    truth = ((q @ k.T * 24**-0.5).softmax(1) * full) @ v
+    out, lse = ours.forward(q.detach(), k.detach(), v.detach(), ours.keep, 4)
+    gradients = ours.backward(torch.ones(10, 24), q, k, v, out, lse, ours.keep, 7)
+    torch.testing.assert_close(
+        [out, *gradients], [truth, *torch.autograd.grad(truth.sum(), (q, k, v))]
+    )
+
+
+def documents_and_zeros() -> None:
+    orders = program("10_flash_attention/document_balance")
+    for order in (orders.contiguous, orders.zigzag, orders.zigzag_per_document):
+        shards = order([5, 1], 4)
+        assert len(shards) == 4 and torch.cat(shards).sort().values.equal(torch.arange(6))
+    zeros = torch.zeros(1, 2, 4, 8)
+    assert program("10_flash_attention/incoherent").to_fp8(zeros, 4).eq(0).all()
+    assert program("09_inference/eight_bit_cache").per_token(zeros, 127).eq(0).all()
+
+
+def caches_of_others() -> None:
+    """A static cache of another length, a ring in another dtype, engines for another model."""
+    static = program("09_inference/static_cache").static
+    q, k = torch.randn(2, 3, 1, 8), torch.randn(2, 3, 5, 8)
+    keys = F.pad(k[:, :, :4], (0, 0, 0, 6))
+    out = static(q, k[:, :, 4:], k[:, :, 4:], keys, keys.clone(), torch.tensor([4]))
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, k))
+    cache = program("09_inference/window_and_sinks")
+    q, seen = torch.randn(1, 2, 9, 8).bfloat16(), cache.window(9, 3, 1)
+    out = cache.ring(q, q, q, 3, 1)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, q, q, seen))
+    ids = [1, 5, 2, 7, 3, 1, 4, 1, 5, 9]
+    with torch.no_grad():
+        chunked = program("09_inference/chunked_prefill")
+        model = chunked.CachedCharModel(hidden=24, heads=2)
+        engine = chunked.ChunkedSlots(model, 2)
+        engine.run(1, ids[:6])
+        torch.testing.assert_close(
+            engine.run(1, ids[6:]), chunked.without_cache(model, ids)[-1]
+        )
+        stale = program("09_inference/stale_block")
+        model = stale.CachedCharModel(hidden=24, heads=2)
+        logits = stale.PrefillPool(model, 4).prefill(ids, careless=False)
+        torch.testing.assert_close(logits, stale.without_cache(model, ids)[-1])
+
+
+def sampled_in_16_bits() -> None:
+    """top_p keeps what it keeps in fp64, and one at least; a penalty for a batch."""
+    for ours in (program("09_inference/sampling"), program("09_inference/sampling_failures")):
+        logits = torch.randn(2, 32000).mul(2).bfloat16()
+        kept, exact = (ours.top_p(x, 0.99).isfinite().sum() for x in (logits, logits.double()))
+        assert abs(kept / exact - 1) < 1e-3
+        assert ours.top_p(logits, 0.0).isfinite().sum(1).tolist() == [1, 1]
+    penalty = program("09_inference/sampling").repetition_penalty
+    logits, used = torch.randn(2, 9), torch.tensor([[1, 1], [8, 0]])
+    rows = [penalty(*row, 1.3) for row in zip(logits, used, strict=True)]
+    torch.testing.assert_close(penalty(logits, used, 1.3), torch.stack(rows))
+
+
+def shards_of_others() -> None:
+    """Heads and experts of another number; a cache that is handed over in fp32."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    decode = program("09_inference/tensor_parallel_decode")
+    with mock.patch.multiple(decode, HEADS=6 * n, HIDDEN=12 * n):
+        weights = decode.make_weights(torch.device("cpu"))
+    whole = weights["layers"][0]
+    (qkv, out, up, down), *_ = decode.shard(weights, rank, n)["layers"]
+    assert qkv.equal(whole[0].chunk(n, 2)[rank]) and out.equal(whole[1].chunk(n)[rank])
+    assert up.equal(whole[2].chunk(n, 1)[rank]) and down.equal(whole[3].chunk(n)[rank])
+    wide = program("09_inference/wide_expert_parallel")
+    torch.manual_seed(0)
+    w = dict(zip(("wide", "narrow"), torch.randn(2, 2 * n, H, H), strict=True))
+    w["router"], x = torch.randn(H, 2 * n), torch.randn(5, H)
+    gates, chosen = (x @ w["router"]).topk(wide.K)
+    every = torch.stack(
+        [F.gelu(x @ a) @ b for a, b in zip(w["wide"], w["narrow"], strict=True)], 1
+    )
+    truth = (gates.softmax(1)[..., None] * every.take_along_dim(chosen[..., None], 1)).sum(1)
+    torch.testing.assert_close(wide.Travel(range(2 * rank, 2 * rank + 2))(w, x), truth)
+    apart = program("09_inference/disaggregated")
+    if n == 2:
+        with torch.no_grad():
+            model = apart.CachedCharModel().float()  # of the same seed on both
+            answers, _ = apart.hand_over(model, [[1, 5, 2]])
+            alone = apart.decode(model, *apart.prefill(model, [1, 5, 2]))
+        assert answers == [alone] * rank
+
+
+def experts_that_do_not_fit(slots: int, groups: int) -> None:
+    program("09_inference/expert_copies").place_by_node([1.0] * 10, 4, slots, 2, groups)
+
+
+def document_that_does_not_fit() -> None:
+    program("10_flash_attention/packing").pack([3, 9], 8)
+
+
+def checkpoint_twice(device: str) -> None:
+    apply = program("07_memory_and_performance/checkpoint").Checkpoint.apply
+    x = torch.randn(2, 3, device=device, requires_grad=True)
+    penalised(apply(torch.tanh, True, x).square().sum(), x)
+
+
+def loss_twice() -> None:
+    loss = program("03_model_parallelism/vocabulary_parallel").VocabularyParallelLoss
+    logits = torch.randn(2, 3, 6, requires_grad=True)
+    penalised(loss.apply(logits, torch.zeros(2, 3, dtype=torch.long)).square(), logits)
+
+
+RANKS = {  # name: what is tried on every rank, and the sentence that refuses it
+    "ZigzagRing": (zigzag_ring, None),
+    "ZigzagRing: half a chunk": (lambda: zigzag_of(5, 5), "a rank has as many queries as keys"),
+    "ZigzagRing: more keys": (lambda: zigzag_of(4, 8), "a rank has as many queries as keys"),
+    "ZigzagRing: twice": (zigzag_twice, ONCE),
+    "RingAttention: twice": (ring_twice, ONCE),
+    "VocabularyParallelLoss: twice": (loss_twice, ONCE),
+    "CopyToRanks, SumOverRanks: twice": (conjugates_twice, None),
+    "GatherTokens, ScatterSum, AllToAll: twice": (tokens_twice, None),
+    "shard, Travel, hand_over": (shards_of_others, None),
+}
+TENSORS = {  # likewise, tried by one rank
+    "TiledAttention, Flash": (tiles_in_pytorch, None),
+    "TiledAttention: twice": (tiles_twice, ONCE),
+    "Flash: twice": (flash_twice, ONCE),
+    "Part, merge": (parts_of_keys, None),
+    "Checkpoint: twice": (lambda: checkpoint_twice("cpu"), ONCE),
+    "Checkpoint: another device": (
+        lambda: checkpoint_twice("meta"),
+        "a checkpoint keeps the random states",
+    ),
+    "tiled, attend, attention, online": (attention_by_functions, None),
+    "keep, forward, backward": (dropout_by_position, None),
+    "contiguous, zigzag, to_fp8, per_token": (documents_and_zeros, None),
+    "static, ring, ChunkedSlots, PrefillPool": (caches_of_others, None),
+    "top_p, repetition_penalty": (sampled_in_16_bits, None),
+    "pack: a long document": (document_that_does_not_fit, "a document has 9 tokens"),
+    "copies: too few slots": (lambda: experts_that_do_not_fit(8, 10), "5 experts need a slot"),
+    "place_by_node: groups": (lambda: experts_that_do_not_fit(12, 4), "groups must divide"),
+}
+if importlib.util.find_spec("triton"):
+    WIDTH = "attention takes k, v as wide as q"
+    TENSORS |= {
+        "FlashAttention": (triton_attention, None),
+        "FlashAttention: other heads": (lambda: triton_attention(q=3), WIDTH),
+        "FlashAttention: narrow values": (lambda: triton_attention(v=8), WIDTH),
+        "FlashAttention: fp64": (lambda: triton_attention(change=torch.clone), WIDTH),
+    }
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None], str | None]]:
     """What is tried, how, and the beginning of the sentence with which it is refused."""
     for name, make in WAYS.items():
         for title, case in CASES.items():
             refused = REFUSED.get((name, title))
             yield f"{name}: {title}", lambda m=make, c=case: compare(m, c), refused
-    others = OTHERS | (ALONE if dist.get_world_size() == 1 else {})
+    others = OTHERS | RANKS | (ALONE | TENSORS if dist.get_world_size() == 1 else {})
     for title, (attempt, refused) in others.items():
         yield title, attempt, refused
 
@@ -882,6 +1248,7 @@ def refusing(sentence: str) -> Iterator[None]:
 
 
 def main() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
     dist.init_process_group("gloo")
     torch.set_default_dtype(torch.float64)
     for title, attempt, refused in cases():

@@ -52,6 +52,7 @@ class SumOverGroup(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         return gradient, None
 
@@ -64,7 +65,7 @@ class GatherTokensInGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return reduce_scatter(gradient, ctx.group), None
+        return ScatterSumInGroup.apply(gradient, ctx.group), None
 
 
 class ScatterSumInGroup(torch.autograd.Function):
@@ -75,7 +76,7 @@ class ScatterSumInGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gather(gradient, ctx.group), None
+        return GatherTokensInGroup.apply(gradient, ctx.group), None
 
 
 class GatheredLinear(torch.autograd.Function):

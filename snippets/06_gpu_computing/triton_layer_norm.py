@@ -8,6 +8,7 @@ registers, and one small sum over the stripes finishes them, in the same order e
 import os
 
 import torch
+from torch.autograd.function import once_differentiable
 
 if not torch.accelerator.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -67,18 +68,19 @@ class LayerNorm(torch.autograd.Function):
     def forward(ctx, x, weight, bias, eps=1e-5):
         x = x.contiguous()
         (rows, h), y = x.shape, torch.empty_like(x)
-        mean, rstd = torch.empty(2, rows, device=x.device).unbind()
+        mean, rstd = x.new_empty(2, rows, dtype=torch.float32).unbind()
         block = triton.next_power_of_2(h)
         forward_kernel[(rows,)](x, weight, bias, y, mean, rstd, h, eps, BLOCK=block)
         ctx.save_for_backward(x, weight, mean, rstd)
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, weight, mean, rstd = ctx.saved_tensors
         (rows, h), dx = x.shape, torch.empty_like(x)
         stripes = min(rows, 256 if x.is_cuda else 4)
-        dw, db = torch.empty(2, stripes, h, device=x.device).unbind()
+        dw, db = x.new_empty(2, stripes, h, dtype=torch.float32).unbind()
         dy = dy.contiguous()  # the gradient of a sum is expanded: stride 0
         backward_kernel[(stripes,)](
             dy, x, weight, mean, rstd, dx, dw, db, rows, h, BLOCK=triton.next_power_of_2(h)

@@ -20,13 +20,16 @@ class Checkpoint(torch.autograd.Function):
     """y = function(x), of which only x and the random states are kept.
 
     x must require a gradient, or autograd has no reason to call backward for what is in the
-    function. In evaluation, call the function itself.
+    function. In evaluation, call the function itself. Random states are those of the CPU and
+    CUDA.
     """
 
     @staticmethod
     def forward(ctx, function: Function, preserve_rng: bool, x: torch.Tensor) -> torch.Tensor:
         if not x.requires_grad:
             raise ValueError("the input of a checkpoint must require a gradient")
+        if preserve_rng and x.device.type not in ("cpu", "cuda"):
+            raise ValueError("a checkpoint keeps the random states of the CPU and CUDA alone")
         kind, ctx.function, ctx.preserve_rng = x.device.type, function, preserve_rng
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         ctx.random_state = torch.get_rng_state()

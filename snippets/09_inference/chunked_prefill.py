@@ -72,7 +72,8 @@ class ChunkedSlots:
 
     def __init__(self, model: CachedCharModel, slots: int) -> None:
         self.model = model
-        self.cache = torch.zeros(len(model.blocks), 2, slots, 4, CONTEXT, 32)
+        hidden, heads = model.token.embedding_dim, model.blocks[0].heads
+        self.cache = torch.zeros(len(model.blocks), 2, slots, heads, CONTEXT, hidden // heads)
         self.length = [0] * slots
 
     def run(self, slot: int, ids: list[int]) -> torch.Tensor:

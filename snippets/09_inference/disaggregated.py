@@ -112,7 +112,7 @@ def hand_over(model: CachedCharModel, prompts: list[list[int]]) -> tuple[list[li
             header = torch.empty(6, dtype=torch.long)
             dist.recv(header, src=0)
             *shape, first = header.tolist()
-            cache = torch.empty(shape)
+            cache = torch.empty(shape, dtype=model.token.weight.dtype)
             dist.recv(cache, src=0)
             answers.append(decode(model, cache, first))
     return answers, sent

@@ -107,7 +107,8 @@ def to_integer(x: torch.Tensor, scale: torch.Tensor, most: int) -> torch.Tensor:
 
 def per_token(x: torch.Tensor, most: int) -> torch.Tensor:
     """One scale for each token and head; x is [b, a, s, d]."""
-    return to_integer(x, x.abs().amax(-1, keepdim=True) / most, most)
+    scale = x.abs().amax(-1, keepdim=True) / most
+    return to_integer(x, scale.masked_fill(scale == 0, 1), most)  # zeros stay zeros
 
 
 # --8<-- [end:rounding]

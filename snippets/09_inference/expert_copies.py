@@ -23,6 +23,8 @@ Plan = list[list[int]]  # of each GPU, the experts that it holds
 # --8<-- [start:plan]
 def copies(loads: list[float], slots: int) -> list[int]:
     """How many copies of each expert: the next slot is for that with most load on a copy."""
+    if slots < len(loads):
+        raise ValueError(f"{len(loads)} experts need a slot each, and there are {slots}")
     count = [1] * len(loads)
     heap = [(-load, i) for i, load in enumerate(loads)]
     heapq.heapify(heap)
@@ -55,6 +57,8 @@ def place(loads: list[float], gpus: int, slots: int) -> Plan:
 
 def place_by_node(loads: list[float], gpus: int, slots: int, nodes: int, groups: int) -> Plan:
     """Whole groups of experts go to a node, for routing that keeps a token on few nodes."""
+    if len(loads) % groups or gpus % nodes or slots % nodes:
+        raise ValueError("groups must divide the experts, and nodes the GPUs and the slots")
     size = len(loads) // groups
     weight = [sum(loads[g * size : (g + 1) * size]) for g in range(groups)]
     plan = []

@@ -27,9 +27,10 @@ def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
 def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
     """Keep the fewest most likely that hold at least p together."""
     ordered, index = logits.sort(descending=True)
-    shares = ordered.softmax(-1)
+    shares = ordered.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     before = shares.cumsum(-1) - shares  # what the more likely ones hold: 0 for the first
-    drop = torch.empty_like(before, dtype=torch.bool).scatter_(-1, index, before >= p)
+    drop = (before >= p) & (before > 0)
+    drop = torch.empty_like(drop).scatter_(-1, index, drop)
     return logits.masked_fill(drop, -math.inf)
 
 
@@ -41,8 +42,8 @@ def min_p(logits: torch.Tensor, share: float) -> torch.Tensor:
 
 def repetition_penalty(logits: torch.Tensor, used: torch.Tensor, by: float) -> torch.Tensor:
     """Make tokens of `used` less likely: divide a positive logit, multiply a negative one."""
-    old = logits[used]
-    return logits.scatter(0, used, torch.where(old > 0, old / by, old * by))
+    old = logits.gather(-1, used)
+    return logits.scatter(-1, used, torch.where(old > 0, old / by, old * by))
 
 
 def gumbel_max(logits: torch.Tensor, draws: int, generator: torch.Generator) -> torch.Tensor:

@@ -28,9 +28,10 @@ def top_p_wrong(logits: torch.Tensor, p: float) -> torch.Tensor:
 
 def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
     ordered, index = logits.sort(descending=True)
-    shares = ordered.softmax(-1)
+    shares = ordered.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     before = shares.cumsum(-1) - shares  # without it: 0 for the first, which always stays
-    drop = torch.empty_like(before, dtype=torch.bool).scatter_(-1, index, before >= p)
+    drop = (before >= p) & (before > 0)
+    drop = torch.empty_like(drop).scatter_(-1, index, drop)
     return logits.masked_fill(drop, -math.inf)
 
 

@@ -68,7 +68,8 @@ class PrefillPool:
 
     def __init__(self, model: CachedCharModel, blocks: int) -> None:
         self.model, self.free = model, list(range(blocks))
-        self.data = torch.zeros(len(model.blocks), 2, blocks, BLOCK, 4, 16)
+        hidden, heads = model.token.embedding_dim, model.blocks[0].heads
+        self.data = torch.zeros(len(model.blocks), 2, blocks, BLOCK, heads, hidden // heads)
 
     def prefill(self, ids: list[int], careless: bool) -> torch.Tensor:
         """Logits [v] after `ids`; the blocks are given back at the end, as they are."""

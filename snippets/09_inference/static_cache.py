@@ -35,8 +35,9 @@ def grown(q, k, v, keys, values):  # q, k, v [b, a, 1, d]; keys, values [b, a, c
 def static(q, k, v, keys, values, position):  # keys, values [b, a, MOST, d], position [1]
     keys.index_copy_(2, position, k)
     values.index_copy_(2, position, v)
-    seen = torch.arange(MOST, device=q.device) <= position  # what is beyond is not written yet
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen.view(1, 1, 1, MOST))
+    places = torch.arange(keys.shape[2], device=q.device)
+    seen = (places <= position).view(1, 1, 1, -1)  # what is beyond is not written yet
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
 
 
 # --8<-- [end:static]

@@ -51,12 +51,15 @@ def make_weights(device: torch.device) -> dict:
 # --8<-- [start:shard]
 def shard(weights: dict, rank: int, n: int) -> dict:
     """This rank's heads, and its columns of `up` with the rows of `down` that fit them."""
-    heads = slice(rank * HEADS // n, (rank + 1) * HEADS // n)
-    wide = slice(rank * 4 * HIDDEN // n, (rank + 1) * 4 * HIDDEN // n)
-    return weights | {
-        "layers": [(qkv[:, :, heads], out[heads], up[:, wide], down[wide])
-                   for qkv, out, up, down in weights["layers"]]
-    }  # fmt: skip
+
+    def part(size: int) -> slice:
+        return slice(rank * size // n, (rank + 1) * size // n)
+
+    layers = []
+    for qkv, out, up, down in weights["layers"]:
+        heads, wide = part(len(out)), part(len(down))
+        layers.append((qkv[:, :, heads], out[heads], up[:, wide], down[wide]))
+    return weights | {"layers": layers}
 
 
 # --8<-- [end:shard]

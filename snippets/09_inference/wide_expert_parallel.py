@@ -118,7 +118,10 @@ def experts(w: dict, mine: range, x: torch.Tensor, expert_of: torch.Tensor) -> t
 
 # --8<-- [start:travel]
 class Travel:
-    """All-to-alls that carry each token to its K experts and home; b may be 0 on any rank."""
+    """All-to-alls that carry each token to its K experts and home; b may be 0 on any rank.
+
+    `mine` are this rank's experts, as many on every rank, in rank order.
+    """
 
     def __init__(self, mine: range) -> None:
         self.mine, self.sent = mine, 0
@@ -136,7 +139,7 @@ class Travel:
         gates, chosen = (x @ w["router"]).topk(K, dim=-1)  # [b, K]
         expert_of = chosen.flatten()
         order = expert_of.argsort(stable=True)
-        counts = (expert_of // (EXPERTS // n)).bincount(minlength=n)
+        counts = (expert_of // len(self.mine)).bincount(minlength=n)
         incoming = torch.empty_like(counts)
         dist.all_to_all_single(incoming, counts)
         send, receive = counts.tolist(), incoming.tolist()

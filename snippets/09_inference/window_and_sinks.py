@@ -110,7 +110,7 @@ def window(s: int, last: int, first: int = 0) -> torch.Tensor:
 
 def ring(q, k, v, last: int, first: int = 0) -> torch.Tensor:  # each [b, a, s, d]
     """The same by a cache of `first` + `last` rows: a new row replaces the oldest but sinks."""
-    keys, values = torch.empty(2, *k.shape[:2], first + last, k.shape[3])
+    keys, values = k.new_empty(2, *k.shape[:2], first + last, k.shape[3])
     outputs = []
     for i in range(k.shape[2]):
         row = i if i < first else first + (i - first) % last

@@ -16,7 +16,7 @@ def attend(q, k, v, part: int) -> torch.Tensor:
     """One query against the keys in parts of `part`; q [1, d], k and v [s, d]."""
     outs, lses = [], []
     for kk, vv in zip(k.split(part), v.split(part), strict=True):
-        scores = q @ kk.T / D**0.5
+        scores = q @ kk.T / q.shape[1] ** 0.5
         lses.append(scores.logsumexp(-1))
         outs.append(torch.softmax(scores, -1) @ vv)
     lse = torch.stack(lses)  # [parts, 1]

@@ -11,8 +11,8 @@ TILE, D = 32, 16
 # --8<-- [start:online]
 def online(z: torch.Tensor, v: torch.Tensor, carried: torch.dtype) -> torch.Tensor:
     """z [rows, s], v [s, d] in bf16; sum and output are stored as `carried` after each tile."""
-    m = torch.full((len(z),), -torch.inf)
-    total, out = torch.zeros(len(z), dtype=carried), torch.zeros(len(z), D, dtype=carried)
+    m = z.new_full((len(z),), -torch.inf, dtype=torch.float32)
+    total, out = (m.new_zeros(shape, dtype=carried) for shape in (len(z), (len(z), v.shape[1])))
     for j in range(0, z.shape[1], TILE):
         new = torch.maximum(m, z[:, j : j + TILE].max(-1).values.float())
         p, shrink = (z[:, j : j + TILE].float() - new[:, None]).exp(), (m - new).exp()

@@ -18,17 +18,17 @@ ROWS = {
 # --8<-- [start:orders]
 def contiguous(lengths: list[int], n: int) -> list[torch.Tensor]:
     """The tokens of each rank: neighbouring shards."""
-    return list(torch.arange(sum(lengths)).chunk(n))
+    return list(torch.arange(sum(lengths)).tensor_split(n))
 
 
 def zigzag(lengths: list[int], n: int) -> list[torch.Tensor]:
     """Chunks r and 2n-1-r of the row for rank r."""
-    chunks = torch.arange(sum(lengths)).chunk(2 * n)
+    chunks = torch.arange(sum(lengths)).tensor_split(2 * n)
     return [torch.cat([chunks[r], chunks[2 * n - 1 - r]]) for r in range(n)]
 
 
 def zigzag_per_document(lengths: list[int], n: int) -> list[torch.Tensor]:
-    """Chunks r and 2n-1-r of every document for rank r; 2n divides each length."""
+    """Chunks r and 2n-1-r of every document for rank r; fair if 2n divides each length."""
     starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
     cut = [zigzag([length], n) for length in lengths]
     return [

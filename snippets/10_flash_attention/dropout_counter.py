@@ -19,9 +19,9 @@ def hashed(x: torch.Tensor) -> torch.Tensor:
     return x ^ (x >> 16)
 
 
-def keep(seed: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def keep(seed: int, rows: torch.Tensor, columns: torch.Tensor, keys: int) -> torch.Tensor:
     """1/(1-p) where the weight at (row, column) stays, else 0; any tile, in any order."""
-    counter = rows[:, None] * S + columns  # the position's number in the matrix
+    counter = rows[:, None] * keys + columns  # the position's number in the matrix
     uniform = hashed(hashed(counter) ^ seed).double() / 2**32
     return (uniform >= DROP) / (1 - DROP)
 
@@ -35,7 +35,7 @@ class Stateful:
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(SEED)
 
-    def __call__(self, seed: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    def __call__(self, seed: int, rows, columns, keys: int) -> torch.Tensor:
         shape = len(rows), len(columns)
         return (torch.rand(shape, generator=self.generator) >= DROP).double() / (1 - DROP)
 
@@ -43,13 +43,13 @@ class Stateful:
 # --8<-- [start:tiles]
 def forward(q, k, v, mask, tile: int):
     """Rows of `tile` queries at a time; return the output and the rows' log-sum-exp."""
-    out, lse = torch.empty_like(v), q.new_empty(S)
-    columns = torch.arange(S)
-    for rows in torch.arange(S).split(tile):
-        scores = q[rows] @ k.T / D**0.5
+    out, lse = q.new_empty(len(q), v.shape[1]), q.new_empty(len(q))
+    columns = torch.arange(len(k), device=q.device)
+    for rows in torch.arange(len(q), device=q.device).split(tile):
+        scores = q[rows] @ k.T / q.shape[1] ** 0.5
         lse[rows] = scores.logsumexp(-1)
         weights = torch.exp(scores - lse[rows, None])  # softmax first, dropout after it
-        out[rows] = (weights * mask(SEED, rows, columns)) @ v
+        out[rows] = (weights * mask(SEED, rows, columns, len(k))) @ v
     return out, lse
 
 
@@ -57,12 +57,12 @@ def backward(d_out, q, k, v, out, lse, mask, tile: int):
     """Columns of `tile` keys at a time, last first: dQ, dK and dV."""
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
     dot = (d_out * out).sum(-1, keepdim=True)  # as without dropout
-    rows = torch.arange(S)
-    for columns in reversed(rows.split(tile)):
-        weights = torch.exp(q @ k[columns].T / D**0.5 - lse[:, None])
-        kept = mask(SEED, rows, columns)  # drawn again
+    scale, rows = q.shape[1] ** -0.5, torch.arange(len(q), device=q.device)
+    for columns in reversed(torch.arange(len(k), device=q.device).split(tile)):
+        weights = torch.exp(q @ k[columns].T * scale - lse[:, None])
+        kept = mask(SEED, rows, columns, len(k))  # drawn again
         dv[columns] = (weights * kept).T @ d_out
-        d_scores = weights * (kept * (d_out @ v[columns].T) - dot) / D**0.5
+        d_scores = weights * (kept * (d_out @ v[columns].T) - dot) * scale
         dq += d_scores @ k[columns]
         dk[columns] = d_scores.T @ q
     return dq, dk, dv
@@ -76,9 +76,9 @@ def main() -> None:
     torch.set_num_threads(1)
     q, k, v, d_out = (torch.randn(S, D, dtype=torch.float64) for _ in range(4))
     whole = torch.arange(S)
-    full = keep(SEED, whole, whole)
-    tiles = torch.cat([keep(SEED, rows, whole) for rows in whole.split(7)])
-    assert torch.equal(full, tiles) and not torch.equal(full, keep(SEED + 1, whole, whole))
+    full = keep(SEED, whole, whole, S)
+    tiles = torch.cat([keep(SEED, rows, whole, S) for rows in whole.split(7)])
+    assert torch.equal(full, tiles) and not torch.equal(full, keep(SEED + 1, whole, whole, S))
     # published for MurmurHash3: nothing hashed, seeds 1 and 2^32 - 1
     assert hashed(torch.tensor([1, 0xFFFFFFFF])).tolist() == [0x514E28B7, 0x81F16F39]
     torch.testing.assert_close(full.unique(), torch.tensor([0, 1 / (1 - DROP)]))
@@ -100,15 +100,16 @@ def main() -> None:
             torch.testing.assert_close(list(gradients), [x.grad for x in inputs])
             visited: list[int] = []
 
-            def noted(seed, rows, columns, visited=visited):
+            def noted(seed, rows, columns, keys, visited=visited):
                 visited.append(columns[0].item())
-                return keep(seed, rows, columns)
+                return keep(seed, rows, columns, keys)
 
             backward(d_out, q, k, v, out, lse, noted, tile=12)
             assert visited == [36, 24, 12, 0]  # another order than forward's
             print("counter:  output, dQ, dK and dV equal those with a stored mask")
             continue
-        mask = torch.cat([rule(SEED, r, whole) for rule in [make()] for r in whole.split(16)])
+        rule = make()
+        mask = torch.cat([rule(SEED, rows, whole, S) for rows in whole.split(16)])
         torch.testing.assert_close(mask.unique().float(), full.unique())  # both drop alike
         assert abs((mask > 0).double().mean() - (1 - DROP)) < 0.04
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]

@@ -25,6 +25,7 @@ def to_fp8(x: torch.Tensor, rows: int) -> torch.Tensor:
     """Round to E4M3 with one scale for each block of rows, and back."""
     blocks = x.reshape(-1, rows, x.shape[-1])
     scale = blocks.abs().amax((1, 2), keepdim=True) / LARGEST
+    scale = scale.clamp(min=torch.finfo(x.dtype).tiny)  # a block of zeros stays one
     return ((blocks / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale).reshape(x.shape)
 
 

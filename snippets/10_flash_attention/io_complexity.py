@@ -66,11 +66,11 @@ def queries_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
     """FlashAttention-2's order; returns the elements moved and its tile of queries."""
     fast = FastMemory(m_elements)
     br, bc = query_tile(m_elements), NARROW
-    for i in range(0, S, br):
+    for i in range(0, len(q), br):
         qi = fast.load(q[i : i + br])
         out, m, total = fast.make(*qi.shape), fast.make(len(qi)), fast.make(len(qi))
         m.fill_(-torch.inf)
-        for j in range(0, S, bc):
+        for j in range(0, len(k), bc):
             kj, vj = fast.load(k[j : j + bc]), fast.load(v[j : j + bc])
             update(fast, qi, kj, vj, m, total, out)
             fast.drop(kj, vj)
@@ -83,11 +83,12 @@ def keys_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
     """FlashAttention's order; returns the elements moved and its tile of keys."""
     fast = FastMemory(m_elements)
     br, bc = NARROW, key_tile(m_elements)
-    m_all, total_all = torch.full((S,), -torch.inf), torch.zeros(S)  # in memory, as o is
+    m_all = torch.full((len(q),), -torch.inf)  # in memory, as o is
+    total_all = torch.zeros_like(m_all)
     o.zero_()
-    for j in range(0, S, bc):
+    for j in range(0, len(k), bc):
         kj, vj = fast.load(k[j : j + bc]), fast.load(v[j : j + bc])
-        for i in range(0, S, br):
+        for i in range(0, len(q), br):
             rows = slice(i, i + br)
             tiles = [fast.load(t[rows]) for t in (q, o, m_all, total_all)]
             qi, out, m, total = tiles
@@ -97,7 +98,7 @@ def keys_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
             fast.drop(*tiles)
         fast.drop(kj, vj)
     o.div_(total_all[:, None])
-    fast.moved += 2 * S * D + S  # that last division, in a pass of its own
+    fast.moved += 2 * o.numel() + len(o)  # that last division, in a pass of its own
     return fast.moved, bc
 
 

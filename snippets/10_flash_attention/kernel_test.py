@@ -19,15 +19,16 @@ LENGTHS = [64, 130, 256, 515, 1024]
 
 def plain(q, k, v):
     """Attention as one would write it, each step rounded to the inputs' precision."""
-    return torch.softmax(q @ k.mT / D**0.5, dim=-1) @ v
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
 
 
 # --8<-- [start:tiled]
-def tiled(q, k, v, accumulate=torch.float32, rescale=True, scale=D**-0.5, keys=None):
+def tiled(q, k, v, accumulate=torch.float32, rescale=True, scale=None, keys=None):
     """Online softmax over tiles of keys, as a kernel does it; the options break it."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys = k.shape[-2] if keys is None else keys
-    top = torch.full((*q.shape[:-1], 1), -torch.inf, dtype=accumulate)
-    total, out = torch.zeros_like(top), torch.zeros(q.shape, dtype=accumulate)
+    top = q.new_full((*q.shape[:-1], 1), -torch.inf, dtype=accumulate)
+    total, out = torch.zeros_like(top), torch.zeros_like(q, dtype=accumulate)
     for begin in range(0, keys, TILE):
         tile = slice(begin, min(begin + TILE, keys))
         scores = (q.float() @ k[..., tile, :].float().mT * scale).to(accumulate)

@@ -11,11 +11,11 @@ S, D = 32, 8
 
 # --8<-- [start:part]
 class Part(torch.autograd.Function):
-    """Attention to some keys: output [s_q, d] and lse [s_q, 1], both differentiable."""
+    """Attention to some keys: output [..., s, d] and lse [..., s, 1], both differentiable."""
 
     @staticmethod
     def forward(ctx, q, k, v, use_lse_gradient: bool):
-        scores = q @ k.T / D**0.5
+        scores = q @ k.mT / q.shape[-1] ** 0.5
         lse = scores.logsumexp(-1, keepdim=True)
         out = torch.exp(scores - lse) @ v
         ctx.save_for_backward(q, k, v, out, lse)
@@ -25,12 +25,12 @@ class Part(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out, d_lse):
         q, k, v, out, lse = ctx.saved_tensors
-        weights = torch.exp(q @ k.T / D**0.5 - lse)
+        weights = torch.exp(q @ k.mT / q.shape[-1] ** 0.5 - lse)
         dot = (d_out * out).sum(-1, keepdim=True)
         if ctx.use_lse_gradient:
             dot = dot - d_lse  # the lse's derivative by a score is that score's weight
-        d_scores = weights * (d_out @ v.T - dot) / D**0.5
-        return d_scores @ k, d_scores.T @ q, weights.T @ d_out, None
+        d_scores = weights * (d_out @ v.mT - dot) / q.shape[-1] ** 0.5
+        return d_scores @ k, d_scores.mT @ q, weights.mT @ d_out, None
 
 
 # --8<-- [end:part]

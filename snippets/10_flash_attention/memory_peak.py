@@ -8,6 +8,7 @@ memory_peak.svg.
 import weakref
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -47,13 +48,19 @@ def plain(q, k, v):
 
 
 # --8<-- [start:kept]
+def wide(*tensors):
+    """Sums of 16-bit numbers are kept in fp32; what is wider stays as it is."""
+    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+
+
 def tiled(q, k, v):
     """The forward of flash attention, written with differentiable operators."""
-    out, lse = [], []
+    (q, k, v), out, lse = wide(q, k, v), [], []
     for rows in q.split(TILE):
-        m, total, o = torch.full((len(rows),), -torch.inf), torch.zeros(len(rows)), 0
+        m = rows.new_full((len(rows),), -torch.inf)
+        total, o = torch.zeros_like(m), 0
         for columns, values in zip(k.split(TILE), v.split(TILE), strict=True):
-            z = (rows * D**-0.5) @ columns.T
+            z = (rows * q.shape[1] ** -0.5) @ columns.T
             new = torch.maximum(m, z.detach().max(-1).values)
             p, shrink = (z - new[:, None]).exp(), (m - new).exp()
             total = total * shrink + p.sum(-1)
@@ -65,26 +72,28 @@ def tiled(q, k, v):
 
 
 class Flash(torch.autograd.Function):
-    """The same forward, and a backward which computes every p once more."""
+    """The same forward of q, k, v [s, d], and a backward which computes every p once more."""
 
     @staticmethod
     def forward(ctx, q, k, v):
         out, lse = tiled(q, k, v)  # inside forward() nothing is recorded
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, do):
-        q, k, v, out, lse = ctx.saved_tensors
-        delta = (do * out).sum(-1)
+        q, k, v, out, lse, do = wide(*ctx.saved_tensors, do)
+        scale, delta = q.shape[1] ** -0.5, (do * out).sum(-1)
         dq, dk, dv = (torch.zeros_like(t) for t in (q, k, v))
         for i in range(0, len(q), TILE):
             r = slice(i, i + TILE)
             for j in range(0, len(k), TILE):
                 c = slice(j, j + TILE)
-                p = ((q[r] * D**-0.5) @ k[c].T - lse[r, None]).exp()
+                p = ((q[r] * scale) @ k[c].T - lse[r, None]).exp()
                 dv[c] += p.T @ do[r]
-                dz = p * (do[r] @ v[c].T - delta[r, None]) * D**-0.5
+                dz = p * (do[r] @ v[c].T - delta[r, None]) * scale
                 dq[r] += dz @ k[c]
                 dk[c] += dz.T @ q[r]
         return dq, dk, dv

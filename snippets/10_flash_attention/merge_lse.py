@@ -22,7 +22,8 @@ def merge(first, second) -> tuple[torch.Tensor, torch.Tensor]:
     """Of two disjoint sets of keys, the attention to their union."""
     (out_1, lse_1), (out_2, lse_2) = first, second
     lse = torch.logaddexp(lse_1, lse_2)
-    return torch.exp(lse_1 - lse) * out_1 + torch.exp(lse_2 - lse) * out_2, lse
+    base = lse.masked_fill(lse == -torch.inf, 0)  # no key in either: zeros, not NaN
+    return torch.exp(lse_1 - base) * out_1 + torch.exp(lse_2 - base) * out_2, lse
 
 
 # --8<-- [end:merge]
@@ -46,6 +47,8 @@ def main() -> None:
     )
     for way in (merge(merge(a, b), c), merge(a, merge(b, c)), merge(c, merge(b, a))):
         torch.testing.assert_close(way, (truth, truth_lse), rtol=1e-4, atol=1e-5)
+    none = attend(q, whole_k[:, :, :0], whole_v[:, :, :0])
+    torch.testing.assert_close(merge(merge(none, none), a), a)
     print("three parts merged as (ab)c, a(bc) and c(ba): attention to all keys, and its lse")
 
     # --8<-- [start:shared]

@@ -13,6 +13,8 @@ A, D, ROW = 2, 16, 512
 # --8<-- [start:pack]
 def pack(lengths: list[int], row: int) -> list[list[int]]:
     """First fit, longest first: which documents share each row of `row` tokens."""
+    if max(lengths, default=0) > row:
+        raise ValueError(f"a document has {max(lengths)} tokens, and a row {row}")
     rows: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         for members in rows:

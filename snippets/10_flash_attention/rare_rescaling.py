@@ -34,15 +34,16 @@ def attention(
     exp2: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor, float, float]:
     """[s, d] each -> output, log-sum-exp, share of rescalings of a warp, largest weight."""
-    m = torch.full((len(q), 1), -torch.inf)
-    total, out = torch.zeros_like(m), torch.zeros(len(q), D)
-    rescaled, largest, tiles = 0, 0.0, len(k) // TILE
+    m = q.new_full((len(q), 1), -torch.inf, dtype=torch.float32)
+    total, out = torch.zeros_like(m), m.new_zeros(len(q), v.shape[1])
+    rescaled, largest, tiles = 0, 0.0, math.ceil(len(k) / TILE)
     for j in range(tiles):
         keys = slice(j * TILE, (j + 1) * TILE)
-        scores = q.float() @ k[keys].float().T * (math.log2(math.e) / math.sqrt(D))
+        scores = q.float() @ k[keys].float().T * (math.log2(math.e) / math.sqrt(q.shape[1]))
         new = torch.maximum(m, scores.amax(1, keepdim=True))
-        behind = (new - m > threshold).view(-1, WARP).any(1)  # a warp decides for its rows
-        new = torch.where(behind.repeat_interleave(WARP)[:, None], new, m)
+        behind = (new - m > threshold).split(WARP)  # a warp decides for its rows
+        behind = torch.stack([rows.any() for rows in behind])
+        new = torch.where(behind.repeat_interleave(WARP)[: len(q), None], new, m)
         shrink = exp2(m - new) if j else torch.zeros_like(m)  # 1 where nothing changes
         rescaled += behind.sum().item() if j else 0
         m = new
@@ -51,7 +52,7 @@ def attention(
         out = out * shrink + p.bfloat16().float() @ v[keys].float()
         largest = max(largest, p.max().item())
     lse = (m + total.log2()) / math.log2(math.e)
-    return out / total, lse[:, 0], rescaled / (len(q) // WARP * (tiles - 1)), largest
+    return out / total, lse[:, 0], rescaled / (len(behind) * max(1, tiles - 1)), largest
 
 
 # --8<-- [end:attention]

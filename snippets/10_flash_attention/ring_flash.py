@@ -11,10 +11,12 @@ formulas.
 import math
 import os
 import sys
+from itertools import product
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 B, A, TOKENS, D = 1, 4, 480, 16  # 1, 2, 3 and 4 ranks cut TOKENS into 2n chunks
@@ -30,8 +32,14 @@ def tile_forward(q, k, v, causal: bool):
     return forward_by_definition(q, k, v, causal)
 
 
+def wide(*tensors):
+    """Sums of 16-bit numbers are kept in fp32; what is wider stays as it is."""
+    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+
+
 def forward_by_definition(q, k, v, causal: bool):
-    scores = q @ k.mT / math.sqrt(D)
+    q, k, v = wide(q, k, v)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
     return torch.softmax(scores, -1) @ v, scores.logsumexp(-1)
@@ -47,10 +55,12 @@ def tile_backward(d_out, q, k, v, out, lse, causal: bool):
 
 
 def backward_by_definition(d_out, q, k, v, out, lse, causal: bool):
-    weights = torch.exp(q @ k.mT / math.sqrt(D) - lse[..., None])
+    d_out, q, k, v, out = wide(d_out, q, k, v, out)
+    scale = 1 / math.sqrt(q.shape[-1])
+    weights = torch.exp(q @ k.mT * scale - lse[..., None])
     weights = weights.tril() if causal else weights
     dot = (d_out * out).sum(-1, keepdim=True)
-    d_scores = weights * (d_out @ v.mT - dot) / math.sqrt(D)
+    d_scores = weights * (d_out @ v.mT - dot) * scale
     return d_scores @ k, d_scores.mT @ q, weights.mT @ d_out
 
 
@@ -83,18 +93,23 @@ def rectangle(step: int, half: int) -> tuple[slice, slice]:
 
 
 class ZigzagRing(torch.autograd.Function):
-    """Causal attention over all ranks' tokens; q, k, v are this rank's, in zigzag order."""
+    """Causal attention over all ranks' tokens; q, k, v [b, a, s/n, d], in zigzag order.
+
+    A rank has as many queries as keys, in two chunks of one length.
+    """
 
     @staticmethod
     def forward(ctx, q, k, v):
         n, half = dist.get_world_size(), q.shape[2] // 2
-        block = [k.contiguous(), v.contiguous()]
+        if k.shape[2] != q.shape[2] or q.shape[2] % 2:
+            raise ValueError("a rank has as many queries as keys, in two chunks of one length")
+        q, block = q.contiguous(), [k.contiguous(), v.contiguous()]
         for step in range(n):
             rows, keys = rectangle(step, half)
             part = [x[:, :, keys] for x in block]
             new, new_lse = tile_forward(q[:, :, rows], *part, causal=step == 0)
             if step == 0:
-                out, lse = new, new_lse
+                out, lse = new.to(new_lse.dtype), new_lse  # 16-bit outputs are summed in fp32
             else:  # merge: two outputs weighted by the exponentials of their log-sum-exps
                 old, old_lse = out[:, :, rows], lse[:, :, rows]
                 both = torch.logaddexp(old_lse, new_lse)
@@ -103,14 +118,16 @@ class ZigzagRing(torch.autograd.Function):
                 lse[:, :, rows] = both
             if step < n - 1:
                 block = pass_on(block)
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, d_out):
         q, k, v, out, lse = ctx.saved_tensors
         n, half = dist.get_world_size(), q.shape[2] // 2
-        dq, block = torch.zeros_like(q), [k.contiguous(), v.contiguous()]
+        dq, block = torch.zeros_like(q, dtype=lse.dtype), [k.contiguous(), v.contiguous()]
         own = collected = None
         for step in range(n):
             rows, keys = rectangle(step, half)
@@ -129,7 +146,7 @@ class ZigzagRing(torch.autograd.Function):
             if step < n - 1:
                 block = pass_on(block)
         dk, dv = (a + b for a, b in zip(own, collected, strict=True)) if collected else own
-        return dq, dk, dv
+        return dq.to(q.dtype), dk, dv
 
 
 # --8<-- [end:ring]
@@ -151,8 +168,8 @@ def start() -> torch.device:
 
 def hold_definition(device: torch.device) -> None:
     """The kernel and the definition agree, so that each device runs what the other proves."""
-    d_out, q, k, v = torch.randn(4, B, A, 24, D, device=device)
-    for causal in (False, True):
+    for d, causal in product((D, 2 * D), (False, True)):
+        d_out, q, k, v = torch.randn(4, B, A, 24, d, device=device)
         out, lse = tile_forward(q, k, v, causal)
         torch.testing.assert_close(forward_by_definition(q, k, v, causal), (out, lse))
         given = d_out, q, k, v, out, lse, causal

@@ -11,6 +11,7 @@ import sys
 from itertools import pairwise
 
 import torch
+from torch.autograd.function import once_differentiable
 
 if not torch.accelerator.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -38,6 +39,7 @@ class FlashAttention(torch.autograd.Function):
         return o
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, do):
         q, k, v, o, lse, starts = ctx.saved_tensors
         do = do.contiguous()  # that of a sum is one number with strides of 0

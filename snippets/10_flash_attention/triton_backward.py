@@ -218,12 +218,13 @@ def backward(
     q, k, v, o, lse, do, starts, causal=False, k_starts=None, block=None, longest=None
 ):
     """Gradients of q, k and v; tensors as in the forward kernel, all contiguous."""
-    if not all(t.is_contiguous() for t in (q, k, v, o, lse, do)):
-        raise ValueError("backward takes contiguous tensors, the gradient too")
+    alike = q.shape == o.shape == do.shape and k.shape == v.shape
+    if not alike or not all(t.is_contiguous() for t in (q, k, v, o, lse, do)):
+        raise ValueError("backward takes forward's tensors, contiguous, the gradient too")
     (tokens, heads, d), kv_heads = q.shape, k.shape[1]
     k_starts = starts if k_starts is None else k_starts
     longest_q, longest_k = (longest or int((x[1:] - x[:-1]).max()) for x in (starts, k_starts))
-    delta = torch.empty(heads, tokens, device=q.device)
+    delta = torch.empty_like(lse)
     delta_kernel[(triton.cdiv(tokens, 64), heads)](o, do, delta, tokens, heads, d, BM=64)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     inputs = (q, k, v, do, lse, delta)

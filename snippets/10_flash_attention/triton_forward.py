@@ -114,14 +114,17 @@ autotuned = triton.autotune(CONFIGS, key=["HEADS", "KV_HEADS", "D", "CAUSAL"])(f
 def attention(q, k, v, starts, causal=False, k_starts=None, block=None, longest=None):
     """Output [tokens, heads, d] and log-sum-exp [heads, tokens]; autotuned if `block` is None.
 
-    d is a power of two from 16 on. Causal: the last query of a sequence sees its last key.
+    d is a power of two from 16 on, in fp32 or 16 bits; kv_heads divides heads. Causal: the
+    last query of a sequence sees its last key.
     """
     tokens, heads, d = q.shape
     if d & (d - 1) or d < 16 or not all(t.is_contiguous() for t in (q, k, v)):
         raise ValueError("attention takes contiguous tensors with d a power of two, 16 or more")
+    if k.shape != v.shape or k.shape[2] != d or heads % k.shape[1] or q.itemsize > 4:
+        raise ValueError("attention takes k, v as wide as q, kv_heads dividing heads, no fp64")
     k_starts = starts if k_starts is None else k_starts
     longest = longest or int((starts[1:] - starts[:-1]).max())  # asking the GPU is a wait
-    o, lse = torch.empty_like(q), torch.empty(heads, tokens, device=q.device)
+    o, lse = torch.empty_like(q), q.new_empty(heads, tokens, dtype=torch.float32)
     tensors = (q, k, v, o, lse, starts, k_starts)
     numbers = (d**-0.5, tokens, heads, k.shape[1], d, causal)
     grid = lambda meta: (triton.cdiv(longest, meta["BM"]), heads, len(starts) - 1)  # noqa: E731
