@@ -541,7 +541,7 @@ def _keep_stores(requests: Any) -> None:
     if LINUX:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stderr = open(os.dup(2), "w", buffering=1)
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     # where no name server answers, the store says of a rank that it has no name
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     while requests.recv():

@@ -92,7 +92,8 @@ def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str
 
 
 @pytest.mark.parametrize(
-    "place", ["03_model_parallelism", "11_references", "tracks/distributed_core", "what_ran_where"]
+    "place",
+    ["03_model_parallelism", "11_references", "tracks/distributed_core", "what_ran_where"],
 )
 def test_a_page_is_not_styled_twice_while_it_loads(
     browser: Browser, address: str, place: str

@@ -39,6 +39,7 @@ REASONS = {
         fsdp1_strategies:old fsdp1_strategies:new tied_weights:cut_apart
         tied_weights:kept_together patchwork:broadcast pipelining_api:train_step
         clip_before_unscale:right mean_of_means:global_mean conversions:save conversions:load
+        uneven_mesh:from_every_rank uneven_mesh:from_rank_0 uneven_mesh:through_dcp
         lora:train lora:shard peft_lora:save peft_lora:with_peft checkpoint_reshard:load""",
     "a function on tensors, whose program compares the gradients": """
         fp8_training:Scale custom_function:Plain custom_function:SameState
