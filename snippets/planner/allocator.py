@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator in forty lines: what `reserved` is, and why it exceeds
+"""PyTorch's caching allocator in sixty lines: what `reserved` is, and why it exceeds
 `allocated`.
 
 Sizes are rounded to 512 bytes; requests up to 1 MiB share segments of 2 MiB, up to 10 MiB
@@ -9,63 +9,78 @@ those of c10/cuda/CUDACachingAllocator.cpp. Here they run on sizes alone, withou
 """
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
+from functools import cache
 
 MIB = 2**20
 
 
 # --8<-- [start:Allocator]
+@dataclass(slots=True, eq=False)
+class Block:
+    size: int
+    number: int  # of two of one size, the older is taken
+    pool: int
+    before: "Block | None" = None  # neighbours in the segment
+    after: "Block | None" = None
+    is_free: bool = False
+
+
+@cache
+def rounded(size: float) -> int:
+    return max(512, -(-int(size) // 512) * 512)
+
+
 class Allocator:
     def __init__(self) -> None:
-        self.free_blocks: tuple[list, list] = ([], [])  # (size, block) of each pool, sorted
-        self.blocks: dict[int, list] = {}  # block: [size, before, after, is free, pool]
+        self.free_blocks: tuple[list, list] = ([], [])  # (size, number, block), sorted
         self.reserved = self.allocated = self.peak_allocated = self.made = 0
 
-    def _new(self, size: int, before: int | None, after: int | None, pool: int) -> int:
-        self.made += 1
-        self.blocks[self.made] = [size, before, after, True, pool]
-        return self.made
-
-    def malloc(self, size: float) -> int:
-        size = max(512, -(-int(size) // 512) * 512)
+    def malloc(self, size: float) -> Block:
+        size = rounded(size)
         pool = 0 if size <= MIB else 1
         free = self.free_blocks[pool]
-        fits = bisect_left(free, (size, -1))
+        fits = bisect_left(free, (size,))
         if fits < len(free):
-            block = free.pop(fits)[1]
+            block = free.pop(fits)[2]
         else:
             own = -(-size // (2 * MIB)) * 2 * MIB
             segment = own if size >= 10 * MIB else (20 if pool else 2) * MIB
             self.reserved += segment
-            block = self._new(segment, None, None, pool)
-        entry = self.blocks[block]
-        rest = entry[0] - size
+            self.made += 1
+            block = Block(segment, self.made, pool)
+        rest = block.size - size
         if rest > (MIB if pool else 511):
-            other = self._new(rest, block, entry[2], pool)
-            if entry[2] is not None:
-                self.blocks[entry[2]][1] = other
-            entry[0], entry[2] = size, other
-            insort(free, (rest, other))
-        entry[3] = False
-        self.allocated += entry[0]
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
+            self.made += 1
+            other = Block(rest, self.made, pool, block, block.after, True)
+            if other.after:
+                other.after.before = other
+            block.size, block.after = size, other
+            insort(free, (rest, self.made, other))
+        block.is_free = False
+        self.allocated += block.size
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
         return block
 
-    def free(self, block: int) -> None:
-        entry = self.blocks[block]
-        self.allocated -= entry[0]
-        free = self.free_blocks[entry[4]]
-        entry[3] = True
-        for side in (1, 2):
-            other = entry[side]
-            if other is None or not self.blocks[other][3]:
-                continue
-            neighbour = self.blocks.pop(other)
-            free.pop(bisect_left(free, (neighbour[0], other)))
-            entry[0] += neighbour[0]
-            entry[side] = neighbour[side]
-            if neighbour[side] is not None:
-                self.blocks[neighbour[side]][3 - side] = block
-        insort(free, (entry[0], block))
+    def free(self, block: Block) -> None:
+        self.allocated -= block.size
+        free = self.free_blocks[block.pool]
+        block.is_free = True
+        before, after = block.before, block.after
+        if before and before.is_free:
+            del free[bisect_left(free, (before.size, before.number))]
+            block.size += before.size
+            block.before = before.before
+            if block.before:
+                block.before.after = block
+        if after and after.is_free:
+            del free[bisect_left(free, (after.size, after.number))]
+            block.size += after.size
+            block.after = after.after
+            if block.after:
+                block.after.before = block
+        insort(free, (block.size, block.number, block))
 
 
 # --8<-- [end:Allocator]

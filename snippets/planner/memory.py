@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from allocator import Allocator
+from allocator import Allocator, Block
 from transformer import Shape, layer_matrices, parameters
 
 RECOMPUTED = ("", "mlp", "layer")  # by what is left
@@ -169,6 +169,7 @@ class Replay:
 
     def __init__(self, shape: Shape, layout: Layout, sequence: int, index: int) -> None:
         self.pool = Allocator()
+        self.new = self.pool.malloc
         self.shape, self.layout, self.t = shape, layout, layout.tp
         self.stage = stages(shape, layout.pp, layout.cut)[index]
         self.flying = math.ceil(layout.flying(index) - 1)
@@ -181,22 +182,19 @@ class Replay:
         self.small = 4 * tokens / self.t
         self.logits = 2 * tokens * shape.vocabulary / self.t
         self.ends = shape.vocabulary * shape.hidden / self.t
-        self.buffers: dict[str, int] = {}
-        self.leaving: int | None = None
+        self.buffers: dict[str, Block] = {}
+        self.leaving: Block | None = None
         self.tensors = stage_parameters(shape, self.stage, self.t, layout.ep)
         self.layer = stage_parameters(
             shape, Stage(1, False, False, False, 1), self.t, layout.ep
         )
 
-    def new(self, size: float) -> int:
-        return self.pool.malloc(size)
-
-    def drop(self, *blocks: int | None) -> None:
+    def drop(self, *blocks: Block | None) -> None:
         for block in blocks:
             if block is not None:
                 self.pool.free(block)
 
-    def instead(self, size: float, *old: int | None) -> int:
+    def instead(self, size: float, *old: Block | None) -> Block:
         """Make a tensor, and only then let go of what it was made of."""
         made = self.new(size)
         self.drop(*old)
@@ -207,10 +205,10 @@ class Replay:
         if self.t > 1 and name not in self.buffers:
             self.buffers[name] = self.new(self.whole)
 
-    def scattered(self, whole: int) -> int:
+    def scattered(self, whole: Block) -> Block:
         return self.instead(self.x, whole) if self.t > 1 else whole
 
-    def bucket(self, elements: float, made: list[int]) -> list[int]:
+    def bucket(self, elements: float, made: list[Block]) -> list[Block]:
         """ZeRO-2: gradients leave for their owners as soon as they are there, as a flat copy in
         fp32, which stays until the next bucket is full (04, "Stage 2").
         """
@@ -221,11 +219,11 @@ class Replay:
         self.drop(*made)
         return []
 
-    def weights(self) -> list[int]:
+    def weights(self) -> list[Block]:
         """Under FSDP a layer's parameters are guests."""
         return [self.new(2 * n) for n in self.layer] if self.layout.zero == 3 else []
 
-    def layer_forward(self, x: int) -> tuple[list[int], int]:
+    def layer_forward(self, x: Block) -> tuple[list[Block], Block]:
         guests = self.weights()
         normed, deviation = self.new(self.x), self.new(self.small)
         self.gathered("gather")
@@ -251,13 +249,13 @@ class Replay:
         kept = [x, normed, deviation, keys, query, out, sums]
         return [*kept, middle, normed2, deviation2, *inner], after
 
-    def mlp_forward(self) -> tuple[list, int]:
+    def mlp_forward(self) -> tuple[list, Block]:
         merged = self.new((2 if self.shape.gated else 1) * self.f)
         act = self.new(self.f)
         gated = self.new(self.f) if self.shape.gated else None
         return [merged, act, gated], self.scattered(self.new(self.whole))
 
-    def layer_backward(self, kept: list, gradient: int) -> tuple[int, list[int]]:
+    def layer_backward(self, kept: list, gradient: Block) -> tuple[Block, list[Block]]:
         x, normed, deviation, keys, query, out, sums, *second = kept
         middle, normed2, deviation2, *inner = second
         weights = iter(reversed([*self.layer[1:3], *self.layer[4:]]))  # but for two norms
@@ -332,13 +330,13 @@ class Replay:
                 loss = (normed, None)
         return layers, x, loss
 
-    def softmax(self, logits: int) -> int:
+    def softmax(self, logits: Block) -> Block:
         """In fp32, in place of the logits in fp32."""
         return self.instead(2 * self.logits, self.instead(2 * self.logits, logits))
 
     def backward(self, state: tuple) -> None:
         layers, x, loss = state
-        made: list[int] = []
+        made: list[Block] = []
         if loss:
             normed, softmax = loss
             d_logits = self.instead(self.logits, softmax)
