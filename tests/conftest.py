@@ -46,7 +46,14 @@ ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 SITE = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
 PROGRAMS_AND_PAGES = {"assessment", "docs", "labs", "mkdocs.yml", "snippets"}  # of these
 READS, READ = Path(__file__).parent / "reads", pytest.StashKey[int]()
-NEVER = (".venv/", ".git/", ".cache/", "tests/reads/", "requirements/")  # or known to all tests
+NEVER = (
+    ".venv/",
+    ".git/",
+    ".cache/",
+    "site/",
+    "tests/reads/",
+    "requirements/",
+)  # or known to all tests
 IMPORTED: dict[Path, set[str]] = {}  # what each module of tests read when it was imported
 SERVED: tuple[set[str], set[str]] = set(), set()  # files of the site: in a test, in its module
 AS_SERVED = pytest.StashKey[str]()

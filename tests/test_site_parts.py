@@ -198,13 +198,13 @@ def test_links_lead_to_the_one_place_that_is_meant(book: Book) -> None:
 def test_search_reads_what_a_page_says_under_each_heading() -> None:
     code = '<div class="language-python x"><pre>{} <span class="s2">says</span></pre></div>'
     html = (
-        '<h1 id="top">T <code>x</code><a class="headerlink" href="#top">¶</a></h1><p>ab <b>b</b></p>'
-        '<p>ab b</p><h2 id="one">One</h2><p>12.5</p><p>is <svg><path/>glyph</svg></p>'
+        '<h1 id="top">T <code>x</code><a class="headerlink" href="#top">¶</a></h1><p>abc <b>b</b></p>'
+        '<p>abc b</p><h2 id="one">One</h2><p>12.5</p><p>assert it holds</p><p>was <svg><path/>glyph</svg></p>'
         f'<h2 id="two">Two</h2>{code.format("count")}'
     )
     assert search.sections(html, "T", "02_ddp/") == [
-        ("02_ddp/", "T <code>x</code>", "ab b", 1),
-        ("02_ddp/#one", "One", "is", 1),
+        ("02_ddp/", "T <code>x</code>", "abc b", 1),
+        ("02_ddp/#one", "One", "was", 1),
         ("02_ddp/#two", "Two", "count says", 1),
     ]
     assert search.sections(html, "T", "labs/lab01/")[2] == (

@@ -31,7 +31,7 @@ NO_TEXT = re.compile(  # a formula of its own line would be shown as a heap of l
 HEADING = re.compile(r'<h[1-6] id="([^"]+)"[^>]*>(.*?)</h[1-6]>', re.DOTALL)
 PROGRAM = re.compile(r'<div class="language-(?:python|cuda|cpp).*?</pre>', re.DOTALL)
 SAYS = re.compile(r'<span class="(?:s|c|nf|nc)\w*">(.*?)</span>', re.DOTALL)
-WORDS = re.compile(r"^(?!\s*Recorded 20\d\d-).*[^\W\d]{2}")
+WORDS = re.compile(r"^(?!\s*Recorded 20\d\d-|\s*assert ).*[^\W\d]{3}")
 INLINE = re.compile(r"</?(?:a|abbr|b|code|del|em|i|kbd|m\w+|span|strong|sub|sup)\b[^>]*>")
 
 
@@ -53,7 +53,7 @@ def sections(content: str, title: str, url: str) -> list[Section]:
 
 
 def _text(part: str) -> str:
-    """Plain text, a line for each block that has a word, none twice in one section."""
+    """Plain text: each line that has a word and is no assertion, none twice in a section."""
     lines = html.unescape(re.sub(r"<[^>]+>", "\n", INLINE.sub("", part))).splitlines()
     return "\n".join(
         dict.fromkeys(" ".join(each.split()) for each in lines if WORDS.search(each))
