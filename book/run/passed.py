@@ -7,8 +7,10 @@ ignores it.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -66,9 +68,11 @@ class Passed:
 
         A tool that is installed or upgraded changes a folder of the path.
         """
-        ignored = (self.root / ".gitignore").read_text("utf-8").splitlines()
-        made = {".git", *(line.strip("/") for line in ignored)}
-        here = sorted(path for path in self.root.iterdir() if path.name not in made)
+        ignored = (self.root / ".gitignore").read_text("utf-8").split()
+        made = re.compile(
+            "|".join(fnmatch.translate(each.strip("/")) for each in [".git", *ignored])
+        )
+        here = sorted(path for path in self.root.iterdir() if not made.match(path.name))
         folders = [each for each in os.get_exec_path() if os.path.isdir(each)]
         tools = [f"{each} {os.stat(each).st_mtime_ns}" for each in folders]
         return self.digest(*machine, *tools, *here, self.root / ".git/index")
