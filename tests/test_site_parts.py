@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import http.client
+import http.server
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
+import conftest
 import pytest
 from conftest import RECORDED, Book
 
@@ -371,3 +376,35 @@ A [b]({site}b/?n=1#c), [c]({site}t/c/), [here]({site}t/a/#a), [l]({site}labs/l/)
 | a · b |
 """
     )
+
+
+# --- what the tests of the site were served ----------------------------------------------------
+
+
+def test_a_test_depends_on_the_files_that_it_was_served(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were not there, too; and on no other file of the site."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/index.html").write_text("one")
+    handler = functools.partial(conftest._Quiet, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for asked, status in (("/a/?n=1", 200), ("/b.js", 404)):
+            client = http.client.HTTPConnection("127.0.0.1", server.server_port)
+            client.request("GET", asked)
+            assert client.getresponse().status == status
+            client.close()
+        server.shutdown()
+    assert conftest.SERVED[0] == {"a/index.html", "b.js"}
+
+    monkeypatch.setattr(request.node._request, "getfixturevalue", lambda _: tmp_path)
+    names = ["/a/index.html", "/b.js", "book/core/digest.py"]
+    before = conftest.as_served(request.node, names)
+    assert before.splitlines()[1:] == names
+    (tmp_path / "c.html").write_text("another page")
+    assert conftest.as_served(request.node, names) == before
+    for name, text in {"a/index.html": "two", "b.js": "it comes"}.items():
+        (tmp_path / name).write_text(text)
+        assert conftest.as_served(request.node, names) != before, name
+        before = conftest.as_served(request.node, names)
