@@ -44,16 +44,10 @@ TOGETHER = re.compile(
 ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 # what the built site is made of
 SITE = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
-PROGRAMS_AND_PAGES = {"assessment", "docs", "labs", "mkdocs.yml", "snippets"}  # of these
+PROGRAMS_AND_PAGES = {*SITE} - {"book", "overrides"}
 READS, READ = Path(__file__).parent / "reads", pytest.StashKey[int]()
-NEVER = (
-    ".venv/",
-    ".git/",
-    ".cache/",
-    "site/",
-    "tests/reads/",
-    "requirements/",
-)  # or known to all tests
+# read by all, or known to all tests
+NEVER = (".venv/", ".git/", ".cache/", "site/", "tests/reads/", "requirements/")
 IMPORTED: dict[Path, set[str]] = {}  # what each module of tests read when it was imported
 SERVED: tuple[set[str], set[str]] = set(), set()  # files of the site: in a test, in its module
 AS_SERVED = pytest.StashKey[str]()

@@ -712,24 +712,28 @@ def twice(name: str) -> None:
     """A penalty on the gradients of a function that has no second ones."""
     x, weight = torch.randn(2, H), torch.randn(3, H)
     heads = torch.randn(1, 2, 3, 4, dtype=torch.float32)
+    whole = [torch.randn(1, 1, 4, 16, dtype=torch.float32) for _ in "qkv"]
+    rows = [torch.randn(5, 8, dtype=torch.float32) for _ in "qkv"]
     fp8 = program("05_mixed_precision/fp8_training")
     scales = {name: fp8.Scale(fp8.E4M3, "current") for name in "xwg"}
+    checkpoint = program("07_memory_and_performance/checkpoint").Checkpoint
     ring = program("03_model_parallelism/ring_attention").RingAttention
     loss = program("03_model_parallelism/vocabulary_parallel").VocabularyParallelLoss
     gather = program("03_model_parallelism/context_parallel_api").GatherTokens
     linear = program("03_model_parallelism/activation_formula").GatheredLinear
+    zigzag = program("10_flash_attention/ring_flash").ZigzagRing
+    tiled = program("10_flash_attention/tiled_attention").TiledAttention
+    flash = program("10_flash_attention/memory_peak").Flash
     function, *inputs = {
-        "Checkpoint": (
-            program("07_memory_and_performance/checkpoint").Checkpoint,
-            torch.sin,
-            True,
-            x,
-        ),
+        "Checkpoint": (checkpoint, torch.sin, True, x),
         "Fp8Product": (fp8.Fp8Product, x, weight, scales),
         "GatherTokens": (gather, heads, None),
         "GatheredLinear": (linear, x[None], weight, None, None),
-        "RingAttention": (ring, heads, heads, heads, None),
+        "RingAttention": (ring, *whole, None),
         "VocabularyParallelLoss": (loss, x, torch.tensor([1, 2])),
+        "ZigzagRing": (zigzag, *whole),
+        "TiledAttention": (tiled, *rows, False, 32, 32),
+        "Flash": (flash, *rows),
     }[name]
     floats = [y for y in inputs if isinstance(y, torch.Tensor) and y.is_floating_point()]
     for y in floats:
@@ -851,14 +855,21 @@ ALONE = {  # likewise, tried by one rank
     "Offload": (offloaded, None),
     "beam": (beam_without_end, None),
 }
-NO_SECOND = """Checkpoint Fp8Product GatherTokens GatheredLinear RingAttention
-    VocabularyParallelLoss"""
-ALONE |= {f"{name}: twice": (partial(twice, name), ONCE) for name in NO_SECOND.split()}
+ON_RANKS = ("RingAttention", "VocabularyParallelLoss", "ZigzagRing")
+ALONE_TOO = (
+    "Checkpoint",
+    "Flash",
+    "Fp8Product",
+    "GatherTokens",
+    "GatheredLinear",
+    "TiledAttention",
+)
+OTHERS |= {f"{name}: twice": (partial(twice, name), ONCE) for name in ON_RANKS}
+ALONE |= {f"{name}: twice": (partial(twice, name), ONCE) for name in ALONE_TOO}
 
 
 # --- attention: at widths, lengths, dtypes and strides that its programs do not have -----------
 
-ONCE = "trying to differentiate twice"
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.01}
 
 
@@ -882,17 +893,6 @@ def as_sdpa(
         do = torch.randn(*q).to(dtype)
         gradients = torch.autograd.grad(out, leaves, do)
         near([out, *gradients], [truth, *torch.autograd.grad(truth, exact, do.double())], dtype)
-
-
-def penalised(loss: torch.Tensor, *wanted: torch.Tensor) -> None:
-    """Backward of a loss and of the square of its gradients."""
-    gradients = torch.autograd.grad(loss, wanted, create_graph=True)
-    (loss + sum(x.square().sum() for x in gradients)).backward()
-
-
-def twice(apply: Callable, *shape: int) -> None:
-    leaves = torch.randn(3, *shape).float().requires_grad_().unbind()
-    penalised(apply(*leaves).square().sum(), *leaves)
 
 
 def tiles_in_pytorch() -> None:
@@ -937,7 +937,7 @@ def triton_attention(q: int = 4, v: int = 32, change: Callable = torch.Tensor.fl
     found = [out, *torch.autograd.grad(out, leaves, do.float(), retain_graph=True)]
     near(found, [truth, *torch.autograd.grad(truth, exact, do)], torch.float32)
     with refusing(ONCE):
-        penalised(out.square().sum(), *leaves)
+        penalized(out.square().sum(), *leaves).backward()
 
 
 def zigzag_ring() -> None:
@@ -972,23 +972,6 @@ def zigzag_of(queries: int, keys: int) -> None:
     program("10_flash_attention/ring_flash").ZigzagRing.apply(q, k, k)
 
 
-def zigzag_twice() -> None:
-    twice(program("10_flash_attention/ring_flash").ZigzagRing.apply, 1, 1, 4, 16)
-
-
-def ring_twice() -> None:
-    ring = program("03_model_parallelism/ring_attention").RingAttention.apply
-    twice(lambda *x: ring(*x, None), 1, 1, 4, 16)
-
-
-def tiles_twice() -> None:
-    twice(program("10_flash_attention/tiled_attention").attention, 5, 8)
-
-
-def flash_twice() -> None:
-    twice(program("10_flash_attention/memory_peak").Flash.apply, 5, 8)
-
-
 def conjugates_twice() -> None:
     """f and g of five programs: one gradient for two uses of f, and a penalty on gradients."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -1008,8 +991,10 @@ def conjugates_twice() -> None:
         x, y, a, b = whole
         shards = [x, y, a.chunk(n, 1)[rank], b.chunk(n)[rank]]
         leaves, exact = ([t.clone().requires_grad_() for t in ts] for ts in (shards, whole))
-        penalised(region(*leaves, ours.CopyToRanks.apply, ours.SumOverRanks.apply), *leaves[:2])
-        penalised(region(*exact), *exact[:2])
+        penalized(
+            region(*leaves, ours.CopyToRanks.apply, ours.SumOverRanks.apply), *leaves[:2]
+        ).backward()
+        penalized(region(*exact), *exact[:2]).backward()
         x, y, a, b = (t.grad for t in exact)
         torch.testing.assert_close(
             [t.grad for t in leaves], [x, y, a.chunk(n, 1)[rank], b.chunk(n)[rank]]
@@ -1034,16 +1019,16 @@ def tokens_twice() -> None:
         ),
     ):
         mine, exact = x.chunk(n, 1)[rank].clone().requires_grad_(), x.clone().requires_grad_()
-        penalised((mine + scatter(gather(mine).tanh() @ w / n)).square().sum(), mine)
-        penalised((exact + exact.tanh() @ w).square().sum(), exact)
+        penalized((mine + scatter(gather(mine).tanh() @ w / n)).square().sum(), mine).backward()
+        penalized((exact + exact.tanh() @ w).square().sum(), exact).backward()
         torch.testing.assert_close(mine.grad, exact.grad.chunk(n, 1)[rank])
     mine, exact = (x[:, None].clone().requires_grad_() for _ in "ab")
-    penalised(ulysses(ulysses(mine, 3, 2).tanh(), 2, 3).square().sum(), mine)
-    penalised(exact.tanh().square().sum(), exact)
+    penalized(ulysses(ulysses(mine, 3, 2).tanh(), 2, 3).square().sum(), mine).backward()
+    penalized(exact.tanh().square().sum(), exact).backward()
     torch.testing.assert_close(mine.grad, exact.grad)
     mine, exact = (torch.ones(3).requires_grad_() for _ in "ab")
-    penalised(norm(mine).pow(3).sum(), mine)
-    penalised((n * exact).pow(3).sum(), exact)
+    penalized(norm(mine).pow(3).sum(), mine).backward()
+    penalized((n * exact).pow(3).sum(), exact).backward()
     torch.testing.assert_close(mine.grad, exact.grad)
 
 
@@ -1169,37 +1154,24 @@ def document_that_does_not_fit() -> None:
     program("10_flash_attention/packing").pack([3, 9], 8)
 
 
-def checkpoint_twice(device: str) -> None:
+def checkpoint_elsewhere() -> None:
     apply = program("07_memory_and_performance/checkpoint").Checkpoint.apply
-    x = torch.randn(2, 3, device=device, requires_grad=True)
-    penalised(apply(torch.tanh, True, x).square().sum(), x)
-
-
-def loss_twice() -> None:
-    loss = program("03_model_parallelism/vocabulary_parallel").VocabularyParallelLoss
-    logits = torch.randn(2, 3, 6, requires_grad=True)
-    penalised(loss.apply(logits, torch.zeros(2, 3, dtype=torch.long)).square(), logits)
+    apply(torch.tanh, True, torch.randn(2, 3, device="meta", requires_grad=True))
 
 
 RANKS = {  # name: what is tried on every rank, and the sentence that refuses it
     "ZigzagRing": (zigzag_ring, None),
     "ZigzagRing: half a chunk": (lambda: zigzag_of(5, 5), "a rank has as many queries as keys"),
     "ZigzagRing: more keys": (lambda: zigzag_of(4, 8), "a rank has as many queries as keys"),
-    "ZigzagRing: twice": (zigzag_twice, ONCE),
-    "RingAttention: twice": (ring_twice, ONCE),
-    "VocabularyParallelLoss: twice": (loss_twice, ONCE),
     "CopyToRanks, SumOverRanks: twice": (conjugates_twice, None),
     "GatherTokens, ScatterSum, AllToAll: twice": (tokens_twice, None),
     "shard, Travel, hand_over": (shards_of_others, None),
 }
 TENSORS = {  # likewise, tried by one rank
     "TiledAttention, Flash": (tiles_in_pytorch, None),
-    "TiledAttention: twice": (tiles_twice, ONCE),
-    "Flash: twice": (flash_twice, ONCE),
     "Part, merge": (parts_of_keys, None),
-    "Checkpoint: twice": (lambda: checkpoint_twice("cpu"), ONCE),
     "Checkpoint: another device": (
-        lambda: checkpoint_twice("meta"),
+        checkpoint_elsewhere,
         "a checkpoint keeps the random states",
     ),
     "tiled, attend, attention, online": (attention_by_functions, None),

@@ -43,8 +43,7 @@ REASONS = {
         lora:train lora:shard peft_lora:save peft_lora:with_peft checkpoint_reshard:load""",
     "a function on tensors, whose program compares the gradients": """
         fp8_training:Scale custom_function:Plain custom_function:SameState
-        custom_function:Always32 memory_peak:Flash lse_gradient:Part ring_flash:ZigzagRing
-        tiled_attention:TiledAttention triton_autograd:FlashAttention""",
+        custom_function:Always32 lse_gradient:Part triton_autograd:FlashAttention""",
     "a model, or part of one, with its program's sizes": """
         unused_parameters:TwoHeads same_augmentation:Augmented flex_context_parallel:Attention
         moe_dense:MixtureOfExperts grouped_experts:Experts grouped_experts:MixtureOfExperts

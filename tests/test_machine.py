@@ -135,9 +135,8 @@ def test_a_folder_is_gone_although_its_removal_was_interrupted(monkeypatch) -> N
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux knows batch processes")
 def test_a_session_and_what_it_starts_drive_nobody_from_a_core(book: Book, monkeypatch) -> None:
     """But what is recorded is timed as readers will start it."""
-    monkeypatch.setattr(
-        "processes.LAUNCHER", [None]
-    )  # a warm Python started before, as a batch process
+    # a warm Python started before, as a batch process
+    monkeypatch.setattr("processes.LAUNCHER", [None])
     book.program("how", "import os\nprint(os.sched_getscheduler(0))\n", "$ python how.py\n")
     mine = os.sched_getscheduler(0)  # what is started inherits it
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

@@ -7,11 +7,10 @@ ignores it.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
-import re
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 from book.core import ROOT, write_whole
@@ -68,11 +67,10 @@ class Passed:
 
         A tool that is installed or upgraded changes a folder of the path.
         """
-        ignored = (self.root / ".gitignore").read_text("utf-8").split()
-        made = re.compile(
-            "|".join(fnmatch.translate(each.strip("/")) for each in [".git", *ignored])
-        )
-        here = sorted(path for path in self.root.iterdir() if not made.match(path.name))
+        made = [".git", *(self.root / ".gitignore").read_text("utf-8").replace("/", "").split()]
+        here = [
+            p for p in self.root.iterdir() if not any(fnmatch(p.name, each) for each in made)
+        ]
         folders = [each for each in os.get_exec_path() if os.path.isdir(each)]
         tools = [f"{each} {os.stat(each).st_mtime_ns}" for each in folders]
-        return self.digest(*machine, *tools, *here, self.root / ".git/index")
+        return self.digest(*machine, *tools, *sorted(here), self.root / ".git/index")
