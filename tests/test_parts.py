@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import RECORDED, Book
+from processes import HANG
 
 from book.core import BookError, digest, page, write_whole
 from book.core.page import Embed, resolve
@@ -15,6 +17,7 @@ from book.core.program import Program, gpu_kind, is_program, is_stray, recorded_
 from book.core.transcript import Transcript, difference, output_lines, same_line
 from book.run import changed, fences, hold, mutants, plugin, runner, warm
 from book.run.passed import Passed
+from book.run.plugin import SESSION
 
 INPUTS = ["book"]
 
@@ -227,6 +230,20 @@ def test_warm_a_program_leaves_with_its_status(code: object, status: int, capsys
     assert warm._status_of(lambda: sys.exit(code)) == status
     assert warm._status_of(lambda: 1 / 0) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("openssl"), reason="headers are not shared"
+)
+def test_what_compiles_warm_shares_its_headers(pytestconfig: pytest.Config) -> None:
+    started = pytestconfig.stash[SESSION].warm or warm.Launcher(eager=True)
+    with runner.empty_folder() as folder:
+        (folder / "a.py").write_text(
+            "import os; from torch._inductor import codecache as c, config\n"
+            "print(config.cpp_cache_precompile_headers, os.environ['TMPDIR'] in c._HEADER_DIR)\n"
+        )
+        done = runner.run("python a.py", folder, limit=HANG, warm=started)
+    assert done.stdout == "True False\n", done.stderr
 
 
 def test_a_run_has_the_variables_of_a_reader(tmp_path: Path, monkeypatch) -> None:

@@ -94,7 +94,8 @@ def environment(folder: Path, device: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         # torch.compile would compile its headers first, to use them once: the folder is
-        # removed; nor does it compile a test of the processor's vectors
+        # removed (warm, all share one: `Launcher.start_words`); nor does it compile a test of
+        # the processor's vectors
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TORCHINDUCTOR_VEC_ISA_OK": "1",

@@ -25,6 +25,7 @@ import multiprocessing
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,9 @@ class Launcher:
         of_server |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         of_server["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the core to others
         of_server["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "")
+        if sys.platform == "linux" and shutil.which("openssl"):
+            # the headers of what torch.compile writes: once, in the session's folder, for all
+            of_server["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "1"
         of_server["ROOM"] = " " * 4096
         kept = dict(os.environ)
         os.environ.update(of_server)  # read by the server, when the first command starts it
