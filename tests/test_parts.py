@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import RECORDED, Book
-from processes import HANG
+from processes import HANG, LAUNCHER
 
 from book.core import BookError, digest, page, write_whole
 from book.core.page import Embed, resolve
@@ -17,7 +16,6 @@ from book.core.program import Program, gpu_kind, is_program, is_stray, recorded_
 from book.core.transcript import Transcript, difference, output_lines, same_line
 from book.run import changed, fences, hold, mutants, plugin, runner, warm
 from book.run.passed import Passed
-from book.run.plugin import SESSION
 
 INPUTS = ["book"]
 
@@ -232,17 +230,15 @@ def test_warm_a_program_leaves_with_its_status(code: object, status: int, capsys
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or not shutil.which("openssl"), reason="headers are not shared"
-)
-def test_what_compiles_warm_shares_its_headers(pytestconfig: pytest.Config) -> None:
-    started = pytestconfig.stash[SESSION].warm or warm.Launcher(eager=True)
+@pytest.mark.skipif(not warm.shares_headers(), reason="not Linux, or no openssl")
+def test_what_compiles_warm_shares_its_headers() -> None:
+    launcher = LAUNCHER[0] or warm.Launcher()
     with runner.empty_folder() as folder:
         (folder / "a.py").write_text(
             "import os; from torch._inductor import codecache as c, config\n"
             "print(config.cpp_cache_precompile_headers, os.environ['TMPDIR'] in c._HEADER_DIR)\n"
         )
-        done = runner.run("python a.py", folder, limit=HANG, warm=started)
+        done = runner.run("python a.py", folder, limit=HANG, warm=launcher)
     assert done.stdout == "True False\n", done.stderr
 
 

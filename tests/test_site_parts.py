@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import http.client
-import http.server
 import re
-import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -387,15 +385,10 @@ def test_a_test_depends_on_the_files_that_it_was_served(
     """Those that were not there, too; and on no other file of the site."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/index.html").write_text("one")
-    handler = functools.partial(conftest._Quiet, directory=tmp_path)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for asked, status in (("/a/?n=1", 200), ("/b.js", 404)):
-            client = http.client.HTTPConnection("127.0.0.1", server.server_port)
-            client.request("GET", asked)
-            assert client.getresponse().status == status
-            client.close()
-        server.shutdown()
+    with conftest.serve(tmp_path) as url:
+        assert urllib.request.urlopen(f"{url}a/?n=1").read() == b"one"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}b.js")
     assert conftest.SERVED[0] == {"a/index.html", "b.js"}
 
     monkeypatch.setattr(request.node._request, "getfixturevalue", lambda _: tmp_path)

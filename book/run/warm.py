@@ -78,6 +78,15 @@ def _first_as_typed(program: str) -> bool:
     return zlib.crc32(program.encode()) % 132 == 15
 
 
+@functools.cache
+def shares_headers() -> bool:
+    """Whether what torch.compile writes has its headers compiled once a session, for all.
+
+    It names them by a digest, which it asks of openssl.
+    """
+    return sys.platform == "linux" and shutil.which("openssl") is not None
+
+
 class Launcher:
     """The side of pytest: has commands started by forks of a process that has torch.
 
@@ -139,8 +148,7 @@ class Launcher:
         of_server |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         of_server["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the core to others
         of_server["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "")
-        if sys.platform == "linux" and shutil.which("openssl"):
-            # the headers of what torch.compile writes: once, in the session's folder, for all
+        if shares_headers():
             of_server["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "1"
         of_server["ROOM"] = " " * 4096
         kept = dict(os.environ)

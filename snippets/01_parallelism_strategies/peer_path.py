@@ -28,14 +28,12 @@ def acs_control(config: bytes) -> int | None:
     if len(config) < 256:
         raise PermissionError("the registers are cut off: start me as root")
     at, seen = 0x100, set()
-    while len(config) >= at + 8 and at not in seen:  # 256 bytes: no PCIe, no such list
+    while 0x100 <= at <= len(config) - 8 and at not in seen:  # 256 bytes: no PCIe, no list
         seen.add(at)
         header = int.from_bytes(config[at : at + 4], "little")
         if header & 0xFFFF == ACS:
             return int.from_bytes(config[at + 6 : at + 8], "little")
         at = header >> 20 & 0xFFC  # 0 ends the list
-        if at < 0x100:
-            break
     return None
 
 
