@@ -443,6 +443,15 @@ def test_plans_agree(
     assert in_javascript(page, address, "launch", "launch", launches) == wanted
 
 
+# Of a control: whether it has the focus and is to be seen, its kind and what is spoken of it; the
+# address of the page and what it says.
+AS_IT_IS = """each => [
+  each === document.activeElement, each.checkVisibility(), each.type,
+  each.getAttribute("aria-valuetext"), location.href,
+  each.closest(".instrument").querySelector("[role=status]").innerText,
+]"""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_by_keyboard_alone(page: Page, address: str, name: str) -> None:
     opened(page, address, name)
@@ -453,17 +462,11 @@ def test_by_keyboard_alone(page: Page, address: str, name: str) -> None:
         if at >= controls.count():  # what is pressed may bring more, or take some away
             break
         control = controls.nth(at)
-        if control.is_disabled():  # there is nothing to choose
-            assert not control.is_visible()
+        focused, shown, kind, spoken, before, said = control.evaluate(AS_IT_IS)
+        if not focused:  # there is nothing to choose
+            assert control.is_disabled() and not shown, control
             continue
-        assert control.evaluate("each => each === document.activeElement"), control
-        kind, before, said = (
-            control.evaluate("each => each.type"),
-            page.url,
-            status.inner_text(),
-        )
         if kind == "range":
-            spoken = control.get_attribute("aria-valuetext")
             press("ArrowRight")
             if control.get_attribute("aria-valuetext") == spoken:
                 press("ArrowLeft")
@@ -488,6 +491,29 @@ def test_by_keyboard_alone(page: Page, address: str, name: str) -> None:
     assert page.locator(f"#{name} svg").get_attribute("aria-label")
 
 
+# An instrument as each of these addresses shows it: the link that it offers, and its facts. It
+# begins anew in the same page, which takes a tenth of a load.
+BEGUN = """async ([name, queries]) => {
+  const text = await (await fetch(location.pathname)).text()
+  const first = new DOMParser().parseFromString(text, "text/html").getElementById(name)
+  const { src } = document.querySelector(`script[src*="/${name}.js"]`)
+  const go = History.prototype.replaceState.bind(history)
+  history.replaceState = () => {} // the one before may still write its address
+  const shown = []
+  for (const [i, query] of queries.entries()) {
+    const place = first.cloneNode(true)
+    document.getElementById(name).replaceWith(place)
+    go(null, "", `?${query}`)
+    await import(`${src}?${i}`)
+    while (!place.matches("[data-ready]:not([aria-busy])")) await new Promise(requestAnimationFrame)
+    const link = new Promise(copied => { navigator.clipboard.writeText = async url => copied(url) })
+    ;[...place.querySelectorAll("button")].find(each => each.textContent === "Copy link").click()
+    shown.push([await link, place.querySelector(".instrument-facts").innerText])
+  }
+  return shown
+}"""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_link_and_a_command_say_the_same(
     page: Page, address: str, tmp_path: Path, name: str
@@ -506,8 +532,8 @@ def test_a_link_and_a_command_say_the_same(
         copied[button] = page.evaluate("navigator.clipboard.readText()")
         page.locator(f"#{name} [role=status]").evaluate("each => { each.textContent = '' }")
     shown = page.inner_text(f"#{name} .instrument-facts")
-    opened(page, address, name, "?" + copied["Copy link"].partition("?")[2])
-    assert page.inner_text(f"#{name} .instrument-facts") == shown
+    query = copied["Copy link"].partition("?")[2]
+    assert page.evaluate(BEGUN, [name, [query]])[0][1] == shown
     _, _, *arguments = shlex.split(copied["Copy as Python"])
     ran = subprocess.run(
         [sys.executable, ROOT / "snippets" / PROGRAMS[name], *arguments],
@@ -516,29 +542,6 @@ def test_a_link_and_a_command_say_the_same(
     values = page.locator(f"#{name} .instrument-facts dd").all_inner_texts()
     for value in itertools.chain(*(each.replace("\xa0", " ").split(" = ") for each in values)):
         assert value in ran.stdout, (value, ran.stdout)
-
-
-# An instrument as each of these addresses shows it: the link that it offers. It begins anew in
-# the same page, which takes a tenth of a load.
-BEGUN = """async ([name, queries]) => {
-  const text = await (await fetch(location.pathname)).text()
-  const first = new DOMParser().parseFromString(text, "text/html").getElementById(name)
-  const { src } = document.querySelector(`script[src*="/${name}.js"]`)
-  const go = History.prototype.replaceState.bind(history)
-  history.replaceState = () => {} // the one before may still write its address
-  const links = []
-  for (const [i, query] of queries.entries()) {
-    const place = first.cloneNode(true)
-    document.getElementById(name).replaceWith(place)
-    go(null, "", `?${query}`)
-    await import(`${src}?${i}`)
-    while (!place.matches("[data-ready]:not([aria-busy])")) await new Promise(requestAnimationFrame)
-    const link = new Promise(copied => { navigator.clipboard.writeText = async url => copied(url) })
-    ;[...place.querySelectorAll("button")].find(each => each.textContent === "Copy link").click()
-    links.push(await link)
-  }
-  return links
-}"""
 
 
 @pytest.mark.inputs(*SITE)
@@ -552,7 +555,7 @@ def test_links_show_what_they_ask_for(page: Page, address: str, built_site: Path
     assert len(links) > 5
     for name, queries in sorted(links.items()):
         shown = opened(page, address, name).evaluate(BEGUN, [name, sorted(queries)])
-        for query, link in zip(sorted(queries), shown, strict=True):
+        for query, (link, _) in zip(sorted(queries), shown, strict=True):
             assert set(parse_qsl(query)) <= set(parse_qsl(urlsplit(link).query)), (name, query)
 
 
@@ -563,7 +566,7 @@ def test_nonsense_in_the_address_is_the_beginning(page: Page, address: str, name
         f"all => all.map(each => each.id.slice({len(name) + 1}))"
     )
     query = "&".join(f"{each}=no" for each in names)
-    assert opened(page, address, name, f"?{query}").inner_text(".instrument-facts") == shown
+    assert page.evaluate(BEGUN, [name, [query]])[0][1] == shown
 
 
 # How far what a page shows has moved while it loaded.
@@ -587,32 +590,36 @@ OVERLAPPING = """svg => {
 }"""
 
 
+# How far the page reaches with each control in turn at an end, and all before it.
+AT_THE_END = """controls => controls.map(each => {
+  if (!each.disabled) {
+    if (each.type === "range") each.value = each.max
+    else each.selectedIndex = 0
+    each.dispatchEvent(new Event("input", { bubbles: true }))
+  }
+  return document.documentElement.scrollWidth
+})"""
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [390, 1440])
-def test_fits_and_moves_nothing(page: Page, address: str, name: str, width: int) -> None:
+def test_fits_moves_nothing_and_prints(page: Page, address: str, name: str, width: int) -> None:
     look(page, width, "dark" if width == 390 else "light")  # which no box depends on
     opened(page, address, name)
     page.wait_for_load_state("networkidle")
     assert page.evaluate(MOVED) < 0.02
     drawing = page.locator(f"#{name} svg")
     assert drawing.evaluate(OVERLAPPING) == []
-    for control in page.locator(f"#{name} :is(select, input[type=range])").all():
-        if control.is_enabled():
-            ranged = control.get_attribute("type") == "range"
-            control.press("End" if ranged else "Home")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    controls = page.locator(f"#{name} :is(select, input[type=range])")
+    assert max(controls.evaluate_all(AT_THE_END)) <= width
     settled(page, name)
     assert drawing.evaluate(OVERLAPPING) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_on_paper(page: Page, address: str, name: str) -> None:
-    opened(page, address, name)
-    assert not page.locator(f"#{name} :is(img, .transcript)").is_visible()
-    look(page, media="print")
-    assert page.locator(f"#{name} svg").is_visible()
-    assert not page.locator(f"#{name} input").first.is_visible()
+    on_paper = f"#{name} :is(img, .transcript)"
+    assert not page.locator(on_paper).is_visible()
+    look(page, width, media="print")
+    assert drawing.is_visible() and not page.locator(f"#{name} input").first.is_visible()
 
 
 def test_without_javascript(browser: Browser, address: str) -> None:

@@ -29,7 +29,7 @@ from mkdocs.structure.pages import Page
 
 from book.core import ROOT, held, write_whole
 from book.core.digest import contents, digest
-from book.core.program import Program, is_program, on_gpus, still
+from book.core.program import ON_GPUS, Program, is_program, on_gpus, still
 from book.site.theme import fixed
 
 FOLDER = ".cache/pages"
@@ -59,6 +59,14 @@ def beside(root: Path, place: str) -> str:
     return "\n".join(lines)
 
 
+def state(folder: Path) -> dict[str, tuple[int, int]]:
+    """Which files lie directly in a folder, each with its time and its size."""
+    with suppress(OSError), os.scandir(folder) as found:
+        stats = {each.name: each.stat() for each in found if each.is_file()}
+        return {name: (each.st_mtime_ns, each.st_size) for name, each in stats.items()}
+    return {}
+
+
 def around(nav: Navigation) -> str:
     """What the navigation says of all its pages."""
     return "\n".join(f"{each.title} {each.url}" for each in nav.pages)
@@ -70,6 +78,7 @@ class Keeper:
     def __init__(self, root: Path, files: Files, known: dict) -> None:
         self.root, self.folder, self.used = root, root / FOLDER, set[Path]()
         self.known = known
+        self.state = functools.cache(state)  # before anything is read there
         self.beside = functools.cache(functools.partial(beside, root))
         self.around = functools.cache(around)
         there = [file for file in files if not file.inclusion.is_excluded()]
@@ -80,6 +89,8 @@ class Keeper:
     def render(self, page: Page, text: str, make: Callable[[], None], files: Files) -> None:
         """Do what `make` does to a page, of which ``text`` says all but what it embeds."""
         embedded = sorted(set(EMBEDDED.findall(text)))
+        folders = {(self.root / each).parent for each in [ON_GPUS, *embedded]}
+        before = {each: self.state(each) for each in folders}
         with still(self.known):
             shown = [self.beside(each) for each in embedded]
         place = self._place(page, text, *shown)
@@ -91,18 +102,19 @@ class Keeper:
         said = _Warnings(logging.WARNING)
         logging.getLogger("mkdocs").addHandler(said)
         try:
-            make()
+            with still(self.known):
+                make()
         finally:
             logging.getLogger("mkdocs").removeHandler(said)
-        if not said.any and shown == [beside(self.root, each) for each in embedded]:
+        if not said.any and {each: state(each) for each in folders} == before:
             links = [(to.src_uri, of) for to, of in (page.links_to_anchors or {}).items()]
             made = {name: getattr(page, name) for name in MADE}
             self._keep(place, (made, links))
 
     def ahead(self, pages: list[Page], render: Callable[[Page], object]) -> None:
-        """Where everything is to be made anew, let every core make and keep a part first.
+        """Where everything is to be made anew, let every core make and keep some first.
 
-        What goes wrong in a part is left out: whoever wants that page meets it again.
+        What goes wrong there is left out: whoever wants that page meets it again.
         """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         with suppress(OSError):
@@ -110,17 +122,21 @@ class Keeper:
                 return
         if cores == 1 or threading.active_count() > 1:  # a fork has no other thread
             return
+        left, all_of_them = os.pipe()  # whoever is free takes the next page's number
+        os.write(all_of_them, b"".join(n.to_bytes(2, "big") for n in range(len(pages))))
+        os.close(all_of_them)
         parts = []
-        for part in range(cores):
+        for _ in range(cores):
             if pid := os.fork():
                 parts.append(pid)
                 continue
             for handler in logging.getLogger("mkdocs").handlers:
                 handler.setLevel(logging.CRITICAL + 1)
-            for page in pages[part::cores]:
+            while number := os.read(left, 2):
                 with suppress(Exception):
-                    render(page)
+                    render(pages[int.from_bytes(number, "big")])
             os._exit(0)
+        os.close(left)
         for pid in parts:
             os.waitpid(pid, 0)
 

@@ -4,7 +4,6 @@ import functools
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
-from operator import itemgetter
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -12,6 +11,7 @@ from jinja2 import ChoiceLoader, DictLoader, Environment, pass_context
 from jinja2.runtime import Context
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from pygments.token import STANDARD_TYPES, Punctuation
 
 
 def _one_span(spans: re.Match[str]) -> str:
@@ -45,15 +45,21 @@ FIXES = [
     (r' rel="edit"', ""),
     # a table without a class is wrapped by the theme's script, and its page styled again
     (r"(?s)<table>(.*?</table>)", _table),
-    # most tokens of code have no colour of their own: a third of a page of code
-    (r'<span class="(?:[nwpo]|kc|sa|[fv]m|n[av]|v[cgi])">([^<]*)</span>', itemgetter(1)),
-    # others have the colour of what they stand in or beside
-    (r'<span class="s[1i]">', '<span class="s2">'),
+    # neighbours of one colour
     (
         r'<span class="(\w{1,3})">[^<]*</span>(?:\s*<span class="\1">[^<]*</span>)+',
         _one_span,
     ),
 ]
+
+# most tokens of code have no colour of their own, a third of a page of code; others have the
+# colour of what they stand in or beside
+for token, kind in STANDARD_TYPES.items():
+    if re.fullmatch(r"[nwpo]|kc|sa|[fv]m|n[av]|v[cgi]", kind):
+        STANDARD_TYPES[token] = ""
+    elif kind in ("s1", "si"):
+        STANDARD_TYPES[token] = "s2"
+STANDARD_TYPES[Punctuation.Indicator] = ""  # YAML's, and in no table
 
 
 def fit(files: Iterable[File]) -> None:

@@ -61,7 +61,7 @@ export const fill = (svg, width, height, inside) => {
 
 // ---- an instrument
 
-// The width to draw for: an element may have none before the first layout, and is drawn again then.
+// The width to draw for: an element has none before the first layout, and none out of the page.
 export const widthOf = place => Math.max(260, place.clientWidth)
 
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches
@@ -193,7 +193,7 @@ export const instrument = (place, { controls, show, output }) => {
   change()
   let width = place.clientWidth
   new ResizeObserver(() => {
-    if (place.clientWidth === width) return
+    if ([0, width].includes(place.clientWidth)) return
     width = place.clientWidth
     show(state, () => {})
   }).observe(place)
