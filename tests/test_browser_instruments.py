@@ -82,8 +82,8 @@ def page(tab: Page) -> Iterator[Page]:
     assert not failed
 
 
-def look(page: Page, width: int = 1440, colours: str = "light", media: str = "screen") -> None:
-    """Set how a page is seen."""
+def look(page: Page, width: int = 600, colours: str = "light", media: str = "screen") -> None:
+    """Set how a page is seen; the smaller the window, the less is painted after each key."""
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=colours, media=media)
 
