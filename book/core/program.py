@@ -266,6 +266,7 @@ def is_program(path: Path, root: Path) -> bool:
     return (anywhere and bool(rest)) or (first in FOLDERS and len(rest) == 1)
 
 
+@_once
 def programs(root: Path) -> list[Program]:
     """Every program of the book."""
     return [

@@ -17,7 +17,7 @@ from book.core import held
 from book.core.page import embedded_files, read
 from book.core.program import Program, programs
 from book.core.transcript import Provenance
-from book.site import facts, notebooks, template
+from book.site import facts, kept, notebooks, template
 from book.site.embedded import machine, program_link, program_page, transcript
 
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
@@ -28,6 +28,7 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
     where."""
     held.releases.cache_clear()
     shown, beside = embedded_files(root), {}
+    state_of = functools.cache(lambda folder: str(kept.state(folder)))
     for program in programs(root):
         page = program_page(program.name).lstrip("/")
         chapters = _chapters(program, shown.get(program.name, []))
@@ -36,7 +37,7 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
         yield file  # its text is asked for where nothing is kept
         if uri := notebooks.place(program):
             around = config.site_url, config.repo_url
-            text = notebooks.notebook(program, summary(program), *around)
+            text = _notebook(program, *around, state_of(program.path.parent))
             yield File.generated(config, uri, content=text, inclusion=InclusionLevel.INCLUDED)
         for path in (program.path, *program.figures.values(), *program.data()):
             beside[f"{page.rpartition('/')[0]}/{path.name}"] = str(path)
@@ -50,6 +51,12 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
     }
     uri = "assets/instruments/planner.json"
     yield File.generated(config, uri, content=json.dumps(tables))
+
+
+@functools.lru_cache(maxsize=1024)
+def _notebook(program: Program, site: str, repository: str, _folder: str) -> str:
+    """The notebook of a program, made once for each state of the folder in which it lies."""
+    return notebooks.notebook(program, summary(program), site, repository)
 
 
 def summary(program: Program) -> str:
