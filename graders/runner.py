@@ -256,7 +256,7 @@ class Bench:
             try:
                 stopped = self._wait(process, limit or self.limit, patience, watch)
             finally:
-                self.runner.end_all([], spare=self.runner.keeper, also=process)
+                self.runner.end_all([], spare=self.runner.stores.keeper, also=process)
             texts = []
             for file in (out, err):
                 file.seek(max(0, file.seek(0, os.SEEK_END) - KEPT_OF_COMMAND))
@@ -693,17 +693,52 @@ def _ranks(pids: list[int]) -> dict[int, int]:
     return found
 
 
+CONTEXT = multiprocessing.get_context("fork" if LINUX else "spawn")
+
+
+class Stores:
+    """Where the ranks of a group meet, in a process that is started once for many runners.
+
+    A context manager: on leaving, it ends.
+    """
+
+    keeper: multiprocessing.Process | None = None
+
+    def __enter__(self) -> "Stores":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Runner.end_all([self.keeper] if self.keeper else [], spare=None)
+
+    def new(self) -> int:
+        """The port of a store that nobody has used."""
+        if self.keeper is None or not self.keeper.is_alive():
+            self.requests, theirs = CONTEXT.Pipe()
+            with machine.held_back():
+                self.keeper = CONTEXT.Process(target=_keep_stores, args=(theirs,))
+                self.keeper.start()
+            theirs.close()
+        self.requests.send(True)
+        return self.requests.recv()
+
+
 class Runner:
     """Runs steps of one lab on one file. A context manager: on leaving, nothing is left."""
 
     def __init__(
-        self, lab: str, limit: float = 60.0, visible: dict[str, str | None] | None = None
+        self,
+        lab: str,
+        limit: float = 60.0,
+        visible: dict[str, str | None] | None = None,
+        stores: Stores | None = None,
     ):
         """`limit`: the processor seconds that one rank may use for a step at one world size.
 
         `visible`: the variables by which commands of trials see GPUs; none hides them.
+        `stores`: those of several runners, which outlive each of them.
         """
         self.lab, self.limit, self.visible = lab, limit, visible or {}
+        self.stores, self.shared = stores or Stores(), stores is not None
 
     def __enter__(self) -> "Runner":
         if why := machine.cannot_meet():
@@ -712,9 +747,7 @@ class Runner:
         if LINUX:
             ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us
         torch.set_num_threads(1)
-        self.context = multiprocessing.get_context("fork" if LINUX else "spawn")
         self.folder = tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True)
-        self.keeper: multiprocessing.Process | None = None
         lab = lab_of(self.lab)
         if lab.early:
             _ = lab.finished
@@ -723,7 +756,10 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end_all([self.keeper] if self.keeper else [], spare=None)
+        if self.shared:
+            self.end_all([], spare=self.stores.keeper)
+        else:
+            self.stores.__exit__()
         with machine.held_back():  # what is interrupted here would not be tried again
             self.folder.cleanup()
 
@@ -768,14 +804,14 @@ class Runner:
         with contextlib.suppress(Exception):  # the ranks meet it, too
             code_of(str(path))
         try:
-            port = self._new_store()
+            port = self.stores.new()
             for rank in range(world):
-                receive, send = self.context.Pipe(duplex=False)
-                read, write = self.context.Pipe(duplex=False)
+                receive, send = CONTEXT.Pipe(duplex=False)
+                read, write = CONTEXT.Pipe(duplex=False)
                 arguments = (self.lab, step.number, str(path), rank, world, port)
                 arguments += (str(folder), send, write, scene)
                 with machine.held_back():
-                    process = self.context.Process(target=_serve, args=arguments)
+                    process = CONTEXT.Process(target=_serve, args=arguments)
                     process.start()
                     processes.append(process)
                 send.close()
@@ -785,21 +821,10 @@ class Runner:
                 outputs.append(read)
             self._listen(group, folder, processes, events, outputs)
         finally:
-            self.end_all(processes, spare=self.keeper)
+            self.end_all(processes, spare=self.stores.keeper)
             for connection in [*events, *outputs]:
                 connection.close()
         return group
-
-    def _new_store(self) -> int:
-        """The port of a store that nobody has used."""
-        if self.keeper is None or not self.keeper.is_alive():
-            self.stores, theirs = self.context.Pipe()
-            with machine.held_back():
-                self.keeper = self.context.Process(target=_keep_stores, args=(theirs,))
-                self.keeper.start()
-            theirs.close()
-        self.stores.send(True)
-        return self.stores.recv()
 
     def _listen(
         self, group: Group, folder: Path, processes: list, events: list, outputs: list
@@ -840,7 +865,7 @@ class Runner:
             # to look at every thread after each event takes longer than the step
             if time.monotonic() - looked > 0.1:
                 # and what they started: a compiler works while its rank waits for it
-                pids = [self.keeper.pid, *(processes[r].pid for r in waiting)]
+                pids = [self.stores.keeper.pid, *(processes[r].pid for r in waiting)]
                 clock.look(pids + _descendants(*pids), interrupted=heard)
                 heard, looked = False, time.monotonic()
             group.excess = clock.excess or _floods(group)

@@ -140,7 +140,7 @@ def lab_name(path: Path) -> str:
     return name[0]
 
 
-def grade_file(path: Path, options: argparse.Namespace) -> Grading:
+def grade_file(path: Path, options: argparse.Namespace, stores: runner.Stores) -> Grading:
     """Grade all steps of a file, or one and those it needs."""
     chosen, name = options.step, lab_name(path)
     lab = runner.lab_of(name)
@@ -150,7 +150,8 @@ def grade_file(path: Path, options: argparse.Namespace) -> Grading:
     wanted = {step.number for step in asked} | {n for step in asked for n in step.needs}
 
     passed: set[int] = set()
-    with runner.Runner(name, options.limit, GPUS if options.gpu else {}) as machine:
+    gpus = GPUS if options.gpu else {}
+    with runner.Runner(name, options.limit, gpus, stores) as machine:
         grading = Grading(path, lab, machine, options)
         at = "" if grading.sizes == [1] else f" at {ranks(grading.sizes)}"
         print(f"{path}, graded on {'this machine' if options.gpu else 'the CPU'}{at}")
@@ -228,7 +229,8 @@ def main() -> None:
     if options.report and (options.step or len(set(names)) < len(names)):
         sys.exit("a report is of all steps of a lab, and of one file of it")
     try:
-        results = [grade_file(path, options) for path in options.files]
+        with runner.Stores() as stores:
+            results = [grade_file(path, options, stores) for path in options.files]
     except KeyboardInterrupt:
         sys.exit("stopped")
     except OSError as error:
