@@ -891,6 +891,24 @@ def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(
     assert "2222" not in small()
 
 
+def test_a_transcript_that_comes_while_all_is_built_is_shown_by_the_next_build(
+    small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in SHOWN.items():
+        (small.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (small.folder / name).write_text(text, "utf-8")
+    recorded = small.folder / "snippets/t/p.cuda.txt"
+
+    def late(*_: object) -> None:
+        recorded.write_text(RECORDED + "$ python p.py\neins\n")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept.Keeper, "ahead", late)
+        small()
+    small()
+    assert "eins" in (small.folder / "site/programs/t/p/index.html").read_text("utf-8")
+
+
 def test_a_warning_is_said_again(small, caplog) -> None:
     (small.folder / "docs/index.md").write_text("[nowhere](no.md)\n", "utf-8")
     for _ in range(2):

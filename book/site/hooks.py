@@ -77,14 +77,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     known = {}  # of programs, which this build takes to be as they are now
+    state_of = functools.cache(kept.state)
     with still(known):
-        for file in programs.files(config, _root(config)):
+        for file in programs.files(config, _root(config), state_of):
             files.append(file)
     if (_root(config) / changes.FILE).exists():
         feed = changes.feed(_root(config), config)
         files.append(File.generated(config, changes.FEED, content=feed))
     theme.fit(files)
-    config.extra["keeper"] = kept.Keeper(_root(config), files, known)
+    config.extra["keeper"] = kept.Keeper(_root(config), files, known, state_of)
     return files
 
 

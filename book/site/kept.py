@@ -59,12 +59,12 @@ def beside(root: Path, place: str) -> str:
     return "\n".join(lines)
 
 
-def state(folder: Path) -> dict[str, tuple[int, int]]:
+def state(folder: Path) -> str:
     """Which files lie directly in a folder, each with its time and its size."""
     with suppress(OSError), os.scandir(folder) as found:
         stats = {each.name: each.stat() for each in found if each.is_file()}
-        return {name: (each.st_mtime_ns, each.st_size) for name, each in stats.items()}
-    return {}
+        return str({name: (each.st_mtime_ns, each.st_size) for name, each in stats.items()})
+    return ""
 
 
 def around(nav: Navigation) -> str:
@@ -73,12 +73,16 @@ def around(nav: Navigation) -> str:
 
 
 class Keeper:
-    """Renders the pages of one build, each from what is kept where that still holds."""
+    """Renders the pages of one build, each from what is kept where that still holds.
 
-    def __init__(self, root: Path, files: Files, known: dict) -> None:
+    ``state_of`` a folder says what it was before anything that is ``known`` was read there.
+    """
+
+    def __init__(
+        self, root: Path, files: Files, known: dict, state_of: Callable[[Path], str]
+    ) -> None:
         self.root, self.folder, self.used = root, root / FOLDER, set[Path]()
-        self.known = known
-        self.state = functools.cache(state)  # before anything is read there
+        self.known, self.state_of = known, state_of
         self.beside = functools.cache(functools.partial(beside, root))
         self.around = functools.cache(around)
         there = [file for file in files if not file.inclusion.is_excluded()]
@@ -90,7 +94,7 @@ class Keeper:
         """Do what `make` does to a page, of which ``text`` says all but what it embeds."""
         embedded = sorted(set(EMBEDDED.findall(text)))
         folders = {(self.root / each).parent for each in [ON_GPUS, *embedded]}
-        before = {each: self.state(each) for each in folders}
+        before = {each: self.state_of(each) for each in folders}
         with still(self.known):
             shown = [self.beside(each) for each in embedded]
         place = self._place(page, text, *shown)

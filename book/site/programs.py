@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -17,19 +17,19 @@ from book.core import held
 from book.core.page import embedded_files, read
 from book.core.program import Program, programs
 from book.core.transcript import Provenance
-from book.site import facts, kept, notebooks, template
+from book.site import facts, notebooks, template
 from book.site.embedded import machine, program_link, program_page, transcript
 
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
 
 
-def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
+def files(config: MkDocsConfig, root: Path, state_of: Callable[[Path], str]) -> Iterator[File]:
     """The programs' pages, the programs themselves, their figures and tables, and what ran
     where."""
     held.releases.cache_clear()
     shown, beside = embedded_files(root), {}
-    state_of = functools.cache(lambda folder: str(kept.state(folder)))
     for program in programs(root):
+        state = state_of(program.path.parent)  # first of all that is asked of it
         page = program_page(program.name).lstrip("/")
         chapters = _chapters(program, shown.get(program.name, []))
         file = File.generated(config, page, content=f'--8<-- "{program.name}"\n{chapters}')
@@ -37,7 +37,7 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
         yield file  # its text is asked for where nothing is kept
         if uri := notebooks.place(program):
             around = config.site_url, config.repo_url
-            text = _notebook(program, *around, state_of(program.path.parent))
+            text = _notebook(program, *around, state)
             yield File.generated(config, uri, content=text, inclusion=InclusionLevel.INCLUDED)
         for path in (program.path, *program.figures.values(), *program.data()):
             beside[f"{page.rpartition('/')[0]}/{path.name}"] = str(path)
