@@ -275,7 +275,7 @@ if __name__ == "__main__":
     dist.all_reduce(ranks)
     assert ranks.item() == world * (world - 1) / 2, "the all-reduce did not add up all ranks"
     backend = dist.get_backend()
-    say(f"step 1: an all-reduce adds up the ranks: world size {world}, {device.type}, {backend}")
+    say(f"step 1: world size {world}, {device.type}, {backend}: an all-reduce adds the ranks")
 
 # %% [markdown]
 # ## Step 2: give each rank its own samples
