@@ -38,9 +38,8 @@ def main() -> None:
         x32, weight32 = x.float(), weight.float()
         full = fastest_ms(lambda x=x32, w=weight32: x @ w)
         loop = fastest_ms(lambda x=x: torch._int_mm(x, weight))
-        print(
-            f"{tokens:2} tokens: fp32 product ≈{full:.2f} ms, int8 in a plain loop ≈{loop:.1f} ms"
-        )
+        times = f"fp32 ≈{full:.2f} ms, int8 in a plain loop ≈{loop:.1f} ms"
+        print(f"{tokens:2} tokens: {times}")
         print(f"           the loop is ≈{loop / full:.0f} times as slow; its sums are exact")
 
 
