@@ -1111,6 +1111,20 @@ def test_job_scripts_are_typed_in_labs_launch_and_shown_by_a_page(book: Book) ->
     assert "it has no transcript" in told["slurm.forgotten.sh::shown"][1]
 
 
+def test_a_program_that_needs_fast_int8_is_skipped_on_a_processor_without_vnni(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = book.write("old", "processor\t: 0\nflags\t\t: fpu sse2 avx2\n")
+    new = book.write("new", "processor\t: 0\nflags\t\t: fpu avx2 avx512_vnni\n")
+    assert hold.has_vnni(new) and hold.has_vnni(book.root / "none") and not hold.has_vnni(old)
+    speed = Program(book.root, book.write("snippets/t/speed.py", "has_int8_kernel(w)\n"))
+    typed = Transcript.parse("$ python speed.py\n")
+    for supported in (False, True):
+        monkeypatch.setattr(hold, "has_vnni", lambda supported=supported: supported)
+        why = hold.missing_tool(speed, typed)
+        assert why is None if supported else "VNNI" in why
+
+
 def test_a_program_without_slurm_ray_libaio_or_tensorflow_is_skipped_with_the_reason(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,17 +38,16 @@ from processes import HANG
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from book.core.page import parse, read
+from book.core.page import parse, read, resolve
 from book.site import bound, glossary, kept, labs, mathematics, packed, plain, template, theme
 from book.site.data import DataError
-from book.site.facts import reading_minutes
 from book.site.hooks import BookMarkdown
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [".github", "CITATION.cff", "pyproject.toml", *SITE]
 HOST = "https://world-size.github.io/world-size/"
 HTML, SENT = 350_000, 60_000  # bytes that a page may have, and as a host sends them
-WORDS, MINUTES = 6_000, 45  # and what one can read without a break
+WORDS = 7_500  # of a page: what one can read in one sitting, in plain sentences
 
 # What a browser fetches by itself: tag, attribute.
 FETCHED = {
@@ -240,12 +239,43 @@ def test_pages_can_be_finished() -> None:
     """All but the glossary, in which one looks things up."""
     long = []
     for path in sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/glossary.md"}):
-        page = read(path)
-        words = sum(len(line.split()) for _, line in page.prose())
-        minutes = round(reading_minutes(page))
-        if words > WORDS or minutes > MINUTES:
-            long.append(f"{path.relative_to(ROOT)}: {words:,} words, {minutes} minutes")
+        words = sum(len(line.split()) for _, line in read(path).prose())
+        if words > WORDS:
+            long.append(f"{path.relative_to(ROOT)}: {words:,} words; move a topic elsewhere")
     assert not long, "\n".join(long)
+
+
+SECOND_EDITION = ["02_ddp.md", "02_ddp_in_practice.md", "02_runs_that_last.md"]
+
+
+@pytest.mark.parametrize("name", SECOND_EDITION)
+def test_a_chapter_page_follows_the_pattern(name: str) -> None:
+    """A question, the picture, the results, code in portions, and questions at the end."""
+    path = ROOT / "docs" / name
+    page, faults = read(path), []
+    text = path.read_text("utf-8")
+    results = re.search(r'(?m)^!!! summary "In short"\n((?:\n|    .*\n)+)', text)
+    opening = text[text.index("\n# ") : results.start()] if results else ""
+    items = re.findall(r"(?m)^    - ((?:.+\n(?:      .*\n)*))", results[1]) if results else []
+    if "?" not in opening or not re.search(r"!\[[^\]]+\]\(", opening) or "```python" in opening:
+        faults.append("before its results a page asks a question and shows a picture, no code")
+    if not 3 <= len(items) <= 6:
+        faults.append(f"the box `In short` has {len(items)} results, not 3 to 6")
+    for item in items:
+        if not re.search(r"\]\([^)]*#", item) or not re.search(r"\d|one|two", item):
+            faults.append(f"a result has no number, or no link to its section: {item[:60]}")
+    questions = len(re.findall(r'(?m)^\?\?\? question "', text))
+    if questions < 5:
+        faults.append(f"{questions} questions under `Check yourself`, not 5")
+    for fence in page.fences:
+        shown = sum(len(resolve(embed, ROOT)) for embed in fence.embeds)
+        if fence.language == "python" and not fence.indent and shown > 30:
+            faults.append(f"line {fence.line}: {shown} lines of code at once; fold the rest")
+    counted = r"\b(the (last|first|second|third|fourth) (two |three )?(line|row|column)s?)\b"
+    for number, line in page.prose():
+        if found := re.search(counted, line, re.I):
+            faults.append(f"line {number}: `{found[0]}` must be counted; use a callout")
+    assert not faults, "\n".join(f"docs/{name}: {fault}" for fault in faults)
 
 
 def test_titles_and_descriptions_are_each_pages_own(site: Site) -> None:

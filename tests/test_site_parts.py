@@ -16,6 +16,7 @@ from conftest import RECORDED, Book
 pytest.importorskip("mkdocs")
 pytest.importorskip("ziamath")
 
+import markdown
 from mkdocs.structure.files import Files
 
 from book.core import BookError, page
@@ -26,6 +27,7 @@ from book.site import (
     embedded,
     facts,
     glossary,
+    hooks,
     links,
     mathematics,
     plain,
@@ -61,6 +63,68 @@ def test_data_are_named_by_their_own_line_and_shown_where_they_are_asked_for() -
 
 
 # --- programs --------------------------------------------------------------------------------
+
+
+def test_a_callout_marks_the_line_that_it_quotes(book: Book) -> None:
+    book.program("p", "a = 1\nb = 2\nprint(a + b)\n", "$ python p.py\none 3\ntwo 3\n")
+    page = """# Title
+
+```python
+--8<-- "snippets/t/p.py"
+```
+
+<div class="callouts" markdown>
+
+1. `b = ` The second number.
+2. `print` Their sum.
+
+</div>
+"""
+    html = markdown.markdown(
+        page,
+        extensions=[
+            "attr_list",
+            "md_in_html",
+            "pymdownx.highlight",
+            "pymdownx.superfences",
+            hooks.BookMarkdown(book.root),
+        ],
+    )
+    block = re.search(r"(?s)<pre.*?</pre>", html)[0]
+    marked = re.findall(r'<span class="hll" data-mark="(\d)">(.*)', block)
+    assert [(n, re.sub("<.*?>", "", line)) for n, line in marked] == [
+        ("1", "b = 2"),
+        ("2", "print(a + b)"),
+    ]
+    assert "marks-" not in html and '<code class="quote">print</code>' in html
+    path = book.write("docs/page.md", page.replace("`print`", "`a = `"))
+    with pytest.raises(BookError, match=r"docs/page\.md:10: callout 2 quotes `a =`"):
+        embedded.check_callouts(path, book.root)
+    path = book.write("docs/page2.md", page.replace("`print` ", ""))
+    with pytest.raises(BookError, match=r"docs/page2\.md:10: a callout begins with a quote"):
+        embedded.check_callouts(path, book.root)
+
+
+def test_the_usual_machine_is_named_once(book: Book) -> None:
+    for name in ("p", "q", "r"):
+        book.program(name, "print(1)\n", "$ python p.py\n1\n")
+    book.write(
+        "snippets/t/r.cpu.txt",
+        RECORDED.replace("2 CPU cores (test)", "64 CPU cores (other)") + "$ python r.py\n1\n",
+    )
+    fences = [
+        f'```python\n--8<-- "snippets/t/{name}.py"\n```\n\n'
+        f'```console\n--8<-- "snippets/t/{name}.cpu.txt"\n```'
+        for name in "pqr"
+    ]
+    page = facts.with_facts("# Title\n\n" + "\n\n".join(fences), book.root, "01_t.md")
+    assert "outputs recorded on 2 CPU cores (test), torch" in page
+    assert "unless a note says otherwise · also run on 64 CPU cores (other)" in page
+    shown = "\n".join(embedded.render(page.split("\n"), book.root))
+    assert shown.count("\nRecorded ") == 1 and "on 64 CPU cores (other)" in shown
+    alone = facts.with_facts("# Title\n\n" + fences[0], book.root, "01_t.md")
+    assert "unless a note" not in alone
+    assert "\nRecorded " in "\n".join(embedded.render(alone.split("\n"), book.root))
 
 
 def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:

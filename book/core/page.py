@@ -31,6 +31,8 @@ _OPTION = re.compile(r'([\w-]+)=(?:"([^"]*)"|(\S+))')
 _HEADING = re.compile(r"(#{1,6}) (.+?)\s*$")
 _OWN_ANCHOR = re.compile(r"\s*\{[^}]*#([\w-]+)[^}]*\}$")
 _EMBED = re.compile(r'^(?P<indent>[ \t]*)--8<--[ \t]+"(?P<target>[^"]+)"[ \t]*$')
+_CALLOUTS = re.compile(r'\s*<div class="callouts" markdown(?:="1")?>\s*$')
+_CALLOUT = re.compile(r"\s*\d+\. +(`+)(?P<quote>.+?)\1(?= |$)")
 _MARKER = re.compile(r"--8<--[ \t]+\[[ \t]*(start|end)[ \t]*:[ \t]*([\w-]+)[ \t]*\]")
 
 
@@ -51,6 +53,14 @@ class Embed:
     def part(self) -> str:
         """What follows the path: `section`, `10:20`, or nothing."""
         return self.target.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class Callout:
+    """An explanation of one line of the block above it, which it finds by a quote from it."""
+
+    line: int  # of the page
+    quote: str
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,32 @@ class Page:
     def code(self) -> set[int]:
         """The numbers of the lines of fences, from those that open them to those that close."""
         return {n for fence in self.fences for n in range(fence.line, fence.end + 1)}
+
+    def callouts(self, fence: Fence) -> list[Callout]:
+        """The explanations that directly follow a block, each of one of its lines::
+
+            <div class="callouts" markdown>
+
+            1. `part of a line` What the line does.
+
+            </div>
+
+        Raises BookError where one of them does not begin with a quote.
+        """
+        numbers = range(fence.end + 1, len(self.lines) + 1)
+        first = next((n for n in numbers if self.lines[n - 1].strip()), 0)
+        if not first or not _CALLOUTS.match(self.lines[first - 1]):
+            return []
+        found = []
+        for number in range(first + 1, len(self.lines) + 1):
+            line = self.lines[number - 1]
+            if line.strip() == "</div>":
+                break
+            if match := _CALLOUT.match(line):
+                found.append(Callout(number, match["quote"].strip()))
+            elif re.match(r"\s*\d+\. ", line):
+                raise BookError(f"{number}: a callout begins with a quote of its line, in `…`")
+        return found
 
     def prose(self) -> list[tuple[int, str]]:
         """The lines outside of fences, with their numbers."""
@@ -289,15 +325,26 @@ def _section(embed: Embed, text: str, lines: list[str]) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _named(source: str) -> dict[str, tuple[int, int]]:
-    """First and last line of every function and class, outermost first."""
+    """First and last line of every function and class, outermost first.
+
+    One inside another is found by its own name, and by the names of both: ``Bucket.launch``.
+    """
     named: dict[str, tuple[int, int]] = {}
-    level: list[ast.AST] = [ast.parse(source)]
+    level: list[tuple[str, ast.AST]] = [("", ast.parse(source))]
     holders = (ast.stmt, ast.excepthandler, ast.match_case)  # no expression holds a function
     while level:
-        children = (child for node in level for child in ast.iter_child_nodes(node))
-        level = [child for child in children if isinstance(child, holders)]
-        for node in level:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                named.setdefault(node.name, (first, node.end_lineno or first))
+        below = []
+        for prefix, node in level:
+            for child in ast.iter_child_nodes(node):
+                if not isinstance(child, holders):
+                    continue
+                inside = prefix
+                if isinstance(child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+                    first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                    lines = first, child.end_lineno or first
+                    named.setdefault(child.name, lines)
+                    named.setdefault(f"{prefix}{child.name}", lines)
+                    inside = f"{prefix}{child.name}."
+                below.append((inside, child))
+        level = below
     return named

@@ -187,6 +187,8 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
     text = program.path.read_text("utf-8")
     if 'which("nvcc")' in text and shutil.which("nvcc") is None:
         return "nvcc"
+    if "has_int8_kernel" in text and not has_vnni():
+        return "AVX-512 VNNI, without which torch multiplies int8 in a plain loop,"
     asks = "$(command -v vllm)" in text
     if asks and not (shutil.which("vllm") and importlib.util.find_spec("uvicorn")):
         return "transformers serve or vLLM (requirements/engines.txt)"
@@ -201,6 +203,16 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
             wanted = f" (pip install -r requirements/{package}.txt)"
             return package + (wanted if package in apart else "")
     return None
+
+
+@lru_cache
+def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether an x86 processor has AVX-512 VNNI, instructions for sums of int8 products.
+
+    Where the system does not say so, the answer is yes, and the programs are run.
+    """
+    flags = re.findall(r"(?m)^flags\s*:(.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
+    return not flags or "avx512_vnni" in flags[0].split()
 
 
 @lru_cache

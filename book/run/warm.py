@@ -144,7 +144,8 @@ class Launcher:
         arguments = (words, str(folder), env, str(out), str(err), read_by)
         process = self._context.Process(target=_become, args=arguments)
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-        of_server = {k: v for k, v in env.items() if k.startswith("TORCHINDUCTOR_")}
+        early = "TORCHINDUCTOR_", "ATEN_CPU_", "ONEDNN_MAX_"  # read before a command starts
+        of_server = {k: v for k, v in env.items() if k.startswith(early)}
         of_server |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         of_server["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the core to others
         of_server["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "")

@@ -130,7 +130,8 @@ class Tooltips(Treeprocessor):
     def _walk(self, element: ET.Element) -> None:
         if element.tag in ("h1", "h2"):
             self.seen.clear()
-        if element.tag in NEVER_INSIDE or element.get("class") in ("formula", "page-facts"):
+        classes = element.get("class", "").split()
+        if element.tag in NEVER_INSIDE or {"formula", "page-facts", "quote"} & set(classes):
             return
         self._mark(element, None)
         for child in list(element):

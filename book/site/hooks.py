@@ -157,6 +157,7 @@ def complete(page: Page, config: MkDocsConfig) -> None:
     elif not page.file.generated_by and not labs.is_lab(page.file):
         try:
             hold_embeds(Path(page.file.abs_src_path), root)
+            embedded.check_callouts(Path(page.file.abs_src_path), root)
         except BookError as error:
             raise BuildError(str(error)) from None
         if name != "index.md":
@@ -184,6 +185,7 @@ class BookMarkdown(Extension):
             mathematics.Drawer(md), "mathematics", 15
         )  # behind inline, 20
         md.postprocessors.register(mathematics.Glyphs(md), "glyphs", 5)  # behind raw HTML, 30
+        md.postprocessors.register(embedded.Markers(md), "markers", 4)
         md.treeprocessors.register(tooltips, "glossary", 8)  # before the anchors of toc, 5
 
 

@@ -77,12 +77,14 @@ if (report) idle(() => {
   const own = made?.startsWith("docs/") ? "" : made ?? ""
   const ran = own && document.querySelector(".provenance")?.textContent || ""
   if (own) report.search += `&${new URLSearchParams({ transcript: own, versions: ran })}`
+  // an output without a note was recorded on the machine that the page names at its top
+  const machine = document.querySelector(".page-machine")?.textContent || ""
   for (const heading of document.querySelectorAll(".md-content :is(h2, h3)[id]")) {
     const link = document.createElement("a")
     const asked = new URL(report.href)
     asked.searchParams.set("section", `#${heading.id}`)
     asked.searchParams.set("transcript", within(heading, ".program-path").replaceAll("\n", ", ") || own)
-    asked.searchParams.set("versions", within(heading, ".provenance") || ran)
+    asked.searchParams.set("versions", within(heading, ".provenance") || ran || within(heading, ".transcript") && machine)
     link.href = asked
     link.className = "headerlink report"
     link.setAttribute("aria-label", "Report an error in this section")

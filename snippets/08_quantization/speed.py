@@ -3,6 +3,8 @@
 Timed: the product alone, and the whole dynamic int8 layer around it, which has to find a
 range and round the input, then scale the sums. On a GPU at the sizes of large models, by the
 GPU's own clock, with the layer compiled and an fp8 product beside it, and the kernels' names.
+
+A CPU for which torch has no fast int8 kernel cannot show this: the program says so and stops.
 """
 
 import sys
@@ -60,6 +62,23 @@ def int8_layer(x: torch.Tensor, weight: torch.Tensor, step: torch.Tensor) -> tor
 # --8<-- [end:layer]
 
 
+def has_int8_kernel(weight: torch.Tensor) -> bool:
+    """Whether torch multiplies int8 with a kernel of oneDNN on this CPU, not in a plain loop.
+
+    The kernel is 10 to 500 times as fast as the loop, so one call of each tells them apart.
+    """
+    x, seconds = torch.ones(16, len(weight), dtype=torch.int8), []
+    enabled = torch.backends.mkldnn.enabled  # MKL-DNN is an older name of oneDNN
+    for use in (enabled, False):
+        torch.backends.mkldnn.set_flags(use)
+        torch._int_mm(x, weight)  # the first call prepares what later calls reuse
+        begin = time.perf_counter()
+        torch._int_mm(x, weight)
+        seconds.append(time.perf_counter() - begin)
+    torch.backends.mkldnn.set_flags(enabled)
+    return seconds[1] > 3 * seconds[0]
+
+
 def more_on_gpu(
     x: torch.Tensor, weight: torch.Tensor, integers: torch.Tensor, step: torch.Tensor
 ) -> str:
@@ -102,6 +121,11 @@ def table(width: int) -> None:
     integers = (weight / step).round().to(torch.int8)
     if DEVICE != "cpu":
         integers = integers.T.contiguous().T  # cuBLAS wants the second factor column by column
+    elif not has_int8_kernel(integers):
+        sys.exit(
+            "torch has no fast int8 kernel for this processor (on x86 it needs AVX-512 VNNI). "
+            "It multiplies int8 in a plain loop: int8_without_vnni.py shows what that costs."
+        )
     ones = (torch.eye(width, device=DEVICE) * 127).to(torch.int8).T
     short = weight.bfloat16()
     for name, tensor in (("fp32", weight), ("bf16", short), ("int8", integers)):
