@@ -99,8 +99,8 @@ HINTS = {
     "bucket_size": "The buckets have the wrong sizes. Close a bucket if the next parameter "
     "would make it larger than `bucket_bytes`, and count bytes and not elements. A parameter "
     "that is larger than `bucket_bytes` gets a bucket of its own.",
-    "not_views": "A gradient has memory of its own, outside its bucket. Make each view a "
-    "slice of `flat` (and call view_as), and set parameter.grad to this view.",
+    "not_views": "A gradient has memory of its own, outside its bucket. Make each view from a "
+    "slice of `flat` with view_as, and set parameter.grad to this view.",
     "reallocated": "The first training step is right, but a later one is not: zero_grad() set "
     "the gradients to None, the backward pass made new tensors, and your code reduced the old "
     "ones. In the hook, if the gradient is not the view of the bucket, copy it into the view "
@@ -365,8 +365,8 @@ def _(group):
             differ = any(cut != list(shards) for cut in group.facts(f"all {length}"))
             hint = "overlap" if extra else "dropped"
             hint = "unseeded" if absent and extra and differ else hint
-            counts = f"{absent} samples are read by no rank, and {extra} reads are repetitions"
-            raise Wrong(f"{case}, {counts}", hint)
+            what = f"samples that no rank reads: {absent}; repeated reads: {extra}"
+            raise Wrong(f"{case}, {what}", hint)
         yield f"{case}, every sample is read; samples that are read twice: {extra}"
         ask(shards[0] != later[0], "epochs 0 and 1 have the same order", "epoch_ignored")
 
