@@ -275,7 +275,7 @@ if __name__ == "__main__":
     dist.all_reduce(ranks)
     assert ranks.item() == world * (world - 1) / 2, "the all-reduce did not add up all ranks"
     backend = dist.get_backend()
-    say(f"step 1: world size {world}, {device.type}, {backend}: an all-reduce adds the ranks")
+    say(f"step 1: an all-reduce works on {device.type} with {backend}; world size {world}")
 
 # %% [markdown]
 # ## Step 2: give each rank its own samples
@@ -333,7 +333,7 @@ if __name__ == "__main__":
         assert len(indices) - length < world, "more samples are read twice than needed"
         assert mine != shard(length, rank, world, epoch=1), "epoch 1 has the order of epoch 0"
         say(
-            f"step 2: {length} samples, world size {world}: {len(mine)} samples per rank;"
+            f"step 2: each rank reads {len(mine)} of {length} samples;"
             f" samples that are read twice: {len(indices) - length}"
         )
     sampler = DistributedSampler(range(SAMPLES), world, rank, shuffle=True, seed=0)
