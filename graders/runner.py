@@ -72,8 +72,8 @@ HINTS = {
     "before it.",
     "crash": "Your code raised an error. Add --output to see the whole traceback, or run the "
     "file with the command at its top.",
-    "exit": "Your code ends the process, and then all other ranks wait forever in their next "
-    "collective. Remove this call, and let the function return.",
+    "exit": "Your code ends the process, so the next collective of the other ranks never "
+    "completes. Remove this call, and let the function return.",
     "killed": "The process ended without a Python error. Look for os._exit, for a signal, or "
     "for a lack of memory.",
     "some_ranks": "A collective must be called by all ranks or by none. Look for a collective "

@@ -223,8 +223,8 @@ if __name__ == "__main__":
 # ## Step 1: join the process group and choose the device
 #
 # **Why.** Processes can communicate only after they have joined a process group. Each process
-# must also know which GPU it should use. `torchrun` starts $N$ copies of this file, and it
-# describes each copy in environment variables:
+# must also know which GPU it should use. `torchrun` starts $N$ copies of this file. For each
+# copy, it sets environment variables that say which copy it is:
 #
 # | variable | meaning |
 # |---|---|
@@ -280,14 +280,14 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 2: give each rank its own samples
 #
-# **Why.** $N$ ranks do the work of one rank if they all read the same samples. So in each
-# epoch, each rank must read its own samples, all ranks together must read all samples, and the
-# order must be different from the order of the previous epoch. A rank cannot see which samples
-# the other ranks read, so every rank must compute the same order by itself.
+# **Why.** If all ranks read the same samples, $N$ ranks do the work of one rank. So each rank
+# must read its own samples, and all ranks together must read all samples. The order of the
+# samples must change from epoch to epoch. A rank cannot see which samples the other ranks read.
+# Every rank must therefore compute the same order by itself.
 #
 # Each rank must also get the same number of samples. A collective must be called by all ranks
-# or by none. If one rank had one batch more than the others, it would wait forever in its last
-# all-reduce.
+# or by none. If one rank had one batch more than the others, its last all-reduce would never
+# complete.
 #
 # **What to do.** Write `shard`, which works in three stages:
 #
@@ -344,11 +344,11 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 3: start from the same model
 #
-# **Why.** Equal gradients keep equal models equal, but they do not make different models equal.
-# All ranks must therefore start from the same model. Frozen parameters take part in the forward
-# pass, just like parameters that are trained, and so do buffers. If you forget a buffer, you
-# get no error. Each rank then computes with a model that is slightly different from the models
-# of the other ranks.
+# **Why.** If all ranks have the same model, equal gradients keep the models equal. But equal
+# gradients do not make different models equal, so all ranks must start from the same model.
+# Frozen parameters take part in the forward pass, just like parameters that are trained. The
+# same is true for buffers. If you forget a buffer, you get no error. Each rank then computes
+# with a model that is slightly different from the models of the other ranks.
 #
 # **What to do.** Write `broadcast_state`. It must broadcast every parameter and every buffer of
 # rank 0. A broadcast has a *source*, and all ranks must name the same rank as the source.
@@ -402,7 +402,7 @@ if __name__ == "__main__":
 # **Check.** The lab trains for all five epochs and compares every parameter with the reference.
 # It also counts the all-reduces. There is one all-reduce for each of the six parameter tensors,
 # and all six begin after the backward pass has ended. So the network is idle during the
-# backward pass, and the processor is idle during the all-reduces. Step 5 removes this cost.
+# backward pass, and the computation waits during the all-reduces. Step 5 removes this cost.
 
 
 # %%
@@ -466,7 +466,7 @@ if __name__ == "__main__":
 #
 # **Why.** The backward pass computes the gradients of the last layer first, and it does not
 # change them again. Their all-reduce can therefore start immediately, while the backward pass
-# works on the earlier layers. The network and the processor then work at the same time.
+# works on the earlier layers. Communication and computation then overlap.
 #
 # Two functions make this possible:
 #
@@ -570,7 +570,7 @@ if __name__ == "__main__":
 # *How do all ranks use the same order?* Collectives are matched by the order of the calls, and
 # not by a name. On another rank, the gradients may become ready in a different order. A branch
 # in the model is enough for that. If rank 0 starts bucket 2 while rank 1 starts bucket 3, the
-# ranks add tensors that do not belong together, or they wait forever. So launch the buckets
+# ranks add tensors that do not belong together, or they hang. So launch the buckets
 # strictly in the order of the list. A bucket that is complete too early waits for the buckets
 # before it. PyTorch's DDP does the same.
 #
@@ -823,10 +823,11 @@ if __name__ == "__main__":
 # |---|---|
 # | `device_ids=[i]` | the GPU of this rank; on the CPU, pass `None` |
 # | `bucket_cap_mb` | `bucket_bytes`, but in MiB; the default is 25 |
-# | `gradient_as_bucket_view=True` | `keep_in_bucket`; without it, DDP also copies back out |
+# | `gradient_as_bucket_view=True` | `keep_in_bucket` |
 # | `forward_sync_buffers` | step 3 for buffers, repeated in the forward pass |
 #
-# The older name of `forward_sync_buffers` is `broadcast_buffers`.
+# Without `gradient_as_bucket_view=True`, DDP copies each gradient into its bucket and then back
+# out again. The older name of `forward_sync_buffers` is `broadcast_buffers`.
 #
 # **What to do.** Write `wrap` and `accumulate_with_torch`. PyTorch's DDP differs from your
 # version in three ways:

@@ -38,8 +38,8 @@ HINTS = {
     "`rank` decide where your slice starts.",
     "not_a_list": "shard() must return a list of int. Call .tolist() on the result of "
     "torch.randperm: in a set, two tensor elements with the same number count as different.",
-    "uneven": "The shards have different lengths, so the rank with the longest shard would "
-    "wait forever in its last all-reduce. Pad the order to a multiple of `world` before you "
+    "uneven": "The shards have different lengths, so the last all-reduce of the rank with the "
+    "longest shard would never complete. Pad the order to a multiple of `world` before you "
     "slice it.",
     "no_such_index": "shard() returns an index that is not in the data set. Pad the order by "
     "repeating indices from its own beginning, and do not invent new indices.",

@@ -1,4 +1,7 @@
-"""Wrong answers to labs/lab02_ddp.py."""
+"""Wrong answers to labs/lab02_ddp.py, each with the hint that it must get.
+
+An entry without a hint is a right answer that is written in a different way.
+"""
 
 # fmt: off
 from wrong import Body, Table
