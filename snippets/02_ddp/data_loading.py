@@ -65,6 +65,7 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
     loader = DataLoader(data, BATCH, sampler=sampler, pin_memory=accelerated, **options)
     model = DDP(nn.Linear(32, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    # --8<-- [start:loop]
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         waits = []
@@ -78,6 +79,7 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
             optimizer.step()
             time.sleep(STEP_S)
             asked = time.perf_counter()
+    # --8<-- [end:loop]
     # the last epoch's: its first batch is paid for separately
     assert asked - begin >= steps * STEP_S
     share = sum(waits[1:]) / (asked - begin - waits[0])
