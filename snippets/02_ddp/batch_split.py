@@ -17,7 +17,7 @@ BLUE, GREEN, ORANGE = "#0b6e99", "#15803d", "#c2410c"
 
 
 def deal(samples: int, ranks: int) -> list[list[int]]:
-    """The samples of each rank in order; the deck starts again until all have the same number."""
+    """Deal until all ranks have the same number of samples; return the samples of each rank."""
     hands: list[list[int]] = [[] for _ in range(ranks)]
     dealt = 0
     while dealt < samples or len(hands[-1]) < len(hands[0]):
@@ -30,7 +30,7 @@ def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "mi
     return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
-def box(x: float, y: float, width: int, height: int, words: str, colour: str, dash="") -> str:
+def card(x: float, y: float, width: int, height: int, words: str, colour: str, dash="") -> str:
     frame = (
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{colour}" '
         f'fill-opacity="0.1" stroke="{colour}" stroke-width="1.5" stroke-dasharray="{dash}"/>'
@@ -47,7 +47,7 @@ def draw(hands: list[list[int]]) -> str:
         caption(2, 34, "data set", INK, "start"),
     ]
     for sample in range(SAMPLES):
-        parts.append(box(LEFT - 30 + 46 * sample, 12, 36, 34, str(sample), BLUE))
+        parts.append(card(LEFT - 30 + 46 * sample, 12, 36, 34, str(sample), BLUE))
     for number in range(rounds):
         middle = LEFT + number * COLUMN + 18
         parts.append(caption(middle, 74, "micro-batch", MUTED))
@@ -58,10 +58,10 @@ def draw(hands: list[list[int]]) -> str:
         for number, sample in enumerate(hand):
             repeated = number * RANKS + rank >= SAMPLES
             colour, dash = (ORANGE, "5 3") if repeated else (BLUE, "")
-            parts.append(box(LEFT + number * COLUMN, y, 36, 34, str(sample), colour, dash))
-        parts.append(box(end + 164, y, 110, 34, "optimizer step", GREEN))
+            parts.append(card(LEFT + number * COLUMN, y, 36, 34, str(sample), colour, dash))
+        parts.append(card(end + 164, y, 110, 34, "optimizer step", GREEN))
     height = bottom - TOP - ROW + 34
-    parts.append(box(end - 14, TOP, 150, height, "", ORANGE))
+    parts.append(card(end - 14, TOP, 150, height, "", ORANGE))
     middle = TOP + height / 2
     parts.append(caption(end + 61, middle - 4, "one all-reduce", ORANGE))
     parts.append(caption(end + 61, middle + 18, "of the gradients", ORANGE))
