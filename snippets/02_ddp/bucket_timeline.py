@@ -1,31 +1,31 @@
-"""A picture of backward: gradients fill buckets, and full buckets are sent while backward runs.
+"""A picture of backward: gradients fill buckets, and full buckets are sent at once.
 
-The picture shows a model of six layers. Time goes from left to right. Backward computes the
-gradients of the last layer first. Each gradient is written into a bucket, and a bucket holds
-two gradients. A full bucket is all-reduced at once, while backward computes the next layers.
-Only the last bucket is sent after backward has ended: this time is exposed.
+The model has six equal layers, and time goes from left to right. Backward takes 10 ms per layer
+and computes the gradient of the last layer first. A bucket has room for two gradients. A full
+bucket is all-reduced at once, in 15 ms, while backward computes the next layers. Only the last
+bucket is sent after backward has ended. This time is exposed.
 
-Plain Python writes the SVG, so this runs where nothing is installed. The times come from a
-small simulation of the network. A formula that shares no code with it must give the same end.
+The times come from a small simulation. A formula that uses none of its results must give the
+same end of the step. Plain Python writes the SVG, so the program runs without any package.
 """
 
 LAYERS, PER_BUCKET = 6, 2
-BACKWARD_MS, ALL_REDUCE_MS = 10, 15  # of one layer; of one bucket
-SLOW_MS = 25  # of one bucket on a network that is slower than backward
+BACKWARD_MS, ALL_REDUCE_MS = 10, 15  # per layer, and per bucket
+SLOW_MS = 25  # per bucket, on a network that is slower than backward
 
-LEFT, SCALE = 110, 5.4  # pixels: the start of the time axis, and of one millisecond
+LEFT, SCALE = 82, 5.75  # pixels: the start of the time axis, and one millisecond
 INK, MUTED = "#1f2937", "#52525b"
 BLUE, GREEN, ORANGE = "#0b6e99", "#15803d", "#c2410c"
 
 
 def simulate(all_reduce_ms: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """When each bucket is full, and when its all-reduce starts and ends, in milliseconds.
+    """Return when each bucket is full, and when its all-reduce starts and ends, in ms.
 
-    The clock moves on by one millisecond. The network sends one bucket at a time, in order.
+    The clock advances by one millisecond. The network sends one bucket at a time, in order.
     """
     full, sent, free = [], [], 0
     for now in range(BACKWARD_MS, 1000):
-        done, rest = divmod(now, BACKWARD_MS)  # layers whose gradient is ready
+        done, rest = divmod(now, BACKWARD_MS)  # `done` layers have a gradient
         if rest == 0 and done <= LAYERS and done % PER_BUCKET == 0:
             full.append(now)
         if len(sent) < len(full) and free <= now:
@@ -36,10 +36,11 @@ def simulate(all_reduce_ms: int) -> tuple[list[int], list[tuple[int, int]]]:
     raise AssertionError("the network never became free")
 
 
-def end_of_step(full: list[int], all_reduce_ms: int) -> int:
-    """The same end by a formula: no bucket is sent before it is full, nor before the others."""
-    after = range(len(full), 0, -1)  # how many buckets are still to be sent at each of them
-    return max(at + count * all_reduce_ms for at, count in zip(full, after, strict=True))
+def end_of_step(all_reduce_ms: int) -> int:
+    """Return the end of the step in ms: max over i of (r_i + c_i + c_(i+1) + …)."""
+    count = LAYERS // PER_BUCKET
+    full = [(i + 1) * PER_BUCKET * BACKWARD_MS for i in range(count)]  # r_i
+    return max(full[i] + (count - i) * all_reduce_ms for i in range(count))
 
 
 def at(ms: float) -> float:
@@ -71,34 +72,34 @@ def draw(full: list[int], sent: list[tuple[int, int]]) -> str:
     ends = LAYERS * BACKWARD_MS
     turns = ends + len(sent) * ALL_REDUCE_MS  # the end if the network starts after backward
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 330" '
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 350" '
         'font-family="system-ui, sans-serif" font-size="14">',
-        caption(2, 40, "backward of", INK, "start"),
-        caption(2, 128, "buckets", INK, "start"),
-        caption(2, 218, "network", INK, "start"),
-        caption(2, 272, "no overlap", MUTED, "start"),
+        caption(2, 40, "backward", INK, "start"),
+        caption(2, 130, "buckets", INK, "start"),
+        caption(2, 225, "network", INK, "start"),
+        caption(2, 293, "network, if the buckets wait for the end of backward", MUTED, "start"),
     ]
     for number in range(LAYERS):
         start = number * BACKWARD_MS
-        parts.append(box(start, start + BACKWARD_MS, 16, 38, f"L{LAYERS - number}", BLUE))
-        bucket, place = divmod(number, PER_BUCKET)
-        left = bucket * PER_BUCKET * BACKWARD_MS + place * BACKWARD_MS
-        parts.append(arrow(at(start + BACKWARD_MS) - 12, 56, 101))
-        words = f"{place + 1} of {PER_BUCKET}" if place + 1 < PER_BUCKET else "full"
-        parts.append(box(left, left + BACKWARD_MS, 104, 38, words, GREEN))
-    for number, (begin, end) in enumerate(sent):
-        parts.append(arrow(at(begin) + 12, 144, 191))
-        parts.append(box(begin, end, 194, 38, f"bucket {number}", ORANGE))
+        layer = LAYERS - number
+        parts.append(box(start, start + BACKWARD_MS, 16, 38, f"layer {layer}", BLUE))
+        parts.append(arrow(at(start + BACKWARD_MS / 2), 56, 106))
+        parts.append(caption(at(start + BACKWARD_MS / 2), 130, f"grad {layer}", GREEN))
+    for number, (filled, (begin, end)) in enumerate(zip(full, sent, strict=True)):
+        parts.append(box(filled - PER_BUCKET * BACKWARD_MS, filled, 109, 38, "", GREEN))
+        parts.append(arrow(at(begin) + 10, 148, 198))
+        parts.append(caption(at(begin) + 16, 175, "full", MUTED, "start"))
+        parts.append(box(begin, end, 201, 38, f"bucket {number}", ORANGE))
         waits = ends + number * ALL_REDUCE_MS
-        parts.append(box(waits, waits + ALL_REDUCE_MS, 254, 28, f"bucket {number}", MUTED))
+        parts.append(box(waits, waits + ALL_REDUCE_MS, 274, 28, f"bucket {number}", MUTED))
     parts += [
-        f'<path d="M{at(ends):.0f} 8 V292" stroke="{MUTED}" stroke-dasharray="4 4"/>',
+        f'<path d="M{at(ends):.0f} 8 V312" stroke="{MUTED}" stroke-dasharray="4 4"/>',
         caption(at(ends) + 8, 40, "backward has ended", MUTED, "start"),
-        caption(at(sent[-1][1]) + 8, 218, f"exposed: {sent[-1][1] - ends} ms", ORANGE, "start"),
-        caption(LEFT, 318, "0 ms", MUTED),
-        caption(at(ends), 318, f"{ends} ms", MUTED),
-        caption(at(sent[-1][1]), 318, f"{sent[-1][1]} ms", ORANGE),
-        caption(at(turns), 318, f"{turns} ms", MUTED),
+        caption(at(sent[-1][1]) + 8, 225, f"exposed: {sent[-1][1] - ends} ms", ORANGE, "start"),
+        caption(at(0), 338, "0 ms", MUTED),
+        caption(at(ends), 338, f"{ends} ms", MUTED),
+        caption(at(sent[-1][1]), 338, f"{sent[-1][1]} ms", ORANGE),
+        caption(at(turns), 338, f"{turns} ms", MUTED),
     ]
     return "\n".join([*parts, "</svg>", ""])
 
@@ -107,18 +108,20 @@ def main() -> None:
     full, sent = simulate(ALL_REDUCE_MS)
     end, backward = sent[-1][1], LAYERS * BACKWARD_MS
     turns = backward + len(sent) * ALL_REDUCE_MS
-    assert end == end_of_step(full, ALL_REDUCE_MS)
-    assert backward < end < turns  # overlap hides a part of the communication, but not all
+    assert end == end_of_step(ALL_REDUCE_MS)
+    assert end - backward == ALL_REDUCE_MS  # a fast network exposes the last bucket only
     with open("bucket_timeline.svg", "w", encoding="utf-8") as file:
         file.write(draw(full, sent))
-    print(f"backward takes {backward} ms, {len(sent)} all-reduces take {turns - backward} ms")
+    print(
+        f"backward takes {backward} ms, and {len(sent)} all-reduces take {turns - backward} ms"
+    )
     print(f"the buckets are full after {', '.join(map(str, full))} ms")
-    print(f"one after the other: {turns} ms")
-    print(f"overlapped: {end} ms, of which {end - backward} ms are exposed")
-    # a slow network is the limit itself: it starts when the first bucket is full, and never rests
+    print(f"without overlap, the step takes {turns} ms")
+    print(f"with overlap, the step takes {end} ms: {end - backward} ms are exposed")
+    # A slow network has no pause. It starts when the first bucket is full.
     slow = simulate(SLOW_MS)[1][-1][1]
-    assert slow == end_of_step(full, SLOW_MS) == full[0] + len(full) * SLOW_MS
-    print(f"overlapped, with {SLOW_MS} ms for each all-reduce: {slow} ms")
+    assert slow == end_of_step(SLOW_MS) == full[0] + len(full) * SLOW_MS
+    print(f"with overlap and {SLOW_MS} ms per all-reduce, the step takes {slow} ms")
 
 
 if __name__ == "__main__":
