@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 09: more than one machine
+# # Lab 09: Multi-node training
 #
 # Between two GPUs joined by NVLink lie hundreds of GB/s; between two nodes, about a tenth.
 # Everything that is new about several machines follows from that drop: who starts the ranks and
