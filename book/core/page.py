@@ -271,7 +271,7 @@ def expanded(fence: Fence, root: Path) -> list[str]:
         if number not in embeds:
             found.append(fence.inner(line))
             continue
-        if found:
+        if number > fence.embeds[0].line:
             found += [""] * (2 if fence.embeds[0].file.endswith(".py") else 1)
         indent = fence.inner(embeds[number].indent)
         found += [indent + text if text else "" for text in resolve(embeds[number], root)]
