@@ -271,7 +271,7 @@ def expanded(fence: Fence, root: Path) -> list[str]:
         if number not in embeds:
             found.append(fence.inner(line))
             continue
-        if found:
+        if number > fence.embeds[0].line:
             apart = fence.embeds[0].file.endswith(".py") and "." not in embeds[number].part
             found += [""] * (2 if apart else 1)  # methods are nearer to each other
         indent = fence.inner(embeds[number].indent)
