@@ -1,9 +1,9 @@
 """Clipping before the reduction: every rank clips its own gradient, and the mean is wrong.
 
-Clipping shortens a gradient whose norm is above a limit. If each rank clips its own gradient, the
-ranks shorten their gradients by different factors, and a rank with a large gradient counts less
-than it should. DDP has averaged the gradients when backward() returns. If you clip then, every
-rank computes the same norm and needs no further communication.
+Clipping shortens a gradient whose norm is above a limit. If each rank clips its own gradient,
+the ranks shorten their gradients by different factors, and a rank with a large gradient counts
+less than it should. DDP has averaged the gradients when backward() returns. If you clip then,
+every rank computes the same norm and needs no further communication.
 
     (no flag)   clips on each rank inside no_sync, and averages afterwards
     --fix       clips the gradient that DDP has averaged

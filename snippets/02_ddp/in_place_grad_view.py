@@ -21,7 +21,6 @@ import torch.distributed.nn  # not left to torch: imported after init, it keeps 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-
 STEPS, ROWS, LEARNING_RATE = 4, 4, 0.1
 
 
