@@ -105,7 +105,7 @@ class MiniDDP(nn.Module):
         return self.module(*args, **kwargs)
 
     def gradient_ready(self, parameter: nn.Parameter) -> None:
-        """Move a finished gradient into its bucket, and launch full buckets in order."""
+        """Move a finished gradient into its bucket, and launch the buckets that are full."""
         if not self.synchronise:
             return  # the gradient stays in `.grad`, and the next backward adds to it
         if not self.in_backward:
@@ -123,7 +123,10 @@ class MiniDDP(nn.Module):
             torch.mul(parameter.grad, 1 / self.world_size, out=view)
             parameter.grad = view
         bucket.waiting.discard(parameter)
+        self.launch_full_buckets()
 
+    def launch_full_buckets(self) -> None:
+        """Launch every bucket that is full and whose turn has come."""
         # The k-th all-reduce of a rank is combined with the k-th of every other rank, and the
         # gradients may be ready in a different order there. So a bucket that is full before
         # its turn waits, and every rank launches bucket 0, then 1, then 2, …
