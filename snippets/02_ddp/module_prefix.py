@@ -1,16 +1,16 @@
 """Unexpected key(s) in state_dict: "module.…": the wrapper was saved, the plain model loads.
 
-DDP stores your model in its attribute `module`. A state dict names each tensor by the attributes
-that lead to it. The name of the first weight is therefore module.0.weight in `ddp.state_dict()`,
-and 0.weight in the state dict of the model.
+DDP stores your model in its attribute `module`. A state dict names each tensor by the
+attributes that lead to it. The name of the first weight is therefore module.0.weight in
+`ddp.state_dict()`, and 0.weight in the state dict of the model.
 
     (no flag)   saves ddp.state_dict() and loads it into the model: the error
     --lenient   the same with strict=False: no error, and nothing is loaded
     --fix       saves ddp.module.state_dict()
     --strip     removes the prefix from a checkpoint that was saved from the wrapper
 
-With the two fixes, the loaded model must give the output of the trained model. With --lenient, it
-must still give the output that it gave before loading.
+With the two fixes, the loaded model must give the output of the trained model. With --lenient,
+it must still give the output that it gave before loading.
 """
 
 import argparse

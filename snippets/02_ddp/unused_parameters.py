@@ -2,8 +2,8 @@
 
 DDP starts the all-reduce of a bucket when every gradient in the bucket has arrived. If a
 parameter takes no part in the loss, its gradient never arrives, and its bucket is never sent.
-The first backward ends without an error, but its gradients were not averaged. The second forward
-raises the error.
+The first backward ends without an error, but its gradients were not averaged. The second
+forward raises the error.
 
     (no flag)                      the error
     --fix find_unused_parameters   DDP searches the graph of every step for unused parameters
