@@ -16,7 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "snippets" / "01_parallelism_strategies"))
 from collective_steps import bytes_sent, plan, play  # noqa: E402
 
-RANKS, SIZE, MIDDLE = 4, 12 * 2**20, 3  # bytes of the tensor; the step to show without animation
+RANKS, SIZE, MIDDLE = (
+    4,
+    12 * 2**20,
+    3,
+)  # bytes of the tensor; the step to show without animation
 PLACES = [(0, 0), (320, 0), (320, 216), (0, 216)]  # of the ranks' boxes, clockwise
 BOX, CHUNK, ROW, FIRST_ROW = (160, 150), (136, 23), 28, 33
 COLOURS = ["#0b6e99", "#b8430f", "#15803d", "#7c3aed"]
@@ -24,24 +28,35 @@ START, STEP, END = 2.0, 2.4, 4.0  # seconds
 FLIGHT = (0.5, 2.0)  # begin and end of the messages, in seconds since the start of a step
 STYLE = """
 .ring text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  text-anchor: middle; fill: var(--ink, #1d252d) }
+  text-anchor: middle; fill: #1d252d }
 .ring .rank { font-size: 17px; font-weight: 600 }
 .ring .phase { font-size: 20px; font-weight: 700 }
-.ring .scatter { fill: var(--blue, #0a5f85) }
-.ring .gather { fill: var(--orange, #a63a08) }
-.ring .small { font-size: 15px; fill: var(--ink-soft, #4d5965) }
-.ring .sum { font-size: 14px; font-weight: 600; fill: #fff }
-.ring .box { fill: var(--paper-code, #f5f7f9); stroke: var(--rule, #dde2e7); stroke-width: 1.5 }
-.ring .link { fill: none; stroke: var(--ink-soft, #4d5965); stroke-width: 2 }
-.ring .sent { stroke: var(--ink, #1d252d); stroke-width: 2; fill: none }
+.ring .small { font-size: 15px; fill: #4d5965 }
+.ring .scatter { fill: #0a5f85 }
+.ring .gather { fill: #a63a08 }
+.ring .box { fill: #f5f7f9; stroke: #dde2e7; stroke-width: 1.5 }
+.ring .link { fill: none; stroke: #4d5965; stroke-width: 2 }
+.ring .sent { fill: none; stroke: #1d252d; stroke-width: 2 }
 .ring .still, .ring .moving { opacity: 0 }
 .ring .middle { opacity: 1 }
+@media screen {
+  .ring text { fill: var(--ink, #1d252d) }
+  .ring .small { fill: var(--ink-soft, #4d5965) }
+  .ring .scatter { fill: var(--blue, #0a5f85) }
+  .ring .gather { fill: var(--orange, #a63a08) }
+  .ring .box { fill: var(--paper-code, #f5f7f9); stroke: var(--rule, #dde2e7) }
+  .ring .link { stroke: var(--ink-soft, #4d5965) }
+  .ring .sent { stroke: var(--ink, #1d252d) }
+}
 @media screen and (prefers-reduced-motion: no-preference) {
   .ring .still, .ring .moving { opacity: 0; animation: SECONDSs linear infinite }
   .ring .all { animation: ring-all SECONDSs linear infinite }
 }
 @keyframes ring-all { 0%, 100% { opacity: 0 } 2%, 98% { opacity: 1 } }
 """
+# A drawing that is used several times has its own style: rules for what is around do not reach it.
+SUM = "fill: #fff; font: 600 14px system-ui, sans-serif; text-anchor: middle"
+
 
 def percent(seconds: float) -> str:
     return f"{100 * seconds / length():.2f}".rstrip("0").rstrip(".") + "%"
@@ -91,7 +106,7 @@ def stripes(mask: frozenset[int]) -> str:
         for i, rank in enumerate(sorted(mask))
     )
     if len(mask) == RANKS:
-        drawn += f'<text class="sum" x="{width / 2:g}" y="16">sum</text>'
+        drawn += f'<text x="{width / 2:g}" y="16" style="{SUM}">sum</text>'
     return f'<g id="{name_of(mask)}">{drawn}</g>'
 
 
@@ -127,9 +142,7 @@ def draw() -> str:
         for c in range(RANKS):
             x, y = spot(rank, c)
             changes = [0] + [
-                k
-                for k in range(1, len(states))
-                if states[k][rank][c] != states[k - 1][rank][c]
+                k for k in range(1, len(states)) if states[k][rank][c] != states[k - 1][rank][c]
             ]
             for k, after in zip(changes, [*changes[1:], len(states)], strict=True):
                 name = f"ring-{k}-{after}"
@@ -155,27 +168,35 @@ def draw() -> str:
                     f'<rect class="sent" x="{x}" y="{y}" width="{CHUNK[0]}" '
                     f'height="{CHUNK[1]}"/></g>'
                 )
-    # what the middle says
-    half = len(steps) // 2
-    words = [("", "all-reduce", "each rank has", "a tensor of its own")]
-    for k in range(len(steps)):
+    # what the middle says: the phase and the step, and under them what a rank has sent so far
+    half, middle = len(steps) // 2, (right + BOX[0]) // 2
+    done = len(steps)
+
+    def say(name: str, begin: float, end: float, static: bool, lines: list) -> None:
+        frames[name] = shown(name, begin, end)
+        said = "".join(f'<text class="{kind}" x="{middle}" y="{y}">{words}</text>'
+                       for kind, y, words in lines)  # fmt: skip
+        kind = "still middle" if static else "still"
+        parts.append(f'<g class="{kind}" style="animation-name:{name}">{said}</g>')
+
+    first = [("phase", 172, "all-reduce"), ("small", 192, "each rank has")]
+    say("ring-starts", 0, START, False, [*first, ("small", 211, "a tensor of its own")])
+    for k in range(done):
         kind, phase = ("scatter", "reduce-scatter") if k < half else ("gather", "all-gather")
-        moving = f"each rank has sent {sent[k + 1]:g} MiB"
-        words.append((kind, phase, f"step {k % half + 1} of {half}", moving))
-    done = f"{sent[-1]:g} MiB to add {SIZE / 2**20:g} MiB"
-    words.append(("", "all-reduce", "done: each rank sent", done))
-    middle = (right + BOX[0]) // 2
-    moments = [0.0, *(begins(k) for k in range(len(steps) + 1)), length()]
-    for k, (kind, phase, first, second) in enumerate(words):
-        name = f"ring-says-{k}"
-        frames[name] = shown(name, moments[k], moments[k + 1])
-        at = "still middle" if k == MIDDLE else "still"
-        parts.append(
-            f'<g class="{at}" style="animation-name:{name}">'
-            f'<text class="phase {kind}" x="{middle}" y="172">{phase}</text>'
-            f'<text class="small" x="{middle}" y="192">{first}</text>'
-            f'<text class="small" x="{middle}" y="211">{second}</text></g>'
-        )
+        lines = [
+            (f"phase {kind}", 172, phase),
+            ("small", 192, f"step {k % half + 1} of {half}"),
+        ]
+        say(f"ring-step-{k}", begins(k), begins(k + 1), k + 1 == MIDDLE, lines)
+    for k in range(done):
+        begin, end = (ends[k - 1] if k else START), ends[k]
+        say(f"ring-sent-{k}", begin, end, k == MIDDLE,
+            [("small", 211, f"each rank sent {sent[k]:g} MiB")])  # fmt: skip
+    say(f"ring-sent-{done}", ends[-1], length(), False,
+        [("small", 211, f"each rank sent {sent[-1]:g} MiB")])  # fmt: skip
+    last = [("phase", 172, "all-reduce"), ("small", 192, f"of {SIZE / 2**20:g} MiB is done")]
+    say("ring-ends", begins(done), length(), False, last)
+
     masks = {mask for state in states for held in state for mask in held.values()}
     defined = [stripes(mask) for mask in sorted(masks, key=sorted)]
     style = STYLE.replace("SECONDS", f"{length():g}")

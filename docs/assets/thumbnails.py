@@ -222,7 +222,9 @@ def roofline(d: Drawing) -> None:
 
     ridge = gpu["flops"] / gpu["bandwidth"]
     d.line([(20, 14), (20, 140), (306, 140)], GREY, 1.2)
-    d.line([at(left, reached(left)), at(ridge, gpu["flops"]), at(right, gpu["flops"])], BLUE, 2.6)
+    d.line(
+        [at(left, reached(left)), at(ridge, gpu["flops"]), at(right, gpu["flops"])], BLUE, 2.6
+    )
     points = roofs.points(roofs.MODELS["llama-3-8b"], 32, 2048, 4096, 4096)
     names = ("vector add", "softmax", "decode", "fused attention", "matmul")
     for name in names:
@@ -269,7 +271,13 @@ def attention(d: Drawing) -> None:
             kind, x, y = attention_in_tiles.kind(s, (i, j)), 36 + j * side, 14 + i * side
             if kind == "skipped":
                 d.box(
-                    x + 1, y + 1, side - 3, side - 3, "none", stroke=GREY, stroke_dasharray="2 2"
+                    x + 1,
+                    y + 1,
+                    side - 3,
+                    side - 3,
+                    "none",
+                    stroke=GREY,
+                    stroke_dasharray="2 2",
                 )
             else:
                 colour = ORANGE if kind == "cut" else BLUE
@@ -367,7 +375,9 @@ def zero(d: Drawing) -> None:
         y, x = 28 + stage * 27, 76.0
         d.text(14, y + 15, name)
         shared = [4 if stage >= level else 1 for level in (3, 2, 1)]
-        for size, by, colour in zip((2, 2, zero_memory.K), shared, (BLUE, ORANGE, VIOLET), strict=True):
+        for size, by, colour in zip(
+            (2, 2, zero_memory.K), shared, (BLUE, ORANGE, VIOLET), strict=True
+        ):
             d.box(x, y, size / by * scale, 21, colour)
             x += size / by * scale
         d.text(x + 6, y + 15, f"{zero_memory.per_rank(1, 4, stage):g}", INK, font_weight=600)
@@ -386,7 +396,11 @@ def precision(d: Drawing) -> None:
         for bit in range(1 + form.e + form.m):
             colour = ORANGE if bit == 0 else BLUE if bit <= form.e else GREEN
             d.box(54 + bit * 7.9, y, 6.9, 20, colour, rx=1)
-    for x, words, colour in ((54, "sign", ORANGE), (92, "exponent", BLUE), (164, "mantissa", GREEN)):
+    for x, words, colour in (
+        (54, "sign", ORANGE),
+        (92, "exponent", BLUE),
+        (164, "mantissa", GREEN),
+    ):
         d.text(x, 20, words, colour)
     d.text(306, 152, "1 bit per box", anchor="end", font_size=12)
 
@@ -406,7 +420,9 @@ def gpu_computing(d: Drawing) -> None:
             d.box(
                 x + column * 25, y + row * 25, 24, 24, GREEN if here else PALE, rx=1,
             )  # fmt: skip
-    d.path(f"M{x + 75} {y + 25}L206 26M{x + 75} {y + 50}L206 122", GREY, 1, stroke_dasharray="3 3")
+    d.path(
+        f"M{x + 75} {y + 25}L206 26M{x + 75} {y + 50}L206 122", GREY, 1, stroke_dasharray="3 3"
+    )
     for row in range(8):
         for column in range(8):
             here = row % 4 == 1 and column % 4 == 2
@@ -532,7 +548,15 @@ def tools(d: Drawing) -> None:
             d.text(170, y + 15, "did not call it", INK, font_weight=600)
             continue
         d.box(
-            166, y, 140, 21, "none", stroke=ORANGE, stroke_width=1.6, rx=2, stroke_dasharray="4 3"
+            166,
+            y,
+            140,
+            21,
+            "none",
+            stroke=ORANGE,
+            stroke_width=1.6,
+            rx=2,
+            stroke_dasharray="4 3",
         )
         d.text(236, y + 15, "waits in all_reduce", ORANGE, "middle", font_size=12)
     d.arrow(66, 148, 304)
