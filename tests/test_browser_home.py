@@ -115,7 +115,9 @@ def test_the_first_screen(
     browser: Browser, address: str, width: int, height: int, parts: list[str]
 ) -> None:
     """A promise, the four doors, and at a desk the animation and a result, too."""
-    page = browser.new_page(viewport={"width": width, "height": height})
+    page = browser.new_page(
+        viewport={"width": width, "height": height}, reduced_motion="no-preference"
+    )
     page.goto(address, wait_until="networkidle")
     for part in parts:
         boxes = [each.bounding_box() for each in page.locator(part).all()]
@@ -179,7 +181,7 @@ def test_the_animation_says_what_it_shows(
     ring = page.locator("svg.ring")
     assert ring.get_attribute("role") == "img"
     assert "reduce-scatter" in ring.get_attribute("aria-label")
-    states = "of => document.getAnimations().map(each => each.playState)"
+    states = "() => document.getAnimations().map(each => each.playState)"
     assert set(page.evaluate(states)) == {"running"}
     pause = page.get_by_role("checkbox", name="Pause the animation")
     pause.focus()

@@ -1,11 +1,11 @@
-"""Draw docs/assets/home.svg, the animation of the home page: an all-reduce around a ring of four.
+"""Draw docs/assets/home.svg, the animation of the home page: an all-reduce around a ring.
 
     python docs/assets/home.py
 
 The plan, the state after each step and the bytes sent come from the program
-snippets/01_parallelism_strategies/collective_steps.py. The site puts the drawing into the page, so
-that it uses the colours of the page and so that a reader can pause it. Without animation, for
-example on paper or when the reader prefers reduced motion, it shows the middle of the
+snippets/01_parallelism_strategies/collective_steps.py. The site puts the drawing into the page,
+so that it uses the colours of the page and so that a reader can pause it. Without animation,
+for example on paper or when the reader prefers reduced motion, it shows the middle of the
 all-reduce: each rank has the finished sum of one chunk.
 """
 
@@ -16,11 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "snippets" / "01_parallelism_strategies"))
 from collective_steps import bytes_sent, plan, play  # noqa: E402
 
-RANKS, SIZE, MIDDLE = (
-    4,
-    12 * 2**20,
-    3,
-)  # bytes of the tensor; the step to show without animation
+RANKS, SIZE = 4, 12 * 2**20  # bytes of the tensor
+MIDDLE = 3  # how many steps are complete in the drawing without animation
 PLACES = [(0, 0), (320, 0), (320, 216), (0, 216)]  # of the ranks' boxes, clockwise
 BOX, CHUNK, ROW, FIRST_ROW = (160, 150), (136, 23), 28, 33
 COLOURS = ["#0b6e99", "#b8430f", "#15803d", "#7c3aed"]
@@ -54,7 +51,7 @@ STYLE = """
 }
 @keyframes ring-all { 0%, 100% { opacity: 0 } 2%, 98% { opacity: 1 } }
 """
-# A drawing that is used several times has its own style: rules for what is around do not reach it.
+# Its own style: the rules above do not reach a drawing that is used several times.
 SUM = "fill: #fff; font: 600 14px system-ui, sans-serif; text-anchor: middle"
 
 
@@ -68,7 +65,7 @@ def length() -> float:
 
 
 def begins(step: int) -> float:
-    """Seconds at which a step begins; the number of steps stands for the end of the last one."""
+    """Seconds at which a step begins; for the number of steps, at which the last one ends."""
     return START + STEP * step
 
 
@@ -80,7 +77,7 @@ def shown(name: str, begin: float, end: float) -> str:
 
 
 def moved(name: str, step: int, by: tuple[int, int]) -> str:
-    """The keyframes of a message: it appears at its sender, moves, and disappears on arrival."""
+    """The keyframes of a message: it appears at its sender, moves, arrives and disappears."""
     first, last = (begins(step) + each for each in FLIGHT)
     there = f"translate({by[0]}px, {by[1]}px)"
     return (
@@ -98,7 +95,7 @@ def name_of(mask: frozenset[int]) -> str:
 
 
 def stripes(mask: frozenset[int]) -> str:
-    """A chunk: a stripe for each rank whose data is in it, and the word sum if it is complete."""
+    """A chunk: a stripe for each rank whose data is in it, and a word if it is complete."""
     width, height = CHUNK
     wide = width / len(mask)
     drawn = "".join(
@@ -203,7 +200,8 @@ def draw() -> str:
     wide, high = right + BOX[0], low + BOX[1]
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" class="ring">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" '
+            'class="ring">',
             f"<style>{style}",
             *frames.values(),
             "</style>",

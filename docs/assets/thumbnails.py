@@ -2,8 +2,9 @@
 
     python docs/assets/thumbnails.py
 
-A card is about 290 pixels wide, so each picture shows one idea and few words. The numbers come
-from the programs of the book. Pictures in `SCHEMATIC` explain an idea and have no numbers.
+A card is about 290 pixels wide, so each picture shows one idea and few words. Every number, bar
+and curve comes from a program of the book. The other pictures are schematic: they explain an
+idea and measure nothing.
 """
 
 import math
@@ -596,8 +597,6 @@ CHAPTERS = [
     tools,
     clusters,
 ]
-SCHEMATIC = [strategies, ddp, model_parallelism, gpu_computing, memory_of_a_step, inference]
-SCHEMATIC += [masks, tools, clusters]
 
 
 def drawings() -> dict[str, str]:
