@@ -103,6 +103,7 @@ def main() -> None:
             print(f"attempt {attempt}: {len(survivors)} of {n} processes are from before")
             assert not survivors
 
+    # --8<-- [start:train]
     for step in range(done + 1, STEPS + 1):
         if attempt == 0 and step == DIE_AT:
             dist.barrier()  # only to make every transcript the same
@@ -119,6 +120,7 @@ def main() -> None:
                 save(step, model, optimizer, processes)
             text = f"attempt {attempt}: step {step}"
             print(text + (", snapshot saved" if saved else ""), flush=True)
+    # --8<-- [end:train]
 
     # the reference: one process does all steps, and nothing fails
     alone, optimizer = make_training(device)
