@@ -42,18 +42,22 @@ PRINTED = 1 << 30  # bytes
 EVENTS = 200_000  # reports to the checker; a collective is two
 
 HINTS = {
-    "memory": "Look for a list that grows in a loop, or a size that is wrong: what all ranks "
-    "hold together must fit into half of this machine's memory.",
-    "processes": "Look for a fork, a Popen or a Thread in a loop. A forked process runs what "
-    "stands behind the fork as well.",
-    "disk": "Look for a file that is written in a loop which never ends.",
-    "output": "Look for a print in a loop which never ends.",
-    "changes": "Your code may write into its current folder, which is a new one. The book and "
-    "your own file stay as they are, and folders outside the temporary one are not removed.",
-    "solution": "The grade is for what you wrote. Read the finished program as often as you "
-    "like, then write the step in your own file.",
-    "report": "Does your file change something of the checker? If not, the checker has a "
-    "mistake: please report it, with your file.",
+    "memory": "Your code uses too much memory: all ranks together may use half of the memory "
+    "of this machine. Look for a list that grows in a loop, or for a size that is wrong.",
+    "processes": "Your code starts too many processes or threads. Look for a fork, a Popen or "
+    "a Thread in a loop. A forked process also runs the code that follows the fork.",
+    "disk": "Your code writes too much to the disk. Look for a loop that writes to a file and "
+    "never ends.",
+    "output": "Your code prints too much. Look for a loop that prints and never ends.",
+    "changes": "Your code tries to change files that it must not change. It may write to its "
+    "current folder, which is a new one, but not to the book or to your own file. It may "
+    "remove folders only inside the temporary folder.",
+    "solution": "Your code uses the finished program, but the grade is for what you wrote. "
+    "Read the finished program as often as you like, and then write the step in your own "
+    "file.",
+    "report": "The checker cannot judge what the ranks reported. If your file changes "
+    "something of the checker, remove that. If it does not, the checker has a mistake: please "
+    "report it, and attach your file.",
 }
 REFUSED = {  # what `guard` says: the hint
     "the checker lets your code change nothing here": "changes",

@@ -63,25 +63,30 @@ KEPT_OF_COMMAND = 16 << 20  # bytes of what a command prints, its last
 LINUX = sys.platform == "linux"
 
 HINTS = {
-    "missing": "Keep the names and arguments of the starter: the checker calls them. "
-    "`python labs/start.py` in another folder gives you a fresh copy to compare with.",
-    "import": "The checker imports your file. Code that must not run then belongs into a "
-    'function or under if __name__ == "__main__":.',
-    "syntax": "Python cannot read the file: fix the line it names, or the one before it.",
-    "crash": "Add --output to see the whole traceback, or run the file by the command that its "
-    "top names.",
-    "exit": "A step must return. To end one rank leaves all others waiting in their next "
-    "collective.",
-    "killed": "The process ended without a Python error: os._exit, a signal, lack of memory.",
-    "some_ranks": "A collective is called by all ranks or by none. Look for one that stands "
-    "under an `if` that depends on the rank, or for loops of different length.",
-    "order": "Collectives are matched by the order of calls, not by name. Let every rank "
-    "call them in one order, whatever order its data is ready in.",
-    "own_source": "Every rank names itself as the source, so that everybody sends and nobody "
-    "receives. `src` must be the same number on all ranks.",
-    "endless": "No rank waits for another: look for a loop that never ends, or a long sleep.",
-    "recursion": "The function calls itself without end. Did you mean the method of the base "
-    "class, or the function of torch, that has the same name?",
+    "missing": "A name or an argument does not fit, so a call fails. Keep the names and "
+    "arguments of the starter, because the checker uses them. `python labs/start.py` in "
+    "another folder creates a fresh copy, with which you can compare yours.",
+    "import": "The checker imports your file, and the import fails. Put code that must not "
+    'run during the import into a function, or under if __name__ == "__main__":.',
+    "syntax": "Python cannot read the file. Fix the line that is named above, or the line "
+    "before it.",
+    "crash": "Your code raised an error. Add --output to see the whole traceback, or run the "
+    "file with the command at its top.",
+    "exit": "Your code ends the process, so the next collective of the other ranks never "
+    "completes. Remove this call, and let the function return.",
+    "killed": "The process ended without a Python error. Look for os._exit, for a signal, or "
+    "for a lack of memory.",
+    "some_ranks": "A collective must be called by all ranks or by none. Look for a collective "
+    "under an `if` that depends on the rank, or for loops that have different lengths on "
+    "different ranks.",
+    "order": "Collectives are matched by the order of the calls, and not by a name. Let every "
+    "rank call them in the same order, even if its data becomes ready in a different order.",
+    "own_source": "Every rank names itself as the source, so all ranks send and no rank "
+    "receives. Pass the same rank number as `src` on all ranks.",
+    "endless": "The step does not end, although no rank waits for another rank. Look for a "
+    "loop that never ends, or for a long sleep.",
+    "recursion": "The function calls itself without end. Perhaps you wanted to call the "
+    "method of the base class, or the function of torch, that has the same name.",
     **limits.HINTS,
 }
 
@@ -995,10 +1000,10 @@ def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
             callers = [r for r, call in enumerate(here) if call is not None]
             name, numel, _ = here[callers[0]]
             names = ", ".join(map(str, callers))
-            what = f"only rank {names} of {group.world} called {name} of {numel} numbers"
+            what = f"only rank {names} of {group.world} called {name} with {numel} elements"
             raise Wrong(what, "some_ranks")
-        calls = [f"rank {r} {c[0]} of {c[1]} numbers {c[2]}" for r, c in enumerate(here)]
-        what = f"call {place + 1} differs: {', '.join(map(str.strip, calls))}"
+        calls = [f"rank {r}: {c[0]}, {c[1]} elements {c[2]}" for r, c in enumerate(here)]
+        what = f"collective {place + 1} differs: {'; '.join(map(str.strip, calls))}"
         if len({call[:2] for call in here}) == 1 and here[0][0] == "broadcast":
             raise Wrong(what, "own_source")
         raise Wrong(what, step.order_hint)

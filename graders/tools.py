@@ -280,10 +280,11 @@ def judge_devices(
     ask("cpu" not in enough, what, "no_accelerator")
     hint = "device_index" if any(":" in name for name in enough) else no_index
     right = enough == [f"cuda:{rank}" for rank in range(world)]
-    ask(right, f"on the second machine of two, {devices}", hint)
-    yield "on a GPU machine every rank would take its own GPU"
+    ask(right, f"on the second of two machines, {devices}", hint)
+    yield "on a machine with enough GPUs, every rank uses its own GPU"
     for number, names in zip(numbers[1:], few, strict=True):
-        what = f"with {number} for {world} ranks, the devices are {', '.join(names)}"
+        count = f"{number} accelerator{'s' * (number != 1)}"
+        what = f"with {count} for {world} ranks, the devices are {', '.join(names)}"
         ask(names == ["cpu"] * world, what, "shared_device")
 
 

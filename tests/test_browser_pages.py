@@ -91,6 +91,14 @@ def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str
     page.close()
 
 
+def test_a_step_of_a_lab_keeps_its_older_addresses(browser: Browser, address: str) -> None:
+    """The title of step 7 has changed, and links with the older title lead to the step."""
+    page = browser.new_page()
+    page.goto(f"{address}labs/lab02_ddp/#step-7-accumulate-and-be-silent-meanwhile")
+    page.wait_for_url("**/#step-7-accumulate-gradients-without-communication")
+    page.close()
+
+
 @pytest.mark.parametrize(
     "place",
     ["03_model_parallelism", "11_references", "tracks/distributed_core", "what_ran_where"],

@@ -127,7 +127,7 @@ def test_reference_passes_every_step(lab: str, tmp_path: Path) -> None:
 
 ENDS = {
     "lab01": "wrong\n  nothing",
-    "lab02": "one process, naive, hooks, buckets, torch: one model",
+    "lab02": "all versions reach the parameters of a single process",
     "lab03": "the losses are those of one process",
     "lab04": "three precisions, one loss",
     "lab05": "all stages, offload and FSDP2 are one process",
@@ -230,7 +230,7 @@ def test_lab08_ends_with_one_sentence(wrong: str | None, sentence: str, tmp_path
 def test_lab_without_torchrun_says_how_to_start_it(tmp_path: Path) -> None:
     done = run("python", REFERENCE, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "start me with: torchrun --nproc-per-node=2 lab02_ddp.py\n"
+    assert done.stderr == "start this lab with: torchrun --nproc-per-node=2 lab02_ddp.py\n"
 
 
 @pytest.fixture
@@ -244,9 +244,9 @@ def test_starter_runs_to_the_first_blank_and_names_it(starter: Path, tmp_path: P
     torchrun = ["torchrun", "--nproc-per-node=2"]
     done = run(*torchrun, starter, cwd=tmp_path)
     assert done.returncode != 0
-    truth, blank = done.stdout.splitlines()
-    assert truth.startswith("the truth: one process")
-    line = re.fullmatch(r"lab02_ddp\.py, line (\d+), a blank: step 1: init .*", blank)
+    reference, blank = done.stdout.splitlines()
+    assert reference.startswith("reference: a single process")
+    line = re.fullmatch(r"lab02_ddp\.py, line (\d+), a blank: step 1: join .*", blank)
     assert line, blank
     assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
 
@@ -326,7 +326,8 @@ def test_start_does_not_overwrite(starter: Path, tmp_path: Path) -> None:
 
 def test_start_lists_the_labs_and_refuses_other_numbers(tmp_path: Path) -> None:
     listed = run("python", LABS / "start.py", cwd=tmp_path)
-    assert re.search("^02 +Lab 02: DDP from scratch, then torch's$", listed.stdout, re.M)
+    title = "Lab 02: build DDP from scratch, then use PyTorch's DDP"
+    assert re.search(f"^02 +{title}$", listed.stdout, re.M)
     for wrong in ("99", "two", "-1", ""):
         done = run("python", LABS / "start.py", wrong, cwd=tmp_path)
         assert done.returncode == 1

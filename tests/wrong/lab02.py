@@ -1,4 +1,7 @@
-"""Wrong answers to labs/lab02_ddp.py."""
+"""Wrong answers to labs/lab02_ddp.py, each with the hint that it must get.
+
+An entry without a hint is a right answer that is written in a different way.
+"""
 
 # fmt: off
 from wrong import Body, Table
@@ -39,6 +42,8 @@ wrong("shard_overlaps", step=2, hint="overlap", old=Body("shard"), new="""
     share = -(-length // world)
     return order[rank : rank + share]
 """)
+wrong("shard_invents_indices", step=2, hint="no_such_index",
+      old="order += order[:missing]", new="order += range(length, length + missing)")
 wrong("shard_own_seed", step=2, hint="overlap",
       old="generator = torch.Generator().manual_seed(epoch)",
       new="generator = torch.Generator().manual_seed(epoch + rank)")
@@ -227,7 +232,13 @@ wrong("buckets_when_ready", step=6, hint="launch_order",
 
 # step 7
 
-wrong("accumulate_always_sends", step=7, hint="no_sync_sends", old=Body("accumulate"), new="""
+wrong("accumulate_all_silent", step=7, hint="not_reenabled", old=Body("accumulate"), new="""
+    with ddp.no_sync():
+        for micro_batch in micro_batches:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("accumulate_always_sends", step=7, hint="no_sync_unused", old=Body("accumulate"), new="""
     for micro_batch in micro_batches:
         (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
         ddp.finish()
@@ -272,11 +283,16 @@ wrong("no_sync_ends_the_outer", step=7, hint="nested",
 
 # step 8
 
-wrong("torch_all_silent", step=8, hint="not_reenabled",
+wrong("torch_all_silent", step=8, hint="all_silent",
       old=Body("accumulate_with_torch"), new="""
     with ddp.no_sync():
         for micro_batch in micro_batches:
             (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+""")
+wrong("torch_always_sends", step=8, hint="forward_outside",
+      old=Body("accumulate_with_torch"), new="""
+    for micro_batch in micro_batches:
+        (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
 """)
 wrong("torch_forward_outside", step=8, hint="forward_outside",
       old=Body("accumulate_with_torch"), new="""
