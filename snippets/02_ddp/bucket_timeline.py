@@ -44,14 +44,14 @@ def end_of_step(all_reduce_ms: int) -> int:
 
 
 def at(ms: float) -> float:
-    return LEFT + SCALE * ms
+    return round(LEFT + SCALE * ms)
 
 
 def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
-    return f'<text x="{x:.0f}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
+    return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
-def box(start: float, end: float, y: int, height: int, words: str, colour: str) -> str:
+def span(start: float, end: float, y: int, height: int, words: str, colour: str) -> str:
     """A box from one time to another, in milliseconds."""
     frame = (
         f'<rect x="{at(start):.0f}" y="{y}" width="{SCALE * (end - start):.0f}" '
@@ -82,16 +82,16 @@ def draw(full: list[int], sent: list[tuple[int, int]]) -> str:
     for number in range(LAYERS):
         start = number * BACKWARD_MS
         layer = LAYERS - number
-        parts.append(box(start, start + BACKWARD_MS, 16, 38, f"layer {layer}", BLUE))
+        parts.append(span(start, start + BACKWARD_MS, 16, 38, f"layer {layer}", BLUE))
         parts.append(arrow(at(start + BACKWARD_MS / 2), 56, 106))
         parts.append(caption(at(start + BACKWARD_MS / 2), 130, f"grad {layer}", GREEN))
     for number, (filled, (begin, end)) in enumerate(zip(full, sent, strict=True)):
-        parts.append(box(filled - PER_BUCKET * BACKWARD_MS, filled, 109, 38, "", GREEN))
+        parts.append(span(filled - PER_BUCKET * BACKWARD_MS, filled, 109, 38, "", GREEN))
         parts.append(arrow(at(begin) + 10, 148, 198))
         parts.append(caption(at(begin) + 16, 175, "full", MUTED, "start"))
-        parts.append(box(begin, end, 201, 38, f"bucket {number}", ORANGE))
+        parts.append(span(begin, end, 201, 38, f"bucket {number}", ORANGE))
         waits = ends + number * ALL_REDUCE_MS
-        parts.append(box(waits, waits + ALL_REDUCE_MS, 274, 28, f"bucket {number}", MUTED))
+        parts.append(span(waits, waits + ALL_REDUCE_MS, 274, 28, f"bucket {number}", MUTED))
     parts += [
         f'<path d="M{at(ends):.0f} 8 V312" stroke="{MUTED}" stroke-dasharray="4 4"/>',
         caption(at(ends) + 8, 40, "backward has ended", MUTED, "start"),

@@ -21,7 +21,7 @@ BOXES = [  # text, left edge, width, colour
 
 
 def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
-    return f'<text x="{x:.0f}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
+    return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, words: str, colour: str) -> str:
