@@ -33,7 +33,7 @@ from graders import machine
 KEPT_VARIABLES = re.compile(
     r"^(HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|LD_LIBRARY_PATH|CUDA_HOME|CUDA_PATH|"
     r"NVIDIA_\w+|XDG_\w+|SSL_CERT_\w+|"
-    r"ATEN_CPU_CAPABILITY|ONEDNN_MAX_CPU_ISA)$"  # to play an older processor
+    r"ATEN_CPU_CAPABILITY)$"  # torch then uses no newer instructions than this names
 )
 LONGEST_OUTPUT = 1 << 20  # bytes kept of stdout and of stderr
 GRACE = 2.0  # seconds asleep after which a helper has outlived its command

@@ -144,7 +144,7 @@ class Launcher:
         arguments = (words, str(folder), env, str(out), str(err), read_by)
         process = self._context.Process(target=_become, args=arguments)
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-        early = "TORCHINDUCTOR_", "ATEN_CPU_", "ONEDNN_MAX_"  # read before a command starts
+        early = "TORCHINDUCTOR_", "ATEN_CPU_"  # read before a command starts
         of_server = {k: v for k, v in env.items() if k.startswith(early)}
         of_server |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         of_server["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the core to others
