@@ -105,6 +105,17 @@ def test_a_callout_marks_the_line_that_it_quotes(book: Book) -> None:
         embedded.check_callouts(path, book.root)
 
 
+def test_a_folded_program_takes_no_time_to_read() -> None:
+    text = "# Title\n\nSome words.\n"
+    block = (
+        '\n??? example "The whole class"\n\n    ```python\n    x = 1\n    ```\n\nMore words.\n'
+    )
+    minutes = facts.reading_minutes(page.parse(text + "\nMore words.\n"))
+    assert facts.reading_minutes(page.parse(text + block)) == minutes
+    opened = block.replace("??? example", "??? question")
+    assert facts.reading_minutes(page.parse(text + opened)) > minutes
+
+
 def test_the_usual_machine_is_named_once(book: Book) -> None:
     for name in ("p", "q", "r"):
         book.program(name, "print(1)\n", "$ python p.py\n1\n")
