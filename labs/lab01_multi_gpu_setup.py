@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 01: the cluster doctor
+# # Lab 01: Check a multi-GPU cluster
 #
 # A training job that hangs says nothing: somewhere a name does not resolve, a port is taken, a
 # rank never started, a cable runs at a tenth of its speed. In this lab you write the program

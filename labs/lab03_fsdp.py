@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 03: a model that does not fit
+# # Lab 03: Shard a model with ZeRO and FSDP
 #
 # You get a model, Adam, and a limit: 8.5 MiB of memory for each rank. Replicated, as DDP keeps
 # it, the model needs 13.7 MiB on every rank, however many ranks there are, and training ends

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 04: mixed precision
+# # Lab 04: Mixed precision
 #
 # A 16-bit number takes half the memory of a 32-bit one and half the time on a wire, and tensor
 # cores multiply it many times faster than other units multiply fp32. What it loses is range

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 05: ZeRO by configuration
+# # Lab 05: ZeRO with DeepSpeed
 #
 # DeepSpeed takes a model, an optimizer and a configuration, and returns an **engine**, which
 # owns backward, the step, accumulation and clipping. What is sharded is one number in the

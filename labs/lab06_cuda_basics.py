@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 06: write kernels
+# # Lab 06: Write CUDA and Triton kernels
 #
 # A GPU runs your function a hundred thousand times at once, and leaves to you who does what. In
 # this lab you write eight kernels: seven in CUDA C++, one in Triton. With each you meet one

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 07: a training script on the GPU, kept busy
+# # Lab 07: Keep the GPU busy
 #
 # A script that trains on the CPU runs on a GPU after three lines are changed, and then the GPU
 # is often idle most of the time: it waits for a batch, for a copy, for Python, or stands still

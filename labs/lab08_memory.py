@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 08: out of memory
+# # Lab 08: Fix out-of-memory errors
 #
 # A step of training needs more than the model: gradients, optimizer states, what autograd keeps
 # for backward, and temporaries. When their sum passes what the device has, PyTorch says *out of

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 09: more than one machine
+# # Lab 09: Multi-node training
 #
 # Between two GPUs joined by NVLink lie hundreds of GB/s; between two nodes, about a tenth.
 # Everything that is new about several machines follows from that drop: who starts the ranks and
@@ -735,5 +735,5 @@ if LAUNCHES:
 #   after how long, and what does `--rdzv-conf=last_call_timeout=5` change? Then read
 #   [how a job goes on without a node](../clusters/failures.md#timed-out-a-node-is-cut-off).
 # - The same commands under Slurm: `--node-rank=$SLURM_NODEID`, and the first name of
-#   `scontrol show hostnames` for the master. [From one machine to
-#   many](../clusters/from_one_to_many.md) has the whole script, and the other engines.
+#   `scontrol show hostnames` for the master. [Multi-node
+#   launch](../clusters/from_one_to_many.md) has the whole script, and the other engines.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 10: split a transformer
+# # Lab 10: Tensor and pipeline parallelism
 #
 # When a model no longer fits on one GPU, or one GPU is too slow for it, there are two ways to
 # cut it. **Tensor parallelism** cuts every matrix, so that all ranks work on every layer.

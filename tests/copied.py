@@ -198,7 +198,7 @@ WAYS = {
     "ZeRO2": zero2,
     "MiniFSDP": mini_fsdp,
 }
-NONE = "no gradient in this backward for"
+NONE = "no gradient in this backward( pass)? for"
 REFUSED = {(name, "no gradient"): NONE for name in WAYS if name != "MiniFSDP"}
 REFUSED |= {(name, "sparse"): ".*(sparse|storage)" for name in [*WAYS][3:]}  # by torch
 

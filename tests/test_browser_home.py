@@ -1,4 +1,4 @@
-"""The home page: short, true in its counts, and usable by keyboard, on a phone, without scripts."""
+"""The home page: light, true in its counts, and usable by keyboard, on a phone, without scripts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,24 @@ from book.core import BookError
 from book.site.facts import with_counts
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from types import ModuleType
 
+    from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["README.md", *SITE]
+
+
+ASSETS = ROOT / "docs/assets"
+WEIGHT = 300_000  # bytes that the page loads, without those of the theme
+
+
+def module(name: str) -> ModuleType:
+    """A program of docs/assets/, which draws what the page shows."""
+    spec = importlib.util.spec_from_file_location(name, ASSETS / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def article(site: Path) -> str:
@@ -32,7 +45,7 @@ def article(site: Path) -> str:
 def test_counts_are_those_of_the_repository(built_site: Path) -> None:
     words = article(built_site)
     hidden = [p for p in (ROOT / "snippets").rglob("*.cpu.txt") if not p.name.startswith(".")]
-    assert f" {len(hidden):,} programs run on a CPU" in words
+    assert f" {len(hidden):,} programs that run on a CPU" in words
     every = [
         path
         for folder in ("snippets", "labs", "assessment")
@@ -41,8 +54,8 @@ def test_counts_are_those_of_the_repository(built_site: Path) -> None:
         if not path.name.startswith(".")
     ]
     assert f" {len(every):,} transcripts" in words
-    assert f" {len(list((ROOT / 'labs').glob('lab??_*.py')))} labs run whole" in words
-    assert int(re.search(r"(\d+) of them, each made to happen by a program", words)[1]) > 50
+    assert f" {len(list((ROOT / 'labs').glob('lab??_*.py')))} labs as they are" in words
+    assert int(re.search(r"(\d+) failures are reproduced, each by a program", words)[1]) > 50
     assert "{{" not in words
 
 
@@ -54,19 +67,14 @@ def test_no_count_is_typed() -> None:
         assert not re.findall(number + what, (ROOT / name).read_text("utf-8"), re.I), name
 
 
-def test_every_chapter_lab_and_track_is_linked() -> None:
-    """What is added to the navigation is on the home page too; of other parts one page is."""
+def test_every_page_of_the_book_is_linked() -> None:
+    """What is added to the navigation is on the home page too."""
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
     home = (ROOT / "docs/index.md").read_text("utf-8")
-    sections = re.split(r"^ +- (.+):$", nav, flags=re.M)[1:]
-    assert len(sections) > 2 * 14
-    for name, entries in zip(sections[::2], sections[1::2], strict=True):
-        pages = re.findall(r": (\S+\.(?:md|py))$", entries, re.M)
-        linked = [page for page in pages if f"]({page})" in home]
-        every = name in ("Tracks", "Labs") or re.match(r"\d\d |Chapters", name)
-        assert (linked == pages) if every else (linked or not pages), (
-            f"{name}: {set(pages) - set(linked)}"
-        )
+    pages = re.findall(r": (\S+\.(?:md|py))$", nav, re.M)
+    assert len(pages) > 80
+    missing = {page for page in pages if f"]({page})" not in home} - {"index.md"}
+    assert not missing, missing
 
 
 def test_what_nothing_counts_stops_the_build() -> None:
@@ -75,59 +83,138 @@ def test_what_nothing_counts_stops_the_build() -> None:
         with_counts("{{ stars }} stars", ROOT)
 
 
-def test_the_page_is_short(browser: Browser, address: str) -> None:
-    """One screen and a half at a desk, without the frame around it."""
+def test_the_page_is_short_and_light(browser: Browser, address: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
+    loaded: dict[str, int] = {}
+    page.on("response", lambda answer: loaded.update({answer.url: len(answer.body())}))
     page.goto(address, wait_until="networkidle")
-    assert page.evaluate("document.querySelector('article').offsetHeight") < 1700
-    page.close()
-
-
-@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
-def test_the_first_screen_has_the_loop_of_the_book(
-    browser: Browser, address: str, width: int, height: int
-) -> None:
-    """What it is, one picture, and a claim, its program, what that printed and counted."""
-    page = browser.new_page(viewport={"width": width, "height": height})
-    page.goto(address, wait_until="networkidle")
-    for part in (".home-lead", ".home-picture img", ".home-loop pre"):
-        box = page.locator(part).last.bounding_box()
-        assert box["y"] + box["height"] <= height, part
-    program, printed, counted = page.locator(".home-loop pre").all_inner_texts()
-    assert program.startswith("# reduce-scatter") and "# all-gather" in program
-    assert printed.startswith("$ torchrun") and "equal to dist.all_reduce" in printed
-    sent, theory = re.findall(r"\b(\d+) MiB", counted.splitlines()[0])
-    assert sent == theory
-    page.close()
-
-
-def test_the_picture_is_as_drawn_and_plays_once_where_motion_is_wanted(
-    browser: Browser, address: str
-) -> None:
-    path = ROOT / "docs/assets/home.py"
-    spec = importlib.util.spec_from_file_location("home", path)
-    home = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(home)
-    assert path.with_suffix(".svg").read_text("utf-8") == home.draw(), (
-        "python docs/assets/home.py"
-    )
-    motion_of = "getComputedStyle(document.querySelector('.s')).animationName"
-    for motion, expected in (("no-preference", "show"), ("reduce", "none")):
-        page = browser.new_page(viewport={"width": 390, "height": 200}, reduced_motion=motion)
-        page.goto(address, wait_until="networkidle")
-        picture = page.locator("img.plays")
-        assert picture.get_attribute("src").endswith("home.svg")  # it is not yet in view
+    assert page.evaluate("document.querySelector('article').offsetHeight") < 3300
+    for picture in page.locator(".home-cards img").all():  # they load when they are needed
         picture.scroll_into_view_if_needed()
-        if motion == "reduce":  # what is seen is told within two frames
-            page.evaluate(
-                "new Promise(seen => requestAnimationFrame(() => requestAnimationFrame(seen)))"
-            )
-            assert picture.get_attribute("src").endswith("home.svg")
-        else:
-            page.wait_for_selector("img.plays[src$='?#play']")
-        page.goto(picture.evaluate("each => each.src").removesuffix("#play") + "#play")
-        assert page.evaluate(motion_of) == expected
-        page.close()
+    page.wait_for_load_state("networkidle")
+    assert sum("/assets/thumbnails/" in url for url in loaded) == 20
+    theme = re.compile(r"/assets/(javascripts|stylesheets)/")
+    weight = sum(size for url, size in loaded.items() if not theme.search(url))
+    assert weight < WEIGHT, loaded
+    page.close()
+
+
+FIRST_SCREEN = ["h1", ".home-promise .md-button", ".home-doors li"]
+BESIDE = [".home-animation .ring", ".home-pause", ".home-result pre"]
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "parts"),
+    [
+        (1280, 720, [*FIRST_SCREEN, *BESIDE]),
+        (1440, 900, [*FIRST_SCREEN, *BESIDE]),
+        (390, 844, FIRST_SCREEN),
+    ],
+)
+def test_the_first_screen(
+    browser: Browser, address: str, width: int, height: int, parts: list[str]
+) -> None:
+    """A promise, the four doors, and at a desk the animation and a result, too."""
+    page = browser.new_page(
+        viewport={"width": width, "height": height}, reduced_motion="no-preference"
+    )
+    page.goto(address, wait_until="networkidle")
+    for part in parts:
+        boxes = [each.bounding_box() for each in page.locator(part).all()]
+        assert len(boxes) == {".home-promise .md-button": 2, ".home-doors li": 4}.get(part, 1)
+        for box in boxes:
+            assert box["y"] >= 0 and box["y"] + box["height"] <= height, part
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width, part
+    assert "on your laptop" in page.locator("h1").inner_text()
+    doors = page.locator(".home-doors strong").all_inner_texts()
+    for door, word in zip(doors, ("hangs", "fit", "Teach", "interview"), strict=True):
+        assert word in door
+    if parts != FIRST_SCREEN:
+        ring = page.locator(".home-animation .ring").bounding_box()
+        assert ring["width"] * ring["height"] > 0.2 * width * height
+    printed = page.locator(".home-result pre").inner_text()
+    assert printed.startswith("$ torchrun") and "equal to dist.all_reduce" in printed
+    sent, theory = re.findall(r"\b(\d+) MiB", printed.splitlines()[2])
+    ranks, size = re.search(r"n = (\d+), S = (\d+) MiB", printed).groups()
+    assert sent == theory
+    assert int(sent) * int(ranks) == 2 * (int(ranks) - 1) * int(size)
+    page.close()
+
+
+def test_the_pictures_are_as_drawn() -> None:
+    drawn = module("home").draw()
+    assert (ASSETS / "home.svg").read_text("utf-8") == drawn, "python docs/assets/home.py"
+    folder = ASSETS / "thumbnails"
+    found = {path.name: path.read_text("utf-8") for path in folder.iterdir()}
+    assert found == module("thumbnails").drawings(), "python docs/assets/thumbnails.py"
+    home = (ROOT / "docs/index.md").read_text("utf-8")
+    for name in found:
+        assert len(re.findall(rf"!\[[^\]]{{40,}}\]\(assets/thumbnails/{name}\)", home)) == 1
+
+
+def visible(page: Page, seconds: float) -> list[str]:
+    """The words that the animation shows at a moment."""
+    page.evaluate(
+        """moment => {
+            for (const each of document.getAnimations()) each.pause()
+            for (const each of document.getAnimations()) each.currentTime = 1000 * moment
+        }""",
+        seconds,
+    )
+    return page.evaluate("""() => [...document.querySelectorAll(".ring > .all text")]
+        .filter(each => getComputedStyle(each.closest("g")).opacity > 0.5)
+        .map(each => each.textContent)""")
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_the_animation_says_what_it_shows(
+    browser: Browser, address: str, scripts: bool
+) -> None:
+    """Its labels name the ranks, the phase, the step and the bytes; it can be paused."""
+    home = module("home")
+    page = browser.new_page(
+        viewport={"width": 1280, "height": 720},
+        java_script_enabled=scripts,
+        reduced_motion="no-preference",
+    )
+    page.goto(address)
+    ring = page.locator("svg.ring")
+    assert ring.get_attribute("role") == "img"
+    assert "reduce-scatter" in ring.get_attribute("aria-label")
+    states = "() => document.getAnimations().map(each => each.playState)"
+    assert set(page.evaluate(states)) == {"running"}
+    pause = page.get_by_role("checkbox", name="Pause the animation")
+    pause.focus()
+    page.keyboard.press("Space")
+    assert set(page.evaluate(states)) == {"paused"}
+    page.keyboard.press("Space")
+    assert set(page.evaluate(states)) == {"running"}
+    assert 10 < home.length() < 30
+    for step in range(6):
+        words = visible(page, home.begins(step) + 1)
+        assert [f"rank {rank}" for rank in range(4)] == words[:4]
+        assert words[4] == ("reduce-scatter" if step < 3 else "all-gather")
+        assert words[5:] == [f"step {step % 3 + 1} of 3", f"each rank sent {3 * step} MiB"]
+    assert visible(page, home.length() - 1)[4:] == [
+        "each rank sent 18 MiB",
+        "all-reduce",
+        "of 12 MiB is done",
+    ]
+    sums = page.evaluate("""() => [...document.querySelectorAll(".ring .all > use")]
+        .filter(each => getComputedStyle(each).opacity === "1").map(each => each.href.baseVal)""")
+    assert sums == ["#ring-0123"] * 16
+    page.close()
+
+
+def test_a_reader_who_wants_no_motion_sees_the_middle(browser: Browser, address: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
+    page.goto(address, wait_until="networkidle")
+    assert page.evaluate("document.getAnimations().length") == 0
+    assert not page.locator(".home-pause").is_visible()
+    shown = page.evaluate("""() => [...document.querySelectorAll(".ring .all > use")]
+        .filter(each => getComputedStyle(each).opacity === "1").map(each => each.href.baseVal)""")
+    assert len(shown) == 16 and shown.count("#ring-0123") == 4
+    page.close()
 
 
 @pytest.mark.parametrize("scripts", [True, False])
@@ -139,7 +226,9 @@ def test_a_phone_has_all_of_it(browser: Browser, address: str, scripts: bool) ->
         for part in (
             ".home-lead",
             ".grid.cards li",
-            ".home-loop .transcript",
+            ".ring",
+            ".home-result .transcript",
+            ".home-cards img",
             ".home-columns",
         ):
             box = page.locator(part).first.bounding_box()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from book.core.page import read
+from book.core.page import expanded, read
 
 INPUTS = ["docs/11_tools.md", "docs/setup.md", "labs", "requirements", "snippets"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,11 +72,25 @@ def test_the_doctors_last_lines_are_those_of_its_transcript() -> None:
 def test_the_vision_package_is_named_alike_in_table_and_gallery() -> None:
     text = page("setup.md")
     table = dict(re.findall(r"^\| (2\.\d+) \|.*\| (0\.\d+) \|$", text, re.MULTILINE))
-    sentence = re.search(r"belongs to one torch: (.*?)\. ", text)[1]
-    assert table == {
-        torch: vision for vision, torch in re.findall(r"(0\.\d+) to (2\.\d+)", sentence)
-    }
+    sentence = re.search(r"belongs to one release of torch: (.*?)\. ", text)[1]
+    pairs = re.findall(r"(0\.\d+) (?:belongs )?to (2\.\d+)", sentence)
+    assert table == {torch: vision for vision, torch in pairs}
     assert len(table) == 4
+
+
+def test_the_first_lines_write_each_file_that_they_start(tmp_path: Path) -> None:
+    """A reader pastes the first two blocks into a terminal in an empty folder."""
+    install, first = [
+        expanded(fence, ROOT)
+        for fence in read(ROOT / "docs/setup.md").fences
+        if fence.language == "bash"
+    ][:2]
+    end = first.index("EOF") + 1
+    subprocess.run(["bash", "-c", "\n".join(first[:end])], cwd=tmp_path, check=True)
+    started = re.findall(r"\S+\.py\b", "\n".join([*install, *first[end:]]))
+    assert started == ["first_run.py", "first_run.py"]
+    written = (tmp_path / "first_run.py").read_text("utf-8")
+    assert written == (ROOT / "snippets/setup/first_run.py").read_text("utf-8")
 
 
 @pytest.mark.parametrize(("name", "rows"), [("11_tools.md", 16), ("setup.md", 4)])

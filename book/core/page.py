@@ -271,8 +271,9 @@ def expanded(fence: Fence, root: Path) -> list[str]:
         if number not in embeds:
             found.append(fence.inner(line))
             continue
-        if found:
-            found += [""] * (2 if fence.embeds[0].file.endswith(".py") else 1)
+        if number > fence.embeds[0].line:
+            apart = fence.embeds[0].file.endswith(".py") and "." not in embeds[number].part
+            found += [""] * (2 if apart else 1)  # methods are nearer to each other
         indent = fence.inner(embeds[number].indent)
         found += [indent + text if text else "" for text in resolve(embeds[number], root)]
     return found

@@ -202,7 +202,7 @@ class _Lines(Preprocessor):
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    html = theme.with_sizes(html, page, files)
+    html = theme.with_sizes(theme.with_drawings(html, page, files), page, files)
     config.extra["index"].add(page, html)
     return html
 

@@ -44,7 +44,7 @@ def laid_out(table: str) -> str:
         if kind := _kind(columns):
             kinds.append(kind)
             titles = _titles(columns)
-            texts = iter(each.cell > TEXT for each in columns)
+            texts = iter(max(each.cell, len(each.title)) > TEXT for each in columns)
             inside = re.sub(r"<th\b", lambda th: th[0] + ' class="text"' * next(texts, False), inside)
     begin = '<div class="md-typeset__scrollwrap"><div class="md-typeset__table">'
     return f'{begin}<table class="{" ".join(kinds)}"{titles}>{inside}</div></div>'

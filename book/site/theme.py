@@ -116,3 +116,19 @@ def with_sizes(html: str, page: Page, files: Files) -> str:
         return match[0].replace("<img ", f'<img loading="lazy" {size(drawing)} ', 1)
 
     return re.sub(r'<img [^>]*?src="([^"]+\.svg)"[^>]*>', sized, html)
+
+
+def with_drawings(html: str, page: Page, files: Files) -> str:
+    """Put each image of the class `drawing` into the page as SVG, under the image's alt text.
+
+    An SVG that is part of the page uses the page's colours, and a style sheet can pause it.
+    """
+
+    def drawn(match: re.Match[str]) -> str:
+        image = match[0]
+        place = urljoin(f"/{page.url}", re.search(r'src="([^"]+)"', image)[1]).lstrip("/")
+        alt = re.search(r'alt="([^"]*)"', image)[1]
+        drawing = Path(files.src_uris[place].abs_src_path).read_text("utf-8").strip()
+        return drawing.replace("<svg ", f'<svg role="img" aria-label="{alt}" ', 1)
+
+    return re.sub(r'<img [^>]*?class="drawing"[^>]*>', drawn, html)

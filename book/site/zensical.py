@@ -121,7 +121,8 @@ def finish(site: Path, files: Files, config: MkDocsConfig) -> None:
         path, page = Path(file.abs_dest_path), file.page
         html = path.read_text("utf-8")
         index.add(page, CONTENT.search(html)[0])
-        html = theme.fixed(theme.with_sizes(html, page, files), theme.FIXES)
+        html = theme.with_sizes(theme.with_drawings(html, page, files), page, files)
+        html = theme.fixed(html, theme.FIXES)
         path.write_text(html, "utf-8")
         plain.write(page)
     plain.write_map(config.extra["nav"], config)

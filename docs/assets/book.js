@@ -47,15 +47,6 @@ addEventListener("beforeprint", () => {
   for (const each of document.querySelectorAll("details")) each.classList.toggle("folded", !each.open)
 }, { capture: true })
 
-// A drawing that can play does so once, when it comes into view. An image is not told that its reader wants no motion.
-for (const image of document.querySelectorAll("img.plays")) {
-  new IntersectionObserver(([entry], observer) => {
-    if (!entry.isIntersecting || matchMedia("(prefers-reduced-motion: reduce)").matches) return
-    observer.disconnect()
-    image.src += "?#play" // another address: WebKit keeps the fragment with which it has loaded an image
-  }, { threshold: 0.7 }).observe(image)
-}
-
 // A reader may take the page along: the Markdown that lies beside it.
 const copies = document.querySelector(".copy-page")
 copies?.firstElementChild.addEventListener("click", async () => {

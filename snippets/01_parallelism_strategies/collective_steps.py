@@ -5,7 +5,8 @@ of messages. A step is over when its slowest message has come, after α + β·by
 that it takes: one inside a node, one between nodes. The program prints one case, with the
 other algorithms beside it. Without arguments it also plays every plan with sets in place of
 numbers, asserts what the definition of the collective says, and that the time is the
-formula's; and draws collective_steps.svg. The page "A collective at work" has the same numbers.
+formula's; and draws collective_steps.svg. The page "Collective algorithms,
+step by step" has the same numbers.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Gradient accumulation under DDP, with and without `no_sync`: all-reduces counted.
+"""Gradient accumulation with `no_sync` needs one all-reduce per step, with the same gradient.
 
-The first two ways give the gradient of one process with the big batch; they differ in how
-often the ranks communicate. Then three slips, none of which raises an error: one costs time,
-two cost the gradient.
+The first two functions give the gradient of one process with the big batch, and they differ in
+the number of all-reduces. The other three functions contain a mistake. None of the mistakes
+raises an error: one of them costs time, and two of them make the gradient wrong.
 """
 
 import os
@@ -44,20 +44,20 @@ def gradients(model: nn.Module) -> torch.Tensor:
 
 
 def synchronize_always(ddp: DDP, batches: list) -> None:
-    """Right, but every micro-batch waits for an all-reduce of the gradient so far."""
+    """Correct, but every micro-batch waits for an all-reduce of the gradients so far."""
     for x, y in batches:
         (F.mse_loss(ddp(x), y) / len(batches)).backward()
 
 
 def synchronize_last(ddp: DDP, batches: list) -> None:
-    """The usual way: forward and backward of all but the last inside no_sync."""
+    """Correct: forward and backward of all micro-batches but the last are in no_sync."""
     for number, (x, y) in enumerate(batches, 1):
         with nullcontext() if number == len(batches) else ddp.no_sync():
             (F.mse_loss(ddp(x), y) / len(batches)).backward()
 
 
 def forward_outside(ddp: DDP, batches: list) -> None:
-    """Slip: no_sync around backward alone. DDP decided in forward, and synchronizes."""
+    """Mistake: only backward is in no_sync. DDP decides in forward, so it synchronizes."""
     for number, (x, y) in enumerate(batches, 1):
         loss = F.mse_loss(ddp(x), y) / len(batches)
         with nullcontext() if number == len(batches) else ddp.no_sync():
@@ -65,14 +65,14 @@ def forward_outside(ddp: DDP, batches: list) -> None:
 
 
 def never_synchronize(ddp: DDP, batches: list) -> None:
-    """Slip: the last micro-batch is inside no_sync too. Each rank keeps its own gradient."""
+    """Mistake: the last micro-batch is in no_sync too, so each rank keeps its own gradient."""
     with ddp.no_sync():
         for x, y in batches:
             (F.mse_loss(ddp(x), y) / len(batches)).backward()
 
 
 def forget_to_divide(ddp: DDP, batches: list) -> None:
-    """Slip: a sum of means, as if the learning rate were larger by the number of batches."""
+    """Mistake: a sum of means. It acts like a learning rate that is several times larger."""
     for number, (x, y) in enumerate(batches, 1):
         with nullcontext() if number == len(batches) else ddp.no_sync():
             F.mse_loss(ddp(x), y).backward()
@@ -81,7 +81,7 @@ def forget_to_divide(ddp: DDP, batches: list) -> None:
 def counting_hook(
     buckets: list[int], bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Do what DDP does without a hook, and note each bucket: one all-reduce per bucket."""
+    """Do what DDP does without a hook, and record each bucket: one all-reduce per bucket."""
     buckets.append(bucket.index())
     return allreduce_hook(None, bucket)
 

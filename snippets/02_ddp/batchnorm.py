@@ -1,8 +1,8 @@
-"""Batch normalization under DDP: per-rank statistics, and a synchronized layer from scratch.
+"""BatchNorm under DDP differs from one process; a synchronized layer from scratch fixes this.
 
-BatchNorm normalizes with the statistics of the rank's own shard, so DDP no longer computes what
-one process computes. Summing three small tensors over the ranks, differentiably, fixes it.
-Look also for which rank's running statistics survive.
+BatchNorm normalizes with the statistics of the rank's own shard, so DDP no longer computes
+what one process computes. The fix sums three small tensors over the ranks, and gradients flow
+through this sum. Look also at the running statistics: only those of rank 0 survive.
 """
 
 import os
@@ -47,7 +47,7 @@ class SumOverRanks(torch.autograd.Function):
 
 
 class SynchronizedBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over every rank's rows. Input and output: [rows of this rank, channels]."""
+    """BatchNorm over the rows of all ranks. Input and output: [rows of this rank, channels]."""
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(channels, eps, momentum)
@@ -58,13 +58,14 @@ class SynchronizedBatchNorm(nn.BatchNorm1d):
         if not self.training:
             return super().forward(x)
         dtype, x = x.dtype, x.to(self.weight.dtype)  # under autocast the sums stay in fp32
-        # one all-reduce of 2 * channels + 1 numbers; ranks may hold different numbers of rows
+        # one all-reduce of 2 * channels + 1 numbers; the ranks may have different row counts
         count = x.new_tensor([x.shape[0]])
         sums = SumOverRanks.apply(torch.cat([x.sum(0), x.square().sum(0), count]))
         total, total_square, count = sums.split([x.shape[1], x.shape[1], 1])
         mean = total / count
-        # E[x²] - E[x]² loses digits where |mean| is far above the deviation; torch's layer
-        # gathers each rank's mean, 1/deviation and count, and merges those
+        # E[x²] - E[x]² loses digits if |mean| is much larger than the standard deviation.
+        # torch's layer gathers mean, 1/deviation and count of each rank instead, and merges
+        # them.
         variance = total_square / count - mean.square()
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
@@ -108,7 +109,7 @@ def main() -> None:
     ]
     mine = [(x.tensor_split(n)[rank], y.tensor_split(n)[rank]) for x, y in whole]
 
-    # the truth: one process, the whole batch
+    # the reference: one process with the whole batch
     alone = make_model(nn.BatchNorm1d, device)
     expected = train(alone, whole, rows).tensor_split(n)[rank]
     gradients = [parameter.grad for parameter in alone.parameters()]
@@ -128,7 +129,7 @@ def main() -> None:
         torch.testing.assert_close(train(model, mine, rows), expected)
         torch.testing.assert_close([p.grad for p in model.parameters()], gradients)
         torch.testing.assert_close(list(model.module[1].buffers()), statistics)
-        # in eval mode the running statistics serve, whatever is in the batch
+        # in eval mode the running statistics are used, whatever the batch contains
         torch.testing.assert_close(model.eval()(mine[0][0]), alone(mine[0][0]))
         report("  output, gradients and running statistics equal to one process")
 
@@ -139,16 +140,16 @@ def main() -> None:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(make_model(nn.BatchNorm1d, device))
     try:
         check(DDP(model))
-    except ValueError as error:  # what it says on a CPU
+    except ValueError as error:  # on a CPU
         report(f"  ValueError: {error}")
 
-    # Whose running statistics survive? Back to the plain layer after its last step.
+    # Which running statistics survive? Look at the plain layer again, after its last step.
     means = [torch.empty_like(plain.module[1].running_mean) for _ in range(n)]
     dist.all_gather(means, plain.module[1].running_mean)
     equal = [torch.equal(mean, means[0]) for mean in means]
     report(f"BatchNorm1d after the last step: running_mean equal to rank 0's, by rank: {equal}")
     plain.eval()
-    plain(mine[0][0])  # begins with a broadcast of rank 0's buffers, in eval mode too
+    plain(mine[0][0])  # forward starts with a broadcast of rank 0's buffers, in eval mode too
     torch.testing.assert_close(plain.module[1].running_mean, means[0], rtol=0, atol=0)
     report("after one more forward: every rank has rank 0's, which saw only rank 0's shards")
 

@@ -1,19 +1,22 @@
-"""Step time against bucket size: small buckets pay latency, one large bucket cannot overlap.
+"""Step time against bucket size: small buckets pay latency, and a single one cannot overlap.
 
-An all-reduce of s bytes takes α + β·s. Gradients of S bytes in K buckets cost the link
-K·α + β·S: α asks for few buckets. But a bucket starts only when its last gradient is ready, and
-the last bucket starts when backward has ended, so α + β·S/K stays exposed: β asks for many.
-Between them lies the minimum, and it is flat.
+An all-reduce of s bytes takes α + β·s seconds. If S bytes of gradients are divided into K
+buckets, the link is busy for K·α + β·S seconds, so α demands few buckets. But a bucket can
+start only when its last gradient is ready. The last bucket starts when backward has ended, so α
++ β·S/K seconds stay exposed, and β demands many buckets. The fastest size is in between.
 
-The program fits α and β on all-reduces of a few sizes, times the gradients of one backward
-without communication, and predicts the step from these alone, bucket i being full at r_i:
+The program measures all-reduces of a few sizes and fits α and β. It also measures when each
+gradient is ready in a backward pass without communication. From these numbers alone it predicts
+the time of a step. If bucket i is full at r_i, then
 
     T = max over i of (r_i + c_i + c_(i+1) + … ),  c_i = α + β·s_i
 
-Then it measures; the fastest of a few rounds counts, since whatever else the machine does only
-adds. As two cores have no network, the link is emulated: the thread which does the
-real all-reduce sleeps until latency + bytes / bandwidth of a 1 Gbit/s Ethernet have passed. CPU
-only, as it reads the host's clock. Draws bucket_sweep.svg.
+Then it measures the steps. The fastest of a few rounds counts, because other work on the
+machine can only make a step slower. In the output, compare the last two columns.
+
+On two cores there is no network, so the link is emulated: after the real all-reduce, its thread
+sleeps until latency + bytes / bandwidth of a 1 Gbit/s Ethernet have passed. The program reads
+the clock of the host, so it runs on the CPU only. It draws bucket_sweep.svg.
 """
 
 import math
@@ -32,7 +35,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 
-LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second
+LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link, in seconds and bytes/s
 LAYERS, WIDTH, BATCH = 32, 192, 512
 CAPS_MB = [1 / 2048, 1 / 128, 1 / 4, 1 / 2, 1, 2, 4, 8]
 ROUNDS = 3
@@ -40,7 +43,7 @@ MIB = 2**20
 
 
 class Link(threading.Thread):
-    """All-reduces buckets one after the other, as slowly as the emulated link."""
+    """A thread that all-reduces one bucket after the other, at the speed of a slow link."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -53,7 +56,7 @@ class Link(threading.Thread):
             begin = time.perf_counter()
             dist.all_reduce(flat)
             n = dist.get_world_size()
-            sent = 2 * (n - 1) / n * flat.nbytes  # by each rank of a ring
+            sent = 2 * (n - 1) / n * flat.nbytes  # bytes from each rank of a ring
             time.sleep(max(0.0, begin + LATENCY + sent / BANDWIDTH - time.perf_counter()))
             done.set()
 
@@ -63,7 +66,7 @@ class Link(threading.Thread):
         return done
 
     def fit(self) -> tuple[float, float]:
-        """Least squares for seconds = α + β·bytes, on all-reduces of five sizes."""
+        """Fit seconds = α + β·bytes to all-reduces of five sizes, by least squares."""
         rows, seconds = [], []
         for size in (2**12, 2**15, 2**17, 2**18, 2**19):
             flat = torch.ones(size)
@@ -75,7 +78,9 @@ class Link(threading.Thread):
                 times.append(time.perf_counter() - begin)
             n = dist.get_world_size()
             assert flat.eq(n**7).all()  # summed seven times
-            assert min(times) > 2 * (n - 1) * (flat.nbytes / n) / BANDWIDTH  # it slept as long
+            assert (
+                min(times) > 2 * (n - 1) * (flat.nbytes / n) / BANDWIDTH
+            )  # no faster than the link
             seconds.append(min(times))
             rows.append([1.0, flat.nbytes])
         solution = torch.linalg.lstsq(
@@ -86,7 +91,7 @@ class Link(threading.Thread):
 
 
 class Buckets:
-    """Gradients as views into flat buckets, which `link` reduces as soon as they are full."""
+    """Flat buckets, which `link` all-reduces as soon as they are full."""
 
     def __init__(self, model: nn.Module, link: Link) -> None:
         self.parameters = list(reversed(list(model.parameters())))
@@ -119,7 +124,7 @@ class Buckets:
             self.handles.append(self.link.all_reduce(self.flats[number]))
 
     def step(self, loss: torch.Tensor, communicate: bool = True) -> float:
-        """Seconds from the start of backward until every gradient is reduced."""
+        """Return the seconds from the start of backward until every gradient is all-reduced."""
         self.ready, self.handles, self.missing = [], [], self.sizes.copy()
         self.communicate = communicate
         for flat in self.flats:
@@ -135,11 +140,10 @@ class Buckets:
 
 
 def predict(buckets: Buckets, ready: list[float], alpha: float, beta: float) -> float:
-    """max over i of (r_i + c_i + c_(i+1) + …): bucket i is full at r_i, c_i = α + β·bytes."""
+    """Return max over i of (r_i + c_i + c_(i+1) + …), with c_i = α + β·bytes."""
     costs = [alpha + beta * flat.nbytes for flat in buckets.flats]
-    last = [
-        sum(buckets.sizes[: i + 1]) - 1 for i in range(len(costs))
-    ]  # gradient that fills it
+    # the number of the gradient that fills each bucket
+    last = [sum(buckets.sizes[: i + 1]) - 1 for i in range(len(costs))]
     return max(ready[g] + sum(costs[i:]) for i, g in enumerate(last))
 
 
@@ -188,7 +192,7 @@ def main() -> None:
     ready = min(profiles, key=lambda profile: profile[-1])
 
     measured: dict[float, list[float]] = {cap: [] for cap in CAPS_MB}
-    for _ in range(ROUNDS):  # the sizes take turns, so that a slow second hits all of them
+    for _ in range(ROUNDS):  # the sizes take turns, so that a slow second affects all of them
         for cap in CAPS_MB:
             buckets.cut(cap)
             measured[cap].append(buckets.step(loss()))
@@ -207,11 +211,13 @@ def main() -> None:
             buckets.cut(cap)
             predictions.append(predict(buckets, ready, alpha, beta))
             fastest.append(min(measured[cap]))
-            free, count = 0.0, 0  # when the link is, bucket after bucket
+            free, count = 0.0, 0  # the time when the link is free, bucket after bucket
             for size, flat in zip(buckets.sizes, buckets.flats, strict=True):
                 count += size
                 free = max(free, ready[count - 1]) + alpha + beta * flat.nbytes
             assert math.isclose(predictions[-1], free)
+            busy = len(buckets.flats) * LATENCY + 2 * (n - 1) / n * total * MIB / BANDWIDTH
+            assert fastest[-1] > busy  # no step is faster than the link
             print(
                 f"{cap:13.4f}  {len(buckets.flats):7}  "
                 f"≈{predictions[-1] * 1e3:.0f} ms  ≈{fastest[-1] * 1e3:.0f} ms"

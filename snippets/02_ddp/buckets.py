@@ -1,17 +1,21 @@
-"""Gradients that live in flat buckets: one all-reduce for many parameters, and no packing.
+"""DDP with buckets: one all-reduce sends many gradients, and nothing is copied into a buffer.
 
-An all-reduce costs α + β·bytes, and α alone for each small bias. Allocate one flat tensor for
-many gradients, let each `parameter.grad` be a view into it, and the gradients are packed as
-soon as autograd has written them. Buckets are filled in the reverse of the order in which the
-parameters are defined, a guess at the order in which backward produces their gradients.
+An all-reduce takes about α + β·bytes seconds, so each small bias costs the whole latency α. A
+bucket is one flat tensor for many gradients. Each `parameter.grad` is a view into the bucket,
+so autograd writes the gradient directly into the bucket. Buckets are filled in the reverse of
+the order in which the parameters are defined. This is a guess at the order in which backward
+computes the gradients.
 
-The views survive only if nobody replaces them: zero the buckets, not `.grad = None`, which is
-what `optimizer.zero_grad()` does by default.
+The views work only as long as nothing replaces them. `optimizer.zero_grad()` does replace them:
+by default it sets `.grad = None`. So `BucketedDDP` has its own `zero_grad`.
+
+In the output, compare the number of all-reduces: the result is the same with 4 as with 16.
 """
 
 import copy
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -22,19 +26,19 @@ BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide i
 
 
 class Bucket:
-    """A flat tensor which holds the gradients of some parameters as views."""
+    """A flat tensor for the gradients of some parameters. Each `.grad` is a view into it."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.flat = torch.cat([torch.zeros_like(p).flatten() for p in parameters])
-        self.missing = len(parameters)  # gradients which backward has not yet produced
+        self.missing = len(parameters)  # gradients that are not ready yet
         views = self.flat.split([p.numel() for p in parameters])
         for parameter, view in zip(parameters, views, strict=True):
             parameter.grad = view.view_as(parameter)
 
 
 def fill_buckets(parameters: list[nn.Parameter], capacity: int) -> list[Bucket]:
-    """Cut the parameters, last one first, into buckets of one dtype and some `capacity`."""
+    """Fill buckets of one dtype, last parameter first, until each has `capacity` bytes."""
     groups: list[list[nn.Parameter]] = []
     for p in reversed(parameters):
         last = groups[-1] if groups else []
@@ -45,7 +49,7 @@ def fill_buckets(parameters: list[nn.Parameter], capacity: int) -> list[Bucket]:
 
 
 class BucketedDDP(nn.Module):
-    """Every parameter that requires a gradient must get one in each backward."""
+    """In each backward pass, every parameter that requires a gradient must get one."""
 
     def __init__(self, module: nn.Module, capacity: int) -> None:
         super().__init__()
@@ -66,7 +70,7 @@ class BucketedDDP(nn.Module):
         bucket = self.bucket_of[parameter]
         if parameter.grad.untyped_storage().data_ptr() != bucket.flat.data_ptr():
             raise RuntimeError("a gradient left its bucket: call zero_grad() of BucketedDDP")
-        if bucket.missing == 0:  # this backward has added to what is being sent
+        if bucket.missing == 0:  # a second backward pass changed a bucket being sent
             raise RuntimeError("call wait() after each backward")
         bucket.missing -= 1
         if bucket.missing == 0:
@@ -74,16 +78,16 @@ class BucketedDDP(nn.Module):
             self.in_flight.append((bucket, work))
 
     def wait(self) -> None:
-        """Call between `backward` and the optimizer's step."""
+        """Wait for all sums and divide them by N. Call this before the optimizer."""
         for bucket, work in self.in_flight:
             work.wait()
-            bucket.flat /= dist.get_world_size()  # every gradient in it, at once
+            bucket.flat /= dist.get_world_size()  # all gradients of the bucket at once
         self.in_flight.clear()
         missing = sum(bucket.missing for bucket in self.buckets)
         for bucket in self.buckets:
             bucket.missing = len(bucket.parameters)
         if missing:
-            raise RuntimeError(f"no gradient in this backward for {missing} parameters")
+            raise RuntimeError(f"no gradient in this backward pass for {missing} parameters")
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         for bucket in self.buckets:
@@ -91,7 +95,7 @@ class BucketedDDP(nn.Module):
 
 
 def average_gradients(module: nn.Module) -> int:
-    """The naive way, for comparison: one all-reduce for each parameter."""
+    """The naive version, for comparison: one all-reduce for each parameter."""
     for parameter in module.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
@@ -135,8 +139,13 @@ def main() -> None:
             inside = ", ".join(names[p] for p in bucket.parameters)
             print(f"bucket {number}, {bucket.flat.nbytes / 1024:.1f} KiB: {inside}")
 
-    rows = []  # that this rank computes with
+    rows = []  # the number of samples in each forward of this rank
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    launched = []  # the number of all-reduces in this step when each bucket is full
+    for bucket in ddp.buckets:
+        bucket.parameters[-1].register_post_accumulate_grad_hook(
+            lambda _: launched.append(counter.call_count)
+        )
     torch.manual_seed(1234)
     for _ in range(STEPS):
         inputs = torch.randn(BATCH, 64).to(device)
@@ -144,9 +153,9 @@ def main() -> None:
         shard = slice(rank * BATCH // n, (rank + 1) * BATCH // n)
 
         ddp.zero_grad()
-        nn.functional.mse_loss(ddp(inputs[shard]), targets[shard]).backward()
-        launched = len(ddp.in_flight)
-        ddp.wait()
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter:
+            nn.functional.mse_loss(ddp(inputs[shard]), targets[shard]).backward()
+            ddp.wait()
         optimizer.step()
 
         optimizer_naive.zero_grad()
@@ -154,15 +163,16 @@ def main() -> None:
         launched_naive = average_gradients(naive)
         optimizer_naive.step()
 
-    assert rows == [BATCH // n] * STEPS  # its shard, no more
-    for ours, truth in zip(ddp.parameters(), naive.parameters(), strict=True):
-        torch.testing.assert_close(ours, truth)
+    assert rows == [BATCH // n] * STEPS  # this rank computed its shard only
+    assert launched == [1, 2, 3, 4] * STEPS  # each full bucket was sent at once
+    for ours, expected in zip(ddp.parameters(), naive.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected)
         of_rank_0 = ours.detach().clone()
         dist.broadcast(of_rank_0, src=0)
         torch.testing.assert_close(ours, of_rank_0)
     if rank == 0:
-        print(f"all-reduces per step: naive {launched_naive}, in buckets {launched}")
-        print(f"world size {n}, parameters after {STEPS} steps: equal to the naive way")
+        print(f"all-reduces per step: naive {launched_naive}, in buckets {counter.call_count}")
+        print(f"world size {n}, parameters after {STEPS} steps: equal to the naive version")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Calling ddp.module(x) in place of ddp(x): training without synchronization, and no error.
+"""Calling ddp.module(x) instead of ddp(x) trains every rank alone, and no error is raised.
 
-Each backward pass is announced to DDP by the forward of the wrapper. A forward of the module
-inside is never announced, so DDP's gradient hooks do nothing: every rank trains alone on its
-share of the data. The loss falls on every rank, which is why nobody notices.
+The forward of the wrapper tells DDP that a backward pass will follow. The forward of the module
+inside does not, so the hooks of DDP do nothing, and each rank trains on its own data only. The
+loss falls on every rank, which is why this mistake is hard to notice.
 
-    --fix    call the wrapper
+    (no flag)   calls the module inside the wrapper
+    --fix       calls the wrapper
+
+At the end, the program compares the parameters with a plain training loop in one process, which
+uses neither DDP nor autograd: on the data of this rank alone, or on the data of all ranks.
 """
 
 import argparse
@@ -17,12 +21,14 @@ import torch.distributed.nn  # not left to torch: imported after init, it keeps 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+STEPS, ROWS, LEARNING_RATE = 51, 16, 0.1
+
 
 def drifted(model: nn.Module) -> list[str]:
-    """Names of the parameters which are not bit for bit the same on every rank.
+    """Names of the parameters that are not bit for bit the same on every rank.
 
-    The largest value over the ranks is then equal to the smallest everywhere. It costs two
-    all-reduces of the parameters. Call it on every rank, every thousand steps or so.
+    If they are the same, their largest value over the ranks equals their smallest value. This
+    costs two all-reduces of the parameters. Call it on every rank, every thousand steps or so.
     """
     names = []
     for name, parameter in model.named_parameters():
@@ -32,6 +38,18 @@ def drifted(model: nn.Module) -> list[str]:
         if not torch.equal(low, high):
             names.append(name)
     return names
+
+
+def trained_plainly(
+    weight: torch.Tensor, bias: torch.Tensor, data: torch.Tensor, truth: torch.Tensor
+) -> list[torch.Tensor]:
+    """Gradient descent in float64, with the gradient of linear regression as a formula."""
+    weight, bias, truth = weight.double(), bias.double(), truth.double()
+    for x in data.double():  # [steps, rows, 8]
+        error = x @ weight.T + bias - x @ truth
+        weight = weight - LEARNING_RATE * 2 * error.T @ x / len(x)
+        bias = bias - LEARNING_RATE * 2 * error.mean(0)
+    return [weight, bias]
 
 
 def start() -> torch.device:
@@ -57,13 +75,15 @@ def main() -> int:
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
-    ddp = DistributedDataParallel(nn.Linear(8, 1).to(device))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    model = nn.Linear(8, 1).to(device)
+    initial = [p.detach().clone() for p in model.parameters()]
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=LEARNING_RATE)
     truth = torch.randn(8, 1, device=device)
     torch.manual_seed(1 + rank)  # each rank has its own data
+    data = torch.stack([torch.randn(ROWS, 8, device=device) for _ in range(STEPS)])
 
-    for step in range(51):
-        x = torch.randn(16, 8, device=device)
+    for step, x in enumerate(data):
         prediction = ddp(x) if args.fix else ddp.module(x)
         loss = (prediction - x @ truth).square().mean()
         optimizer.zero_grad()
@@ -75,10 +95,22 @@ def main() -> int:
             dist.all_gather(losses, loss.detach())
             names = drifted(ddp.module)
             if rank == 0:
-                about = "≈" if step == 50 else ""  # by then rounding decides
+                about = "≈" if step == 50 else ""  # by then, rounding decides
                 of_ranks = ", ".join(f"{about}{value.item():.3g}" for value in losses)
                 print(f"step {step:2}: loss of each rank {of_ranks};", end=" ")
                 print(f"drifted: {', '.join(names) or 'nothing'}", flush=True)
+
+        if step == 10:  # the losses are still far from zero, so different data would show
+            data_of_ranks = [torch.empty_like(data) for _ in range(n)]
+            dist.all_gather(data_of_ranks, data)
+            seen = torch.cat(data_of_ranks, dim=1) if args.fix else data
+            expected = trained_plainly(*initial, seen[: step + 1], truth)
+            for parameter, value in zip(model.parameters(), expected, strict=True):
+                ours = parameter.detach().double()
+                torch.testing.assert_close(ours, value, rtol=0, atol=1e-5)
+            if rank == 0:
+                of = "all ranks" if args.fix else "rank 0 alone"
+                print(f"         rank 0 has the model of one process on the data of {of}")
 
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
     return 1 if names else 0

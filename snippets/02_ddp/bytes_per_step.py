@@ -1,9 +1,12 @@
-"""What one step of DDP communicates: every collective counted, every byte on the wire measured.
+"""What one step of DDP sends: the program counts all collectives and the bytes on the sockets.
 
-DDP hands each gradient to all-reduce once: 4Ψ bytes in fp32, however they are cut into buckets.
-A ring all-reduce sends 2(N-1)/N times that from every rank: less than 8Ψ for any number of
-ranks. A dispatch mode counts the collectives which DDP issues; the operating system counts what
-the process wrote to its sockets.
+DDP all-reduces each gradient once. In fp32 these are 4Ψ bytes for Ψ parameters, however DDP
+divides them into buckets. A ring all-reduce sends 2(N-1)/N times that from every rank, which is
+less than 8Ψ bytes for any number of ranks N.
+
+A dispatch mode counts the collectives that DDP calls. The operating system counts the bytes
+that the process wrote to its sockets. In the output, compare the bytes that a ring sends with
+the bytes that rank 0 sent.
 """
 
 import os
@@ -22,7 +25,7 @@ MIB = 2**20
 
 
 class CountCollectives(TorchDispatchMode):
-    """Count c10d operators, and the bytes of the tensors given to them."""
+    """Count the calls of c10d operators, and the bytes of their tensors."""
 
     def __enter__(self) -> "CountCollectives":
         self.calls: Counter[str] = Counter()
@@ -38,10 +41,10 @@ class CountCollectives(TorchDispatchMode):
 
 
 def bytes_written() -> int | None:
-    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
+    """Return the bytes that this process has written, or None if they are not counted."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return None  # NCCL's traffic need not pass through write calls
+        return None  # NCCL can send bytes without write calls
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
@@ -89,7 +92,7 @@ def main() -> None:
         print(f"4Ψ = 4 × {parameters:,} bytes = {4 * parameters / MIB:.2f} MiB")
         print(f"a ring sends 2(N-1)/N · 4Ψ = {ring / MIB:.2f} MiB per rank, N = {n}")
         if written is not None:
-            # beside the gradients, only headers of gloo
+            # apart from the gradients, gloo sends only headers
             assert n == 1 or abs(written / ring - 1) < 0.01
             print(f"rank 0 sent ≈{written / MIB:.2f} MiB in step 3")
 

@@ -1,9 +1,10 @@
-"""Communication hooks: what DDP sends per bucket is yours to change.
+"""A communication hook replaces the all-reduce of a bucket, and can send fewer bytes.
 
-A hook gets a GradBucket and returns a Future of the averaged gradient. The table counts the
-bytes which each rank hands to all_reduce per step, and what each hook does to the training.
-PowerSGD follows Vogels, Karimireddy and Jaggi (2019): rank r sends r(n + m) numbers for an
-n × m matrix.
+A hook gets a GradBucket and returns a Future of the averaged gradient. The table shows how many
+bytes each rank gives to all_reduce per step, and how much each hook changes the training.
+PowerSGD follows Vogels, Karimireddy and Jaggi (2019): with rank r it sends r(n + m) numbers for
+an n × m matrix. Run it with more than two ranks: only then does a hook that divides by two
+instead of the number of ranks give a different result.
 """
 
 import math
@@ -41,7 +42,7 @@ def start() -> torch.device:
     return device
 
 
-# annotations may be left out, but DDP refuses a hook which has other ones
+# DDP accepts a hook without annotations, but refuses a hook with other annotations
 def our_bf16_hook(
     group: dist.ProcessGroup, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
@@ -49,20 +50,20 @@ def our_bf16_hook(
     small = bucket.buffer().to(torch.bfloat16)
     small.div_(dist.get_world_size(group))  # DDP leaves the averaging to the hook
     future = dist.all_reduce(small, group=group, async_op=True).get_future()
-    # `then` runs when the sum has arrived; backward has gone on meanwhile
+    # `then` runs when the sum has arrived; meanwhile backward continues
     return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
 def torchs_bf16_hook(
     group: dist.ProcessGroup, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """torch's own, under another name: see what DDP says to the name in `main`."""
+    """PyTorch's hook under a different name: DDP refuses its name where there is no CUDA."""
     return default_hooks.bf16_compress_hook(group, bucket)
 
 
 @contextmanager
 def counted_all_reduce() -> Iterator[list[int]]:
-    """Note the bytes of each tensor given to dist.all_reduce, through which all hooks send."""
+    """Record the bytes of each tensor that a hook gives to dist.all_reduce."""
     sent, original = [], dist.all_reduce
 
     def counting(tensor: torch.Tensor, *args, **kwargs):
@@ -90,7 +91,7 @@ def make_model(device: torch.device) -> nn.Module:
 def train(
     hook: Callable, state: object, device: torch.device
 ) -> tuple[int, float, torch.Tensor]:
-    """Train; return the bytes of the last step, the loss over all data, the parameters."""
+    """Train; return the bytes of the last step, the loss over all data, and the parameters."""
     model = DDP(make_model(device))
     model.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -98,7 +99,9 @@ def train(
     x = torch.randn(512, WIDTH, generator=generator).to(device)
     y = torch.tanh(x @ torch.randn(WIDTH, 8, generator=generator).to(device) / 4)
     mine = slice(dist.get_rank(), None, dist.get_world_size())
-    assert len(x[mine]) <= math.ceil(len(x) / dist.get_world_size())  # its share, no more
+    assert len(x[mine]) <= math.ceil(
+        len(x) / dist.get_world_size()
+    )  # this rank has its own part of the data
     for _ in range(STEPS):
         optimizer.zero_grad()
         with counted_all_reduce() as sent:
@@ -111,7 +114,7 @@ def train(
 
 
 def powersgd_bytes(model: nn.Module, rank: int) -> int:
-    """Theory: r(n + m) floats where that is less than half of n × m, else the tensor itself."""
+    """Theory: r(n + m) floats if that is less than half of n × m, otherwise n × m floats."""
     total = 0
     for p in model.parameters():
         n, m = p.shape[0], p.numel() // p.shape[0]
@@ -126,7 +129,7 @@ def main() -> None:
     initial = torch.cat([p.flatten() for p in make_model(device).parameters()]).detach()
 
     def power(rank: int) -> PowerSGDState:
-        # the first two steps go uncompressed: DDP rebuilds its buckets in that time
+        # the first two steps are not compressed, because DDP forms new buckets in them
         return PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
 
     world = dist.group.WORLD
@@ -136,7 +139,7 @@ def main() -> None:
         "bf16": (torchs_bf16_hook, world),
         "bf16, ours": (our_bf16_hook, world),
     }
-    # where there is a GPU, PowerSGD's hook synchronizes the bucket's device, and a CPU is none
+    # if torch finds a GPU, PowerSGD's hook fails for buckets on the CPU
     fits = device.type != "cpu" or not torch.cuda.is_available()
     if fits:
         hooks |= {f"PowerSGD {rank}": (powerSGD_hook, power(rank)) for rank in (1, 4, 16)}
@@ -145,7 +148,7 @@ def main() -> None:
     plain_bytes, _, plain = results["fp32"]
     report(f"{STEPS} steps   bytes/step  of fp32   loss  parameters differ by")
     for name, (sent, loss, parameters) in results.items():
-        # as a share of the way which fp32 went from the start
+        # as a fraction of the distance that fp32 training moved the parameters
         far = 100 * ((parameters - plain).norm() / (plain - initial).norm()).item()
         share = sent / plain_bytes
         report(f"{name:11} {sent:8,}    {share:.3f}  {loss:.4f}  ≈{far:.2g}% of the way")
@@ -155,7 +158,7 @@ def main() -> None:
     theory = "PowerSGD's bytes = theory" if fits else "PowerSGD fails on a CPU beside a GPU"
     report(f"our bf16 hook = torch's, bit for bit; {theory}")
 
-    # range: fp16 ends at 65504 and the hooks cast before they divide by N
+    # range: the largest fp16 number is 65504, and the hooks cast before they divide by N
     report("an element of the gradient is 100000 on every rank; the hooks make of it:")
 
     def made_of(element: float, hook: Callable) -> float:
@@ -166,7 +169,9 @@ def main() -> None:
 
     for name in ("fp16", "bf16"):
         report(f"  {name}: {made_of(1e5, hooks[name][0]):.0f}")
-    assert math.isclose(made_of(3e38, our_bf16_hook), 3e38, rel_tol=0.01)  # no sum could be
+    assert math.isclose(
+        made_of(3e38, our_bf16_hook), 3e38, rel_tol=0.01
+    )  # a sum before the division would overflow
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Setting OMP_NUM_THREADS environment variable for each process to be 1: threads and ranks.
+"""Several ranks that each use all CPU cores slow each other down; OMP_NUM_THREADS prevents it.
 
-Each rank has its own pool of threads for matrix products and the like. When all ranks together
-have more threads than the machine has cores, threads wait for each other while holding a core.
-torchrun therefore sets OMP_NUM_THREADS=1 where nobody has set it and a node has more than one
-rank, and says so. That is safe and, with more cores than ranks, slow. The fair share is
+Each rank has its own pool of threads for matrix products and similar work. If the threads of
+all ranks are more than the cores of the machine, threads wait for each other while they occupy
+a core. torchrun therefore sets OMP_NUM_THREADS=1 if the variable is not set and a node has more
+than one rank, and it prints a message about that. This is safe, but slow if there are more
+cores than ranks. Each rank gets its fair share with
 
     OMP_NUM_THREADS = cores of the node / ranks on the node     (at least 1)
 
-The program times a training step with the threads it was given, then with the fair share.
+The program times a training step with the threads that it was started with, and then with the
+fair share.
 """
 
 import os
@@ -23,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def seconds_per_step(ddp: DistributedDataParallel, threads: list[int]) -> list[float]:
-    """Median time of a step for each number of threads, measured in turns; mean over ranks."""
+    """Seconds of a step for each number of threads: median over steps, mean over ranks."""
     x = torch.randn(128, 256)
     times = [[] for _ in threads]
     for round_ in range(3):
@@ -33,7 +35,7 @@ def seconds_per_step(ddp: DistributedDataParallel, threads: list[int]) -> list[f
             for step in range(5):
                 start = time.perf_counter()
                 ddp(x).square().mean().backward()
-                if round_ > 0 and step >= 2:  # the rest is warm-up
+                if round_ > 0 and step >= 2:  # the steps before are for warming up
                     seen.append(time.perf_counter() - start)
     medians = torch.tensor([statistics.median(seen) for seen in times])
     slowest = medians.clone()
@@ -47,7 +49,7 @@ def seconds_per_step(ddp: DistributedDataParallel, threads: list[int]) -> list[f
 def main() -> None:
     if "LOCAL_RANK" not in os.environ:
         sys.exit("start with torchrun: torchrun --nproc-per-node=2 cpu_oversubscribed.py")
-    dist.init_process_group("gloo")  # the subject is the CPU, also where there is a GPU
+    dist.init_process_group("gloo")  # the subject is the CPU, even if there is a GPU
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     given, fair = torch.get_num_threads(), max(1, cores // ranks)
@@ -68,7 +70,7 @@ def main() -> None:
             end=" ",
         )
         print(f"≈{gain:.2f} × as fast", flush=True)
-    dist.barrier()  # no rank leaves while another still works
+    dist.barrier()  # no rank exits while another rank still works
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""A loader that cannot keep up: the share of each step that is spent waiting for data.
+"""When loading data is slower than training, each step waits; enough workers remove the wait.
 
-Reading a sample sleeps, as waiting for a disk or an object store does, and so does the step,
-as the host does while an accelerator computes. So two CPU cores are enough to see the overlap;
-decoding would need cores as well. Look for the share of the time spent waiting against the
-prediction, for what an epoch's first batch costs, and for what hides a stall.
+Reading a sample is a sleep, like waiting for a disk or an object store. The step is a sleep
+too, like a host that waits for its accelerator. Two CPU cores are therefore enough to see how
+reading and training overlap. (Decoding images would need cores as well.) Compare the fraction
+of time spent waiting with the prediction. Look at the cost of the first batch of an epoch, and
+at the setting that hides one slow sample.
 """
 
 import math
@@ -51,9 +52,12 @@ class SlowStorage(Dataset):
 
 
 def measure(device: torch.device, epochs: int, steps: int, stall: bool, **options) -> str:
-    """Train, and tell where the waiting was. `options` are the DataLoader's."""
+    """Train, and return a text that says how long the loop waited for data.
+
+    `options` are options of the DataLoader.
+    """
     n = dist.get_world_size()
-    # the stall, if any: one sample on each rank, two thirds into the epoch
+    # the slow sample, if any: one on each rank, after two thirds of the epoch
     first_stalled = (2 * steps // 3) * BATCH * n
     stalls = range(first_stalled, first_stalled + (n if stall else 0))
     data = SlowStorage(steps * BATCH * n, stalls)
@@ -65,20 +69,22 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
     loader = DataLoader(data, BATCH, sampler=sampler, pin_memory=accelerated, **options)
     model = DDP(nn.Linear(32, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    # --8<-- [start:loop]
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         waits = []
         begin = asked = time.perf_counter()
         for batch in loader:
             waits.append(time.perf_counter() - asked)
-            # out of pinned memory, the copy runs while the host goes on
+            # from pinned memory, the copy runs while the host continues
             x = batch.to(device, non_blocking=accelerated)
             optimizer.zero_grad()
             F.mse_loss(model(x), x[:, :1]).backward()
             optimizer.step()
             time.sleep(STEP_S)
             asked = time.perf_counter()
-    # the last epoch's: its first batch is paid for separately
+    # --8<-- [end:loop]
+    # of the last epoch; the first batch is reported separately
     assert asked - begin >= steps * STEP_S
     share = sum(waits[1:]) / (asked - begin - waits[0])
     first, longest = (1000 * wait for wait in (waits[0], max(waits[1:])))
@@ -94,7 +100,7 @@ def main() -> None:
     load = BATCH * READ_S
     report(f"a batch takes {1000 * load:.0f} ms to read, a step {1000 * STEP_S:.0f} ms")
     for workers in (0, 1, 2):
-        # without workers reading and computing alternate; with them they run side by side
+        # without workers, reading and computing alternate; with workers, they overlap
         wait = load if workers == 0 else max(0, load / workers - STEP_S)
         report(f"predicted, {workers} workers: waiting {100 * wait / (wait + STEP_S):.0f} %")
     report(f"needed per rank: {math.ceil(load / STEP_S)} workers")

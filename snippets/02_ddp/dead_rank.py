@@ -1,18 +1,19 @@
-"""Connection closed by peer: what the others see when a rank dies, and how the run ends.
+"""Connection closed by peer: this is what the other ranks see when a rank dies.
 
-Rank 1 ends by SIGKILL, as the kernel's out-of-memory killer would end it: no traceback, no
-last word. The system closes its sockets, so the rank that waits for it fails at once. torchrun
-looks at its children ten times a second: it ends those which are left and reports as root
-cause the one that failed first, with exit code -9.
+Rank 1 ends by SIGKILL, as the out-of-memory killer of the kernel would end it: it prints no
+traceback. The operating system closes its sockets, so a rank that waits for it fails at once.
+torchrun looks at its processes ten times a second. It stops the ranks that are left, and
+reports the rank that failed first as the root cause, with exit code -9.
 
-    (no flag)   rank 1 is killed at step 3 of its first life. With --max-restarts=1 all are
-                started again, and nobody dies (a real program resumes from its checkpoint here)
-    --stuck     rank 1 does not die but waits for ever: torchrun sees nothing wrong, and only
-                the timeout of the process group ends the run
+    (no flag)   rank 1 is killed at step 3 of the first attempt. With --max-restarts=1 torchrun
+                starts all ranks again, and none dies. (A real program then loads a checkpoint.)
+    --stuck     rank 1 does not die, but waits forever. torchrun notices nothing, and only the
+                timeout of the process group ends the run.
 
-The restart needs a fresh store: the ranks share torchrun's by default, find the addresses of
-the dead there, and fail with "Gloo connectFullMesh failed" or hang. --standalone (or another
-c10d rendezvous) together with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives every attempt its own.
+The restart needs a new store. By default the ranks share the store of torchrun. They find the
+addresses of the dead ranks in it, and fail with "Gloo connectFullMesh failed", or hang.
+--standalone (or a different c10d rendezvous) together with
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives every attempt a store of its own.
 """
 
 import argparse
@@ -30,14 +31,14 @@ STEPS = 6
 
 
 def fall_over(stuck: bool) -> None:
-    time.sleep(0.5)  # the others are waiting in all_reduce by now
+    time.sleep(0.5)  # after this, the other ranks are waiting in all_reduce
     if stuck:
         time.sleep(3600)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def first_sentence(error: RuntimeError) -> str:
-    """gloo's message without the line of its source, the address and the advice."""
+    """The message of gloo without the line of its source, the address and the advice."""
     message = re.sub(r"^\[[^]]*\] ", "", str(error))
     return re.sub(r" \[[^]]*\](:\d+)?(\..*)?$", "", message, flags=re.DOTALL)
 
@@ -49,13 +50,13 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("dead_rank.py needs 2 ranks or more, started by torchrun")
 
-    # torchrun sends SIGTERM to the survivors. Rank 0 only notes it, so that it always has the
-    # time to print what it saw.
-    told: list[int] = []
+    # torchrun sends SIGTERM to the survivors. Rank 0 only stores the signal, so that it always
+    # has the time to print its error.
+    signals: list[int] = []
     if os.environ["RANK"] == "0":
-        signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+        signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
-    # The messages are gloo's, so gloo it is, also where there are GPUs.
+    # The messages are from gloo, so the program uses gloo even if there are GPUs.
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dist.barrier()
@@ -70,21 +71,22 @@ def main() -> int:
         except RuntimeError as error:
             if rank == 0:
                 waited = time.perf_counter() - finished
-                assert (3 if args.stuck else 0) <= waited < 600
+                assert (3 if args.stuck else 0.5) <= waited < 600
                 print(
                     f"attempt {attempt}, rank 0, step {step}: {type(error).__name__}:", end=" "
                 )
                 print(f"{first_sentence(error)}, after ≈{waited:.1f} s", flush=True)
                 patience = 2.0 if args.stuck else 600.0
-                while not told and patience > 0:  # until torchrun has noticed rank 1, the cause
+                while not signals and patience > 0:  # until torchrun has noticed rank 1
                     time.sleep(0.05)
                     patience -= 0.05
-                print(f"torchrun has told rank 0 to end: {bool(told)}", flush=True)
+                print(f"SIGTERM from torchrun: {bool(signals)}", flush=True)
+                assert bool(signals) != args.stuck
             return 1
         finished = time.perf_counter()
 
     if rank == 0:
-        print(f"attempt {attempt}: {STEPS} steps done")
+        print(f"attempt {attempt}: all {STEPS} steps are done")
     return 0
 
 

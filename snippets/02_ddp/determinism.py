@@ -1,12 +1,17 @@
-"""What is bit-equal between runs and what is not; and one seed per rank for dropout.
+"""The same seed and the same number of ranks give the same bits; another number does not.
 
-The same seed and the same N give the same bits, in this process and in the next launch. Another
-N adds the same numbers up in another order, so the last bits differ. Same global batch and same
-start everywhere below.
+Every launch trains on the same global batches from the same start, and compares its parameters
+with the launches before it. With another number of ranks the gradients are the same sums, but
+the additions have a different order, so the last bits differ. Two checks show that this is all
+that differs: one process that uses no DDP agrees with every launch up to rounding, and in
+float64 the difference shrinks as the rounding does.
+
+The lines about dropout show why each rank needs a seed of its own for random masks.
 """
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,21 +48,37 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
 
 
-def train(seed: int, device: torch.device) -> torch.Tensor:
-    """Train with DDP on the same global batches for every N; return the parameters."""
-    model = DDP(make_model(seed, device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def global_batches(dtype: torch.dtype, device: torch.device) -> Iterator[list[torch.Tensor]]:
+    """The inputs and targets of every step. They are the same for every number of ranks."""
     generator = torch.Generator().manual_seed(1)
-    rank, n = dist.get_rank(), dist.get_world_size()
-    rows = []  # that this rank computes with
-    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     for _ in range(STEPS):
-        x = torch.randn(ROWS, 32, generator=generator).to(device)
-        y = torch.randn(ROWS, 8, generator=generator).to(device)
+        x, y = (torch.randn(ROWS, width, generator=generator) for width in (32, 8))
+        yield [x.to(device, dtype), y.to(device, dtype)]
+
+
+def train(seed: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Train with DDP, each rank on its shard of the global batches; return the parameters."""
+    model = DDP(make_model(seed, device).to(dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rank, n = dist.get_rank(), dist.get_world_size()
+    rows = []  # the number of rows that this rank computes with, for each step
+    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    for x, y in global_batches(dtype, device):
         optimizer.zero_grad()
         F.mse_loss(model(x.chunk(n)[rank]), y.chunk(n)[rank]).backward()
         optimizer.step()
     assert rows == [ROWS // n] * STEPS  # its shard, no more
+    return flat(model)
+
+
+def train_alone(seed: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same training in one process, without DDP and without an optimizer."""
+    model = make_model(seed, device).to(dtype)
+    for x, y in global_batches(dtype, device):
+        gradients = torch.autograd.grad(F.mse_loss(model(x), y), [*model.parameters()])
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= 0.1 * gradient
     return flat(model)
 
 
@@ -77,7 +98,7 @@ def main() -> None:
     if ROWS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the batch of {ROWS} rows must divide among the ranks")
     device = start()
-    # ask for deterministic kernels: an error where an operation has none, as put_ here
+    # Ask for deterministic kernels. An operation that has none, such as put_, then raises.
     torch.use_deterministic_algorithms(True)
     with suppress(RuntimeError):
         torch.zeros(1).put_(torch.tensor([0]), torch.ones(1))
@@ -86,32 +107,38 @@ def main() -> None:
     report = print if rank == 0 else lambda *_, **__: None
 
     assert describe(torch.tensor([-2.0, 1.0])) == "largest difference ≈2e+00"
-    parameters = train(0, device)
-    report(f"N = {n}, the run again in this process: {describe(train(0, device) - parameters)}")
-    for earlier in sorted(Path().glob("parameters_*.pt")):
-        difference = torch.load(earlier, weights_only=True) - parameters
-        report(
-            f"N = {n} against the launch with N = {earlier.stem[-1]}: {describe(difference)}"
-        )
-    dist.barrier()  # all have read before rank 0 writes
-    if rank == 0:
-        torch.save(parameters, f"parameters_{n}.pt")
+    for dtype in (torch.float32, torch.float64):
+        name = str(dtype).removeprefix("torch.")
+        parameters = train(0, dtype, device)
+        again = describe(train(0, dtype, device) - parameters)
+        report(f"{name}, N = {n}, trained again in this process: {again}")
+        torch.testing.assert_close(parameters, train_alone(0, dtype, device))
+        assert not torch.allclose(parameters, train(1, dtype, device))  # another seed shows
+        for earlier in sorted(Path().glob(f"{name}_*.pt")):
+            difference = torch.load(earlier, weights_only=True) - parameters
+            launch = f"the launch with N = {earlier.stem[-1]}"
+            report(f"{name}, N = {n}, compared with {launch}: {describe(difference)}")
+        dist.barrier()  # all ranks have read the files before rank 0 writes
+        if rank == 0:
+            torch.save(parameters, f"{name}_{n}.pt")
 
-    # seeds which differ by rank do no harm to parameters: DDP starts with rank 0's
+    # A seed per rank does no harm to the parameters: DDP broadcasts those of rank 0.
     model = make_model(seed=rank, device=device)
     before = same_on_all_ranks(flat(model), device)
     model = DDP(model)
-    report(f"one seed per rank, parameters same on all ranks before DDP: {before}, ", end="")
-    report(f"after: {same_on_all_ranks(flat(model), device)}")
+    after = same_on_all_ranks(flat(model), device)
+    report(
+        f"one seed per rank: same parameters on all ranks before DDP {before}, after {after}"
+    )
 
-    # dropout wants them to differ: with one seed, each rank drops the same units
+    # Dropout needs different seeds: with one seed, every rank drops the same units.
     ones = torch.ones(1000, device=device)
     torch.manual_seed(0)
     same = same_on_all_ranks(F.dropout(ones), device)
-    report(f"dropout after manual_seed(0): same mask on all ranks: {same}")
+    report(f"dropout after manual_seed(0): same mask on all ranks {same}")
     torch.manual_seed(0 + rank)
     same = same_on_all_ranks(F.dropout(ones), device)
-    report(f"dropout after manual_seed(0 + rank): same mask on all ranks: {same}")
+    report(f"dropout after manual_seed(0 + rank): same mask on all ranks {same}")
 
 
 if __name__ == "__main__":

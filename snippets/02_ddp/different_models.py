@@ -1,17 +1,18 @@
-"""DDP expects same model across all ranks: what it compares, and what it takes on trust.
+"""DDP expects same model across all ranks: what its constructor compares, and what it does not.
 
-At construction DDP compares the number, the sizes and the strides of the parameters that
-require a gradient, in the order of registration. Names, order among equal shapes, dtypes and
-buffers are not compared.
+The constructor compares the number, the sizes and the strides of the parameters that need a
+gradient, in the order in which they were registered. It does not compare names, dtypes or
+buffers, and it does not notice a different order of layers with equal shapes.
 
-    --case count    rank 1 has one layer more: every rank is told
-    --case shape    rank 1 has a wider layer: rank 1 is told, rank 0 waits for it
-    --case order    rank 1 registers two layers in the other order: nobody is told
-    --case dtype    rank 1 builds its model in float64: nobody is told
-    --case buffer   rank 1 has one buffer more: nobody is told
+    --case count    rank 1 has one more layer: every rank raises an error
+    --case shape    rank 1 has a wider layer: rank 1 raises an error, and rank 0 waits for it
+    --case stride   rank 1 stores its weight transposed: the same happens
+    --case order    rank 1 registers two layers in a different order: no error
+    --case dtype    rank 1 builds its model in float64: no error
+    --case buffer   rank 1 has one more buffer: no error
 
-    --check         compare names, sizes and dtypes before wrapping: every rank is told
-    --fix          the same model on every rank; the check passes
+    --check         compares names, shapes and dtypes first: every rank raises an error
+    --fix           every rank builds the same model, and the check passes
 """
 
 import argparse
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Attention(nn.Module):
-    """Two projections of one shape; `swapped` registers them in the other order."""
+    """Two projections of the same shape; `swapped` registers them in a different order."""
 
     def __init__(self, swapped: bool) -> None:
         super().__init__()
@@ -39,12 +40,17 @@ class Attention(nn.Module):
 
 
 def build(case: str, odd: bool) -> nn.Module:
-    """The model of this rank; `odd` is true on rank 1 alone."""
+    """The model of this rank; `odd` is true only on rank 1."""
     torch.manual_seed(0)
     if case == "count":
         return nn.Sequential(*[nn.Linear(4, 4) for _ in range(3 if odd else 2)])
     if case == "shape":
         return nn.Sequential(nn.Linear(4, 9 if odd else 8), nn.Linear(9 if odd else 8, 1))
+    if case == "stride":
+        model = nn.Linear(4, 8)
+        if odd:
+            model.weight.data = model.weight.data.T.contiguous().T  # equal values and sizes
+        return model
     if case == "dtype":
         return nn.Linear(4, 1).to(torch.float64 if odd else torch.float32)
     if case == "buffer":
@@ -56,20 +62,22 @@ def build(case: str, odd: bool) -> nn.Module:
 
 
 def check_same_model(model: nn.Module) -> None:
-    """Raise on every rank, with the first difference, when the models are not the same."""
+    """Raise an error on every rank, with the first difference, if the models differ."""
     mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in model.state_dict().items()]
     of_rank: list = [None] * dist.get_world_size()
     dist.all_gather_object(of_rank, mine)
     for rank, other in enumerate(of_rank):
         if len(other) != len(of_rank[0]):
-            raise ValueError(f"rank 0 has {len(of_rank[0])} tensors, rank {rank} {len(other)}")
+            raise ValueError(
+                f"rank 0 has {len(of_rank[0])} tensors, rank {rank} has {len(other)}"
+            )
         for ours, theirs in zip(of_rank[0], other, strict=True):
             if ours != theirs:
                 raise ValueError(f"rank 0 has {ours}, rank {rank} has {theirs}")
 
 
 def outputs(model: nn.Module) -> list[torch.Tensor]:
-    """What the model of each rank says to the same input."""
+    """The output of the model of each rank for the same input."""
     x = torch.linspace(-1, 1, 8).view(2, 4).to(next(model.parameters()).dtype)
     with torch.no_grad():
         mine = model(x).flatten().double()
@@ -78,9 +86,27 @@ def outputs(model: nn.Module) -> list[torch.Tensor]:
     return of_rank
 
 
+def query_gets_key(ddp: DistributedDataParallel) -> bool:
+    """Whether DDP averages the gradient of rank 0's query with that of rank 1's key."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    x = torch.randn(2, 4)
+    with ddp.no_sync():
+        ddp(x).sum().backward()
+    mine = torch.stack([ddp.module.query.weight.grad, ddp.module.key.weight.grad])
+    local = [torch.empty_like(mine) for _ in range(n)]
+    dist.all_gather(local, mine)
+    ddp.zero_grad()
+    ddp(x).sum().backward()
+    mixed = sum(local[r][1 if r == 1 else 0] for r in range(n)) / n  # rank 1: the key
+    ours = ddp.module.key.weight.grad if rank == 1 else ddp.module.query.weight.grad
+    assert not torch.allclose(mixed, sum(gradients[0] for gradients in local) / n)
+    return torch.allclose(ours, mixed)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
-    cases = ["count", "shape", "order", "dtype", "buffer"]
+    cases = ["count", "shape", "stride", "order", "dtype", "buffer"]
     parser.add_argument("--case", choices=cases, default="count")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--fix", action="store_true")
@@ -94,20 +120,25 @@ def main() -> int:
     try:
         if args.check or args.fix:
             check_same_model(model)
-        DistributedDataParallel(model)
+        ddp = DistributedDataParallel(model)
     except (RuntimeError, ValueError) as error:
         if rank == 1:
             print(f"rank 1: {type(error).__name__}: {error}", flush=True)
-        if args.check or args.case == "count":
+        if isinstance(error, ValueError) or args.case == "count":
             dist.barrier()  # every rank raised: wait until rank 1 has printed
         return 1
 
     of_rank = outputs(model)
     if rank == 0:
-        print("DDP raised nothing; the same input gives")
+        print("DDP raised no error. The same input gives these outputs:")
         for r, output in enumerate(of_rank):
             print(f"  rank {r}: {', '.join(f'{value:.4f}' for value in output.tolist())}")
         sys.stdout.flush()
+    if args.case == "order":
+        mixed = query_gets_key(ddp)
+        assert mixed == (not args.fix)
+        if mixed and rank == 0:
+            print("DDP averages the query of rank 0 with the key of rank 1", flush=True)
     dist.barrier()
     return 0 if all(torch.equal(output, of_rank[0]) for output in of_rank) else 1
 

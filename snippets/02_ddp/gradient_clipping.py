@@ -1,11 +1,15 @@
 """Clipping before the reduction: every rank clips its own gradient, and the mean is wrong.
 
-The norm of a mean is not the mean of the norms: a rank whose batch is unlucky loses most of
-its vote. DDP has averaged the gradients by the time backward() returns, so clip then: the
-norm is the same number on every rank, and no communication is needed to know it.
+Clipping shortens a gradient whose norm is above a limit. If each rank clips its own gradient,
+the ranks shorten their gradients by different factors, and a rank with a large gradient counts
+less than it should. DDP has averaged the gradients when backward() returns. If you clip then,
+every rank computes the same norm and needs no further communication.
 
-    (no flag)    clips on each rank, in no_sync, and averages afterwards
-    --fix       clips what DDP has averaged
+    (no flag)   clips on each rank inside no_sync, and averages afterwards
+    --fix       clips the gradient that DDP has averaged
+
+Both results are compared with the clipped gradient of one process, which is computed in float64
+from the formula for linear regression.
 """
 
 import argparse
@@ -36,8 +40,15 @@ def average_then_clip(ddp: DistributedDataParallel, x: torch.Tensor, y: torch.Te
     return nn.utils.clip_grad_norm_(ddp.parameters(), MAX_NORM).item()
 
 
-def flat_gradient(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+def regression_gradient(model: nn.Linear, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Gradient of the mean squared error as one vector in float64, without autograd."""
+    x, y, weight, bias = (t.detach().double() for t in (x, y, model.weight, model.bias))
+    error = x @ weight.T + bias - y
+    return torch.cat([2 * (error.T @ x).flatten() / len(x), 2 * error.mean(0)])
+
+
+def clipped(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * min(1.0, MAX_NORM / gradient.norm().item())
 
 
 def start() -> torch.device:
@@ -66,25 +77,32 @@ def main() -> int:
     x, y = torch.randn(8 * n, 4, device=device), torch.randn(8 * n, 1, device=device)
     y[-8:] += 10  # the last rank has the outliers
     model = nn.Linear(4, 1).to(device)
-    single = nn.Linear(4, 1).to(device)
-    single.load_state_dict(model.state_dict())
     ddp = DistributedDataParallel(model)
 
-    nn.functional.mse_loss(single(x), y).backward()
-    single_norm = nn.utils.clip_grad_norm_(single.parameters(), MAX_NORM).item()
-    truth = flat_gradient(single)
+    whole = regression_gradient(model, x, y)
+    truth = clipped(whole)
+    shards = [
+        regression_gradient(model, *shard) for shard in zip(x.chunk(n), y.chunk(n), strict=True)
+    ]
+    # What each order must give: the mean of clipped gradients, or the clipped mean.
+    of_order = truth if args.fix else sum(map(clipped, shards)) / n
+    assert whole.norm() > MAX_NORM  # the limit is reached, so clipping changes the gradient
 
     step = average_then_clip if args.fix else clip_then_average
     norm = step(ddp, x.chunk(n)[rank], y.chunk(n)[rank])
-    ours = flat_gradient(model)
+    ours = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
+    torch.testing.assert_close(ours, of_order, rtol=1e-4, atol=1e-6)
 
     norms = [torch.empty(1, device=device) for _ in range(n)]
     dist.all_gather(norms, torch.tensor([norm], device=device))
     equal = torch.allclose(ours, truth, rtol=1e-4, atol=1e-6)
+    assert equal == (args.fix or n == 1)
+    if args.fix:
+        assert all(torch.equal(value, norms[0]) for value in norms)
     if rank == 0:
         seen = ", ".join(f"{value.item():.3f}" for value in norms)
         cosine = nn.functional.cosine_similarity(ours, truth, dim=0).item()
-        print(f"norm before clipping: one process {single_norm:.3f}, ranks {seen}")
+        print(f"norm before clipping: one process {whole.norm():.3f}, ranks {seen}")
         print(f"norm after:           one process {truth.norm():.3f}, DDP {ours.norm():.3f}")
         print(f"cosine of the two gradients {cosine:.3f}, equal: {equal}", flush=True)
 

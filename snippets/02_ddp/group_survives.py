@@ -1,19 +1,19 @@
-"""After destroy_process_group the group can live on, and abort or hang the process at its end.
+"""After destroy_process_group a group can still be alive, and abort or hang the process.
 
-`Tensor.backward` puts the current `contextvars` context into thread-local state (since 2.12).
-An all-reduce launched meanwhile keeps a reference to it, and gloo's worker thread lets go of
-that a moment after backward, for which it needs the interpreter lock. Should the process end
-before that:
+`Tensor.backward` puts the current `contextvars` context into thread-local state (since torch
+2.12). An all-reduce that is launched meanwhile keeps a reference to it. A worker thread of gloo
+frees this reference a moment after backward, and needs the interpreter lock for it. If the
+process ends before that, there are three cases:
 
-* If something still holds the group, its threads run on into the interpreter's shutdown, where
-  asking for the lock ends a thread: `terminate called without an active exception`.
-* If DDP's reducer is the last to hold it, then freeing it waits for the threads with the lock
-  in hand, and the thread waits for the lock: a hang.
-* If `destroy_process_group` is the last to let go, it waits without the lock, and all is well.
+* Something still holds the group. Its threads then run on while the interpreter shuts down,
+  and asking for the lock ends the process: `terminate called without an active exception`.
+* DDP's reducer is the last owner of the group. Freeing the group then waits for the threads
+  while it holds the lock, and the thread waits for the lock. The process hangs.
+* `destroy_process_group` is the last owner. It waits without the lock, and all is well.
 
-For that, import `torch.distributed.nn` before the group exists (whatever imports it later, as
-DDP and every optimizer do, gives its functions the group as a default argument), and free the
-DDP model first.
+To get the third case, import `torch.distributed.nn` before the group exists, and free the DDP
+model first. (If DDP or an optimizer imports that module later, the module's functions get the
+group as a default argument.) The program shows in which cases the group is still alive.
 """
 
 import importlib
@@ -27,7 +27,7 @@ import torch.fx.experimental.symbolic_shapes  # DDP imports both: once, not in f
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-kept = []
+alive_at_exit = []
 
 
 def train() -> DistributedDataParallel:
@@ -35,13 +35,13 @@ def train() -> DistributedDataParallel:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     ddp(torch.rand(4, 8)).sum().backward()
     optimizer.step()
-    assert ddp.module.bias.grad.eq(4).all()  # of four rows
+    assert ddp.module.bias.grad.eq(4).all()  # the sum over four rows
     return ddp
 
 
 def try_out(import_first: bool, free_model: bool) -> None:
     if import_first:
-        importlib.import_module("torch.distributed.nn")  # elsewhere: an import at the top
+        importlib.import_module("torch.distributed.nn")  # other programs: at the top
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = weakref.ref(dist.group.WORLD)
@@ -50,17 +50,20 @@ def try_out(import_first: bool, free_model: bool) -> None:
     if free_model:
         del ddp
     else:
-        kept.append(ddp)  # freed here, it could hang as told above
+        alive_at_exit.append(ddp)
 
     dist.destroy_process_group()
     print(f"imported first: {import_first}, model freed: {free_model}.", end=" ")
-    print(f"Alive after destroy_process_group: {group() is not None}", flush=True)
+    alive = group() is not None
+    print(f"Alive after destroy_process_group: {alive}", flush=True)
+    assert alive != (import_first and free_model)
 
 
 def main() -> None:
     for import_first in (False, True):
         for free_model in (False, True):
-            # in a process for each, which multiprocessing ends by os._exit: so none aborts
+            # Each case runs in a process of its own. multiprocessing ends it by os._exit, which
+            # skips the shutdown of the interpreter, so that no case can abort or hang.
             context = multiprocessing.get_context("fork")
             process = context.Process(target=try_out, args=(import_first, free_model))
             process.start()

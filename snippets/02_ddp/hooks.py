@@ -1,12 +1,13 @@
-"""All-reduce each gradient the moment it is ready, while backward still computes the others.
+"""DDP with hooks: all-reduce each gradient as soon as it is ready, during the backward pass.
 
-`register_post_accumulate_grad_hook` calls us when autograd has written a parameter's `.grad`.
-The hook starts an asynchronous all-reduce and returns, so communication runs beside the rest
-of backward; the wait stands where the result is needed, before the optimizer's step.
+`register_post_accumulate_grad_hook` registers a function that autograd calls when it has
+written the `.grad` of a parameter. Our function starts an asynchronous all-reduce and returns,
+so the communication runs while backward computes the other gradients. `wait` comes before the
+optimizer, which needs the sums.
 
-Watch the order in which gradients arrive. It is the reverse of the order in which forward
-*used* the layers. The order in which `__init__` defines them, which `parameters()` follows,
-plays no part: here `head` is defined first and used last.
+In the output, compare the order in which the parameters are defined with the order in which
+their gradients become ready. Backward starts with the layer that forward used last. In this
+model, `head` is defined first and used last, so its gradient is ready first.
 """
 
 import os
@@ -23,7 +24,7 @@ BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide i
 
 
 class HookedDDP(nn.Module):
-    """Every parameter that requires a gradient must get one in each backward."""
+    """In each backward pass, every parameter that requires a gradient must get one."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -39,21 +40,21 @@ class HookedDDP(nn.Module):
         return self.module(*args, **kwargs)
 
     def launch(self, parameter: nn.Parameter) -> None:
-        if parameter in self.in_flight:  # this backward has added to what is being sent
+        if parameter in self.in_flight:  # a second backward pass changed a gradient being sent
             raise RuntimeError("call wait() after each backward")
-        # Collectives have no names: the third all-reduce of one rank meets the third of every
-        # other. This is right only because every rank runs the same graph in the same order.
+        # Collectives have no names. The third all-reduce of one rank is combined with the third
+        # of every other rank. So all ranks must run the same layers in the same order.
         self.in_flight[parameter] = dist.all_reduce(parameter.grad, async_op=True)
 
     def wait(self) -> None:
-        """Call between `backward` and the optimizer's step."""
+        """Wait for all sums and divide them by N. Call this before the optimizer."""
         missing = [name for p, name in self.names.items() if p not in self.in_flight]
         for parameter, work in self.in_flight.items():
             work.wait()
             parameter.grad /= dist.get_world_size()
         self.in_flight.clear()
         if missing:
-            raise RuntimeError(f"no gradient in this backward for {', '.join(missing)}")
+            raise RuntimeError(f"no gradient in this backward pass for {', '.join(missing)}")
 
 
 class Network(nn.Module):
@@ -90,13 +91,18 @@ def main() -> None:
     torch.manual_seed(rank)
     model = Network().to(device)
     ddp = HookedDDP(model)
-    alone = Network().to(device)  # one process with the whole batch
-    alone.load_state_dict(model.state_dict())
+    reference = Network().to(device)  # trained by one process on the whole batch
+    reference.load_state_dict(model.state_dict())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
-    optimizer_alone = torch.optim.SGD(alone.parameters(), lr=1.0, momentum=0.9)
+    reference_optimizer = torch.optim.SGD(reference.parameters(), lr=1.0, momentum=0.9)
 
-    rows = []  # that this rank computes with
+    rows = []  # the number of samples in each forward of this rank
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    launched = []  # the number of all-reduces in this step when each gradient is ready
+    for parameter in ddp.names:
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: launched.append(counter.call_count)
+        )
     torch.manual_seed(1234)
     for step in range(STEPS):
         inputs = torch.randn(BATCH, 64).to(device)
@@ -106,23 +112,27 @@ def main() -> None:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(ddp(inputs[shard]), targets[shard])
         if rank == n - 1:
-            time.sleep(0.05)  # the others have launched all by then, and must wait
-        with mock.patch.object(dist.Work, "wait", side_effect=RuntimeError("a hook waits")):
+            time.sleep(0.05)  # the other ranks have launched everything by then, and must wait
+        with (
+            mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter,
+            mock.patch.object(dist.Work, "wait", side_effect=RuntimeError("a hook waits")),
+        ):
             loss.backward()
         if step == 0 and rank == 0:
             print("defined: " + ", ".join(ddp.names.values()))
             print("ready:   " + ", ".join(ddp.names[parameter] for parameter in ddp.in_flight))
-            print(f"{len(ddp.in_flight)} all-reduces were launched during backward")
+            print(f"{counter.call_count} all-reduces were launched during backward")
         ddp.wait()
         optimizer.step()
 
-        optimizer_alone.zero_grad()
-        nn.functional.mse_loss(alone(inputs), targets).backward()
-        optimizer_alone.step()
+        reference_optimizer.zero_grad()
+        nn.functional.mse_loss(reference(inputs), targets).backward()
+        reference_optimizer.step()
 
-    assert rows == [BATCH // n] * STEPS  # its shard, no more
-    for ours, truth in zip(ddp.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, truth)
+    assert rows == [BATCH // n] * STEPS  # this rank computed its shard only
+    assert launched == [1, 2, 3, 4, 5, 6] * STEPS  # each gradient was sent at once
+    for ours, expected in zip(ddp.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected)
     if rank == 0:
         print(f"world size {n}, parameters after {STEPS} steps: equal to one process")
 

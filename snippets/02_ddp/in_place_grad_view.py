@@ -1,12 +1,14 @@
 """Can't detach views in-place: what gradient_as_bucket_view=True changes about p.grad.
 
-With it, p.grad is a window into DDP's bucket: one copy of the gradients fewer, in memory and
-in time. The window is not yours. `detach_()` on it raises, and a gradient that you keep is
-overwritten by the next backward pass, without an error.
+With this option, p.grad is a view of a part of DDP's bucket, which saves one copy of the
+gradients. Two things follow. `p.grad.detach_()` raises an error. And a gradient that you store
+without a copy is overwritten by a later backward pass, without an error.
 
-    (no flag)    p.grad.detach_(), as old code does before p.grad.zero_()
-    --keep       a reference to the gradient of each step is kept
-    --fix       neither: zero_grad() of the optimizer, and a clone of what is kept
+    (no flag)   calls p.grad.detach_(), as old code does before p.grad.zero_()
+    --keep      stores a reference to the gradient of each step
+    --fix       calls zero_grad() of the optimizer, and stores a clone of each gradient
+
+With --fix, the stored gradients must equal those of one process with the data of all ranks.
 """
 
 import argparse
@@ -19,26 +21,42 @@ import torch.distributed.nn  # not left to torch: imported after init, it keeps 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+STEPS, ROWS, LEARNING_RATE = 4, 4, 0.1
+
 
 def old_zero_grad(model: nn.Module) -> None:
-    """What optimizers did once, and hand-written training loops still do."""
+    """What optimizers did in old releases, and what hand-written training loops still do."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.detach_()
             parameter.grad.zero_()
 
 
-def kept_gradients(ddp: DistributedDataParallel, clone: bool, device: torch.device) -> list:
-    """Keep the gradient of each of four steps; return pairs (as it was then, as it is now)."""
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+def kept_gradients(
+    ddp: DistributedDataParallel, data: torch.Tensor, clone: bool
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each step: a copy of the gradient at that time, and the gradient that was stored."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=LEARNING_RATE)
     kept = []
-    for _ in range(4):
-        ddp(torch.randn(4, 2, device=device)).square().mean().backward()
+    for x in data:
+        ddp(x).square().mean().backward()
         gradient = ddp.module.weight.grad
-        kept.append((f"{gradient.norm():.4f}", gradient.clone() if clone else gradient))
+        kept.append((gradient.clone(), gradient.clone() if clone else gradient))
         optimizer.step()
-        optimizer.zero_grad()  # p.grad = None; the kept tensor still is a window
-    return [(then, f"{gradient.norm():.4f}") for then, gradient in kept]
+        optimizer.zero_grad()  # sets p.grad = None; the stored tensor is still a view
+    return kept
+
+
+def one_process(model: nn.Linear, data: torch.Tensor) -> list[torch.Tensor]:
+    """The weight's gradient in each step, in float64, from the formula for this loss."""
+    weight, bias = model.weight.detach().double(), model.bias.detach().double()
+    gradients = []
+    for x in data.double():  # [steps, rows, 2]
+        output = x @ weight.T + bias
+        gradients.append(2 * output.T @ x / len(x))
+        weight = weight - LEARNING_RATE * gradients[-1]
+        bias = bias - LEARNING_RATE * 2 * output.mean(0)
+    return gradients
 
 
 def start() -> torch.device:
@@ -62,22 +80,33 @@ def main() -> int:
     args = parser.parse_args()
 
     device = start()
-    rank = dist.get_rank()
+    rank, n = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(0)  # the same data on each rank: the point is the memory
+    torch.manual_seed(0)
     model = nn.Linear(2, 1).to(device)
+    data = torch.randn(n, STEPS, ROWS, 2, device=device)  # different data for each rank
+    expected = one_process(model, data.transpose(0, 1).flatten(1, 2))
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     failed = False
     if args.keep or args.fix:
-        pairs = kept_gradients(ddp, clone=args.fix, device=device)
-        failed = any(then != now for then, now in pairs)
+        kept = kept_gradients(ddp, data[rank], clone=args.fix)
+        for (then, now), value in zip(kept, expected, strict=True):
+            torch.testing.assert_close(then.double(), value, rtol=0, atol=1e-5)
+            failed = failed or not torch.equal(then, now)
+        memory = [now.untyped_storage().data_ptr() for _, now in kept]
+        if args.fix:
+            assert len(set(memory)) == STEPS  # every clone has memory of its own
+        else:
+            # Steps 1, 2 and 3 use the same bucket. DDP created it after step 0.
+            assert memory[0] != memory[1] == memory[2] == memory[3]
         if rank == 0:
-            for step, (then, now) in enumerate(pairs):
-                print(f"step {step}: norm {then} when kept, {now} at the end")
+            for step, (then, now) in enumerate(kept):
+                print(f"step {step}: norm {then.norm():.4f} when stored,", end=" ")
+                print(f"{now.norm():.4f} at the end")
             sys.stdout.flush()
     else:
-        ddp(torch.randn(4, 2, device=device)).square().mean().backward()
+        ddp(data[rank, 0]).square().mean().backward()
         try:
             old_zero_grad(model)
         except RuntimeError as error:

@@ -1,14 +1,20 @@
-"""Parameters changed after wrapping: DDP reduces those it met in its constructor, no others.
+"""Parameters that change after wrapping: DDP never learns of the change.
 
-Each change is made on a fresh two-layer model after it was wrapped (or before, with --fix),
-then the model is trained for three steps, on different data on each rank:
+DDP averages the gradients of the parameters that needed a gradient when its constructor ran.
+The program makes one of four changes to a model of two layers, trains the model for three
+steps, and compares the parameters of the ranks:
 
     unfreeze   a frozen layer gets requires_grad_(True)
-    add        the model gains a new layer
-    assign     load_state_dict(assign=True) puts new parameters in place of the old
-    freeze     a layer gets requires_grad_(False): now DDP waits for it
+    add        the model gets a third layer
+    assign     load_state_dict(assign=True) replaces every parameter by a new one
+    freeze     a layer gets requires_grad_(False), and DDP still waits for its gradients
 
-    --fix     change first, then wrap (or wrap once more)
+    (no flag)      changes the model after it was wrapped: the ranks become different
+    --fix          changes the model first and wraps it afterwards
+    --wrap-again   changes the model after it was wrapped, then wraps it once more
+
+With both fixes, the trained parameters must equal those of one process that trains on the data
+of all ranks. This process uses neither DDP nor an optimizer.
 """
 
 import argparse
@@ -20,6 +26,8 @@ import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+STEPS, ROWS, LEARNING_RATE = 3, 8, 0.1
 
 
 def build(change: str, device: torch.device) -> nn.Sequential:
@@ -43,17 +51,49 @@ def apply_change(model: nn.Sequential, change: str, device: torch.device) -> Non
         model[0].requires_grad_(False)
 
 
-def train(ddp: DistributedDataParallel, device: torch.device) -> None:
-    torch.manual_seed(2 + dist.get_rank())
-    optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.1)
-    for _ in range(3):
+def check_change(model: nn.Sequential, change: str, before: set[nn.Parameter]) -> None:
+    """Assert that the change was made: `before` contains the parameters of the old model."""
+    layers = {"unfreeze": [0, 1], "add": [0, 1, 2], "assign": [0, 1], "freeze": [1]}[change]
+    trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trainable == [f"{i}.{kind}" for i in layers for kind in ("weight", "bias")]
+    new = [name for name, p in model.named_parameters() if p not in before]
+    replaced = {"add": [2], "assign": [0, 1]}.get(change, [])
+    assert new == [f"{i}.{kind}" for i in replaced for kind in ("weight", "bias")]
+
+
+def train(ddp: DistributedDataParallel, data: torch.Tensor) -> None:
+    """Train on the data of this rank, which has the shape [steps, rows, 4]."""
+    trainable = [p for p in ddp.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE)
+    for x in data:
         optimizer.zero_grad()
-        ddp(torch.randn(8, 4, device=device)).square().mean().backward()
+        ddp(x).square().mean().backward()
         optimizer.step()
 
 
+def one_process(change: str, data: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """Parameters after training on the data of all ranks, without DDP or an optimizer."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    if change == "add":
+        torch.manual_seed(1)
+        layers.append(nn.Linear(4, 4))
+    weights = [p.detach().to(device) for layer in layers for p in layer.parameters()]
+    first = 2 if change == "freeze" else 0  # the weight and the bias of layer 0 are not trained
+    for weight in weights[first:]:
+        weight.requires_grad_()
+    for x in data:
+        for weight, bias in zip(weights[::2], weights[1::2], strict=True):
+            x = x @ weight.T + bias
+        gradients = torch.autograd.grad(x.square().mean(), weights[first:])
+        with torch.no_grad():
+            for weight, gradient in zip(weights[first:], gradients, strict=True):
+                weight -= LEARNING_RATE * gradient
+    return weights
+
+
 def drifted(model: nn.Module) -> list[str]:
-    """Names of the parameters which are not bit for bit the same on every rank."""
+    """Names of the parameters that are not bit for bit the same on every rank."""
     names = []
     for name, parameter in model.named_parameters():
         low, high = parameter.detach().clone(), parameter.detach().clone()
@@ -80,33 +120,51 @@ def start() -> torch.device:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--fix", action="store_true")
+    fixes = parser.add_mutually_exclusive_group()
+    fixes.add_argument("--fix", action="store_true")
+    fixes.add_argument("--wrap-again", action="store_true")
     args = parser.parse_args()
 
     device = start()
-    rank = dist.get_rank()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(2)
+    data = torch.randn(n, STEPS, ROWS, 4, device=device)  # different data for each rank
 
     failed = False
     for change in ("unfreeze", "add", "assign", "freeze"):
         model = build(change, device)
+        before = set(model.parameters())
         if args.fix:
             apply_change(model, change, device)
         ddp = DistributedDataParallel(model)
         if not args.fix:
             apply_change(model, change, device)
-        assert not drifted(model)  # as yet
+        if args.wrap_again:
+            ddp = DistributedDataParallel(ddp.module)
+        check_change(model, change, before)
+        assert not drifted(model)  # training has not started yet
+        initial = [p.detach().clone() for p in model.parameters()]
 
         try:
-            train(ddp, device)
-            names = drifted(model)
-            of_ranks = [None] * dist.get_world_size()
-            dist.all_gather_object(of_ranks, names)
-            assert all(names == other for other in of_ranks)  # every rank is told the same
-            failed = failed or bool(names)
-            result = f"drifted: {', '.join(names) or 'nothing'}"
+            train(ddp, data[rank])
         except RuntimeError as error:
             failed = True
             result = f"{type(error).__name__}: {str(error).split('. ')[0]}. …"
+        else:
+            for parameter, value in zip(model.parameters(), initial, strict=True):
+                was_trained = not torch.equal(parameter, value)
+                assert was_trained == parameter.requires_grad
+            names = drifted(model)
+            names_of_ranks = [None] * n
+            dist.all_gather_object(names_of_ranks, names)
+            assert all(names == other for other in names_of_ranks)
+            expected = one_process(change, data.transpose(0, 1).flatten(1, 2), device)
+            equal = all(map(torch.allclose, model.parameters(), expected))
+            assert equal == (not names)  # equal ranks have the parameters of one process
+            failed = failed or not equal
+            result = f"drifted: {', '.join(names) or 'nothing'}"
+            if equal:
+                result += "; equal to one process with all the data"
         if rank == 0:
             print(f"{change:10}{result}", flush=True)
 

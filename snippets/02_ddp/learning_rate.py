@@ -1,9 +1,9 @@
-"""The batch grows with N: what should the learning rate do, at equal numbers of samples?
+"""With N ranks the batch is N times larger: four rules for the learning rate, compared.
 
-One process stands for N ranks of 16 rows each by taking batches of 16·N rows: DDP's gradient
-is the same. First the reason for a larger rate: the gradient's variance falls as 1/N. Then four
-rules for SGD, each run over the same samples. Linear scaling with warm-up is from Goyal et al.
-(2017).
+One process with batches of 16·N rows computes the gradient that N ranks with 16 rows each would
+compute. The program first shows the reason for a larger learning rate: the variance of the
+gradient falls as 1/N. Then it trains with four rules for SGD, each on the same samples. Linear
+scaling with warm-up is from Goyal et al. (2017). This is one small model and one seed.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import nn
 ROWS_PER_RANK, SAMPLES, EPOCHS, BASE_LR, WARMUP = 16, 4096, 6, 0.05, 0.2
 
 RULES: dict[str, Callable[[int, float], float]] = {
-    # factor on BASE_LR, of N and of the share of all samples that has been seen
+    # the factor of BASE_LR, given N and the fraction of all samples that has been seen
     "unchanged": lambda n, done: 1,
     "square root": lambda n, done: math.sqrt(n),
     "linear": lambda n, done: n,
@@ -27,7 +27,7 @@ RULES: dict[str, Callable[[int, float], float]] = {
 
 
 def make_data() -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of 32 numbers in 10 classes; a random network says which: [4096, 32] and [4096]."""
+    """Rows of 32 numbers in 10 classes, chosen by a random network: [4096, 32] and [4096]."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(SAMPLES, 32, generator=generator)
     hidden = torch.tanh(x @ torch.randn(32, 64, generator=generator) / 3)

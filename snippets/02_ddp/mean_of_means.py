@@ -1,8 +1,9 @@
 """The mean of the ranks' mean losses is not the mean over all tokens.
 
-Sequences differ in length, so ranks hold different numbers of tokens. DDP averages the
-gradients of per-rank means: a token weighs more where there are few. The fix sums the loss,
-counts tokens over all ranks, and scales by N / total: DDP's division by N then cancels.
+Sequences differ in length, so the ranks have different numbers of tokens. DDP averages the
+gradients of the means of the ranks, so a token counts more on a rank with few tokens. The fix
+sums the loss, counts the tokens of all ranks, and multiplies by N / total. The factor N cancels
+the division by N that DDP does.
 """
 
 import os
@@ -50,12 +51,12 @@ def make_batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def local_mean(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The usual loss: a mean over the tokens which this rank happens to hold."""
+    """The usual loss: the mean over the tokens of this rank."""
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
 def global_mean(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """This rank's share of the mean over every rank's tokens, times N."""
+    """The part of this rank in the mean over the tokens of all ranks, times N."""
     total = (targets != PADDING).sum()
     dist.all_reduce(total)  # one integer; with accumulation, count all micro-batches at once
     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
@@ -71,13 +72,13 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     inputs, targets = make_batch(device)
 
-    # the truth: one process, all tokens
+    # the reference: one process with all tokens
     model = make_model(device)
     true_loss = local_mean(model, inputs, targets)
     true_loss.backward()
     truth = gradients(model)
 
-    # rank r takes its run of consecutive sequences
+    # each rank takes consecutive sequences
     my_inputs, my_targets = inputs.tensor_split(n)[rank], targets.tensor_split(n)[rank]
     tokens = (my_targets != PADDING).sum()
     tokens_by_rank = [torch.zeros_like(tokens) for _ in range(n)]
@@ -94,7 +95,7 @@ def main() -> None:
 
         average = loss.detach().clone()
         dist.all_reduce(average)
-        average /= n  # what DDP's averaged gradient is the gradient of
+        average /= n  # the averaged gradient of DDP is the gradient of this loss
         if rank == 0:
             print(f"DDP with {loss_of.__name__}: loss {average.item():.4f}, ", end="")
             if loss_of is local_mean:

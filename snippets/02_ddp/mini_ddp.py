@@ -1,11 +1,16 @@
-"""The whole of DistributedDataParallel in a hundred lines, equal to torch's.
+"""All of DistributedDataParallel in a hundred lines, with the same result as PyTorch's version.
 
-`MiniDDP` broadcasts rank 0's parameters and buffers, packs gradients into flat buckets, and
-all-reduces each bucket while backward computes the next; `backward()` returns when every
-gradient is the mean over ranks. `--unused` leaves a layer out, to show what it says then.
+`MiniDDP` broadcasts the parameters and buffers of rank 0 and collects gradients in flat
+buckets. It all-reduces each bucket while backward computes the next one. When `backward()`
+returns, every gradient is the mean over all ranks.
 
-The design follows "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"
-(Li et al., VLDB 2020) and torch/csrc/distributed/c10d/reducer.cpp.
+The program trains a model with `MiniDDP`, with PyTorch's DDP, and in one process on the whole
+batch, and compares the parameters. Odd ranks compute the two halves of the model in a different
+order than even ranks. Their gradients are therefore ready in a different order, but all ranks
+launch the buckets in the same order. `--unused` leaves a layer out and shows the error.
+
+The design follows "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (Li
+et al., VLDB 2020) and torch/csrc/distributed/c10d/reducer.cpp.
 """
 
 import copy
@@ -13,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -25,7 +31,7 @@ MIB = 2**20
 
 
 class Bucket:
-    """One flat tensor, and in it a view for the gradient of each of its parameters."""
+    """One flat tensor, with a view into it for the gradient of each parameter."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -33,38 +39,35 @@ class Bucket:
         self.flat = torch.zeros(size, dtype=parameters[0].dtype, device=parameters[0].device)
         views = self.flat.split([p.numel() for p in parameters])
         self.views = {p: v.view_as(p) for p, v in zip(parameters, views, strict=True)}
-        self.waiting = set(parameters)  # those whose gradient is still to come
+        self.waiting = set(parameters)  # their gradients are not ready yet
         self.work: dist.Work | None = None  # the all-reduce, once launched
 
 
 def fill_buckets(parameters: list[nn.Parameter], caps: list[int]) -> list[Bucket]:
-    """Cut `parameters`, last one first, into buckets.
+    """Distribute `parameters`, last one first, over buckets.
 
-    A bucket is closed by the parameter which brings it to its cap (so it may be larger), or by
-    a change of dtype or device, as it is one tensor. Bucket i has a cap of `caps[i]` bytes, and
-    those beyond the list have its last entry. The order is a guess at the order in which
-    gradients arrive; torch cuts its buckets anew after the first backward, when it knows.
+    Bucket i is complete when it has at least `caps[i]` bytes. The last entry of `caps` is also
+    the cap of all later buckets. A change of dtype or device starts a new bucket, because a
+    bucket is one tensor. The order is a guess at the order in which gradients become ready.
+    PyTorch fills its buckets again after the first backward pass, when it knows this order.
     """
     groups: list[list[nn.Parameter]] = [[]]
     for parameter in reversed(parameters):
         group = groups[-1]
         full = sum(p.nbytes for p in group) >= caps[min(len(groups), len(caps)) - 1]
-        other = group and (group[0].dtype, group[0].device) != (
-            parameter.dtype,
-            parameter.device,
-        )
-        if full or other:
+        kind = parameter.dtype, parameter.device
+        if full or (group and (group[0].dtype, group[0].device) != kind):
             groups.append([])
         groups[-1].append(parameter)
     return [Bucket(group) for group in groups if group]
 
 
 class MiniDDP(nn.Module):
-    """Wrap `module` so that `backward` leaves in `.grad` the mean over all ranks.
+    """Wrap `module`: after `backward`, each `.grad` is the mean over all ranks.
 
-    Every parameter that requires a gradient must take part in every synchronised backward, and
-    have a dense gradient. `bucket_cap_mb` and `first_bucket_mb` are in MiB. The first bucket is
-    small, so that the link has something to carry early.
+    Every parameter that requires a gradient must get a dense gradient in every backward pass
+    outside `no_sync`. `bucket_cap_mb` and `first_bucket_mb` are in MiB. The first bucket is
+    small, so that it is full early and the network starts early.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class MiniDDP(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self.group = process_group  # None stands for all ranks
+        self.group = process_group  # None means all ranks
         self.world_size = dist.get_world_size(self.group)
         self.synchronise = True
         self.broadcast([*module.parameters(), *module.buffers()])
@@ -85,7 +88,7 @@ class MiniDDP(nn.Module):
         caps = [int(first_bucket_mb * MIB), int(bucket_cap_mb * MIB)]
         self.buckets = fill_buckets(list(self.names), caps)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self.launched = 0  # so many buckets are being reduced in this backward
+        self.launched = 0  # the number of buckets launched in this backward pass
         self.in_backward = False
         for parameter in self.names:
             parameter.register_post_accumulate_grad_hook(self.gradient_ready)
@@ -96,56 +99,59 @@ class MiniDDP(nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> object:
         if self.synchronise and torch.is_grad_enabled():
-            # BatchNorm's statistics: rank 0's win. (torch's DDP does this where the forward
-            # before was a synchronised one.)
+            # All ranks get the buffers of rank 0, for example the statistics of BatchNorm.
+            # (PyTorch's DDP does this if the previous forward was outside `no_sync`.)
             self.broadcast(list(self.module.buffers()))
         return self.module(*args, **kwargs)
 
     def gradient_ready(self, parameter: nn.Parameter) -> None:
-        """Autograd has finished this parameter's gradient: move it into its bucket."""
+        """Move a finished gradient into its bucket, and launch the buckets that are full."""
         if not self.synchronise:
-            return  # it stays, and the next backward adds to it
+            return  # the gradient stays in `.grad`, and the next backward adds to it
         if not self.in_backward:
             self.in_backward = True
-            # Autograd calls `finish` when this backward has computed everything.
+            # Autograd calls `finish` when this backward pass has computed everything.
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
 
-        # Divide first, then sum: a sum of fp16 gradients overflows sooner than their mean does,
-        # and the division rides on the copy into the bucket, so it costs no pass over memory.
+        # Divide first, then sum: a sum of fp16 gradients overflows sooner than their mean.
+        # The copy into the bucket divides too, so the division needs no extra pass over memory.
         bucket = self.bucket_of[parameter]
         view = bucket.views[parameter]
-        if parameter.grad.data_ptr() == view.data_ptr():  # zero_grad(set_to_none=False)
+        if parameter.grad.data_ptr() == view.data_ptr():  # already in the bucket
             view.mul_(1 / self.world_size)
         else:
             torch.mul(parameter.grad, 1 / self.world_size, out=view)
             parameter.grad = view
         bucket.waiting.discard(parameter)
+        self.launch_full_buckets()
 
-        # Collectives are matched by the order in which they are launched, and gradients may
-        # come in another order on another rank. So a bucket which is full before its turn
-        # waits, and all ranks launch bucket 0, 1, 2, …
+    def launch_full_buckets(self) -> None:
+        """Launch every bucket that is full and whose turn has come."""
+        # The k-th all-reduce of a rank is combined with the k-th of every other rank, and the
+        # gradients may be ready in a different order there. So a bucket that is full before
+        # its turn waits, and every rank launches bucket 0, then 1, then 2, …
         while self.launched < len(self.buckets) and not self.buckets[self.launched].waiting:
             bucket = self.buckets[self.launched]
             bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
             self.launched += 1
 
     def finish(self) -> None:
-        """The end of backward: wait for every bucket, and be ready for the next backward."""
+        """At the end of backward: wait for all buckets, then reset them."""
         missing = [self.names[p] for bucket in self.buckets for p in bucket.waiting]
         for bucket in self.buckets[: self.launched]:
-            bucket.work.wait()  # on a GPU the stream waits, Python goes on
+            bucket.work.wait()  # on a GPU the stream waits, and Python continues
         for bucket in self.buckets:
             bucket.waiting, bucket.work = set(bucket.parameters), None
         self.launched, self.in_backward = 0, False
         if missing:
             raise RuntimeError(
-                f"no gradient in this backward for {', '.join(sorted(missing))}: use them in "
-                "the loss, or freeze them with requires_grad_(False) before wrapping"
+                f"no gradient in this backward pass for {', '.join(sorted(missing))}: use them "
+                "in the loss, or freeze them with requires_grad_(False) before wrapping"
             )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally: the first backward after it averages their sum."""
+        """Accumulate gradients locally. The first backward pass after it averages the sum."""
         before, self.synchronise = self.synchronise, False
         try:
             yield
@@ -153,21 +159,27 @@ class MiniDDP(nn.Module):
             self.synchronise = before
 
 
+def four_layers() -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.ReLU()) for _ in range(4)))
+
+
 class Network(nn.Module):
-    """Layers defined in the order of their use, a buffer, and one layer to leave out."""
+    """Two branches, whose outputs are added, a buffer, and a layer that can be left out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("scale", torch.rand(()) + 1)
-        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(8))
+        self.left, self.right = four_layers(), four_layers()
         self.spare = nn.Linear(128, 128)
-        self.use_spare = True
+        self.use_spare, self.right_first = True, False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x * self.scale
-        for layer in self.layers:
-            x = layer(x).relu()
-        return self.spare(x) if self.use_spare else x
+        if self.right_first:  # the same sum, but backward computes the branches in reverse
+            right, left = self.right(x), self.left(x)
+        else:
+            left, right = self.left(x), self.right(x)
+        return self.spare(left + right) if self.use_spare else left + right
 
 
 def start() -> torch.device:
@@ -187,15 +199,16 @@ def start() -> torch.device:
 def train(model: nn.Module, rank: int, n: int, device: torch.device, accumulate: int) -> None:
     """Train on shard `rank` of `n`, in `accumulate` micro-batches per step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    torch.manual_seed(1234)  # the same batches for everybody
+    torch.manual_seed(1234)  # the same batches on every rank and in one process
     for _ in range(STEPS):
         inputs = torch.randn(BATCH, 128)
         micro_batches = inputs.chunk(n)[rank].to(device).chunk(accumulate)
         assert [len(x) for x in micro_batches] == [BATCH // n // accumulate] * accumulate
-        optimizer.zero_grad(set_to_none=accumulate > 1)  # else they stay where they are
+        # with set_to_none=False, the gradients stay in their buckets: test both ways
+        optimizer.zero_grad(set_to_none=accumulate > 1)
         for number, x in enumerate(micro_batches, start=1):
-            wait = hasattr(model, "no_sync") and number < accumulate
-            with model.no_sync() if wait else nullcontext():
+            local = hasattr(model, "no_sync") and number < accumulate
+            with model.no_sync() if local else nullcontext():
                 loss = nn.functional.mse_loss(model(x), x.tanh())
                 (loss / accumulate).backward()
         optimizer.step()
@@ -207,12 +220,13 @@ def main() -> int:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(rank)  # on purpose: every rank starts from different weights
+    torch.manual_seed(rank)  # on purpose: every rank starts with different parameters
     model = Network().to(device)
+    model.right_first = rank % 2 == 1
     ours = MiniDDP(model, bucket_cap_mb=0.25, first_bucket_mb=0.0625)
     theirs = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=0.25)
-    alone = copy.deepcopy(model)
-    ours.module.scale += rank  # the first forward brings back that of rank 0
+    reference = copy.deepcopy(model)  # trained by one process on the whole batch
+    ours.module.scale += rank  # the first forward must restore the value of rank 0
 
     if "--unused" in sys.argv:
         model.use_spare = False
@@ -221,18 +235,37 @@ def main() -> int:
         except RuntimeError as error:
             if rank == 0:
                 print(f"{type(error).__name__}: {error}", flush=True)
-            dist.barrier()  # rank 0 has printed before any rank leaves with an error
+            dist.barrier()  # rank 0 has printed before any rank exits
             return 1
 
     sizes = [f"{bucket.flat.nbytes / 1024:.1f}" for bucket in ours.buckets]
     if rank == 0:
         print(f"{len(ours.names)} gradients in {len(sizes)} buckets of {', '.join(sizes)} KiB")
+    ready = []  # the bucket of each gradient, in the order in which the gradients are ready
+    launched = []  # the number of all-reduces so far at that moment
+    for parameter in ours.names:
+        parameter.register_post_accumulate_grad_hook(
+            lambda p: ready.append(ours.buckets.index(ours.bucket_of[p]))
+        )
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: launched.append(counter.call_count)
+        )
+    # On odd ranks bucket 2 is full before bucket 1. It must wait until bucket 1 is launched.
+    early, late = (2, 1) if model.right_first else (1, 2)
+    first = [1] * 8 if model.right_first else [1] * 7 + [2]
+    second = [1] * 7 + [3] if model.right_first else [2] * 7 + [3]
     for accumulate in (1, 2):
-        train(ours, rank, n, device, accumulate)
+        ready.clear()
+        launched.clear()
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter:
+            train(ours, rank, n, device, accumulate)
+        assert ready == ([0] * 2 + [early] * 8 + [late] * 8) * accumulate * STEPS
+        in_step = [0] * 18 * (accumulate - 1) + [0, 1, *first, *second]  # no_sync sends nothing
+        assert launched == [3 * step + count for step in range(STEPS) for count in in_step]
         train(theirs, rank, n, device, accumulate)
-        train(alone, 0, 1, device, accumulate=1)
+        train(reference, 0, 1, device, accumulate=1)
         for a, b, c in zip(
-            ours.parameters(), theirs.parameters(), alone.parameters(), strict=True
+            ours.parameters(), theirs.parameters(), reference.parameters(), strict=True
         ):
             torch.testing.assert_close(a, b)
             torch.testing.assert_close(a, c)

@@ -1,12 +1,16 @@
-"""Unexpected key(s) in state_dict: "module.…": a checkpoint of the wrapper, a plain model.
+"""Unexpected key(s) in state_dict: "module.…": the wrapper was saved, the plain model loads.
 
-DDP keeps your model in its attribute `module`, and a state dict names tensors by attribute:
-`ddp.state_dict()` says module.0.weight where the model says 0.weight.
+DDP stores your model in its attribute `module`. A state dict names each tensor by the
+attributes that lead to it. The name of the first weight is therefore module.0.weight in
+`ddp.state_dict()`, and 0.weight in the state dict of the model.
 
-    (no flag)    saves ddp.state_dict() and loads it into the model
-    --lenient    the same with strict=False: nothing is raised, and nothing is loaded
+    (no flag)   saves ddp.state_dict() and loads it into the model: the error
+    --lenient   the same with strict=False: no error, and nothing is loaded
     --fix       saves ddp.module.state_dict()
-    --strip      fixes a checkpoint that is already on disk
+    --strip     removes the prefix from a checkpoint that was saved from the wrapper
+
+With the two fixes, the loaded model must give the output of the trained model. With --lenient,
+it must still give the output that it gave before loading.
 """
 
 import argparse
@@ -40,9 +44,11 @@ def start() -> torch.device:
 
 
 def save(path: str, plain: bool) -> nn.Module:
-    """Wrap a model, save it from rank 0, return the model."""
+    """Wrap a model, train it for one step, save it from rank 0, and return it."""
     device = start()
     ddp = DistributedDataParallel(build(seed=0).to(device))
+    ddp(torch.ones(2, 4, device=device)).sum().backward()
+    torch.optim.SGD(ddp.parameters(), lr=0.1).step()
     if dist.get_rank() == 0:
         torch.save(ddp.module.state_dict() if plain else ddp.state_dict(), path)
     dist.barrier()  # the file is complete
@@ -59,9 +65,12 @@ def main() -> int:
     trained = save("checkpoint.pt", plain=args.fix)
     state = torch.load("checkpoint.pt", map_location="cpu", weights_only=True)
     if args.strip:
-        consume_prefix_in_state_dict_if_present(state, "module.")  # in place, metadata too
+        consume_prefix_in_state_dict_if_present(state, "module.")  # in place
+        assert state._metadata.keys() == build(seed=1).state_dict()._metadata.keys()
 
     model = build(seed=1)
+    x = torch.linspace(-1, 1, 8).view(2, 4)
+    initial, expected = model(x), trained.cpu()(x)
     rank = dist.get_rank()
     failed = False
     try:
@@ -72,8 +81,10 @@ def main() -> int:
             print(f"{type(error).__name__}: {error}", flush=True)
     else:
         pairs = zip(model.parameters(), trained.parameters(), strict=True)
-        loaded = [torch.equal(ours, saved.cpu()) for ours, saved in pairs]
+        loaded = [torch.equal(ours, saved) for ours, saved in pairs]
         failed = not all(loaded)
+        assert not torch.allclose(initial, expected)
+        assert torch.equal(model(x), initial if args.lenient else expected)
         if rank == 0:
             print(f"missing {len(report.missing_keys)}, ", end="")
             print(f"unexpected {len(report.unexpected_keys)}, ", end="")

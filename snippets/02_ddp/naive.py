@@ -1,13 +1,15 @@
-"""DistributedDataParallel in ten lines: broadcast once, all-reduce every gradient, divide.
+"""The simplest DDP: broadcast once, then all-reduce every gradient and divide by N.
 
-Every rank holds the whole model and a shard of the batch. If all ranks start from the same
-parameters and apply the same averaged gradient, they stay the same for ever, and the same as
-one process that sees the whole batch. The program trains both and compares.
+Every rank has the whole model and a shard of the batch. All ranks start from the same
+parameters and apply the same averaged gradient, so their parameters stay equal. They also equal
+the parameters of one process that trains on the whole batch. The program trains both, prints
+both losses in each step, and compares the parameters at the end.
 """
 
 import copy
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,12 +30,12 @@ class NaiveDDP(nn.Module):
         return self.module(*args, **kwargs)
 
     def average_gradients(self) -> None:
-        """Call before the step; backward must have reached all that trains."""
+        """Replace each gradient by its mean over the ranks. Call this before the optimizer."""
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
-                if parameter.grad is None:  # others would wait for it
-                    raise RuntimeError(f"no gradient in this backward for {name}")
-                dist.all_reduce(parameter.grad)  # the sum over ranks, in place
+                if parameter.grad is None:  # the other ranks would wait for this rank
+                    raise RuntimeError(f"no gradient in this backward pass for {name}")
+                dist.all_reduce(parameter.grad)  # the sum over all ranks, in place
                 parameter.grad /= dist.get_world_size()
 
 
@@ -57,17 +59,17 @@ def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(rank)  # on purpose: every rank starts from different weights
+    torch.manual_seed(rank)  # on purpose: every rank starts with different parameters
     model = nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 8)
     ).to(device)
     model.register_buffer("origin", torch.tensor(rank, device=device))
     ddp = NaiveDDP(model)
-    alone = copy.deepcopy(model)  # one process with the whole batch
+    reference = copy.deepcopy(model)  # trained by one process on the whole batch
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
-    optimizer_alone = torch.optim.SGD(alone.parameters(), lr=1.0, momentum=0.9)
+    reference_optimizer = torch.optim.SGD(reference.parameters(), lr=1.0, momentum=0.9)
 
-    rows = []  # that this rank computes with
+    rows = []  # the number of samples in each forward of this rank
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     torch.manual_seed(1234)  # the same data on every rank
     for step in range(STEPS):
@@ -78,26 +80,29 @@ def main() -> None:
         loss = nn.functional.mse_loss(ddp(inputs[shard]), targets[shard])
         optimizer.zero_grad()
         loss.backward()
-        ddp.average_gradients()
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter:
+            ddp.average_gradients()
         optimizer.step()
 
-        loss_alone = nn.functional.mse_loss(alone(inputs), targets)
-        optimizer_alone.zero_grad()
-        loss_alone.backward()
-        optimizer_alone.step()
+        reference_loss = nn.functional.mse_loss(reference(inputs), targets)
+        reference_optimizer.zero_grad()
+        reference_loss.backward()
+        reference_optimizer.step()
 
         mean_loss = loss.detach() / n
-        dist.all_reduce(mean_loss)  # for the report only
+        dist.all_reduce(mean_loss)  # only for the printed line
         if rank == 0:
-            print(f"step {step}: loss {mean_loss.item():.4f}, alone {loss_alone.item():.4f}")
+            print(
+                f"step {step}: loss {mean_loss.item():.4f} with DDP, "
+                f"{reference_loss.item():.4f} in one process"
+            )
 
-    assert rows == [BATCH // n] * STEPS  # its shard, no more
-    assert model.origin.item() == 0  # rank 0's buffers have won too
-    for ours, truth in zip(ddp.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, truth)
+    assert rows == [BATCH // n] * STEPS  # this rank computed its shard only
+    assert model.origin.item() == 0  # the buffers are those of rank 0, too
+    for ours, expected in zip(ddp.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected)
     if rank == 0:
-        count = len(list(ddp.parameters()))
-        print(f"{count} all-reduces per step, one for each parameter tensor")
+        print(f"{counter.call_count} all-reduces per step, one for each parameter tensor")
         print(f"world size {n}, parameters after {STEPS} steps: equal to one process")
 
 

@@ -1,8 +1,8 @@
-"""One rank compiles longer than the group waits: the time-out, and a warm-up that prevents it.
+"""If one rank compiles longer than the timeout of the group, a healthy rank reports a time-out.
 
-Every rank but the last finds its kernels in a cache. Sleeping stands for the last one's
-compilation. The limits are seconds here, where NCCL's is ten minutes. Look at who prints the
-message: a rank on which nothing was wrong.
+Every rank except the last one finds its compiled kernels in a cache. A sleep stands for the
+compilation on the last rank. The timeout is 1 second here, where the default of NCCL is ten
+minutes. Look at which rank prints the message, and at what the warm-up changes.
 """
 
 import os
@@ -18,7 +18,7 @@ compiled = False
 
 
 def compute(value: float) -> torch.Tensor:
-    """A compiled function: the first call on the last rank takes COMPILE_S."""
+    """Stands for a compiled function: the first call on the slow rank takes COMPILE_S."""
     global compiled
     if not compiled and dist.get_rank() == dist.get_world_size() - 1:
         time.sleep(COMPILE_S)
@@ -34,8 +34,8 @@ def step(group: dist.ProcessGroup) -> float:
 
 # --8<-- [start:warm_up]
 def warm_up(patient: dist.ProcessGroup) -> None:
-    """Compile on every rank, before the first collective that has a short limit."""
-    compute(0.0)  # forward, backward and evaluation, with the shapes of the run
+    """Compile on every rank before the first collective that has a short timeout."""
+    compute(0.0)  # in a real run: forward, backward and evaluation, with the real shapes
     dist.barrier(group=patient)
 
 
@@ -46,21 +46,23 @@ def main() -> None:
     global compiled
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("one_compiles_longer.py needs 2 ranks or more, started by torchrun")
-    dist.init_process_group("gloo")  # the message is gloo's, also where there are GPUs
+    dist.init_process_group("gloo")  # the message is from gloo, even if there are GPUs
     report = print if dist.get_rank() == 0 else lambda *_: None
     patient = dist.new_group(timeout=timedelta(seconds=60))
     for warm in (False, True):
         compiled = False
         dist.barrier(group=patient)
         hasty = dist.new_group(timeout=timedelta(seconds=LIMIT_S))
+        began = time.perf_counter()
         if warm:
             warm_up(patient)
+            assert time.perf_counter() - began > LIMIT_S  # without `patient` it would time out
         failed = False
         try:
             total = step(hasty)
         except RuntimeError as error:
             failed = True
-            # gloo puts the file and line of its source in brackets first
+            # gloo's message begins with a file and a line of its source, in brackets
             reason = str(error).splitlines()[0].rpartition("] ")[2]
             report(f"without a warm-up, rank 0: {type(error).__name__}: {reason}")
         else:

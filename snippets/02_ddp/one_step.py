@@ -1,8 +1,10 @@
-"""A picture of one step of data parallelism: what each rank holds, computes and sends.
+"""A picture of one step of data parallelism: what the ranks compute and what they exchange.
 
-Plain Python writes the SVG, so this runs where nothing is installed. Read a row from left to
-right: a rank has its own shard of the batch, runs forward and backward on its own copy of the
-model, and meets the other ranks in one place only, where the gradients are averaged.
+Each row is a rank, and time goes from left to right. A rank has its own shard of the batch and
+runs forward and backward on its own copy of the model. The ranks communicate only once: an
+all-reduce averages the gradients. Then each rank runs the same optimizer step.
+
+Plain Python writes the SVG, so the program runs without any package.
 """
 
 RANKS = 4
@@ -36,8 +38,9 @@ def draw() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="system-ui, sans-serif" font-size="14">',
         caption(132, 24, "different data", MUTED),
-        caption(328, 24, "same parameters, own gradients", MUTED),
-        caption(644, 24, "same parameters", MUTED),
+        caption(328, 24, "same parameters", MUTED),
+        caption(513, 24, "gradients", MUTED),
+        caption(644, 24, "same update", MUTED),
     ]
     for rank in range(RANKS):
         y = TOP + rank * ROW
@@ -51,10 +54,10 @@ def draw() -> str:
     span = (RANKS - 1) * ROW + 40
     parts.append(box(454, TOP, 118, span, "", ORANGE))
     middle = TOP + span / 2
-    parts.append(caption(513, middle - 6, "all-reduce", ORANGE))
-    parts.append(caption(513, middle + 16, "mean gradient", ORANGE))
+    for line, words in enumerate(("all-reduce", "averages the", "gradients")):
+        parts.append(caption(513, middle - 16 + 21 * line, words, ORANGE))
     parts.append(
-        caption(WIDTH / 2, height - 12, "the parameters themselves never cross", MUTED)
+        caption(WIDTH / 2, height - 12, "The ranks exchange gradients, not parameters.", MUTED)
     )
     return "\n".join([*parts, "</svg>", ""])
 
@@ -62,7 +65,7 @@ def draw() -> str:
 def main() -> None:
     with open("one_step.svg", "w", encoding="utf-8") as file:
         file.write(draw())
-    print(f"drew one_step.svg: {RANKS} ranks, one place where they meet")
+    print(f"one_step.svg shows {RANKS} ranks, which communicate in one all-reduce")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""A timeline of one backward: communication after it, and communication beside it.
+"""A timeline of one step: the all-reduces run after backward, or at the same time as backward.
 
-Backward takes t_b seconds of computing and fills buckets; all-reducing bucket i takes c_i
-seconds of the link, t_c in all. After backward, the times add up: t_b + t_c. Beside it, bucket
-i can start when it is full, at time r_i, and when the link has finished with bucket i-1. So all
-ends at
+Backward computes for t_b seconds and fills buckets. The all-reduce of bucket i needs the link
+for c_i seconds, and all of them need t_c seconds. After backward, the times add up: t_b + t_c.
+During backward, bucket i can start when it is full, at time r_i, and when the link has finished
+bucket i-1. So the step ends at
 
     T = max over i of (r_i + c_i + c_(i+1) + … )
 
-The last bucket is full when backward ends, hence T ≥ t_b + c_last; the first one gives
-T ≥ r_first + t_c. With small buckets that is about max(t_b, t_c): the shorter of the two is
-hidden, but for one bucket.
+The last bucket is full when backward ends, so T ≥ t_b + c_last. The first bucket gives T ≥
+r_first + t_c. With small buckets, T is about max(t_b, t_c): the shorter of the two is hidden,
+apart from one bucket. In the output, compare the exposed times.
 
-Two cores have no network, and gloo's all-reduce computes on the cores that backward needs. So
-the first pair of cases runs on an emulated link: the real all-reduce, whose thread then sleeps
-until latency + bytes / bandwidth have passed, as on an Ethernet of 1 Gbit/s. The second pair is
-gloo as it is. CPU only, as it reads the host's clock. Draws overlap.svg.
+On two cores there is no network, and gloo computes its sums on the cores that backward needs.
+So the first two cases run on an emulated link: after the real all-reduce, its thread sleeps
+until latency + bytes / bandwidth of a 1 Gbit/s Ethernet have passed. The last two cases run
+without the emulated link. The program reads the clock of the host, so it runs on the CPU only.
+It draws overlap.svg.
 """
 
 import itertools
@@ -35,7 +36,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch import nn
 
-LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link: seconds, bytes per second
+LATENCY, BANDWIDTH = 1e-3, 125e6  # of the emulated link, in seconds and bytes/s
 LAYERS, WIDTH, BATCH = 12, 512, 768
 STEPS = 4
 MIB = 2**20
@@ -45,21 +46,21 @@ MIB = 2**20
 class Timeline:
     """Seconds since the start of backward."""
 
-    gradients: list[float] = field(default_factory=list)  # when each was ready
+    gradients: list[float] = field(default_factory=list)  # when each gradient was ready
     full: list[float] = field(default_factory=list)  # when each bucket was full
-    reduced: list[tuple[float, float]] = field(default_factory=list)  # begin, end of each
-    launched: int = 0  # all-reduces, when backward had ended
+    reduced: list[tuple[float, float]] = field(default_factory=list)  # start and end of each
+    launched: list[int] = field(default_factory=list)  # all-reduces, when each bucket was full
     backward: float = 0.0
     total: float = 0.0
 
 
 class Link(threading.Thread):
-    """All-reduces buckets one after the other, in the order in which they are handed over."""
+    """A thread that all-reduces one bucket after the other, in the order of the calls."""
 
     def __init__(self, emulated: bool) -> None:
         super().__init__(daemon=True)
         self.emulated = emulated
-        self.slept = 0  # so many times
+        self.slept = 0  # number of emulated all-reduces
         self.jobs: queue.Queue = queue.Queue()
 
     def run(self) -> None:
@@ -69,7 +70,7 @@ class Link(threading.Thread):
             dist.all_reduce(flat)
             if self.emulated:
                 n = dist.get_world_size()
-                sent = 2 * (n - 1) / n * flat.nbytes  # by each rank of a ring
+                sent = 2 * (n - 1) / n * flat.nbytes  # bytes from each rank of a ring
                 wait = begin + LATENCY + sent / BANDWIDTH - time.perf_counter()
                 time.sleep(max(0.0, wait))
                 self.slept += 1
@@ -83,7 +84,7 @@ class Link(threading.Thread):
 
 
 class Buckets:
-    """One bucket for every two layers, last layers first; gradients are views into them."""
+    """One bucket for every two layers, last layers first. The gradients are views into it."""
 
     def __init__(self, model: nn.Sequential, link: Link, overlap: bool) -> None:
         self.link, self.overlap = link, overlap
@@ -108,12 +109,13 @@ class Buckets:
             self.timeline.full.append(now)
             if self.overlap:
                 self.launch(bucket)
+            self.timeline.launched.append(len(self.handles))
 
     def launch(self, bucket: int) -> None:
         self.handles.append(self.link.all_reduce(self.flats[bucket], self.timeline.reduced))
 
     def step(self, loss: torch.Tensor) -> Timeline:
-        """Run backward and communication; return what happened when."""
+        """Run backward and the all-reduces, and return their times."""
         self.timeline, self.handles, self.missing = Timeline(), [], self.sizes.copy()
         for flat in self.flats:
             flat.zero_()
@@ -121,7 +123,6 @@ class Buckets:
         start = time.perf_counter()
         loss.backward()
         self.timeline.backward = time.perf_counter() - start
-        self.timeline.launched = len(self.handles)
         if not self.overlap:
             for bucket in range(len(self.flats)):
                 self.launch(bucket)
@@ -135,7 +136,7 @@ class Buckets:
 
 
 def predict(timeline: Timeline, overlap: bool) -> float:
-    """max over i of (r_i + c_i + c_(i+1) + …): bucket i, full at r_i, is reduced in c_i."""
+    """Return max over i of (r_i + c_i + c_(i+1) + …) for the times of one step."""
     c = [end - begin for begin, end in timeline.reduced]
     if not overlap:
         return timeline.backward + sum(c)
@@ -143,7 +144,7 @@ def predict(timeline: Timeline, overlap: bool) -> float:
 
 
 def measure(emulated: bool, overlap: bool) -> Timeline:
-    """The step of median length among a few."""
+    """Return the timeline of the step with the median time."""
     torch.manual_seed(0)
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = nn.Sequential(*layers)
@@ -159,12 +160,20 @@ def measure(emulated: bool, overlap: bool) -> Timeline:
     count = len(buckets.flats)
     assert ones.tolist() == [dist.get_world_size()] * 3
     assert link.slept == (STEPS * count + 1 if emulated else 0)
-    assert all(t.launched == (count if overlap else 0) for t in timelines)
+    # With overlap, each bucket was sent when it was full. Otherwise all waited for backward.
+    now = list(range(1, count + 1)) if overlap else [0] * count
+    assert all(t.launched == now for t in timelines)
+    n = dist.get_world_size()
+    for t in timelines:
+        for flat, (begin, end) in zip(buckets.flats, t.reduced, strict=True):
+            chunk = flat.nbytes / n  # a ring sends 2(N - 1) of them from each rank
+            limit = LATENCY + 2 * (n - 1) * chunk / BANDWIDTH
+            assert end - begin > (limit - 1e-6 if emulated else 0)  # no faster than the link
     return sorted(timelines, key=lambda t: t.total)[len(timelines) // 2]
 
 
 def draw(cases: dict[str, Timeline], path: str) -> None:
-    """Two lanes for each case: what the processor does, and what the link does."""
+    """Draw two lanes for each case: backward and the all-reduces."""
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "overlap", "font.size": 11})
     figure, axes = plt.subplots(len(cases), 1, figsize=(7, 4.2), sharex=True)
     for axis, (title, t) in zip(axes, cases.items(), strict=True):
@@ -202,7 +211,7 @@ def main() -> None:
     for emulated in (True, False):
         if rank == 0:
             link = f"emulated {8e-9 * BANDWIDTH:g} Gbit/s link"
-            name = link if emulated else "gloo as it is, on the same cores"
+            name = link if emulated else "gloo without the emulated link"
             print(f"{name}, {n} ranks:")
         for overlap, title in titles.items():
             t = measure(emulated, overlap)
@@ -210,10 +219,11 @@ def main() -> None:
                 drawn[title] = t
             if rank == 0:
                 exposed, predicted = t.total - t.backward, predict(t, overlap)
-                free = 0.0  # when the link is, bucket after bucket
+                free = 0.0  # the time when the link is free, bucket after bucket
                 for full, (begin, end) in zip(t.full, t.reduced, strict=True):
                     free = max(free, full if overlap else t.backward) + end - begin
                 assert math.isclose(predicted, free)
+                assert predicted < t.total + 1e-6  # nothing ends before it can
                 print(f"  {title}:")
                 print(
                     f"    backward ≈{t.backward * 1e3:.0f} ms + exposed ≈{exposed * 1e3:.0f} ms"

@@ -1,15 +1,18 @@
-"""if rank == 0: validate(ddp_model): when it hangs, when it does not, and why.
+"""Validating the DDP wrapper on rank 0 alone hangs, or works by luck: when, and why.
 
-The forward of the wrapper broadcasts the buffers (BatchNorm's statistics) from rank 0: on the
-first forward, and on each one that follows a forward with gradients enabled. eval() makes no
-difference. So a validation on rank 0 alone starts a broadcast which the others do not expect:
+The forward of the wrapper broadcasts the buffers (here a running mean) from rank 0: on the
+first forward, and on each forward that follows a forward with gradients enabled. The mode
+eval() makes no difference. So a validation on rank 0 alone starts a broadcast that the other
+ranks do not expect:
 
-    --case barrier     under no_grad, then a barrier: rank 0 broadcasts, the others wait there
-    --case gradients   no_grad forgotten: every batch broadcasts, rank 0 runs ahead
-    --case lucky       under no_grad, no barrier: the first batch broadcasts, the next training
-                       step of rank 0 does not, and so the counts agree by luck
+    --case barrier     under no_grad, then a barrier: rank 0 waits in its broadcast, and the
+                       other ranks wait in the barrier
+    --case gradients   without no_grad: every batch of the validation broadcasts, and rank 0
+                       starts more broadcasts than the other ranks
+    --case lucky       under no_grad, without a barrier: the first validation batch broadcasts,
+                       and the next training step of rank 0 does not, so the counts are equal
 
-    --fix             validate ddp.module, which calls no collective
+    --fix              validate ddp.module, which calls no collective
 """
 
 import argparse
@@ -17,6 +20,7 @@ import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -29,8 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 class Center(nn.Module):
     """Subtract a running mean: a normalization with one buffer.
 
-    BatchNorm has three buffers of two dtypes, hence two broadcasts at once, either of which
-    may be the one that reports the timeout.
+    BatchNorm has three buffers of two dtypes. DDP sends them in two broadcasts, and either of
+    the two may report the time-out.
     """
 
     def __init__(self, width: int) -> None:
@@ -51,21 +55,35 @@ def train(ddp: DistributedDataParallel) -> None:
 def validate(model: nn.Module, gradients: bool) -> None:
     model.eval()
     statistics = [buffer.clone() for buffer in model.buffers()]
-    assert statistics[0].all()  # training has moved them
+    assert statistics[0].all()  # training has changed the running mean
     with contextlib.nullcontext() if gradients else torch.no_grad():
         for _ in range(3):
             model(torch.randn(8, 4))
-    torch.testing.assert_close([*model.buffers()], statistics, rtol=0, atol=0)  # eval has not
+    torch.testing.assert_close([*model.buffers()], statistics, rtol=0, atol=0)  # unchanged
 
 
 def run(ddp: DistributedDataParallel, case: str, fix: bool, group: dist.ProcessGroup) -> None:
-    for _ in range(2):  # DDP's one-time work, the rebuilding of its buckets, is over then
+    for _ in range(2):  # now DDP has done its one-time work: it has rebuilt its buckets
         train(ddp)
-    if dist.get_rank() == 0:
-        validate(ddp.module if fix else ddp, gradients=case == "gradients")
+    with count_broadcasts("validation"):
+        if dist.get_rank() == 0:
+            validate(ddp.module if fix else ddp, gradients=case == "gradients")
     if case == "barrier":
         dist.barrier(group)
-    train(ddp)
+    with count_broadcasts("the next step"):
+        train(ddp)
+
+
+counts: dict[str, int] = {}
+
+
+@contextlib.contextmanager
+def count_broadcasts(phase: str) -> Iterator[None]:
+    """Store in `counts` how many broadcasts this rank starts in a phase of the run."""
+    with torch.profiler.profile() as profile:
+        yield
+    names = [event.name for event in profile.events()]
+    counts[phase] = names.count("c10d::broadcast_")
 
 
 def where(error: Exception) -> str:
@@ -83,9 +101,9 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("rank0_only.py needs 2 ranks or more, started by torchrun")
 
-    # gloo, also where there are GPUs: its timeout is an exception, NCCL's ends the process.
-    # The default group serves to report; DDP has one with a short timeout, shortest on rank 0,
-    # so that rank 0 is always the first to give up.
+    # The program uses gloo even if there are GPUs: a time-out of gloo is an exception, and a
+    # time-out of NCCL ends the process. The default group gathers the reports. DDP has a group
+    # with a short timeout, shortest on rank 0, so that rank 0 is always the first to give up.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.barrier()
@@ -96,9 +114,13 @@ def main() -> int:
     ddp = DistributedDataParallel(model, process_group=group)
     try:
         run(ddp, args.case, args.fix, group)
-        report = "trained; rank 0 validated; trained on"
+        report = "completed; broadcasts in "
+        report += ", in ".join(f"{phase}: {number}" for phase, number in counts.items())
+        # on every rank the two broadcasts or none must match those of the other ranks
+        lucky = [1, 0] if rank == 0 else [0, 1]
+        assert [*counts.values()] == ([0, 1] if args.fix else lucky), counts
     except RuntimeError as error:
-        # gloo puts the file and line of its source in brackets first: not the same everywhere
+        # gloo's message begins with a file and a line of its source, which differ by release
         message = str(error).splitlines()[0].rpartition("] ")[2]
         report = f"stuck in `{where(error)}`"
         if rank == 0:
@@ -110,7 +132,7 @@ def main() -> int:
         for r, text in enumerate(reports):
             print(f"rank {r}: {text}")
         sys.stdout.flush()
-    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    dist.barrier()  # rank 0 has printed before any rank exits with an error
     return 1 if any("stuck" in text for text in reports) else 0
 
 

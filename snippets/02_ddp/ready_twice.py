@@ -1,16 +1,21 @@
-"""Expected to mark a variable ready only once: one parameter, two gradients in one iteration.
+"""Expected to mark a variable ready only once: one parameter, two gradients in one step.
 
-DDP counts: after each forward, every parameter reports its gradient once. Here one reports
-twice, because two backward passes run within one iteration:
+After each forward, DDP expects one gradient from every parameter. Here a parameter reports two
+gradients, because two backward passes run in one step:
 
-    --case checkpoint   a layer is used twice, each use checkpointed with use_reentrant=True,
-                        which runs a backward pass of its own inside the backward pass
-    --case heads        two losses, each with its own backward(), share the body
-    --case whole        the same, but each loss reaches every parameter: the first backward
-                        ends the iteration, DDP ignores the second, and nothing is raised
+    --case checkpoint   a layer is used twice, and each use is checkpointed with
+                        use_reentrant=True, which runs a backward pass inside the backward pass
+    --case heads        two losses, each with its own backward(), share the body of the model
+    --case whole        the same, but each loss reaches every parameter. The first backward
+                        completes the step, DDP ignores the second, and nothing is raised.
 
-    --fix              use_reentrant=False; or one backward() of the sum of the losses
-    --static-graph      fixes the checkpoint, and makes the two losses fail in silence
+    --fix               checkpoints with use_reentrant=False, or calls backward() once, for the
+                        sum of the losses
+    --static-graph      is a fix for the checkpoint. With two losses, it hides the error in the
+                        first step: the gradients are wrong, and the next step raises.
+
+The program makes three steps with different data. In each step it compares the gradients with
+those of one process, which computes the formulas of the model in float64, without DDP.
 """
 
 import argparse
@@ -23,6 +28,8 @@ import torch.distributed.nn  # not left to torch: imported after init, it keeps 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+
+STEPS, ROWS = 3, 4
 
 
 class Model(nn.Module):
@@ -63,10 +70,25 @@ def backward(parts: list[torch.Tensor], one_by_one: bool) -> None:
         sum(parts).backward()
 
 
-def step(model: nn.Module, shard: torch.Tensor, args: argparse.Namespace) -> None:
-    """One forward and backward under DDP, which is gone when this returns."""
-    ddp = DistributedDataParallel(model, static_graph=args.static_graph)
-    backward(losses(ddp, shard, args.case), one_by_one=not args.fix)
+def one_process(model: Model, x: torch.Tensor, case: str) -> dict[str, torch.Tensor]:
+    """The gradients for the whole batch x, in float64, without modules or checkpoints."""
+    values = {
+        name: p.detach().double().requires_grad_() for name, p in model.named_parameters()
+    }
+
+    def linear(layer: str, x: torch.Tensor) -> torch.Tensor:
+        return x @ values[f"{layer}.weight"].T + values[f"{layer}.bias"]
+
+    x = x.double()
+    for layer in ("first", "shared", "shared"):
+        x = torch.tanh(linear(layer, x))
+    a, b = linear("head_a", x), linear("head_b", x)
+    if case == "heads":
+        loss = (a**2).mean() + (b**2).mean()
+    else:
+        loss = ((a + b) ** 2).mean() + ((a * b).mean() if case == "whole" else 0)
+    gradients = torch.autograd.grad(loss, list(values.values()))
+    return dict(zip(values, gradients, strict=True))
 
 
 def start() -> torch.device:
@@ -95,39 +117,38 @@ def main() -> int:
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
-    batch = torch.randn(4 * n, 8, device=device)
+    batches = torch.randn(STEPS, ROWS * n, 8, device=device)
     model = Model(reentrant=not args.fix if args.case == "checkpoint" else None).to(device)
-
-    # the truth: one process, the whole batch, no checkpointing
-    single = Model(reentrant=None).to(device)
-    single.load_state_dict(model.state_dict())
-    backward(losses(single, batch, args.case), one_by_one=False)
-
-    rows, uses = [], []  # of the model; of the shared layer, recomputed or not
+    ddp = DistributedDataParallel(model, static_graph=args.static_graph)
+    rows, uses = [], []  # of each forward of the model; of the shared layer, recomputed or not
     model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     model.shared.register_forward_pre_hook(lambda *_: uses.append(1))
+
     failed = False
-    try:
-        step(model, batch.chunk(n)[rank], args)
-    except RuntimeError as error:
-        failed = True
-        if rank == 0:
-            print(f"{type(error).__name__}: {error}", flush=True)
-    else:
-        assert rows == [4]  # its shard, no more
-        assert len(uses) == (4 if args.case == "checkpoint" else 2)
+    for step, batch in enumerate(batches):
+        expected = one_process(model, batch, args.case)
+        model.zero_grad()
+        try:
+            parts = losses(ddp, batch.chunk(n)[rank], args.case)
+            backward(parts, one_by_one=not args.fix)
+        except RuntimeError as error:
+            failed = True
+            if rank == 0:
+                print(f"{type(error).__name__}: {error}", flush=True)
+            break
         wrong = []
-        for (name, ours), truth in zip(
-            model.named_parameters(), single.parameters(), strict=True
-        ):
-            if not torch.allclose(ours.grad, truth.grad, rtol=1e-4, atol=1e-6):
+        for name, parameter in model.named_parameters():
+            ours = parameter.grad.double()
+            if not torch.allclose(ours, expected[name], rtol=1e-4, atol=1e-6):
                 wrong.append(name)
-        failed = bool(wrong)
-        if rank == 0:
-            if failed:
-                print(f"no error, and wrong gradients: {', '.join(wrong)}", flush=True)
-            else:
-                print("gradients equal to one process with the whole batch")
+        failed = failed or bool(wrong)
+        if wrong and rank == 0:
+            print(f"step {step}: no error, but wrong gradients: {', '.join(wrong)}", flush=True)
+    else:
+        assert rows == [ROWS] * STEPS  # each rank computes its own shard, and no more
+        assert len(uses) == STEPS * (4 if args.case == "checkpoint" else 2)
+        if rank == 0 and not failed:
+            print(f"{STEPS} steps: gradients equal to one process with the whole batch")
 
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
     return 1 if failed else 0

@@ -1,17 +1,21 @@
-"""Killed in the middle of writing a checkpoint, and resumed to bit-identical parameters.
+"""A run that is killed while it writes a checkpoint is resumed to bit-identical parameters.
 
-A checkpoint holds model, optimizer, scheduler, every rank's random state, and the sampler's
-epoch and position. One thing that the next step depends on is in no checkpoint: where DDP cuts
-its buckets. The file is written beside the old one and then renamed, so there is a whole one at
-any time. Run it three times, as the transcript does: without a flag (trains to the end), with
---kill (dies at step 12), with --resume.
+A checkpoint contains the model, the optimizer, the scheduler, the random state of every rank,
+and the number of steps, which gives the place in the data. One thing that the next step depends
+on is in no checkpoint: how DDP divides the gradients into buckets.
+
+Run the program three times, as the transcript does: without a flag (it trains to the end), with
+--kill (it dies while it writes the checkpoint of step 12), and with --resume. The resumed run
+is then repeated with one part left out each time. Look for `bit-identical` in the output, and
+for the size of the difference that each missing part makes.
 """
 
 import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +29,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 EPOCHS, BATCH, SAVE_EVERY, KILL_AT = 4, 8, 4, 12
 CHECKPOINT, NEVER_KILLED = Path("checkpoint.pt"), Path("never_killed.pt")
+PARTS = ("model", "optimizer", "scheduler", "random state", "place in the data", "buckets")
 
 
 def start() -> torch.device:
@@ -42,16 +47,16 @@ def start() -> torch.device:
 
 
 class ResumableSampler(DistributedSampler):
-    """A DistributedSampler which can begin in the middle of an epoch."""
+    """A DistributedSampler that can begin in the middle of an epoch."""
 
-    skip = 0  # samples of this rank that were drawn before the checkpoint
+    skip = 0  # the number of samples of this rank that were trained on before the checkpoint
 
     def __iter__(self) -> Iterator[int]:
         return islice(super().__iter__(), self.skip, None)
 
 
 def write_atomically(state: dict, path: Path, die_half_way: bool = False) -> None:
-    """Replace `path` as a whole: a crash at any moment leaves the old or the new file."""
+    """Replace `path` as a whole: after a crash it is either the old or the new file."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     data = buffer.getbuffer()
@@ -60,18 +65,18 @@ def write_atomically(state: dict, path: Path, die_half_way: bool = False) -> Non
         if die_half_way:
             file.write(data[: len(data) // 2])
             file.flush()
-            os.kill(os.getpid(), signal.SIGKILL)  # cannot be caught: as the OOM killer does
+            os.kill(os.getpid(), signal.SIGKILL)  # the out-of-memory killer sends this, too
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())  # the bytes are on the disk before the name is
+        os.fsync(file.fileno())  # the bytes are on the disk before the new name is
     os.replace(temporary, path)
     directory = os.open(path.resolve().parent, os.O_RDONLY)
-    os.fsync(directory)  # and the new name, too
+    os.fsync(directory)  # the new name is on the disk as well
     os.close(directory)
 
 
 def random_states(device: torch.device) -> dict[str, list[torch.Tensor]]:
-    """Every rank's generator states, in rank order; ranks draw different dropout masks."""
+    """The generator states of all ranks, in rank order. Their dropout masks differ."""
     states = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         states["accelerator"] = torch.get_device_module(device).get_rng_state(device)
@@ -80,45 +85,104 @@ def random_states(device: torch.device) -> dict[str, list[torch.Tensor]]:
     return {kind: [rank_states[kind] for rank_states in gathered] for kind in states}
 
 
+class Training:
+    """A model, its optimizer, scheduler and data, and what a checkpoint stores of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.rank, n = device, dist.get_rank(), dist.get_world_size()
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(40 * n, 16, generator=generator)
+        data = TensorDataset(x, x.sin().sum(1, keepdim=True))
+        self.sampler = ResumableSampler(data)
+        # An iterator over a DataLoader draws one number from the generator. Without a generator
+        # of its own, the extra iterator after a resume would shift the global random state,
+        # and with it the dropout masks.
+        self.loader = DataLoader(data, BATCH, sampler=self.sampler, generator=torch.Generator())
+
+        torch.manual_seed(1)
+        layers = nn.Linear(16, 1024), nn.ReLU(), nn.Dropout(0.2), nn.Linear(1024, 1)
+        self.ddp = DDP(nn.Sequential(*layers).to(device))
+        self.optimizer = torch.optim.AdamW(self.ddp.parameters(), lr=0.01)
+        self.steps = EPOCHS * len(self.loader)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, self.steps)
+        torch.manual_seed(100 + self.rank)
+        self.step = self.position = 0  # position: in the epoch, in batches
+
+    def state(self) -> dict:
+        """All that a checkpoint stores. Every rank must call this: it gathers."""
+        return {
+            "step": self.step,  # with len(loader): the epoch and the position in it
+            "world_size": dist.get_world_size(),
+            "model": self.ddp.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "random state": random_states(self.device),
+        }
+
+    def restore(self, state: dict, without: str = "") -> None:
+        """Continue the run that saved `state`, but do not restore the part `without`."""
+        if without != "buckets":
+            # DDP divides the gradients into buckets again after its first backward, and with
+            # three ranks or more the place in a bucket decides the order of the additions. So
+            # run that backward now: all that it changes is loaded or set to zero below.
+            self.ddp(torch.zeros(1, 16, device=self.device)).backward()
+        if without != "model":
+            self.ddp.module.load_state_dict(state["model"])
+        if without != "optimizer":
+            self.optimizer.load_state_dict(state["optimizer"])
+        if without != "scheduler":
+            self.scheduler.load_state_dict(state["scheduler"])
+        if without != "random state":
+            torch.set_rng_state(state["random state"]["cpu"][self.rank])
+            if self.device.type != "cpu":
+                accelerator_state = state["random state"]["accelerator"][self.rank]
+                torch.get_device_module(self.device).set_rng_state(
+                    accelerator_state, self.device
+                )
+        self.step = state["step"]
+        if without != "place in the data":
+            self.position = self.step % len(self.loader)
+
+    def run(self, after_step: Callable[[], None] = lambda: None) -> torch.Tensor:
+        """Train to the end; return the parameters as one vector."""
+        orders = set()
+        first_epoch = self.step // len(self.loader)
+        for epoch in range(first_epoch, EPOCHS):
+            self.sampler.set_epoch(epoch)
+            self.sampler.skip = self.position * BATCH
+            self.position = 0  # the later epochs begin at their first batch
+            orders.add(tuple(self.sampler))
+            for inputs, targets in self.loader:
+                self.optimizer.zero_grad()
+                outputs = self.ddp(inputs.to(self.device))
+                F.mse_loss(outputs, targets.to(self.device)).backward()
+                self.optimizer.step()
+                self.scheduler.step()
+                self.step += 1
+                after_step()
+        assert len(orders) == EPOCHS - first_epoch  # each epoch has an order of its own
+        return torch.cat([p.detach().flatten().cpu() for p in self.ddp.parameters()])
+
+
 def main() -> None:
     kill, resume = "--kill" in sys.argv, "--resume" in sys.argv
     if resume:
         if not (CHECKPOINT.exists() and NEVER_KILLED.exists()):
-            sys.exit("nothing to resume here: run it without a flag first, then with --kill")
-        # every rank reads the file, onto the CPU: load_state_dict copies to the right device,
-        # and generator states must be CPU tensors
+            sys.exit("nothing to resume: run this program without a flag, then with --kill")
+        # Every rank reads the file onto the CPU: load_state_dict copies to the right device,
+        # and generator states must be CPU tensors.
         state = torch.load(CHECKPOINT, map_location="cpu", weights_only=True)
         if state["world_size"] != int(os.environ.get("WORLD_SIZE", "1")):
-            sys.exit(f"{CHECKPOINT} was written by {state['world_size']} ranks: start as many")
+            sys.exit(f"{CHECKPOINT} needs the {state['world_size']} ranks that wrote it")
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     def report(line: str) -> None:
         if rank == 0:
-            print(line, flush=True)  # before the kill takes the buffer with it
+            print(line, flush=True)  # now, because a killed process loses its buffer
 
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(40 * n, 16, generator=generator)
-    data = TensorDataset(x, x.sin().sum(1, keepdim=True))
-    sampler = ResumableSampler(data)
-    # An iterator over a DataLoader draws one number from the generator. Without one of its own,
-    # the extra iterator after a resume would shift the global one, and with it dropout.
-    loader = DataLoader(data, BATCH, sampler=sampler, generator=torch.Generator())
-
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(16, 1024), nn.ReLU(), nn.Dropout(0.2), nn.Linear(1024, 1))
-    model = DDP(model.to(device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    steps = EPOCHS * len(loader)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    torch.manual_seed(100 + rank)
-    step = 0
-
+    training = Training(device)
     if resume:
-        # DDP cuts its buckets anew after its first backward, and the order in which an
-        # all-reduce of three ranks or more adds depends on the place in the bucket. So spend
-        # that backward here: all that it changes is loaded or zeroed below.
-        model(x[:1].to(device)).backward()
         half_written = CHECKPOINT.with_suffix(".tmp")
         if half_written.exists():
             try:
@@ -126,51 +190,38 @@ def main() -> None:
             except (OSError, RuntimeError) as error:
                 reason = str(error).partition(". ")[0]
                 report(f"{half_written} is half-written: {type(error).__name__}: {reason}")
-        model.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        scheduler.load_state_dict(state["scheduler"])
-        step = state["step"]
-        torch.set_rng_state(state["random"]["cpu"][rank])
-        if device.type != "cpu":
-            accelerator_state = state["random"]["accelerator"][rank]
-            torch.get_device_module(device).set_rng_state(accelerator_state, device)
-        report(f"resumed after step {step} of {steps}")
+        training.restore(deepcopy(state))  # the optimizer takes over tensors of what it loads
+        report(f"resumed after step {training.step} of {training.steps}")
 
-    first_epoch, position = divmod(step, len(loader))
-    orders = set()
-    for epoch in range(first_epoch, EPOCHS):
-        sampler.set_epoch(epoch)
-        sampler.skip = position * BATCH
-        position = 0  # for the epochs after
-        orders.add(tuple(sampler))
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            F.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
-            optimizer.step()
-            scheduler.step()
-            step += 1
-            if step % SAVE_EVERY == 0:
-                state = {
-                    "step": step,  # with len(loader): the epoch and the position in it
-                    "world_size": n,
-                    "model": model.module.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "scheduler": scheduler.state_dict(),
-                    "random": random_states(device),
-                }
-                if rank == 0:  # all ranks hold the same model: one writes
-                    write_atomically(state, CHECKPOINT, die_half_way=kill and step == KILL_AT)
-                report(f"step {step}: checkpoint written")
+    def save_at_intervals() -> None:
+        if training.step % SAVE_EVERY == 0:
+            saved = training.state()
+            if rank == 0:  # the model is the same on all ranks, so one rank writes
+                write_atomically(saved, CHECKPOINT, kill and training.step == KILL_AT)
+            report(f"step {training.step}: checkpoint written")
 
-    assert len(orders) == EPOCHS - first_epoch  # each epoch has its own
-    assert abs(scheduler.get_last_lr()[0]) < 1e-9  # half a cosine ends at zero
-    parameters = torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
-    if rank == 0:
-        if not resume:
+    first = training.step
+    parameters = training.run(save_at_intervals)
+    assert training.step == training.steps and first == (KILL_AT - SAVE_EVERY) * resume
+    assert abs(training.scheduler.get_last_lr()[0]) < 1e-9  # half a cosine ends at zero
+    if not resume:
+        if rank == 0:
             torch.save(parameters, NEVER_KILLED)
-        else:
-            same = torch.equal(parameters, torch.load(NEVER_KILLED, weights_only=True))
-            print(f"bit-identical to the run that was never killed: {same}")
+        return
+
+    never_killed = torch.load(NEVER_KILLED, weights_only=True)
+    same = torch.equal(parameters, never_killed)
+    report(f"bit-identical to the run that was never killed: {same}")
+    report("resumed again, and one part is not restored:")
+    for part in PARTS:
+        training = Training(device)
+        training.restore(deepcopy(state), without=part)
+        difference = (training.run() - never_killed).abs().max().item()
+        size = f"≈{difference:.0e}" if difference else "none"
+        report(f"  {part:18} largest difference of a parameter: {size}")
+        # two ranks add only two numbers, in whichever order: the buckets cannot matter
+        assert (difference > 0) == (part != "buckets" or n > 2)
+    assert same
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
-"""Every rank draws the same augmentation: two seeding mistakes, counted.
+"""Every rank draws the same augmentation: two mistakes with seeds, and their fix.
 
-A dataset draws one random number for each sample it serves (a crop, a flip, a noise level).
-All draws should differ: over the samples, the loader's workers, the epochs and the ranks.
+A dataset draws one random number for each sample that it serves. The number represents a random
+augmentation, such as a crop, a flip or noise. All numbers should be different, for all samples,
+workers, epochs and ranks.
 
-    (no flag)     torch.manual_seed(0) on each rank: right for the weights, and it makes the
-                  workers of all ranks draw the same numbers
-    --generator   the dataset owns a generator: it is copied into every worker of every epoch
-    --fix        the rank is in the seed, and a worker seeds what the dataset owns
+    (no flag)     calls torch.manual_seed(0) on each rank. This gives all ranks the same initial
+                  weights, but also gives their workers the same random numbers.
+    --generator   the dataset owns a generator, which is copied into each worker in each epoch
+    --fix         uses a different seed on each rank after the model was built, and seeds the
+                  generator of the dataset in each worker
+
+The output shows how many numbers are different, and which of them repeat: a number can be drawn
+by several ranks, in several epochs, or by several workers.
 """
 
 import argparse
@@ -15,13 +20,14 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
-SAMPLES, WORKERS, EPOCHS = 32, 2, 2
+SAMPLES, WORKERS, EPOCHS, BATCH = 32, 2, 2, 4
 
 
 class Augmented(Dataset):
-    """Serves the augmentation that was drawn in place of an augmented image."""
+    """Serves the random number of an augmentation instead of an augmented image."""
 
     def __init__(self, own_generator: bool) -> None:
         self.generator = torch.Generator().manual_seed(0) if own_generator else None
@@ -34,40 +40,57 @@ class Augmented(Dataset):
 
 
 def seed_worker(worker_id: int) -> None:
-    """DataLoader has seeded torch, random and numpy in this worker; the rest is ours."""
+    """Seed the generator that the dataset of this worker owns.
+
+    DataLoader has already seeded torch, random and numpy in this worker.
+    """
     worker = get_worker_info()
     if worker.dataset.generator is not None:
         worker.dataset.generator.manual_seed(worker.seed)
 
 
-def draws(own_generator: bool, fix: bool) -> torch.Tensor:
-    """All augmentations of this rank."""
-    rank = dist.get_rank()
+def draw(own_generator: bool, fix: bool) -> tuple[torch.Tensor, list[list[float]]]:
+    """The weight of the model, and the numbers that this rank draws in each epoch."""
     torch.manual_seed(0)
-    # ... build the model here, the same on every rank, then:
+    weight = nn.Linear(2, 2).weight.detach()  # the model: the same on every rank
     if fix:
-        torch.manual_seed(1 + rank)
+        torch.manual_seed(1 + dist.get_rank())
 
     dataset = Augmented(own_generator)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(
         dataset,
-        batch_size=4,
+        batch_size=BATCH,
         sampler=sampler,
         num_workers=WORKERS,
         worker_init_fn=seed_worker if fix else None,
     )
-    seen, orders = [], []
+    numbers, orders = [], []
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         orders.append(list(sampler))
-        seen.extend(loader)
-    shares = [None] * dist.get_world_size()
-    dist.all_gather_object(shares, orders)
-    for of_ranks in zip(*shares, strict=True):  # in each epoch they serve all samples
-        assert set().union(*of_ranks) == set(range(SAMPLES))
+        numbers.append([value for batch in loader for value in batch.tolist()])
+    orders_of_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(orders_of_ranks, orders)
+    for of_epoch in zip(*orders_of_ranks, strict=True):  # the ranks serve all samples
+        assert set().union(*of_epoch) == set(range(SAMPLES))
     assert orders[0] != orders[1]
-    return torch.cat(seen)
+    return weight, numbers
+
+
+def repetitions(numbers: list[list[list[float]]]) -> list[str]:
+    """Which of ranks, epochs and workers draw the same number; `numbers[rank][epoch]`."""
+    sources: dict[float, set[tuple[int, int, int]]] = {}
+    for rank, of_rank in enumerate(numbers):
+        for epoch, of_epoch in enumerate(of_rank):
+            for i, value in enumerate(of_epoch):
+                worker = i // BATCH % WORKERS  # the workers serve the batches in turns
+                sources.setdefault(value, set()).add((rank, epoch, worker))
+    repeated = []
+    for position, name in enumerate(("ranks", "epochs", "workers")):
+        if any(len({source[position] for source in found}) > 1 for found in sources.values()):
+            repeated.append(name)
+    return repeated
 
 
 def main() -> int:
@@ -79,20 +102,28 @@ def main() -> int:
         sys.exit("start with torchrun: torchrun --nproc-per-node=2 same_augmentation.py")
 
     dist.init_process_group("gloo")  # nothing here needs an accelerator
-    mine = draws(args.generator, args.fix)
-    of_rank = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(of_rank, mine)
-    everything = torch.cat(of_rank)
-    distinct = everything.unique().numel()
+    n = dist.get_world_size()
+    weight, mine = draw(args.generator, args.fix)
+    weights = [torch.empty_like(weight) for _ in range(n)]
+    dist.all_gather(weights, weight)
+    assert all(torch.equal(other, weight) for other in weights)  # the fix must not change this
+
+    numbers: list = [None] * n
+    dist.all_gather_object(numbers, mine)
+    everything = [value for of_rank in numbers for of_epoch in of_rank for value in of_epoch]
+    distinct = len(set(everything))
+    repeated = repetitions(numbers)
+    assert bool(repeated) == (distinct < len(everything))
     if dist.get_rank() == 0:
-        print(f"{len(of_rank)} ranks × {WORKERS} workers × {EPOCHS} epochs:", end=" ")
-        print(f"{everything.numel()} samples served, {distinct} distinct augmentations")
-        for r, values in enumerate(of_rank):
-            print(f"  rank {r}: {', '.join(f'{value:.3f}' for value in values[:4])}, …")
+        print(f"{n} ranks × {WORKERS} workers × {EPOCHS} epochs:", end=" ")
+        print(f"{len(everything)} samples served, {distinct} different augmentations")
+        for r, of_rank in enumerate(numbers):
+            print(f"  rank {r}: {', '.join(f'{value:.3f}' for value in of_rank[0][:4])}, …")
+        print(f"  numbers repeat across: {', '.join(repeated) or 'none'}")
         sys.stdout.flush()
 
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
-    return 0 if distinct == everything.numel() else 1
+    return 1 if repeated else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Which samples each rank draws: DistributedSampler from scratch, then torch's.
+"""DistributedSampler from scratch: which samples each rank draws, and three common mistakes.
 
-Look for three things: padding lets some samples be seen twice (also in a validation score),
-`drop_last` leaves some out, and without `set_epoch` every epoch has the first one's order.
-A sampler is arithmetic on (length, ranks, rank, seed, epoch): no process group is needed.
+Look for three things. Padding draws some samples twice, also for a validation score.
+`drop_last` leaves some samples out. Without `set_epoch`, every epoch has the order of the
+first epoch. A sampler computes with five numbers (length, ranks, rank, seed, epoch), so this
+program needs no process group. Its result is compared with torch's DistributedSampler.
 """
 
 import math
@@ -13,7 +14,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 LENGTH, N = 10, 4  # ten samples cannot be shared equally by four ranks
-SEED = 0  # the sampler's own, with torch's default
+SEED = 0  # the default of torch's DistributedSampler
 
 
 def indices_of(
@@ -26,9 +27,9 @@ def indices_of(
     else:
         order = list(range(length))
     steps = length // n if drop_last else math.ceil(length / n)
-    # too short: start again from the front; too long: cut the tail
+    # if the list is too short, repeat its beginning; if it is too long, cut its end
     order = list(islice(cycle(order), steps * n))
-    return order[rank::n]  # strided: each step's global batch is consecutive in `order`
+    return order[rank::n]  # so the samples of one step of all ranks are neighbours in `order`
 
 
 def torchs_indices_of(rank: int, n: int, length: int, *, epoch: int = 0, **options) -> list:
@@ -50,19 +51,19 @@ def show(drop_last: bool) -> None:
 
 
 def score_twice_counted() -> None:
-    """A validation score over padded shards counts the padding's samples twice."""
+    """Print a validation score that counts the padding, and the right score."""
     right = torch.tensor([1, 1, 0, 1, 1, 0, 1, 1, 0, 1])  # did the model get sample i right?
     shards = [torchs_indices_of(r, N, LENGTH, shuffle=False, drop_last=False) for r in range(N)]
     hits, count = sum(right[s].sum() for s in shards), sum(map(len, shards))
     print(f"validation with DistributedSampler: {hits}/{count} = {hits / count:.3f}")
-    # the fix: stride without padding, then sum hits and counts over the ranks
+    # the fix: no padding, and the hits and counts are summed over the ranks
     shards = [range(LENGTH)[rank::N] for rank in range(N)]
     hits, count = sum(right[list(s)].sum() for s in shards), sum(map(len, shards))
     print(f"validation with range(rank, length, N): {hits}/{count} = {hits / count:.3f}")
 
 
 def epochs(call_set_epoch: bool) -> None:
-    """What rank 0 of two draws in three epochs, and what nobody draws in ten."""
+    """Print what rank 0 of two draws in three epochs, and what no rank draws in ten."""
     samplers = [DistributedSampler(range(9), 2, rank, drop_last=True) for rank in range(2)]
     seen = set()
     for epoch in range(10):

@@ -1,8 +1,9 @@
-"""A stream dealt over ranks and workers, resumed twice, then by more ranks: who saw what?
+"""A stream is resumed twice, the second time on more ranks: which samples were seen how often?
 
-An epoch is trained in three lives: by N - 1 ranks with two workers each, stopped after a few
-steps; the same again; and to its end by N ranks without workers. Each way writes down something
-else when it stops. Look for the one that sees every sample exactly once.
+One epoch is trained in three parts. In the first two parts, N - 1 ranks with two loader workers
+each train for a few steps. In the third part, N ranks without workers train to the end of the
+epoch. The program does this four times, and each time it saves something else as the place in
+the data. Look for the only way in which every sample is seen exactly once.
 """
 
 import os
@@ -15,18 +16,18 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-ROWS = [14 + 5 * shard % 7 for shard in range(8)]  # of each shard: they are not equally long
+ROWS = [14 + 5 * shard % 7 for shard in range(8)]  # rows of each shard: not the same number
 BATCH, STEPS = 4, 7
 
 
 class Stream(IterableDataset):
-    """The samples (shard, row) that come after `done`, rows of each shard, for this rank."""
+    """The samples (shard, row) of a rank, without the first `done` rows of each shard."""
 
     def __init__(self, rank: int, n: int, done: list[int], split: bool = True) -> None:
         self.rank, self.n, self.done, self.split = rank, n, done, split
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        info = get_worker_info()  # None if there are no workers
+        info = get_worker_info()  # None if the loader has no workers
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         reader, readers = self.rank * workers + worker, self.n * workers
         if not self.split:
@@ -51,41 +52,43 @@ def start() -> torch.device:
     return device
 
 
-def live(n: int, workers: int, steps: int | None, way: str, state: dict, device) -> list:
-    """Train with the first `n` ranks from `state` on; update it; return the samples seen."""
+def train_part(
+    n: int, workers: int, steps: int | None, way: str, state: dict, device: torch.device
+) -> list[tuple[int, int]]:
+    """Train on the first `n` ranks from `state` on, and update it; return all samples seen."""
     rank = dist.get_rank()
     done = state.setdefault("rows", [0] * len(ROWS))
     skip = state.get(way, 0)
     batches: Iterator = iter(())
     if rank < n:
         start_at = done if way == "rows of each shard" else [0] * len(ROWS)
-        forks = workers == 0 or device.type == "cpu"  # forked beside NCCL, a worker may hang
+        forks = workers == 0 or device.type == "cpu"  # a fork of a process with NCCL may hang
         loader = DataLoader(
-            Stream(rank, n, start_at, split=way != "nothing is split"),
+            Stream(rank, n, start_at, split=way != "no place, no split"),
             BATCH,
             num_workers=workers,
             multiprocessing_context=None if forks else "forkserver",
         )
-        batches = islice(loader, skip, None)  # reads them all, and throws them away
+        batches = islice(loader, skip, None)  # it reads the skipped batches as well
     seen: list[list[int]] = []
     step = 0
     while steps is None or step < steps:
         batch = next(batches, None)
         left = torch.tensor(0 if batch is None else len(batch), device=device)
-        dist.all_reduce(left)  # a rank whose shards have ended goes on taking part
+        dist.all_reduce(left)  # a rank that has no batch left still takes part
         if left == 0:
             break
         seen += [] if batch is None else batch.tolist()
         step += 1
     # --8<-- [start:state]
-    done = list(done)  # the rows that were trained on: workers have read further ahead
+    done = list(done)  # rows that were trained on; the workers have read more than these
     for shard, row in seen:
         done[shard] = max(done[shard], row + 1)
     of_ranks: list = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, (done, seen))
     state["rows"] = [max(rows) for rows in zip(*(done for done, _ in of_ranks), strict=True)]
     # --8<-- [end:state]
-    state["batches of this life"] = step
+    state["batches of this part"] = step
     state["batches of the epoch"] = state.get("batches of the epoch", 0) + step
     return [tuple(sample) for _, samples in of_ranks for sample in samples]
 
@@ -95,23 +98,23 @@ def main() -> None:
     n = dist.get_world_size()
     report = print if dist.get_rank() == 0 else lambda *_: None
     fewer = max(1, n - 1)
-    lives = ((fewer, 2, STEPS), (fewer, 2, STEPS - 3), (n, 0, None))
-    report(f"{sum(ROWS)} samples; lives of {fewer}, {fewer} and {n} rank(s)")
-    report("what a life writes down     seen   once  again  never")
+    parts = ((fewer, 2, STEPS), (fewer, 2, STEPS - 3), (n, 0, None))
+    report(f"an epoch of {sum(ROWS)} samples in three parts: {fewer}, {fewer} and {n} rank(s)")
+    report("what is saved        samples seen: in total   once   repeatedly   never")
     ways = (
-        "nothing is split",
-        "batches of this life",
+        "no place, no split",
+        "batches of this part",
         "batches of the epoch",
         "rows of each shard",
     )
     for way in ways:
         state: dict = {}
         times: Counter = Counter()
-        for ranks, workers, steps in lives:
-            times.update(live(ranks, workers, steps, way, state, device))
+        for ranks, workers, steps in parts:
+            times.update(train_part(ranks, workers, steps, way, state, device))
         once = sum(count == 1 for count in times.values())
         again, never = len(times) - once, sum(ROWS) - len(times)
-        report(f"{way:26}{sum(times.values()):6}{once:7}{again:7}{never:7}")
+        report(f"{way:21}{sum(times.values()):22}{once:7}{again:13}{never:8}")
         exact = once == sum(ROWS) == sum(times.values())
         assert exact == (way == "rows of each shard"), (way, times)
 

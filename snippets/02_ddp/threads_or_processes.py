@@ -1,14 +1,15 @@
-"""Why DDP replaced DataParallel: threads share one interpreter, processes do not.
+"""Why DDP replaced DataParallel: threads share one interpreter lock, and processes do not.
 
-`nn.DataParallel` is one process with one thread per device. Every step scatters the batch,
-copies the model to all devices, runs the replicas in threads, gathers the outputs on device 0,
-where the loss is taken, and adds up all gradients there, where the only optimizer lives. The
-copy comes before forward, so nothing hides it. `data_parallel` below does these steps and
-counts the bytes that cross between devices.
+`nn.DataParallel` is one process with one thread per device. In every step it scatters the
+batch, copies the model to all devices, and runs the replicas in threads. It gathers the outputs
+on device 0, which computes the loss. It also sums all gradients there, because device 0 has the
+only optimizer. The copy of the model comes before forward, so nothing hides it. `data_parallel`
+below does these steps and counts the bytes that are sent between devices.
 
-A forward that spends its time in Python, as one of many small operations does, needs the global
-interpreter lock: two threads take turns. Two processes do not know of each other. Each time is
-the fastest of a few, since whatever else the machine does only adds.
+The program then compares threads with processes. Its forward consists of many small operations,
+so nearly all of its time is Python code, which needs the interpreter lock. Two threads
+therefore take turns. Two processes do not wait for each other. Each time is the fastest of a
+few rounds, because other work on the machine can only make a round slower.
 """
 
 import copy
@@ -26,7 +27,7 @@ ROUNDS = 5
 
 
 class Recurrent(nn.Module):
-    """Many small operations: nearly all of its time is Python and dispatch."""
+    """A model of many small operations: nearly all of its time is Python and dispatch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,9 +42,9 @@ class Recurrent(nn.Module):
 
 
 def parallel_apply(replicas: list[nn.Module], shards: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run every replica on its shard, each in a thread of its own."""
+    """Run every replica on its shard, each in its own thread."""
     outputs: list[torch.Tensor] = [torch.empty(0)] * len(shards)
-    together = threading.Barrier(len(shards), timeout=300)  # else they would take turns
+    together = threading.Barrier(len(shards), timeout=300)  # all threads start together
 
     def work(i: int) -> None:
         together.wait()
@@ -60,7 +61,7 @@ def parallel_apply(replicas: list[nn.Module], shards: list[torch.Tensor]) -> lis
 def data_parallel(
     model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, Counter]:
-    """One forward and backward as nn.DataParallel does it; also the bytes it moves."""
+    """Run forward and backward like nn.DataParallel. Return the loss and the bytes moved."""
     moved = Counter()
     shards = inputs.chunk(N)  # scatter
     moved["inputs"] = sum(shard.nbytes for shard in shards[1:])
@@ -80,15 +81,16 @@ def data_parallel(
     return loss, moved
 
 
-def process(shard: torch.Tensor, barrier) -> None:
-    """What one process of DDP does in forward: the same work, alone with its interpreter."""
+def process(shard: torch.Tensor, barrier, results) -> None:
+    """Run forward as one process of DDP does: the same work with its own interpreter."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Recurrent()
     for _ in range(ROUNDS):
-        barrier.wait()  # until `main` says go
-        model(shard)
-        barrier.wait()  # until both have finished
+        barrier.wait()  # until `main` starts the clock
+        output = model(shard)
+        barrier.wait()  # until both processes have finished
+        results.put((len(shard), output.sum().item()))
 
 
 def count(model: nn.Module) -> int:
@@ -107,8 +109,11 @@ def main() -> None:
     model = Recurrent()
     inputs, targets = torch.randn(16, 1000, 16), torch.randint(10, (16,))
     context = multiprocessing.get_context("fork")  # before there are any threads
-    barrier = context.Barrier(N + 1)
-    workers = [context.Process(target=process, args=(s, barrier)) for s in inputs.chunk(N)]
+    barrier, results = context.Barrier(N + 1), context.SimpleQueue()
+    workers = [
+        context.Process(target=process, args=(shard, barrier, results))
+        for shard in inputs.chunk(N)
+    ]
     for worker in workers:
         worker.start()
 
@@ -116,36 +121,41 @@ def main() -> None:
     whole_batch = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     _, moved = data_parallel(model, inputs, targets)
-    for parameter, truth in zip(model.parameters(), whole_batch, strict=True):
-        torch.testing.assert_close(parameter.grad, truth)
-    print("DataParallel by hand: its gradients are those of the whole batch")
+    for parameter, expected in zip(model.parameters(), whole_batch, strict=True):
+        torch.testing.assert_close(parameter.grad, expected)
+    print("DataParallel by hand: the gradients equal those of the whole batch")
     for what, size in moved.items():
         print(f"  {size:>7,} bytes of {what}")
-    # DDP sends as much in all, but evenly, and while backward computes. (Between GPUs with
-    # NCCL, DataParallel passes copies and gradients on; its copies still precede forward.)
+    # All ranks of DDP together send the same number of bytes. But each rank sends an equal
+    # part, and sends it during backward. (With NCCL, the GPUs of DataParallel pass copies and
+    # gradients on to each other. The copies still come before forward.)
     assert moved["parameters"] + moved["gradients"] == 2 * (N - 1) * 4 * count(model)
-    print("parameters and gradients in units of 4Ψ bytes, copied from one device, or by DDP:")
+    print("parameters and gradients that a device sends and receives, in units of 4Ψ bytes:")
     for n in (2, 8):
         through_one = 2 * (n - 1)  # out of device 0 and into it
         through_each = 2 * through_one / n  # out of each rank and into it
         print(
-            f"  N = {n}: {through_one} through device 0, {through_each:.1f} through each rank"
+            f"  N = {n}: {through_one} on device 0 of DataParallel, "
+            f"{through_each:.1f} on each rank of DDP"
         )
 
-    rows: list[int] = []  # of each forward; the hook is copied with the model
+    rows: list[int] = []  # samples in each forward; the hook is copied with the model
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     replicas, shards = [model, copy.deepcopy(model)], inputs.chunk(N)
 
     alone, threads, processes = [], [], []
-    for _ in range(ROUNDS):  # in turns, so that a slow second hits all of them
+    for _ in range(ROUNDS):  # they take turns, so that a slow second affects all of them
         alone.append(seconds(lambda: model(shards[0])))
         threads.append(seconds(lambda: parallel_apply(replicas, shards)))
         barrier.wait()
         processes.append(seconds(barrier.wait))
+        outputs = sorted(results.get() for _ in workers)
+        expected = sorted((len(shard), model(shard).sum().item()) for shard in shards)
+        torch.testing.assert_close(outputs, expected)  # the processes did the same work
     for worker in workers:
         worker.join()
 
-    assert rows == [len(inputs) // N] * ROUNDS * (1 + N)  # one shard alone, then all
+    assert rows == [len(inputs) // N] * ROUNDS * (1 + N + N)  # alone, threads, comparison
     one, two, both = min(alone), min(threads), min(processes)
     print("forward of one shard, then of two shards at once:")
     print(f"  one shard   ≈{one * 1e3:.0f} ms")

@@ -1,9 +1,10 @@
-"""Samples per second of every DDP of this chapter beside torch's, measured in one run.
+"""Samples per second of every version of DDP in this chapter, including PyTorch's.
 
-The upper bound is each rank training alone, without communication. Then: one blocking
-all-reduce per parameter after backward; one asynchronous all-reduce per parameter during
-backward; `MiniDDP` with buckets; torch's. They take turns, a step each, round after round,
-so that a slow second of the machine hits all of them; each figure is the median of its rounds.
+Without communication, each rank trains alone: this is the upper limit. The versions are one
+blocking all-reduce per parameter after backward, one asynchronous all-reduce per parameter
+during backward, `MiniDDP` with buckets, and PyTorch's DDP. They take turns, one step each, so
+that a slow second of the machine affects all of them. The program prints the median of a few
+rounds. In the output, compare the versions with the upper limit and with each other.
 """
 
 import copy
@@ -28,7 +29,7 @@ MIB = 2**20
 
 
 class Alone(nn.Module):
-    """No communication at all: the upper bound (and wrong, of course)."""
+    """No communication: the upper limit. The result is wrong."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class Hooked(Alone):
 
 
 class MiniDDP(Alone):
-    """Buckets, gradients as views, overlap: mini_ddp.py without its checks and `no_sync`."""
+    """Buckets, views and overlap (mini_ddp.py), without the checks and `no_sync`."""
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float) -> None:
         super().__init__(module)
@@ -105,7 +106,7 @@ class MiniDDP(Alone):
 
 
 class TorchDDP(Alone):
-    """The production one; its `backward` returns when all gradients are averaged."""
+    """PyTorch's DDP. Its `backward` returns when all gradients are averaged."""
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float) -> None:
         super().__init__(
@@ -130,7 +131,7 @@ def start() -> torch.device:
 
 
 def trainer(model: Alone, inputs: torch.Tensor) -> Callable[[], float]:
-    """A function which trains for a step and returns the seconds that it took."""
+    """Return a function that trains for one step and returns its seconds."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def run() -> float:
@@ -140,7 +141,7 @@ def trainer(model: Alone, inputs: torch.Tensor) -> Callable[[], float]:
         nn.functional.mse_loss(model(inputs), inputs).backward()
         model.after_backward()
         optimizer.step()
-        dist.barrier()  # the step of the slowest rank is the step of the job
+        dist.barrier()  # a step lasts until the slowest rank has finished
         return time.perf_counter() - begin
 
     return run
@@ -169,8 +170,8 @@ def main() -> None:
     }
     runs = {name: trainer(model, inputs) for name, model in models.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    calls = []  # of dist.all_reduce in a step; torch's DDP has its own way to it
-    for run in runs.values():  # a round to warm up, and to let torch rebuild its buckets
+    calls = []  # of dist.all_reduce in a step; PyTorch's DDP calls the C++ function instead
+    for run in runs.values():  # warm up, and let PyTorch's DDP fill its buckets again
         with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as spy:
             run()
         calls.append(spy.call_count)
@@ -183,7 +184,7 @@ def main() -> None:
     for name in ("naive", "per-parameter hooks", "MiniDDP"):
         for ours, theirs in zip(models[name].parameters(), truth, strict=True):
             torch.testing.assert_close(ours, theirs)
-    alone = models["no communication"].parameters()  # whose ranks learn each its own data
+    alone = models["no communication"].parameters()  # each rank has learned its own data
     assert n == 1 or not all(map(torch.equal, alone, truth))
     rows = torch.tensor(len(inputs), device=device)
     dist.all_reduce(rows)

@@ -1,25 +1,30 @@
-"""How much work hides the all-reduce: tokens per GPU in one backward, for real GPUs and links.
+"""How many tokens per GPU a backward pass needs so that it lasts as long as the all-reduce.
 
-Backward costs 4 FLOPs per parameter and token. A ring all-reduce sends at most 2 gradients per
-parameter from each rank. Both grow with the parameters, which cancel:
+Backward needs 4 FLOPs per parameter and token. A ring all-reduce sends at most 2 gradient
+values per parameter from each rank. Both times grow with the number of parameters, which
+cancels:
 
     4ΨT / P  ≥  2gΨ / W    ⇔    T  ≥  g·P / (2W)
 
-T tokens of a GPU in the backward that communicates, P the FLOP/s a GPU reaches, g bytes per
-gradient, W the bytes/s, one way, of the narrowest border that the ring crosses: NVLink inside a
-node; between nodes all network cards of a node together, since a ring enters and leaves each
-node once and NCCL runs a ring for every card. A DGX H100 has eight cards of 400 Gb/s. Peaks are
-from NVIDIA's datasheets (dense bf16; NVLink's figure is for both ways, so W is half of it).
+T is the number of tokens that a GPU processes in one backward pass, P the FLOP/s that the GPU
+reaches, and g the bytes per gradient value. W is the bandwidth, in bytes/s and in one
+direction, of the slowest link in the ring. Inside a node this link is NVLink. Between nodes it
+is all network cards of a node together, because a ring enters and leaves each node once and
+NCCL runs one ring for every card. A DGX H100 has eight cards with 400 Gb/s each. The peaks are
+those of NVIDIA's datasheets (dense bf16). Their NVLink bandwidth counts both directions, so W
+is half.
 """
 
-REACHED = 0.4  # of the peak: a good training run; Llama 3 405B reports 0.41 to 0.43
+import math
 
-GPUS = {  # dense bf16 FLOP/s; NVLink bytes/s each way
+REACHED = 0.4  # fraction of the peak in a good run; Llama 3 405B reports 0.41 to 0.43
+
+GPUS = {  # dense bf16 FLOP/s; NVLink bytes/s in one direction
     "A100": (312e12, 600e9 / 2),
     "H100": (989e12, 900e9 / 2),
     "B200": (2250e12, 1800e9 / 2),
 }
-NETWORK = {  # bytes/s out of a whole node
+NETWORK = {  # bytes/s that a whole node can send
     "8 × 400 Gb/s": 8 * 400e9 / 8,
     "400 Gb/s": 400e9 / 8,
     "100 Gb/s": 100e9 / 8,
@@ -27,11 +32,21 @@ NETWORK = {  # bytes/s out of a whole node
 
 
 def tokens_to_hide(flops: float, bandwidth: float, gradient_bytes: int) -> float:
-    """Tokens per GPU from which backward takes longer than the all-reduce of its gradients.
+    """Return the tokens per GPU for which backward takes as long as the all-reduce.
 
-    `flops` in FLOP/s as reached, `bandwidth` in bytes/s one way.
+    `flops` are the FLOP/s that the GPU reaches. `bandwidth` is in bytes/s, in one direction.
     """
     return gradient_bytes * flops / (2 * bandwidth)
+
+
+def check(tokens: float, flops: float, bandwidth: float, gradient_bytes: int) -> None:
+    """Compare the two times for two sizes of the model and two sizes of the ring."""
+    for parameters in (1e9, 70e9):
+        backward = 4 * parameters * tokens / flops  # seconds
+        for ranks in (2, 100_000):
+            chunk = gradient_bytes * parameters / ranks  # a rank sends one chunk in each step
+            all_reduce = 2 * (ranks - 1) * chunk / bandwidth  # in 2(N - 1) steps
+            assert math.isclose(all_reduce, backward * (ranks - 1) / ranks)
 
 
 def main() -> None:
@@ -41,6 +56,8 @@ def main() -> None:
         links |= {f"{rate} a node": min(nvlink, network) for rate, network in NETWORK.items()}
         for link, bandwidth in links.items():
             fp32, bf16 = (tokens_to_hide(REACHED * peak, bandwidth, g) for g in (4, 2))
+            check(fp32, REACHED * peak, bandwidth, 4)
+            check(bf16, REACHED * peak, bandwidth, 2)
             print(f"{name + ', ' + link:31}  {fp32:14,.0f}  {bf16:14,.0f}")
 
 

@@ -1,9 +1,10 @@
-"""`DistributedDataParallel`: the options that matter, and what it tells about itself.
+"""PyTorch's `DistributedDataParallel` (DDP) equals one process, and logs how it forms buckets.
 
-The loss of every step equals that of one process with the whole batch. Then DDP's own log shows
-its buckets: all gradients in one during the first backward, and after it new ones, cut in the
-order in which gradients arrived. The layers here are defined in the opposite order of their
-use, so that no guess from the definition could have been right.
+The loss of every step equals the loss of one process with the whole batch. Then the log of DDP
+shows its buckets. During the first backward, all gradients are in one bucket. After it, DDP
+forms new buckets that follow the order in which the gradients became ready. The layers of this
+model are defined in the opposite order of their use, so DDP cannot guess this order from the
+definition.
 """
 
 import os
@@ -19,7 +20,7 @@ BATCH, STEPS = 240, 5  # the batch of all ranks together; 1, 2, 3 and 4 divide i
 
 
 class Upside(nn.Module):
-    """Four layers, defined last one first: a model is free to do so."""
+    """Four layers that are defined in the reverse order of their use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,23 +38,24 @@ class Upside(nn.Module):
 def wrap(model: nn.Module) -> DistributedDataParallel:
     return DistributedDataParallel(
         model,
-        # MiB at which a bucket is closed. The default is 25, with a first bucket of 1.
+        # A bucket is closed when it has this many MiB. The default is 25, and 1 for the first.
         bucket_cap_mb=0.25,
-        # .grad is a view into the bucket: saves 4Ψ bytes (fp32) and the copy back.
+        # .grad is a view into the bucket. This saves 4Ψ bytes (fp32) and the copy back.
         gradient_as_bucket_view=True,
-        # A promise: every step uses the same parameters in the same way. DDP then learns in the
-        # first step which ones are unused, and allows reentrant activation checkpointing.
+        # You promise that every step uses the same parameters in the same way. DDP then
+        # learns in the first step which parameters are unused, and it allows reentrant
+        # activation checkpointing.
         static_graph=True,
-        # Left alone: rank 0's buffers go to all ranks before a forward, unless you say
-        # forward_sync_buffers=False (torch 2.13; broadcast_buffers=False, now deprecated, also
-        # leaves them out of the constructor's broadcast).
-        # device_ids=[local_rank] moves inputs to the accelerator; we move them ourselves.
+        # Not set here: forward_sync_buffers=False (new in torch 2.13) stops the broadcast of
+        # rank 0's buffers before a forward. The deprecated broadcast_buffers=False also
+        # excludes them from the broadcast in the constructor. device_ids=[local_rank] would
+        # move the inputs to the accelerator; this program moves them itself.
     )
 
 
 def describe_buckets(ddp: DistributedDataParallel) -> None:
-    """Print DDP's buckets before and after the first backward, from its own log."""
-    log = ddp._get_ddp_logging_data()  # private, but what the documentation points to
+    """Print the buckets before and after the first backward, from the log of DDP."""
+    log = ddp._get_ddp_logging_data()  # private, but the documentation uses it
     names = [name for name, _ in ddp.module.named_parameters()]
 
     def named(indices: str) -> str:
@@ -64,7 +66,9 @@ def describe_buckets(ddp: DistributedDataParallel) -> None:
     sizes = log["rebuilt_bucket_sizes"].split(", ")
     contents = log["rebuilt_per_bucket_param_indices"].split(", ")
     stored = {p.grad.untyped_storage().data_ptr() for p in ddp.parameters()}
-    assert len(stored) == len(sizes) and log.get("static_graph")  # views; the promise is kept
+    assert len(stored) == len(sizes) and log.get(
+        "static_graph"
+    )  # the gradients are views, and the graph is static
     for size, indices in zip(sizes, contents, strict=True):
         print(f"since then:     {int(size) / 1024:.1f} KiB with {named(indices)}")
 
@@ -86,7 +90,7 @@ def start() -> torch.device:
 def train(model: nn.Module, shard: slice, device: torch.device) -> list[torch.Tensor]:
     """Train on a shard of every batch; return the loss of every step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-    generator = torch.Generator().manual_seed(1234)  # the same batches for everybody
+    generator = torch.Generator().manual_seed(1234)  # the same batches on every rank
     losses = []
     for _ in range(STEPS):
         inputs = torch.randn(BATCH, 64, generator=generator)[shard].to(device)
@@ -106,14 +110,14 @@ def main() -> None:
 
     torch.manual_seed(0)
     alone = Upside().to(device)
-    torch.manual_seed(rank)  # rank 0's weights win
+    torch.manual_seed(rank)  # different weights on every rank; DDP broadcasts those of rank 0
     ddp = wrap(Upside().to(device))
 
-    rows = []  # that this rank computes with
+    rows = []  # the number of samples in each forward of this rank
     ddp.module.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     losses = torch.stack(train(ddp, slice(rank * BATCH // n, (rank + 1) * BATCH // n), device))
     dist.all_reduce(losses)
-    assert rows == [BATCH // n] * STEPS  # its shard, no more
+    assert rows == [BATCH // n] * STEPS  # this rank computed its own shard and nothing else
     losses_alone = torch.stack(train(alone, slice(0, BATCH), device))
     torch.testing.assert_close(losses / n, losses_alone)
 

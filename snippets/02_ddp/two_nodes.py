@@ -1,8 +1,8 @@
-"""Two nodes: one torchrun on each, the same command but for --node-rank.
+"""Two nodes run one DDP program: each node starts torchrun, and only --node-rank differs.
 
-Under torchrun this is an ordinary DDP program. Started with plain python it plays both nodes on
-this machine, so that you can try it with one. Look for how rank, local rank and group rank fit
-together, and that DDP over both nodes equals one process.
+Under torchrun this is an ordinary DDP program. If you start it with plain python, it plays both
+nodes on one machine. Look at how RANK, LOCAL_RANK and GROUP_RANK (the number of the node)
+belong together, and that DDP over both nodes gives the parameters of one process.
 """
 
 import os
@@ -35,7 +35,7 @@ def start() -> torch.device:
 
 
 def visible_gpus(node: int) -> dict[str, str]:
-    """The variables that give a node its own GPUs, or none: two ranks cannot share one."""
+    """The variable that gives a node GPUs of its own, or none if there are too few."""
     if torch.accelerator.device_count() < NODES * PER_NODE:
         return {"CUDA_VISIBLE_DEVICES": ""}
     every = ",".join(map(str, range(torch.accelerator.device_count())))
@@ -44,7 +44,7 @@ def visible_gpus(node: int) -> dict[str, str]:
 
 
 def play_both_nodes() -> int:
-    """Start an agent per node, as two shells on two machines would; return an exit status."""
+    """Start one torchrun per node, as shells on two machines would; return an exit status."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -62,10 +62,10 @@ def play_both_nodes() -> int:
         return int(any(statuses))
     finally:
         for agent in agents:
-            agent.terminate()  # nothing to do where it has ended
+            agent.terminate()  # this does nothing to an agent that has ended
 
 
-NAMES = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]  # group: node
+NAMES = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
 
 
 def make_model(device: torch.device) -> nn.Module:
@@ -88,6 +88,9 @@ def main() -> None:
 
     rows = [None] * n
     dist.all_gather_object(rows, [os.environ[name] for name in NAMES])
+    for row in rows:  # ranks are numbered node by node
+        of = dict(zip(NAMES, map(int, row), strict=True))
+        assert of["RANK"] == of["GROUP_RANK"] * of["LOCAL_WORLD_SIZE"] + of["LOCAL_RANK"]
     if rank == 0:
         for row in (NAMES, *rows):
             print(
@@ -99,7 +102,7 @@ def main() -> None:
     y = x.sum(1, keepdim=True)
     model = make_model(device)
     begin = F.mse_loss(model(x), y).item()
-    rows = []  # that this rank computes with
+    rows = []  # the number of rows that this rank computes with, for each step
     model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     ours = train(DDP(model), x.chunk(n)[rank], y.chunk(n)[rank])
     assert rows == [8] * 10  # its shard, no more

@@ -1,9 +1,9 @@
-"""Ranks with unequal numbers of batches: a time-out without Join, training with it.
+"""With unequal numbers of batches, DDP waits until a timeout; `Join` lets all ranks finish.
 
-Rank r has 6 - r batches. Without Join, rank 0 asks for gradients that the others will never
-send. With it, a rank that has run out answers each remaining all-reduce with zeros. Look for
-the weight that leaves the last batch with, and for what Join does not fix: Adam's state.
-(Under NCCL the time-out is no exception: its watchdog thread ends the process.)
+Rank r has 6 - r batches. Without Join, rank 0 waits for gradients that the other ranks never
+send. With Join, a rank that has no batch left answers each remaining all-reduce with zeros.
+Look at the weight of the last batch, and at the state of Adam, which Join does not make equal.
+(With NCCL the timeout raises no exception. Its watchdog thread ends the process.)
 """
 
 import os
@@ -66,13 +66,13 @@ def without_join(device: torch.device) -> None:
                 print(f"rank 0, batch {number} of 6: {type(error).__name__}: {reason}")
                 sys.exit(1)  # torchrun now ends the others
             break
-    time.sleep(60)  # this rank is busy elsewhere, evaluating for instance
+    time.sleep(60)  # this rank does something else, for example an evaluation
 
 
 def train_with_join(
     model: DDP, optimizer: torch.optim.Optimizer, batches: list, divide_by_n: bool
 ) -> float:
-    """Train one uneven epoch; return the weight that the last batch's gradient had."""
+    """Train one uneven epoch; return the weight of the gradient of the last batch."""
     with Join([model], divide_by_initial_world_size=divide_by_n):
         for x, y in batches:
             local = torch.autograd.grad(F.mse_loss(model.module(x), y), model.module.weight)[0]
@@ -87,12 +87,12 @@ def gathered(value: object) -> list:
 
 
 def adam_steps(optimizer: torch.optim.Optimizer) -> list[int]:
-    """How often Adam has stepped, per rank."""
+    """The number of steps that Adam has made, for each rank."""
     return gathered(int(next(iter(optimizer.state.values()))["step"]))
 
 
 def agree(model: nn.Module) -> bool:
-    """Whether every rank has rank 0's weight, bit for bit."""
+    """Whether every rank has exactly the weight of rank 0."""
     weights = gathered(model.module.weight.detach().cpu())
     return all(torch.equal(weight, weights[0]) for weight in weights)
 
@@ -116,7 +116,7 @@ def with_join(device: torch.device) -> None:
     step(model, optimizer, batches[0])
     report(f"one more step on every rank, ranks agree: {agree(model)}")
 
-    # the fix: after Join, take the optimizer's state too from the rank that trained longest
+    # the fix: after Join, also take the optimizer's state of the rank with the most batches
     model, optimizer, batches = build(device)
     train_with_join(model, optimizer, batches, divide_by_n=True)
     state = [optimizer.state_dict()]

@@ -1,17 +1,23 @@
-"""Expected to have finished reduction in the prior iteration: a branch that no rank takes.
+"""Expected to have finished reduction in the prior iteration: a parameter gets no gradient.
 
-DDP starts the all-reduce of a bucket when every gradient in it has arrived. A parameter that
-takes no part in the loss never reports, so its bucket is never sent: the first backward ends
-without an error and with gradients that were not averaged; the second forward raises.
+DDP starts the all-reduce of a bucket when every gradient in the bucket has arrived. If a
+parameter takes no part in the loss, its gradient never arrives, and its bucket is never sent.
+The first backward ends without an error, but its gradients were not averaged. The second
+forward raises the error.
 
-    (no flag)                       the error
-    --fix find_unused_parameters   DDP looks for the absent parameters in every graph
-    --fix static_graph             DDP learns them once; the set must stay the same
-    --alternate                     the two heads take turns, so the set changes each step
-    --cost                          time of one step under the three settings
+    (no flag)                      the error
+    --fix find_unused_parameters   DDP searches the graph of every step for unused parameters
+    --fix static_graph             DDP learns the unused parameters once; they must not change
+    --alternate                    the heads take turns, so the unused head changes in each step
+    --by-rank                      ranks with an odd number use head b, the others use head a
+    --cost                         measures the time of one step with the three settings
+
+After each backward, the program computes the gradient of each rank's data without DDP, and
+compares the gradients of DDP with the sum over all ranks, divided by the number of ranks.
 """
 
 import argparse
+import copy
 import os
 import sys
 import time
@@ -24,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class TwoHeads(nn.Module):
-    """One body and two heads; a call uses one of them."""
+    """One body and two heads. Each forward uses one of the heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,29 +43,45 @@ class TwoHeads(nn.Module):
         return head(torch.relu(self.body(x)))
 
 
-def equal_on_all_ranks(tensor: torch.Tensor) -> bool:
-    copies = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(copies, tensor)
-    return all(torch.equal(copies[0], copy) for copy in copies)
+def mean_over_ranks(model: TwoHeads, x: torch.Tensor, use_b: bool) -> dict[str, torch.Tensor]:
+    """The sum of the gradients of all ranks, divided by their number, without DDP.
+
+    A parameter that no rank uses is left out.
+    """
+    n = dist.get_world_size()
+    inputs, choices = [torch.empty_like(x) for _ in range(n)], [None] * n
+    dist.all_gather(inputs, x)
+    dist.all_gather_object(choices, use_b)
+    model = copy.deepcopy(model)
+    model.zero_grad()
+    for shard, choice in zip(inputs, choices, strict=True):
+        model(shard, choice).square().mean().backward()  # adds to .grad
+    return {name: p.grad / n for name, p in model.named_parameters() if p.grad is not None}
 
 
-def train(ddp: DistributedDataParallel, alternate: bool, device: torch.device) -> None:
-    """Three backward passes; each rank has its own data."""
-    for step in range(3):
+def train(
+    ddp: DistributedDataParallel, alternate: bool, by_rank: bool, x: torch.Tensor
+) -> None:
+    """Three backward passes; each rank has its own data, x: [steps, rows, 8]."""
+    for step, batch in enumerate(x):
         ddp.zero_grad()
-        x = torch.randn(4, 8, device=device)
-        ddp(x, use_b=alternate and step % 2 == 1).square().mean().backward()
+        use_b = (alternate and step % 2 == 1) or (by_rank and dist.get_rank() % 2 == 1)
+        ddp(batch, use_b).square().mean().backward()
 
         model = ddp.module
-        averaged = equal_on_all_ranks(model.body.weight.grad)
+        expected = mean_over_ranks(model, batch, use_b)
+        ours = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        averaged = ours.keys() == expected.keys() and all(
+            torch.allclose(ours[name], expected[name], rtol=1e-4, atol=1e-6) for name in ours
+        )
         absent = [name for name, p in model.named_parameters() if p.grad is None]
         if dist.get_rank() == 0:
-            print(f"step {step}: body.weight.grad equal on all ranks: {averaged},", end=" ")
-            print(f"grad is None: {', '.join(absent)}", flush=True)
+            print(f"step {step}: gradients averaged over all ranks: {averaged};", end=" ")
+            print(f"grad is None: {', '.join(absent) or 'nowhere'}", flush=True)
 
 
 def cost(device: torch.device) -> None:
-    """Median time of a step of a deep model in which every parameter is used."""
+    """Print the median time of a step of a deep model in which every parameter is used."""
     settings = {
         "default": {},
         "find_unused_parameters": {"find_unused_parameters": True},
@@ -71,7 +93,7 @@ def cost(device: torch.device) -> None:
         layers = [layer for _ in range(150) for layer in (nn.Linear(16, 16), nn.ReLU())]
         runs[name] = (DistributedDataParallel(nn.Sequential(*layers).to(device), **options), [])
     for step in range(20):
-        for ddp, times in runs.values():  # in turns, so that a busy machine hits all alike
+        for ddp, times in runs.values():  # in turns: a busy machine slows down all alike
             start = time.perf_counter()
             ddp(x).sum().backward()
             if device.type != "cpu":
@@ -80,7 +102,7 @@ def cost(device: torch.device) -> None:
                 times.append(time.perf_counter() - start)
     medians = {name: sorted(times)[len(times) // 2] for name, (_, times) in runs.items()}
     logs = {name: ddp._get_ddp_logging_data() for name, (ddp, _) in runs.items()}
-    for name in ("find_unused_parameters", "static_graph"):  # each is on where its name is
+    for name in ("find_unused_parameters", "static_graph"):  # on in its own run only
         assert {run for run, log in logs.items() if log.get(name)} == {name}
     if dist.get_rank() == 0:
         print("150 linear layers, all of them used")
@@ -108,6 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fix", choices=["find_unused_parameters", "static_graph"])
     parser.add_argument("--alternate", action="store_true")
+    parser.add_argument("--by-rank", action="store_true")
     parser.add_argument("--cost", action="store_true")
     args = parser.parse_args()
 
@@ -121,7 +144,7 @@ def main() -> int:
         options = {args.fix: True} if args.fix else {}
         ddp = DistributedDataParallel(TwoHeads().to(device), **options)
         try:
-            train(ddp, args.alternate, device)
+            train(ddp, args.alternate, args.by_rank, torch.randn(3, 4, 8, device=device))
         except RuntimeError as error:
             failed = True
             if dist.get_rank() == 0:

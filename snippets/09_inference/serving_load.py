@@ -4,7 +4,7 @@ Continuous batching, step by step: a step costs c0 + c1 · tokens + c2 · contex
 nanoseconds and the dice whole numbers, so nothing is rounded before it is printed. At first the
 costs are those of Llama 3 8B on an H100 at half of its data sheet. The program prints one load,
 with others beside it. Without arguments it also checks itself, and draws serving_load.svg. The
-page "Serving" has the same numbers.
+page "Serving simulator" has the same numbers.
 """
 
 import argparse

@@ -4,7 +4,7 @@ One query of the tile at hand is followed. Weights are powers of two, as kernels
 and scores and values are whole numbers: so float64 rounds nothing, and the tiles must end with
 exactly the output of the plain softmax. Bytes are those of one head in bf16. The program prints
 one step. Without arguments it also checks itself, and draws attention_in_tiles.svg. The page
-"Attention in tiles" has the same numbers.
+"Flash attention, tile by tile" has the same numbers.
 """
 
 import argparse

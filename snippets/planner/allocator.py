@@ -4,7 +4,7 @@
 Sizes are rounded to 512 bytes; requests up to 1 MiB share segments of 2 MiB, up to 10 MiB
 those of 20 MiB, larger ones get a segment of their own, rounded to 2 MiB. The smallest free
 block that is large enough is taken and split; neighbours that are free become one block again.
-Nothing goes back to the driver. The rules are derived in 07, "Memory and performance", and are
+Nothing goes back to the driver. The rules are derived in 07, "The caching allocator", and are
 those of c10/cuda/CUDACachingAllocator.cpp. Here they run on sizes alone, without a GPU.
 """
 

@@ -39,7 +39,7 @@ GIB = 2**30
 CLOSE, NEAREST = 6, 3  # of so many that nearly fit, by a bound, so many are told of
 BETWEEN_FAILURES = (
     54 * 24 * 16_384 / 419
-)  # GPU-hours, Llama 3 (Past the machine, "One table …")
+)  # GPU-hours, Llama 3 (Training at scale, "One table …")
 REMEDY = {
     "parameters": "more TP or PP, or FSDP",
     "gradients": "more TP or PP, ZeRO-2, or FSDP",
@@ -293,7 +293,7 @@ def rejected_why(each: Candidate, gpu: Gpu) -> str:
 # --8<-- [start:goodput]
 def goodput(gpus: int, save: float, restart: float) -> tuple[float, float, float]:
     """Hours between failures, minutes between saves, share of the time that is kept
-    (Past the machine, "How often to save"): Young's interval in Daly's cost.
+    (Training at scale, "How often to save"): Young's interval in Daly's cost.
     """
     between = BETWEEN_FAILURES / gpus * 3600
     interval = math.sqrt(2 * save * between)

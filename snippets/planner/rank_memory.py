@@ -6,8 +6,8 @@ The parts are those that memory.py adds up. "in passing" is what its replay has 
 most above their sum, and what the planner adds for what no replay sees. A stage fits if it
 leaves the share of the GPU's memory free that the planner leaves. Changes keep the number of
 GPUs and the batch, and are timed by step_time.py: the fastest that fits is the one to try
-first. Without arguments the program also compares its state with the formulas. The page "Memory
-of a rank" has the same numbers.
+first. Without arguments the program also compares its state with the formulas. The page
+"Training memory calculator" has the same numbers.
 """
 
 import argparse

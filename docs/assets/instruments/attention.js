@@ -1,4 +1,4 @@
-// "Attention in tiles": those of snippets/10_flash_attention/attention_in_tiles.py, played.
+// "Flash attention, tile by tile": the tiles of snippets/10_flash_attention/attention_in_tiles.py, played.
 // tests/test_browser_instruments.py holds the two together.
 import { digits, element, fill, inBytes, instrument, picture, sum, upTo, widthOf } from "./base.js"
 import { player } from "./moved.js"

@@ -1,4 +1,4 @@
-// "A collective at work": the plans of snippets/01_parallelism_strategies/collective_steps.py, played.
+// "Collective algorithms, step by step": the plans of snippets/01_parallelism_strategies/collective_steps.py, played.
 // tests/test_browser_instruments.py holds the two together.
 import { digits, element, fill, hue, inBytes, inSeconds, instrument, picture, sum, upTo, widthOf } from "./base.js"
 import { player } from "./moved.js"

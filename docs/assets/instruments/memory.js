@@ -1,4 +1,4 @@
-// "Memory of a rank": the stages of a layout, part by part, as snippets/planner/rank_memory.py adds them up.
+// "Training memory calculator": the stages of a layout, part by part, as snippets/planner/rank_memory.py adds them up.
 import { digits, inBytes, inSeconds, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
   ask, bars, closedForm, flying, gcd, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stages, stepTime, tables, total, whyNot, withUnseen,
