@@ -69,10 +69,11 @@ def transcript(
     """The Markdown of a program's output, a tab for each device where there are several.
 
     `parts` are ranges of lines of the `device` transcript ("2:9"); then only they are shown.
-    Below the whole stands, folded, what older releases of torch print in its place. The CPU is
-    the last tab, and a GPU the first, where the program reads a clock, so that speed is shown on
-    a GPU, and where all that it does on a CPU is to say that it needs a GPU. An output from the `usual`
-    machine of the page does not name it again. The lines that contain `quotes` get markers.
+    Below the whole stands, folded, what older releases of torch print in its place. The tab of
+    a GPU comes before the tab of the CPU where the program reads a clock, since speed is about
+    GPUs, and where the program only says on a CPU that it needs a GPU. An output from the
+    `usual` machine of the page does not name it again. The lines that contain `quotes` get
+    markers.
 
     Raises BookError where no output contains one of the quotes.
     """

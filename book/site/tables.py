@@ -1,12 +1,12 @@
-"""Tables: what a table's HTML needs so that it can be read on a phone and on a wide screen.
+"""Tables: make the tables of a page readable on a phone and on a wide screen.
 
-A phone has room for about 47 letters. A table that needs more becomes one of two kinds:
+A row of a table has about 47 letters on a phone. A table that needs more is one of two kinds:
 
-- `cards`, where at least two columns are text: each row becomes a card on a phone, in which every
-  cell stands below the other and begins with the title of its column;
-- `wide`, which scrolls sideways on a phone, beside its first column.
+- `cards`, where at least two columns are text: on a phone each row becomes a card. In a card
+  the cells are below each other, and each begins with the title of its column.
+- `wide`, which scrolls sideways on a phone, while its first column stays visible.
 
-Long code in a cell may break behind its dots, underscores and slashes. Short code stays whole.
+Long code in a cell may break after its dots, underscores and slashes. Short code stays whole.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def laid_out(table: str) -> str:
             kinds.append(kind)
             titles = _titles(columns)
             texts = iter(max(each.cell, len(each.title)) > TEXT for each in columns)
-            inside = re.sub(r"<th\b", lambda th: th[0] + ' class="text"' * next(texts, False), inside)
+            inside = re.sub(
+                r"<th\b", lambda th: th[0] + ' class="text"' * next(texts, False), inside
+            )
     begin = '<div class="md-typeset__scrollwrap"><div class="md-typeset__table">'
     return f'{begin}<table class="{" ".join(kinds)}"{titles}>{inside}</div></div>'
 
