@@ -300,6 +300,7 @@ def test_a_card_knows_the_titles_of_its_cells() -> None:
     [
         ("torch.compile", None),  # short code stays whole
         ("python a.py --fix", "python a.py --fix"),
+        ("python -m ab.cdefghij", "python -m ab.cdefghij"),
         ("ZeroRedundancyOptimizer", "Zero<wbr>Redundancy<wbr>Optimizer"),
         ("NCCL_DEBUG_SUBSYS=&quot;A&amp;B&quot;", 'NCCL_<wbr>DEBUG_<wbr>SUBSYS=<wbr>"A&amp;B"'),
         ("a_b_c_d_e_f_g_h_i_j", "a_b_<wbr>c_d_<wbr>e_f_<wbr>g_h_i_j"),
