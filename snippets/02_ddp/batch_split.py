@@ -59,7 +59,11 @@ def draw(hands: list[list[int]]) -> str:
             repeated = number * RANKS + rank >= SAMPLES
             colour, dash = (ORANGE, "5 3") if repeated else (BLUE, "")
             parts.append(card(LEFT + number * COLUMN, y, 36, 34, str(sample), colour, dash))
-        parts.append(card(end + 164, y, 110, 34, "optimizer step", GREEN))
+        parts.append(card(end + 164, y, 126, 34, "optimizer step", GREEN))
+        for left, right in ((end - COLUMN + 36, end - 14), (end + 136, end + 164)):
+            parts.append(
+                f'<path d="M{left} {y + 17} H{right}" stroke="{MUTED}" stroke-width="1.5"/>'
+            )
     height = bottom - TOP - ROW + 34
     parts.append(card(end - 14, TOP, 150, height, "", ORANGE))
     middle = TOP + height / 2

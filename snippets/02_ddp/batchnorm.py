@@ -2,7 +2,8 @@
 
 BatchNorm normalizes with the statistics of the rank's own shard, so DDP no longer computes
 what one process computes. The fix sums three small tensors over the ranks, and gradients flow
-through this sum. Look also at the running statistics: only those of rank 0 survive.
+through this sum. Look also at the running statistics: only those of rank 0 survive. On three
+ranks the shards have different numbers of rows, so that a mean of means would be wrong.
 """
 
 import os

@@ -3,8 +3,10 @@
 A hook gets a GradBucket and returns a Future of the averaged gradient. The table shows how many
 bytes each rank gives to all_reduce per step, and how much each hook changes the training.
 PowerSGD follows Vogels, Karimireddy and Jaggi (2019): with rank r it sends r(n + m) numbers for
-an n × m matrix. Run it with more than two ranks: only then does a hook that divides by two
-instead of the number of ranks give a different result.
+an n × m matrix. Then the program counts how many sums were rounded more than once in bf16.
+
+Run it with more than two ranks. With two ranks, a hook that divides by two instead of the
+number of ranks gives the same result, and a sum is rounded only once.
 """
 
 import math
@@ -99,9 +101,9 @@ def train(
     x = torch.randn(512, WIDTH, generator=generator).to(device)
     y = torch.tanh(x @ torch.randn(WIDTH, 8, generator=generator).to(device) / 4)
     mine = slice(dist.get_rank(), None, dist.get_world_size())
-    assert len(x[mine]) <= math.ceil(
-        len(x) / dist.get_world_size()
-    )  # this rank has its own part of the data
+    rows = torch.tensor(len(x[mine]), device=device)
+    dist.all_reduce(rows)
+    assert rows == len(x)  # the ranks share the data: each row is on one rank
     for _ in range(STEPS):
         optimizer.zero_grad()
         with counted_all_reduce() as sent:
@@ -121,6 +123,20 @@ def powersgd_bytes(model: nn.Module, rank: int) -> int:
         r = min(n, m, rank)
         total += 4 * (r * (n + m) if 2 * r * (n + m) < n * m else n * m)
     return total
+
+
+def rounded_repeatedly(device: torch.device, size: int = 100_000) -> float:
+    """Sum bf16 numbers over the ranks; return the fraction that one rounding cannot explain."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine = torch.randn(size, generator=torch.Generator().manual_seed(rank)).bfloat16()
+    exact, magnitude = mine.double().to(device), mine.double().abs().to(device)
+    total = mine.to(device)
+    for tensor in (exact, magnitude, total):
+        dist.all_reduce(tensor)  # float64 represents these sums exactly
+    # an addition in bf16 rounds by at most 2^-8 of its result, and there are N - 1 additions
+    roundings = (n - 1) * 2**-8 / (1 - (n - 1) * 2**-8)
+    assert ((total - exact).abs() <= roundings * magnitude).all()
+    return (total != exact.bfloat16()).double().mean().item()
 
 
 def main() -> None:
@@ -158,6 +174,10 @@ def main() -> None:
     theory = "PowerSGD's bytes = theory" if fits else "PowerSGD fails on a CPU beside a GPU"
     report(f"our bf16 hook = torch's, bit for bit; {theory}")
 
+    differ = rounded_repeatedly(device)
+    assert differ == 0 or dist.get_world_size() > 2  # a single addition is rounded only once
+    report(f"bf16 sums that differ from the exact sum, rounded once: ≈{100 * differ:.0f}%")
+
     # range: the largest fp16 number is 65504, and the hooks cast before they divide by N
     report("an element of the gradient is 100000 on every rank; the hooks make of it:")
 
@@ -169,9 +189,9 @@ def main() -> None:
 
     for name in ("fp16", "bf16"):
         report(f"  {name}: {made_of(1e5, hooks[name][0]):.0f}")
-    assert math.isclose(
-        made_of(3e38, our_bf16_hook), 3e38, rel_tol=0.01
-    )  # a sum before the division would overflow
+    assert math.isclose(made_of(1e5, default_hooks.allreduce_hook), 1e5, rel_tol=1e-6)  # fp32
+    # 3e38 is close to the largest bf16 number: a sum before the division would overflow
+    assert math.isclose(made_of(3e38, our_bf16_hook), 3e38, rel_tol=0.01)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,9 @@ class SlowStorage(Dataset):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         time.sleep(STALL_S if index in self.stalls else READ_S)
-        return torch.full((32,), float(index))
+        return torch.full((32,), float(index)), os.getpid()
 
 
 def measure(device: torch.device, epochs: int, steps: int, stall: bool, **options) -> str:
@@ -69,13 +69,15 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
     loader = DataLoader(data, BATCH, sampler=sampler, pin_memory=accelerated, **options)
     model = DDP(nn.Linear(32, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    readers = set()  # the processes that have read a sample
     # --8<-- [start:loop]
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         waits = []
         begin = asked = time.perf_counter()
-        for batch in loader:
+        for batch, pids in loader:
             waits.append(time.perf_counter() - asked)
+            readers.update(pids.tolist())
             # from pinned memory, the copy runs while the host continues
             x = batch.to(device, non_blocking=accelerated)
             optimizer.zero_grad()
@@ -84,8 +86,15 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
             time.sleep(STEP_S)
             asked = time.perf_counter()
     # --8<-- [end:loop]
+    workers, load = options["num_workers"], BATCH * READ_S
+    started = 1 if options.get("persistent_workers") else epochs  # times that workers started
+    assert len(readers) == max(1, workers * started)
+    assert (os.getpid() in readers) == (workers == 0)
+    # sleeps are never shorter than asked for: the loop cannot be faster than its parts
+    assert sum(waits) + steps * STEP_S <= asked - begin
+    assert asked - begin >= steps / max(1, workers) * load
+    assert workers or min(waits) >= load
     # of the last epoch; the first batch is reported separately
-    assert asked - begin >= steps * STEP_S
     share = sum(waits[1:]) / (asked - begin - waits[0])
     first, longest = (1000 * wait for wait in (waits[0], max(waits[1:])))
     return (
@@ -114,7 +123,7 @@ def main() -> None:
         report(f"    {measure(device, 2, 12, stall=False, **options)}")
 
     begin = time.perf_counter()
-    assert SlowStorage(2, stalls=range(1, 2))[1][0] == 1.0
+    assert SlowStorage(2, stalls=range(1, 2))[1][0][0] == 1.0
     assert time.perf_counter() - begin >= STALL_S
     report(f"30 steps, 2 workers, one sample stalls for {1000 * STALL_S:.0f} ms")
     for prefetch in (2, 8):  # batches per worker; 2 is the default

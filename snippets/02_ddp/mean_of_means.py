@@ -3,7 +3,8 @@
 Sequences differ in length, so the ranks have different numbers of tokens. DDP averages the
 gradients of the means of the ranks, so a token counts more on a rank with few tokens. The fix
 sums the loss, counts the tokens of all ranks, and multiplies by N / total. The factor N cancels
-the division by N that DDP does.
+the division by N that DDP does. One process that accumulates the gradients of N micro-batches
+makes the same error.
 """
 
 import os
@@ -40,12 +41,12 @@ def make_model(device: torch.device) -> nn.Module:
     return model.to(device)
 
 
-def make_batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def make_batch(lengths: list[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """All sequences, padded: tokens and the next tokens to predict, both [12, 30]."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(VOCABULARY, (len(LENGTHS), max(LENGTHS) + 1), generator=generator)
+    tokens = torch.randint(VOCABULARY, (len(lengths), max(lengths) + 1), generator=generator)
     inputs, targets = tokens[:, :-1].clone(), tokens[:, 1:].clone()
-    for row, length in enumerate(LENGTHS):
+    for row, length in enumerate(lengths):
         targets[row, length:] = PADDING  # cross_entropy's ignore_index
     return inputs.to(device), targets.to(device)
 
@@ -67,10 +68,18 @@ def gradients(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
+def mean_of_means(lengths: list[int], parts: int, device: torch.device) -> torch.Tensor:
+    """The gradient that one process accumulates over `parts` micro-batches."""
+    model, batch = make_model(device), make_batch(lengths, device)
+    for part in zip(*(tensor.tensor_split(parts) for tensor in batch), strict=True):
+        (local_mean(model, *part) / parts).backward()
+    return gradients(model)
+
+
 def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
-    inputs, targets = make_batch(device)
+    inputs, targets = make_batch(LENGTHS, device)
 
     # the reference: one process with all tokens
     model = make_model(device)
@@ -92,6 +101,8 @@ def main() -> None:
         loss = loss_of(ddp, my_inputs, my_targets)
         loss.backward()
         error = (gradients(ddp) - truth).norm() / truth.norm()
+        if loss_of is local_mean:
+            torch.testing.assert_close(gradients(ddp), mean_of_means(LENGTHS, n, device))
 
         average = loss.detach().clone()
         dist.all_reduce(average)
@@ -104,6 +115,15 @@ def main() -> None:
                 torch.testing.assert_close(average, true_loss.detach())
                 torch.testing.assert_close(gradients(ddp), truth)
                 print("gradient equal to one process")
+
+    # two controls: micro-batches in place of the ranks, and equal numbers of tokens
+    error = (mean_of_means(LENGTHS, n, device) - truth).norm() / truth.norm()
+    equal = [30] * len(LENGTHS)
+    if len(equal) % n == 0:
+        expected = mean_of_means(equal, 1, device)
+        torch.testing.assert_close(mean_of_means(equal, n, device), expected)
+    if rank == 0:
+        print(f"one process, {n} micro-batches, local_mean: gradient off by {100 * error:.1f}%")
 
 
 if __name__ == "__main__":

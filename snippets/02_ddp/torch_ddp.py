@@ -66,9 +66,8 @@ def describe_buckets(ddp: DistributedDataParallel) -> None:
     sizes = log["rebuilt_bucket_sizes"].split(", ")
     contents = log["rebuilt_per_bucket_param_indices"].split(", ")
     stored = {p.grad.untyped_storage().data_ptr() for p in ddp.parameters()}
-    assert len(stored) == len(sizes) and log.get(
-        "static_graph"
-    )  # the gradients are views, and the graph is static
+    assert len(stored) == len(sizes)  # the gradients are views into the buckets
+    assert log.get("static_graph")
     for size, indices in zip(sizes, contents, strict=True):
         print(f"since then:     {int(size) / 1024:.1f} KiB with {named(indices)}")
 

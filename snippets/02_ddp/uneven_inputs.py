@@ -3,6 +3,7 @@
 Rank r has 6 - r batches. Without Join, rank 0 waits for gradients that the other ranks never
 send. With Join, a rank that has no batch left answers each remaining all-reduce with zeros.
 Look at the weight of the last batch, and at the state of Adam, which Join does not make equal.
+Run it with three ranks: with two, a weight of 1/2 could also be a weight of 1/N.
 (With NCCL the timeout raises no exception. Its watchdog thread ends the process.)
 """
 
@@ -71,19 +72,30 @@ def without_join(device: torch.device) -> None:
 
 def train_with_join(
     model: DDP, optimizer: torch.optim.Optimizer, batches: list, divide_by_n: bool
-) -> float:
-    """Train one uneven epoch; return the weight of the gradient of the last batch."""
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Train one uneven epoch; return each batch's gradient before and after the all-reduce."""
+    gradients = []
     with Join([model], divide_by_initial_world_size=divide_by_n):
         for x, y in batches:
             local = torch.autograd.grad(F.mse_loss(model.module(x), y), model.module.weight)[0]
             step(model, optimizer, (x, y))
-    return (model.module.weight.grad.norm() / local.norm()).item()
+            gradients.append((local, model.module.weight.grad.clone()))
+    return gradients
 
 
 def gathered(value: object) -> list:
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def check(gradients: list[tuple[torch.Tensor, torch.Tensor]], divide_by_n: bool) -> None:
+    """Each step must add up the gradients of the ranks that still have a batch."""
+    by_rank = gathered([local.cpu() for local, _ in gradients])
+    for number, (_, averaged) in enumerate(gradients):
+        present = [locals_[number] for locals_ in by_rank if number < len(locals_)]
+        expected = sum(present) / (len(by_rank) if divide_by_n else len(present))
+        torch.testing.assert_close(averaged.cpu(), expected)
 
 
 def adam_steps(optimizer: torch.optim.Optimizer) -> list[int]:
@@ -103,18 +115,21 @@ def with_join(device: torch.device) -> None:
 
     for divide_by_n in (True, False):
         model, optimizer, batches = build(device)
-        weight = train_with_join(model, optimizer, batches, divide_by_n)
+        gradients = train_with_join(model, optimizer, batches, divide_by_n)
+        check(gradients, divide_by_n)
+        local, averaged = gradients[-1]
+        weight = (averaged.norm() / local.norm()).item()
         report(f"divide_by_initial_world_size={divide_by_n}:")
-        report(f"  rank 0's last batch, taken alone, weighed {weight:.3f} (1/N = {1 / n:.3f})")
-        report(f"  after Join, ranks agree on the parameters: {agree(model)}")
+        report(f"  only rank 0 has a 6th batch; its weight is {weight:.3f} (1/N = {1 / n:.3f})")
+        report(f"  after Join, all ranks have the same parameters: {agree(model)}")
 
     steps = adam_steps(optimizer)
-    report(f"Adam has stepped, by rank: {steps}")
+    report(f"steps that Adam has made, by rank: {steps}")
     if n == 1:
         return
     # Join has broadcast the model, but not the optimizer's state
     step(model, optimizer, batches[0])
-    report(f"one more step on every rank, ranks agree: {agree(model)}")
+    report(f"after one more step on every rank: the same parameters: {agree(model)}")
 
     # the fix: after Join, also take the optimizer's state of the rank with the most batches
     model, optimizer, batches = build(device)
@@ -123,7 +138,7 @@ def with_join(device: torch.device) -> None:
     dist.broadcast_object_list(state, src=steps.index(max(steps)))
     optimizer.load_state_dict(state[0])
     step(model, optimizer, batches[0])
-    report(f"with the optimizer's state broadcast first, ranks agree: {agree(model)}")
+    report(f"with the optimizer's state broadcast before this step: {agree(model)}")
 
 
 def main() -> None:
