@@ -112,6 +112,12 @@ def main() -> int:
                 of = "all ranks" if args.fix else "rank 0 alone"
                 print(f"         rank 0 has the model of one process on the data of {of}")
 
+    if args.fix and n > 1:  # `drifted` must find a difference in the last bit of one element
+        with torch.no_grad():
+            if rank == 0:
+                model.bias.copy_(torch.nextafter(model.bias, torch.ones_like(model.bias)))
+        assert drifted(ddp.module) == ["bias"]
+
     dist.barrier()  # rank 0 has printed before any rank leaves with an error
     return 1 if names else 0
 

@@ -9,7 +9,7 @@ buffers, and it does not notice a different order of layers with equal shapes.
     --case stride   rank 1 stores its weight transposed: the same happens
     --case order    rank 1 registers two layers in a different order: no error
     --case dtype    rank 1 builds its model in float64: no error
-    --case buffer   rank 1 has one more buffer: no error in the constructor (on 2 ranks)
+    --case buffer   rank 1 has one more buffer: no error, and its running mean is wrong
 
     --check         compares names, shapes and dtypes first: every rank raises an error
     --fix           every rank builds the same model, and the check passes
@@ -54,10 +54,12 @@ def build(case: str, odd: bool) -> nn.Module:
     if case == "dtype":
         return nn.Linear(4, 1).to(torch.float64 if odd else torch.float32)
     if case == "buffer":
-        model = nn.Linear(4, 1)
+        layer, norm = nn.Linear(4, 1), nn.BatchNorm1d(1)
+        norm.running_mean.fill_(0.5)
+        norm.running_var.fill_(2.0)
         if odd:
-            model.register_buffer("scale", torch.ones(1))
-        return model
+            layer.register_buffer("scale", torch.ones(1))  # before the buffers of BatchNorm
+        return nn.Sequential(layer, norm).eval()
     return Attention(swapped=odd)
 
 
@@ -104,6 +106,15 @@ def query_gets_key(ddp: DistributedDataParallel) -> bool:
     return torch.allclose(ours, mixed)
 
 
+def running_mean_gets_variance(model: nn.Sequential) -> bool:
+    """Whether the running mean of rank 1 is the running variance of rank 0."""
+    mine = torch.cat([model[1].running_mean, model[1].running_var])
+    of_rank = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_rank, mine)
+    assert of_rank[0].tolist() == [0.5, 2.0]  # rank 0 keeps its running mean and variance
+    return of_rank[1][0].item() == of_rank[0][1].item()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     cases = ["count", "shape", "stride", "order", "dtype", "buffer"]
@@ -115,8 +126,9 @@ def main() -> int:
         sys.exit("different_models.py compares ranks: start it with 2 or more, by torchrun")
 
     checked = args.check or args.fix
-    if args.case == "buffer" and not checked and int(os.environ["WORLD_SIZE"]) > 2:
-        sys.exit("--case buffer without --check needs 2 ranks: with more, gloo may fail later")
+    many = int(os.environ["WORLD_SIZE"]) > 2
+    if args.case in ("buffer", "dtype") and not checked and many:
+        sys.exit(f"--case {args.case} without --check needs 2 ranks: with more, gloo may fail")
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
@@ -126,10 +138,15 @@ def main() -> int:
             check_same_model(model)
         ddp = DistributedDataParallel(model)
     except (RuntimeError, ValueError) as error:
+        everywhere = isinstance(error, ValueError) or args.case == "count"
+        if everywhere:
+            raised: list = [None] * dist.get_world_size()
+            dist.all_gather_object(raised, type(error))
+            assert raised == [type(error)] * len(raised)  # every rank raised the same error
         if rank == 1:
             print(f"rank 1: {type(error).__name__}: {error}", flush=True)
-        if isinstance(error, ValueError) or args.case == "count":
-            dist.barrier()  # every rank raised: wait until rank 1 has printed
+        if everywhere:
+            dist.barrier()  # wait until rank 1 has printed
         return 1
 
     of_rank = outputs(model)
@@ -143,6 +160,11 @@ def main() -> int:
         assert mixed == (not args.fix)
         if mixed and rank == 0:
             print("DDP averages the query of rank 0 with the key of rank 1", flush=True)
+    if args.case == "buffer":
+        shifted = running_mean_gets_variance(model)
+        assert shifted == (not args.fix)
+        if shifted and rank == 0:
+            print("The running mean of rank 1 is the running variance of rank 0", flush=True)
     dist.barrier()
     return 0 if all(torch.equal(output, of_rank[0]) for output in of_rank) else 1
 

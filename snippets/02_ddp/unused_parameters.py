@@ -87,7 +87,7 @@ def cost(device: torch.device) -> None:
         "find_unused_parameters": {"find_unused_parameters": True},
         "static_graph": {"static_graph": True},
     }
-    x = torch.randn(4, 16, device=device)
+    x, weight = torch.randn(4, 16, device=device), dist.get_rank() + 1
     runs: dict[str, tuple[DistributedDataParallel, list[float]]] = {}
     for name, options in settings.items():
         layers = [layer for _ in range(150) for layer in (nn.Linear(16, 16), nn.ReLU())]
@@ -95,7 +95,7 @@ def cost(device: torch.device) -> None:
     for step in range(20):
         for ddp, times in runs.values():  # in turns: a busy machine slows down all alike
             start = time.perf_counter()
-            ddp(x).sum().backward()
+            (weight * ddp(x).sum()).backward()
             if device.type != "cpu":
                 torch.accelerator.synchronize()
             if step >= 5:
@@ -104,6 +104,12 @@ def cost(device: torch.device) -> None:
     logs = {name: ddp._get_ddp_logging_data() for name, (ddp, _) in runs.items()}
     for name in ("find_unused_parameters", "static_graph"):  # on in its own run only
         assert {run for run, log in logs.items() if log.get(name)} == {name}
+    # Each row adds the weight of its rank to the gradient of the last bias, where the ReLU is
+    # active. The timed steps must have averaged this over the ranks, whose mean is (n + 1) / 2.
+    expected = 20 * len(x) * (dist.get_world_size() + 1) / 2
+    for ddp, _ in runs.values():
+        largest = ddp.module[-2].bias.grad.max().item()
+        assert abs(largest - expected) < 1e-3 * expected
     if dist.get_rank() == 0:
         print("150 linear layers, all of them used")
         for name, median in medians.items():
