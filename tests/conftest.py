@@ -29,7 +29,7 @@ from book.core.digest import contents
 from book.run.plugin import SESSION, inputs_of, leave_out
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
 # Tests whose names begin alike share something that is slow to make: they go to one worker.
@@ -377,6 +377,15 @@ def serve(folder: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
+
+
+def open_complete(page: Page, url: str) -> None:
+    """Open a page, and wait until it has loaded and asks for no more files.
+
+    The network can be idle for half a second before a slow machine has read a long page.
+    """
+    page.goto(url)
+    page.wait_for_load_state("networkidle")
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

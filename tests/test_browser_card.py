@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SITE
+from conftest import SITE, open_complete
 
 from book.core.page import read
 
@@ -168,7 +168,7 @@ def test_every_letter_of_a_formula_is_explained() -> None:
 @pytest.fixture(scope="module")
 def card(browser: Browser, address: str) -> Iterator[Page]:
     page = browser.new_page()
-    page.goto(f"{address}11_reference_card/", wait_until="networkidle")
+    open_complete(page, f"{address}11_reference_card/")
     yield page
     page.close()
 
@@ -191,7 +191,7 @@ def test_fits_the_screen(card: Page) -> None:
 
 def test_the_tools_fit_the_screen(browser: Browser, address: str) -> None:
     page = browser.new_page()
-    page.goto(f"{address}11_tools/", wait_until="networkidle")
+    open_complete(page, f"{address}11_tools/")
     hold_to_widths(page)
     page.close()
 

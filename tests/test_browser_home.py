@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SITE
+from conftest import SITE, open_complete
 
 from book.core import BookError
 from book.site.facts import with_counts
@@ -87,7 +87,7 @@ def test_the_page_is_short_and_light(browser: Browser, address: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
     loaded: dict[str, int] = {}
     page.on("response", lambda answer: loaded.update({answer.url: len(answer.body())}))
-    page.goto(address, wait_until="networkidle")
+    open_complete(page, address)
     assert page.evaluate("document.querySelector('article').offsetHeight") < 3300
     for picture in page.locator(".home-cards img").all():  # they load when they are needed
         picture.scroll_into_view_if_needed()
@@ -118,7 +118,7 @@ def test_the_first_screen(
     page = browser.new_page(
         viewport={"width": width, "height": height}, reduced_motion="no-preference"
     )
-    page.goto(address, wait_until="networkidle")
+    open_complete(page, address)
     for part in parts:
         boxes = [each.bounding_box() for each in page.locator(part).all()]
         assert len(boxes) == {".home-promise .md-button": 2, ".home-doors li": 4}.get(part, 1)
@@ -208,7 +208,7 @@ def test_the_animation_says_what_it_shows(
 
 def test_a_reader_who_wants_no_motion_sees_the_middle(browser: Browser, address: str) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
-    page.goto(address, wait_until="networkidle")
+    open_complete(page, address)
     assert page.evaluate("document.getAnimations().length") == 0
     assert not page.locator(".home-pause").is_visible()
     shown = page.evaluate("""() => [...document.querySelectorAll(".ring .all > use")]
@@ -242,7 +242,7 @@ def test_a_phone_has_all_of_it(browser: Browser, address: str, scripts: bool) ->
 
 def test_keyboard_reaches_the_first_chapter(browser: Browser, address: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
-    page.goto(address, wait_until="networkidle")
+    open_complete(page, address)
     for _ in range(80):
         page.keyboard.press("Tab")
         if "Begin with" in page.evaluate("document.activeElement.textContent"):

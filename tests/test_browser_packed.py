@@ -43,7 +43,7 @@ def page(browser: Browser, folder: Path) -> Iterator[Page]:
 
 
 def test_links_lead_to_files(page: Page, folder: Path) -> None:
-    page.click(".md-sidebar a[href='setup/index.html']")
+    page.click("article a[href='setup/index.html']")
     page.wait_for_url("**/setup/index.html")
     assert page.locator("[title='This page as Markdown']").count() == 1
     assert not page.locator(".copy-page").count()  # it would fetch

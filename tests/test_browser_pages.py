@@ -8,23 +8,26 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from conftest import SITE
+from conftest import SITE, open_complete
+
+from book.site import tables
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 INPUTS = SITE
 
 
-@pytest.mark.parametrize("width", [390, 1440])
-def test_home_page(browser: Browser, address: str, width: int) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900})
+def test_home_page(browser: Browser, address: str) -> None:
+    page = browser.new_page()
     asked, failed = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: failed.append(message.text))
     page.on("pageerror", lambda error: failed.append(str(error)))
-    page.goto(address, wait_until="networkidle")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    open_complete(page, address)
+    for width in (390, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not [url for url in asked if not url.startswith((address, "data:"))]
     assert not failed
     page.close()
@@ -65,7 +68,7 @@ def test_tabs_are_not_wider_than_a_window_with_a_scrollbar(
 
 def test_a_jump_within_a_page_forgets_nothing(browser: Browser, address: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.goto(f"{address}11_references/", wait_until="networkidle")
+    open_complete(page, f"{address}11_references/")
     page.fill("#references-word", "attention")
     page.click('.md-content a[href^="#"]:visible, .md-sidebar--secondary a[href^="#"]:visible')
     page.wait_for_url("**/11_references/#*")
@@ -106,16 +109,30 @@ def test_a_step_of_a_lab_keeps_its_older_addresses(browser: Browser, address: st
 def test_a_page_is_not_styled_twice_while_it_loads(
     browser: Browser, address: str, place: str
 ) -> None:
-    """Each time more is a tenth of a second of a phone in which it does not answer."""
+    """Each time more is a tenth of a second of a phone in which it does not answer.
+
+    The test counts the elements that the browser styles until the page has loaded. A slow machine
+    styles the page in parts while it arrives, and counts each part, so the sum is the same.
+    """
     page = browser.new_page(viewport={"width": 390, "height": 844})
     browser.start_tracing(page=page, categories=["devtools.timeline"])
-    page.goto(f"{address}{place}/", wait_until="networkidle")
+    open_complete(page, f"{address}{place}/")
+    page.evaluate(
+        "new Promise(requestIdleCallback)"
+    )  # what scripts do when nothing else is to do
     page.evaluate("document.body.scrollHeight")  # style what no frame has shown yet
     traced = json.loads(browser.stop_tracing())["traceEvents"]
     styled = sum(
         e["args"].get("elementCount", 0) for e in traced if e["name"] == "UpdateLayoutTree"
     )
-    assert 1 <= styled / page.locator("*").count() < 2
+    shown = page.evaluate("""() => {
+        const count = element => getComputedStyle(element).display === "none" ? 1
+            : 1 + [...element.children].reduce((sum, child) => sum + count(child), 0)
+        return count(document.documentElement)
+    }""")
+    assert (
+        shown <= styled < 2 * shown
+    )  # the browser styles nothing inside of what is not displayed
     page.close()
 
 
@@ -128,7 +145,7 @@ def test_code_and_page_have_their_buttons_and_the_keyboard(
     )
     failed = []
     page.on("console", lambda message: failed.append(message.text))
-    page.goto(f"{address}03_model_parallelism/", wait_until="networkidle")
+    open_complete(page, f"{address}03_model_parallelism/")
     assert not failed
     button = page.get_by_role("button", name="Copy page")
     said = page.locator(".copy-page [role=status]")
@@ -141,7 +158,7 @@ def test_code_and_page_have_their_buttons_and_the_keyboard(
     assert asked["page"].endswith("/03_model_parallelism/")
     assert asked["section"] == "#gpipe-from-scratch" and "torch 2." in asked["versions"]
     assert asked["transcript"].startswith("snippets/03_model_parallelism/")
-    page.goto(f"{address}labs/lab02_ddp/", wait_until="networkidle")
+    open_complete(page, f"{address}labs/lab02_ddp/")
     for link in page.locator(".report").all()[:2]:
         asked = dict(parse_qsl(urlsplit(link.get_attribute("href")).query))
         assert asked["transcript"] == "labs/lab02_ddp.py" and "torch 2." in asked["versions"]
@@ -185,3 +202,127 @@ def test_the_scheme_is_that_of_the_system_or_the_chosen(browser: Browser, addres
         switch.click()
         assert scheme() == expected
     context.close()
+
+
+def show(page: Page, html: str) -> None:
+    """Replace the text of a page by the given HTML."""
+    page.evaluate("html => { document.querySelector('article').innerHTML = html }", html)
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    """The HTML of a table as the site has it. The first row is its head."""
+    head, *body = (
+        "".join(f"<{tag}>{cell}</{tag}>" for cell in row)
+        for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
+    )
+    lines = "".join(f"<tr>{row}</tr>" for row in body)
+    return tables.laid_out(
+        f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    )
+
+
+ERROR = "<code>Such functions do not allow the output views to be modified inplace</code>"
+SETTING = "<code>TORCH_NCCL_ASYNC_ERROR_HANDLING=TORCH_NCCL_BLOCKING_WAIT</code>"
+
+
+def test_tables_and_prose_fit_a_phone_and_a_wide_screen(browser: Browser, address: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    advice = "plan for 70% of the capacity, because uneven lengths wait longer"
+    text = table(("you see", "it is", "fix"), (ERROR, "the queue, at 90% of its load", advice))
+    numbers = table(
+        tuple(f"kernel_{i}" for i in range(9)), tuple(f"{i}.25 TB/s" for i in range(9))
+    )
+    ran = table(
+        ("program", "machine", "torch", "Python", "date", "seconds", "held on torch"),
+        ("a_program.py", "2 CPU cores (AMD EPYC)", "2.13.0", "3.11.7", "2026-11-21", "9.5", ""),
+    )
+    words = f"<dl><dt>rank</dt><dd>{advice}</dd></dl>"
+    page.goto(f"{address}programs/02_ddp/naive/")  # a short page
+    show(
+        page,
+        f'{text}{numbers}<div class="ran">{ran}</div><div class="glossary">{words}</div>',
+    )
+
+    def boxes(selector: str) -> list[dict[str, float]]:
+        return page.locator(selector).evaluate_all(
+            "all => all.map(each => each.getBoundingClientRect().toJSON())"
+        )
+
+    cells = boxes(".cards td")
+    assert len(cells) == 3
+    assert all(box["left"] >= 0 and box["right"] <= 390 for box in cells)
+    assert [box["top"] for box in cells[:3]] == sorted({box["top"] for box in cells[:3]})
+    titles = (
+        page.locator("table.cards")
+        .first.locator("td")
+        .evaluate_all("all => all.map(each => getComputedStyle(each, '::before').content)")
+    )
+    assert titles == ['"you see: "', '"it is: "', '"fix: "']
+
+    wide = page.locator(".md-typeset__scrollwrap:has(.wide)").first
+    page.wait_for_function("box => box.tabIndex === 0", arg=wide.element_handle())
+    assert wide.get_attribute("role") == "group"
+    assert "kernel_0, kernel_1" in wide.get_attribute("aria-label")
+    assert not page.locator(".md-typeset__scrollwrap:has(.cards)").get_attribute("role")
+    assert "radial-gradient" in wide.evaluate("box => getComputedStyle(box).background")
+    wide.evaluate("box => { box.scrollLeft = box.scrollWidth }")
+    assert boxes(".wide td:first-child")[0]["left"] >= 0
+
+    assert boxes(".ran tbody tr")[0]["height"] < 100
+    date = page.locator(".ran td:nth-child(5)")
+    pieces = """cell => {
+        const range = document.createRange()
+        range.selectNodeContents(cell)
+        return range.getClientRects().length
+    }"""
+    assert date.evaluate(pieces) == 1
+    assert boxes(".glossary dd")[0]["width"] > 350
+
+    page.set_viewport_size({"width": 1440, "height": 900})
+    prose = (
+        "You have a model that fits on one GPU, and you have eight GPUs. How do you train the "
+        "model eight times as fast, and still get the result that one GPU would have given you? "
+        "Every GPU holds a copy of the model and computes the gradient of its own part of the "
+        "batch. Then the GPUs average their gradients, and every GPU makes the same step. "
+    ) * 2
+    show(page, f"<p>{prose}</p>" + table(("set", "to"), (SETTING, prose)))
+    lines = page.locator(".md-content__inner > p").evaluate(
+        "p => p.getBoundingClientRect().height / parseFloat(getComputedStyle(p).lineHeight)"
+    )
+    assert 62 <= len(prose) / lines <= 76
+    code, text = page.locator("td").evaluate_all("all => all.map(cell => cell.clientWidth)")
+    assert code < text
+    page.close()
+
+
+def test_a_printed_page_is_filled_and_has_no_folded_program(
+    browser: Browser, address: str
+) -> None:
+    """Blocks of 40 lines: two of them do not fit on one page, and five need no more than four."""
+    page = browser.new_page()
+    path = '<p><a class="program-path" href="">a.py</a></p>'
+    lines = "\n".join(f"line_{i}()" for i in range(40))
+    block = f'{path}<div class="highlight"><pre><span></span><code>{lines}</code></pre></div>'
+    answer = '<details class="question"><summary>Why?</summary><p>Because.</p></details>'
+    page.goto(f"{address}programs/02_ddp/naive/")  # a short page
+    show(
+        page,
+        block * 5
+        + f'<details class="abstract"><summary>The program</summary>{block * 9}</details>'
+        + answer,
+    )
+    page.evaluate("""() => addEventListener("beforeprint", () => {
+        for (const each of document.querySelectorAll("details")) each.open = true
+    })""")  # as the theme does, for what a page has from its beginning
+    assert page.pdf(format="A4").count(b"/Type /Page\n") <= 4
+    page.emulate_media(media="print")
+    assert page.get_by_text("The program", exact=True).is_visible()
+    assert not page.locator(".abstract .highlight").first.is_visible()
+    assert page.get_by_text("Because.").is_visible()
+    kept = page.evaluate("""() => {
+        const path = document.querySelector("p:has(> .program-path)"), code = document.querySelector("pre > code")
+        const styles = [path, code].map(each => getComputedStyle(each))
+        return [styles[0].breakAfter, styles[1].paddingTop, +styles[1].orphans > 2]
+    }""")
+    assert kept == ["avoid", "0px", True]  # the path of a program stays with its first lines
+    page.close()

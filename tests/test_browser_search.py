@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conftest import SITE
+from conftest import SITE, open_complete
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -155,7 +155,7 @@ def test_what_is_pasted_is_asked_once_and_shown(browser: Browser, address: str) 
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     fetched = []
     page.on("request", lambda request: fetched.append(request.url.removeprefix(address)))
-    page.goto(f"{address}setup/", wait_until="networkidle")
+    open_complete(page, f"{address}setup/")
     assert TEXT not in fetched  # before anybody searches
     took = []
     for section, message in PASTED[:3]:
@@ -176,7 +176,7 @@ def test_what_is_pasted_is_asked_once_and_shown(browser: Browser, address: str) 
 
 def test_search_works_from_the_keyboard(browser: Browser, address: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.goto(address, wait_until="networkidle")
+    open_complete(page, address)
     page.keyboard.press("/")
     page.keyboard.type("unused parameters")
     page.locator(f"{FOUND} mark", has_text=re.compile("^parameters$")).first.wait_for()  # last

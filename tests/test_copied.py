@@ -27,7 +27,8 @@ TESTED = {name for title in TITLES for name in copied.names(title)}
 # why the classes and functions of some programs, PROGRAM:NAME, are not tried by copied.py
 REASONS = {
     "tried with the wrapper or optimizer that has it": """
-        buckets:Bucket zero1:Flat zero2:Bucket mini_fsdp:Unit""",
+        buckets:Bucket mini_ddp:Bucket mini_ddp:fill_buckets zero1:Flat zero2:Bucket
+        mini_fsdp:Unit""",
     "it has torch's own wrapper, or state dicts, do the work, whatever the model": """
         torch_ddp:wrap uneven_inputs:train_with_join accumulation:synchronize_last
         expert_parallel_api:ExpertParallel expert_parallel_api:cut two_dimensions:cut

@@ -1111,18 +1111,27 @@ def test_job_scripts_are_typed_in_labs_launch_and_shown_by_a_page(book: Book) ->
     assert "it has no transcript" in told["slurm.forgotten.sh::shown"][1]
 
 
-def test_a_program_that_needs_fast_int8_is_skipped_on_a_processor_without_vnni(
-    book: Book, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("code", "flag", "named"),
+    [
+        ("has_int8_kernel(w)", "avx512_vnni", "VNNI"),
+        ("torch.backends.cpu.get_cpu_capability()", "avx2", "AVX2"),
+    ],
+)
+def test_a_program_is_skipped_on_a_processor_without_its_instructions(
+    book: Book, monkeypatch: pytest.MonkeyPatch, code: str, flag: str, named: str
 ) -> None:
-    old = book.write("old", "processor\t: 0\nflags\t\t: fpu sse2 avx2\n")
-    new = book.write("new", "processor\t: 0\nflags\t\t: fpu avx2 avx512_vnni\n")
-    assert hold.has_vnni(new) and hold.has_vnni(book.root / "none") and not hold.has_vnni(old)
-    speed = Program(book.root, book.write("snippets/t/speed.py", "has_int8_kernel(w)\n"))
-    typed = Transcript.parse("$ python speed.py\n")
-    for supported in (False, True):
-        monkeypatch.setattr(hold, "has_vnni", lambda supported=supported: supported)
-        why = hold.missing_tool(speed, typed)
-        assert why is None if supported else "VNNI" in why
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    old = book.write("old", "processor\t: 0\nflags\t\t: fpu sse2\n")
+    new = book.write("new", f"processor\t: 0\nflags\t\t: fpu sse2 {flag}\n")
+    has = hold.has_instructions
+    assert has(flag, new) and has(flag, book.root / "none") and not has(flag, old)
+    program = Program(book.root, book.write("snippets/t/p.py", code + "\n"))
+    typed = Transcript.parse("$ python p.py\n")
+    for cpuinfo in (old, new):
+        monkeypatch.setattr(hold, "has_instructions", lambda flag, at=cpuinfo: has(flag, at))
+        why = hold.missing_tool(program, typed)
+        assert why is None if cpuinfo == new else named in why
 
 
 def test_a_program_without_slurm_ray_libaio_or_tensorflow_is_skipped_with_the_reason(

@@ -36,7 +36,6 @@ CALLED = {
     "expandable segments": "expandable_segments",
     "weight-only quantization": "weight-only",
     "scaling efficiency": "efficiency",
-    "gradient clipping": "clip",
     "tensor parallelism": "tensor and sequence parallelism",
     "pipeline parallelism": "pipeline",
     "pipeline schedule": "schedule",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import urllib.error
 import urllib.request
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -33,6 +34,7 @@ from book.site import (
     plain,
     programs,
     search,
+    tables,
     theme,
 )
 from book.site.data import Fault
@@ -105,6 +107,17 @@ def test_a_callout_marks_the_line_that_it_quotes(book: Book) -> None:
         embedded.check_callouts(path, book.root)
 
 
+def test_a_folded_program_takes_no_time_to_read() -> None:
+    text = "# Title\n\nSome words.\n"
+    block = (
+        '\n??? example "The whole class"\n\n    ```python\n    x = 1\n    ```\n\nMore words.\n'
+    )
+    minutes = facts.reading_minutes(page.parse(text + "\nMore words.\n"))
+    assert facts.reading_minutes(page.parse(text + block)) == minutes
+    opened = block.replace("??? example", "??? question")
+    assert facts.reading_minutes(page.parse(text + opened)) > minutes
+
+
 def test_the_usual_machine_is_named_once(book: Book) -> None:
     for name in ("p", "q", "r"):
         book.program(name, "print(1)\n", "$ python p.py\n1\n")
@@ -143,6 +156,10 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     refused = shown("p.cpu.txt")
     assert refused.index('=== "H100"') < refused.index('=== "CPU"')
     book.write("snippets/t/p.cpu.txt", recorded)
+    book.write("snippets/t/p.py", "import time\n\nprint(time.perf_counter())\n")
+    speed = shown("p.cpu.txt")  # it is about speed, so the GPU is first
+    assert speed.index('=== "H100"') < speed.index('=== "CPU"')
+    book.write("snippets/t/p.py", "print(1)\n")
     book.write("snippets/t/p.rtx-4090.txt", gpu.replace("H100", "RTX 4090") + "$ python p.py\n")
     assert '=== "RTX 4090"' in shown("p.cpu.txt")
     drawn = [book.write(f"snippets/t/p.{each}svg", "<svg/>").name for each in ("", "cuda.")]
@@ -239,6 +256,60 @@ def test_a_summary_is_the_first_sentence(book: Book, name: str, text: str, says:
     path = book.root / "snippets" / name
     path.write_text(text)
     assert programs.summary(Program(book.root, path)) == says
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def table(*rows: str) -> str:
+    """The HTML of a table whose cells stand between bars. The first row is its head."""
+    cells = [
+        "".join(f"<{tag}>{cell.strip()}</{tag}>" for cell in row.split("|"))
+        for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
+    ]
+    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+
+
+TEXT = "a cell with more words than a phone has room for"
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        (["symbol | meaning | unit", f"N | {TEXT} | count"], "data"),
+        (["option | what it does", f"--a | {TEXT}"], "data"),
+        (["you see | it is | fix", f"{TEXT} | {TEXT} | {TEXT}"], "data cards"),
+        (["a | b | c | d | e", "1234567 | 1234567 | 1234567 | 1234567 | 1234567"], "data"),
+        ([" | ".join("abcdefgh"), " | ".join(["1.25 TB/s"] * 8)], "data wide"),
+    ],
+)
+def test_a_table_that_a_phone_cannot_show_becomes_cards_or_scrolls(
+    rows: list[str], kind: str
+) -> None:
+    assert f'<table class="{kind}"' in tables.laid_out(table(*rows))
+
+
+def test_a_card_knows_the_titles_of_its_cells() -> None:
+    html = tables.laid_out(table("you see | it's <b>so</b> | ", f"{TEXT} | {TEXT} | {TEXT}"))
+    style = "--title-1: 'you see: '; --title-2: 'it\\'s so: '"
+    assert f' style="{escape(style)}"' in html
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("torch.compile", None),  # short code stays whole
+        ("python a.py --fix", "python a.py --fix"),
+        ("python -m ab.cdefghij", "python -m ab.cdefghij"),
+        ("ZeroRedundancyOptimizer", "Zero<wbr>Redundancy<wbr>Optimizer"),
+        ("NCCL_DEBUG_SUBSYS=&quot;A&amp;B&quot;", 'NCCL_<wbr>DEBUG_<wbr>SUBSYS=<wbr>"A&amp;B"'),
+        ("a_b_c_d_e_f_g_h_i_j", "a_b_<wbr>c_d_<wbr>e_f_<wbr>g_h_i_j"),
+    ],
+)
+def test_long_code_in_a_cell_breaks_at_its_joints(code: str, shown: str | None) -> None:
+    html = tables.laid_out(table("a | b", f"<code>{code}</code> | 1"))
+    expected = f'<code class="long">{shown}</code>' if shown else f"<code>{code}</code>"
+    assert expected in html
 
 
 # --- words and links -------------------------------------------------------------------------

@@ -187,8 +187,11 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
     text = program.path.read_text("utf-8")
     if 'which("nvcc")' in text and shutil.which("nvcc") is None:
         return "nvcc"
-    if "has_int8_kernel" in text and not has_vnni():
+    if "has_int8_kernel" in text and not has_instructions("avx512_vnni"):
         return "AVX-512 VNNI, without which torch multiplies int8 in a plain loop,"
+    older = os.environ.get("ATEN_CPU_CAPABILITY") == "default"
+    if "get_cpu_capability" in text and (older or not has_instructions("avx2")):
+        return "AVX2, for which torch compiles FlexAttention on a CPU,"
     asks = "$(command -v vllm)" in text
     if asks and not (shutil.which("vllm") and importlib.util.find_spec("uvicorn")):
         return "transformers serve or vLLM (requirements/engines.txt)"
@@ -206,13 +209,13 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
 
 
 @lru_cache
-def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether an x86 processor has AVX-512 VNNI, instructions for sums of int8 products.
+def has_instructions(flag: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the x86 processor has the instructions that Linux calls ``flag``.
 
     Where the system does not say so, the answer is yes, and the programs are run.
     """
     flags = re.findall(r"(?m)^flags\s*:(.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
-    return not flags or "avx512_vnni" in flags[0].split()
+    return not flags or flag in flags[0].split()
 
 
 @lru_cache

@@ -69,15 +69,18 @@ def transcript(
     """The Markdown of a program's output, a tab for each device where there are several.
 
     `parts` are ranges of lines of the `device` transcript ("2:9"); then only they are shown.
-    Below the whole stands, folded, what older releases of torch print in its place. A CPU on
-    which all that it does is to say that it needs a GPU comes last. An output from the `usual`
-    machine of the page does not name it again. The lines that contain `quotes` get markers.
+    Below the whole stands, folded, what older releases of torch print in its place. The tab of
+    a GPU comes before the tab of the CPU where the program reads a clock, since speed is about
+    GPUs, and where the program only says on a CPU that it needs a GPU. An output from the
+    `usual` machine of the page does not name it again. The lines that contain `quotes` get
+    markers.
 
     Raises BookError where no output contains one of the quotes.
     """
     ran = program.transcript("cpu").commands if "cpu" in program.devices else []
     refused = all(each.status for each in ran if not each.typed.startswith("nvcc "))
-    devices = sorted(program.devices, key=lambda each: refused and each == "cpu")
+    last = refused or not program.steady
+    devices = sorted(program.devices, key=lambda each: last and each == "cpu")
     outputs = [
         {
             "device": machine(program, each),

@@ -17,9 +17,25 @@ SECONDS_PER_CODE_LINE = 2
 LINES_OF_AN_EMBED = 12
 
 
+def folded(here: Page) -> set[int]:
+    """The lines of a page that are in a folded program, which most readers leave closed."""
+    found, indent = set[int](), None
+    for number, line in enumerate(here.lines, start=1):
+        if match := re.match(r"(\s*)\?\?\? (?:example|abstract) ", line):
+            indent = len(match[1])
+        elif line.strip() and indent is not None and len(line) - len(line.lstrip()) <= indent:
+            indent = None
+        if indent is not None:
+            found.add(number)
+    return found
+
+
 def reading_minutes(here: Page, lines: set[int] | None = None) -> float:
-    """How long a page, or some lines of it, take to read, programs and outputs included."""
-    wanted = set(here.section()) if lines is None else lines
+    """How long a page, or some lines of it, take to read, programs and outputs included.
+
+    A folded program is not counted.
+    """
+    wanted = (set(here.section()) if lines is None else lines) - folded(here)
     prose = {number: line for number, line in here.prose() if number in wanted}
     words = sum(len(re.findall(r"\w+", line)) for line in prose.values())
     embeds = sum(embed.line in wanted for embed in [*here.embeds, *here.stray_embeds])

@@ -13,19 +13,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pygments.token import STANDARD_TYPES, Punctuation
 
+from book.site import tables
+
 
 def _one_span(spans: re.Match[str]) -> str:
     return f'<span class="{spans[1]}">{re.sub("</?span[^>]*>", "", spans[0])}</span>'
-
-
-def _table(table: re.Match[str]) -> str:
-    """With the kind of its links as a class, and whether a cell has lines: where a style sheet
-    has to look for them (`:has`), a browser styles all again and again while it loads."""
-    of = re.search(r'<a [^>]*\bclass="(reference|watch)"', table[1])
-    kind = f"data of-{of[1]}" if of else "data"
-    cells = re.sub(r"(?s)<td(?=[^>]*>(?:(?!</td>).)*?<br)", '<td class="of-lines"', table[1])
-    begin = '<div class="md-typeset__scrollwrap"><div class="md-typeset__table">'
-    return f'{begin}<table class="{kind}">{cells}</div></div>'
 
 
 # the worker that builds an index in each reader's browser
@@ -44,7 +36,7 @@ FIXES = [
     # HTML defines no such relation
     (r' rel="edit"', ""),
     # a table without a class is wrapped by the theme's script, and its page styled again
-    (r"(?s)<table>(.*?</table>)", _table),
+    (r"(?s)<table>.*?</table>", lambda table: tables.laid_out(table[0])),
     # neighbours of one colour
     (
         r'<span class="(\w{1,3})">[^<]*</span>(?:\s*<span class="\1">[^<]*</span>)+',

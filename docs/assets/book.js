@@ -20,6 +20,13 @@ const fix = () => {
   boxes.forEach((box, place) => {
     if (scrolls[place]) box.tabIndex = 0
     else box.removeAttribute("tabindex")
+    if (!box.matches(".md-typeset__scrollwrap")) return
+    // who comes to it by keyboard hears what it is
+    const titles = [...box.querySelectorAll("th")].map(cell => cell.textContent.trim()).filter(Boolean)
+    if (scrolls[place]) box.setAttribute("role", "group")
+    else box.removeAttribute("role")
+    if (scrolls[place]) box.setAttribute("aria-label", `Table that scrolls sideways: ${titles.join(", ")}`)
+    else box.removeAttribute("aria-label")
   })
 }
 
@@ -34,6 +41,11 @@ const soon = () => {
 new MutationObserver(soon).observe(document.body, { childList: true, subtree: true })
 addEventListener("resize", soon)
 soon()
+
+// The theme opens all that is folded before it prints: first note what a reader has left folded.
+addEventListener("beforeprint", () => {
+  for (const each of document.querySelectorAll("details")) each.classList.toggle("folded", !each.open)
+}, { capture: true })
 
 // A reader may take the page along: the Markdown that lies beside it.
 const copies = document.querySelector(".copy-page")

@@ -9,7 +9,7 @@ buffers, and it does not notice a different order of layers with equal shapes.
     --case stride   rank 1 stores its weight transposed: the same happens
     --case order    rank 1 registers two layers in a different order: no error
     --case dtype    rank 1 builds its model in float64: no error
-    --case buffer   rank 1 has one more buffer: no error
+    --case buffer   rank 1 has one more buffer: no error in the constructor (on 2 ranks)
 
     --check         compares names, shapes and dtypes first: every rank raises an error
     --fix           every rank builds the same model, and the check passes
@@ -114,11 +114,15 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("different_models.py compares ranks: start it with 2 or more, by torchrun")
 
+    checked = args.check or args.fix
+    if args.case == "buffer" and not checked and int(os.environ["WORLD_SIZE"]) > 2:
+        sys.exit("--case buffer without --check needs 2 ranks: with more, gloo may fail later")
+
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     model = build(args.case, odd=rank == 1 and not args.fix)
     try:
-        if args.check or args.fix:
+        if checked:
             check_same_model(model)
         ddp = DistributedDataParallel(model)
     except (RuntimeError, ValueError) as error:

@@ -151,7 +151,10 @@ class MiniDDP(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally. The first backward pass after it averages the sum."""
+        """Accumulate the gradients of several micro-batches without communication.
+
+        The first backward pass outside of `no_sync` averages their sum over the ranks.
+        """
         before, self.synchronise = self.synchronise, False
         try:
             yield

@@ -111,7 +111,7 @@ def main() -> None:
     context = multiprocessing.get_context("fork")  # before there are any threads
     barrier, results = context.Barrier(N + 1), context.SimpleQueue()
     workers = [
-        context.Process(target=process, args=(shard, barrier, results))
+        context.Process(target=process, args=(shard, barrier, results), daemon=True)
         for shard in inputs.chunk(N)
     ]
     for worker in workers:

@@ -68,7 +68,9 @@ def main() -> None:
             ((y.double() - exact) / exact).abs().max().item()
             for y in (exp2(x), exp2(x).bfloat16())
         ]
-        print(f"{name:22}{errors[0]:11.1e}{errors[1]:19.1e}")
+        # the error in fp32 depends on the vector instructions of the processor
+        fp32 = f"≈{errors[0]:.1e}"
+        print(f"{name:22}{fp32:>11}{errors[1]:19.1e}")
     assert errors[0] < 1e-4 and errors[1] < 2**-8 + 1e-4  # the paper's table 2 has 8.8e-5
     same = (polynomial(x).bfloat16() == torch.exp2(x).bfloat16()).float().mean().item()
     print(f"the same bf16 number for {same:.0%} of them")
