@@ -94,7 +94,7 @@ def draw(curves: dict[str, list[list[float]]]) -> None:
             name, (samples[-1], losses[-1]), (8, -4), textcoords="offset points", color=colour
         )
     axes.set(xlabel="samples seen (thousands)", ylabel="mean loss of three seeds (nats)")
-    axes.set(ylim=(0.5, 3), xlim=(0, 32.5), xticks=range(0, 25, 4))
+    axes.set(ylim=(0.5, 2.5), xlim=(0, 32.5), xticks=range(0, 25, 4))
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig("learning_rate.svg", transparent=True, metadata={"Date": None})
