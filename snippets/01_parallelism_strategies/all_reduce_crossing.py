@@ -5,11 +5,11 @@ Both are built from send and recv. With messages that take α + β·bytes,
     ring                  2(n-1) α  +  2(n-1)/n · β S
     recursive doubling    log2(n) α  +  log2(n) · β S
 
-The ring sends least and waits most often; recursive doubling sends the whole tensor in every
-one of its few rounds. They cost the same at S* = α/β · (2(n-1) - log2 n) / (log2 n -
-2(n-1)/n), which is 8 α/β for four ranks. The program measures both over 1 KiB to 16 MiB, fits
-one α and one β to all the points, and compares the crossing that these predict with the
-measured one. Draws all_reduce_crossing.svg.
+The ring sends the fewest bytes and waits for the most messages. Recursive doubling sends the
+whole tensor in each of its few rounds. Both take the same time at S* = α/β · (2(n-1) - log2 n) / (log2 n -
+2(n-1)/n), which is 8 α/β for four ranks. The program measures both from 1 KiB to 16 MiB, fits
+one α and one β to all the points, and compares the predicted crossing with the measured
+crossing. Draws all_reduce_crossing.svg.
 """
 
 import itertools
@@ -41,7 +41,7 @@ def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: in
 
 
 def ring(tensor: torch.Tensor, scratch: torch.Tensor) -> None:
-    """2(n-1) messages of S/n bytes, one after the other."""
+    """Sum `tensor` with 2(n-1) messages of S/n bytes, one after the other."""
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = tensor.chunk(n)
     incoming = scratch[: len(chunks[0])]
@@ -54,7 +54,7 @@ def ring(tensor: torch.Tensor, scratch: torch.Tensor) -> None:
 
 
 def recursive_doubling(tensor: torch.Tensor, scratch: torch.Tensor) -> None:
-    """log2(n) messages of S bytes: swap sums with the rank 1, 2, 4, … away, and add."""
+    """Sum `tensor` with log2(n) messages of S bytes to the ranks at distance 1, 2, 4, …"""
     rank, n = dist.get_rank(), dist.get_world_size()
     incoming = scratch[: len(tensor)]
     distance = 1
@@ -179,8 +179,14 @@ def main() -> None:
             (m1, b1), (m2, b2) = (steps_and_bytes(name, n, 1) for name in ALGORITHMS)
             theory = f"messages {m1 / m2:.2f}" if i == 0 else f"bytes {b1 / b2:.2f}"
             print(f"ring / recursive doubling at {human(SIZES[i])}: ≈{ratio:.2f} ({theory})")
+        # With small tensors the ring must be slower, because it waits for more messages. With
+        # large tensors its disadvantage must be much smaller, because it sends fewer bytes.
+        ring_times, doubling_times = measured["ring"], measured["recursive doubling"]
+        small = sum(ring_times[:5]) / sum(doubling_times[:5])
+        large = sum(ring_times[-3:]) / sum(doubling_times[-3:])
+        assert small > max(1.0, 1.5 * large), (small, large)
         factor = (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
-        # times made from the model must give its α, β and crossing back
+        # Times that are computed from the model must give its α, β and crossing back.
         made = {name: [] for name in ALGORITHMS}
         for name, size in itertools.product(ALGORITHMS, SIZES):
             messages, carried = steps_and_bytes(name, n, size)

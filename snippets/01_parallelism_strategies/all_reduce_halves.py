@@ -1,9 +1,8 @@
-"""All-reduce = reduce-scatter + all-gather: the same sums, cut in the middle.
+"""All-reduce = reduce-scatter + all-gather: the same sums in two separate operations.
 
-After the reduce-scatter each rank owns one finished chunk and nothing else of use. Whoever
-needs no more than that chunk can stop there and save half of the traffic: ZeRO gives the
-optimizer step of chunk r to rank r, and gathers parameters where DDP would have gathered
-gradients.
+After the reduce-scatter, each rank owns one finished chunk of the sum. A rank that needs only
+this chunk can stop there, which saves half of the traffic. ZeRO gives the optimizer step of chunk
+r to rank r, and gathers the parameters where DDP would have gathered the gradients.
 """
 
 import os
@@ -18,19 +17,19 @@ def all_reduce_in_two(x: torch.Tensor) -> torch.Tensor:
     """Return the sum of `x` over all ranks; its length is a multiple of the world size."""
     n = dist.get_world_size()
     chunk = torch.empty_like(x.chunk(n)[0])
-    dist.reduce_scatter(chunk, list(x.chunk(n)))  # rank r: the sum of everybody's chunk r
+    dist.reduce_scatter(chunk, list(x.chunk(n)))  # rank r: the sum of chunk r over all ranks
     total = torch.empty_like(x)
     dist.all_gather(list(total.chunk(n)), chunk)  # the chunks are views: filled in place
     return total
 
 
 def adam_like(x: torch.Tensor) -> torch.Tensor:
-    """Any element-wise update: it gives the same on a chunk as on the whole."""
+    """An element-wise update. It gives the same values for a chunk as for the whole tensor."""
     return x / (x.square().sqrt() + 1)
 
 
 def sharded_update(gradient: torch.Tensor) -> torch.Tensor:
-    """Reduce-scatter, update one's own chunk, all-gather the updates."""
+    """Reduce-scatter, update the chunk of this rank, all-gather the updates."""
     n = dist.get_world_size()
     chunk = torch.empty_like(gradient.chunk(n)[0])
     dist.reduce_scatter(chunk, list(gradient.chunk(n)))

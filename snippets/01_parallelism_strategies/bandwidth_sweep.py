@@ -3,13 +3,14 @@
 For each collective and size it prints the time, the algorithm bandwidth S/t and the bus
 bandwidth, both as nccl-tests defines them (its doc/PERFORMANCE.md): S is the size of the whole
 array, for all-gather the output and for reduce-scatter the input; bus bandwidth is S/t times
-a factor that counts how much of S has to leave each rank. Hold the bus bandwidth of the largest
-size against the data sheet of the slowest link.
+a factor that counts how much of S has to leave the busiest rank. Compare the bus bandwidth of
+the largest size with the data sheet of the slowest link.
 
     torchrun --nproc-per-node=8 bandwidth_sweep.py --max 4G --only all_reduce all_to_all
 """
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -30,34 +31,52 @@ FACTORS: dict[str, Callable[[int], float]] = {
 }
 
 
-def prepare(name: str, whole: torch.Tensor) -> Callable[[], object]:
-    """Return the call to time. `whole`, of S bytes, is a multiple of n elements long."""
+def prepare(name: str, whole: torch.Tensor) -> tuple[Callable[[], object], torch.Tensor]:
+    """Return the call to time, and the tensor that receives its result.
+
+    `whole` is the array of S bytes. Its length is a multiple of the number of ranks n.
+    """
     n, rank = dist.get_world_size(), dist.get_rank()
     mine = whole.chunk(n)[rank].clone()
-    # the forms for one flat tensor: with NCCL, lists of chunks cost a copy. (Renamed in 2.13.)
+    received = torch.empty_like(whole) if name == "all_to_all" else whole
+    # These functions work on one flat tensor. With NCCL, lists of chunks need an additional
+    # copy. The functions got new names in torch 2.13.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    if name == "all_to_all":
-        received = torch.empty_like(whole)
-        return lambda: dist.all_to_all_single(received, whole)
     return {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "reduce_scatter": lambda: scatter(mine, whole),
-        "all_gather": lambda: gather(whole, mine),
-        "broadcast": lambda: dist.broadcast(whole, src=0),
-        "reduce": lambda: dist.reduce(whole, dst=0),
+        "all_reduce": (lambda: dist.all_reduce(whole), whole),
+        "reduce_scatter": (lambda: scatter(mine, whole), mine),
+        "all_gather": (lambda: gather(whole, mine), whole),
+        "all_to_all": (lambda: dist.all_to_all_single(received, whole), received),
+        "broadcast": (lambda: dist.broadcast(whole, src=0), whole),
+        "reduce": (lambda: dist.reduce(whole, dst=0), whole),
     }[name]
 
 
 def check(name: str, device: torch.device) -> None:
-    """The call is the one that is named: on rank r, which begins with r + 1, it leaves this."""
+    """Compare the result of one small call with the result that its name promises.
+
+    Every rank starts with different numbers of both signs, so a sum differs from a maximum. An
+    output that is no input starts with NaN, so a call that does nothing is found as well.
+    """
     n, rank = dist.get_world_size(), dist.get_rank()
-    whole = torch.full((n,), rank + 1.0, device=device)
-    prepare(name, whole)()
-    left = {"all_reduce": [n * (n + 1) / 2] * n, "broadcast": [1.0] * n}
-    left |= {"reduce": left["all_reduce"], "all_gather": [r + 1.0 for r in range(n)]}
-    if rank == 0 or name != "reduce":  # which leaves anything at the others
-        assert whole.tolist() == left.get(name, [rank + 1.0] * n), name
+    place = torch.arange(2 * n, device=device) + 1.0
+    inputs = [(-1.0) ** r * (r + 1) ** 2 * place for r in range(n)]  # the array of each rank
+    whole = inputs[rank].clone()
+    call, result = prepare(name, whole)
+    if name in ("reduce_scatter", "all_gather", "all_to_all"):
+        result.fill_(math.nan)
+    call()
+    total = torch.stack(inputs).sum(dim=0)
+    expected = {
+        "all_reduce": total,
+        "reduce_scatter": total.chunk(n)[rank],
+        "all_gather": torch.cat([inputs[r].chunk(n)[r] for r in range(n)]),
+        "all_to_all": torch.cat([inputs[r].chunk(n)[rank] for r in range(n)]),
+        "broadcast": inputs[0],
+        "reduce": total if rank == 0 else result,  # undefined on the other ranks
+    }[name]
+    assert torch.equal(result, expected), f"{name} on rank {rank}: {result} is not {expected}"
 
 
 def seconds_per_call(call: Callable, device: torch.device, budget: float) -> float:
@@ -84,7 +103,7 @@ def bandwidths(name: str, n: int, size: int, seconds: float) -> tuple[float, flo
     return size / seconds / 1e9, FACTORS[name](n) * size / seconds / 1e9
 
 
-# 8 GB in 2 s on eight ranks: 7/8 of it left each of them twice
+# An all-reduce of 8 GB takes 2 s on eight ranks: each rank sends 2 · 7/8 · 8 GB.
 assert bandwidths("all_reduce", 8, 8 * 10**9, 2.0) == (4.0, 7.0)
 
 
@@ -134,7 +153,8 @@ def main() -> None:
         size = args.min
         while size <= args.max:
             whole = torch.zeros(max(1, size // 4 // n) * n, device=device)
-            t = seconds_per_call(prepare(name, whole), device, args.budget)
+            call, _ = prepare(name, whole)
+            t = seconds_per_call(call, device, args.budget)
             if dist.get_rank() == 0:
                 s = whole.nbytes
                 columns = [f"≈{1e6 * t:.0f} µs"]

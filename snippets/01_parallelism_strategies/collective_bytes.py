@@ -1,12 +1,12 @@
-"""What each collective has to send, and what gloo sends: bytes written to sockets, counted.
+"""The bytes that each collective has to send, and the bytes that gloo writes to its sockets.
 
 For an array of S bytes on n ranks the busiest rank has to send at least 2(n-1)/n·S in an
 all-reduce, (n-1)/n·S in its halves and in an all-to-all, and S as the root of a broadcast. The
-kernel of the operating system counts what each process really wrote. CPU and Linux only.
+kernel of the operating system counts the bytes that each process wrote. CPU and Linux only.
 
-Where gloo sends more: its reduce_scatter is one all-reduce for each rank's chunk, of which each
-rank keeps one, so it sends what an all-reduce sends; and the root of its broadcast feeds
-log2(n) ranks with the whole tensor.
+gloo sends more in three cases. Its reduce_scatter runs one all-reduce for the chunk of each rank,
+and each rank keeps only its own chunk, so it sends as many bytes as an all-reduce. The root of
+its broadcast sends the whole tensor to log2(n) ranks. Its reduce sends a little more.
 """
 
 import os
@@ -26,7 +26,7 @@ def all_bytes_written() -> int:
 
 
 def calls(whole: torch.Tensor) -> dict[str, tuple]:
-    """The collectives to count, and the share of S that the busiest rank has to send."""
+    """The collectives to count, and the fraction of S that the busiest rank has to send."""
     n, rank = dist.get_world_size(), dist.get_rank()
     chunks = list(whole.chunk(n))
     mine, received = chunks[rank].clone(), torch.empty_like(whole)

@@ -1,9 +1,10 @@
-"""Two numbers that predict an all-reduce: α and β fitted on half of the sizes.
+"""Two numbers that predict an all-reduce: α and β, fitted on some sizes and tested on others.
 
-The time of dist.all_reduce is modelled as α + β·S. Every second size from 1 KiB to 64 MiB is
-used for the fit, by relative error, so that a microsecond at 1 KiB counts as much as a
-millisecond at 64 MiB. The error on the sizes that the fit has not seen is what the model is
-worth on this machine. Draws cost_model.svg.
+The time of dist.all_reduce is modelled as α + β·S. The fit uses every second size from 1 KiB to
+4 MiB and minimizes the relative error, so that a microsecond at 1 KiB counts as much as a
+millisecond at 4 MiB. The model is then tested on the sizes between them and on larger sizes.
+Two simpler models, with α alone and with β alone, are fitted and tested in the same way. Draws
+cost_model.svg.
 """
 
 import math
@@ -20,6 +21,8 @@ import torch
 import torch.distributed as dist
 
 SIZES = [2**k for k in range(10, 27)]  # bytes, 1 KiB to 64 MiB
+FITTED = SIZES[:13:2]  # up to 4 MiB
+HELD_OUT = [size for size in SIZES if size not in FITTED]
 ROUNDS = 2
 
 
@@ -38,28 +41,52 @@ def measure_all_reduce(size: int) -> float:
     return slowest.min().item()
 
 
-def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
-    """Least squares for t = α + β·size with equal weight for equal relative error."""
+def fit(sizes: list[int], seconds: list[float], terms: str = "αβ") -> tuple[float, float]:
+    """Least squares for t = α + β·size, in seconds and seconds per byte.
+
+    It minimizes the sum of the squared relative errors. `terms` names the constants that are
+    fitted; the other constant is zero.
+    """
     s, t = torch.tensor(sizes).double(), torch.tensor(seconds).double()
-    rows = torch.stack([1 / t, s / t], dim=1)  # (α + β·s) / t, which should be one
-    alpha, beta = torch.linalg.lstsq(rows, torch.ones_like(t)[:, None]).solution[:, 0].tolist()
-    return alpha, beta
+    columns = {"α": 1 / t, "β": s / t}  # (α + β·s) / t should be one
+    rows = torch.stack([columns[term] for term in terms], dim=1)
+    found = torch.linalg.lstsq(rows, torch.ones_like(t)[:, None]).solution[:, 0].tolist()
+    constants = dict(zip(terms, found, strict=True))
+    return constants.get("α", 0.0), constants.get("β", 0.0)
+
+
+def worst_factor(alpha: float, beta: float, seconds: dict[int, float]) -> float:
+    """The largest factor between a predicted and a measured time, over the sizes held out."""
+    factors = []
+    for size in HELD_OUT:
+        predicted = alpha + beta * size
+        ratio = predicted / seconds[size] if predicted > 0 else math.inf
+        factors.append(max(ratio, 1 / ratio) if ratio < math.inf else math.inf)
+    return max(factors)
+
+
+# Times that follow the model exactly give its two constants back.
+assert all(
+    math.isclose(got, true, rel_tol=1e-6)
+    for got, true in zip(fit(FITTED, [2e-3 + 1e-9 * s for s in FITTED]), (2e-3, 1e-9), strict=True)
+)
 
 
 def human(size: float) -> str:
     return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
 
 
-def draw(seconds: list[float], alpha: float, beta: float) -> None:
+def draw(seconds: dict[int, float], alpha: float, beta: float) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "cost_model", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4))
     line = [1e3 * (alpha + beta * size) for size in SIZES]
     axes.plot(SIZES, line, color="#52525b", linewidth=1.5)
-    axes.plot(SIZES[::2], [1e3 * t for t in seconds[::2]], "o", color="#0b6e99", markersize=7)
-    axes.plot(SIZES[1::2], [1e3 * t for t in seconds[1::2]], "s", color="#c2410c", markersize=7)
-    top = max(1e3 * t for t in seconds)
+    for sizes, marker, colour in ((FITTED, "o", "#0b6e99"), (HELD_OUT, "s", "#c2410c")):
+        times = [1e3 * seconds[size] for size in sizes]
+        axes.plot(sizes, times, marker, color=colour, markersize=7)
+    top = max(1e3 * t for t in seconds.values())
     axes.text(SIZES[0], top * 0.7, "● fitted", color="#0b6e99")
-    axes.text(SIZES[0], top * 0.3, "■ predicted, then measured", color="#c2410c")
+    axes.text(SIZES[0], top * 0.3, "■ not fitted", color="#c2410c")
     axes.text(SIZES[0], top * 0.13, "— α + βS", color="#52525b")
     axes.axvline(alpha / beta, color="#52525b", linestyle="--", linewidth=1)
     axes.text(1.2 * alpha / beta, line[0] * 0.5, "S = α/β", color="#52525b")
@@ -77,32 +104,35 @@ def main() -> None:
         sys.exit("cost_model.py needs 2 ranks or more, started by torchrun")
     dist.init_process_group("gloo")  # it reads the host's clock, so tensors of the host
 
-    # the sizes take turns
+    # Each round measures all sizes, so a short disturbance does not hit one size alone.
     rounds = [[measure_all_reduce(size) for size in SIZES] for _ in range(ROUNDS)]
-    seconds = [min(times) for times in zip(*rounds, strict=True)]
+    seconds = dict(zip(SIZES, map(min, zip(*rounds, strict=True)), strict=True))
 
     if dist.get_rank() == 0:
-        alpha, beta = fit(SIZES[::2], seconds[::2])
-        predictions = [alpha + beta * size for size in SIZES]
-        # least squares: no change of α or β would make the relative errors smaller
-        left = [(p / t - 1) / t for p, t in zip(predictions, seconds, strict=True)][::2]
-        assert abs(sum(left)) < 1e-6 * sum(map(abs, left))
-        slopes = [e * size for e, size in zip(left, SIZES[::2], strict=True)]
-        assert abs(sum(slopes)) < 1e-6 * sum(map(abs, slopes))
+        alpha, beta = fit(FITTED, [seconds[size] for size in FITTED])
         n = dist.get_world_size()
-        print(f"{n} ranks, fitted on {len(SIZES[::2])} sizes: ", end="")
+        print(f"{n} ranks, fitted on {len(FITTED)} sizes, 1 KiB to 4 MiB: ", end="")
         print(f"α ≈{1e6 * alpha:.0f} µs, 1/β ≈{1e-9 / beta:.2f} GB/s")
-        print("held out   predicted    measured   error")
-        errors = []
-        held_out = zip(SIZES[1::2], predictions[1::2], seconds[1::2], strict=True)
-        for size, predicted, measured in held_out:
-            errors.append(predicted / measured - 1)
-            assert math.isclose(measured * (1 + errors[-1]), predicted)
+        print("not fitted   predicted    measured   error")
+        errors = {}
+        for size in HELD_OUT:
+            predicted, measured = alpha + beta * size, seconds[size]
+            errors[size] = predicted / measured - 1
             times = [f"≈{1e3 * t:.2f} ms" for t in (predicted, measured)]
-            error = f"≈{errors[-1]:+.2f}"  # a machine decides
-            print(f"{human(size):8}  {times[0]:>10}  {times[1]:>10}  {error:>6}")
-        typical = statistics.median(abs(error) for error in errors)
-        print(f"typical error (median of the absolute values): ≈{typical:.2f}")
+            where = "" if size < FITTED[-1] else "  beyond the fitted sizes"
+            print(
+                f"{human(size):10}  {times[0]:>10}  {times[1]:>10}  ≈{errors[size]:+.2f}{where}"
+            )
+        inside = [abs(error) for size, error in errors.items() if size < FITTED[-1]]
+        print(f"typical error between the fitted sizes: ≈{statistics.median(inside):.2f} (median)")
+        factors = {"α + βS": worst_factor(alpha, beta, seconds)}
+        for terms, name in (("α", "α alone"), ("β", "βS alone")):
+            constants = fit(FITTED, [seconds[size] for size in FITTED], terms)
+            factors[name] = worst_factor(*constants, seconds)
+        # Over sizes that differ by 2^16, neither constant can be left out.
+        assert 2 * factors["α + βS"] < min(factors["α alone"], factors["βS alone"])
+        worst = ", ".join(f"{name} ≈{factor:.1f}" for name, factor in factors.items())
+        print(f"largest factor between predicted and measured: {worst}")
         print(f"half of the time is latency at α/β, ≈{alpha / beta / 2**10:.0f} KiB")
         draw(seconds, alpha, beta)
     dist.destroy_process_group()

@@ -1,9 +1,9 @@
 """All-reduce from send and recv: sum a tensor over every rank by passing chunks around a ring.
 
-Each rank sends 2(n-1)/n of the tensor, however many ranks there are: that is why the ring is
-bandwidth-optimal (Patarasuk and Yuan, 2009). The program counts the bytes that it gives to
-isend, compares the result with the library's all-reduce, and, where the operating system counts
-them, prints the bytes that each of the two really wrote to its sockets.
+Each rank sends 2(n-1)/n times the tensor. No algorithm in which the ranks add can have a
+busiest rank that sends less (Patarasuk and Yuan, 2009). The program counts the bytes that it
+passes to isend, and compares the result with the library's all-reduce. Where the operating
+system counts them, it also prints the bytes that each of the two wrote to its sockets.
 """
 
 import os
@@ -53,10 +53,10 @@ def ring_all_reduce(tensor: torch.Tensor) -> int:
 
 
 def bytes_written() -> int | None:
-    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
+    """Bytes that this process has written, sockets included. None if they are not counted."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return None  # NCCL does not write to its peers through the kernel
+        return None  # NCCL does not send through write calls of the kernel
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
