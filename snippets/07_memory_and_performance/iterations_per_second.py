@@ -81,9 +81,7 @@ def main() -> None:
         ranks = "1 rank" if n == 1 else f"{n} ranks"
         print(f"{ranks}, a batch of {BATCH} on each: {steps} steps in an epoch")
         print(f"  it/s ≈{rate:.0f}, samples/s ≈{len(seen) / seconds:.0f}")
-        print(
-            f"  epoch ≈{1e3 * seconds:.0f} ms, each sample seen {len(seen) / SAMPLES:g} times"
-        )
+        print(f"  epoch ≈{1e3 * seconds:.0f} ms, {len(seen)} samples, {len(set(seen))} different")
 
 
 if __name__ == "__main__":
