@@ -46,9 +46,11 @@ def main() -> None:
     if gpus:
         torch.cuda.set_device(local_rank)
 
+    # --8<-- [start:groups]
     backend = f"cpu:gloo,cuda:{for_cuda}" if args.fix else f"cuda:{for_cuda}"
     dist.init_process_group(backend)
     group = dist.new_group(backend="gloo") if args.second else None
+    # --8<-- [end:groups]
     n = dist.get_world_size()
     result = outcome(all_reduce_ranks, group)
     done = outcome(dist.barrier, group)

@@ -48,10 +48,10 @@ def try_out(call, *arguments) -> str:
 
 
 # --8<-- [start:careless]
-def careless(names: str, update_alone: bool) -> list[str]:
+def careless(names: str, update_alone: bool, fused: bool = False) -> list[str]:
     """Three steps that catch the error; `update_alone` says whether update has its own try."""
     heads, said = make_heads(torch.float32), []
-    optimizers = {name: torch.optim.SGD(heads[name].parameters(), lr=0.1) for name in names}
+    optimizers = {n: torch.optim.SGD(heads[n].parameters(), lr=0.1, fused=fused) for n in names}
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for step in (1, 2, 3):
         heads.zero_grad()
@@ -112,17 +112,19 @@ def main() -> None:
         "two optimizers, and update() is called in every step": careless("AB", True),
         "two optimizers, and the error also skips update()": careless("AB", False),
         "optimizer B alone": careless("B", True),
+        "optimizer B alone, fused=True": careless("B", True, fused=True),
     }
     for title, lines in said.items():
         print(title)
         for line in lines[lines.index(next(x for x in lines if x.startswith("step 2"))) :]:
             print(f"  {line}")
-    healthy, skipped, alone = said.values()
+    healthy, skipped, alone, fused = said.values()
     assert healthy[4] == f"step 2, step(optimizer B): {SAYS_STEP}"
     assert all(line.endswith(": completes") for line in healthy[5:])  # update() clears it
     assert skipped[-2].startswith("step 3, step(optimizer A): RuntimeError: step() has already")
     assert skipped[-1] == f"step 3, step(optimizer B): {SAYS_STEP}"  # and B has a gradient now
     assert [line.partition(": ")[2] for line in alone[2:]] == [SAYS_STEP, SAYS_UPDATE] * 2
+    assert [line.partition(": ")[2] for line in fused[2:4]] == ["completes", SAYS_UPDATE]
 
 
 if __name__ == "__main__":

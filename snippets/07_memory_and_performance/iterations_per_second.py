@@ -81,7 +81,8 @@ def main() -> None:
         ranks = "1 rank" if n == 1 else f"{n} ranks"
         print(f"{ranks}, a batch of {BATCH} on each: {steps} steps in an epoch")
         print(f"  it/s ≈{rate:.0f}, samples/s ≈{len(seen) / seconds:.0f}")
-        print(f"  epoch ≈{1e3 * seconds:.0f} ms, {len(seen)} samples, {len(set(seen))} different")
+        print(f"  epoch ≈{1e3 * seconds:.0f} ms, {len(seen)} samples,", end=" ")
+        print(f"{len(set(seen))} different")
 
 
 if __name__ == "__main__":
