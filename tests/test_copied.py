@@ -72,7 +72,8 @@ REASONS = {
         leaks:hook_left leaks:hook_removed loader_failures:Corrupt loader_failures:TooLarge
         loader_failures:Ragged dropout_in_eval:Forgetful dropout_in_eval:Fixed
         export_decode:Halves export_decode:Stops export_decode:StopsNot tensorrt_road:refused
-        elastic:save elastic:load sequence_lengths:of_length mfu:measure step_cost:step_seconds""",
+        elastic:save elastic:load sequence_lengths:of_length mfu:measure step_cost:step_seconds
+        no_target_left:per_token no_target_left:accumulate frozen_inputs:require_grad""",
     "it simulates, counts or writes down, and has no model": """
         two_link_dispatch:Hop links:Layout formats:Format
         caching_allocator:Allocator record_stream:Allocator fragmentation:Segments

@@ -1,10 +1,12 @@
 """Three ranks disagree about a collective, and nothing is raised: a ledger says who and where.
 
 Rank 1 calls two collectives in another order, brings another dtype, or another shape with as
-many elements. gloo adds what meets. TORCH_DISTRIBUTED_DEBUG=DETAIL sees the last two; the first
-has equal operations, shapes and dtypes. The ledger hashes every call, with the function that
-made it. One number from each rank is compared now and then, and with three ranks the majority
-names the guilty one. Which calls hang or end the process instead is in which_tool.py.
+many elements, or logs a metric that the others do not have. gloo adds what meets.
+TORCH_DISTRIBUTED_DEBUG=DETAIL sees only the dtype and the shape; the other cases have equal
+operations, shapes and dtypes. The ledger hashes every call, with the function that made it and
+a name. One number from each rank is compared now and then, and with three ranks the majority
+names the guilty one. The last case shows what the ledger cannot see: calls of one loop that
+give it no name. Which calls hang or end the process instead is in which_tool.py.
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -32,14 +34,19 @@ def majority(calls: tuple) -> tuple:
 
 
 class Ledger:
-    """Remembers every all_reduce of this rank; compares with the others when asked to."""
+    """Remembers every all_reduce of this rank; compares with the others when asked to.
+
+    A call is the caller, the name that it gives, the shape and the dtype. Give a name where one
+    line reduces several tensors: without it their calls look the same.
+    """
 
     def __init__(self) -> None:
         self.calls: collections.deque[tuple] = collections.deque(maxlen=100)
         self.number, self.hash = 0, 0
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor, name: str = "") -> None:
         caller = sys._getframe(1).f_code.co_name  # in a real run the line: f_lineno
+        caller += f" {name}" if name else ""
         call = (caller, list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         self.calls.append((self.number, *call))
         self.number += 1
@@ -109,7 +116,38 @@ def shape(ledger: Ledger, fixed: bool) -> float:
 
 # --8<-- [end:cases]
 
-CASES = {"order": (order, 1.5), "dtype": (dtype, 24.0), "shape": (shape, 6.0)}  # what is right
+
+# --8<-- [start:keys]
+def reduce_metrics(ledger: Ledger, fixed: bool, named: bool) -> float:
+    """The sum of a loss over the ranks; one loop reduces all metrics that a rank has."""
+    mine = {"loss": 0.5, "math": 2.0}
+    if dist.get_rank() == ODD:
+        mine = {"code": 3.0, "loss": 0.5}  # its batch has other subjects
+    sums = {}
+    for name in ["code", "loss", "math"] if fixed else sorted(mine):
+        value = torch.tensor([mine.get(name, 0.0)])
+        ledger.all_reduce(value, name if named else "")
+        sums[name] = value.item()
+    return sums["loss"]
+
+
+def keys(ledger: Ledger, fixed: bool) -> float:
+    return reduce_metrics(ledger, fixed, named=True)
+
+
+def keys_without_names(ledger: Ledger, fixed: bool) -> float:
+    return reduce_metrics(ledger, fixed, named=False)
+
+
+# --8<-- [end:keys]
+
+CASES = {  # and what is right
+    "order": (order, 1.5),
+    "dtype": (dtype, 24.0),
+    "shape": (shape, 6.0),
+    "keys": (keys, 1.5),
+    "keys, and the ledger gets no names": (keys_without_names, 1.5),
+}
 
 
 def run(rank: int, tool: str) -> dict[str, tuple[float | str, str | None]]:
@@ -195,9 +233,12 @@ def main() -> None:
             names = [f"rank {r} names {accused(words)}" for r, words in enumerate(detail)]
             print(f"  DETAIL   {'; '.join(names)}")
         ledger = said["bare"][0][name][1]
-        print(f"  ledger   {ledger}")
-        assert ledger.startswith(f"rank [{ODD}]")
-        assert (name == "order") == isinstance(detail[0], float)
+        print(f"  ledger   {ledger or 'reports nothing'}")
+        if name == "keys, and the ledger gets no names":
+            assert ledger is None  # all that the ledger compares is equal on all ranks
+        else:
+            assert ledger.startswith(f"rank [{ODD}]")
+        assert (name in ("dtype", "shape")) != isinstance(detail[0], float)
         for results in said["fixed"]:
             assert results[name] == (right, None)
     print("fixed: all right on all ranks, and the ledgers agree")

@@ -1,0 +1,90 @@
+"""it/s goes down with more GPUs: it/s counts the steps of one rank, and not the samples of all.
+
+Each rank brings its own batch, so a step of N ranks trains on N times the samples. The step
+also waits for an all-reduce, so a progress bar shows fewer steps per second. Here a step sleeps
+to imitate its computation, and an all-reduce of several ranks sleeps to imitate its link. Run
+it with one rank and with three, and compare it/s, samples/s and the time of an epoch.
+
+    (no flag)      a DistributedSampler gives each rank a part of the samples
+    --no-sampler   every rank reads all samples: the epoch does not become shorter
+"""
+
+import argparse
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+SAMPLES, BATCH = 240, 8  # BATCH is for each rank
+COMPUTE, LINK = 0.010, 0.004  # seconds
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+# --8<-- [start:epoch]
+def epoch(loader: DataLoader, device: torch.device) -> tuple[int, list[int], float]:
+    """The steps of this rank, the samples that it has seen, and the seconds of the epoch."""
+    seen, steps = [], 0
+    gradient = torch.ones(1000, device=device)
+    dist.barrier()
+    begin = time.perf_counter()
+    for indices in loader:
+        time.sleep(COMPUTE)  # forward and backward of this rank's own batch
+        dist.all_reduce(gradient)
+        if dist.get_world_size() > 1:
+            time.sleep(LINK)
+        seen += indices.tolist()
+        steps += 1  # what a progress bar counts
+    dist.barrier()
+    return steps, seen, time.perf_counter() - begin
+
+
+# --8<-- [end:epoch]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--no-sampler", action="store_true")
+    args = parser.parse_args()
+    device = start()
+    n = dist.get_world_size()
+
+    samples = torch.arange(SAMPLES)  # a sample is its own index
+    sampler = None if args.no_sampler else DistributedSampler(samples, shuffle=False)
+    steps, mine, seconds = epoch(DataLoader(samples, BATCH, sampler=sampler), device)
+
+    parts: list = [None] * n
+    dist.all_gather_object(parts, mine)
+    seen = [sample for part in parts for sample in part]
+    rate = steps / seconds
+    if args.no_sampler:
+        assert steps == SAMPLES // BATCH and len(seen) == n * SAMPLES
+    elif SAMPLES % (n * BATCH) == 0:
+        assert steps == SAMPLES // BATCH // n and len(seen) == steps * BATCH * n
+    assert set(seen) == set(range(SAMPLES))
+    if dist.get_rank() == 0:
+        ranks = "1 rank" if n == 1 else f"{n} ranks"
+        print(f"{ranks}, a batch of {BATCH} on each: {steps} steps in an epoch")
+        print(f"  it/s ≈{rate:.0f}, samples/s ≈{len(seen) / seconds:.0f}")
+        print(f"  epoch ≈{1e3 * seconds:.0f} ms, {len(seen)} samples,", end=" ")
+        print(f"{len(set(seen))} different")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
