@@ -7,53 +7,62 @@ reproduces the error of those Windows wheels that were built without UV.
 
 import os
 import sys
+import tempfile
 from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
 
 
-def try_gloo(name: str | None, interface: str | None, pipe) -> None:
-    """Create a gloo group of one rank in this process, and send the sum or the error."""
-    if name is not None:
-        os.environ["GLOO_DEVICE_TRANSPORT"] = name  # torch reads the variable only once
-    if interface is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
+def try_gloo(rank: int, path: str, variables: dict[str, str], pipe) -> None:
+    """Join a gloo group of two ranks in this process, and send the sum or the error."""
+    os.environ.update(variables)  # torch reads GLOO_DEVICE_TRANSPORT only once in a process
     try:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        total = torch.full((), 3.0)
+        store = dist.FileStore(path, 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        total = torch.full((), 1.0 + 4 * rank)  # 1 on rank 0, and 5 on rank 1
         dist.all_reduce(total)
-        pipe.send(f"all_reduce: {total.item()}")
+        pipe.send(f"the sum is {total.item()}")
         dist.destroy_process_group()
     except RuntimeError as error:
         pipe.send(str(error).splitlines()[0])
 
 
-def outcome(name: str | None, interface: str | None = None) -> str:
-    """What gloo does with a transport of this name, in a process of its own."""
-    ours, theirs = get_context("fork").Pipe()
-    child = get_context("fork").Process(target=try_gloo, args=(name, interface, theirs))
-    child.start()
-    result = ours.recv()
-    child.join()
-    return result
+def outcome(**variables: str) -> str:
+    """What two processes with these variables report; both must report the same."""
+    fork = get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [fork.Pipe() for _ in range(2)]
+        children = [
+            fork.Process(target=try_gloo, args=(rank, f"{folder}/store", variables, theirs))
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for child in children:
+            child.start()
+        results = [ours.recv() for ours, _ in pipes]
+        for child in children:
+            child.join()
+    assert results[0] == results[1]
+    return results[0]
 
 
 def main() -> None:
     if sys.platform != "linux":
         sys.exit("This program needs Linux, because each system has different transports.")
-    os.environ.pop("GLOO_DEVICE_TRANSPORT", None)
-    by_name = {name: outcome(name) for name in (None, "TCP", "UV", "tcp")}
-    for name, result in by_name.items():
-        print(f"GLOO_DEVICE_TRANSPORT={'(not set)' if name is None else name}: {result}")
+    for variable in ("GLOO_DEVICE_TRANSPORT", "GLOO_SOCKET_IFNAME"):
+        os.environ.pop(variable, None)
+    results = {name: outcome(GLOO_DEVICE_TRANSPORT=name) for name in ("TCP", "UV", "tcp")}
+    results = {"(not set)": outcome()} | results
+    for name, result in results.items():
+        print(f"GLOO_DEVICE_TRANSPORT={name}: {result}")
     missing = "makeDeviceForHostname(): unsupported gloo device"
-    assert by_name[None] == by_name["TCP"] == "all_reduce: 3.0"
-    assert by_name["UV"] == by_name["tcp"] == missing  # the names are upper case
+    assert results["(not set)"] == results["TCP"] == "the sum is 6.0"
+    assert results["UV"] == results["tcp"] == missing  # the names are upper case
 
-    result = outcome("UV", interface="lo")
+    result = outcome(GLOO_DEVICE_TRANSPORT="UV", GLOO_SOCKET_IFNAME="lo")
     print(f"UV, with GLOO_SOCKET_IFNAME=lo: {result}")
     assert result == "makeDeviceForInterface(): unsupported gloo device"
-    assert outcome("TCP", interface="lo") == "all_reduce: 3.0"
+    assert outcome(GLOO_SOCKET_IFNAME="lo") == "the sum is 6.0"
 
 
 if __name__ == "__main__":
