@@ -67,8 +67,8 @@ def main() -> None:
     ]
     if not only_new:
         sys.exit("Both assemblers of this Triton know the same GPUs.")
-    gpu = only_new[0]
-    print(f"a GPU that only ptxas-blackwell knows: {gpu}")
+    gpu = only_new[0]  # sm_121a up to Triton 3.7, sm_110a since 3.8
+    print("sm_… is a GPU that only ptxas-blackwell knows")
 
     results = {
         "as installed": compile_for(gpu),
@@ -76,7 +76,7 @@ def main() -> None:
         "TRITON_PTXAS_BLACKWELL_PATH=ptxas": compile_for(gpu, TRITON_PTXAS_BLACKWELL_PATH=old),
     }
     for name, result in results.items():
-        print(f"{name}\n  {result}")
+        print(f"{name}\n  {result.replace(gpu, 'sm_…')}")
     fatal = f"ptxas fatal   : Value '{gpu}' is not defined for option 'gpu-name'"
     assert [*results.values()] == ["compiled", "compiled", fatal]
     # the control: a GPU that both know is assembled by either
