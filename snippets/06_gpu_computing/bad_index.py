@@ -1,0 +1,76 @@
+"""The index error that a GPU reports late, for example as CUBLAS_STATUS_NOT_INITIALIZED.
+
+A tokenizer got one more token than the model has rows. On a CPU the lookup itself raises the
+error. A check of each batch finds the sample and the position, and works on any device. `--fix`
+enlarges the model instead.
+"""
+
+import sys
+
+import torch
+from torch import nn
+
+VOCABULARY, WIDTH, PAD = 50, 8, 50  # the ids 0 to 49 exist; the new padding token is 50
+
+
+def make_batch() -> torch.Tensor:
+    """Token ids of three samples, [3, 6]. The last sample is shorter and was padded."""
+    ids = torch.randint(VOCABULARY, (3, 6), generator=torch.Generator().manual_seed(0))
+    ids[2, 4:] = PAD
+    return ids
+
+
+# --8<-- [start:check]
+def check_ids(ids: torch.Tensor, rows: int, name: str) -> None:
+    """Raise an error that names the first id without a row in an embedding of `rows` rows."""
+    bad = ((ids < 0) | (ids >= rows)).nonzero()
+    if len(bad):
+        sample, position = bad[0].tolist()
+        raise ValueError(
+            f"{name}[{sample}, {position}] is {ids[sample, position]}, but there are {rows} "
+            "rows"
+        )
+
+
+def enlarge(old: nn.Embedding, rows: int) -> nn.Embedding:
+    """An embedding with more rows, whose first rows are those of the old embedding."""
+    new = nn.Embedding(rows, old.embedding_dim)
+    with torch.no_grad():
+        new.weight[: old.num_embeddings] = old.weight
+    return new
+
+
+# --8<-- [end:check]
+
+
+def main() -> None:
+    fix = "--fix" in sys.argv[1:]
+    torch.manual_seed(0)
+    old, ids = nn.Embedding(VOCABULARY, WIDTH), make_batch()
+    embedding = enlarge(old, VOCABULARY + 1) if fix else old
+
+    check_ids(ids[:2], old.num_embeddings, "ids")  # the control: no sample here is padded
+    for name, call in (
+        ("the check", lambda: check_ids(ids, embedding.num_embeddings, "ids")),
+        ("the embedding", lambda: embedding(ids)),
+    ):
+        try:
+            call()
+            print(f"{name}: no error")
+            assert fix
+        except (ValueError, IndexError) as error:
+            print(f"{name}: {type(error).__name__}: {error}")
+            assert not fix and ("ids[2, 4] is 50" in str(error) or name == "the embedding")
+    if fix:
+        rows = embedding(ids)  # [3, 6] -> [3, 6, 8]
+        torch.testing.assert_close(rows[:2], old.weight[ids[:2]])  # the old rows are unchanged
+        torch.testing.assert_close(rows[2, 5], embedding.weight[PAD])
+        rows.sum().backward()
+        expected = torch.tensor([(ids == row).sum().item() for row in range(VOCABULARY + 1)])
+        torch.testing.assert_close(embedding.weight.grad[:, 0], expected.float())
+        print(f"gradient of row {PAD}: {embedding.weight.grad[PAD, 0]:.0f}, one for each use")
+        assert expected[PAD] == 2
+
+
+if __name__ == "__main__":
+    main()

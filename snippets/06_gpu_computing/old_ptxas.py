@@ -1,0 +1,90 @@
+"""Triton's assembler may be older than the GPU: the program shows which variable replaces it.
+
+Triton's wheel contains two assemblers, ptxas and ptxas-blackwell, and the second one is newer.
+The program picks a GPU that only the newer one knows, and compiles a kernel for it. It needs no
+GPU. Then it names the older assembler in each of the two variables.
+"""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "0"  # the compiler, not the interpreter
+os.environ["TRITON_CACHE_DIR"] = str(Path("cache").absolute())
+os.environ["TRITON_ALWAYS_COMPILE"] = "1"
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+VARIABLES = "TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"
+BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+@triton.jit
+def double_kernel(x_ptr):
+    tl.store(x_ptr, 2 * tl.load(x_ptr))
+
+
+# --8<-- [start:known]
+def known_gpus(assembler: Path) -> set[str]:
+    """The GPUs for which this ptxas can assemble, from its own help text."""
+    text = subprocess.run([assembler, "--help"], capture_output=True, text=True, check=True)
+    return set(re.findall(r"'(sm_\d+a?)'", text.stdout))
+
+
+def compile_for(gpu: str, **variables: Path) -> str:
+    """Compile a kernel for a GPU; return the assembler's complaint, or "compiled"."""
+    os.environ.update({name: str(path) for name, path in variables.items()})
+    source = ASTSource(double_kernel, {"x_ptr": "*fp32"}, constexprs={})
+    target = GPUTarget("cuda", int(re.sub(r"\D", "", gpu)), 32)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # Triton prints the whole PTX
+            binary = triton.compile(source, target=target)
+    except triton.runtime.errors.PTXASError as error:
+        return re.search(r"ptxas\S* fatal .*", str(error)).group()
+    finally:
+        for name in variables:
+            del os.environ[name]
+    assert len(binary.asm["cubin"]) > 0 and f".target {gpu}" in binary.asm["ptx"]
+    return "compiled"
+
+
+# --8<-- [end:known]
+
+
+def main() -> None:
+    for variable in VARIABLES:
+        os.environ.pop(variable, None)
+    old, new = BIN / "ptxas", BIN / "ptxas-blackwell"
+    only_new = [
+        gpu for gpu in ("sm_121a", "sm_110a") if gpu in known_gpus(new) - known_gpus(old)
+    ]
+    if not only_new:
+        sys.exit("Both assemblers of this Triton know the same GPUs.")
+    gpu = only_new[0]  # sm_121a up to Triton 3.7, sm_110a since 3.8
+    print("sm_… is a GPU that only ptxas-blackwell knows")
+
+    results = {
+        "as installed": compile_for(gpu),
+        "TRITON_PTXAS_PATH=ptxas": compile_for(gpu, TRITON_PTXAS_PATH=old),
+        "TRITON_PTXAS_BLACKWELL_PATH=ptxas": compile_for(gpu, TRITON_PTXAS_BLACKWELL_PATH=old),
+    }
+    for name, result in results.items():
+        print(f"{name}\n  {result.replace(gpu, 'sm_…')}")
+    fatal = f"ptxas fatal   : Value '{gpu}' is not defined for option 'gpu-name'"
+    assert [*results.values()] == ["compiled", "compiled", fatal]
+    # the control: a GPU that both know is assembled by either
+    assert "sm_120a" in known_gpus(old) & known_gpus(new)
+    control = compile_for("sm_120a", TRITON_PTXAS_BLACKWELL_PATH=old)
+    print(f"sm_120a, TRITON_PTXAS_BLACKWELL_PATH=ptxas\n  {control}")
+    assert control == "compiled"
+
+
+if __name__ == "__main__":
+    main()
