@@ -27,7 +27,7 @@ def crossing_links(group: list[int]) -> int:
     return sum(a // PER_NODE != b // PER_NODE for a, b in pairwise(group))
 
 
-def caption(x: float, y: float, words: str, colour: str = INK, size: int = 14) -> str:
+def svg_text(x: float, y: float, words: str, colour: str = INK, size: int = 14) -> str:
     return f'<text x="{x:g}" y="{y:g}" fill="{colour}" font-size="{size}">{words}</text>'
 
 
@@ -49,14 +49,14 @@ def link(left: float, a: int, b: int, colour: str, shift: float, drop: float) ->
 
 
 def panel(left: float, order: tuple[str, str], title: str) -> list[str]:
-    parts = [caption(left, 18, title, INK, 16)]
+    parts = [svg_text(left, 18, title, INK, 16)]
     for node in range(NODES):
         y = 42 + node * 122
         parts.append(
             f'<rect x="{left}" y="{y}" width="{PANEL - 14}" height="96" rx="6" fill="none" '
             f'stroke="{MUTED}"/>'
         )
-        parts.append(caption(left + 8, y + 17, f"node {node}", MUTED, 13))
+        parts.append(svg_text(left + 8, y + 17, f"node {node}", MUTED, 13))
     tensor_groups = groups(order, "tp")
     for drop, colour, group in zip((10, 16), COLOURS, tensor_groups, strict=True):
         parts += [link(left, a, b, colour, 0, drop) for a, b in pairwise(group)]
@@ -74,7 +74,7 @@ def panel(left: float, order: tuple[str, str], title: str) -> list[str]:
         cross = sum(crossing_links(group) for group in groups(order, name))
         where = "over the network" if cross else "inside a node, NVLink"
         parts.append(
-            caption(left, 282 + 22 * row, f"{words}: {where}", NETWORK if cross else INK)
+            svg_text(left, 282 + 22 * row, f"{words}: {where}", NETWORK if cross else INK)
         )
     return parts
 
