@@ -48,7 +48,7 @@ def clip_by_mesh(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.T
     norms = []
     for group in by_mesh.values():
         norm = get_total_norm([parameter.grad for parameter in group])
-        norms.append(norm.full_tensor())  # sums the squares over the ranks of this mesh
+        norms.append(norm.full_tensor())  # a plain tensor: it belongs to no mesh any more
     total = torch.stack(norms).norm()  # the root of the sum of the squares
     for group in by_mesh.values():
         clip_grads_with_norm_(group, max_norm, total)

@@ -6,7 +6,7 @@ given, so the number decides what happens:
 
 1. The optimizer has made a step. Its state dict asks for state.0.step, and the load fails.
 2. The optimizer is new. Its state dict asks for no state at all, and the load succeeds.
-3. allow_partial_load=True skips every key that the checkpoint does not have, here all of them.
+3. allow_partial_load=True skips every key that the checkpoint does not have, here all states.
 4. The fix: get_optimizer_state_dict, dcp.load, set_optimizer_state_dict.
 
 Each resumed run is compared with the run that was never interrupted.
@@ -97,6 +97,7 @@ def main() -> None:
     show = print if dist.get_rank() == 0 else lambda *_: None
     model, optimizer = sharded(device)
     train(model, optimizer, 0, TRAINED)
+    optimizer.param_groups[0]["lr"] /= 4  # as a schedule does
     names = get_optimizer_state_dict(model, optimizer)
     parameters = get_model_state_dict(model)
     dcp.save({"model": parameters, "optimizer": names}, checkpoint_id="checkpoint")
@@ -137,9 +138,9 @@ def main() -> None:
         losses = [train(fresh, resumed, TRAINED + step, 1) for step in range(MORE)]
         same = losses == truth
         show(f"{what}: no error")
-        show(
-            f"   the optimizer has made {made.pop()} steps, goes on as not interrupted: {same}"
-        )
+        rate = resumed.param_groups[0]["lr"]
+        show(f"   steps of the optimizer: {made.pop()}, learning rate: {rate}")
+        show(f"   continues as if it had not been interrupted: {same}")
         assert not made, "all parameters have made the same number of steps"
         assert losses[0] == truth[0], "the parameters are those of the checkpoint"
         assert equal == same == (load is load_by_name)
