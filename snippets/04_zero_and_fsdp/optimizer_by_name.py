@@ -49,7 +49,9 @@ def sharded(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps: int) -> float:
+def train_steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps: int
+) -> float:
     """Train for some steps; return the last loss, of all ranks."""
     for step in range(first, first + steps):
         torch.manual_seed(100 * step + dist.get_rank())
@@ -96,7 +98,7 @@ def main() -> None:
     device = start()
     show = print if dist.get_rank() == 0 else lambda *_: None
     model, optimizer = sharded(device)
-    train(model, optimizer, 0, TRAINED)
+    train_steps(model, optimizer, 0, TRAINED)
     optimizer.param_groups[0]["lr"] /= 4  # as a schedule does
     names = get_optimizer_state_dict(model, optimizer)
     parameters = get_model_state_dict(model)
@@ -105,7 +107,7 @@ def main() -> None:
         name: optimizer.state[parameter]["exp_avg"].to_local().clone()
         for name, parameter in model.named_parameters()
     }
-    truth = [train(model, optimizer, TRAINED + step, 1) for step in range(MORE)]
+    truth = [train_steps(model, optimizer, TRAINED + step, 1) for step in range(MORE)]
     keys = dcp.FileSystemReader("checkpoint").read_metadata().state_dict_metadata
     show("in the checkpoint:", next(key for key in keys if key.endswith(".step")))
 
@@ -118,7 +120,7 @@ def main() -> None:
     for what, load, options, steps in cases:
         fresh, resumed = sharded(device)
         if steps:
-            train(fresh, resumed, 0, steps)
+            train_steps(fresh, resumed, 0, steps)
         try:
             load(fresh, resumed, **options)
         except CheckpointException as error:  # a BaseException: `except Exception` misses it
@@ -135,7 +137,7 @@ def main() -> None:
             for name, s in state.items()
         )
         made = {int(s["step"]) if "step" in s else 0 for s in state.values()}
-        losses = [train(fresh, resumed, TRAINED + step, 1) for step in range(MORE)]
+        losses = [train_steps(fresh, resumed, TRAINED + step, 1) for step in range(MORE)]
         same = losses == truth
         show(f"{what}: no error")
         rate = resumed.param_groups[0]["lr"]
