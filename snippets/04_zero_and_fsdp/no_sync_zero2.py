@@ -5,8 +5,9 @@ whole gradient. In stages 2 and 3 a rank keeps only its own part, which it gets 
 after every micro-batch. The engine accumulates by itself: call backward and step for every
 micro-batch, and it makes an optimizer step after gradient_accumulation_steps of them.
 
-Stages 0 and 1 have no_sync. The engine does not count micro-batches there, so the configuration
-must say that gradient_accumulation_steps is 1. Otherwise step does nothing, without an error.
+Stages 0 and 1 accept no_sync. The engine counts calls of step, and there is one call for all
+micro-batches. So the configuration must say that gradient_accumulation_steps is 1. Otherwise
+step waits for more calls and changes nothing, without an error.
 
 Each way is compared with one process that has the whole batch. SGD shows a wrong factor in the
 gradients, which Adam would hide.
