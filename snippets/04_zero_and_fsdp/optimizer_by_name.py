@@ -52,7 +52,7 @@ def sharded(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
 def train_steps(
     model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps: int
 ) -> float:
-    """Train for some steps; return the last loss, of all ranks."""
+    """Train for some steps; return the last loss of this rank."""
     for step in range(first, first + steps):
         torch.manual_seed(100 * step + dist.get_rank())
         x = torch.randn(16, WIDTH).to(next(model.parameters()).device)
@@ -60,9 +60,7 @@ def train_steps(
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    mean = loss.detach() / dist.get_world_size()
-    dist.all_reduce(mean)
-    return mean.item()
+    return loss.item()
 
 
 def load_by_number(

@@ -93,10 +93,10 @@ def main() -> None:
     torch.manual_seed(0)
     leaf = distribute_tensor(torch.randn(4, 12), mesh, [Shard(0)]).requires_grad_()
 
-    functions = (split_heads, with_last, broken, inside)
+    functions, eager = (split_heads, with_last, broken, inside), {}
     for function in (*functions, split_heads_fixed, with_last_fixed, broken_fixed):
         torch._dynamo.reset()
-        truth = results(function, leaf)
+        truth = eager[function.__name__] = results(function, leaf)
         try:
             ours = results(torch.compile(function, backend=BACKEND), leaf)
         except RuntimeError as error:
@@ -107,6 +107,13 @@ def main() -> None:
         assert ("as_strided" in told) == (function in functions[:3])
         if dist.get_rank() == 0:
             print(f"{function.__name__:18} compiled: {told}", flush=True)
+    for function in functions[:3]:  # a fix must not change what is computed
+        torch.testing.assert_close(
+            eager[f"{function.__name__}_fixed"], eager[function.__name__]
+        )
+    twice = 2 * leaf.to_local().detach()
+    torch.testing.assert_close(eager["broken"][0], 2 * twice)
+    torch.testing.assert_close(eager["inside"][0].sum(), twice.sum())
 
 
 if __name__ == "__main__":
