@@ -32,6 +32,8 @@ REASONS = {
     "it has torch's own wrapper, or state dicts, do the work, whatever the model": """
         torch_ddp:wrap uneven_inputs:train_with_join accumulation:synchronize_last
         expert_parallel_api:ExpertParallel expert_parallel_api:cut two_dimensions:cut
+        clip_two_meshes:clip_by_mesh optimizer_by_name:load_by_number
+        optimizer_by_name:load_by_name
         parallelize_module_api:three_inputs parallelize_module_api:tensor_parallel
         parallelize_module_api:sequence_parallel parallelize_module_api:sum_partial_gradients
         checkpoint_reshard:save fsdp2:shard_blocks wrapping:blocks wrapping:linears

@@ -4,13 +4,16 @@ Four ranks, in two meshes at once. For the experts they are (dp, ep) = (2, 2): D
 each ep rank half of the stacked weights, Shard(0), and FSDP2 cuts that over dp. For the rest
 all four are one data-parallel group. The style's input function sorts rows and sends them, its
 output function brings them home; both are `all_to_all_single`, which autograd reverses.
-Compared with one process over all tokens: losses, gradients and parameters of three steps.
+Compared with one process over all tokens: losses, gradients, the norm by which the gradients of
+both meshes are clipped, and the parameters of three steps.
 torchtitan does the same with modules of its own (models/common/token_dispatcher.py).
 """
 
 import copy
 import os
 import sys
+from collections import defaultdict
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -21,9 +24,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 TOKENS, H, WIDTH, EXPERTS, K, STEPS = 96, 32, 48, 8, 2, 3  # tokens of one rank
+MAX_NORM = 0.1  # of the gradients; below the norm of every step here
 KIB = 1024
 
 
@@ -100,6 +105,22 @@ def cut(model: nn.Sequential, mesh: DeviceMesh, everyone: DeviceMesh) -> None:
     fully_shard(model, mesh=everyone)
 
 
+def clip_by_mesh(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Clip gradients on several meshes by the norm of all of them, and return this norm."""
+    by_mesh = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            by_mesh[parameter.grad.device_mesh].append(parameter)
+    norms = []
+    for group in by_mesh.values():
+        norm = get_total_norm([parameter.grad for parameter in group])
+        norms.append(norm.full_tensor())  # a plain tensor: it belongs to no mesh any more
+    total = torch.stack(norms).norm()  # the root of the sum of the squares
+    for group in by_mesh.values():
+        clip_grads_with_norm_(group, max_norm, total)
+    return total
+
+
 class Bytes(TorchDispatchMode):
     """Adds up what this rank sends to others in all-to-alls of rows; counts are not floats."""
 
@@ -161,6 +182,10 @@ def main() -> None:
         for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
             whole = ours.grad.full_tensor()
             torch.testing.assert_close(whole, theirs.grad, rtol=1e-3, atol=1e-6)
+        norm = clip_by_mesh(model.parameters(), MAX_NORM)
+        whole_norm = clip_grad_norm_(alone.parameters(), MAX_NORM)
+        torch.testing.assert_close(norm, whole_norm, rtol=1e-4, atol=0)
+        assert norm > MAX_NORM  # otherwise nothing was clipped
         for each in (optimizer, optimizer_alone):
             each.step()
             each.zero_grad()
@@ -185,7 +210,7 @@ def main() -> None:
         print(f"  2(n-1)/n · k·b·s·h · 4 for each of {len(model)} layers: {even / KIB:.1f} KiB")
         assert first == second and abs(first * KIB / even - 1) < 0.1
         print(f"losses {', '.join(f'{loss:.4f}' for loss in losses)}, gradients and parameters")
-        print("equal those of one process")
+        print(f"equal those of one process, also after clipping to a norm of {MAX_NORM}")
 
 
 if __name__ == "__main__":

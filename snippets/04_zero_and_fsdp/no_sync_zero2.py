@@ -1,0 +1,139 @@
+"""no_sync of a DeepSpeed engine: ZeRO stages 2 and 3 refuse it, and accumulation needs none.
+
+no_sync postpones the reduction of gradients to the last micro-batch, so each rank must keep a
+whole gradient. In stages 2 and 3 a rank keeps only its own part, which it gets from a reduction
+after every micro-batch. The engine accumulates by itself: call backward and step for every
+micro-batch, and it makes an optimizer step after gradient_accumulation_steps of them.
+
+Stages 0 and 1 accept no_sync. The engine counts calls of step, and there is one call for all
+micro-batches. So the configuration must say that gradient_accumulation_steps is 1. Otherwise
+step waits for more calls and changes nothing, without an error.
+
+Each way is compared with one process that has the whole batch. SGD shows a wrong factor in the
+gradients, which Adam would hide.
+
+Needs: pip install deepspeed
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+from torch import nn
+
+logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
+warnings.simplefilter("ignore")
+if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
+
+try:
+    import deepspeed
+    import deepspeed.ops
+except ImportError:
+    sys.exit("this program needs: pip install deepspeed")
+# on a CPU, DeepSpeed would compile an all-reduce for inference, which training does not use
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+PARTS, BATCH, WIDTH = 3, 36, 8  # micro-batches, samples of all ranks, features
+
+
+# --8<-- [start:ways]
+def with_no_sync(engine: deepspeed.DeepSpeedEngine, parts: list[torch.Tensor]) -> None:
+    """As with DDP: only the last backward reduces the gradients; then one call of step."""
+    for number, x in enumerate(parts):
+        last = number == len(parts) - 1
+        with contextlib.nullcontext() if last else engine.no_sync():
+            loss = nn.functional.mse_loss(engine(x), x)
+            # the engine divides by its own number of parts, and here this number is 1
+            engine.backward(loss / PARTS if engine.gradient_accumulation_steps() == 1 else loss)
+    engine.step()
+
+
+def by_the_engine(engine: deepspeed.DeepSpeedEngine, parts: list[torch.Tensor]) -> None:
+    """The engine counts the micro-batches; only the last call of step changes parameters."""
+    for x in parts:
+        loss = nn.functional.mse_loss(engine(x), x)
+        engine.backward(loss)
+        engine.step()
+
+
+# --8<-- [end:ways]
+
+
+Way = Callable[[deepspeed.DeepSpeedEngine, list[torch.Tensor]], None]
+
+
+def first_update(way: Way, stage: int, steps: int, device: torch.device) -> str:
+    """What the way does to the weight, compared with one process; or the error."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, WIDTH, bias=False).to(device)
+    before = model.weight.detach().clone()
+    batch = torch.randn(BATCH, WIDTH).to(device)
+    (truth,) = torch.autograd.grad(nn.functional.mse_loss(model(batch), batch), model.weight)
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH // n // PARTS,
+        "gradient_accumulation_steps": steps,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    assert engine.zero_optimization_stage() == stage
+    try:
+        way(engine, list(batch.chunk(n * PARTS)[rank * PARTS : (rank + 1) * PARTS]))
+    except AssertionError as error:
+        return f"{type(error).__name__}\n  {error}"
+    moved = before - model.weight.detach()
+    if not moved.any():
+        return "no error, and no parameter has changed"
+    torch.testing.assert_close(moved, truth, rtol=1e-3, atol=1e-6)
+    return "the step of one process"
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def main() -> None:
+    if BATCH % (PARTS * int(os.environ.get("WORLD_SIZE", "1"))):
+        sys.exit(f"three times the number of ranks must divide the batch of {BATCH}")
+    device = start()
+    cases = (
+        (with_no_sync, 2, PARTS),
+        (with_no_sync, 3, PARTS),
+        (with_no_sync, 1, PARTS),
+        (with_no_sync, 1, 1),
+        (by_the_engine, 2, PARTS),
+        (by_the_engine, 3, PARTS),
+    )
+    for way, stage, steps in cases:
+        told = first_update(way, stage, steps, device)
+        refused, works = "incompatible" in told, told == "the step of one process"
+        assert refused == (way is with_no_sync and stage >= 2)
+        assert works == (way is by_the_engine or steps == 1)
+        if dist.get_rank() == 0:
+            print(f"{way.__name__}, stage {stage}, accumulation steps {steps}: {told}")
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DeepSpeed keeps its groups in globals of its modules, to the very end
