@@ -71,10 +71,11 @@ const search = (s, gpus, sequence, batch, gpu, wanted) => {
 const called = l => `DP ${l.dp} PP ${l.pp}${l.virtual > 1 ? `×${l.virtual}` : ""} TP ${l.tp}${l.cp > 1 ? ` CP ${l.cp}` : ""}` +
   `${l.ep > 1 ? ` EP ${l.ep}` : ""} b ${l.micro_batch}${["", " ZeRO-1", " ZeRO-2", " FSDP"][l.zero]}${{ "": "", mlp: " recompute MLP", layer: " recompute" }[l.recompute]}`
 
-const REMEDY = {
-  "parameters": "more TP or PP, or FSDP", "gradients": "more TP or PP, ZeRO-2, or FSDP",
-  "optimizer": "ZeRO-1 over more ranks, or more TP or PP", "activations": "recomputation, a smaller micro-batch, or more TP",
-  "logits": "a chunked loss, or more TP, which cuts the vocabulary", "in passing": "a smaller micro-batch",
+const remedy = (part, l) => {
+  const stage = ["optimizer", "gradients", "parameters"].indexOf(part) + 1
+  if (stage) return l.zero >= stage || l.dp * l.cp === 1 ? "more GPUs or smaller optimizer states" : `more TP or PP, or ZeRO-${stage}`
+  if (part === "logits") return "a chunked loss or more TP"
+  return [l.recompute !== "layer" && "recomputation", l.micro_batch > 1 && "a smaller micro-batch", "more TP or CP"].filter(Boolean).join(" or ")
 }
 
 const explain = (s, { layout, step, fullest }, sequence, gpu) => {
@@ -92,7 +93,7 @@ const whyRejected = ({ layout, step, fullest }, gpu) => {
   const much = fullest.needed - memory.room * gpu.memory
   const [part, size] = Object.entries(fullest.parts).reduce((most, each) => each[1] > most[1] ? each : most)
   return `${called(layout)}, ${fixed(step.seconds, 2)} s: ${fixed(much / GIB, 1)} GiB too much on stage ${fullest.stage}, ` +
-    `most of it ${part} (${fixed(size / GIB, 1)}); try ${REMEDY[part]}`
+    `most of it ${part} (${fixed(size / GIB, 1)}); try ${remedy(part, layout)}`
 }
 
 export const plan = (s, gpus, sequence, batch, gpu, wanted) => {
@@ -155,7 +156,7 @@ const page = place => {
       svg.setAttribute("height", 0)
     }
     svg.setAttribute("aria-label", `A bar for each layout: a step's seconds by part. ${first.at(-1)?.join(": ") ?? ""}`)
-    const none = `none of ${count} layouts fits`
+    const none = `none of ${count} layouts fits; plan.py lists what would`
     list([["found", rows.length ? `${rows.length} of ${count} layouts` : none], ...first,
       ...nearest.slice(0, 1).map(line => ["nearest that does not fit", line])])
     const { name, cells } = rows[order[0]] ?? {}
