@@ -340,11 +340,11 @@ def test_a_layout_can_be_asked_about_while_a_number_varies() -> None:
     "changed, said",
     [
         ({"flops": None, "node": None}, "[mine] lacks flops, node"),
-        ({"flops": "312"}, "[mine] flops is 312; it is in per second: 312e12 are 312 TFLOP/s"),
-        ({"memory_gib": "42949672960"}, "memory_gib is 42949672960; it is in GiB"),
-        ({"node": "2.5"}, "[mine] node is 2.5; it is in GPUs that the link joins"),
-        ({"link": '"fast"'}, "[mine] link is 'fast'; it is in bytes/s one way"),
-        ({"bandwidth": "true"}, "[mine] bandwidth is True; it is in bytes/s"),
+        ({"flops": "312"}, "[mine] flops is 312, and must be FLOP per second (312e12 for"),
+        ({"memory_gib": "42949672960"}, "memory_gib is 42949672960, and must be GiB"),
+        ({"node": "2.5"}, "[mine] node is 2.5, and must be the number of GPUs"),
+        ({"link": '"fast"'}, "[mine] link is 'fast', and must be bytes per second one way"),
+        ({"bandwidth": "true"}, "[mine] bandwidth is True, and must be bytes per second"),
         ({"memory": "80"}, "[mine] has 'memory'; a GPU has flops, memory_gib"),
     ],
 )

@@ -297,7 +297,7 @@ def remedy(part: str, layout: Layout) -> str:
         return "a chunked loss or more TP"
     choices = ["recomputation"] * (layout.recompute != "layer")
     choices += ["a smaller micro-batch"] * (layout.micro_batch > 1)
-    return " or ".join([*choices, "more TP or CP"])
+    return ", or ".join([*choices, "more TP or CP"])
 
 
 # --8<-- [end:remedy]
@@ -415,9 +415,16 @@ def advise(
         "this layout" if only else f"{args.gpus} GPUs, each with its fastest layout that fits"
     )
     print(f"options for {what}; {most}:")
-    for line in advice.lines(shape, found, args.sequence, limit, gpu.node, weighed, called):
-        print(line)
+    options = advice.OPTIONS
     if only:
+        parts = weigh(shape, only, args.sequence, gpu, step).parts
+        options = advice.options_for(only, max(parts, key=parts.__getitem__) in STATE)
+    limits = args.sequence, limit, gpu.node
+    rows = list(advice.lines(options, shape, found, *limits, weighed, called))
+    print("\n".join(rows))
+    if only:
+        if not any(row.startswith("  fits") for row in rows):
+            print("none of these is enough; without --why all layouts are tried")
         return
     for gpus in (args.gpus * 2**k for k in range(1, 8)):
         fit, _, _ = search(shape, gpus, args.sequence, sequences, gpu, 1)
@@ -935,12 +942,12 @@ MACHINE = ("flops", "memory_gib", "bandwidth", "link", "network", "node", "watts
 
 
 PLAUSIBLE = {  # of each GPU; a number outside is nearly always in another unit
-    "flops": (1e12, 1e17, "per second: 312e12 are 312 TFLOP/s"),
-    "memory_gib": (1, 4096, "GiB: 80 are 80 GiB"),
-    "bandwidth": (1e10, 1e14, "bytes/s: 2.039e12 are 2,039 GB/s"),
-    "link": (1e8, 1e14, "bytes/s one way: 32e9 are 32 GB/s"),
-    "network": (1e6, 1e13, "bytes/s one way, for each GPU: 12.5e9 are 100 Gb/s"),
-    "node": (1, 4096, "GPUs that the link joins"),
+    "flops": (1e12, 1e17, "FLOP per second (312e12 for 312 TFLOP/s)"),
+    "memory_gib": (1, 4096, "GiB (80 for 80 GiB)"),
+    "bandwidth": (1e10, 1e14, "bytes per second (2.039e12 for 2,039 GB/s)"),
+    "link": (1e8, 1e14, "bytes per second one way (32e9 for 32 GB/s)"),
+    "network": (1e6, 1e13, "bytes per second one way for each GPU (12.5e9 for 100 Gb/s)"),
+    "node": (1, 4096, "the number of GPUs that the link joins"),
     "watts": (1, 1e5, "watts"),
 }
 
@@ -967,7 +974,7 @@ def own_hardware(path: str) -> dict:
             low, high, unit = PLAUSIBLE[key]
             number = type(value) in (int, float) and (key != "node" or type(value) is int)
             if not number or not low <= value <= high:
-                stop("--hardware", f"{path}: [{name}] {key} is {value!r}; it is in {unit}")
+                stop("--hardware", f"{path}: [{name}] {key} is {value!r}, and must be {unit}")
         missing = [key for key in MACHINE[:-1] if key not in entry]
         if missing:
             stop("--hardware", f"{path}: [{name}] lacks {', '.join(missing)}")

@@ -73,7 +73,7 @@ const remedy = (part, l) => {
   const stage = ["optimizer", "gradients", "parameters"].indexOf(part) + 1
   if (stage) return l.zero >= stage || l.dp * l.cp === 1 ? "more GPUs or smaller optimizer states" : `more TP or PP, or ZeRO-${stage}`
   if (part === "logits") return "a chunked loss or more TP"
-  return [l.recompute !== "layer" && "recomputation", l.micro_batch > 1 && "a smaller micro-batch", "more TP or CP"].filter(Boolean).join(" or ")
+  return [l.recompute !== "layer" && "recomputation", l.micro_batch > 1 && "a smaller micro-batch", "more TP or CP"].filter(Boolean).join(", or ")
 }
 
 const explain = (s, { layout, step, fullest }, sequence, gpu) => {
