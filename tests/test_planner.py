@@ -290,7 +290,7 @@ def test_every_pair_of_options_has_an_effect_or_a_sentence(
     values = {
         "model": "layers=4,hidden=4096,heads=32,ffn=16384,vocabulary=4096", "gpus": "16", "gpu": "a100",
         "hardware": own(tmp_path), "inter-node": "20MB/s", "sequence": "512", "batch": "16K",
-        "tokens": "1B", "price": "2", "save": "30", "restart": "5", "top": "2",
+        "tokens": "15T", "price": "2", "save": "30", "restart": "5", "top": "2",
         "emit": "megatron", "why": "dp=8,tp=2,zero=3", "what-if": "link=1e9,1e11",
         "score": str(FOLDER / "measured.csv"),
     }  # fmt: skip

@@ -98,7 +98,6 @@ class Finding:
     fits: bool
 
 
-# --8<-- [start:find]
 def find(
     option: Option, shape: Shape, layouts: list[Layout], sequence: int, limit: float,
     weigh: Callable[[Layout], float],
@@ -123,9 +122,6 @@ def find(
     smallest = sorted(made, key=bound.__getitem__)[:3]
     needed, at = min((weigh(each) + rest[each], i) for i, each in enumerate(smallest))
     return Finding(option, smallest[at], needed, needed <= limit)
-
-
-# --8<-- [end:find]
 
 
 def lines(

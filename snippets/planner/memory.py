@@ -36,7 +36,7 @@ class Layout:
     stalls: bool = False  # a pipeline whose slots wait for each neighbour: see `read_rows`
     gradient_bytes: float = 4  # of an element of the buffer in which gradients are added up
     moment_bytes: float = 4  # of an element of each of Adam's two
-    master_bytes: float = 4  # of an element of the master weights; 0 if there are none here
+    master_bytes: float = 4  # of an element of the master weights; 0 without them
     parameter_bytes: float = 2  # of an element of the weights between their uses
     frozen: bool = False  # weights without gradients, as under LoRA
 
