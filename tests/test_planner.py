@@ -65,7 +65,7 @@ def plan(*words: str, program: str = "plan.py") -> subprocess.CompletedProcess:
         (["--gpus", "8", "--inter-node", "1GB/s"], "--inter-node: 8 GPUs share one node"),
         (["--gpus", "8", "--what-if", "network=1GB/s"], "--what-if: 8 GPUs share one node"),
         (["--inter-node", "1.5GB"], "--inter-node: '1.5GB' is no rate, such as 1.5GB/s"),
-        (["--inter-node", "1.5"], "--inter-node: 1.5 is 1.5 bytes a second for each GPU"),
+        (["--inter-node", "1.5"], "--inter-node: 1.5 is 1.5 bytes per second for each GPU"),
         (["--gpus", "8", "--gpus", "16", "--what-if", "gpus=8"], "combined with --gpus"),
         (["--what-if", "network=1GB/s", "--inter-node", "2GB/s"], "combined with --inter-node"),
         (["--what-if", "gpus=8", "--why", "dp=256"], "--what-if: it cannot vary gpus"),

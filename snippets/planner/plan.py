@@ -860,9 +860,8 @@ def rate(text: str, field: str, node: int) -> float:
     prefix = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[found[2] or ""]
     value = size * prefix / (8 if found[3] == "b" else 1) / (node if found[4] else 1)
     if not 1e4 < value < 1e13:
-        stop(
-            field, f"{text} is {value:g} bytes a second for each GPU; such as 1.5GB/s is meant"
-        )
+        given = f"{text} is {value:g} bytes per second for each GPU"
+        stop(field, f"{given}, which no network has; write a unit, such as 1.5GB/s")
     return value
 
 
