@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import math
 import re
@@ -60,6 +61,19 @@ def plan(*words: str, program: str = "plan.py") -> subprocess.CompletedProcess:
         (["--model", f"{SMALL},tied=yes"], "--model: 'tied=yes' is no part such as"),
         (["--why", "dp=²"], "--why: 'dp=²' has no number"),
         (["--price", "2"], "--price: of what? --tokens"),
+        (["--restart", "60", "--tokens", "1T"], "--restart: of what? --save"),
+        (["--gpus", "8", "--inter-node", "1GB/s"], "--inter-node: 8 GPUs share one node"),
+        (["--gpus", "8", "--what-if", "network=1GB/s"], "--what-if: 8 GPUs share one node"),
+        (["--inter-node", "1.5GB"], "--inter-node: '1.5GB' is no rate, such as 1.5GB/s"),
+        (["--inter-node", "1.5"], "--inter-node: 1.5 is 1.5 bytes per second for each GPU"),
+        (["--gpus", "8", "--gpus", "16", "--what-if", "gpus=8"], "combined with --gpus"),
+        (["--what-if", "network=1GB/s", "--inter-node", "2GB/s"], "combined with --inter-node"),
+        (["--what-if", "gpus=8", "--why", "dp=256"], "--what-if: it cannot vary gpus"),
+        (["--hardware", "gone.toml"], "--hardware: gone.toml cannot be read"),
+        (["--hardware", str(FOLDER / "plan.py")], "is not TOML"),
+        (["--hardware", str(FOLDER / "hardware.toml")], "--gpu: which of a100, h100"),
+        (["--hardware", str(FOLDER / "models.toml")], "[llama-3-8b] has 'layers'; a GPU has"),
+        (["--model", "gone.json"], "--model: gone.json cannot be read"),
         (["--tokens", "1T", "--save", "1e9"], "--save: with its restarts"),
         (["--emit", "jax"], "argument --emit: invalid choice: 'jax'"),
         (["--score", "gone.csv"], "--score: gone.csv cannot be read"),
@@ -98,7 +112,7 @@ def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field:
     ],
 )
 def test_odd_questions_make_sense(words: list[str], said: str) -> None:
-    run = plan(*words, "--top", "2")
+    run = plan(*words, *["--top", "2"] * ("--why" not in words))
     assert run.returncode == 0, run.stderr
     assert said in run.stdout
 
@@ -240,6 +254,229 @@ def test_what_does_not_fit_lacks_what_is_said() -> None:
             layout += ",recompute=" + again.split()[-1].lower() if again else ""
             why = plan("--model", model, "--gpus", f"{gpus}", "--why", layout).stdout
             assert lacks in why, why
+
+
+GPU = {"flops": "312e12", "memory_gib": "40", "bandwidth": "1.5e12", "link": "3e11"}
+GPU |= {"network": "1e9", "node": "4"}
+
+
+def own(folder: Path, **changed: str | None) -> str:
+    """A hardware file with one GPU, `mine`; None leaves a field out."""
+    fields = {name: value for name, value in (GPU | changed).items() if value is not None}
+    file = folder / "own.toml"
+    text = "\n".join(f"{name} = {value}" for name, value in fields.items())
+    file.write_text(f"[mine]\n{text}\n", "utf-8")
+    return str(file)
+
+
+def main_of_plan(words: list[str], capsys, monkeypatch) -> tuple[str, str]:
+    """What plan.py prints, and the sentence with which it stops, in this process."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import plan
+
+    monkeypatch.setattr(sys, "argv", ["plan.py", *words])
+    stopped = ""
+    try:
+        plan.main()
+    except SystemExit as error:
+        stopped = str(error.code)
+    return capsys.readouterr().out, stopped
+
+
+def test_every_pair_of_options_has_an_effect_or_a_sentence(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With both options the output differs from each alone, or a sentence names one of them."""
+    values = {
+        "model": "layers=4,hidden=4096,heads=32,ffn=16384,vocabulary=4096", "gpus": "16", "gpu": "a100",
+        "hardware": own(tmp_path), "inter-node": "20MB/s", "sequence": "512", "batch": "16K",
+        "tokens": "15T", "price": "2", "save": "30", "restart": "5", "top": "2",
+        "emit": "megatron", "why": "dp=8,tp=2,zero=3", "what-if": "link=1e9,1e11",
+        "score": str(FOLDER / "measured.csv"),
+    }  # fmt: skip
+    common = {"model": "layers=2,hidden=4096,heads=32,ffn=16384,vocabulary=4096"}
+    common |= {"gpus": "32", "sequence": "1K", "batch": "64K"}
+    needed = {"price": ["tokens"], "save": ["tokens"], "restart": ["tokens", "save"]}
+    needed |= {"why": ["gpus"]}  # which others an option asks for
+
+    def told(*names: str) -> tuple[str, str]:
+        asked = {name: common[name] for name in common if "score" not in names}
+        for name in names:
+            asked |= {each: values[each] for each in (*needed.get(name, ()), name)}
+        words = [word for name, value in asked.items() for word in (f"--{name}", value)]
+        return main_of_plan(words, capsys, monkeypatch)
+
+    alone = {name: told(name) for name in values}
+    refused = set()
+    for one, other in itertools.combinations(values, 2):
+        text, stopped = told(one, other)
+        if stopped:
+            assert f"--{one}" in stopped or f"--{other}" in stopped, (one, other, stopped)
+            refused.add((one, other))
+            continue
+        for name, rest in ((one, other), (other, one)):
+            if name in needed.get(rest, ()):
+                continue  # the other is never without it
+            assert text != alone[rest][0], f"--{name} has no effect with --{rest}"
+    for pair in (("why", "what-if"), ("inter-node", "what-if"), ("gpus", "why")):
+        assert pair not in refused
+    for pair in (("top", "why"), ("tokens", "what-if"), ("emit", "what-if"), ("why", "score")):
+        assert pair in refused
+    assert len(refused) > 20
+
+
+def test_a_layout_can_be_asked_about_while_a_number_varies() -> None:
+    run = plan("--gpus", "16", "--model", "llama-3-8b", "--why", "dp=16,zero=3,b=1,recompute=layer",
+               "--what-if", "network=50e9,1GB/s,64Gb/s/node")  # fmt: skip
+    first, second, third = run.stdout.splitlines()
+    for line in (first, second, third):
+        assert "DP 16 PP 1 TP 1 b 1 FSDP recompute" in line and "tokens/s/GPU" in line
+    speeds = [float(re.search(r"([\d,]+) tokens/s", each)[1].replace(",", "")) for each in
+              (first, second, third)]  # fmt: skip
+    assert speeds[0] > 2 * speeds[1] and speeds[1] == speeds[2]  # 64 Gb/s for eight GPUs
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"flops": None, "node": None}, "[mine] lacks flops, node"),
+        ({"flops": "312"}, "[mine] flops is 312, and must be FLOP per second (312e12 for"),
+        ({"memory_gib": "42949672960"}, "memory_gib is 42949672960, and must be GiB"),
+        ({"node": "2.5"}, "[mine] node is 2.5, and must be the number of GPUs"),
+        ({"link": '"fast"'}, "[mine] link is 'fast', and must be bytes per second one way"),
+        ({"bandwidth": "true"}, "[mine] bandwidth is True, and must be bytes per second"),
+        ({"memory": "80"}, "[mine] has 'memory'; a GPU has flops, memory_gib"),
+    ],
+)
+def test_a_wrong_hardware_file_is_named_with_its_field(
+    tmp_path: Path, changed: dict, said: str
+) -> None:
+    run = plan("--hardware", own(tmp_path, **changed))
+    assert run.returncode == 1 and said in run.stderr and len(run.stderr.splitlines()) == 1
+
+
+def test_a_hardware_file_is_used(tmp_path: Path) -> None:
+    """The same numbers under another name give the same plan, and node is of the file."""
+    h100 = tomllib.loads((FOLDER / "hardware.toml").read_text("utf-8"))["h100"]
+    same = {name: str(h100[name]) for name in GPU}
+    words = ["--model", "llama-3-8b", "--gpus", "16", "--top", "1"]
+    assert plan(*words, "--hardware", own(tmp_path, **same)).stdout == plan(*words).stdout
+    small = plan(*words, "--hardware", own(tmp_path, **same | {"node": "4"}))
+    assert small.stdout != plan(*words).stdout
+    paid = plan(*words, "--hardware", own(tmp_path, **same), "--tokens", "1B")
+    assert "GPU-hours" in paid.stdout and "MWh" not in paid.stdout  # it says no watts
+
+
+def test_a_config_json_is_read_as_what_it_describes(tmp_path: Path) -> None:
+    """The planner's parameters are those of transformers, which builds each model without memory."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    known = told(
+        "import config_json; c = config_json; print(json.dumps([[name, config, published,"
+        "parameters(c.shape_of(config)) + c.left_out(config, c.shape_of(config))]"
+        "for name, (config, published) in c.PUBLISHED.items()]))"
+    )
+    kinds = {"Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral", "Qwen2": "qwen2",
+             "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe"}  # fmt: skip
+    assert len(known) > 8
+    for name, config, published, counted_here in known:
+        kind = kinds[config["architectures"][0].removesuffix("ForCausalLM")]
+        given = {key: value for key, value in config.items() if key != "architectures"}
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(
+                transformers.CONFIG_MAPPING[kind](**given)
+            )
+        built = sum(each.numel() for each in model.parameters())
+        assert counted_here == published == built, name
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(config), "utf-8")
+    run = plan("--model", str(file), "--gpus", "64", "--top", "1")
+    assert run.stdout.startswith("30.5 B parameters") and "EP" in run.stdout
+    named = plan("--model", "qwen3-30b-a3b", "--gpus", "64", "--top", "1")
+    assert plan("--model", str(tmp_path), "--gpus", "64", "--top", "1").stdout == named.stdout
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        ("{", "config.json is not JSON"),
+        ("[]", "config.json is JSON, but not an object"),
+        ("{}", 'config.json has no "architectures"'),
+        (
+            '{"architectures": ["MambaForCausalLM"]}',
+            "describes MambaForCausalLM; the planner reads",
+        ),
+        ('{"architectures": ["LlamaForCausalLM"]}', '"num_attention_heads" is missing'),
+    ],
+)
+def test_a_config_json_that_gives_no_shape_is_one_sentence(
+    tmp_path: Path, config: str, said: str
+) -> None:
+    (tmp_path / "config.json").write_text(config, "utf-8")
+    run = plan("--model", str(tmp_path / "config.json"))
+    assert run.returncode == 1 and said in run.stderr and len(run.stderr.splitlines()) == 1
+
+
+def test_a_window_of_attention_is_named(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["MistralForCausalLM"],
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+    }
+    config |= {"num_attention_heads": 4, "intermediate_size": 4, "vocab_size": 8}
+    file = tmp_path / "config.json"
+    for window, notes in ((4096, 1), (None, 0)):
+        file.write_text(json.dumps(config | {"sliding_window": window}), "utf-8")
+        run = plan("--model", str(file), "--gpus", "8", "--batch", "64K", "--top", "1")
+        assert run.returncode == 0 and len(run.stderr.splitlines()) == notes
+        assert not notes or "looks back 4,096 tokens" in run.stderr
+
+
+def test_what_is_said_to_fit_is_what_a_replay_finds() -> None:
+    """Every option that is said to fit stays below the limit when it is replayed once more, and
+    none that is said to be too large has a layout that fits among all of them.
+    """
+    code = (
+        "shape, gpu = the_model('layers=8,hidden=1024,heads=8,ffn=4096,vocabulary=1024'),"
+        " replace(the_gpu('h100'), memory=1.0e9)\n"
+        "made = [each.layout for each in timed_layouts(shape, 2, 1024, 4, gpu)]\n"
+        "limit, step = CONSTANTS['memory']['room'] * gpu.memory, Step(1, 1, 1, {})\n"
+        "def weighed(layout): return weigh(shape, layout, 1024, gpu, step).needed\n"
+        "rows = []\n"
+        "for option in advice.OPTIONS:\n"
+        "  found = advice.find(option, shape, made, 1024, limit, weighed)\n"
+        "  need = [weighed(each) + advice.adapter_bytes(option, shape, each)\n"
+        "          for each in (advice.changed(option, shape, each) for each in made)]\n"
+        "  rows.append([found.fits, found.needed, min(need), limit])\n"
+        "print(json.dumps(rows))"
+    )
+    rows = told(code)
+    assert {fits for fits, *_ in rows} == {True, False}
+    for fits, needed, least, limit in rows:
+        assert fits == (least <= limit) and fits == (needed <= limit)
+
+
+def test_eight_bits_and_adapters_have_the_bytes_of_the_libraries() -> None:
+    """Moments of torchao's AdamW8bit, and the adapters of peft on a Llama."""
+    torch = pytest.importorskip("torch")
+    optim = pytest.importorskip("torchao.optim")
+    parameter = torch.nn.Parameter(torch.randn(64, 4096))
+    optimizer = optim.AdamW8bit([parameter])
+    moment = optimizer._new_buffer(parameter, True)  # a whole step would be compiled
+    kept = (moment.codes.nbytes + moment.scale.nbytes) / parameter.numel()
+    said, adapters = told(
+        "print(json.dumps([advice.EIGHT['moment_bytes'], advice.adapter_parameters("
+        "the_model('layers=2,hidden=64,heads=4,kv_heads=2,ffn=96,vocabulary=128'))]))"
+    )
+    assert said == kept
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=96, vocab_size=128,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    lora = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules="all-linear"))
+    assert lora.get_nb_trainable_parameters()[0] == adapters
 
 
 def test_every_gpu_has_its_source_and_every_constant_its_meaning() -> None:

@@ -34,8 +34,11 @@ class Layout:
     virtual: int = 1  # chunks of layers on each stage: interleaved 1F1B
     cut: str = "even"  # where a pipeline is cut: see `stages`
     stalls: bool = False  # a pipeline whose slots wait for each neighbour: see `read_rows`
-    gradient_bytes: int = 4  # of an element of the buffer in which gradients are added up
-    moment_bytes: int = 4  # of an element of each of Adam's two
+    gradient_bytes: float = 4  # of an element of the buffer in which gradients are added up
+    moment_bytes: float = 4  # of an element of each of Adam's two
+    master_bytes: float = 4  # of an element of the master weights; 0 without them
+    parameter_bytes: float = 2  # of an element of the weights between their uses
+    frozen: bool = False  # weights without gradients, as under LoRA
 
     @property
     def gpus(self) -> int:
@@ -121,9 +124,9 @@ def stage_parameters(shape: Shape, stage: Stage, tp: int, ep: int = 1) -> list[i
 def state_bytes(held: float, layout: Layout) -> dict[str, float]:
     """Of `held` parameters: bf16, an added up gradient, Adam with master weights in fp32."""
     return {
-        "parameters": 2 * held / layout.shards(3),
+        "parameters": layout.parameter_bytes * held / layout.shards(3),
         "gradients": layout.gradient_bytes * held / layout.shards(2),
-        "optimizer": (4 + 2 * layout.moment_bytes) * held / layout.shards(1),
+        "optimizer": (layout.master_bytes + 2 * layout.moment_bytes) * held / layout.shards(1),
     }
 
 
@@ -184,6 +187,7 @@ class Replay:
         self.ends = shape.vocabulary * shape.hidden / self.t
         self.buffers: dict[str, Block] = {}
         self.leaving: Block | None = None
+        self.gradient = 0 if layout.frozen else 2  # bytes of an element, in bf16
         self.tensors = stage_parameters(shape, self.stage, self.t, layout.ep)
         self.layer = stage_parameters(
             shape, Stage(1, False, False, False, 1), self.t, layout.ep
@@ -215,13 +219,14 @@ class Replay:
         if self.layout.zero != 2:
             return made
         self.drop(self.leaving)
-        self.leaving = self.new(4 * elements)
+        self.leaving = self.new(2 * self.gradient * elements)
         self.drop(*made)
         return []
 
     def weights(self) -> list[Block]:
-        """Under FSDP a layer's parameters are guests."""
-        return [self.new(2 * n) for n in self.layer] if self.layout.zero == 3 else []
+        """Under FSDP, or kept in fewer bits, a layer's parameters in bf16 are guests."""
+        guests = self.layout.zero == 3 or self.layout.parameter_bytes < 2
+        return [self.new(2 * n) for n in self.layer] if guests else []
 
     def layer_forward(self, x: Block) -> tuple[list[Block], Block]:
         guests = self.weights()
@@ -266,7 +271,7 @@ class Replay:
         merged, act, gated = inner
         self.gathered("scatter")
         down = self.new(self.f)
-        made.append(self.new(2 * next(weights)))
+        made.append(self.new(self.gradient * next(weights)))
         if gated is not None:
             self.drop(gated)
             left, right = self.new(self.f), self.new(self.f)
@@ -278,14 +283,14 @@ class Replay:
             wide = self.instead(self.f, down, merged)
         whole = self.new(self.whole)
         part = self.new(self.x) if self.t > 1 else None
-        made.append(self.new(2 * next(weights)))
+        made.append(self.new(self.gradient * next(weights)))
         self.drop(wide, normed2)
         if part is not None:
             self.drop(whole)
         back = self.instead(self.x, part if part is not None else whole, deviation2)
         gradient = self.instead(self.x, back, gradient, middle)
         attention = self.new(self.q)
-        made.append(self.new(2 * next(weights)))
+        made.append(self.new(self.gradient * next(weights)))
         d_query, d_keys = self.new(self.q), self.new(self.kv)
         self.drop(attention, out, sums)
         d_query = self.instead(self.q, d_query, query, keys)
@@ -294,8 +299,8 @@ class Replay:
         joined = self.instead(self.q + self.kv, joined)
         whole = self.new(self.whole)
         part = self.new(self.x) if self.t > 1 else None
-        made.append(self.new(2 * next(weights)))
-        made += [self.new(2 * n) for n in weights]  # of further experts
+        made.append(self.new(self.gradient * next(weights)))
+        made += [self.new(self.gradient * n) for n in weights]  # of further experts
         self.drop(joined, normed)
         if part is not None:
             self.drop(whole)
@@ -343,7 +348,7 @@ class Replay:
             if not self.stage.head:
                 return self.drop(d_logits)  # sent back
             whole = self.new(self.whole)
-            made.append(self.new(2 * self.ends))
+            made.append(self.new(self.gradient * self.ends))
             self.drop(d_logits, normed)
             gradient = self.instead(self.x, whole, x)
             made = self.bucket(self.ends, made)
@@ -361,20 +366,21 @@ class Replay:
         if self.stage.embedding:
             if self.t > 1:
                 gradient = self.instead(self.whole, gradient)
-            last = self.new(2 * self.ends)
+            last = self.new(self.gradient * self.ends)
             made += self.bucket(self.ends, [last])
         self.drop(gradient, self.leaving, *made)
         self.leaving = None
 
     def run(self) -> Allocator:
-        ddp = self.layout.zero == 0 and self.layout.dp > 1
+        frozen = self.layout.frozen
+        ddp = self.layout.zero == 0 and self.layout.dp > 1 and not frozen
         ranks, shard = self.layout.dp * self.layout.cp, self.layout.shards(1)
         for n in self.tensors:
-            self.new(2 * n / self.layout.shards(3))
+            self.new(self.layout.parameter_bytes * n / self.layout.shards(3))
         buckets = [self.new(2 * n) for n in self.tensors] if ddp else []
         # gradients and masters: one buffer each
         self.new(self.layout.gradient_bytes * sum(self.tensors) / self.layout.shards(2))
-        self.new(4 * sum(self.tensors) / shard)
+        self.new(self.layout.master_bytes * sum(self.tensors) / shard)
         for step in range(3 if self.layout.zero else 2):
             queue = [self.forward() for _ in range(self.flying)]
             for _ in range(min(self.layout.micro_batches - self.flying, 3)):
@@ -389,7 +395,8 @@ class Replay:
                 for n in self.tensors:  # Adam's moments come with its first step
                     self.new(self.layout.moment_bytes * n / shard)
                     self.new(self.layout.moment_bytes * n / shard)
-            if self.layout.zero == 1 and ranks > 1:  # new parameters, flat, gathered, copied
+            if self.layout.zero == 1 and ranks > 1 and not frozen:
+                # new parameters, flat, gathered, copied
                 part = 2 * sum(self.tensors) / ranks
                 flat = [self.new(part), *(self.new(part) for _ in range(ranks))]
                 flat.append(self.new(part * ranks))

@@ -3,7 +3,8 @@
     python plan.py --model llama-3-70b --gpus 256 --gpu h100 --sequence 8192 --batch 4M
 
 Every layout that the rules allow is timed by step_time.py; from the fastest on, memory.py
-replays the stages that may be fullest, until enough are found that fit. The
+replays the stages that may be fullest, until enough are found that fit. Where none fits,
+advice.py lists what would. The
 constants are fitted to one software (nanotron) on one machine (H100, 8 to 512 GPUs): `--score
 FILE.csv` says how wrong the planner is there. Elsewhere it is a guess by the same physics.
 """
@@ -12,6 +13,7 @@ import argparse
 import csv
 import json
 import math
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+import advice
+import config_json
 from memory import (
     RECOMPUTED,
     Layout,
@@ -40,14 +44,7 @@ CLOSE, NEAREST = 6, 3  # of so many that nearly fit, by a bound, so many are tol
 BETWEEN_FAILURES = (
     54 * 24 * 16_384 / 419
 )  # GPU-hours, Llama 3 (Training at scale, "One table …")
-REMEDY = {
-    "parameters": "more TP or PP, or FSDP",
-    "gradients": "more TP or PP, ZeRO-2, or FSDP",
-    "optimizer": "ZeRO-1 over more ranks, or more TP or PP",
-    "activations": "recomputation, a smaller micro-batch, or more TP",
-    "logits": "a chunked loss, or more TP, which cuts the vocabulary",
-    "in passing": "a smaller micro-batch",
-}
+STATE = ("optimizer", "gradients", "parameters")  # in the order of ZeRO's stages
 MLP_ALONE = [  # torchtitan's settings wrap a block, or every other of its products
     "def mlp_alone(self, block, wrap=FullAC._wrap_block, **names):",
     "    block.feed_forward = wrap(self, block.feed_forward, **names)",
@@ -202,8 +199,10 @@ class Candidate:
     memory: Memory | None = None
 
 
-def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted: int):
-    """Layouts that fit, fastest first; faster ones that nearly do; the number of all."""
+def timed_layouts(
+    shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu
+) -> list[Candidate]:
+    """All layouts, fastest first."""
     timed = [
         Candidate(layout, step_time(shape, layout, sequence, gpu, CONSTANTS["time"]))
         for layout in layouts(shape, gpus, sequence, batch, gpu)
@@ -215,6 +214,12 @@ def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted:
             RECOMPUTED.index(each.layout.recompute),
         )
     )
+    return timed
+
+
+def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted: int):
+    """Layouts that fit, fastest first; faster ones that nearly do; the number of all."""
+    timed = timed_layouts(shape, gpus, sequence, batch, gpu)
     fit, rejected = [], []  # of these, at least how many bytes each needs
     room = CONSTANTS["memory"]["room"] * gpu.memory
 
@@ -278,6 +283,26 @@ def explain(shape: Shape, each: Candidate, args: argparse.Namespace, gpu: Gpu) -
         cost(step, args, gpu)
 
 
+# --8<-- [start:remedy]
+def remedy(part: str, layout: Layout) -> str:
+    """What this layout can still change to shrink the part. A part of the state that all GPUs
+    share already stays as it is, however they are arranged.
+    """
+    stage = STATE.index(part) + 1 if part in STATE else 0
+    if stage and (layout.zero >= stage or layout.dp * layout.cp == 1):
+        return "more GPUs or smaller optimizer states"
+    if stage:
+        return f"more TP or PP, or ZeRO-{stage}"
+    if part == "logits":
+        return "a chunked loss or more TP"
+    choices = ["recomputation"] * (layout.recompute != "layer")
+    choices += ["a smaller micro-batch"] * (layout.micro_batch > 1)
+    return ", or ".join([*choices, "more TP or CP"])
+
+
+# --8<-- [end:remedy]
+
+
 def rejected_why(each: Candidate, gpu: Gpu) -> str:
     memory = each.memory
     assert memory is not None
@@ -286,7 +311,7 @@ def rejected_why(each: Candidate, gpu: Gpu) -> str:
     return (
         f"{called(each.layout)}, {each.step.seconds:.2f} s: {over / GIB:.1f} GiB too much on "
         f"stage {memory.stage}, most of it {part} ({memory.parts[part] / GIB:.1f}); "
-        f"try {REMEDY[part]}"
+        f"try {remedy(part, each.layout)}"
     )
 
 
@@ -322,10 +347,12 @@ def cost(step: Step, args: argparse.Namespace, gpu: Gpu) -> None:
     print(f"{args.tokens:.3g} tokens take {days:.1f} days, {hours:,.0f} GPU-hours")
     if args.price:
         print(f"at ${args.price:g} a GPU-hour: ${hours * args.price:,.0f}")
-    print(f"at most {hours * gpu.watts / 1e6:,.1f} MWh, by the GPUs' rated power alone")
+    if gpu.watts:
+        print(f"at most {hours * gpu.watts / 1e6:,.1f} MWh, by the GPUs' rated power alone")
 
 
-def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
+def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> bool:
+    """Print the layouts that fit; whether there is one."""
     sequences = args.batch // args.sequence
     fit, nearest, count = search(shape, args.gpus, args.sequence, sequences, gpu, args.top)
     if not count:
@@ -363,6 +390,49 @@ def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
             print("  " + rejected_why(each, gpu))
     if fit and args.emit:
         print(emit(args.emit, args, shape, fit[0].layout, gpu))
+    elif args.emit:
+        print("--emit: no layout fits, so there is nothing to launch")
+    return bool(fit)
+
+
+def advise(
+    shape: Shape, args: argparse.Namespace, gpu: Gpu, only: Layout | None = None
+) -> None:
+    """What would make it fit: all layouts with each option of advice.py, or only one layout,
+    and more GPUs.
+    """
+    sequences = args.batch // args.sequence
+    limit = CONSTANTS["memory"]["room"] * gpu.memory
+    timed = timed_layouts(shape, args.gpus, args.sequence, sequences, gpu)
+    found = [only] if only else [each.layout for each in timed]
+    step = Step(1.0, 1.0, 1.0, {})  # what is allocated does not depend on it
+
+    def weighed(layout: Layout) -> float:
+        return weigh(shape, layout, args.sequence, gpu, step).needed
+
+    most = f"{limit / GIB:.1f} of {gpu.memory / GIB:g} GiB may be used"
+    what = (
+        "this layout" if only else f"{args.gpus} GPUs, each with its fastest layout that fits"
+    )
+    print(f"options for {what}; {most}:")
+    options = advice.OPTIONS
+    if only:
+        parts = weigh(shape, only, args.sequence, gpu, step).parts
+        options = advice.options_for(only, max(parts, key=parts.__getitem__) in STATE)
+    limits = args.sequence, limit, gpu.node
+    rows = list(advice.lines(options, shape, found, *limits, weighed, called))
+    print("\n".join(rows))
+    if only:
+        if not any(row.startswith("  fits") for row in rows):
+            print("none of these is enough; without --why all layouts are tried")
+        return
+    for gpus in (args.gpus * 2**k for k in range(1, 8)):
+        fit, _, _ = search(shape, gpus, args.sequence, sequences, gpu, 1)
+        if fit:
+            need, name = fit[0].memory.needed / GIB, called(fit[0].layout)
+            print(f"  fits      {need:6.1f} GiB: {gpus} GPUs, nothing else changed ({name})")
+            return
+    print(f"  too large: with as many as {gpus} GPUs no layout of these sequences fits")
 
 
 def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gpu: Gpu) -> str:
@@ -778,6 +848,23 @@ def number(text: str, field: str) -> float:
     return value
 
 
+def rate(text: str, field: str, node: int) -> float:
+    """Bytes a second that each GPU sends: 1.5GB/s, 12Gb/s, or 100Gb/s/node, which all GPUs of
+    a node share.
+    """
+    found = re.fullmatch(r"([\d.]+(?:e\d+)?)\s*([KMGT]?)(?:(b|B)/s(/node)?)?", text)
+    try:
+        size = float(found[1])
+    except (TypeError, ValueError):
+        stop(field, f"{text!r} is no rate, such as 1.5GB/s, 12Gb/s or 100Gb/s/node")
+    prefix = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[found[2] or ""]
+    value = size * prefix / (8 if found[3] == "b" else 1) / (node if found[4] else 1)
+    if not 1e4 < value < 1e13:
+        given = f"{text} is {value:g} bytes per second for each GPU"
+        stop(field, f"{given}, which no network has; write a unit, such as 1.5GB/s")
+    return value
+
+
 def whole(text: str, field: str) -> int:
     value = number(text, field)
     if value != int(value):
@@ -832,6 +919,18 @@ def the_model(name: str) -> Shape:
             stop("--model", f"{name} cannot be read: {error.strerror}")
         except ValueError as error:  # of TOML, or of UTF-8
             stop("--model", f"{name} is not TOML: {error}")
+    if name.endswith(".json") or (Path(name) / "config.json").exists():
+        try:
+            config = config_json.read(Path(name))
+            if back := config_json.window(config):
+                print(
+                    f"--model: attention looks back {back:,} tokens in {name}; the planner "
+                    "counts all of them",
+                    file=sys.stderr,
+                )
+            return a_shape(vars(config_json.shape_of(config)), "--model")
+        except config_json.Unreadable as error:
+            stop("--model", f"{name} {error}")
     stop(
         "--model",
         f"{name!r} is not in models.toml ({', '.join(models)}), nor a shape, nor a file",
@@ -841,28 +940,129 @@ def the_model(name: str) -> Shape:
 MACHINE = ("flops", "memory_gib", "bandwidth", "link", "network", "node", "watts")
 
 
-def the_gpu(name: str, **changed: float) -> Gpu:
-    known = table("hardware.toml")
+PLAUSIBLE = {  # of each GPU; a number outside is nearly always in another unit
+    "flops": (1e12, 1e17, "FLOP per second (312e12 for 312 TFLOP/s)"),
+    "memory_gib": (1, 4096, "GiB (80 for 80 GiB)"),
+    "bandwidth": (1e10, 1e14, "bytes per second (2.039e12 for 2,039 GB/s)"),
+    "link": (1e8, 1e14, "bytes per second one way (32e9 for 32 GB/s)"),
+    "network": (1e6, 1e13, "bytes per second one way for each GPU (12.5e9 for 100 Gb/s)"),
+    "node": (1, 4096, "the number of GPUs that the link joins"),
+    "watts": (1, 1e5, "watts"),
+}
+
+
+def own_hardware(path: str) -> dict:
+    """The GPUs of a file in the form of hardware.toml; only watts and source may be missing."""
+    try:
+        found = tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        stop("--hardware", f"{path} cannot be read: {error.strerror}")
+    except ValueError as error:  # of TOML, or of UTF-8
+        stop("--hardware", f"{path} is not TOML: {error}")
+    if not found:
+        stop("--hardware", f"{path} is empty; a GPU is a table, such as [my-gpu]")
+    for name, entry in found.items():
+        if not isinstance(entry, dict):
+            stop("--hardware", f"{path}: {name} is outside of a table, such as [my-gpu]")
+        for key, value in entry.items():
+            if key not in (*MACHINE, "source"):
+                known = ", ".join((*MACHINE, "source"))
+                stop("--hardware", f"{path}: [{name}] has {key!r}; a GPU has {known}")
+            if key == "source":
+                continue
+            low, high, unit = PLAUSIBLE[key]
+            number = type(value) in (int, float) and (key != "node" or type(value) is int)
+            if not number or not low <= value <= high:
+                stop("--hardware", f"{path}: [{name}] {key} is {value!r}, and must be {unit}")
+        missing = [key for key in MACHINE[:-1] if key not in entry]
+        if missing:
+            stop("--hardware", f"{path}: [{name}] lacks {', '.join(missing)}")
+    return found
+
+
+def the_gpu(name: str | None, path: str | None = None, **changed: float) -> Gpu:
+    """A GPU of hardware.toml, or of a file of the reader's own, with changes."""
+    known = own_hardware(path) if path else table("hardware.toml")
+    if name is None:
+        if path and len(known) > 1:
+            stop("--gpu", f"which of {', '.join(known)}? {path} has several")
+        name = next(iter(known)) if path else "h100"
     if name not in known:
-        stop("--gpu", f"{name!r} is not in hardware.toml, which has {', '.join(known)}")
-    entry = {each: known[name][each] for each in MACHINE} | changed
+        stop(
+            "--gpu",
+            f"{name!r} is not in {path or 'hardware.toml'}, which has {', '.join(known)}",
+        )
+    entry = {each: known[name].get(each, 0.0) for each in MACHINE} | changed
     return Gpu(memory=entry.pop("memory_gib") * GIB, **entry)
 
 
+# --8<-- [start:together]
+FOR_A_LIST = ("top", "tokens", "price", "save", "restart", "emit")
+NOT_TOGETHER = {  # what an option does not use, and why
+    "score": (("model", "gpus", "gpu", "hardware", "inter_node", "sequence", "batch", "why",
+               "what_if", *FOR_A_LIST), "the rows of the file say what was run"),
+    "what_if": (FOR_A_LIST, "it prints one line for each value"),
+    "why": (("top",), "it is about one layout"),
+}  # fmt: skip
+NEEDS = {"price": "tokens", "save": "tokens", "restart": "save"}
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Stop if an option is given that would have no effect beside another."""
+    given = {name for name, value in vars(args).items() if value is not None}
+    for name, (others, why) in NOT_TOGETHER.items():
+        for other in others:
+            if {name, other} <= given:
+                names = [f"--{each.replace('_', '-')}" for each in (name, other)]
+                stop(names[0], f"it cannot be combined with {names[1]}, since {why}")
+    for name, other in NEEDS.items():
+        if name in given and other not in given:
+            what = {"tokens": "the length of the run", "save": "the seconds of a save"}[other]
+            stop(f"--{name}", f"of what? --{other} gives {what}")
+
+
+# --8<-- [end:together]
+
+
 def what_if(shape: Shape, args: argparse.Namespace) -> None:
+    """The fastest layout, or the one of --why, for each value of one number."""
     name, _, values = args.what_if.partition("=")
     numbers, machine = ("gpus", "batch", "sequence"), MACHINE[:-1]
     if name not in numbers + machine or not values:
         stop("--what-if", f"NAME=VALUE,VALUE…, with one of {', '.join(numbers + machine)}")
+    if name in args.given or (name == "network" and args.inter_node):
+        twice = "inter-node" if name == "network" else name
+        stop(
+            "--what-if", f"it cannot be combined with --{twice}, since it varies {name} itself"
+        )
+    if args.why and name == "gpus":
+        stop(
+            "--what-if",
+            "it cannot vary gpus with --why, since a layout says how many there are",
+        )
     for value in values.split(","):
-        found = (whole if name in (*numbers, "node") else number)(value, "--what-if")
+        if name == "network":
+            found = rate(value, "--what-if", the_gpu(args.gpu, args.hardware).node)
+        else:
+            found = (whole if name in (*numbers, "node") else number)(value, "--what-if")
         trial = argparse.Namespace(**vars(args))
-        gpu = the_gpu(args.gpu, **({} if name in numbers else {name: found}))
+        gpu = the_machine(args, **({} if name in numbers else {name: found}))
         if name in numbers:
             setattr(trial, name, found)
         sequences = trial.batch // trial.sequence
         if not sequences:
             stop("--what-if", f"{name} = {value}: a step has less than one sequence")
+        if (args.inter_node or name == "network") and trial.gpus <= gpu.node:
+            alone(trial.gpus, "--inter-node" if args.inter_node else "--what-if")
+        if args.why:
+            each = asked(shape, trial, gpu)
+            room = CONSTANTS["memory"]["room"] * gpu.memory
+            line = f"{called(each.layout)}, {each.step.seconds:.2f} s a step, "
+            line += f"{speed(each, trial):,.0f} tokens/s/GPU"
+            over = (each.memory.needed - room) / GIB
+            line += f"; {over:.1f} GiB too much" if over > 0 else ""
+            print(f"{name} = {value}: {line}")
+            continue
         fit, _, count = search(shape, trial.gpus, trial.sequence, sequences, gpu, 1)
         if fit:
             print(
@@ -873,6 +1073,31 @@ def what_if(shape: Shape, args: argparse.Namespace) -> None:
                 f"{name} = {value}: "
                 + ("nothing fits" if count else "no layout shares the batch evenly")
             )
+
+
+def alone(gpus: int, field: str) -> None:
+    stop(field, f"{gpus} GPUs share one node, so the network between nodes changes nothing")
+
+
+def the_machine(args: argparse.Namespace, **changed: float) -> Gpu:
+    """The GPU with the network that --inter-node gives."""
+    if args.inter_node:
+        node = the_gpu(args.gpu, args.hardware, **changed).node
+        changed["network"] = rate(args.inter_node, "--inter-node", node)
+    return the_gpu(args.gpu, args.hardware, **changed)
+
+
+def asked(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> Candidate:
+    """The layout of --why, timed and weighed."""
+    layout = one_layout(args.why, shape, args)
+    step = step_time(shape, layout, args.sequence, gpu, CONSTANTS["time"])
+    return Candidate(layout, step, weigh(shape, layout, args.sequence, gpu, step))
+
+
+def speed(each: Candidate, args: argparse.Namespace) -> float:
+    """Tokens per second and GPU."""
+    tokens = args.batch // args.sequence * args.sequence
+    return tokens / each.step.seconds / each.layout.gpus
 
 
 def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
@@ -910,34 +1135,45 @@ def one_layout(text: str, shape: Shape, args: argparse.Namespace) -> Layout:
     return layout
 
 
+DEFAULTS = {"model": "llama-3-70b", "gpus": "256", "sequence": "8192", "batch": "4M"}
+DEFAULTS |= {"restart": "900", "top": "5"}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="llama-3-70b", help="name, file.toml, or layers=…,…")
-    parser.add_argument("--gpus", default="256")
-    parser.add_argument("--gpu", default="h100")
-    parser.add_argument("--sequence", default="8192", help="tokens of a sequence")
-    parser.add_argument("--batch", default="4M", help="tokens of a step")
+    parser.add_argument("--model", help="name, file.toml, config.json, or layers=…,…")
+    parser.add_argument("--gpus", help="how many; 256")
+    parser.add_argument("--gpu", help="a name in hardware.toml; h100")
+    parser.add_argument("--hardware", metavar="FILE.toml", help="GPUs of your own")
+    parser.add_argument(
+        "--inter-node", metavar="RATE", help="of each GPU: 1.5GB/s, 100Gb/s/node"
+    )
+    parser.add_argument("--sequence", help="tokens of a sequence; 8192")
+    parser.add_argument("--batch", help="tokens of a step; 4M")
     parser.add_argument("--tokens", help="of the whole run, such as 15T: days and GPU-hours")
     parser.add_argument("--price", help="dollars for a GPU-hour")
     parser.add_argument("--save", help="seconds that a save holds training up")
-    parser.add_argument("--restart", default="900", help="seconds from failure to training")
-    parser.add_argument("--top", default="5", help="how many to list")
+    parser.add_argument("--restart", help="seconds from failure to training; 900")
+    parser.add_argument("--top", help="how many to list; 5")
     parser.add_argument("--emit", choices=["torchtitan", "megatron", "deepspeed", "fsdp"])
     parser.add_argument("--why", metavar="LAYOUT", help="dp=16,pp=2,tp=8,b=1,zero=1")
     parser.add_argument("--what-if", metavar="NAME=V,V", help="network=25e9,50e9")
     parser.add_argument("--score", metavar="FILE.csv", help="hold the planner to measured runs")
     parser.error = sys.exit  # its sentence names the argument
     args = parser.parse_args()
+    check_options(args)
     if args.score:
         score(predicted_rows(args.score))
         return
+    args.given = {name for name, value in vars(args).items() if value is not None}
+    for name, value in DEFAULTS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     for name in ("gpus", "sequence", "batch", "top"):
         setattr(args, name, whole(getattr(args, name), f"--{name}"))
     for name in ("tokens", "price", "save", "restart"):
         text = getattr(args, name)
         setattr(args, name, None if text is None else number(text, f"--{name}"))
-        if text and not args.tokens and name != "restart":
-            stop(f"--{name}", "of what? --tokens gives the length of the run")
     if args.save and args.save + args.restart > 36_000 * BETWEEN_FAILURES / args.gpus:
         stop(
             "--save",
@@ -947,20 +1183,27 @@ def main() -> None:
         stop(
             "--batch", f"{args.batch:,} tokens are less than one sequence of {args.sequence:,}"
         )
-    shape, gpu = the_model(args.model), the_gpu(args.gpu)
+    shape, gpu = the_model(args.model), the_machine(args)
     if args.what_if:
         what_if(shape, args)
-    elif args.why:
-        layout = one_layout(args.why, shape, args)
-        step = step_time(shape, layout, args.sequence, gpu, CONSTANTS["time"])
-        each = Candidate(layout, step, weigh(shape, layout, args.sequence, gpu, step))
+        return
+    if args.inter_node and args.gpus <= gpu.node:
+        alone(args.gpus, "--inter-node")
+    if args.why:
+        each = asked(shape, args, gpu)
         fits = each.memory.needed <= CONSTANTS["memory"]["room"] * gpu.memory
-        print(f"{called(layout)} fits" if fits else rejected_why(each, gpu))
+        print(
+            f"{called(each.layout)} fits, {speed(each, args):,.0f} tokens/s/GPU"
+            if fits
+            else rejected_why(each, gpu)
+        )
         explain(shape, each, args, gpu)
+        if not fits:
+            advise(shape, args, gpu, each.layout)
         if args.emit:
-            print(emit(args.emit, args, shape, layout, gpu))
-    else:
-        report(shape, args, gpu)
+            print(emit(args.emit, args, shape, each.layout, gpu))
+    elif not report(shape, args, gpu):
+        advise(shape, args, gpu)
 
 
 if __name__ == "__main__":

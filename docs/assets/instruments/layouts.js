@@ -92,7 +92,7 @@ export const closedForm = (s, l, sequence, index) => {
   }
 }
 
-// ---- allocator.py: a block is { size, id, before, after, free, pool }, and sizes count 512 bytes
+// ---- allocator.py: a block is { size, id, before, after, free, pool }; sizes count 512 bytes
 
 const UNIT = 512, UNITS = 2048 // in a MiB
 
@@ -154,7 +154,7 @@ const allocator = () => {
   return { make, drop, peak: () => peak * UNIT }
 }
 
-// ---- memory.py: three steps of one rank under 1F1B, allocation by allocation; the bytes allocated at most
+// ---- memory.py: three steps of one rank under 1F1B; the bytes allocated at most
 
 export const replay = (s, l, sequence, index) => {
   const { make, drop, peak } = allocator(), t = l.tp, stage = stages(s, l.pp)[index]
@@ -463,7 +463,7 @@ export const bars = (svg, width, rows, most, lines = []) => {
   fill(svg, width, y + 6, out.join(""))
 }
 
-// ---- a worker answers one question at a time, and of those that wait the last
+// ---- a worker answers one question at a time; of those that wait, the last
 
 let worker, asked, waiting
 

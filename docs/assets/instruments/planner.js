@@ -1,11 +1,11 @@
-// "The planner": the search of snippets/planner/plan.py, and what it prints.
+// The search of snippets/planner/plan.py, and what it prints.
 import { element, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
   ask, bars, closedForm, flopsPerToken, gcd, GIB, gpuIn, gpusOf, layoutOf, memory, over, powers, recomputed, replay, shapeIn, stepTime,
   tables, total, traffic, whyNot, withUnseen,
 } from "./layouts.js"
 
-// ---- numbers as Python's format writes them: exact halves go to the even digit
+// ---- numbers as Python writes them: exact halves go to the even digit
 
 const fixed = (x, n = 0) => {
   const [whole, rest] = x.toFixed(40).split("."), half = /^50*$/.test(rest.slice(n))
@@ -39,7 +39,7 @@ const layouts = (s, gpus, sequence, batch, gpu) => {
 }
 
 const fullestOf = (s, l, sequence) => {
-  const some = s.layers % l.pp ? [0, 1, l.pp - 1] : [0, l.pp - 1] // uneven: the second has a layer more
+  const some = s.layers % l.pp ? [0, 1, l.pp - 1] : [0, l.pp - 1]
   const [stage, allocated] = [...new Set(some)].map(i => [i, replay(s, l, sequence, i)])
     .sort((a, b) => b[1] - a[1])[0]
   const needed = withUnseen(allocated), parts = closedForm(s, l, sequence, stage)
@@ -47,7 +47,7 @@ const fullestOf = (s, l, sequence) => {
   return { needed, parts, stage }
 }
 
-const CLOSE = 6, NEAREST = 3 // of so many that nearly fit, by a bound, so many are told of
+const CLOSE = 6, NEAREST = 3 // of so many that nearly fit, so many are shown
 
 const search = (s, gpus, sequence, batch, gpu, wanted) => {
   const timed = layouts(s, gpus, sequence, batch, gpu).map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
@@ -57,7 +57,7 @@ const search = (s, gpus, sequence, batch, gpu, wanted) => {
   for (const each of timed) {
     if (fit.length >= wanted) break
     each.least = total(closedForm(s, each.layout, sequence, 0))
-    if (each.least <= room) each.least = weighed(each) // a replay only adds
+    if (each.least <= room) each.least = weighed(each)
     ;(each.least <= room ? fit : rejected).push(each)
   }
   const byNeed = (a, b) => a.least - b.least, close = rejected.sort(byNeed).slice(0, CLOSE)
@@ -66,15 +66,14 @@ const search = (s, gpus, sequence, batch, gpu, wanted) => {
   return { fit, nearest, count: timed.length }
 }
 
-// ---- what is said
-
 const called = l => `DP ${l.dp} PP ${l.pp}${l.virtual > 1 ? `×${l.virtual}` : ""} TP ${l.tp}${l.cp > 1 ? ` CP ${l.cp}` : ""}` +
   `${l.ep > 1 ? ` EP ${l.ep}` : ""} b ${l.micro_batch}${["", " ZeRO-1", " ZeRO-2", " FSDP"][l.zero]}${{ "": "", mlp: " recompute MLP", layer: " recompute" }[l.recompute]}`
 
-const REMEDY = {
-  "parameters": "more TP or PP, or FSDP", "gradients": "more TP or PP, ZeRO-2, or FSDP",
-  "optimizer": "ZeRO-1 over more ranks, or more TP or PP", "activations": "recomputation, a smaller micro-batch, or more TP",
-  "logits": "a chunked loss, or more TP, which cuts the vocabulary", "in passing": "a smaller micro-batch",
+const remedy = (part, l) => {
+  const stage = ["optimizer", "gradients", "parameters"].indexOf(part) + 1
+  if (stage) return l.zero >= stage || l.dp * l.cp === 1 ? "more GPUs or smaller optimizer states" : `more TP or PP, or ZeRO-${stage}`
+  if (part === "logits") return "a chunked loss or more TP"
+  return [l.recompute !== "layer" && "recomputation", l.micro_batch > 1 && "a smaller micro-batch", "more TP or CP"].filter(Boolean).join(", or ")
 }
 
 const explain = (s, { layout, step, fullest }, sequence, gpu) => {
@@ -92,7 +91,7 @@ const whyRejected = ({ layout, step, fullest }, gpu) => {
   const much = fullest.needed - memory.room * gpu.memory
   const [part, size] = Object.entries(fullest.parts).reduce((most, each) => each[1] > most[1] ? each : most)
   return `${called(layout)}, ${fixed(step.seconds, 2)} s: ${fixed(much / GIB, 1)} GiB too much on stage ${fullest.stage}, ` +
-    `most of it ${part} (${fixed(size / GIB, 1)}); try ${REMEDY[part]}`
+    `most of it ${part} (${fixed(size / GIB, 1)}); try ${remedy(part, layout)}`
 }
 
 export const plan = (s, gpus, sequence, batch, gpu, wanted) => {
@@ -155,7 +154,7 @@ const page = place => {
       svg.setAttribute("height", 0)
     }
     svg.setAttribute("aria-label", `A bar for each layout: a step's seconds by part. ${first.at(-1)?.join(": ") ?? ""}`)
-    const none = `none of ${count} layouts fits`
+    const none = `none of ${count} layouts fits; plan.py says what would`
     list([["found", rows.length ? `${rows.length} of ${count} layouts` : none], ...first,
       ...nearest.slice(0, 1).map(line => ["nearest that does not fit", line])])
     const { name, cells } = rows[order[0]] ?? {}
