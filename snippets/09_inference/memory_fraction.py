@@ -10,7 +10,7 @@ side of the fractions that work.
 from dataclasses import dataclass, field, replace
 
 
-class OutOfMemory(Exception):
+class GpuIsFull(Exception):
     """What CUDA raises when the GPU is full."""
 
 
@@ -27,7 +27,7 @@ class Gpu:
 
     def allocate(self, name: str, size: float) -> None:
         if size > self.free + 1e-9:
-            raise OutOfMemory(f"CUDA out of memory, for {name}")
+            raise GpuIsFull(f"CUDA out of memory, for {name}")
         self.used[name] = size
 
 
@@ -76,7 +76,7 @@ def outcome(engine, fraction: float, need: Need) -> str:
         engine(fraction, need, gpu)
         gpu.allocate("the CUDA graphs", need.graphs)
         gpu.allocate("the activations of a step", need.activations)
-    except (OutOfMemory, ValueError, RuntimeError) as error:
+    except (GpuIsFull, ValueError, RuntimeError) as error:
         return str(error)
     assert abs(gpu.free + sum(gpu.used.values()) - gpu.total) < 1e-9
     return "serves"

@@ -84,7 +84,7 @@ def connect(port: int, seconds: float) -> None:
 
 def agent(port: int, **options: str) -> None:
     """What torchrun does on the machine that the name belongs to: serve the c10d store."""
-    endpoint = f"{NAME}:{free_port()}"
+    endpoint = f"{NAME}:{unused_port()}"
     parameters = RendezvousParameters(
         "c10d", endpoint, "job", 1, 1, read_timeout="2", **options
     )
@@ -94,7 +94,7 @@ def agent(port: int, **options: str) -> None:
 # --8<-- [end:cases]
 
 
-def free_port() -> int:
+def unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
