@@ -38,6 +38,7 @@
 # %%
 import argparse
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -261,12 +262,18 @@ if __name__ == "__main__":
 # finds a port, waits for everybody, and connects everybody with everybody. Done one by one,
 # with plain sockets, each of them has an exact answer.
 #
-# Three things need no other rank. The four variables must be there and be numbers. An interface
+# Four things need no other rank. The four variables must be there and be numbers. An interface
 # named in `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` must exist: gloo takes whole names, NCCL
 # takes prefixes, `=name` for a whole one and `^` for all but these. And `/dev/shm` must have
 # room: NCCL passes data between the processes of one machine through it, and so do the workers
 # of a `DataLoader`. Docker gives a container 64 MiB of it unless told otherwise; NCCL's guide
 # (Runtime and MPI issues) asks for `--shm-size=1g`.
+#
+# And the GPU driver must start. If it does not, torch warns once and then counts no GPUs, so a
+# job can train on the CPU of a machine that has eight GPUs. So the doctor calls `cuInit`, the
+# first function of CUDA's driver library, and reads its status. Three values mean that the
+# machine is at fault and not the program. One of them is 802, `system not yet initialized`:
+# GPUs that are connected by NVSwitch need NVIDIA's fabric manager.
 
 
 # %%
@@ -354,6 +361,39 @@ def shared_memory_faults(folder: str, least_mib: float) -> list[Fault]:
     if not os.access(folder, os.W_OK):
         return [Fault(f"{folder} is not writable for this user.", f"chmod 1777 {folder}")]
     return []
+
+
+# statuses of cuInit that a change of the program cannot fix: CUDA's text, and what to do
+DRIVER = {
+    802: (
+        "system not yet initialized",
+        "install nvidia-fabricmanager in exactly the version of the driver, start it "
+        "(systemctl enable --now nvidia-fabricmanager), and wait until nvidia-smi -q shows "
+        "State: Completed under Fabric (H100 and later).",
+    ),
+    803: (
+        "system has unsupported display driver / cuda driver combination",
+        "the driver's library and its kernel module have different versions: reboot, or mount "
+        "the host's libraries into the container again.",
+    ),
+    804: (
+        "forward compatibility was attempted on non supported HW",
+        "this GPU cannot use the cuda-compat libraries: remove them from LD_LIBRARY_PATH, or "
+        "update the driver of the machine.",
+    ),
+}
+
+
+def driver_faults(library: str = "libcuda.so.1") -> list[Fault]:
+    """Faults of CUDA's driver, none if this machine has no such library or no GPU."""
+    try:
+        status = ctypes.CDLL(library).cuInit(0)
+    except (OSError, AttributeError):
+        return []
+    if status not in DRIVER:
+        return []
+    text, fix = DRIVER[status]
+    return [Fault(f"CUDA's driver does not start: error {status}, {text}.", fix)]
 
 
 # %% [markdown]
@@ -465,7 +505,11 @@ def no_answer(place: Place, error: Exception, seconds: float) -> Fault:
 
 def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
     """The store at which the ranks meet, and the address by which this machine reached it."""
-    if not addresses(place.address):
+    # a pod's name enters the DNS some seconds after the pod has started
+    deadline = time.monotonic() + min(seconds, 30)
+    while not (found := addresses(place.address)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    if not found:
         what = f'MASTER_ADDR is "{place.address}", a name that this machine cannot resolve.'
         fix = (
             "set MASTER_ADDR to the address of rank 0's machine (hostname -I prints it there), "
@@ -803,6 +847,8 @@ if __name__ == "__main__":
     faults = interface_faults(os.environ, list(interfaces()))
     if sys.platform == "linux":
         faults += shared_memory_faults(options.shm, least)
+    if options.device != "cpu":
+        faults += driver_faults()
     try:
         tcp_store, address = open_store(place, options.wait)
     except Trouble as trouble:

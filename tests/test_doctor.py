@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -342,6 +343,65 @@ def test_report_is_printed_under_torchrun_which_ends_all_ranks_when_one_has_died
 
 
 # --- what one machine cannot show ---------------------------------------------------------
+
+
+def library_that_returns(status: int, folder: Path) -> str:
+    """A libcuda whose cuInit returns this status."""
+    path = folder / f"libcuda{status}.so"
+    source = f"int cuInit(unsigned flags) {{ return flags ? 1 : {status}; }}"
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+    return str(path)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("cc"), reason="it compiles a C library"
+)
+def test_driver_that_does_not_start(doctor: ModuleType, tmp_path: Path) -> None:
+    (fault,) = doctor.driver_faults(library_that_returns(802, tmp_path))
+    assert fault.what == (
+        "CUDA's driver does not start: error 802, system not yet initialized."
+    )
+    assert "nvidia-fabricmanager" in fault.fix and "nvidia-smi -q" in fault.fix
+    (fault,) = doctor.driver_faults(library_that_returns(803, tmp_path))
+    assert "error 803" in fault.what and "fabricmanager" not in fault.fix
+    # no GPU and no library are no faults of the driver, and a driver that starts is none
+    for status in (0, 100):
+        assert doctor.driver_faults(library_that_returns(status, tmp_path)) == []
+    assert doctor.driver_faults("no_such_library.so") == []
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("cc"), reason="it compiles a C library"
+)
+def test_report_of_a_machine_whose_fabric_manager_does_not_run(tmp_path: Path) -> None:
+    made = Path(library_that_returns(802, tmp_path))
+    made.rename(tmp_path / "libcuda.so.1")
+    environments = [one | {"LD_LIBRARY_PATH": tmp_path, "DOCTOR_HOST": "a"} for one in ranks(2)]
+    typed = ["python", "-u"]  # a warm process would not look for libraries again
+    ended = start(*environments, command=typed)
+    assert only_fault(ended[0]) == (
+        "ranks 0 and 1 (a): CUDA's driver does not start: error 802, system not yet "
+        "initialized."
+    )
+    assert silent(ended[1])
+    (ended,) = start(environments[0] | {"WORLD_SIZE": 1}, options="--device cpu", command=typed)
+    assert ended.status == 0, ended
+
+
+def test_name_that_resolves_late(doctor: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    real, lookups = doctor.addresses, []
+
+    def late(name: str, seconds: float = 10) -> list[str]:
+        lookups.append(name)
+        return real(name, seconds) if len(lookups) > 2 else []
+
+    monkeypatch.setattr(doctor, "addresses", late)
+    place = doctor.Place(rank=1, world=2, address="localhost", port=store.port, agent=False)
+    reached, _ = doctor.open_store(place, 60)
+    reached.set("found", "yes")
+    assert store.get("found") == b"yes" and len(lookups) == 3
 
 
 @pytest.fixture(scope="module")
