@@ -27,186 +27,390 @@ async function read() {
 
 function made(texts) {
   let from = 0
-  const sections = texts.map(([location, title, text, weight]) => {
+  const sections = texts.map(([location, title, prose, weight, code]) => {
     const plain = title.replace(/<[^>]+>/g, "")
-    const section = { location, title, from, body: from + plain.length + 1, plain, text, weight }
-    from = section.body + text.length + 1
+    const [text, body] = [`${prose}\n${code}`, from + plain.length + 1]
+    const section = { location, title, from, body, code: body + prose.length, plain, text, weight }
+    from = body + text.length + 1
     return section
   })
   sections.forEach((section, i) => {
+    section.number = i
     section.isPage = !section.location.includes("#")
     section.page = section.isPage ? section : sections[i - 1].page
   })
   const text = sections.map(({ plain, text }) => `${plain}\n${text}\n`).join("")
-  return { sections, text, low: lower(text), length: from / sections.length, known: new Map() }
+  return { sections, text, ...indexed(sections, text), average: from / sections.length }
 }
 
 const lower = text => text.replace(/İ/g, "I").toLowerCase() // of the same length
 
-// ---- words: what is looked up, and where it stands
+// ---- the index: where each word of the book is
 
-const [MOST, NAME, BEFORE] = [80, 8, 0.3] // words of a question, of an error's name; what one before it counts
+/** The words of the text, in order: where each one begins, its section; and the places of each word. */
+function indexed(sections, text) {
+  const low = lower(text)
+  const ids = new Map() // of each word: its number
+  const most = text.length >> 1
+  const begins = new Int32Array(most), section = new Uint16Array(most)
+  const [entries, entryPlaces] = [new Int32Array(most), new Int32Array(most)]
+  let [count, entry, current] = [0, 0, 0]
+  sections[0].token = 0
+  const note = (from, to, place) => {
+    const word = low.slice(from, to)
+    let id = ids.get(word)
+    if (id === undefined) ids.set(word, id = ids.size)
+    entries[entry] = id
+    entryPlaces[entry++] = place
+  }
+  for (let at = 0; at < text.length; at++) {
+    if (!LETTERS[text.charCodeAt(at)]) continue
+    const [start, first] = [at, count]
+    while (sections[current + 1]?.from <= at) sections[++current].token = count
+    for (let from = at; LETTERS[text.charCodeAt(from)]; from = at) {
+      at++
+      while (LETTERS[text.charCodeAt(at)] && !isHump(text, low, at)) at++
+      begins[count] = from
+      section[count] = current
+      note(from, at, count++)
+    }
+    if (count > first + 1) note(start, at, first) // DataLoader is found as dataloader, too
+  }
+  const words = [...ids.keys()]
+  const starts = new Int32Array(words.length + 1)
+  for (let i = 0; i < entry; i++) starts[entries[i] + 1]++
+  for (let i = 0; i < words.length; i++) starts[i + 1] += starts[i]
+  const [next, places] = [starts.slice(), new Int32Array(entry)]
+  for (let i = 0; i < entry; i++) places[next[entries[i]]++] = entryPlaces[i]
+  const stems = new Map()
+  for (const [word, id] of ids) {
+    const key = stem(word)
+    stems.has(key) ? stems.get(key).push(id) : stems.set(key, [id])
+  }
+  const placesOf = id => places.subarray(starts[id], starts[id + 1])
+  return { begins, section, ids, stems, placesOf, sorted: words.sort() }
+}
 
-function words(query) {
-  const plain = query
+/** Whether a word begins inside a name such as DistributedDataParallel. */
+const isHump = (text, low, at) => text[at] !== low[at] &&
+  (text[at - 1] === low[at - 1] || (text[at + 1] === low[at + 1] && LETTERS[text.charCodeAt(at + 1)]))
+
+/** An English word without its ending: compile, compiled and compilation have the same stem. */
+function stem(word) {
+  if (word.length < 4 || !/^[a-z]+$/.test(word)) return word
+  const plain = word.replace(/ie[sd]$/, "y").replace(/([^su])s$/, "$1")
+  const bare = plain.replace(/(ation|ing|ion|ed|er|ly)$/, "")
+  const short = bare.length > 2 && /[aeiouy]/.test(bare) ? bare : plain
+  return short.replace(/([bdfgmnprt])\1$/, "$1").replace(/(?<=...)e$/, "")
+    .replace(/(?<=....)at$/, "").replace(/(?<=...)is$/, "iz")
+}
+
+// ---- the question: its words, and what each one may be called in the book
+
+const [MOST, NAME, BEFORE] = [80, 20, 0.3] // words of a question, before its error; what one of these counts
+
+// Words of other people for what the book may call otherwise. The words of a line stand for one another.
+const SAME = `
+  hang stuck freeze frozen deadlock stall
+  slow slower slowdown throughput
+  crash die abort fail
+  spike jump
+  grow increase leak
+  machine node
+  resume restart reload
+  unequal uneven different
+  same identical
+  gpu device
+  wrong incorrect
+`.trim().split("\n").map(line => line.trim().split(" "))
+const SHORT = { // what is written in another way
+  "it/s|its/s": "iterations per second throughput", oom: "out of memory", vram: "gpu memory", ram: "host memory",
+  "time[ds]? out": "timeout", "timeouts?": "timed out", lr: "learning rate", ckpt: "checkpoint", amp: "autocast mixed precision", "multi[- ]?gpus?": "several gpus",
+}
+const COMMON = new Set(`a about after all also am an and any are as at be been but by can cannot could did do does doing
+  for from get gets give given go had has have having he how i if in into is it its just me more most my no not of on
+  one or other our out own please same she should so some such than that the their them then there these they this
+  those to too use used using very was way we were what when where which while who why will with without would you
+  your error errors runtimeerror valueerror exception traceback recent call last file line module raise problem
+  issue help`.split(/\s+/))
+
+const STAMP = /\[?\b([EWIF])\d{3,4} \d\d:\d\d:\d\d[.\d]* (?:\d+ )?\S+?:\d+\]/g // of a line that C++ or torch logged
+
+/** The words of a question, each with its place and with how much it counts. */
+function questions(query) {
+  let plain = query
+    .replace(/\x1b?\[[\d;]*m/g, " ") // colours of a terminal
+    .replace(/\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*Z?/g, " ") // when a line was logged
+    .replace(STAMP, (all, level) => "EF".includes(level) ? " \u0002 " : " \u0001 ")
     .replace(/frame #\d+: .*?(\(0x[\da-f]+ in [^)]*\)|\[0x[\da-f]+\])/g, " ") // of a stack in C++
-    .replace(/File "[^"]*", line \d+, in \S+|\[?rank\d+\]:?(?=\s)/g, " ") // of a traceback
+    .replace(/\[?rank\d+\]:?(?=\s)/g, " ")
+    .replace(/File "[^"]*", line \d+, in \S+(?:(?:(?!File ")[^]){0,300}(?=File "))?/g, " ") // of a traceback
     .replace(/(?<![\w.])(\w:|~|\.+)?([\/\\][\w.+-]+)+[\/\\]/g, " ") // a file's name is enough
+  for (const [short, long] of Object.entries(SHORT)) {
+    plain = plain.replace(new RegExp(`(?<![\\w.])(?:${short})(?![\\w.=(])`, "gi"), all => `${all} ${long}`)
+  }
   const all = []
-  for (const { 0: run, index } of plain.matchAll(/[\p{L}\p{N}]+/gu)) {
+  for (const { 0: run, index } of plain.matchAll(/[\p{L}\p{N}]+|[\u0001\u0002]/gu)) {
     let at = index
-    for (const part of run.split(/(?=\p{Lu}\p{Ll})/u)) {
+    for (const part of run.split(/(?<=\p{Ll})(?=\p{Lu})|(?=\p{Lu}\p{Ll})/u)) {
       all.push({ word: lower(part), at })
       at += part.length
     }
   }
-  const found = all.length > 1 ? all.filter(({ word }) => word.length > 1) : all
+  const found = all
   // Of a log the last error counts, its name and what follows; where there is none, the end.
   const said = Math.max(...["error:", "exception:"].map(word => lower(plain).lastIndexOf(word)))
-  const error = found.findIndex(({ at }) => said >= 0 && at >= said) - NAME
+  const logged = plain.indexOf("\u0002")
+  const begin = said >= 0 ? plain.lastIndexOf(" ", said) : logged
+  const error = found.findIndex(({ at }) => begin >= 0 && at >= begin)
   const end = Math.max(0, found.length - MOST)
-  const from = error < -NAME ? end : Math.min(Math.max(0, error), end)
-  return found.slice(from, from + MOST)
-    .map((each, i) => ({ ...each, weigh: from + i < error ? BEFORE : 1 }))
+  const from = error < 0 ? end : Math.min(Math.max(0, error - NAME), end)
+  let warned = false
+  return found.slice(from, Math.max(from, error) + MOST)
+    .map((each, i) => {
+      if (each.word < "\u0003") warned = each.word === "\u0001" && error >= 0 && from + i >= error
+      return { ...each, weigh: from + i < error || warned ? BEFORE : 1 }
+    })
+    .filter(({ word }) => word > "\u0003")
 }
 
-/** Where a word of the text begins with this one; also inside DistributedDataParallel. */
-function places({ text, low, known }, word, whole) {
-  const key = `${word} ${whole}`
-  if (known.has(key)) return known.get(key)
-  const found = []
-  const isLetter = place => LETTERS[low.charCodeAt(place)]
-  for (let i = low.indexOf(word); i >= 0; i = low.indexOf(word, i + 1)) {
-    const begins = !isLetter(i - 1) ||
-      (text[i] !== low[i] && (text[i - 1] === low[i - 1] || text[i + 1] === low[i + 1]))
-    if (begins && !(whole && isLetter(i + word.length))) found.push(i)
+// ---- what of the book is meant by a word
+
+const P = globalThis.PARAMS ?? { stem: 0.8, prefix: 0.7, same: 0.5, joined: 0.8, code: 0.4, k: 0.7, b: 0.5, title: 1, cover: 1.5, page: 1.7, above: 0.25, all: 0.6, near: 0.5, pair: 1, common: 0.3, small: 0.2, span: 40, pointer: 1, failure: 1, first: 0.5 }
+
+/** The forms of a word, each with its weight; in a list for the word itself, and one for each other name. */
+function forms(book, word, open) {
+  const { ids, stems, sorted } = book
+  const own = new Map()
+  const add = (id, weight) => own.set(id, Math.max(weight, own.get(id) ?? 0))
+  for (const id of stems.get(stem(word)) ?? []) add(id, P.stem)
+  if (ids.has(word)) add(ids.get(word), 1)
+  if (open || word.length > 4) {
+    for (let i = first(sorted, word); sorted[i]?.startsWith(word); i++) add(ids.get(sorted[i]), P.prefix)
   }
-  known.set(key, found)
+  const group = SAME.find(words => words.some(each => stem(each) === stem(word))) ?? []
+  const others = group.filter(each => stem(each) !== stem(word))
+    .map(each => new Map((stems.get(stem(each)) ?? []).map(id => [id, P.same])))
+  return [own, ...others].filter(each => each.size)
+}
+
+/** Where in a sorted list `item` is, or would be. */
+function first(list, item) {
+  let [low, high] = [0, list.length]
+  while (low < high) {
+    const middle = (low + high) >> 1
+    if (list[middle] < item) low = middle + 1
+    else high = middle
+  }
+  return low
+}
+
+/** The places of several words, in order. */
+function placesOf(book, forms) {
+  const all = [...forms.keys()].map(book.placesOf)
+  if (all.length === 1) return all[0]
+  const joined = new Int32Array(all.reduce((sum, { length }) => sum + length, 0))
+  let at = 0
+  for (const each of all) {
+    joined.set(each, at)
+    at += each.length
+  }
+  return joined.sort()
+}
+
+/** Where a word of `first` is followed by one of `then`. */
+function neighbours(first, then) {
+  const found = []
+  let next = 0
+  for (const place of first) {
+    while (then[next] <= place) next++
+    if (then[next] <= place + 2) found.push(then[next])
+  }
   return found
 }
 
-/** Where `first` is followed by `then` as it is in the question, give or take two letters. */
-function neighbours(first, then) {
-  const apart = then.at - first.at
-  if (apart > first.word.length + 12) return []
-  let next = 0
-  return first.places.filter(place => {
-    while (then.places[next] < place + apart - 2) next++
-    return then.places[next] <= place + apart + 2 && then.places[next] > place
-  })
-}
+/** A number or a letter, which hardly tells what is meant. */
+const isSmall = word => word.length < 2 || /^\d+$/.test(word)
 
 // ---- sections: how much of the question each one has
 
 function search(book, query) {
-  const asked = words(query)
+  const asked = questions(query)
   if (!asked.length) return { items: [] }
-  const scores = new Map() // of a section: in all, of its title, and how much of that is asked for
-  const count = (places, word, weigh = 1, isPair = false) => {
-    const found = new Map()
-    let section = 0
+  const { sections, begins, section: sectionOf } = book
+  const size = sections.length
+  const rarity = number => Math.log(1 + size / (number + 0.5))
+  const [times, title] = [new Float32Array(size), new Float32Array(size)]
+  /** Note how often each section has a word, and whether its title does; return the sections that have it. */
+  const count = (places, weight, found) => {
     for (const place of places) {
-      while (book.sections[section + 1]?.from <= place) section++
-      const here = found.get(section) ?? { times: 0, title: 0 }
-      place < book.sections[section].body - 1 ? here.title++ : here.times++
-      found.set(section, here)
+      const number = sectionOf[place]
+      const { body, code } = sections[number]
+      if (!times[number] && !title[number]) found.push(number)
+      if (begins[place] < body - 1) title[number] = Math.max(title[number], weight)
+      else times[number] += begins[place] < code ? weight : weight * P.code
     }
-    const rarity = Math.log(1 + book.sections.length / (found.size + 0.5)) * weigh
-    for (const [section, { times, title }] of found) {
-      const { text, plain } = book.sections[section]
-      const many = times / (times + 0.6 + (0.6 * text.length) / book.length)
-      const score = scores.get(section) ?? { sum: 0, titled: 0, covered: 0, words: new Set() }
-      score.sum += rarity * many
-      if (title) score.titled += rarity
-      if (title && !isPair) score.covered += word.length / plain.length
-      score.words.add(word)
-      scores.set(section, score)
-    }
-    return rarity
   }
+  const clear = found => {
+    for (const number of found) times[number] = title[number] = 0
+  }
+  const many = number => {
+    const { text } = sections[number]
+    return times[number] / (times[number] + P.k * (1 - P.b + P.b * text.length / book.average))
+  }
+
+  // ---- the words, one by one
+
+  const words = [] // each: its weight, and what it is worth in each section and its title
   const last = asked.at(-1)
-  const rarities = new Map()
   for (const each of asked) {
-    each.places = places(book, each.word, each !== last && each.word.length < 4)
-    if (rarities.has(each.word)) continue
-    const weigh = each.weigh * (/^\d+$/.test(each.word) ? 0.2 : 1)
-    rarities.set(each.word, count(each.places, each.word, weigh))
+    const { word } = each
+    const lists = forms(book, word, each === last)
+    each.places = lists.length ? placesOf(book, lists[0]) : []
+    if (words.some(other => other.word === word)) continue
+    const weigh = each.weigh * (isSmall(word) ? P.small : COMMON.has(word) ? P.common : 1)
+    const here = { word, weight: rarity(0) * weigh, text: new Float32Array(size), title: new Float32Array(size) }
+    lists.forEach((list, i) => {
+      const found = []
+      for (const [id, weight] of list) count(book.placesOf(id), weight, found)
+      const worth = rarity(found.length) * weigh
+      if (!i) here.weight = worth
+      for (const number of found) {
+        here.text[number] = Math.max(here.text[number], many(number) * Math.min(worth, here.weight))
+        here.title[number] = Math.max(here.title[number], title[number] * Math.min(worth, here.weight))
+      }
+      clear(found)
+    })
+    words.push(here)
   }
+
+  // ---- and two by two, as they follow each other
+
+  const pairs = { text: new Float32Array(size), title: new Float32Array(size) }
   asked.forEach((then, i) => {
-    const both = i && neighbours(asked[i - 1], then)
-    if (both?.length) count(both, `${asked[i - 1].word} ${then.word}`, then.weigh, true)
+    const before = asked[i - 1]
+    if (!i || then.at - before.at > before.word.length + 12) return
+    const two = [before.word, then.word]
+    const found = []
+    count(neighbours(before.places, then.places), 1, found)
+    const less = two.every(isSmall) ? P.small : two.every(word => COMMON.has(word) || isSmall(word)) ? P.common : 1
+    const worth = rarity(found.length) * then.weigh * P.pair * less
+    for (const number of found) {
+      pairs.text[number] += worth * many(number)
+      pairs.title[number] += worth * title[number]
+    }
+    clear(found)
   })
+
+  // ---- what is in a page's title counts for its sections; what stands together counts more
+
+  const weights = new Map(words.map(({ word, weight }) => [word, weight]))
+  const total = words.reduce((sum, { weight }) => sum + weight, 0)
+  const ranked = []
+  sections.forEach(({ number, plain, weight, isPage, page }) => {
+    let [text, titled, covered, has, above] = [pairs.text[number], pairs.title[number], 0, 0, 0]
+    for (const word of words) {
+      text += word.text[number]
+      titled += word.title[number]
+      if (word.title[number]) covered += word.word.length / plain.length
+      if (word.text[number] || word.title[number]) has += word.weight
+      if (!isPage) above += Math.max(0, word.title[page.number] - word.title[number])
+    }
+    if (!has) return
+    const named = titled * (1 + P.cover * covered) * (isPage ? P.page : 1)
+    const sum = text + P.title * named + P.above * above
+    ranked.push({ number, weight: weight < 1 ? weight * P.pointer : weight ** P.failure, score: sum * (1 - P.all + P.all * has / total) })
+  })
+  ranked.sort((a, b) => b.score * b.weight - a.score * a.weight).splice(200)
+  const distinct = asked.filter(({ word }, i) => asked.findIndex(each => each.word === word) === i && !COMMON.has(word))
+  for (const each of ranked.slice(0, 60)) {
+    const [most, place] = nearest(book, each.number, distinct, weights)
+    each.score += P.near * most
+    each.place = place
+  }
+  for (const each of ranked) each.score *= each.weight
+  ranked.sort((a, b) => b.score - a.score)
 
   // ---- the answer, as the theme wants it
 
-  const best = [...scores].map(([section, { sum, titled, covered, words }]) => {
-    const { weight, isPage } = book.sections[section]
-    const named = titled * (1 + 1.5 * covered) * (isPage ? 1.7 : 1)
-    return { ...book.sections[section], score: (sum + named) * weight, words }
-  }).sort((a, b) => b.score - a.score)
-  const telling = [...rarities].filter(([, rarity]) => rarity > 1.2 || rarities.size < 3)
+  const telling = words.filter(({ weight }) => weight > 1.2 || words.length < 3)
   const pages = new Map()
-  for (const { words, ...section } of best) {
+  for (const { number, score, place } of ranked) {
+    const section = { ...sections[number], score, place }
     const { location } = section.page
-    if (section.score < best[0].score / 5) break
+    if (score < ranked[0].score / 5) break
     if (!pages.has(location) && pages.size === 30) continue
-    const terms = Object.fromEntries(telling.map(([word]) => [word, words.has(word)]))
+    const terms = Object.fromEntries(telling.map(({ word, text, title }) => [word, Boolean(text[number] || title[number])]))
     const here = pages.get(location) ?? []
     if (here.length < 6) pages.set(location, [...here, { section, terms }])
   }
-  const mark = marker(telling.map(([word]) => word))
+  const mark = marker(telling.map(({ word }) => word))
   const shown = ({ section, terms }) => ({
     location: section.location,
     title: section.title.split(/(<[^>]+>)/).map((part, i) => i % 2 ? part : mark(part)).join(""),
-    text: mark(teaser(book, section, asked, rarities)),
+    text: mark(teaser(book, section)),
     score: section.score,
     terms,
   })
+  // The theme shows the page above its sections in any case, so a section comes first if it is as good.
   const items = [...pages.values()].map(found => {
-    if (!found.some(({ section }) => section.isPage)) {
-      found.push({ section: { ...found[0].section.page, score: 0 }, terms: found[0].terms })
+    const page = found.findIndex(({ section }) => section.isPage)
+    const [first] = found
+    if (page === 0 && found[1]?.section.score > first.section.score * P.first) {
+      found.splice(0, 2, found[1], first)
+      first.section.score = found[0].section.score
     }
+    if (page < 0) found.push({ section: { ...first.section.page, score: 0 }, terms: first.terms })
     return found.map(shown)
   })
   return { items, suggest: suggest(book, last.word) }
 }
 
+/** Where most of the question stands together in a section, and how much of it that is. */
+function nearest({ begins, sections }, number, asked, weights) {
+  const { token, body } = sections[number]
+  const end = sections[number + 1]?.token ?? begins.length
+  const within = []
+  for (const { word, places } of asked) {
+    for (let i = first(places, token); places[i] < end; i++) within.push({ word, place: places[i] })
+  }
+  within.sort((a, b) => a.place - b.place)
+  const times = new Map()
+  let [sum, from, most, place] = [0, 0, 0, 0]
+  for (const each of within) {
+    while (within[from].place < each.place - P.span) {
+      const { word } = within[from++]
+      times.set(word, times.get(word) - 1)
+      if (!times.get(word)) sum -= weights.get(word)
+    }
+    if (!times.get(each.word)) sum += weights.get(each.word)
+    times.set(each.word, (times.get(each.word) ?? 0) + 1)
+    if (sum > most) [most, place] = [sum, within[from].place]
+  }
+  return [most, begins[place]]
+}
+
 /** The lines around the place that has most of the question. */
-function teaser({ text }, { body, text: { length } }, asked, rarities) {
-  const within = asked.flatMap(({ word, places }) =>
-    places.slice(index(places, body), index(places, body + length)).map(place => ({ word, place })))
-    .sort((a, b) => a.place - b.place)
-  let [from, most] = [body, -1]
-  within.forEach(({ place }, i) => {
-    const near = new Set()
-    for (let j = i; within[j]?.place < place + 160; j++) near.add(within[j].word)
-    const sum = [...near].reduce((sum, word) => sum + rarities.get(word), 0)
-    if (sum > most) [from, most] = [place, sum]
-  })
+function teaser({ text }, { body, text: { length }, place }) {
+  const from = Math.max(body, place ?? body)
   const line = Math.max(body, from - 60, text.lastIndexOf("\n", from - 1) + 1)
   const to = Math.min(body + length, line + 240)
   const cut = text.slice(line, to).replace(/\S*$/, last => to < body + length ? "" : last)
   return (line > body ? "… " : "") + cut + (to < body + length ? " …" : "")
 }
 
-/** How many of the sorted numbers are below `limit`. */
-function index(numbers, limit) {
-  let [low, high] = [0, numbers.length]
-  while (low < high) {
-    const middle = (low + high) >> 1
-    if (numbers[middle] < limit) low = middle + 1
-    else high = middle
-  }
-  return low
-}
-
 /** What makes HTML of text, with the words of the question in it marked. */
 function marker(words) {
   const escape = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;")
-  const longest = words.sort((a, b) => b.length - a.length).join("|")
-  const pattern = new RegExp(`((?<![\\p{L}\\p{N}])(?:${longest}))`, "iu")
-  return text => text.split(pattern)
-    .map((part, i) => i % 2 ? `<mark>${escape(part)}</mark>` : escape(part)).join("")
+  const stems = new Set(words.map(stem))
+  const marked = part => {
+    const word = lower(part)
+    const begin = words.find(each => word.startsWith(each))
+    const length = stems.has(stem(word)) ? part.length : begin ? begin.length : 0
+    return length ? `<mark>${escape(part.slice(0, length))}</mark>${escape(part.slice(length))}` : escape(part)
+  }
+  return text => text.split(/([\p{L}\p{N}]+)/u)
+    .map((part, i) => i % 2 ? marked(part) : escape(part)).join("")
 }
 
 /** What the word begun may become: the word of most titles. */
