@@ -107,7 +107,8 @@ function stem(word) {
 
 // ---- the question: its words, and what each one may be called in the book
 
-const [MOST, NAME, BEFORE] = [80, 20, 0.3] // words of a question, before its error; what one of these counts
+const ALONE = 5 // sections that come one by one
+const [MOST, NAME, BEFORE] = [110, 20, 0.3] // words of a question, before its error; what one of these counts
 
 // Words of other people for what the book may call otherwise. The words of a line stand for one another.
 const SAME = `
@@ -144,7 +145,7 @@ function questions(query) {
     .replace(STAMP, (all, level) => "EF".includes(level) ? " \u0002 " : " \u0001 ")
     .replace(/frame #\d+: .*?(\(0x[\da-f]+ in [^)]*\)|\[0x[\da-f]+\])/g, " ") // of a stack in C++
     .replace(/\[?rank\d+\]:?(?=\s)/g, " ")
-    .replace(/File "[^"]*", line \d+, in \S+(?:(?:(?!File ")[^]){0,300}(?=File "))?/g, " ") // of a traceback
+    .replace(/File "[^"]*", line \d+, in \S+(?:(?:(?!File "|(?:Error|Exception):)[^]){0,300}(?=File "|[~^]{3}))?/g, " ") // of a traceback
     .replace(/(?<![\w.])(\w:|~|\.+)?([\/\\][\w.+-]+)+[\/\\]/g, " ") // a file's name is enough
   for (const [short, long] of Object.entries(SHORT)) {
     plain = plain.replace(new RegExp(`(?<![\\w.])(?:${short})(?![\\w.=(])`, "gi"), all => `${all} ${long}`)
@@ -161,7 +162,8 @@ function questions(query) {
   // Of a log the last error counts, its name and what follows; where there is none, the end.
   const said = Math.max(...["error:", "exception:"].map(word => lower(plain).lastIndexOf(word)))
   const logged = plain.indexOf("\u0002")
-  const begin = said >= 0 ? plain.lastIndexOf(" ", said) : logged
+  const traced = plain.lastIndexOf("(most recent call last)")
+  const begin = said >= 0 ? plain.lastIndexOf(" ", said) : Math.max(logged, traced)
   const error = found.findIndex(({ at }) => begin >= 0 && at >= begin)
   const end = Math.max(0, found.length - MOST)
   const from = error < 0 ? end : Math.min(Math.max(0, error - NAME), end)
@@ -176,7 +178,7 @@ function questions(query) {
 
 // ---- what of the book is meant by a word
 
-const P = globalThis.PARAMS ?? { stem: 0.8, prefix: 0.7, same: 0.5, joined: 0.8, code: 0.4, k: 0.7, b: 0.5, title: 1, cover: 1.5, page: 1.7, above: 0.25, all: 0.6, near: 0.5, pair: 1, common: 0.3, small: 0.2, span: 40, pointer: 1, failure: 1, first: 0.5 }
+const P = globalThis.PARAMS ?? {stem: 1, prefix: 0.7, same: 0.5, code: 0.56, k: 0.75, b: 0.5, title: 1, cover: 1.5, page: 1.5, above: 0.25, all: 0.6, near: 0.82, pair: 1.13, common: 0.3, small: 0.2, span: 40, pointer: 1, failure: 1, first: 0.46, joined: 1}
 
 /** The forms of a word, each with its weight; in a list for the word itself, and one for each other name. */
 function forms(book, word, open) {
@@ -293,6 +295,8 @@ function search(book, query) {
     const two = [before.word, then.word]
     const found = []
     count(neighbours(before.places, then.places), 1, found)
+    const joined = book.ids.get(before.word + then.word) // data loader: dataloader
+    if (joined !== undefined) count(book.placesOf(joined), P.joined, found)
     const less = two.every(isSmall) ? P.small : two.every(word => COMMON.has(word) || isSmall(word)) ? P.common : 1
     const worth = rarity(found.length) * then.weigh * P.pair * less
     for (const number of found) {
@@ -333,36 +337,35 @@ function search(book, query) {
 
   // ---- the answer, as the theme wants it
 
+  // The best sections come one by one, also several of a page, and the others page by page. The theme
+  // shows the page above its section, so the page itself follows a section that is nearly as good.
   const telling = words.filter(({ weight }) => weight > 1.2 || words.length < 3)
+  const best = ranked.filter(({ score }) => score > ranked[0].score / 5)
+    .map(({ number, score, place }) => ({ ...sections[number], score, place }))
+  for (const page of best.filter(({ isPage }) => isPage)) {
+    const inside = best.find(each => !each.isPage && each.page.location === page.location)
+    if (inside?.score > page.score * P.first) [inside.score, page.score] = [Math.max(inside.score, page.score), 0]
+  }
+  best.sort((a, b) => b.score - a.score)
+  const groups = best.splice(0, ALONE).filter(({ score }) => score).map(section => [section])
   const pages = new Map()
-  for (const { number, score, place } of ranked) {
-    const section = { ...sections[number], score, place }
+  for (const section of best) {
     const { location } = section.page
-    if (score < ranked[0].score / 5) break
-    if (!pages.has(location) && pages.size === 30) continue
-    const terms = Object.fromEntries(telling.map(({ word, text, title }) => [word, Boolean(text[number] || title[number])]))
+    if (!section.score || (!pages.has(location) && pages.size === 30)) continue
     const here = pages.get(location) ?? []
-    if (here.length < 6) pages.set(location, [...here, { section, terms }])
+    if (here.length < 6) pages.set(location, [...here, section])
   }
   const mark = marker(telling.map(({ word }) => word))
-  const shown = ({ section, terms }) => ({
+  const shown = section => ({
     location: section.location,
     title: section.title.split(/(<[^>]+>)/).map((part, i) => i % 2 ? part : mark(part)).join(""),
     text: mark(teaser(book, section)),
     score: section.score,
-    terms,
+    terms: Object.fromEntries(telling.map(({ word, text, title }) =>
+      [word, Boolean(text[section.number] || title[section.number])])),
   })
-  // The theme shows the page above its sections in any case, so a section comes first if it is as good.
-  const items = [...pages.values()].map(found => {
-    const page = found.findIndex(({ section }) => section.isPage)
-    const [first] = found
-    if (page === 0 && found[1]?.section.score > first.section.score * P.first) {
-      found.splice(0, 2, found[1], first)
-      first.section.score = found[0].section.score
-    }
-    if (page < 0) found.push({ section: { ...first.section.page, score: 0 }, terms: first.terms })
-    return found.map(shown)
-  })
+  const items = [...groups, ...pages.values()].map(found =>
+    [...found, ...found.some(({ isPage }) => isPage) ? [] : [{ ...found[0].page, score: 0 }]].map(shown))
   return { items, suggest: suggest(book, last.word) }
 }
 
