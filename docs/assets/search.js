@@ -30,7 +30,7 @@ function made(texts) {
   const sections = texts.map(([location, title, prose, weight, code]) => {
     const plain = title.replace(/<[^>]+>/g, "")
     const [text, body] = [`${prose}\n${code}`, from + plain.length + 1]
-    const section = { location, title, from, body, code: body + prose.length, plain, text, weight }
+    const section = { location, title, from, body, code: body + prose.length, length: text.length, plain, text, weight }
     from = body + text.length + 1
     return section
   })
@@ -40,19 +40,25 @@ function made(texts) {
     section.page = section.isPage ? section : sections[i - 1].page
   })
   const text = sections.map(({ plain, text }) => `${plain}\n${text}\n`).join("")
-  return { sections, text, ...indexed(sections, text), average: from / sections.length }
+  const titled = new Map() // how many titles have a word
+  for (const { plain } of sections) {
+    for (const [word] of lower(plain).matchAll(/[\p{L}\p{N}]+/gu)) titled.set(word, (titled.get(word) ?? 0) + 1)
+  }
+  return { sections, text, titled, ...indexed(sections, text), average: from / sections.length }
 }
 
 const lower = text => text.replace(/İ/g, "I").toLowerCase() // of the same length
 
 // ---- the index: where each word of the book is
 
+const [TITLE, PROSE, CODE] = [0, 1, 2]
+
 /** The words of the text, in order: where each one begins, its section; and the places of each word. */
 function indexed(sections, text) {
   const low = lower(text)
   const ids = new Map() // of each word: its number
   const most = text.length >> 1
-  const begins = new Int32Array(most), section = new Uint16Array(most)
+  const begins = new Int32Array(most), section = new Uint16Array(most), kind = new Uint8Array(most)
   const [entries, entryPlaces] = [new Int32Array(most), new Int32Array(most)]
   let [count, entry, current] = [0, 0, 0]
   sections[0].token = 0
@@ -72,6 +78,7 @@ function indexed(sections, text) {
       while (LETTERS[text.charCodeAt(at)] && !isHump(text, low, at)) at++
       begins[count] = from
       section[count] = current
+      kind[count] = from < sections[current].body - 1 ? TITLE : from < sections[current].code ? PROSE : CODE
       note(from, at, count++)
     }
     if (count > first + 1) note(start, at, first) // DataLoader is found as dataloader, too
@@ -88,7 +95,7 @@ function indexed(sections, text) {
     stems.has(key) ? stems.get(key).push(id) : stems.set(key, [id])
   }
   const placesOf = id => places.subarray(starts[id], starts[id + 1])
-  return { begins, section, ids, stems, placesOf, sorted: words.sort() }
+  return { begins, section, kind, ids, stems, placesOf, sorted: words.sort() }
 }
 
 /** Whether a word begins inside a name such as DistributedDataParallel. */
@@ -123,11 +130,11 @@ const SAME = `
   same identical
   gpu device
   wrong incorrect
-`.trim().split("\n").map(line => line.trim().split(" "))
-const SHORT = { // what is written in another way
+`.trim().split("\n").map(line => line.trim().split(" ").map(stem))
+const SHORT = Object.entries({ // what is written in another way
   "it/s|its/s": "iterations per second throughput", oom: "out of memory", vram: "gpu memory", ram: "host memory",
   "time[ds]? out": "timeout", "timeouts?": "timed out", lr: "learning rate", ckpt: "checkpoint", amp: "autocast mixed precision", "multi[- ]?gpus?": "several gpus",
-}
+}).map(([short, long]) => [new RegExp(`(?<![\\w.])(?:${short})(?![\\w.=(])`, "gi"), long])
 const COMMON = new Set(`a about after all also am an and any are as at be been but by can cannot could did do does doing
   for from get gets give given go had has have having he how i if in into is it its just me more most my no not of on
   one or other our out own please same she should so some such than that the their them then there these they this
@@ -147,9 +154,7 @@ function questions(query) {
     .replace(/\[?rank\d+\]:?(?=\s)/g, " ")
     .replace(/File "[^"]*", line \d+, in \S+(?:(?:(?!File "|(?:Error|Exception):)[^]){0,300}(?=File "|[~^]{3}))?/g, " ") // of a traceback
     .replace(/(?<![\w.])(\w:|~|\.+)?([\/\\][\w.+-]+)+[\/\\]/g, " ") // a file's name is enough
-  for (const [short, long] of Object.entries(SHORT)) {
-    plain = plain.replace(new RegExp(`(?<![\\w.])(?:${short})(?![\\w.=(])`, "gi"), all => `${all} ${long}`)
-  }
+  for (const [short, long] of SHORT) plain = plain.replace(short, `$& ${long}`)
   const all = []
   for (const { 0: run, index } of plain.matchAll(/[\p{L}\p{N}]+|[\u0001\u0002]/gu)) {
     let at = index
@@ -190,9 +195,9 @@ function forms(book, word, open) {
   if (open || word.length > 4) {
     for (let i = first(sorted, word); sorted[i]?.startsWith(word); i++) add(ids.get(sorted[i]), P.prefix)
   }
-  const group = SAME.find(words => words.some(each => stem(each) === stem(word))) ?? []
-  const others = group.filter(each => stem(each) !== stem(word))
-    .map(each => new Map((stems.get(stem(each)) ?? []).map(id => [id, P.same])))
+  const key = stem(word)
+  const others = (SAME.find(keys => keys.includes(key)) ?? []).filter(each => each !== key)
+    .map(each => new Map((stems.get(each) ?? []).map(id => [id, P.same])))
   return [own, ...others].filter(each => each.size)
 }
 
@@ -239,7 +244,7 @@ const isSmall = word => word.length < 2 || /^\d+$/.test(word)
 function search(book, query) {
   const asked = questions(query)
   if (!asked.length) return { items: [] }
-  const { sections, begins, section: sectionOf } = book
+  const { sections, section: sectionOf, kind } = book
   const size = sections.length
   const rarity = number => Math.log(1 + size / (number + 0.5))
   const [times, title] = [new Float32Array(size), new Float32Array(size)]
@@ -247,29 +252,26 @@ function search(book, query) {
   const count = (places, weight, found) => {
     for (const place of places) {
       const number = sectionOf[place]
-      const { body, code } = sections[number]
       if (!times[number] && !title[number]) found.push(number)
-      if (begins[place] < body - 1) title[number] = Math.max(title[number], weight)
-      else times[number] += begins[place] < code ? weight : weight * P.code
+      if (kind[place] === TITLE) title[number] = Math.max(title[number], weight)
+      else times[number] += kind[place] === PROSE ? weight : weight * P.code
     }
   }
   const clear = found => {
     for (const number of found) times[number] = title[number] = 0
   }
-  const many = number => {
-    const { text } = sections[number]
-    return times[number] / (times[number] + P.k * (1 - P.b + P.b * text.length / book.average))
-  }
+  const many = number => times[number] / (times[number] + P.k * (1 - P.b + P.b * sections[number].length / book.average))
 
   // ---- the words, one by one
 
   const words = [] // each: its weight, and what it is worth in each section and its title
+  const isTold = new Set(asked.filter(({ word }) => !COMMON.has(word) && !isSmall(word)).map(({ word }) => word)).size > 2
   const last = asked.at(-1)
   for (const each of asked) {
     const { word } = each
     const lists = forms(book, word, each === last)
     each.places = lists.length ? placesOf(book, lists[0]) : []
-    if (words.some(other => other.word === word)) continue
+    if (words.some(other => other.word === word) || (isTold && COMMON.has(word))) continue
     const weigh = each.weigh * (isSmall(word) ? P.small : COMMON.has(word) ? P.common : 1)
     const here = { word, weight: rarity(0) * weigh, text: new Float32Array(size), title: new Float32Array(size) }
     lists.forEach((list, i) => {
@@ -310,20 +312,33 @@ function search(book, query) {
 
   const weights = new Map(words.map(({ word, weight }) => [word, weight]))
   const total = words.reduce((sum, { weight }) => sum + weight, 0)
-  const ranked = []
-  sections.forEach(({ number, plain, weight, isPage, page }) => {
-    let [text, titled, covered, has, above] = [pairs.text[number], pairs.title[number], 0, 0, 0]
-    for (const word of words) {
-      text += word.text[number]
-      titled += word.title[number]
-      if (word.title[number]) covered += word.word.length / plain.length
-      if (word.text[number] || word.title[number]) has += word.weight
-      if (!isPage) above += Math.max(0, word.title[page.number] - word.title[number])
+  const [text, titled, has, covered, above] = Array.from({ length: 5 }, () => new Float32Array(size))
+  text.set(pairs.text)
+  titled.set(pairs.title)
+  for (const word of words) {
+    for (let number = 0; number < size; number++) {
+      if (!word.text[number] && !word.title[number]) continue
+      text[number] += word.text[number]
+      titled[number] += word.title[number]
+      has[number] += word.weight
+      if (!word.title[number]) continue
+      covered[number] += word.word.length / sections[number].plain.length
+      if (!sections[number].isPage) continue
+      for (let below = number + 1; below < size && !sections[below].isPage; below++) {
+        above[below] += Math.max(0, word.title[number] - word.title[below])
+      }
     }
-    if (!has) return
-    const named = titled * (1 + P.cover * covered) * (isPage ? P.page : 1)
-    const sum = text + P.title * named + P.above * above
-    ranked.push({ number, weight: weight < 1 ? weight * P.pointer : weight ** P.failure, score: sum * (1 - P.all + P.all * has / total) })
+  }
+  const ranked = []
+  sections.forEach(({ number, weight, isPage }) => {
+    if (!has[number]) return
+    const named = titled[number] * (1 + P.cover * covered[number]) * (isPage ? P.page : 1)
+    const sum = text[number] + P.title * named + P.above * above[number]
+    ranked.push({
+      number,
+      weight: weight < 1 ? weight * P.pointer : weight ** P.failure,
+      score: sum * (1 - P.all + P.all * has[number] / total),
+    })
   })
   ranked.sort((a, b) => b.score * b.weight - a.score * a.weight).splice(200)
   const distinct = asked.filter(({ word }, i) => asked.findIndex(each => each.word === word) === i && !COMMON.has(word))
@@ -417,12 +432,8 @@ function marker(words) {
 }
 
 /** What the word begun may become: the word of most titles. */
-function suggest({ sections }, begun) {
-  const times = new Map()
-  for (const { plain } of sections) {
-    for (const [word] of lower(plain).matchAll(/[\p{L}\p{N}]+/gu)) {
-      if (word.startsWith(begun)) times.set(word, (times.get(word) ?? 0) + 1)
-    }
-  }
-  return [...times.keys()].sort((a, b) => times.get(a) - times.get(b)).slice(-1)
+function suggest({ titled }, begun) {
+  let best = []
+  for (const [word, times] of titled) if (word.startsWith(begun) && !(times < best[1])) best = [word, times]
+  return best.slice(0, 1)
 }
