@@ -3,8 +3,9 @@
 It is all that `docs/assets/search.js` reads: for each section of each page the address,
 the title, the plain text and the code of the programs. A word in a program says less about
 its section than a word in a sentence or in an error message, so the code is kept apart. Of a
-lab's program, which is complete on its page, only the comments and the strings are kept. The theme asks for `search/search_index.json` on every page; that
-one holds the settings alone, so that only those who search fetch the text.
+lab's program, which is complete on its page, only the comments and the strings are kept. The
+theme asks for `search/search_index.json` on every page. That file contains the settings alone,
+so that only those who search fetch the text.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def sections(content: str, title: str, url: str) -> list[Section]:
     if url.startswith("labs/"):
         content = PROGRAM.sub(lambda code: " ".join(SAYS.findall(code[0])), content)
     before, *parts = HEADING.split(NO_TEXT.sub("", content))
-    found = list(zip(*[iter(parts)] * 4, strict=True))
+    found = list(zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True))
     if not found or _text(before):
         found.insert(0, ("1", "", title, before))
     rows: list[Section] = []
@@ -73,7 +74,7 @@ def _weight(address: str, is_failure: bool) -> float:
     """How much a section counts: more than 1 for an error, less for what points elsewhere."""
     if not address or address.startswith("#"):
         return 0.4  # home: it is named as errors are
-    return 0.7 if POINTERS.match(address) else 1.2 if is_failure else 1
+    return 0.55 if POINTERS.match(address) else 1.2 if is_failure else 1
 
 
 def _text(part: str) -> str:

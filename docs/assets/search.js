@@ -1,12 +1,17 @@
-// The search: the worker that the theme's search box asks, in place of the theme's own.
+// The search: the worker that the theme's search box asks, instead of the theme's own worker.
 //
-// There is no index. The first question fetches the book's text, and each word is looked up in
-// it as it stands, which takes about a millisecond. A rare word counts more than a frequent one,
-// and so do two neighbours that are neighbours in the question too: that is what finds an error
-// message of which numbers and paths are other ones here.
+// The first question fetches the text of the book, and an index of its words is made, which takes
+// a fraction of a second. A question may be a plain description, an error message, or a whole log.
+// - A log is first cut to its last error: paths, frames of a stack, time stamps and colours do not count.
+// - A word stands for all words with the same stem, and for the other names in the lists below.
+// - A rare word counts more than a frequent one, a word of a heading more than one of the text, and
+//   a word of the text more than one of a program. Two words that follow each other in the question
+//   and in the book count once more. So do the words of the question that stand close together.
+// - A section that has all words of the question comes before one that has only some of them.
 
 const [SETUP, READY, QUERY, RESULT] = [0, 1, 2, 3] // the messages of the theme
-const LETTERS = Array.from({ length: 0x10000 }, (_, code) => /[\p{L}\p{N}]/u.test(String.fromCharCode(code)))
+const codes = pattern => Array.from({ length: 0x10000 }, (_, code) => pattern.test(String.fromCharCode(code)))
+const [LETTERS, CAPITALS, SMALL] = [/[\p{L}\p{N}]/u, /\p{Lu}/u, /\p{Ll}/u].map(codes)
 let book
 
 addEventListener("message", async ({ data: { type, data } }) => {
@@ -75,7 +80,7 @@ function indexed(sections, text) {
     while (sections[current + 1]?.from <= at) sections[++current].token = count
     for (let from = at; LETTERS[text.charCodeAt(from)]; from = at) {
       at++
-      while (LETTERS[text.charCodeAt(at)] && !isHump(text, low, at)) at++
+      while (LETTERS[text.charCodeAt(at)] && !isHump(text, at)) at++
       begins[count] = from
       section[count] = current
       kind[count] = from < sections[current].body - 1 ? TITLE : from < sections[current].code ? PROSE : CODE
@@ -99,8 +104,8 @@ function indexed(sections, text) {
 }
 
 /** Whether a word begins inside a name such as DistributedDataParallel. */
-const isHump = (text, low, at) => text[at] !== low[at] &&
-  (text[at - 1] === low[at - 1] || (text[at + 1] === low[at + 1] && LETTERS[text.charCodeAt(at + 1)]))
+const isHump = (text, at) => CAPITALS[text.charCodeAt(at)] &&
+  (SMALL[text.charCodeAt(at - 1)] || SMALL[text.charCodeAt(at + 1)])
 
 /** An English word without its ending: compile, compiled and compilation have the same stem. */
 function stem(word) {
@@ -114,10 +119,30 @@ function stem(word) {
 
 // ---- the question: its words, and what each one may be called in the book
 
-const ALONE = 5 // sections that come one by one
-const [MOST, NAME, BEFORE] = [110, 20, 0.3] // words of a question, before its error; what one of these counts
+const MOST = 110 // words of a question
+const CONTEXT = 20 // words before an error that are looked up, too
+const WEIGHTS = {
+  context: 0.3, // of a word before the error
+  stem: 0.75, // of a word with the same stem
+  prefix: 0.85, // of a word that begins like it
+  same: 0.5, // of another name for it
+  joined: 1.9, // of two words that the book writes as one
+  common: 0.2, // of a common word
+  small: 0.2, // of a number, or a single letter
+  code: 0.8, // in a program
+  k: 1, // how soon a repeated word counts no more
+  b: 0.8, // how much a long section counts less
+  cover: 2.2, // for the fraction of the heading that the question covers
+  page: 0.8, // in the title of a page
+  above: 0.85, // in the title of the page, for its sections
+  pair: 1.1, // two words that follow each other
+  near: 0.8, // words that stand close together,
+  span: 31, // that is within so many words
+  all: 0.6, // for the fraction of the question that a section has
+  first: 0.43, // a section with this fraction of its page's score comes instead of the page
+}
 
-// Words of other people for what the book may call otherwise. The words of a line stand for one another.
+// Names that people use for the same thing: the words of a line stand for one another.
 const SAME = `
   hang stuck freeze frozen deadlock stall
   slow slower slowdown throughput
@@ -131,9 +156,18 @@ const SAME = `
   gpu device
   wrong incorrect
 `.trim().split("\n").map(line => line.trim().split(" ").map(stem))
-const SHORT = Object.entries({ // what is written in another way
-  "it/s|its/s": "iterations per second throughput", oom: "out of memory", vram: "gpu memory", ram: "host memory",
-  "time[ds]? out": "timeout", "timeouts?": "timed out", lr: "learning rate", ckpt: "checkpoint", amp: "autocast mixed precision", "multi[- ]?gpus?": "several gpus",
+// Abbreviations, and what is looked up in addition.
+const SHORT = Object.entries({
+  "it/s|its/s": "iterations per second throughput",
+  oom: "out of memory",
+  vram: "gpu memory",
+  ram: "host memory",
+  "time[ds]? out": "timeout",
+  "timeouts?": "timed out",
+  lr: "learning rate",
+  ckpt: "checkpoint",
+  amp: "autocast mixed precision",
+  "multi[- ]?gpus?": "several gpus",
 }).map(([short, long]) => [new RegExp(`(?<![\\w.])(?:${short})(?![\\w.=(])`, "gi"), long])
 const COMMON = new Set(`a about after all also am an and any are as at be been but by can cannot could did do does doing
   for from get gets give given go had has have having he how i if in into is it its just me more most my no not of on
@@ -142,17 +176,26 @@ const COMMON = new Set(`a about after all also am an and any are as at be been b
   your error errors runtimeerror valueerror exception traceback recent call last file line module raise problem
   issue help`.split(/\s+/))
 
-const STAMP = /\[?\b([EWIF])\d{3,4} \d\d:\d\d:\d\d[.\d]* (?:\d+ )?\S+?:\d+\]/g // of a line that C++ or torch logged
+/** A number or a letter, which hardly tells what is meant. */
+const isSmall = word => word.length < 2 || /^\d+$/.test(word)
+
+// In place of the stamp of a line that C++ or torch logged. It is kept as a word until the end.
+const STAMP = /\[?\b([EWIF])\d{3,4} \d\d:\d\d:\d\d[.\d]* (?:\d+ )?\S+?:\d+\]/g
+const [WARNING, ERROR] = ["\u0001", "\u0002"]
+const FRAME = RegExp([ // of Python, and its code up to the next frame
+  /File "[^"]*", line \d+, in \S+/,
+  /(?:(?:(?!File "|(?:Error|Exception):)[^]){0,300}(?=File "|[~^]{3}))?/,
+].map(({ source }) => source).join(""), "g")
 
 /** The words of a question, each with its place and with how much it counts. */
-function questions(query) {
-  let plain = query
+function wordsOf(question) {
+  let plain = question
     .replace(/\x1b?\[[\d;]*m/g, " ") // colours of a terminal
-    .replace(/\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*Z?/g, " ") // when a line was logged
-    .replace(STAMP, (all, level) => "EF".includes(level) ? " \u0002 " : " \u0001 ")
+    .replace(/\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*Z?/g, " ")
+    .replace(STAMP, (_, level) => "EF".includes(level) ? ` ${ERROR} ` : ` ${WARNING} `)
     .replace(/frame #\d+: .*?(\(0x[\da-f]+ in [^)]*\)|\[0x[\da-f]+\])/g, " ") // of a stack in C++
     .replace(/\[?rank\d+\]:?(?=\s)/g, " ")
-    .replace(/File "[^"]*", line \d+, in \S+(?:(?:(?!File "|(?:Error|Exception):)[^]){0,300}(?=File "|[~^]{3}))?/g, " ") // of a traceback
+    .replace(FRAME, " ")
     .replace(/(?<![\w.])(\w:|~|\.+)?([\/\\][\w.+-]+)+[\/\\]/g, " ") // a file's name is enough
   for (const [short, long] of SHORT) plain = plain.replace(short, `$& ${long}`)
   const all = []
@@ -163,41 +206,38 @@ function questions(query) {
       at += part.length
     }
   }
-  const found = all
   // Of a log the last error counts, its name and what follows; where there is none, the end.
   const said = Math.max(...["error:", "exception:"].map(word => lower(plain).lastIndexOf(word)))
-  const logged = plain.indexOf("\u0002")
-  const traced = plain.lastIndexOf("(most recent call last)")
-  const begin = said >= 0 ? plain.lastIndexOf(" ", said) : Math.max(logged, traced)
-  const error = found.findIndex(({ at }) => begin >= 0 && at >= begin)
-  const end = Math.max(0, found.length - MOST)
-  const from = error < 0 ? end : Math.min(Math.max(0, error - NAME), end)
+  const logged = Math.max(plain.indexOf(ERROR), plain.lastIndexOf("(most recent call last)"))
+  const begin = said >= 0 ? plain.lastIndexOf(" ", said) : logged
+  const error = all.findIndex(({ at }) => begin >= 0 && at >= begin)
+  const end = Math.max(0, all.length - MOST)
+  const from = error < 0 ? end : Math.min(Math.max(0, error - CONTEXT), end)
   let warned = false
-  return found.slice(from, Math.max(from, error) + MOST)
+  return all.slice(from, Math.max(from, error) + MOST)
     .map((each, i) => {
-      if (each.word < "\u0003") warned = each.word === "\u0001" && error >= 0 && from + i >= error
-      return { ...each, weigh: from + i < error || warned ? BEFORE : 1 }
+      const before = from + i < error
+      if (each.word === WARNING || each.word === ERROR) warned = each.word === WARNING && error >= 0 && !before
+      return { ...each, weigh: before || warned ? WEIGHTS.context : 1 }
     })
-    .filter(({ word }) => word > "\u0003")
+    .filter(({ word }) => word !== WARNING && word !== ERROR)
 }
 
 // ---- what of the book is meant by a word
-
-const P = globalThis.PARAMS ?? {stem: 1, prefix: 0.7, same: 0.5, code: 0.56, k: 0.75, b: 0.5, title: 1, cover: 1.5, page: 1.5, above: 0.25, all: 0.6, near: 0.82, pair: 1.13, common: 0.3, small: 0.2, span: 40, pointer: 1, failure: 1, first: 0.46, joined: 1}
 
 /** The forms of a word, each with its weight; in a list for the word itself, and one for each other name. */
 function forms(book, word, open) {
   const { ids, stems, sorted } = book
   const own = new Map()
   const add = (id, weight) => own.set(id, Math.max(weight, own.get(id) ?? 0))
-  for (const id of stems.get(stem(word)) ?? []) add(id, P.stem)
+  for (const id of stems.get(stem(word)) ?? []) add(id, WEIGHTS.stem)
   if (ids.has(word)) add(ids.get(word), 1)
   if (open || word.length > 4) {
-    for (let i = first(sorted, word); sorted[i]?.startsWith(word); i++) add(ids.get(sorted[i]), P.prefix)
+    for (let i = first(sorted, word); sorted[i]?.startsWith(word); i++) add(ids.get(sorted[i]), WEIGHTS.prefix)
   }
   const key = stem(word)
   const others = (SAME.find(keys => keys.includes(key)) ?? []).filter(each => each !== key)
-    .map(each => new Map((stems.get(each) ?? []).map(id => [id, P.same])))
+    .map(each => new Map((stems.get(each) ?? []).map(id => [id, WEIGHTS.same])))
   return [own, ...others].filter(each => each.size)
 }
 
@@ -236,13 +276,12 @@ function neighbours(first, then) {
   return found
 }
 
-/** A number or a letter, which hardly tells what is meant. */
-const isSmall = word => word.length < 2 || /^\d+$/.test(word)
-
 // ---- sections: how much of the question each one has
 
+const ALONE = 5 // sections that come one by one
+
 function search(book, query) {
-  const asked = questions(query)
+  const asked = wordsOf(query)
   if (!asked.length) return { items: [] }
   const { sections, section: sectionOf, kind } = book
   const size = sections.length
@@ -254,13 +293,13 @@ function search(book, query) {
       const number = sectionOf[place]
       if (!times[number] && !title[number]) found.push(number)
       if (kind[place] === TITLE) title[number] = Math.max(title[number], weight)
-      else times[number] += kind[place] === PROSE ? weight : weight * P.code
+      else times[number] += kind[place] === PROSE ? weight : weight * WEIGHTS.code
     }
   }
   const clear = found => {
     for (const number of found) times[number] = title[number] = 0
   }
-  const many = number => times[number] / (times[number] + P.k * (1 - P.b + P.b * sections[number].length / book.average))
+  const many = number => times[number] / (times[number] + WEIGHTS.k * (1 - WEIGHTS.b + WEIGHTS.b * sections[number].length / book.average))
 
   // ---- the words, one by one
 
@@ -272,7 +311,7 @@ function search(book, query) {
     const lists = forms(book, word, each === last)
     each.places = lists.length ? placesOf(book, lists[0]) : []
     if (words.some(other => other.word === word) || (isTold && COMMON.has(word))) continue
-    const weigh = each.weigh * (isSmall(word) ? P.small : COMMON.has(word) ? P.common : 1)
+    const weigh = each.weigh * (isSmall(word) ? WEIGHTS.small : COMMON.has(word) ? WEIGHTS.common : 1)
     const here = { word, weight: rarity(0) * weigh, text: new Float32Array(size), title: new Float32Array(size) }
     lists.forEach((list, i) => {
       const found = []
@@ -298,9 +337,9 @@ function search(book, query) {
     const found = []
     count(neighbours(before.places, then.places), 1, found)
     const joined = book.ids.get(before.word + then.word) // data loader: dataloader
-    if (joined !== undefined) count(book.placesOf(joined), P.joined, found)
-    const less = two.every(isSmall) ? P.small : two.every(word => COMMON.has(word) || isSmall(word)) ? P.common : 1
-    const worth = rarity(found.length) * then.weigh * P.pair * less
+    if (joined !== undefined) count(book.placesOf(joined), WEIGHTS.joined, found)
+    const less = two.every(isSmall) ? WEIGHTS.small : two.every(word => COMMON.has(word) || isSmall(word)) ? WEIGHTS.common : 1
+    const worth = rarity(found.length) * then.weigh * WEIGHTS.pair * less
     for (const number of found) {
       pairs.text[number] += worth * many(number)
       pairs.title[number] += worth * title[number]
@@ -332,19 +371,19 @@ function search(book, query) {
   const ranked = []
   sections.forEach(({ number, weight, isPage }) => {
     if (!has[number]) return
-    const named = titled[number] * (1 + P.cover * covered[number]) * (isPage ? P.page : 1)
-    const sum = text[number] + P.title * named + P.above * above[number]
+    const named = titled[number] * (1 + WEIGHTS.cover * covered[number]) * (isPage ? WEIGHTS.page : 1)
+    const sum = text[number] + named + WEIGHTS.above * above[number]
     ranked.push({
       number,
-      weight: weight < 1 ? weight * P.pointer : weight ** P.failure,
-      score: sum * (1 - P.all + P.all * has[number] / total),
+      weight,
+      score: sum * (1 - WEIGHTS.all + WEIGHTS.all * has[number] / total),
     })
   })
   ranked.sort((a, b) => b.score * b.weight - a.score * a.weight).splice(200)
   const distinct = asked.filter(({ word }, i) => asked.findIndex(each => each.word === word) === i && !COMMON.has(word))
   for (const each of ranked.slice(0, 60)) {
     const [most, place] = nearest(book, each.number, distinct, weights)
-    each.score += P.near * most
+    each.score += WEIGHTS.near * most
     each.place = place
   }
   for (const each of ranked) each.score *= each.weight
@@ -359,7 +398,7 @@ function search(book, query) {
     .map(({ number, score, place }) => ({ ...sections[number], score, place }))
   for (const page of best.filter(({ isPage }) => isPage)) {
     const inside = best.find(each => !each.isPage && each.page.location === page.location)
-    if (inside?.score > page.score * P.first) [inside.score, page.score] = [Math.max(inside.score, page.score), 0]
+    if (inside?.score > page.score * WEIGHTS.first) [inside.score, page.score] = [Math.max(inside.score, page.score), 0]
   }
   best.sort((a, b) => b.score - a.score)
   const groups = best.splice(0, ALONE).filter(({ score }) => score).map(section => [section])
@@ -396,7 +435,7 @@ function nearest({ begins, sections }, number, asked, weights) {
   const times = new Map()
   let [sum, from, most, place] = [0, 0, 0, 0]
   for (const each of within) {
-    while (within[from].place < each.place - P.span) {
+    while (within[from].place < each.place - WEIGHTS.span) {
       const { word } = within[from++]
       times.set(word, times.get(word) - 1)
       if (!times.get(word)) sum -= weights.get(word)
