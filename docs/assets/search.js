@@ -35,7 +35,8 @@ function made(texts) {
   const sections = texts.map(([location, title, prose, weight, code]) => {
     const plain = title.replace(/<[^>]+>/g, "")
     const [text, body] = [`${prose}\n${code}`, from + plain.length + 1]
-    const section = { location, title, from, body, code: body + prose.length, length: text.length, plain, text, weight }
+    const { length } = text
+    const section = { location, title, from, body, code: body + prose.length, length, plain, text, weight }
     from = body + text.length + 1
     return section
   })
@@ -299,12 +300,16 @@ function search(book, query) {
   const clear = found => {
     for (const number of found) times[number] = title[number] = 0
   }
-  const many = number => times[number] / (times[number] + WEIGHTS.k * (1 - WEIGHTS.b + WEIGHTS.b * sections[number].length / book.average))
+  const many = number => { // how often, between 0 and 1; once in a short section counts more
+    const length = 1 - WEIGHTS.b + WEIGHTS.b * sections[number].length / book.average
+    return times[number] / (times[number] + WEIGHTS.k * length)
+  }
 
   // ---- the words, one by one
 
   const words = [] // each: its weight, and what it is worth in each section and its title
-  const isTold = new Set(asked.filter(({ word }) => !COMMON.has(word) && !isSmall(word)).map(({ word }) => word)).size > 2
+  const rare = asked.map(({ word }) => word).filter(word => !COMMON.has(word) && !isSmall(word))
+  const isTold = new Set(rare).size > 2 // without the common words
   const last = asked.at(-1)
   for (const each of asked) {
     const { word } = each
@@ -338,7 +343,8 @@ function search(book, query) {
     count(neighbours(before.places, then.places), 1, found)
     const joined = book.ids.get(before.word + then.word) // data loader: dataloader
     if (joined !== undefined) count(book.placesOf(joined), WEIGHTS.joined, found)
-    const less = two.every(isSmall) ? WEIGHTS.small : two.every(word => COMMON.has(word) || isSmall(word)) ? WEIGHTS.common : 1
+    const isCommon = two.every(word => COMMON.has(word) || isSmall(word))
+    const less = two.every(isSmall) ? WEIGHTS.small : isCommon ? WEIGHTS.common : 1
     const worth = rarity(found.length) * then.weigh * WEIGHTS.pair * less
     for (const number of found) {
       pairs.text[number] += worth * many(number)
