@@ -400,7 +400,7 @@ function search(book, query) {
   // The best sections come one by one, also several of a page, and the others page by page. The theme
   // shows the page above its section, so the page itself follows a section that is nearly as good.
   const telling = words.filter(({ weight }) => weight > 1.2 || words.length < 3)
-  const best = ranked.filter(({ score }) => score > ranked[0].score / 5)
+  const best = ranked.filter(({ score }) => score > ranked[0].score / 10)
     .map(({ number, score, place }) => ({ ...sections[number], score, place }))
   for (const page of best.filter(({ isPage }) => isPage)) {
     const inside = best.find(each => !each.isPage && each.page.location === page.location)
