@@ -1,4 +1,4 @@
-"""Search in a browser: a pasted error message finds the section that explains it."""
+"""Search in a browser: a pasted message or a plain description finds the section that answers it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conftest import SITE, open_complete
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-INPUTS = [*SITE, "tests/pasted.toml"]
+INPUTS = [*SITE, "tests/pasted.toml", "tests/descriptions.toml"]
 TEXT = "search/text.json"  # a reader who searches fetches it, compressed, and reads it whole
 MOST, MOST_COMPRESSED = 3_200_000, 1_100_000  # plain sentences take more words
 FOUND = ".md-search-result__item"
@@ -94,11 +94,43 @@ OTHERS = list(zip(*[iter(MESSAGES.strip().splitlines())] * 2, strict=True))
 # What was, each with its thread. A box of one line makes a space of a line's end.
 THREADS = tomllib.loads(Path(__file__).with_name("pasted.toml").read_text("utf-8"))["message"]
 PASTED = [(each["section"], " ".join(each["text"].split())) for each in THREADS]
-STACK = "".join(
+# What a reader types who has no message at hand.
+DESCRIBED = [
+    (each["section"], each["text"])
+    for each in tomllib.loads(Path(__file__).with_name("descriptions.toml").read_text("utf-8"))[
+        "description"
+    ]
+]
+FRAMES = "".join(  # of C++, below a message
     f" frame #{i}: c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(std::optional<long>) + 0x1d2"
     f" (0x7f1554e9e0f{i:x} in /opt/conda/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so)"
     for i in range(12)
 )
+
+
+TRACEBACK = """2025-03-11 08:41:07,113 INFO train.py:212 epoch 3 step 1200 loss 2.4131 lr 3.0e-04
+\x1b[31mTraceback (most recent call last):
+  File "/home/anna/project/llm-training/train.py", line 412, in <module>
+    main(args)
+  File "/home/anna/project/llm-training/train.py", line 330, in main
+    loss = train_step(model, batch, optimizer, scheduler)
+  File "/home/anna/miniconda3/envs/llm/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1739, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/home/anna/miniconda3/envs/llm/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1750, in _call_impl
+    return forward_call(*args, **kwargs)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+WARNINGS = """\x1b[0m
+W0311 08:41:09.120000 41207 site-packages/torch/distributed/elastic/multiprocessing/api.py:897] Sending process 41288 closing signal SIGTERM
+[W311 08:41:09.553126 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak resources. For more info, please see https://pytorch.org/docs/stable/distributed.html#shutdown (function operator())
+"""
+
+
+def in_a_log(message: str) -> str:
+    """The message below a traceback and above warnings, and each line with its rank, as in a log."""
+    lines = (TRACEBACK + message.strip("\n") + WARNINGS).splitlines()
+    return " ".join(" ".join(f"[rank3]: {line}" for line in lines).split())
 
 
 def test_what_a_search_fetches_is_small(built_site) -> None:
@@ -119,14 +151,16 @@ def ask(page: Page, question: str) -> float:
     return time.perf_counter() - start
 
 
-def test_a_pasted_message_finds_its_section(browser: Browser, address: str) -> None:
-    """Those first three pages, and of each the first section, that the worker answers with."""
+def test_a_message_or_a_description_finds_its_section(browser: Browser, address: str) -> None:
+    """The first section of each of the first three results that the worker answers with."""
     page = browser.new_page()
     page.goto(f"{address}404.html")
     asked = [
         *OTHERS,
         *PASTED,
-        *((section, message + STACK) for section, message in PASTED),
+        *((section, message + FRAMES) for section, message in PASTED),
+        *((each["section"], in_a_log(each["text"])) for each in THREADS),
+        *DESCRIBED,
     ]
     answers = page.evaluate(
         """async questions => {
@@ -148,6 +182,7 @@ def test_a_pasted_message_finds_its_section(browser: Browser, address: str) -> N
     ]
     assert not faults, "\n".join(faults)
     assert len({each["found"] for each in THREADS}) >= 40
+    assert len(DESCRIBED) >= 100
     page.close()
 
 

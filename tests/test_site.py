@@ -517,7 +517,7 @@ def test_search_knows_the_code(site: Site) -> None:
     }
     faults = [
         place
-        for place, title, text, _ in sections
+        for place, title, text, *_ in sections
         if "<svg aria-hidden" in text or not title.strip() or urlsplit(place).path not in pages
     ]
     faults += [

@@ -341,18 +341,22 @@ def test_search_reads_what_a_page_says_under_each_heading() -> None:
         f'<h2 id="two">Two</h2>{code.format("count")}'
     )
     assert search.sections(html, "T", "02_ddp/") == [
-        ("02_ddp/", "T <code>x</code>", "abc b", 1),
-        ("02_ddp/#one", "One", "was", 1),
-        ("02_ddp/#two", "Two", "count says", 1),
+        ("02_ddp/", "T <code>x</code>", "abc b", 1, ""),
+        ("02_ddp/#one", "One", "was", 1, ""),
+        ("02_ddp/#two", "Two", "", 1, "count says"),
     ]
     assert search.sections(html, "T", "labs/lab01/")[2] == (
         "labs/lab01/#two",
         "Two",
         "says",
-        0.7,
+        0.55,
+        "",
     )
     early = search.sections(f"<p>before</p>{html}", "Title", "x/")
-    assert early[0] == ("x/", "Title", "before", 1) and early[1][0] == "x/#top"
+    assert early[0] == ("x/", "Title", "before", 1, "") and early[1][0] == "x/#top"
+    error = '<h2 id="what-goes-wrong">Wrong</h2><h3 id="e">Error</h3><h2 id="check-yourself">?</h2>'
+    weights = [weight for *_, weight, _ in search.sections(f"{html}{error}", "T", "x/")]
+    assert weights == [1, 1, 1, 1, 1.2, 0.55]
 
 
 # --- changes ---------------------------------------------------------------------------------

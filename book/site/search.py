@@ -1,9 +1,11 @@
 """Search: the text in which a reader's browser looks, `search/text.json`.
 
 It is all that `docs/assets/search.js` reads: for each section of each page the address,
-the title and the plain text. Of a lab's program, which is whole on its page, only what it says
-is kept: comments and strings. The theme asks for `search/search_index.json` on every page; that
-one holds the settings alone, so that only those who search fetch the text.
+the title, the plain text and the code of the programs. A word in a program says less about
+its section than a word in a sentence or in an error message, so the code is kept apart. Of a
+lab's program, which is complete on its page, only the comments and the strings are kept. The
+theme asks for `search/search_index.json` on every page. That file contains the settings alone,
+so that only those who search fetch the text.
 """
 
 from __future__ import annotations
@@ -19,16 +21,22 @@ from mkdocs.structure.pages import Page
 
 from book.site import written
 
-Section = tuple[str, str, str, float]  # address, title as HTML, text, weight
+# address, title as HTML, text, weight, the code of the programs
+Section = tuple[str, str, str, float, str]
 
 # what points at what the chapters explain, and so is not what a reader looks for first
-POINTERS = re.compile(r"tracks/|assessment/quiz|what_ran_where|11_references|glossary|labs/")
+POINTERS = re.compile(
+    r"(tracks/|assessment/|what_ran_where|11_references|11_releases|glossary|labs/)"
+    r"|.*#(check-yourself|go-deeper|links)$"
+)
+# headings above the sections of errors, each of which begins with its message
+FAILURES = re.compile(r"go(es)?-wrong|error")
 
 NO_TEXT = re.compile(  # a formula of its own line would be shown as a heap of letters
     r'<(svg|script|style)\b.*?</\1>|<div class="formula".*?</div>|<a class="headerlink".*?</a>',
     re.DOTALL,
 )
-HEADING = re.compile(r'<h[1-6] id="([^"]+)"[^>]*>(.*?)</h[1-6]>', re.DOTALL)
+HEADING = re.compile(r'<h([1-6]) id="([^"]+)"[^>]*>(.*?)</h[1-6]>', re.DOTALL)
 PROGRAM = re.compile(r'<div class="language-(?:python|cuda|cpp).*?</pre>', re.DOTALL)
 SAYS = re.compile(r'<span class="(?:s|c|nf|nc)\w*">(.*?)</span>', re.DOTALL)
 WORDS = re.compile(r"^(?!\s*Recorded 20\d\d-|\s*assert ).*[^\W\d]{3}")
@@ -41,15 +49,32 @@ def sections(content: str, title: str, url: str) -> list[Section]:
     if url.startswith("labs/"):
         content = PROGRAM.sub(lambda code: " ".join(SAYS.findall(code[0])), content)
     before, *parts = HEADING.split(NO_TEXT.sub("", content))
-    found = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
+    found = list(zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True))
     if not found or _text(before):
-        found.insert(0, ("", title, before))
-    weight = 0.7 if POINTERS.match(url) else 1 if url else 0.4  # home: named as errors are
-    first, *others = found
-    return [
-        (url + anchor, re.sub(r"<(?!/?code>)[^>]*>", "", name), _text(text), weight)
-        for anchor, name, text in [("", *first[1:]), *((f"#{a}", t, x) for a, t, x in others)]
-    ]
+        found.insert(0, ("1", "", title, before))
+    rows: list[Section] = []
+    failures = False  # whether the chapter is one of errors
+    for level, anchor, name, text in found:
+        if level <= "2":
+            failures = bool(FAILURES.search(anchor))
+        address = f"{url}#{anchor}" if rows else url
+        rows.append(
+            (
+                address,
+                re.sub(r"<(?!/?code>)[^>]*>", "", name),
+                _text(PROGRAM.sub("\n", text)),
+                _weight(address, failures and level > "2"),
+                _text("\n".join(PROGRAM.findall(text))),
+            )
+        )
+    return rows
+
+
+def _weight(address: str, is_failure: bool) -> float:
+    """How much a section counts: more than 1 for an error, less for what points elsewhere."""
+    if not address or address.startswith("#"):
+        return 0.4  # home: it is named as errors are
+    return 0.55 if POINTERS.match(address) else 1.2 if is_failure else 1
 
 
 def _text(part: str) -> str:

@@ -1,12 +1,17 @@
-// The search: the worker that the theme's search box asks, in place of the theme's own.
+// The search: the worker that the theme's search box asks, instead of the theme's own worker.
 //
-// There is no index. The first question fetches the book's text, and each word is looked up in
-// it as it stands, which takes about a millisecond. A rare word counts more than a frequent one,
-// and so do two neighbours that are neighbours in the question too: that is what finds an error
-// message of which numbers and paths are other ones here.
+// The first question fetches the text of the book, and an index of its words is made, which takes
+// a fraction of a second. A question may be a plain description, an error message, or a whole log.
+// - A log is first cut to its last error: paths, frames of a stack, time stamps and colours do not count.
+// - A word stands for all words with the same stem, and for the other names in the lists below.
+// - A rare word counts more than a frequent one, a word of a heading more than one of the text, and
+//   a word of the text more than one of a program. Two words that follow each other in the question
+//   and in the book count once more. So do the words of the question that stand close together.
+// - A section that has all words of the question comes before one that has only some of them.
 
 const [SETUP, READY, QUERY, RESULT] = [0, 1, 2, 3] // the messages of the theme
-const LETTERS = Array.from({ length: 0x10000 }, (_, code) => /[\p{L}\p{N}]/u.test(String.fromCharCode(code)))
+const codes = pattern => Array.from({ length: 0x10000 }, (_, code) => pattern.test(String.fromCharCode(code)))
+const [LETTERS, CAPITALS, SMALL] = [/[\p{L}\p{N}]/u, /\p{Lu}/u, /\p{Ll}/u].map(codes)
 let book
 
 addEventListener("message", async ({ data: { type, data } }) => {
@@ -27,195 +32,453 @@ async function read() {
 
 function made(texts) {
   let from = 0
-  const sections = texts.map(([location, title, text, weight]) => {
+  const sections = texts.map(([location, title, prose, weight, code]) => {
     const plain = title.replace(/<[^>]+>/g, "")
-    const section = { location, title, from, body: from + plain.length + 1, plain, text, weight }
-    from = section.body + text.length + 1
+    const [text, body] = [`${prose}\n${code}`, from + plain.length + 1]
+    const { length } = text
+    const section = { location, title, from, body, code: body + prose.length, length, plain, text, weight }
+    from = body + text.length + 1
     return section
   })
   sections.forEach((section, i) => {
+    section.number = i
     section.isPage = !section.location.includes("#")
     section.page = section.isPage ? section : sections[i - 1].page
   })
   const text = sections.map(({ plain, text }) => `${plain}\n${text}\n`).join("")
-  return { sections, text, low: lower(text), length: from / sections.length, known: new Map() }
+  const titled = new Map() // how many titles have a word
+  for (const { plain } of sections) {
+    for (const [word] of lower(plain).matchAll(/[\p{L}\p{N}]+/gu)) titled.set(word, (titled.get(word) ?? 0) + 1)
+  }
+  return { sections, text, titled, ...indexed(sections, text), average: from / sections.length }
 }
 
 const lower = text => text.replace(/İ/g, "I").toLowerCase() // of the same length
 
-// ---- words: what is looked up, and where it stands
+// ---- the index: where each word of the book is
 
-const [MOST, NAME, BEFORE] = [80, 8, 0.3] // words of a question, of an error's name; what one before it counts
+const [TITLE, PROSE, CODE] = [0, 1, 2]
 
-function words(query) {
-  const plain = query
+/** The words of the text, in order: where each one begins, its section; and the places of each word. */
+function indexed(sections, text) {
+  const low = lower(text)
+  const ids = new Map() // of each word: its number
+  const most = text.length >> 1
+  const begins = new Int32Array(most), section = new Uint16Array(most), kind = new Uint8Array(most)
+  const [entries, entryPlaces] = [new Int32Array(most), new Int32Array(most)]
+  let [count, entry, current] = [0, 0, 0]
+  sections[0].token = 0
+  const note = (from, to, place) => {
+    const word = low.slice(from, to)
+    let id = ids.get(word)
+    if (id === undefined) ids.set(word, id = ids.size)
+    entries[entry] = id
+    entryPlaces[entry++] = place
+  }
+  for (let at = 0; at < text.length; at++) {
+    if (!LETTERS[text.charCodeAt(at)]) continue
+    const [start, first] = [at, count]
+    while (sections[current + 1]?.from <= at) sections[++current].token = count
+    for (let from = at; LETTERS[text.charCodeAt(from)]; from = at) {
+      at++
+      while (LETTERS[text.charCodeAt(at)] && !isHump(text, at)) at++
+      begins[count] = from
+      section[count] = current
+      kind[count] = from < sections[current].body - 1 ? TITLE : from < sections[current].code ? PROSE : CODE
+      note(from, at, count++)
+    }
+    if (count > first + 1) note(start, at, first) // DataLoader is found as dataloader, too
+  }
+  const words = [...ids.keys()]
+  const starts = new Int32Array(words.length + 1)
+  for (let i = 0; i < entry; i++) starts[entries[i] + 1]++
+  for (let i = 0; i < words.length; i++) starts[i + 1] += starts[i]
+  const [next, places] = [starts.slice(), new Int32Array(entry)]
+  for (let i = 0; i < entry; i++) places[next[entries[i]]++] = entryPlaces[i]
+  const stems = new Map()
+  for (const [word, id] of ids) {
+    const key = stem(word)
+    stems.has(key) ? stems.get(key).push(id) : stems.set(key, [id])
+  }
+  const placesOf = id => places.subarray(starts[id], starts[id + 1])
+  return { begins, section, kind, ids, stems, placesOf, sorted: words.sort() }
+}
+
+/** Whether a word begins inside a name such as DistributedDataParallel. */
+const isHump = (text, at) => CAPITALS[text.charCodeAt(at)] &&
+  (SMALL[text.charCodeAt(at - 1)] || SMALL[text.charCodeAt(at + 1)])
+
+/** An English word without its ending: compile, compiled and compilation have the same stem. */
+function stem(word) {
+  if (word.length < 4 || !/^[a-z]+$/.test(word)) return word
+  const plain = word.replace(/ie[sd]$/, "y").replace(/([^su])s$/, "$1")
+  const bare = plain.replace(/(ation|ing|ion|ed|er|ly)$/, "")
+  const short = bare.length > 2 && /[aeiouy]/.test(bare) ? bare : plain
+  return short.replace(/([bdfgmnprt])\1$/, "$1").replace(/(?<=...)e$/, "")
+    .replace(/(?<=....)at$/, "").replace(/(?<=...)is$/, "iz")
+}
+
+// ---- the question: its words, and what each one may be called in the book
+
+const MOST = 110 // words of a question
+const CONTEXT = 20 // words before an error that are looked up, too
+const WEIGHTS = {
+  context: 0.3, // of a word before the error
+  stem: 0.75, // of a word with the same stem
+  prefix: 0.85, // of a word that begins like it
+  same: 0.5, // of another name for it
+  joined: 1.9, // of two words that the book writes as one
+  common: 0.2, // of a common word
+  small: 0.2, // of a number, or a single letter
+  code: 0.8, // in a program
+  k: 1, // how soon a repeated word counts no more
+  b: 0.8, // how much a long section counts less
+  cover: 2.2, // for the fraction of the heading that the question covers
+  page: 0.8, // in the title of a page
+  above: 0.85, // in the title of the page, for its sections
+  pair: 1.1, // two words that follow each other
+  near: 0.8, // words that stand close together,
+  span: 31, // that is within so many words
+  all: 0.6, // for the fraction of the question that a section has
+  first: 0.43, // a section with this fraction of its page's score comes instead of the page
+}
+
+// Names that people use for the same thing: the words of a line stand for one another.
+const SAME = `
+  hang stuck freeze frozen deadlock stall
+  slow slower slowdown throughput
+  crash die abort fail
+  spike jump
+  grow increase leak
+  machine node
+  resume restart reload
+  unequal uneven different
+  same identical
+  gpu device
+  wrong incorrect
+`.trim().split("\n").map(line => line.trim().split(" ").map(stem))
+// Abbreviations, and what is looked up in addition.
+const SHORT = Object.entries({
+  "it/s|its/s": "iterations per second throughput",
+  oom: "out of memory",
+  vram: "gpu memory",
+  ram: "host memory",
+  "time[ds]? out": "timeout",
+  "timeouts?": "timed out",
+  lr: "learning rate",
+  ckpt: "checkpoint",
+  amp: "autocast mixed precision",
+  "multi[- ]?gpus?": "several gpus",
+}).map(([short, long]) => [new RegExp(`(?<![\\w.])(?:${short})(?![\\w.=(])`, "gi"), long])
+const COMMON = new Set(`a about after all also am an and any are as at be been but by can cannot could did do does doing
+  for from get gets give given go had has have having he how i if in into is it its just me more most my no not of on
+  one or other our out own please same she should so some such than that the their them then there these they this
+  those to too use used using very was way we were what when where which while who why will with without would you
+  your error errors runtimeerror valueerror exception traceback recent call last file line module raise problem
+  issue help`.split(/\s+/))
+
+/** A number or a letter, which hardly tells what is meant. */
+const isSmall = word => word.length < 2 || /^\d+$/.test(word)
+
+// In place of the stamp of a line that C++ or torch logged. It is kept as a word until the end.
+const STAMP = /\[?\b([EWIF])\d{3,4} \d\d:\d\d:\d\d[.\d]* (?:\d+ )?\S+?:\d+\]/g
+const [WARNING, ERROR] = ["\u0001", "\u0002"]
+const FRAME = RegExp([ // of Python, and its code up to the next frame
+  /File "[^"]*", line \d+, in \S+/,
+  /(?:(?:(?!File "|(?:Error|Exception):)[^]){0,300}(?=File "|[~^]{3}))?/,
+].map(({ source }) => source).join(""), "g")
+
+/** The words of a question, each with its place and with how much it counts. */
+function wordsOf(question) {
+  let plain = question
+    .replace(/\x1b?\[[\d;]*m/g, " ") // colours of a terminal
+    .replace(/\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*Z?/g, " ")
+    .replace(STAMP, (_, level) => "EF".includes(level) ? ` ${ERROR} ` : ` ${WARNING} `)
     .replace(/frame #\d+: .*?(\(0x[\da-f]+ in [^)]*\)|\[0x[\da-f]+\])/g, " ") // of a stack in C++
-    .replace(/File "[^"]*", line \d+, in \S+|\[?rank\d+\]:?(?=\s)/g, " ") // of a traceback
+    .replace(/\[?rank\d+\]:?(?=\s)/g, " ")
+    .replace(FRAME, " ")
     .replace(/(?<![\w.])(\w:|~|\.+)?([\/\\][\w.+-]+)+[\/\\]/g, " ") // a file's name is enough
+  for (const [short, long] of SHORT) plain = plain.replace(short, `$& ${long}`)
   const all = []
-  for (const { 0: run, index } of plain.matchAll(/[\p{L}\p{N}]+/gu)) {
+  for (const { 0: run, index } of plain.matchAll(/[\p{L}\p{N}]+|[\u0001\u0002]/gu)) {
     let at = index
-    for (const part of run.split(/(?=\p{Lu}\p{Ll})/u)) {
+    for (const part of run.split(/(?<=\p{Ll})(?=\p{Lu})|(?=\p{Lu}\p{Ll})/u)) {
       all.push({ word: lower(part), at })
       at += part.length
     }
   }
-  const found = all.length > 1 ? all.filter(({ word }) => word.length > 1) : all
   // Of a log the last error counts, its name and what follows; where there is none, the end.
   const said = Math.max(...["error:", "exception:"].map(word => lower(plain).lastIndexOf(word)))
-  const error = found.findIndex(({ at }) => said >= 0 && at >= said) - NAME
-  const end = Math.max(0, found.length - MOST)
-  const from = error < -NAME ? end : Math.min(Math.max(0, error), end)
-  return found.slice(from, from + MOST)
-    .map((each, i) => ({ ...each, weigh: from + i < error ? BEFORE : 1 }))
+  const logged = Math.max(plain.indexOf(ERROR), plain.lastIndexOf("(most recent call last)"))
+  const begin = said >= 0 ? plain.lastIndexOf(" ", said) : logged
+  const error = all.findIndex(({ at }) => begin >= 0 && at >= begin)
+  const end = Math.max(0, all.length - MOST)
+  const from = error < 0 ? end : Math.min(Math.max(0, error - CONTEXT), end)
+  let warned = false
+  return all.slice(from, Math.max(from, error) + MOST)
+    .map((each, i) => {
+      const before = from + i < error
+      if (each.word === WARNING || each.word === ERROR) warned = each.word === WARNING && error >= 0 && !before
+      return { ...each, weigh: before || warned ? WEIGHTS.context : 1 }
+    })
+    .filter(({ word }) => word !== WARNING && word !== ERROR)
 }
 
-/** Where a word of the text begins with this one; also inside DistributedDataParallel. */
-function places({ text, low, known }, word, whole) {
-  const key = `${word} ${whole}`
-  if (known.has(key)) return known.get(key)
-  const found = []
-  const isLetter = place => LETTERS[low.charCodeAt(place)]
-  for (let i = low.indexOf(word); i >= 0; i = low.indexOf(word, i + 1)) {
-    const begins = !isLetter(i - 1) ||
-      (text[i] !== low[i] && (text[i - 1] === low[i - 1] || text[i + 1] === low[i + 1]))
-    if (begins && !(whole && isLetter(i + word.length))) found.push(i)
+// ---- what of the book is meant by a word
+
+/** The forms of a word, each with its weight; in a list for the word itself, and one for each other name. */
+function forms(book, word, open) {
+  const { ids, stems, sorted } = book
+  const own = new Map()
+  const add = (id, weight) => own.set(id, Math.max(weight, own.get(id) ?? 0))
+  for (const id of stems.get(stem(word)) ?? []) add(id, WEIGHTS.stem)
+  if (ids.has(word)) add(ids.get(word), 1)
+  if (open || word.length > 4) {
+    for (let i = first(sorted, word); sorted[i]?.startsWith(word); i++) add(ids.get(sorted[i]), WEIGHTS.prefix)
   }
-  known.set(key, found)
-  return found
+  const key = stem(word)
+  const others = (SAME.find(keys => keys.includes(key)) ?? []).filter(each => each !== key)
+    .map(each => new Map((stems.get(each) ?? []).map(id => [id, WEIGHTS.same])))
+  return [own, ...others].filter(each => each.size)
 }
 
-/** Where `first` is followed by `then` as it is in the question, give or take two letters. */
+/** Where in a sorted list `item` is, or would be. */
+function first(list, item) {
+  let [low, high] = [0, list.length]
+  while (low < high) {
+    const middle = (low + high) >> 1
+    if (list[middle] < item) low = middle + 1
+    else high = middle
+  }
+  return low
+}
+
+/** The places of several words, in order. */
+function placesOf(book, forms) {
+  const all = [...forms.keys()].map(book.placesOf)
+  if (all.length === 1) return all[0]
+  const joined = new Int32Array(all.reduce((sum, { length }) => sum + length, 0))
+  let at = 0
+  for (const each of all) {
+    joined.set(each, at)
+    at += each.length
+  }
+  return joined.sort()
+}
+
+/** Where a word of `first` is followed by one of `then`. */
 function neighbours(first, then) {
-  const apart = then.at - first.at
-  if (apart > first.word.length + 12) return []
+  const found = []
   let next = 0
-  return first.places.filter(place => {
-    while (then.places[next] < place + apart - 2) next++
-    return then.places[next] <= place + apart + 2 && then.places[next] > place
-  })
+  for (const place of first) {
+    while (then[next] <= place) next++
+    if (then[next] <= place + 2) found.push(then[next])
+  }
+  return found
 }
 
 // ---- sections: how much of the question each one has
 
+const ALONE = 5 // sections that come one by one
+
 function search(book, query) {
-  const asked = words(query)
+  const asked = wordsOf(query)
   if (!asked.length) return { items: [] }
-  const scores = new Map() // of a section: in all, of its title, and how much of that is asked for
-  const count = (places, word, weigh = 1, isPair = false) => {
-    const found = new Map()
-    let section = 0
+  const { sections, section: sectionOf, kind } = book
+  const size = sections.length
+  const rarity = number => Math.log(1 + size / (number + 0.5))
+  const [times, title] = [new Float32Array(size), new Float32Array(size)]
+  /** Note how often each section has a word, and whether its title does; return the sections that have it. */
+  const count = (places, weight, found) => {
     for (const place of places) {
-      while (book.sections[section + 1]?.from <= place) section++
-      const here = found.get(section) ?? { times: 0, title: 0 }
-      place < book.sections[section].body - 1 ? here.title++ : here.times++
-      found.set(section, here)
+      const number = sectionOf[place]
+      if (!times[number] && !title[number]) found.push(number)
+      if (kind[place] === TITLE) title[number] = Math.max(title[number], weight)
+      else times[number] += kind[place] === PROSE ? weight : weight * WEIGHTS.code
     }
-    const rarity = Math.log(1 + book.sections.length / (found.size + 0.5)) * weigh
-    for (const [section, { times, title }] of found) {
-      const { text, plain } = book.sections[section]
-      const many = times / (times + 0.6 + (0.6 * text.length) / book.length)
-      const score = scores.get(section) ?? { sum: 0, titled: 0, covered: 0, words: new Set() }
-      score.sum += rarity * many
-      if (title) score.titled += rarity
-      if (title && !isPair) score.covered += word.length / plain.length
-      score.words.add(word)
-      scores.set(section, score)
-    }
-    return rarity
   }
+  const clear = found => {
+    for (const number of found) times[number] = title[number] = 0
+  }
+  const many = number => { // how often, between 0 and 1; once in a short section counts more
+    const length = 1 - WEIGHTS.b + WEIGHTS.b * sections[number].length / book.average
+    return times[number] / (times[number] + WEIGHTS.k * length)
+  }
+
+  // ---- the words, one by one
+
+  const words = [] // each: its weight, and what it is worth in each section and its title
+  const rare = asked.map(({ word }) => word).filter(word => !COMMON.has(word) && !isSmall(word))
+  const isTold = new Set(rare).size > 2 // without the common words
   const last = asked.at(-1)
-  const rarities = new Map()
   for (const each of asked) {
-    each.places = places(book, each.word, each !== last && each.word.length < 4)
-    if (rarities.has(each.word)) continue
-    const weigh = each.weigh * (/^\d+$/.test(each.word) ? 0.2 : 1)
-    rarities.set(each.word, count(each.places, each.word, weigh))
+    const { word } = each
+    const lists = forms(book, word, each === last)
+    each.places = lists.length ? placesOf(book, lists[0]) : []
+    if (words.some(other => other.word === word) || (isTold && COMMON.has(word))) continue
+    const weigh = each.weigh * (isSmall(word) ? WEIGHTS.small : COMMON.has(word) ? WEIGHTS.common : 1)
+    const here = { word, weight: rarity(0) * weigh, text: new Float32Array(size), title: new Float32Array(size) }
+    lists.forEach((list, i) => {
+      const found = []
+      for (const [id, weight] of list) count(book.placesOf(id), weight, found)
+      const worth = rarity(found.length) * weigh
+      if (!i) here.weight = worth
+      for (const number of found) {
+        here.text[number] = Math.max(here.text[number], many(number) * Math.min(worth, here.weight))
+        here.title[number] = Math.max(here.title[number], title[number] * Math.min(worth, here.weight))
+      }
+      clear(found)
+    })
+    words.push(here)
   }
+
+  // ---- and two by two, as they follow each other
+
+  const pairs = { text: new Float32Array(size), title: new Float32Array(size) }
   asked.forEach((then, i) => {
-    const both = i && neighbours(asked[i - 1], then)
-    if (both?.length) count(both, `${asked[i - 1].word} ${then.word}`, then.weigh, true)
+    const before = asked[i - 1]
+    if (!i || then.at - before.at > before.word.length + 12) return
+    const two = [before.word, then.word]
+    const found = []
+    count(neighbours(before.places, then.places), 1, found)
+    const joined = book.ids.get(before.word + then.word) // data loader: dataloader
+    if (joined !== undefined) count(book.placesOf(joined), WEIGHTS.joined, found)
+    const isCommon = two.every(word => COMMON.has(word) || isSmall(word))
+    const less = two.every(isSmall) ? WEIGHTS.small : isCommon ? WEIGHTS.common : 1
+    const worth = rarity(found.length) * then.weigh * WEIGHTS.pair * less
+    for (const number of found) {
+      pairs.text[number] += worth * many(number)
+      pairs.title[number] += worth * title[number]
+    }
+    clear(found)
   })
+
+  // ---- what is in a page's title counts for its sections; what stands together counts more
+
+  const weights = new Map(words.map(({ word, weight }) => [word, weight]))
+  const total = words.reduce((sum, { weight }) => sum + weight, 0)
+  const [text, titled, has, covered, above] = Array.from({ length: 5 }, () => new Float32Array(size))
+  text.set(pairs.text)
+  titled.set(pairs.title)
+  for (const word of words) {
+    for (let number = 0; number < size; number++) {
+      if (!word.text[number] && !word.title[number]) continue
+      text[number] += word.text[number]
+      titled[number] += word.title[number]
+      has[number] += word.weight
+      if (!word.title[number]) continue
+      covered[number] += word.word.length / sections[number].plain.length
+      if (!sections[number].isPage) continue
+      for (let below = number + 1; below < size && !sections[below].isPage; below++) {
+        above[below] += Math.max(0, word.title[number] - word.title[below])
+      }
+    }
+  }
+  const ranked = []
+  sections.forEach(({ number, weight, isPage }) => {
+    if (!has[number]) return
+    const named = titled[number] * (1 + WEIGHTS.cover * covered[number]) * (isPage ? WEIGHTS.page : 1)
+    const sum = text[number] + named + WEIGHTS.above * above[number]
+    ranked.push({
+      number,
+      weight,
+      score: sum * (1 - WEIGHTS.all + WEIGHTS.all * has[number] / total),
+    })
+  })
+  ranked.sort((a, b) => b.score * b.weight - a.score * a.weight).splice(200)
+  const distinct = asked.filter(({ word }, i) => asked.findIndex(each => each.word === word) === i && !COMMON.has(word))
+  for (const each of ranked.slice(0, 60)) {
+    const [most, place] = nearest(book, each.number, distinct, weights)
+    each.score += WEIGHTS.near * most
+    each.place = place
+  }
+  for (const each of ranked) each.score *= each.weight
+  ranked.sort((a, b) => b.score - a.score)
 
   // ---- the answer, as the theme wants it
 
-  const best = [...scores].map(([section, { sum, titled, covered, words }]) => {
-    const { weight, isPage } = book.sections[section]
-    const named = titled * (1 + 1.5 * covered) * (isPage ? 1.7 : 1)
-    return { ...book.sections[section], score: (sum + named) * weight, words }
-  }).sort((a, b) => b.score - a.score)
-  const telling = [...rarities].filter(([, rarity]) => rarity > 1.2 || rarities.size < 3)
-  const pages = new Map()
-  for (const { words, ...section } of best) {
-    const { location } = section.page
-    if (section.score < best[0].score / 5) break
-    if (!pages.has(location) && pages.size === 30) continue
-    const terms = Object.fromEntries(telling.map(([word]) => [word, words.has(word)]))
-    const here = pages.get(location) ?? []
-    if (here.length < 6) pages.set(location, [...here, { section, terms }])
+  // The best sections come one by one, also several of a page, and the others page by page. The theme
+  // shows the page above its section, so the page itself follows a section that is nearly as good.
+  const telling = words.filter(({ weight }) => weight > 1.2 || words.length < 3)
+  const best = ranked.filter(({ score }) => score > ranked[0].score / 10)
+    .map(({ number, score, place }) => ({ ...sections[number], score, place }))
+  for (const page of best.filter(({ isPage }) => isPage)) {
+    const inside = best.find(each => !each.isPage && each.page.location === page.location)
+    if (inside?.score > page.score * WEIGHTS.first) [inside.score, page.score] = [Math.max(inside.score, page.score), 0]
   }
-  const mark = marker(telling.map(([word]) => word))
-  const shown = ({ section, terms }) => ({
+  best.sort((a, b) => b.score - a.score)
+  const groups = best.splice(0, ALONE).filter(({ score }) => score).map(section => [section])
+  const pages = new Map()
+  for (const section of best) {
+    const { location } = section.page
+    if (!section.score || (!pages.has(location) && pages.size === 30)) continue
+    const here = pages.get(location) ?? []
+    if (here.length < 6) pages.set(location, [...here, section])
+  }
+  const mark = marker(telling.map(({ word }) => word))
+  const shown = section => ({
     location: section.location,
     title: section.title.split(/(<[^>]+>)/).map((part, i) => i % 2 ? part : mark(part)).join(""),
-    text: mark(teaser(book, section, asked, rarities)),
+    text: mark(teaser(book, section)),
     score: section.score,
-    terms,
+    terms: Object.fromEntries(telling.map(({ word, text, title }) =>
+      [word, Boolean(text[section.number] || title[section.number])])),
   })
-  const items = [...pages.values()].map(found => {
-    if (!found.some(({ section }) => section.isPage)) {
-      found.push({ section: { ...found[0].section.page, score: 0 }, terms: found[0].terms })
-    }
-    return found.map(shown)
-  })
+  const items = [...groups, ...pages.values()].map(found =>
+    [...found, ...found.some(({ isPage }) => isPage) ? [] : [{ ...found[0].page, score: 0 }]].map(shown))
   return { items, suggest: suggest(book, last.word) }
 }
 
+/** Where most of the question stands together in a section, and how much of it that is. */
+function nearest({ begins, sections }, number, asked, weights) {
+  const { token, body } = sections[number]
+  const end = sections[number + 1]?.token ?? begins.length
+  const within = []
+  for (const { word, places } of asked) {
+    for (let i = first(places, token); places[i] < end; i++) within.push({ word, place: places[i] })
+  }
+  within.sort((a, b) => a.place - b.place)
+  const times = new Map()
+  let [sum, from, most, place] = [0, 0, 0, 0]
+  for (const each of within) {
+    while (within[from].place < each.place - WEIGHTS.span) {
+      const { word } = within[from++]
+      times.set(word, times.get(word) - 1)
+      if (!times.get(word)) sum -= weights.get(word)
+    }
+    if (!times.get(each.word)) sum += weights.get(each.word)
+    times.set(each.word, (times.get(each.word) ?? 0) + 1)
+    if (sum > most) [most, place] = [sum, within[from].place]
+  }
+  return [most, begins[place]]
+}
+
 /** The lines around the place that has most of the question. */
-function teaser({ text }, { body, text: { length } }, asked, rarities) {
-  const within = asked.flatMap(({ word, places }) =>
-    places.slice(index(places, body), index(places, body + length)).map(place => ({ word, place })))
-    .sort((a, b) => a.place - b.place)
-  let [from, most] = [body, -1]
-  within.forEach(({ place }, i) => {
-    const near = new Set()
-    for (let j = i; within[j]?.place < place + 160; j++) near.add(within[j].word)
-    const sum = [...near].reduce((sum, word) => sum + rarities.get(word), 0)
-    if (sum > most) [from, most] = [place, sum]
-  })
+function teaser({ text }, { body, text: { length }, place }) {
+  const from = Math.max(body, place ?? body)
   const line = Math.max(body, from - 60, text.lastIndexOf("\n", from - 1) + 1)
   const to = Math.min(body + length, line + 240)
   const cut = text.slice(line, to).replace(/\S*$/, last => to < body + length ? "" : last)
   return (line > body ? "… " : "") + cut + (to < body + length ? " …" : "")
 }
 
-/** How many of the sorted numbers are below `limit`. */
-function index(numbers, limit) {
-  let [low, high] = [0, numbers.length]
-  while (low < high) {
-    const middle = (low + high) >> 1
-    if (numbers[middle] < limit) low = middle + 1
-    else high = middle
-  }
-  return low
-}
-
 /** What makes HTML of text, with the words of the question in it marked. */
 function marker(words) {
   const escape = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;")
-  const longest = words.sort((a, b) => b.length - a.length).join("|")
-  const pattern = new RegExp(`((?<![\\p{L}\\p{N}])(?:${longest}))`, "iu")
-  return text => text.split(pattern)
-    .map((part, i) => i % 2 ? `<mark>${escape(part)}</mark>` : escape(part)).join("")
+  const stems = new Set(words.map(stem))
+  const marked = part => {
+    const word = lower(part)
+    const begin = words.find(each => word.startsWith(each))
+    const length = stems.has(stem(word)) ? part.length : begin ? begin.length : 0
+    return length ? `<mark>${escape(part.slice(0, length))}</mark>${escape(part.slice(length))}` : escape(part)
+  }
+  return text => text.split(/([\p{L}\p{N}]+)/u)
+    .map((part, i) => i % 2 ? marked(part) : escape(part)).join("")
 }
 
 /** What the word begun may become: the word of most titles. */
-function suggest({ sections }, begun) {
-  const times = new Map()
-  for (const { plain } of sections) {
-    for (const [word] of lower(plain).matchAll(/[\p{L}\p{N}]+/gu)) {
-      if (word.startsWith(begun)) times.set(word, (times.get(word) ?? 0) + 1)
-    }
-  }
-  return [...times.keys()].sort((a, b) => times.get(a) - times.get(b)).slice(-1)
+function suggest({ titled }, begun) {
+  let best = []
+  for (const [word, times] of titled) if (word.startsWith(begun) && !(times < best[1])) best = [word, times]
+  return best.slice(0, 1)
 }
