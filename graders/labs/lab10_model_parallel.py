@@ -6,7 +6,6 @@ with the numbers that the common mistakes give, and the one that it equals names
 """
 
 import collections
-import contextlib
 import inspect
 import itertools
 import math
@@ -25,7 +24,7 @@ from torch.distributed import distributed_c10d
 from torch.nn import functional as F
 
 from graders.runner import Group, Judge, Lesson
-from graders.tools import Lab, Wrong, ask, named, near, same, show, verdict
+from graders.tools import Lab, Wrong, ask, groups_wanted, named, near, same, show, verdict
 
 HINTS = {
     "lines_kind": 'lines() must return a dict with the keys "pp", "dp" and "tp". Each value '
@@ -300,7 +299,7 @@ def groups(module, lab, lesson):
 
     n, rank = lesson.world, lesson.rank
     groups = torch.arange(n).view(max(n // 2, 1), -1).T.flip(0).tolist()
-    everybody = gathered(wanted_groups(module, groups))
+    everybody = gathered(groups_wanted(module, lambda: module.join(groups)))
     for other, calls in enumerate(everybody):
         what = f"rank 0 makes the groups {everybody[0]}, and rank {other} makes {calls}"
         ask(calls == everybody[0], what, "new_group_by_all")
@@ -317,37 +316,6 @@ def groups(module, lab, lesson):
     place = [grid.stage, grid.replica, grid.shard]
     what = f"rank {rank} stands at stage, replica, shard {place}"
     ask(place == [rank // (dp * tp), rank // tp % dp, rank % tp], what, "axes_swapped")
-
-
-def wanted_groups(module: ModuleType, groups: list[list[int]]) -> list[list[int]]:
-    """The groups that join() asks for, in order, of which none is made yet.
-
-    A rank that makes other groups than the others would wait for them. Groups that are made by
-    their members alone, with `use_local_synchronization`, are left out.
-    """
-    wanted: list[list[int]] = []
-    real = dist.new_group
-
-    def note(
-        ranks: Sequence[int] | None = None, *_: Any,
-        use_local_synchronization: bool = False, **__: Any,
-    ) -> Any:  # fmt: skip
-        everyone = range(dist.get_world_size())
-        ranks = sorted(map(int, everyone if ranks is None else ranks))
-        if not use_local_synchronization:
-            wanted.append(ranks)
-        mine = dist.get_rank() in ranks
-        return dist.group.WORLD if mine else dist.GroupMember.NON_GROUP_MEMBER
-
-    names = [name for name, value in vars(module).items() if value is real]
-    with (
-        mock.patch.object(dist, "new_group", note),
-        mock.patch.object(distributed_c10d, "new_group", note),
-        mock.patch.multiple(module, **dict.fromkeys(names, note)) if names
-        else contextlib.nullcontext(),
-    ):  # fmt: skip
-        module.join(groups)
-    return wanted
 
 
 def check_lines(box: tuple[int, int, int], found: dict, true: dict) -> None:
