@@ -1060,6 +1060,11 @@ def judge(group: Group, step: Step) -> Judge:
             raise Wrong(what, "report") from error
 
 
+def _who(step: Step, *ranks: int) -> str:
+    """Whose failure it is. A step in one process without a process group has no ranks."""
+    return f"rank {', '.join(map(str, ranks))}" if step.joins else "your code"
+
+
 def judge_ends(group: Group, step: Step) -> None:
     """Raise `Blank` or `Wrong` unless every rank came to an end of its own, or to a finding."""
     if group.excess is not None:
@@ -1067,11 +1072,12 @@ def judge_ends(group: Group, step: Step) -> None:
     blamed = _first_error(group)
     if blamed is not None:
         r, rank = blamed
+        who = _who(step, r)
         kind, text = rank.error.get("kind"), rank.error.get("text", "")
         where = f", line {rank.error['line']}" if rank.error.get("line") else ""
         refused = [hint for words, hint in limits.REFUSED.items() if words in text]
         if refused:
-            raise Wrong(f"rank {r} failed: {kind}{where}: {text}", refused[0])
+            raise Wrong(f"{who} failed: {kind}{where}: {text}", refused[0])
         if rank.end == "error" and rank.error["doing"] == "import" and kind != "SystemExit":
             what = f"the file cannot be imported: {kind}{where}: {text}"
             raise Wrong(what, "syntax" if kind.endswith("SyntaxError") else "import")
@@ -1080,15 +1086,15 @@ def judge_ends(group: Group, step: Step) -> None:
         if kind == "LookupError" and not where:
             raise Wrong(f"the file has no {text}", "missing")
         if kind == "SystemExit":
-            raise Wrong(f"rank {r} ended itself by sys.exit{where}", "exit")
+            raise Wrong(f"{who} ended itself by sys.exit{where}", "exit")
         if rank.end == "left":
             status = rank.status
             how = f"signal {-status}" if status < 0 else f"exit status {status}"
             compare_calls(group, step, absent=False)  # gloo aborts if sizes do not match
-            raise Wrong(f"rank {r} ended in the middle of the step ({how})", "killed")
+            raise Wrong(f"{who} ended in the middle of the step ({how})", "killed")
         if kind == "RecursionError":
-            raise Wrong(f"rank {r} failed: {kind}{where}", "recursion")
-        what = f"rank {r} failed: {kind}{where}: {text}"
+            raise Wrong(f"{who} failed: {kind}{where}", "recursion")
+        what = f"{who} failed: {kind}{where}: {text}"
         for pattern, hint in step.crashes.items():
             if re.search(pattern, text):
                 raise Wrong(what, hint)
@@ -1104,11 +1110,11 @@ def judge_ends(group: Group, step: Step) -> None:
         if step.stuck is not None:
             step.stuck(group)
         compare_calls(group, step)
-        waiting = [str(r) for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
+        waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
         blocked = [
             rank.calls[-1] for rank in group.ranks if rank.calls and rank.end == "waiting"
         ]
         if blocked and not blocked[0].returned and not blocked[0].asynchronous:
             what = f"did not come out of {blocked[0].name}"
-            raise Wrong(f"rank {', '.join(waiting)} {what}", "some_ranks")
-        raise Wrong(f"rank {', '.join(waiting)} did not end", "endless")
+            raise Wrong(f"{_who(step, *waiting)} {what}", "some_ranks")
+        raise Wrong(f"{_who(step, *waiting)} did not end", "endless")
