@@ -212,7 +212,7 @@ def test_lab08_runs_alone_in_an_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (None, "a blank: step 1: count the parameters with their biases, then what .*"),
+        (None, "a blank: step 1: count all parameters, also biases; then add .*"),
         ("predict_no_mask", "a check that failed: activations: .* predicted, .* measured"),
     ],
 )
