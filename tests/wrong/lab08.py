@@ -42,6 +42,8 @@ wrong("measure_nothing", step=1, hint="returned",
 wrong("measure_other_order", step=1, hint="parts_order",
       old="return Parts(parameters, gradients, states, activations)",
       new="return Parts(parameters, gradients, activations, states)")
+wrong("measure_parameters_twice", step=1, hint="other",
+      old="return Parts(parameters, gradients, states", new="return Parts(2 * parameters, gradients, states")
 wrong("measure_without_gradients", step=1, hint="moments_when",
       old="states = memory.used - parameters - gradients",
       new="adam.zero_grad()\nstates = memory.used - parameters - gradients")
