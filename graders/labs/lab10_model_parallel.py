@@ -1026,10 +1026,12 @@ def check_average(lesson: Lesson, grid: Any, parameters: list[nn.Parameter]) -> 
     replicas, shards, wrong = range(grid.dp), range(grid.tp), []
     for i, parameter in enumerate(parameters):
         over_dp = sum(value(i, parameter, r, grid.shard) for r in replicas)
+        own = value(i, parameter, grid.replica, grid.shard)
         over_all = sum(value(i, parameter, r, s) for r in replicas for s in shards)
         known = {
             "right": over_dp / grid.dp,
-            "those of this replica alone": value(i, parameter, grid.replica, grid.shard),
+            "those of this replica alone": own,
+            "those of this replica alone, divided": own / grid.dp,
             "the sum over the replicas": over_dp,
             "the sum over the replicas, divided by all ranks": over_dp / lesson.world,
             "the mean over all ranks": over_all / (grid.dp * grid.tp),
@@ -1042,7 +1044,8 @@ def check_average(lesson: Lesson, grid: Any, parameters: list[nn.Parameter]) -> 
         kinds = {name for name, _ in wrong}
         what = f"of {len(parameters)} gradients on rank {lesson.rank} {len(wrong)} are wrong"
         what += f": {', '.join(sorted(kinds - {'other'}))}" * (kinds != {"other"})
-        ask(kinds != {"those of this replica alone"}, what, "not_averaged")
+        alone = all(kind.startswith("those of this replica") for kind in kinds)
+        ask(not alone, what, "not_averaged")
         ask(any(cut for _, cut in wrong), what, "whole_reduced")
         divisor = all(kind.startswith("the sum over the replicas") for kind in kinds)
         ask(not divisor, what, "average_divisor")

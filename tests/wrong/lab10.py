@@ -546,3 +546,45 @@ wrong("right_clip_by_kinds", step=8, old=Body("clip_gradients"), new="""
 """)
 wrong("right_share_by_steps", step=8,
       old=Body("my_share"), new="return batch[grid.replica :: grid.dp]")
+wrong("average_divided_only", step=8, hint="not_averaged",
+      old="dist.all_reduce(parameter.grad, group=grid.dp_group)", new="pass")
+wrong("average_over_tp", step=8, hint="averaged_over_all",
+      old="dist.all_reduce(parameter.grad, group=grid.dp_group)",
+      new="dist.all_reduce(parameter.grad, group=grid.tp_group)")
+wrong("right_clip_by_torch", step=8, old=Body("clip_gradients"), new="""
+    parameters = list(stage.parameters())
+    mine = [p for p in parameters if getattr(p, "is_cut", False) or not grid.shard]
+    square = sum(p.grad.norm() ** 2 for p in mine)
+    for group in (grid.tp_group, grid.pp_group):
+        dist.all_reduce(square, group=group)
+    nn.utils.clip_grads_with_norm_(parameters, limit, square.sqrt())
+    return square.sqrt().item()
+""")
+wrong("right_forward_by_branches", step=6, old=Body("Pipeline.forward"), new="""
+    if self.grid.first:
+        taken = self.inputs[k]
+    else:
+        taken = self.receive(self.grid.stage - 1)
+        taken.requires_grad = True
+    output = self.stage(taken)
+    if self.grid.last:
+        output = vocabulary_parallel_loss(output, self.targets[k], self.grid) / self.m
+        self.loss = self.loss + output.item()
+    else:
+        self.send(output, self.grid.stage + 1)
+    self.live[k] = [taken, output]
+    self.peak = max(self.peak, len(self.live))
+""")
+wrong("right_send_by_group", step=6, old=Body("Pipeline.send"), new="""
+    tensor = tensor.detach().contiguous()
+    self.sends.append((self.group_to(to).send([tensor], to, 0), tensor))
+""")
+wrong("right_schedule_by_list", step=7, old=Body("one_f_one_b"), new="""
+    lead = min(pipe.grid.pp - 1 - pipe.grid.stage, pipe.m)
+    order = [(pipe.forward, k) for k in range(lead)]
+    for k in range(pipe.m - lead):
+        order += [(pipe.forward, lead + k), (pipe.backward, k)]
+    order += [(pipe.backward, k) for k in range(pipe.m - lead, pipe.m)]
+    for call, k in order:
+        call(k)
+""")
