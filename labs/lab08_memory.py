@@ -297,7 +297,7 @@ class Parts(NamedTuple):
 
 def predict(width: int, hidden: int, blocks: int, rows: int) -> Parts:
     """What one step of Net with `blocks` blocks, dropout and Adam will need, in float32."""
-    # >>> solution 1: count the parameters with their biases, then what each operator saves
+    # >>> solution 1: count all parameters, also biases; then add up what the operators save
     psi = width * hidden + hidden + hidden * width + width
     psi += blocks * (2 * hidden + 2 * 4 * hidden * hidden + 4 * hidden + hidden)
     norm, up, gelu, down = hidden + 2, hidden, 4 * hidden, 4 * hidden
@@ -328,7 +328,8 @@ def measure_parts(
 
 
 # %% [markdown]
-# The check holds both against each other, and they may differ by 5%.
+# The check compares the two, and they may differ by 5%. `check.py` compares your prediction
+# exactly, because every byte is in the table.
 
 # %%
 if __name__ == "__main__":
@@ -817,11 +818,16 @@ if __name__ == "__main__":
 # ## Step 7: what to compute again
 #
 # To checkpoint every block is seldom necessary. Some layers hold much and are cheap to run
-# again (activation functions, normalisation, dropout: no matrix), others hold little and are
-# dear. Take as little work as makes it fit. The net of this step has both kinds, in ten units.
-# Of each unit you know what it *holds* for backward, its input included; what it still holds if
-# it is checkpointed, its input alone (`kept`); and the FLOPs of its forward, which is what it
-# costs to run it again.
+# again (activation functions, normalisation, dropout: no matrix). Others hold little and are
+# expensive to run again. So choose the units whose second forward costs least and still makes
+# the step fit. The net of this step has both kinds, in ten units. You know three numbers of
+# each unit:
+#
+# | number | what it is |
+# |---|---|
+# | `held` | the bytes that the unit holds for backward, its input included |
+# | `kept` | the bytes that it still holds if it is checkpointed: only its input |
+# | `flops` | the FLOPs of its forward, which is what it costs to run the unit again |
 #
 # First predict the peak. When backward comes to unit $i$, the units after it have been freed,
 # those before it hold what they hold, and unit $i$ itself holds everything, *whether or not it
@@ -970,9 +976,10 @@ if __name__ == "__main__":
 # **How much, and in what pieces?** `segments` are what came from the driver, each a list of
 # `blocks`. A block has its `size`, the `requested_size` before it was rounded up to 512 bytes,
 # and a `state`: a tensor has it (`active_allocated`), Python has given it back and another
-# stream may still use it (`active_pending_free`), or it is free (`inactive`). The docstring of
-# `_snapshot` calls the second state otherwise; this is what it writes. A free block still has
-# the `requested_size` of its last tensor. So there are four numbers:
+# stream may still use it (`active_pending_free`), or it is free (`inactive`). (In the docstring
+# of `_snapshot`, the second state is called `active_awaiting_free`. The snapshots themselves
+# contain `active_pending_free`.) A free block still has the `requested_size` of its last
+# tensor. So there are four numbers:
 #
 # * *requested*: what tensors asked for, in both kinds of active blocks;
 # * *allocated*: the sizes of tensors' blocks alone, which is `torch.cuda.memory_allocated()`;

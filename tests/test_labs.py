@@ -212,7 +212,7 @@ def test_lab08_runs_alone_in_an_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (None, "a blank: step 1: count the parameters with their biases, then what .*"),
+        (None, "a blank: step 1: count all parameters, also biases; then add .*"),
         ("predict_no_mask", "a check that failed: activations: .* predicted, .* measured"),
     ],
 )
@@ -561,6 +561,27 @@ def test_a_finding_is_not_what_other_ranks_wait_for() -> None:
     ]
     with pytest.raises(run.Wrong, match="a mistake"):
         list(run.judge(run.Group(2, ranks), run.Step(1, "", "", ())))
+
+
+def test_collectives_are_compared_within_each_group() -> None:
+    """Messages, and the collectives of other groups, are different on each rank by nature."""
+    run = grading.runner()
+    call, pairs = run.Call, [(0, 1), (0, 1), (2, 3), (2, 3)]
+    in_pairs = [call("all_reduce", 1 + min(pair), False, "", members=pair) for pair in pairs]
+    in_all = [call("barrier", 0, False, "")] * 4
+    messages = [call("send" if rank % 2 else "recv", 8, False, "") for rank in range(4)]
+    step = run.Step(1, "", "", ())
+    ranks = [
+        run.Rank(calls=list(calls)) for calls in zip(in_pairs, messages, in_all, strict=True)
+    ]
+    run.compare_calls(run.Group(4, ranks), step)
+    ranks[3].calls[0] = call("broadcast", 3, False, "", members=(2, 3))
+    with pytest.raises(run.Wrong, match="rank 2: all_reduce, 3 elements; rank 3: broadcast"):
+        run.compare_calls(run.Group(4, ranks), step)
+    del ranks[3].calls[0]
+    what = "only rank 2 of 4 called all_reduce with 3 elements in the group of the ranks 2, 3"
+    with pytest.raises(run.Wrong, match=what):
+        run.compare_calls(run.Group(4, ranks), step)
 
 
 def test_a_step_borrows_what_it_does_not_grade() -> None:

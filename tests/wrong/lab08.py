@@ -34,8 +34,60 @@ wrong("predict_one_input", step=1, hint="missing_part",
       old="+ 2, hidden", new="+ 2, 0")
 wrong("predict_one_moment", step=1, hint="states",
       old="4 * psi, 8", new="4 * psi, 4")
-wrong("measure_peak", step=1, hint="other",
+wrong("measure_peak", step=1, hint="peak_of_forward",
       old="activations = memory.used - parameters", new="activations = memory.peak")
+
+wrong("measure_nothing", step=1, hint="returned",
+      old="return Parts(parameters, gradients, states, activations)", new="pass")
+wrong("measure_other_order", step=1, hint="parts_order",
+      old="return Parts(parameters, gradients, states, activations)",
+      new="return Parts(parameters, gradients, activations, states)")
+wrong("measure_parameters_twice", step=1, hint="other",
+      old="return Parts(parameters, gradients, states", new="return Parts(2 * parameters, gradients, states")
+wrong("measure_without_gradients", step=1, hint="moments_when",
+      old="states = memory.used - parameters - gradients",
+      new="adam.zero_grad()\nstates = memory.used - parameters - gradients")
+wrong("predict_elements", step=1, hint="other",
+      old="(4 * (norm + up + gelu + down) + mask)", new="(norm + up + gelu + down + mask)")
+wrong("predict_no_gelu", step=1, hint="missing_wide", old="up + gelu + down", new="up + gelu")
+wrong("predict_no_last_input", step=1, hint="last_input",
+      old="4 * rows * (hidden + width)", new="4 * rows * width")
+wrong("predict_no_loss", step=1, hint="last_loss",
+      old="4 * rows * (hidden + width)", new="4 * rows * hidden")
+wrong("predict_no_statistics", step=1, hint="statistics",
+      old="hidden + 2, hidden", new="hidden, hidden")
+wrong("predict_nothing", step=1, hint="returned",
+      old="return Parts(4 * psi, 4 * psi, 8 * psi, saved)", new="pass")
+wrong("predict_one_block", step=1, hint="one_block",
+      old="saved = blocks * rows", new="saved = rows")
+wrong("predict_residual", step=1, hint="residual",
+      old="up + gelu + down)", new="up + gelu + down + hidden)")
+wrong("right_measure_outputs_kept", step=1,
+      old="loss = mean_square(model(inputs), targets)\nactivations = memory.used - parameters",
+      new="""
+    outputs = model(inputs)
+    loss = mean_square(outputs, targets)
+    activations = memory.used - parameters
+""")
+wrong("right_measure_adam_late", step=1, old=Body("measure_parts"), new="""
+    used = []
+    model = build()
+    used.append(memory.used)
+    loss = mean_square(model(inputs), targets)
+    used.append(memory.used)
+    loss.backward()
+    used.append(memory.used)
+    adam = make_adam(model)
+    adam.step()
+    return Parts(used[0], used[2] - used[0], memory.used - used[2], used[1] - used[0])
+""")
+wrong("right_predict_by_model", step=1, old=Body("predict"), new="""
+    model = Net(width, hidden, [Block(hidden) for _ in range(blocks)])
+    psi = sum(p.numel() for p in model.parameters())
+    block = 4 * (hidden + 2) + 4 * hidden + 2 * 4 * 4 * hidden + 4 * hidden
+    saved = float(rows * (blocks * block + 4 * hidden + 4 * width))
+    return 4 * psi, 4 * psi, 8 * psi, saved
+""")
 
 # step 2
 
@@ -83,6 +135,36 @@ wrong("log_second_graph", step=2, hint="graph_after", old="""
     log.append((before.item(), after.item()))
 """, new="after = mean_square(model(inputs), targets)\nlog.append((before.item(), after))")
 
+wrong("growth_nothing", step=2, hint="returned",
+      old="return (memory.used - before) / times", new="pass")
+wrong("log_extended", step=2, hint="log_values",
+      old="log.append((before.item(), after.item()))",
+      new="log.extend((before.item(), after.item()))")
+wrong("log_without_dropout", step=2, hint="log_values",
+      old="with torch.no_grad():", new="model.eval()\nwith torch.no_grad():")
+wrong("log_zeroed_first", step=2, hint="no_update", old=Body("logged_step"), new="""
+    before = mean_square(model(inputs), targets)
+    before.backward()
+    adam.zero_grad()
+    adam.step()
+    with torch.no_grad():
+        after = mean_square(model(inputs), targets)
+    log.append((before.item(), after.item()))
+""")
+wrong("right_growth_by_list", step=2, old=Body("growth"), new="""
+    used = []
+    for _ in range(times + 1):
+        step()
+        used.append(memory.used)
+    return (used[-1] - used[0]) / times
+""")
+wrong("right_log_detached", step=2,
+      old="(before.item(), after.item())", new="[before.detach(), after.detach()]")
+wrong("right_log_recorded_and_dropped", step=2, old="""
+    with torch.no_grad():
+        after = mean_square(model(inputs), targets)
+""", new="after = mean_square(model(inputs), targets)")
+
 # step 3
 
 wrong("evaluation_detach", step=3, hint="evaluation_graph",
@@ -103,6 +185,61 @@ wrong("evaluation_stays", step=3, hint="mode",
       old="model.train(training)", new="")
 wrong("evaluation_trains", step=3, hint="mode",
       old="model.train(training)", new="model.train()")
+
+wrong("evaluation_all_at_once", step=3, hint="all_at_once", old=Body("evaluate"), new="""
+    training, pairs = model.training, list(batches)
+    model.eval()
+    with torch.inference_mode():
+        outputs = model(torch.cat([inputs for inputs, _ in pairs]))
+        loss = mean_square(outputs, torch.cat([targets for _, targets in pairs])).item()
+    model.train(training)
+    return loss, outputs
+""")
+wrong("evaluation_by_len", step=3, hint="batches_once",
+      old="return total / rows,", new="return total / len(batches),")
+wrong("evaluation_keeps_copies", step=3, hint="evaluation_memory",
+      old="outputs.append(model(inputs))",
+      new="outputs.append(model(inputs))\ncopies = torch.cat(outputs * 8)")
+wrong("evaluation_list", step=3, hint="outputs", old="torch.cat(outputs)", new="outputs")
+wrong("evaluation_loss_only", step=3, hint="pair",
+      old="return total / rows, torch.cat(outputs)", new="return total / rows")
+wrong("evaluation_nothing", step=3, hint="returned",
+      old="return total / rows, torch.cat(outputs)", new="pass")
+wrong("evaluation_stacked", step=3, hint="outputs", old="torch.cat(outputs)", new="torch.stack(outputs)")
+wrong("evaluation_swapped", step=3, hint="outputs",
+      old="return total / rows, torch.cat(outputs)", new="return torch.cat(outputs), total / rows")
+wrong("evaluation_twice", step=3, hint="batches_once", old=Body("evaluate"), new="""
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        outputs = torch.cat([model(inputs) for inputs, _ in batches])
+        targets = torch.cat([targets for _, targets in batches])
+    model.train(training)
+    return mean_square(outputs, targets).item(), outputs
+""")
+wrong("right_evaluation_by_sums", step=3, old=Body("evaluate"), new="""
+    training = model.training
+    model.train(False)
+    outputs, total, count = [], 0.0, 0
+    with torch.no_grad():
+        for inputs, targets in batches:
+            outputs += [model(inputs)]
+            total += (outputs[-1] - targets).square().sum().item()
+            count += targets.numel()
+    model.train(training)
+    return total / count, torch.vstack(outputs)
+""")
+wrong("right_evaluation_at_the_end", step=3, old=Body("evaluate"), new="""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            pairs = [(model(inputs), targets) for inputs, targets in batches]
+    finally:
+        model.train(training)
+    outputs, targets = map(torch.cat, zip(*pairs))
+    return mean_square(outputs, targets), outputs
+""")
 
 # step 4
 
@@ -144,6 +281,30 @@ wrong("update_uncorrected", step=4, hint="bias_correction", edits=[
     ("v.sqrt().div_(math.sqrt(1 - BETA2**t)).add_", "v.sqrt().add_"),
     ("-ETA / (1 - BETA1**t)", "-ETA")])
 
+wrong("backward_calls_hook", step=4, hint="hook_called",
+      old="(self.ready)", new="(self.ready(p))")
+wrong("backward_count_not_stored", step=4, hint="count_t",
+      old='state["t"] += 1\nupdate(p, p.grad, state["m"], state["v"], state["t"])',
+      new='update(p, p.grad, state["m"], state["v"], state["t"] + 1)')
+wrong("backward_count_late", step=4, hint="count_t",
+      old='state["t"] += 1\nupdate(p, p.grad, state["m"], state["v"], state["t"])',
+      new='update(p, p.grad, state["m"], state["v"], state["t"])\nstate["t"] += 1')
+wrong("backward_name_deleted", step=4, hint="grad_kept", old="p.grad = None", new="del p")
+wrong("update_corrected_as_first", step=4, hint="bias_correction", edits=[
+    ("math.sqrt(1 - BETA2**t)", "math.sqrt(1 - BETA2)"), ("(1 - BETA1**t)", "(1 - BETA1)")])
+wrong("update_moment_of_gradient", step=4, hint="moments",
+      old="addcmul_(g, g, value", new="add_(g, alpha")
+wrong("update_uphill", step=4, hint="wrong_sign", old="value=-ETA / (1", new="value=ETA / (1")
+wrong("right_backward_by_lambda", step=4, old="(self.ready)", new="(lambda q: self.ready(q))")
+wrong("right_update_by_division", step=4, old=Body("update"), new="""
+    m.mul_(BETA1).add_(g, alpha=1 - BETA1)
+    v.lerp_(g * g, 1 - BETA2)
+    root = v / (1 - BETA2**t)
+    root.sqrt_()
+    root += EPSILON
+    p.addcdiv_(m, root.mul_(1 - BETA1**t), value=-ETA)
+""")
+
 # step 5
 
 wrong("pieces_all_rows", step=5, hint="padding_counted",
@@ -174,6 +335,67 @@ wrong("rows_of_limit", step=5, hint="rows_fixed",
       old="(limit - fixed)", new="limit")
 wrong("rows_rounded_up", step=5, hint="rows_round",
       old="(limit - fixed) // each", new="-(-(limit - fixed) // each)")
+
+wrong("pieces_cumulative", step=5, hint="added_twice",
+      old="    loss.backward()\n    total += loss.item()\nreturn total",
+      new="    total = total + loss\n    total.backward(retain_graph=True)\nreturn total.item()")
+wrong("pieces_cumulative_freed", step=5, hint="added_twice",
+      old="    loss.backward()\n    total += loss.item()\nreturn total",
+      new="    total = total + loss\n    total.backward()\nreturn total.item()")
+wrong("pieces_last_dropped", step=5, hint="rows_lost",
+      old="zip(inputs.split(rows), targets.split(rows), keep.split(rows), strict=True)",
+      new="list(zip(*(each.split(rows) for each in (inputs, targets, keep))))[:-1]")
+wrong("pieces_no_backward", step=5, hint="no_backward",
+      old="loss.backward()\ntotal += loss.item()", new="total += loss.item()")
+wrong("pieces_nothing", step=5, hint="loss_returned",
+      old="    total += loss.item()\nreturn total", new="    total += loss.item()")
+wrong("pieces_retained", step=5, hint="backward_late",
+      old="loss.backward()\ntotal += loss.item()",
+      new="loss.backward(retain_graph=True)\ntotal += loss.item()")
+wrong("pieces_retained_in_sum", step=5, hint="backward_late",
+      old="    loss.backward()\n    total += loss.item()\nreturn total",
+      new="    loss.backward(retain_graph=True)\n    total = total + loss\nreturn total.item()")
+wrong("pieces_retained_once", step=5, hint="backward_late",
+      old="    loss.backward()\n    total += loss.item()\nreturn total",
+      new="    total = total + loss\ntotal.backward(retain_graph=True)\nreturn total.item()")
+wrong("rows_float", step=5, hint="rows_round", old="(limit - fixed) // each",
+      new="(limit - fixed) / each")
+wrong("rows_other_error", step=5, hint="rows_none",
+      old='OutOfMemory("not one row fits")', new='ValueError("not one row fits")')
+wrong("rows_zero", step=5, hint="rows_none",
+      old='raise OutOfMemory("not one row fits")', new="return 0")
+wrong("right_pieces_by_slices", step=5, old=Body("accumulate"), new="""
+    total, counted = 0.0, int(keep.sum())
+    for start in range(0, len(inputs), rows):
+        part = slice(start, start + rows)
+        losses = square_of_rows(model(inputs[part]), targets[part])
+        loss = losses[keep[part]].sum() / counted
+        loss.backward()
+        total += float(loss)
+    return total
+""")
+wrong("right_pieces_of_kept_rows", step=5, old=Body("accumulate"), new="""
+    inputs, targets = inputs[keep], targets[keep]
+    total = torch.zeros(())
+    for x, y in zip(inputs.split(rows), targets.split(rows), strict=True):
+        loss = square_of_rows(model(x), y).sum() / len(inputs)
+        loss.backward()
+        total += loss.detach()
+    return total
+""")
+wrong("right_pieces_by_gradient", step=5, old=Body("accumulate"), new="""
+    total, share = 0.0, keep / keep.sum()
+    for x, y, part in zip(inputs.split(rows), targets.split(rows), share.split(rows)):
+        losses = square_of_rows(model(x), y)
+        losses.backward(part)
+        total += (losses.detach() @ part).item()
+    return total
+""")
+wrong("right_rows_by_int", step=5, old=Body("rows_that_fit"), new="""
+    if fixed + each > limit:
+        raise OutOfMemory
+    return int((limit - fixed) / each)
+""")
 
 # step 6
 
@@ -216,6 +438,38 @@ wrong("torch_not_called", step=6, hint="torch_plain",
 wrong("torch_reentrant", step=6, hint="reentrant",
       old="use_reentrant=False", new="use_reentrant=True")
 
+wrong("checkpoint_forward_nothing", step=6, hint="returned",
+      old="ctx.save_for_backward(x)\nreturn block(x)", new="ctx.save_for_backward(x)\nblock(x)")
+wrong("checkpoint_input_only", step=6, hint="parameters_missed",
+      old="output.backward(gradient)\nreturn None, x.grad",
+      new="return None, torch.autograd.grad(output, x, gradient)[0]")
+wrong("checkpoint_swapped", step=6, hint="returns",
+      old="return None, x.grad", new="return x.grad, None")
+wrong("torch_called_on_output", step=6, hint="torch_plain",
+      old="checkpoint(block, x, use", new="checkpoint(block(x), use")
+wrong("torch_nothing", step=6, hint="returned",
+      old="return checkpoint(block", new="checkpoint(block")
+wrong("right_checkpoint_by_fork", step=6, old=Body("Checkpoint.backward"), new="""
+    (x,) = ctx.saved_tensors
+    x = x.detach().requires_grad_()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.set_rng_state(ctx.state)
+        output = ctx.block(x)
+    torch.autograd.backward(output, gradient)
+    return None, x.grad
+""")
+wrong("right_checkpoint_by_grad", step=6,
+      old="output.backward(gradient)\nreturn None, x.grad", new="""
+    parameters = list(ctx.block.parameters())
+    first, *rest = torch.autograd.grad(output, [x, *parameters], gradient)
+    for parameter, each in zip(parameters, rest, strict=True):
+        parameter.grad = each if parameter.grad is None else parameter.grad + each
+    return None, first
+""")
+wrong("right_checkpoint_copies", step=6,
+      old="ctx.saved_tensors[0].detach().requires_grad_()",
+      new="ctx.saved_tensors[0].clone().requires_grad_()")
+
 # step 7
 
 wrong("choose_all", step=7, hint="nothing_fits",
@@ -244,6 +498,35 @@ wrong("peak_nothing_freed", step=7, hint="freed_already", old=Body("predicted_pe
 """)
 wrong("peak_of_kept", step=7, hint="computed_again",
       old="return peak", new="return before")
+
+wrong("choose_below", step=7, hint="exact_fit",
+      old="predicted_peak(units, chosen) <= budget", new="predicted_peak(units, chosen) < budget")
+wrong("choose_empty_is_none", step=7, hint="empty_set",
+      old="return best and best[1]", new="return best[1] if best and best[1] else None")
+wrong("choose_mask", step=7, hint="choose_kind",
+      old="return best and best[1]", new="return best and [i in best[1] for i in indices]")
+wrong("choose_not_none_of_them", step=7, hint="empty_set",
+      old="range(len(units) + 1)", new="range(1, len(units) + 1)")
+wrong("choose_pair", step=7, hint="choose_kind",
+      old="return best and best[1]", new="return best")
+wrong("peak_nothing", step=7, hint="returned", old="return peak", new="pass")
+wrong("peak_of_last_unit", step=7, hint="not_largest",
+      old="peak = max(peak, before + unit.held)", new="peak = before + unit.held")
+wrong("peak_of_what_is_kept", step=7, hint="computed_again",
+      old="before + unit.held)", new="before + (unit.kept if i in chosen else unit.held))")
+wrong("right_choose_by_bits", step=7, old=Body("choose"), new="""
+    n = len(units)
+    subsets = [{i for i in range(n) if bits >> i & 1} for bits in range(1 << n)]
+    fitting = [subset for subset in subsets if predicted_peak(units, subset) <= budget]
+    return min(fitting, key=lambda subset: sum(units[i].flops for i in subset), default=None)
+""")
+wrong("right_choose_list", step=7,
+      old="return best and best[1]", new="return None if best is None else sorted(best[1])")
+wrong("right_peak_by_sums", step=7, old=Body("predicted_peak"), new="""
+    chosen = frozenset(chosen)
+    left = [unit.kept if i in chosen else unit.held for i, unit in enumerate(units)]
+    return max(sum(left[:i]) + unit.held for i, unit in enumerate(units))
+""")
 
 # step 8
 
@@ -337,3 +620,79 @@ wrong("order_large_first", step=8, hint="order_kept",
       old="event.name in freed", new="(event.name in freed, -event.size)")
 wrong("order_short_first", step=8, hint="not_first",
       old="event.name in freed", new="event.name not in freed")
+wrong("account_nothing", step=8, hint="returned", old=Body("account"), new="blocks = []")
+wrong("account_other_order", step=8, hint="account_order", old=Body("account"), new="""
+    segments = list(segments)
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    return (
+        sum(segment["total_size"] for segment in segments),
+        sum(b["size"] for b in blocks if b["state"] == "active_allocated"),
+        sum(b["requested_size"] for b in blocks if b["state"] != "inactive"),
+        max((b["size"] for b in blocks if b["state"] == "inactive"), default=0),
+    )
+""")
+wrong("peak_counts_tensors", step=8, hint="held_order",
+      old='held[maker(each)] += each["size"]', new="held[maker(each)] += 1")
+wrong("peak_not_returned", step=8, hint="returned", old="return highest", new="pass")
+wrong("peak_of_dict", step=8, hint="peak_kind", old="held.most_common()", new="held")
+wrong("peak_size_only", step=8, hint="peak_kind", old="return highest", new="return highest.size")
+wrong("profile_path_as_it_is", step=8, hint="no_trace",
+      old="export_chrome_trace(str(path))", new="export_chrome_trace(path)")
+wrong("profile_written_inside", step=8, hint="no_trace",
+      old="    run()\nprofiler.export_chrome_trace(str(path))",
+      new="    run()\n    profiler.export_chrome_trace(str(path))")
+wrong("order_by_name", step=8, hint="order_kept",
+      old="event.name in freed", new="(event.name in freed, event.name)")
+wrong("order_not_returned", step=8, hint="returned",
+      old="return sorted(trace, key", new="sorted(trace, key")
+wrong("order_of_dict", step=8, hint="order_kept",
+      old="return sorted(trace, key=lambda event: event.name in freed)", new="""
+    kept = {event for event in trace if event.name not in freed}
+    return sorted(kept, key=str) + [event for event in trace if event.name in freed]
+""")
+wrong("right_account_by_loop", step=8, old=Body("account"), new="""
+    requested = allocated = reserved = largest = 0
+    for segment in segments:
+        for block in segment["blocks"]:
+            reserved += block["size"]
+            if block["state"].startswith("active"):
+                requested += block["requested_size"]
+            if block["state"] == "active_allocated":
+                allocated += block["size"]
+            elif block["state"] == "inactive":
+                largest = max(largest, block["size"])
+    return requested, allocated, reserved, largest
+""")
+wrong("right_order_by_lists", step=8,
+      old="return sorted(trace, key=lambda event: event.name in freed)", new="""
+    kept = [event for event in trace if event.name not in freed]
+    return tuple(kept + [event for event in trace if event.name in freed])
+""")
+wrong("right_peak_in_two_passes", step=8, old=Body("at_peak"), new="""
+    history, sums, sizes = list(history), [0], {}
+    for entry in history:
+        change = 0
+        if entry["action"] == "alloc":
+            change = sizes[entry["addr"]] = entry["size"]
+        elif entry["action"] == "free_completed":
+            change = -sizes.pop(entry["addr"], 0)
+        sums.append(sums[-1] + change)
+    top = sums.index(max(sums))
+    living, held = {}, {}
+    for entry in history[:top]:
+        if entry["action"] == "alloc":
+            living[entry["addr"]] = entry
+        elif entry["action"] == "free_completed":
+            living.pop(entry["addr"], None)
+    for entry in living.values():
+        held[maker(entry)] = held.get(maker(entry), 0) + entry["size"]
+    pairs = sorted(held.items(), key=lambda pair: pair[1], reverse=True)
+    return sums[top], pairs, maker(history[top - 1])
+""")
+wrong("right_profile_by_start", step=8, old=Body("profile_memory"), new="""
+    profiler = torch.profiler.profile(profile_memory=True, record_shapes=True)
+    profiler.start()
+    run()
+    profiler.stop()
+    profiler.export_chrome_trace(str(path))
+""")
