@@ -46,7 +46,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ from graders import limits, machine, scores
 
 PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
 LOOK = 0.5  # seconds between two looks at them, at most
+LOOP = 25.0  # processor seconds of a rank itself; a compiler that it starts may take longer
 GRACE = 1.5  # seconds asleep that the other ranks get after one has failed
 LONGEST_GRACE = 15.0  # processor seconds that they get then while they compute
 KEPT_OUTPUT = 4000  # characters of each rank's output
@@ -70,6 +71,9 @@ HINTS = {
     'run during the import into a function, or under if __name__ == "__main__":.',
     "syntax": "Python cannot read the file. Fix the line that is named above, or the line "
     "before it.",
+    "module": "Python does not find a module that your file imports. Is the environment active in "
+    "which you installed the packages? The checker imports your file alone, so it does not find "
+    "other files of yours.",
     "crash": "Your code raised an error. Add --output to see the whole traceback, or run the "
     "file with the command at its top.",
     "exit": "Your code ends the process, so the next collective of the other ranks never "
@@ -510,6 +514,13 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
         while text:
             text = text[os.write(events.fileno(), text) :]
 
+    def tell_line(_signal: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_filename != path:
+            frame = frame.f_back
+        if frame is not None:
+            send({"fact": "was in line", "value": frame.f_lineno})
+
+    signal.signal(signal.SIGUSR1, tell_line)
     step = lab_of(lab)[number]
     lesson = Lesson(rank, world, send)
     lesson.scene = scene
@@ -687,6 +698,15 @@ class Clock:
         self.last, self.first = ticks, ticks | self.first
         most = max((count - self.first[pid] for pid, count in ticks.items()), default=0)
         self.worked = max(self.worked, most / os.sysconf("SC_CLK_TCK"))
+
+    def used(self, processes: list) -> float:
+        """Processor seconds of the busiest of these processes, without what they started."""
+        ticks = [
+            self.last[process.pid] - self.first[process.pid]
+            for process in processes
+            if process.pid in self.last
+        ]
+        return max(ticks, default=0) / os.sysconf("SC_CLK_TCK")
 
     def over(self, limit: float) -> bool:
         """Whether one has worked for longer than `limit`, or all existed ten times as long."""
@@ -886,8 +906,22 @@ class Runner:
                 group.stopped = "failure"
             elif clock.asleep > PATIENCE:
                 group.stopped = "asleep"
-            elif clock.over(self.limit):
+            elif clock.over(self.limit) or clock.used(processes) > min(self.limit, LOOP):
                 group.stopped = "limit"
+                self._ask_for_lines(group, processes, events)
+
+    def _ask_for_lines(self, group: Group, processes: list, events: list) -> None:
+        """Let each rank that still runs report the line of the learner's file that it is in."""
+        waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
+        for r in waiting:
+            with contextlib.suppress(OSError):
+                os.kill(processes[r].pid, signal.SIGUSR1)
+        for _ in range(20):
+            for r in waiting:
+                self._receive(group.ranks[r], events[r])
+            if all("was in line" in group.ranks[r].facts for r in waiting):
+                return
+            time.sleep(0.05)
 
     @staticmethod
     def _receive(rank: Rank, connection: Any) -> None:
@@ -958,6 +992,10 @@ class Runner:
 
 # --- what is true of every lab ------------------------------------------------------------
 
+IMPORT_HINTS = {
+    "SyntaxError": "syntax", "IndentationError": "syntax", "TabError": "syntax",
+    "ModuleNotFoundError": "module",
+}  # fmt: skip
 COLLATERAL = re.compile(r"gloo|Connection closed|peer|Broken pipe|Socket|timed out", re.I)
 
 
@@ -1080,7 +1118,7 @@ def judge_ends(group: Group, step: Step) -> None:
             raise Wrong(f"{who} failed: {kind}{where}: {text}", refused[0])
         if rank.end == "error" and rank.error["doing"] == "import" and kind != "SystemExit":
             what = f"the file cannot be imported: {kind}{where}: {text}"
-            raise Wrong(what, "syntax" if kind.endswith("SyntaxError") else "import")
+            raise Wrong(what, IMPORT_HINTS.get(kind, "import"))
         if kind == "NotImplementedError":
             raise Blank(re.sub(r"^step \d+: ", "", text) + where)
         if kind == "LookupError" and not where:
@@ -1117,4 +1155,6 @@ def judge_ends(group: Group, step: Step) -> None:
         if blocked and not blocked[0].returned and not blocked[0].asynchronous:
             what = f"did not come out of {blocked[0].name}"
             raise Wrong(f"{_who(step, *waiting)} {what}", "some_ranks")
-        raise Wrong(f"{_who(step, *waiting)} did not end", "endless")
+        lines = {group.ranks[r].facts.get("was in line") for r in waiting} - {None}
+        where = f": it loops in line {' or '.join(map(str, sorted(lines)))}" if lines else ""
+        raise Wrong(f"{_who(step, *waiting)} did not end{where}", "endless")

@@ -8,12 +8,14 @@ pipeline work (lab 10, capstone), beside 1F1B.
 """
 
 import argparse
+import ast
 import os
 import re
 import signal
 import sys
 import textwrap
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 # before torch is imported: ranks share the processor, and the grade is that of the CPU
@@ -25,6 +27,31 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 if not (ROOT / "graders").is_dir():
     sys.exit("check.py needs the folder graders/, which lies beside labs/")
+
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument(
+        "files", nargs="+", type=Path, help="your copies of labs, or of parts of the assessment"
+    )
+    options.add_argument("--step", type=int, help="grade this step (and those it builds on)")
+    options.add_argument(
+        "--limit", type=float, default=60.0, help="processor seconds of a process for a step (60)"
+    )
+    options.add_argument(
+        "--gpu", action="store_true", help="programs may use the GPUs (assessment)"
+    )
+    options.add_argument("--more", action="store_true", help="say how to fix it, too (exercise)")
+    options.add_argument("--output", action="store_true", help="show what failing ranks printed")
+    options.add_argument("--report", type=Path, metavar="FILE", help="write the scores: TOML")
+    options.add_argument("--draw", type=Path, metavar="FILE", help="draw your schedule: SVG")
+    return options
+
+
+if __name__ == "__main__":
+    parser().parse_args()  # --help and a wrong option are answered before torch is imported
 
 from graders import machine, runner, scores  # noqa: E402
 
@@ -131,13 +158,53 @@ class Grading:
 
 
 def lab_name(path: Path) -> str:
-    """The lab, or the part of the assessment, that a file is of."""
-    name, known = re.match(r"\w+(?=\.|-|$)", path.name), [grader.stem for grader in GRADERS]
-    if name is None or name[0] not in known:
+    """The lab, or the part of the assessment, that a file belongs to.
+
+    The name of the file begins with the name of the lab: lab02_ddp.py, lab02_ddp copy.py.
+    """
+    known = [grader.stem for grader in GRADERS]
+    names = [stem for stem in known if path.name.startswith(stem)]
+    if not names:
         sys.exit(f"{path.name}: the name must begin with that of a lab: {', '.join(known)}")
+    name = max(names, key=len)
     if not path.is_file():
         sys.exit(f"there is no file {path}: python labs/start.py writes one")
-    return name[0]
+    if path.suffix != ".py":
+        sys.exit(f"{path.name} is not a Python file: rename it, so that its name ends in .py")
+    look_inside(path, name)
+    return name
+
+
+def names_of(path: Path) -> set[str]:
+    """The functions and classes of a program, without those that most programs have."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    body = ast.parse(path.read_text("utf-8")).body
+    return {each.name for each in body if isinstance(each, kinds)} - {"main", "start", "check"}
+
+
+def look_inside(path: Path, name: str) -> None:
+    """End with a sentence if a file is empty, or if it is the file of a different lab."""
+    program = path.read_bytes()
+    if not program.strip():
+        sys.exit(f"{path} is empty: python labs/start.py writes a new copy into my_labs/")
+    try:
+        found = names_of(path)
+    except (SyntaxError, ValueError):
+        return  # grading names the line
+    finished = {
+        grader.stem: ROOT / grader.relative_to(ROOT / "graders") for grader in GRADERS
+    }
+    own = names_of(finished[name]) if finished[name].is_file() else found
+    if 2 * len(found & own) > len(own):
+        return
+    defined = {stem: names_of(path) for stem, path in finished.items() if path.is_file()}
+    often = Counter(each for names in defined.values() for each in names)
+    common = {
+        stem: sum(often[each] == 1 for each in found & names) for stem, names in defined.items()
+    }
+    likely = max(common, key=lambda stem: common[stem])
+    if common[likely] >= 3 and not common.get(name):
+        sys.exit(f"{path} has the functions of {likely}, and none of {name}: rename the file")
 
 
 def grade_file(path: Path, options: argparse.Namespace, stores: runner.Stores) -> Grading:
@@ -199,22 +266,7 @@ def write(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "files", nargs="+", type=Path, help="your copies of labs, or of parts of the assessment"
-    )
-    parser.add_argument("--step", type=int, help="grade this step (and those it builds on)")
-    parser.add_argument(
-        "--limit", type=float, default=60.0, help="processor seconds of a rank for a step (60)"
-    )
-    parser.add_argument(
-        "--gpu", action="store_true", help="programs may use the GPUs (assessment)"
-    )
-    parser.add_argument("--more", action="store_true", help="say how to fix it, too (exercise)")
-    parser.add_argument("--output", action="store_true", help="show what failing ranks printed")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the scores: TOML")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw your schedule: SVG")
-    options = parser.parse_args()
+    options = parser().parse_args()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # a terminal may not have every character
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -7,6 +7,7 @@ already is left alone.
 """
 
 import contextlib
+import difflib
 import re
 import sys
 from pathlib import Path
@@ -79,15 +80,21 @@ def companions(path: Path) -> list[Path]:
 
 def main() -> None:
     parts = all_parts()
-    if len(sys.argv) == 1:
+    if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
         width = max(map(len, parts))
         for name, path in parts.items():
             print(f"{name:{width}}  {title_of(path)}")
         print("begin one with: python labs/start.py NUMBER, or NAME")
         return
-    wanted = sys.argv[1].zfill(2)
-    if len(sys.argv) > 2 or wanted not in parts:
-        sys.exit(f"there is no lab {' '.join(sys.argv[1:])}: choose one of {', '.join(parts)}")
+    asked = " ".join(sys.argv[1:])
+    wanted = asked.removeprefix("lab").zfill(2)
+    if wanted not in parts:  # the beginning of a name is enough, if only one name begins so
+        begun = [part for part in parts if part.startswith(asked)]
+        near = begun or difflib.get_close_matches(asked, parts, n=3)
+        if len(begun) != 1:
+            advice = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(parts)}"
+            sys.exit(f"there is no lab {asked}: {advice}")
+        wanted = begun[0]
     original = parts[wanted]
     begin = "labs" if original.parent == LABS else "assessment"
     begins = slow(original) if slow(original).exists() else original

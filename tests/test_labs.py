@@ -10,6 +10,7 @@ import mmap
 import os
 import re
 import socket
+import subprocess
 import sys
 import threading
 from datetime import timedelta
@@ -667,6 +668,77 @@ def test_check_is_deterministic(tmp_path: Path) -> None:
 def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> None:
     done = check(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, sentence + "\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("lab02_ddp.txt", REFERENCE, "lab02_ddp.txt is not a Python file: rename it"),
+        ("lab02_ddp.py", None, "lab02_ddp.py is empty: python labs/start.py writes a new copy"),
+        ("lab02_ddp.py", REFERENCES["lab08"], "has the functions of lab08_memory, and none of"),
+    ],
+)
+def test_check_names_a_file_that_it_cannot_grade(name, content, sentence, tmp_path) -> None:
+    (tmp_path / name).write_text(content.read_text() if content else "\n")
+    done = check(name, cwd=tmp_path)
+    assert done.returncode == 1 and not done.stdout
+    assert sentence in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "hint"),
+    [
+        (("def shard(", "  def shard("), "cannot be imported: IndentationError, line", "syntax"),
+        (("import os\n", "import os\nimport no_such\n"), "No module named 'no_such'", "module"),
+    ],
+)
+def test_check_grades_copies_with_any_name_and_reads_their_errors(
+    change: tuple[str, str], said: str, hint: str, tmp_path: Path
+) -> None:
+    text = REFERENCE.read_text()
+    assert change[0] in text
+    (tmp_path / "lab02_ddp_é copy.py").write_text(text)
+    (tmp_path / "lab02_ddp copy.py").write_text(text.replace(*change, 1))
+    done = check("lab02_ddp_é copy.py", "lab02_ddp copy.py", "--step", "2", cwd=tmp_path)
+    good, bad = done.stdout.split("lab02_ddp copy.py, graded")
+    assert "1 of 1 steps pass" in good, done.stdout + done.stderr
+    assert said in unwrapped(bad) and all_hints(REFERENCE)[hint] in unwrapped(bad), bad
+
+
+def test_an_endless_loop_is_ended_and_its_line_is_named(tmp_path: Path) -> None:
+    text = REFERENCE.read_text()
+    line = next(n for n, each in enumerate(text.splitlines(), 1) if each.startswith("def shard("))
+    body = text.index('"""', text.index('"""', text.index("def shard(")) + 3) + 3
+    loop = text[:body] + "\n    while True:\n        pass\n" + text[body:]
+    (tmp_path / "lab02_ddp.py").write_text(loop)
+    done = check("lab02_ddp.py", "--step", "2", "--limit", "3", cwd=tmp_path)
+    found = re.search(r"did not end: it loops in line (\d+)", unwrapped(done.stdout))
+    assert found, done.stdout + done.stderr
+    loops = [n for n, each in enumerate(loop.splitlines(), 1) if each == "    while True:"]
+    assert int(found[1]) in {loops[0], loops[0] + 1} and loops[0] > line
+
+
+def test_help_is_answered_without_torch(tmp_path: Path) -> None:
+    for program in ("check.py", "start.py"):
+        command = [sys.executable, "-X", "importtime", str(ROOT / "labs" / program), "--help"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert "| torch" not in done.stderr.replace("|   torch", "| torch")
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("assignment4", "wrote my_labs/assignment4_two_levels.py"),
+        ("lab02", "wrote my_labs/lab02_ddp.py"),
+        ("capston", "wrote my_labs/capstone.py"),
+        ("assignmnt4_two_levels", "did you mean assignment4_two_levels"),
+        ("assignment", "did you mean assignment1_allocator or assignment2_tensor_cores"),
+    ],
+)
+def test_start_takes_the_beginning_of_a_name(asked: str, answer: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "labs/start.py"), asked]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert answer in done.stdout + done.stderr, done
 
 
 def test_folders_work_when_they_are_copied(tmp_path: Path) -> None:
