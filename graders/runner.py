@@ -42,7 +42,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -112,6 +112,7 @@ class Call:
     phase: str
     detail: str = ""
     sent: float = 0  # bytes that leave this rank, if rings do the collectives
+    members: tuple[int, ...] = ()  # the ranks of its group, if not all
     returned: bool = False  # the call came back (if asynchronous: it was waited for)
     touched: bool = False  # the tensor was changed between the launch and the wait
 
@@ -386,17 +387,21 @@ class Lesson:
         self.store.wait([f"all met {self.meetings}"])
 
     def record(
-        self, name: str, tensor: Any, asynchronous: bool, detail: str = "", n: int = 1
-    ) -> int:
-        """Tell the checker of a call, in a group of n, before it is made; return its number."""
+        self, name: str, tensor: Any, asynchronous: bool, detail: str = "", n: int = 1,
+        members: Sequence[int] = (),
+    ) -> int:  # fmt: skip
+        """Tell the checker of a call, in a group of n, before it is made; return its number.
+
+        `members`: the ranks of the group, unless it is the group of all ranks.
+        """
         if isinstance(tensor, (list, tuple)):
             tensor = tensor[0] if tensor else None
         numel, sent = 0, 0
         if isinstance(tensor, torch.Tensor):
             numel, sent = tensor.numel(), scores.sent(name, tensor.nbytes, n)
         call = [name, numel, asynchronous, self.current_phase, detail, sent]
-        self._send({"call": call})
-        self.calls.append(Call(*call))
+        self._send({"call": call, "members": list(members)})
+        self.calls.append(Call(*call, members=tuple(members)))
         return len(self.calls) - 1
 
     def watch_collectives(self) -> None:
@@ -421,7 +426,8 @@ class Lesson:
             asynchronous = named.get("async_op") is True
             groups = [group] if isinstance(group, dist.ProcessGroup) else []
             n = dist.get_world_size(*groups) if dist.is_initialized() else 1
-            number = self.record(name, tensor, asynchronous, detail, n)
+            members = dist.get_process_group_ranks(group) if groups and n < self.world else []
+            number = self.record(name, tensor, asynchronous, detail, n, members)
 
             def tell(touched: bool = False) -> None:
                 self.calls[number].returned, self.calls[number].touched = True, touched
@@ -904,8 +910,11 @@ class Runner:
                     rank.facts[name] = value
                 case {"right": str(right)}:
                     rank.rights.append(right)
-                case {"call": [str(), int(), bool(), str(), str(), int() | float()] as call}:
-                    rank.calls.append(Call(*call))
+                case {
+                    "call": [str(), int(), bool(), str(), str(), int() | float()] as call,
+                    "members": [*members],
+                } if all(isinstance(member, int) for member in members):
+                    rank.calls.append(Call(*call, members=tuple(members)))
                 case {"returned": int(number), "touched": bool(touched)}:
                     for call in rank.calls[number : number + 1]:
                         call.returned, call.touched = True, touched
@@ -973,6 +982,9 @@ def _floods(group: Group) -> Wrong | None:
     return None
 
 
+MESSAGES = ("send", "recv", "isend", "irecv")  # each has one sender and one receiver
+
+
 def _sequences(group: Group) -> list[list[tuple]]:
     """What each rank called, in order."""
     return [[(c.name, c.numel, c.detail) for c in rank.calls] for rank in group.ranks]
@@ -991,18 +1003,36 @@ def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
 
     `absent`: a call that some ranks did not come to counts as a difference.
     """
-    sequences = _sequences(group)
+    for members in sorted({call.members for rank in group.ranks for call in rank.calls}):
+        if set(members) <= set(range(group.world)):
+            _compare_calls_of(group, members, step, absent)
+
+
+def _compare_calls_of(group: Group, members: tuple[int, ...], step: Step, absent: bool) -> None:
+    """Compare the collectives in the groups of these ranks. Messages are not compared."""
+    ranks = members or range(group.world)
+    sequences = [
+        [
+            (call.name, call.numel, call.detail)
+            for call in group.ranks[r].calls
+            if call.members == members and call.name not in MESSAGES
+        ]
+        for r in ranks
+    ]
     for place in range(max(map(len, sequences))):
         here = [sequence[place] if place < len(sequence) else None for sequence in sequences]
         if len(set(here)) == 1 or (None in here and not absent):
             continue
         if None in here:
-            callers = [r for r, call in enumerate(here) if call is not None]
-            name, numel, _ = here[callers[0]]
-            names = ", ".join(map(str, callers))
+            callers = [call for call in here if call is not None]
+            name, numel, _ = callers[0]
+            names = ", ".join(str(r) for r, c in zip(ranks, here, strict=True) if c is not None)
             what = f"only rank {names} of {group.world} called {name} with {numel} elements"
+            if members:
+                what += f" in the group of the ranks {', '.join(map(str, members))}"
             raise Wrong(what, "some_ranks")
-        calls = [f"rank {r}: {c[0]}, {c[1]} elements {c[2]}" for r, c in enumerate(here)]
+        named = zip(ranks, here, strict=True)
+        calls = [f"rank {r}: {c[0]}, {c[1]} elements {c[2]}" for r, c in named]
         what = f"collective {place + 1} differs: {'; '.join(map(str.strip, calls))}"
         if len({call[:2] for call in here}) == 1 and here[0][0] == "broadcast":
             raise Wrong(what, "own_source")
@@ -1030,6 +1060,11 @@ def judge(group: Group, step: Step) -> Judge:
             raise Wrong(what, "report") from error
 
 
+def _who(step: Step, *ranks: int) -> str:
+    """Whose failure it is. A step in one process without a process group has no ranks."""
+    return f"rank {', '.join(map(str, ranks))}" if step.joins else "your code"
+
+
 def judge_ends(group: Group, step: Step) -> None:
     """Raise `Blank` or `Wrong` unless every rank came to an end of its own, or to a finding."""
     if group.excess is not None:
@@ -1037,11 +1072,12 @@ def judge_ends(group: Group, step: Step) -> None:
     blamed = _first_error(group)
     if blamed is not None:
         r, rank = blamed
+        who = _who(step, r)
         kind, text = rank.error.get("kind"), rank.error.get("text", "")
         where = f", line {rank.error['line']}" if rank.error.get("line") else ""
         refused = [hint for words, hint in limits.REFUSED.items() if words in text]
         if refused:
-            raise Wrong(f"rank {r} failed: {kind}{where}: {text}", refused[0])
+            raise Wrong(f"{who} failed: {kind}{where}: {text}", refused[0])
         if rank.end == "error" and rank.error["doing"] == "import" and kind != "SystemExit":
             what = f"the file cannot be imported: {kind}{where}: {text}"
             raise Wrong(what, "syntax" if kind.endswith("SyntaxError") else "import")
@@ -1050,15 +1086,15 @@ def judge_ends(group: Group, step: Step) -> None:
         if kind == "LookupError" and not where:
             raise Wrong(f"the file has no {text}", "missing")
         if kind == "SystemExit":
-            raise Wrong(f"rank {r} ended itself by sys.exit{where}", "exit")
+            raise Wrong(f"{who} ended itself by sys.exit{where}", "exit")
         if rank.end == "left":
             status = rank.status
             how = f"signal {-status}" if status < 0 else f"exit status {status}"
             compare_calls(group, step, absent=False)  # gloo aborts if sizes do not match
-            raise Wrong(f"rank {r} ended in the middle of the step ({how})", "killed")
+            raise Wrong(f"{who} ended in the middle of the step ({how})", "killed")
         if kind == "RecursionError":
-            raise Wrong(f"rank {r} failed: {kind}{where}", "recursion")
-        what = f"rank {r} failed: {kind}{where}: {text}"
+            raise Wrong(f"{who} failed: {kind}{where}", "recursion")
+        what = f"{who} failed: {kind}{where}: {text}"
         for pattern, hint in step.crashes.items():
             if re.search(pattern, text):
                 raise Wrong(what, hint)
@@ -1074,11 +1110,11 @@ def judge_ends(group: Group, step: Step) -> None:
         if step.stuck is not None:
             step.stuck(group)
         compare_calls(group, step)
-        waiting = [str(r) for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
+        waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
         blocked = [
             rank.calls[-1] for rank in group.ranks if rank.calls and rank.end == "waiting"
         ]
         if blocked and not blocked[0].returned and not blocked[0].asynchronous:
             what = f"did not come out of {blocked[0].name}"
-            raise Wrong(f"rank {', '.join(waiting)} {what}", "some_ranks")
-        raise Wrong(f"rank {', '.join(waiting)} did not end", "endless")
+            raise Wrong(f"{_who(step, *waiting)} {what}", "some_ranks")
+        raise Wrong(f"{_who(step, *waiting)} did not end", "endless")

@@ -19,13 +19,15 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -286,6 +288,34 @@ def judge_devices(
         count = f"{number} accelerator{'s' * (number != 1)}"
         what = f"with {count} for {world} ranks, the devices are {', '.join(names)}"
         ask(names == ["cpu"] * world, what, "shared_device")
+
+
+def groups_wanted(module: ModuleType, call: Callable[[], Any]) -> list[list[int]]:
+    """The groups that a call asks `new_group` for, in order. None of them is made.
+
+    A rank that makes other groups than the others would wait for them, so look at these lists
+    first. Groups that their members make alone (`use_local_synchronization`) are left out. A
+    rank gets the group of all ranks in place of each group that it belongs to.
+    """
+    wanted: list[list[int]] = []
+    real = distributed_c10d.new_group
+
+    def note(
+        ranks: Sequence[int] | None = None, *_: Any,
+        use_local_synchronization: bool = False, **__: Any,
+    ) -> Any:  # fmt: skip
+        ranks = sorted(map(int, range(dist.get_world_size()) if ranks is None else ranks))
+        if not use_local_synchronization:
+            wanted.append(ranks)
+        mine = dist.get_rank() in ranks
+        return dist.group.WORLD if mine else dist.GroupMember.NON_GROUP_MEMBER
+
+    with contextlib.ExitStack() as stack:
+        for place in (dist, distributed_c10d, module):
+            for name in [name for name, value in vars(place).items() if value is real]:
+                stack.enter_context(mock.patch.object(place, name, note))
+        call()
+    return wanted
 
 
 def before(owner: Any, name: str, note: Callable) -> None:

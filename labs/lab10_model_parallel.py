@@ -263,17 +263,17 @@ if __name__ == "__main__":
 # | pp | 0 4, 1 5, 2 6, 3 7 |
 #
 # `dist.new_group` makes a group, and it is itself a collective of *all* ranks: every rank calls
-# it for every group, in the same order, also for those it does not belong to. A rank which
-# only makes its own group gives it a name that another group bears as well, and the two mix up
-# or wait for each other.
+# it for every group, in the same order, also for those to which it does not belong. torch names
+# the groups in the order of these calls. If each rank made only its own group, two different
+# groups would get the same name. They would then get mixed up, or wait for each other.
 
 
 # %%
 def lines(world: int, pp: int, tp: int) -> dict[str, list[list[int]]]:
     """The groups of each kind, as lists of ranks: {"pp": [...], "dp": [...], "tp": [...]}."""
     # >>> solution 1: lay the ranks out as [pp, dp, tp], then read the lines along each axis
-    # hint: torch.arange(world).view(pp, -1, tp); box.movedim(axis, -1) puts an axis last,
-    # hint: .flatten(0, 1).tolist() then makes a list of lines
+    # hint: the box is a tensor of all rank numbers, and dp follows from the two other sizes
+    # hint: Tensor.movedim moves an axis. Which lists are the rows if that axis is the last?
     box = torch.arange(world).view(pp, -1, tp)
     return {
         kind: box.movedim(axis, -1).flatten(0, 1).tolist()
@@ -645,7 +645,7 @@ if __name__ == "__main__":
 def rows_by_shard(tp: int) -> torch.Tensor:
     """The order of the 3h rows of a fused QKV in which each of tp equal pieces is complete."""
     # >>> solution 4: from [q, k, v] of all heads to [q, k, v] of the first h/tp rows, then next
-    # hint: torch.arange(3 * HIDDEN).view(3, tp, -1) is [kind, shard, row]: swap two, flatten
+    # hint: give the 3h row numbers three axes: kind (q, k, v), shard, row. Which come first?
     return torch.arange(3 * HIDDEN).view(3, tp, -1).transpose(0, 1).flatten()
     # <<< solution
 

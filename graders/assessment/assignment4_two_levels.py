@@ -1,6 +1,9 @@
 """The steps of assignment 4, on four ranks: two nodes of two."""
 
 import functools
+import re
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,38 +13,73 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from graders.runner import Group
-from graders.tools import Lab, Passes, ask, at_most, before, check
+from graders.tools import Lab, ask, at_most, before, check, groups_wanted, named, show
 
 HINTS = {
-    "not_all": "dist.new_group is collective: every rank calls it for every group, in one "
-    "order, also for groups it does not belong to.",
-    "node": "Neighbours share a node: with local = 2 ranks 0 and 1, then 2 and 3.",
-    "rail": "A rail has one rank of each node: with local = 2 ranks 0 and 2, then 1 and 3.",
-    "between": "More than 1/local of the tensor goes between the nodes: first reduce-scatter "
-    "within the node, so that each rank is responsible for a piece.",
-    "not_padded": "The tensor's length need not be a multiple of local: pad it.",
-    "one_node": "The result is the sum over one node: the pieces must be added up by rails.",
-    "twice": "Something is added up more than once. After the reduce-scatter a rank works with "
-    "its piece alone.",
-    "in_place": "The caller's tensor still has its old values: copy the sum into it.",
-    "wire": "What is sent is not bf16.",
-    "mean": "The hook returns the mean over all ranks, as fp32, and DDP does not divide again.",
-    "no_feedback": "What rounding takes is lost in every step anew: keep it, and add it to the "
-    "next gradient before it is rounded.",
-    "feedback_scale": "What is kept must be in the scale of the gradient: if you divide before "
+    "not_all": "dist.new_group is a collective. Every rank must call it for every group, in "
+    "the same order, also for the groups to which it does not belong.",
+    "outside": "A group must contain only ranks that exist. Look at how the number of ranks "
+    "and the number of nodes enter.",
+    "two_groups": "make_groups must return two groups: that of the node, and then the rail.",
+    "node": "The ranks of a node are neighbours in number. With local = 2, the nodes are the "
+    "ranks 0 and 1, then 2 and 3. The group of the node comes first in the result.",
+    "rail": "A rail contains one rank of each node, and these ranks are `local` apart in "
+    "number. There are as many rails as there are ranks in a node.",
+    "between": "Only 1/local of the tensor may be sent between the nodes. First reduce-scatter "
+    "within the node, so that each rank is responsible for one piece.",
+    "padded_always": "A length that is a multiple of local needs no padding. Look at the "
+    "number of elements that you add in this case: it must be 0.",
+    "not_padded": "The length of the tensor need not be a multiple of local. Pad it at its "
+    "end, and leave the padding out of the result.",
+    "piece_size": "The sizes do not fit together, although this length needs no padding. A "
+    "piece must have 1/local of the elements of the padded tensor.",
+    "one_node": "The result is the sum over one node only. The rails must add the pieces of "
+    "the nodes.",
+    "twice": "Some values are added more than once. After the reduce-scatter, a rank must work "
+    "only with its own piece.",
+    "not_gathered": "Each rank has the sum in its own piece only, and the other pieces lie on "
+    "the other ranks of its node. Gather them within the node.",
+    "not_sum": "The function must return the sum over all ranks, and not the mean.",
+    "in_place": "The tensor of the caller still has its old values. Copy the sum into it.",
+    "wire": "The tensor that is sent must be bf16.",
+    "not_sent": "The hook must send the bucket with one dist.all_reduce, with async_op=True.",
+    "future": "The hook must return a future, because DDP waits for it later. "
+    "work.get_future() is one, and its method then() makes a new one.",
+    "mean": "The future must contain the mean over all ranks in fp32. DDP does not divide "
+    "again.",
+    "no_feedback": "What rounding takes from a gradient is lost in every step. Keep what you "
+    "wanted to send minus what you sent, and add it to the next gradient before that is "
+    "rounded.",
+    "feedback_of_gradient": "What you keep must be measured from the value that you rounded. "
+    "That is the gradient together with what was left from the step before.",
+    "feedback_scale": "What is kept must have the scale of the gradient. If you divide before "
     "you round, multiply what was sent by the world size again.",
-    "shared": "The buckets share one residual: keep one for each bucket.index().",
-    "waits": "The hook waits for its all-reduce, and DDP cannot go on with backward: "
-    "async_op=True, and the rest in a callback of the future.",
-    "too_often": "Averaged every step, nothing is saved.",
-    "when": "With every = 3 the weights are averaged after steps 3, 6 and so on: count "
-    "the step before you ask.",
-    "never": "After `every` steps the weights still differ: is the mean copied into them?",
-    "sum": "The weights are the sum over the ranks: divide.",
-    "one_by_one": "One all-reduce for each parameter: put them into one flat tensor.",
-    "gradients": "The optimizer must step before the average, or its last step is missing in "
-    "the mean.",
-    "other": "The numbers fit no common mistake. Compare with one all_reduce, on two ranks.",
+    "shared": "Each bucket needs a residual of its own, which must stay until this bucket "
+    "comes again. Keep one for each bucket.index().",
+    "waits": "The hook must not wait, because DDP cannot go on with backward until the hook "
+    "returns. Start the all-reduce with async_op=True, and do the rest in a callback of its "
+    "future.",
+    "too_often": "The weights must be averaged only once in every `every` steps, because each "
+    "average costs a collective. Look at the condition under which you average.",
+    "when": "With every = 3, the weights must be averaged after the steps 3, 6 and so on. "
+    "Count the step before you look at the count.",
+    "never": "After `every` steps, the weights of the ranks must be equal. Look at whether "
+    "every rank gets the mean, and copies it into its weights.",
+    "all_groups": "An optimizer may have several groups of parameters, and the weights of all "
+    "of them must be averaged. Look at which of optimizer.param_groups you use.",
+    "sum": "The weights are the sum over the ranks. Divide it by the number of ranks.",
+    "one_rank": "All ranks have the weights of one rank. They must have the mean over all "
+    "ranks.",
+    "of_gradients": "The weights became the mean of the gradients. Average the parameters "
+    "themselves, and not p.grad.",
+    "one_by_one": "Each average must be one collective. Put the weights of all parameters, and "
+    "of all groups of the optimizer, into one flat tensor.",
+    "gradients": "The optimizer must step before the average, because otherwise its last step "
+    "is missing in the mean.",
+    "no_step": "The optimizer must use the gradients in every step. Call optimizer.step() in "
+    "each call of step(), and leave the gradients as they are before it.",
+    "other": "The numbers fit no common mistake. Compare your result with that of one "
+    "all_reduce, on two ranks.",
 }  # fmt: skip
 LAB = Lab(HINTS)
 step = functools.partial(LAB.step, worlds=(4,))
@@ -58,24 +96,30 @@ def on_all(group: Group, fact: str, wanted: Any, hint: str) -> None:
 
 @step(1, "nodes and rails", "two groups, made by all ranks alike", "make_groups")
 def groups(theirs, ours, lesson):
-    made = []
-    new_group = dist.new_group
-
-    def noted(ranks=None, *args, use_local_synchronization=False, **kwargs):
-        if not use_local_synchronization:  # with it, a group is made by its members alone
-            made.append(sorted(ranks))
-
-    # a rank alone in its calls would wait for the others: look before any group is made
-    dist.new_group = noted
-    theirs.make_groups(2)
-    everyone: list = [None] * 4
-    dist.all_gather_object(everyone, made)
-    alike = all(other == made for other in everyone)
-    check("all ranks make the same groups in one order", alike, True, "not_all")
-    dist.new_group = new_group
-    node, rail = map(dist.get_process_group_ranks, theirs.make_groups(2))
-    check("right node", node == [[0, 1], [2, 3]][lesson.rank // 2], True, "node")
-    check("right rail", rail == [[0, 2], [1, 3]][lesson.rank % 2], True, "rail")
+    world, rank = lesson.world, lesson.rank
+    for local in (2, world, 1):  # two nodes, one node, and nodes of one rank
+        # a rank alone in its calls would wait for the others: look before any group is made
+        wanted = groups_wanted(theirs, lambda n=local: theirs.make_groups(n))
+        everyone: list = [None] * world
+        dist.all_gather_object(everyone, wanted)
+        for other, calls in enumerate(everyone):
+            what = f"with local = {local}, rank 0 makes the groups {everyone[0]}, and rank"
+            ask(calls == everyone[0], f"{what} {other} makes {calls}", "not_all")
+        for ranks in wanted:
+            what = f"with local = {local}, a group has the ranks {ranks}, and there are {world}"
+            ask(max(ranks) < world, what, "outside")
+        made = theirs.make_groups(local)
+        pair = isinstance(made, (tuple, list)) and len(made) == 2
+        what = f"make_groups({local}) returns {made if made is None else 'one value'}"
+        ask(pair, f"{what} on rank {rank}", "two_groups")
+        first = rank // local * local
+        for name, group, true in (
+            ("node", made[0], list(range(first, first + local))),
+            ("rail", made[1], list(range(rank % local, world, local))),
+        ):
+            is_group = isinstance(group, dist.ProcessGroup)
+            found = sorted(dist.get_process_group_ranks(group)) if is_group else show(group)
+            check(f"with local = {local}, the {name} of rank {rank}", found, true, name)
 
 
 # --- 2: two levels ------------------------------------------------------------------------
@@ -84,13 +128,18 @@ SENDING = (
     "all_reduce reduce_scatter_tensor reduce_scatter reduce broadcast all_gather_into_tensor "
     "all_gather all_to_all_single"
 )
-MISTAKES = {"unchanged": "in_place", "the sum of a node": "one_node", "too much": "twice"}
+MISTAKES = {
+    "unchanged": "in_place", "the sum of a node": "one_node", "too much": "twice",
+    "the mean": "not_sum", (ONE_PIECE := "the sum in one piece only"): "not_gathered",
+}  # fmt: skip
+REDUCES, GATHERS = re.compile("reduce_scatter"), re.compile("all_gather|all_to_all|broadcast")
+SIZES = r"[sS]hape|size|divisible|equal|multiple"
 
 
 @step(
     2, "a sum in two levels", "the sum, with half of the bytes between nodes",
     "all_reduce_two_levels",
-    crashes={r"[sS]hape|size|divisible|equal|multiple": "not_padded"},
+    crashes={SIZES: "not_padded"},
     symmetric=False,  # one rank of a node may do more, and is told that it sends too much
 )  # fmt: skip
 def two_levels(theirs, ours, lesson):
@@ -111,10 +160,24 @@ def two_levels(theirs, ours, lesson):
         own, flat = (one * (lesson.rank + 1) for _ in range(2))
         rail_numel[0] = 0
         with lesson.phase("sum"):
-            theirs.all_reduce_two_levels(flat, node, rail)
-        found = "too much" if (flat > truth).any() else "other"
+            try:
+                result = theirs.all_reduce_two_levels(flat, node, rail)
+            except RuntimeError as error:
+                fits = n == 65 or not re.search(SIZES, str(error))
+                what = f"with {n} numbers, a collective gets tensors whose sizes do not fit"
+                ask(fits, what, "piece_size")
+                raise
         known = {"the sum": truth, "unchanged": own, "the sum of a node": within}
-        found = next((name for name, t in known.items() if torch.equal(flat, t)), found)
+        known |= {"the mean": truth / lesson.world}
+        names = {call.name for call in lesson.calls if call.phase == "sum"}
+        found = next((name for name, t in known.items() if torch.equal(flat, t)), None)
+        if found is None:
+            found = "too much" if (flat > truth).any() else "something else"
+            pieces = zip(flat.tensor_split(2), truth.tensor_split(2), strict=True)
+            if [torch.equal(*each) for each in pieces].count(True) == 1:
+                found = ONE_PIECE
+        elif found == "unchanged" and any(map(REDUCES.match, names)) and result is None:
+            found = found if any(map(GATHERS.match, names)) else ONE_PIECE
         lesson.fact(f"{n} numbers become", found)
         lesson.fact(f"of {n} numbers, sent between nodes", rail_numel[0])
 
@@ -123,9 +186,12 @@ def two_levels(theirs, ours, lesson):
 def _(group):
     found = group.facts("64 numbers become")
     for mistake, hint in MISTAKES.items():
-        ask(mistake not in found, f"64 numbers become: {mistake}; it should be the sum", hint)
+        ask(mistake not in found, f"64 numbers become {mistake}; it should be the sum", hint)
     on_all(group, "64 numbers become", "the sum", "other")
     on_all(group, "65 numbers become", "the sum", "not_padded")
+    sent = max(group.facts("of 64 numbers, sent between nodes"))
+    padded = f"of 64 numbers, a rank sends {sent} between the nodes; 32 are enough"
+    ask(sent != 33, padded, "padded_always")
     on_all(group, "of 64 numbers, sent between nodes", at_most(32), "between")
     on_all(group, "of 65 numbers, sent between nodes", at_most(33), "between")
 
@@ -144,28 +210,63 @@ class Bucket:
         return self.number
 
 
+class Waits:
+    """Whether something waited, while the hook was running, for a message or a future."""
+
+    def __init__(self) -> None:
+        self.inside, self.found, self.callbacks = False, False, 0
+
+
+def watch_waits() -> Waits:
+    """Notice waits of this thread. A callback may wait for its future, which is complete."""
+    waits, thread = Waits(), threading.get_ident()
+    then = torch._C.Future.then
+
+    def watched(real: Callable) -> Callable:
+        def wait(self, *args: Any) -> Any:
+            if waits.inside and not waits.callbacks and threading.get_ident() == thread:
+                waits.found = True
+            return real(self, *args)
+
+        return wait
+
+    def noted_then(future: torch.futures.Future, callback: Callable) -> torch.futures.Future:
+        def call(done: torch.futures.Future) -> Any:
+            mine = threading.get_ident() == thread
+            waits.callbacks += mine
+            try:
+                return callback(done)
+            finally:
+                waits.callbacks -= mine
+
+        return then(future, call)
+
+    torch._C.Future.then = noted_then
+    for kind in (torch._C.Future, dist.Work):
+        kind.wait = watched(kind.wait)
+    return waits
+
+
 @step(
     3, "bf16 that forgets nothing", "half of the bytes, and 8 steps without drift",
     "bf16_hook", own="bf16_hook Feedback",
 )  # fmt: skip
 def hook(theirs, ours, lesson):
-    kinds, waits, sent, means = set(), [], torch.zeros(2, 256), []
-    real, now = dist.all_reduce, [0]
+    kinds, sent, means = set(), torch.zeros(2, 256), []
+    now, waits = [0], watch_waits()
+    real = dist.ProcessGroup.allreduce
 
-    def counted(tensor, *args, **kwargs):
-        kinds.add(str(tensor.dtype).removeprefix("torch."))
-        waits.append(not kwargs.get("async_op", False))
-        sent[now[0]] += tensor.float()
-        work = real(tensor, *args, **kwargs)
-        if work is not None:
-            wait = work.wait
-            work.wait = lambda *args: waits.append(True) or wait(*args)
-        return work
+    def counted(group, tensors, *args, **kwargs):
+        tensor = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
+        if waits.inside:
+            kinds.add(str(tensor.dtype).removeprefix("torch."))
+            sent[now[0]] += tensor.float()
+        return real(group, tensors, *args, **kwargs)
 
-    dist.all_reduce = counted
+    dist.ProcessGroup.allreduce = counted
     gradients = torch.randn(2, 256, generator=torch.Generator().manual_seed(lesson.rank))
     truth = gradients.clone()
-    real(truth)
+    dist.all_reduce(truth)
     truth /= 4
 
     def error(found, wanted) -> float:
@@ -177,23 +278,45 @@ def hook(theirs, ours, lesson):
         sent.zero_()
         for _ in range(8):
             for i in buckets:
-                now[0] = i
-                mean = theirs.bf16_hook(state, Bucket(gradients[i].clone(), i)).wait()
+                now[0], waits.inside = i, True
+                future = theirs.bf16_hook(state, Bucket(gradients[i].clone(), i))
+                waits.inside = False
+                kind = type(future).__name__
+                what = f"the hook returns {'None' if future is None else f'a {kind}'}"
+                ask(isinstance(future, torch._C.Future), what, "future")
+                mean = future.wait()
                 means.append(mean[0] if isinstance(mean, (list, tuple)) else mean)
         wanted = 8 * gradients[list(buckets)]
         found = sent[list(buckets)]
         return min(error(found, wanted), error(4 * found, wanted))  # divided before, or after
 
+    def mistaken(residual: Callable) -> float:
+        """The drift if what is kept is this, of (gradient, wanted, sent)."""
+        left, total = torch.zeros(256), torch.zeros(256)
+        for _ in range(8):
+            wanted = gradients[0] + left
+            rounded = wanted.bfloat16().float()
+            left, total = residual(gradients[0], wanted, rounded), total + rounded
+        return error(total, 8 * gradients[0])
+
     one, two = drift(0), drift(0, 1)
-    check("sent as", sorted(kinds), ["bfloat16"], "wire")
-    check("the hook waits", any(waits), False, "waits")
-    kept = Passes("not that of rounding", lambda e: not 5e-4 < e < 1e-2)
-    check("drift of one bucket in 8 steps", one, kept, "no_feedback")
-    check("drift of one bucket in 8 steps", one, at_most(5e-4), "feedback_scale")
-    check("drift of two buckets in 8 steps", two, at_most(5e-4), "shared")
+    ask(kinds, "the hook calls no all-reduce that the checker sees", "not_sent")
+    check("the hook sends tensors of", sorted(kinds), ["bfloat16"], "wire")
+    ask(not waits.found, "the hook waits before it returns", "waits")
+    known = {
+        "no_feedback": mistaken(lambda g, wanted, rounded: 0 * g),
+        "feedback_of_gradient": mistaken(lambda g, wanted, rounded: g - rounded),
+    }
+    what = (
+        "after 8 steps, the sum of what was sent for {} differs from the sum of the gradients"
+    )
+    what += " by a relative error of {:.1e}; with feedback, it is less than 5e-04"
+    hint = named(one, known, 1e-3, "feedback_scale")
+    ask(one <= 5e-4, what.format("one bucket", one), hint)
+    ask(two <= 5e-4, what.format("two buckets", two), "shared")
     relative = error(means[-1].float(), truth[1])
-    check("relative error of the mean", relative, at_most(0.02), "mean")
-    check("dtype of the mean", str(means[-1].dtype), "torch.float32", "mean")
+    check("the relative error of the mean", relative, at_most(0.02), "mean")
+    check("the dtype of the mean", str(means[-1].dtype), "torch.float32", "mean")
 
 
 # --- 4: local SGD -------------------------------------------------------------------------
@@ -204,16 +327,21 @@ def hook(theirs, ours, lesson):
 def local(theirs, ours, lesson):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.5)
     trainer = theirs.LocalSGD(optimizer, every=3)
-    start, moved = model[0].weight[0, 0].item(), []
+    firsts = [part.weight.flatten()[0] for part in model]
+    start = torch.stack(firsts).tolist()
+    moved: list[list[float]] = [[], []]  # of the two groups of parameters
     for step in range(6):
         for p in model.parameters():
             p.grad = torch.full_like(p, float(lesson.rank + 1))
         with lesson.phase(f"step {step + 1}"):
             trainer.step()
-        moved.append(round(model[0].weight[0, 0].item() - start, 3))
-    lesson.fact("moved", moved)
+        for part, place, was in zip(moved, model, start, strict=True):
+            part.append(round(place.weight.flatten()[0].item() - was, 3))
+    lesson.fact("moved", moved[0])
+    lesson.fact("second group moved", moved[1])
+    lesson.fact("start", start[0])
 
 
 @local.judge
@@ -223,13 +351,20 @@ def _(group):
     phases = sorted({c.phase for c in calls})
     hint = "too_often" if len(phases) > 2 else "when"
     right = phases in (["step 3", "step 6"], [])
-    ask(right, f"the ranks talk in {', '.join(phases)}, every = 3", hint)
-    *_, after, then, _, _ = zip(*group.facts("moved"), strict=True)
-    apart = max(after) - min(after)
+    ask(right, f"the ranks call collectives in {', '.join(phases)}, and every = 3", hint)
+    _, _, after, then, _, _ = zip(*group.facts("moved"), strict=True)
+    apart, start = max(after) - min(after), group.facts("start")[0]
+    idle = all(abs(moved) < 1e-3 for moved in after)
+    ask(not idle, "after step 3 no weight has moved", "no_step")
     hint = "gradients" if abs(apart - 1.5) < 1e-3 and phases else "never"
     ask(apart <= 1e-3, f"after step 3 the weights have moved by {[*after]}", hint)
-    mean = f"after step 3 the mean has moved by {after[0]}, not -3.75"
-    ask(abs(after[0] + 3.75) <= 1e-2, mean, "sum")
-    ask(len(calls) <= 2, f"{len(calls)} collectives for two averages", "one_by_one")
+    mean = f"after step 3 the mean of the weights has moved by {after[0]}; it should be -3.75"
+    alone = [-1.5 * (rank + 1) for rank in range(4)]
+    known = {"sum": 3 * start - 15, "one_rank": alone, "of_gradients": 2.5 - start}
+    ask(abs(after[0] + 3.75) <= 1e-2, mean, named(after[0], known, 1e-2))
+    second = [moved[2] for moved in group.facts("second group moved")]
+    what = "after step 3, the weights of the second group of parameters have moved by"
+    ask(all(abs(each + 3.75) <= 1e-2 for each in second), f"{what} {second}", "all_groups")
+    ask(len(calls) <= 2, f"two averages call {len(calls)} collectives", "one_by_one")
     alone = tuple(round(-3.75 - 0.5 * (r + 1), 3) for r in range(4))
     ask(then == alone, f"after step 4 the weights have moved by {[*then]}", "other")

@@ -5,9 +5,11 @@ from the finished lab, which lies beside this folder. Where a number is wrong, i
 with the numbers that the common mistakes give, and the one that it equals names the hint.
 """
 
+import collections
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -22,148 +24,213 @@ from torch.distributed import distributed_c10d
 from torch.nn import functional as F
 
 from graders.runner import Group, Judge, Lesson
-from graders.tools import Lab, Wrong, ask, named, near, same, verdict
+from graders.tools import Lab, Wrong, ask, groups_wanted, named, near, same, show, verdict
 
 HINTS = {
-    "lines_kind": 'lines() returns a dict with the keys "pp", "dp" and "tp", each with a list '
-    "of lists of int.",
-    "lines_partition": "The groups of one kind must hold every rank exactly once, in lines as "
-    "long as that axis of the box.",
-    "tp_neighbours": "Ranks of a tp group must be neighbours in number, for these share the "
-    "fastest links: tp is the last axis of the box, the fastest to change.",
-    "axes_swapped": "The box is [pp, dp, tp], in this order: a stage is a block of "
-    "neighbouring ranks, and the replicas are within it.",
-    "new_group_by_all": "dist.new_group is called by every rank for every group, in the same "
-    "order, also for the groups the rank is not in. Make all of them, keep yours.",
-    "wrong_group": "join() must return the group that this rank is in. new_group gives a "
-    "rank outside of the group something that is no group.",
-    "f_forward": "f does nothing in forward: every rank has the whole x already. Its "
-    "all-reduce is in backward.",
-    "f_backward": "In backward of f every rank holds one term of the gradient of x, from its "
-    "own shard. Sum them over the tp group.",
-    "g_forward": "In forward of g every rank holds one part of the sum. Add them up over the "
-    "tp group.",
-    "g_backward": "g does nothing in backward: each part enters the sum once, so its gradient "
-    "is the gradient of the sum, which every rank has. Summed again it is t times too large.",
-    "not_tp_group": "You reduced over all ranks. Without a group, dist.all_reduce takes the "
-    "default one: pass the tp group.",
-    "in_place": "The argument was overwritten, which others may still need. dist.all_reduce "
-    "works in place: reduce a copy, as all_reduced does.",
-    "gradient_count": "backward returns one gradient for each argument of forward: that of the "
-    "tensor, and None for the group.",
-    "no_pieces": "Set self.weight and self.bias in __init__: cut() makes a piece, whole() a "
-    "copy.",
-    "column_dim": "nn.Linear keeps its weight as [out, in], the transpose of A in xA. Columns "
-    "of A are rows of weight: dimension 0.",
-    "column_bias": "The bias of a column-parallel layer has one number for each output: cut it "
-    "as the outputs are.",
-    "row_dim": "A row-parallel layer takes a part of the inputs, and weight is [out, in]: cut "
-    "dimension 1.",
-    "row_bias": "The output of a row-parallel layer is whole, and so is its bias: whole(), "
-    "not cut().",
-    "not_marked": "A piece must carry is_cut, which cut() sets, and a whole parameter must "
-    "not: step 8 counts by it. nn.Parameter(cut(...)) makes a new one without it.",
-    "column_input": "x goes whole into every shard, so its gradient is a sum over the shards: "
-    "copy_to_shards(x, self.grid) belongs where x enters.",
-    "column_summed": "A column-parallel layer needs no sum in forward: its output is complete, "
-    "in columns.",
-    "row_not_summed": "Each rank has its own part of the output. sum_over_shards must add the "
-    "parts up.",
-    "bias_each": "The bias was added on every rank before the sum, and counts t times. (A "
-    "t-th of it on each would give the right output, and a t-th of its gradient.) Add it once, "
+    "lines_kind": 'lines() must return a dict with the keys "pp", "dp" and "tp". Each value '
+    "is a list of groups, and each group is a list of ranks (int).",
+    "lines_partition": "The groups of one kind must contain every rank exactly once, and each "
+    "group must be as long as its axis of the box. Look at which ranks are missing or appear "
+    "twice.",
+    "tp_neighbours": "The ranks of a tp group must be neighbours in number, because neighbours "
+    "share the fastest links. So tp must be the last axis of the box, whose index changes "
+    "fastest.",
+    "axes_swapped": "The axes of the box must have the order [pp, dp, tp]. A stage is then a "
+    "block of neighbouring ranks, and the replicas are inside of it. Look at the order in "
+    "which you lay out the ranks.",
+    "new_group_by_all": "dist.new_group is a collective. Every rank must call it for every "
+    "group, in the same order, also for the groups to which it does not belong. Make all the "
+    "groups, and keep only yours.",
+    "wrong_group": "join() must return the group that contains this rank. For a rank outside "
+    "of the group, new_group returns an object that is not a group. Look at the condition "
+    "under which you keep a group.",
+    "f_forward": "In forward, f must return x unchanged, because every rank has the whole x "
+    "already. The all-reduce of f belongs into its backward.",
+    "f_backward": "In backward of f, each rank has only the term of the gradient that comes "
+    "from its own shard. The gradient of x is the sum of these terms over the tp group.",
+    "g_forward": "In forward of g, each rank has only one part of the sum. The result must be "
+    "the sum of the parts over the tp group.",
+    "g_backward": "In backward, g must return the gradient unchanged. Each part enters the sum "
+    "once, so its gradient is the gradient of the sum, and every rank has that already. A "
+    "second sum makes it t times too large.",
+    "not_tp_group": "The sum must go over the tp group. Without the argument `group`, "
+    "dist.all_reduce uses the group of all ranks.",
+    "in_place": "The argument must keep its values, because other code may still need it. "
+    "dist.all_reduce overwrites its tensor. Reduce a copy, as all_reduced does.",
+    "gradient_count": "backward must return one value for each argument of forward: the "
+    "gradient of the tensor, and None for the group.",
+    "not_stored": "backward can use only what forward has stored in ctx. Store the group in "
+    "ctx, in forward.",
+    "no_pieces": "Each layer needs self.weight and self.bias, which __init__ sets. cut() makes "
+    "a piece of a tensor, and whole() makes a copy.",
+    "column_dim": "nn.Linear stores its weight as [out, in], the transpose of A in xA. The "
+    "columns of A are the rows of weight, so cut along dimension 0.",
+    "column_bias": "The bias of a column-parallel layer has one number for each output. Cut it "
+    "in the same way as the outputs.",
+    "row_dim": "A row-parallel layer gets a part of the inputs, and weight is stored as "
+    "[out, in]. So cut along dimension 1.",
+    "row_bias": "The output of a row-parallel layer is whole, so its bias must be whole too, "
+    "and it must be added to the output. Use whole(), and not cut().",
+    "not_marked": "A piece must have the attribute is_cut, which cut() sets, and a whole "
+    "parameter must not have it, because step 8 uses it to count. nn.Parameter(cut(...)) makes "
+    "a new parameter without the attribute.",
+    "column_input": "The whole x enters every shard, so the gradient of x is a sum over the "
+    "shards. One of the two operators of step 2 makes that sum in backward. It belongs where x "
+    "enters the layer.",
+    "column_summed": "A column-parallel layer needs no sum and no gather in forward. Each rank "
+    "must return the columns that it has computed.",
+    "column_no_bias": "The output of a column-parallel layer must contain the bias. Look at "
+    "the third argument of F.linear.",
+    "row_not_summed": "Each rank has computed only its own part of the output. sum_over_shards "
+    "must add these parts.",
+    "bias_each": "The bias must be added once, to the finished sum. If every rank adds it "
+    "before the sum, it counts t times. (If every rank adds a t-th of it, the output is right, "
+    "but the bias gets only a t-th of its gradient.)",
+    "bias_one": "Every rank has a copy of the bias, and every copy needs its whole gradient. "
+    "If only one rank adds the bias, the other copies get no gradient. Let every rank add it, "
     "to the finished sum.",
-    "shard_gradient": "The output is right and a gradient is not. Let autograd see the sum "
-    "through sum_over_shards, whose backward does nothing, and cut nothing off by detach.",
-    "heads_mixed": "Cut as it stands, the fused matrix gives one rank queries and another one "
-    "values. In each of tp equal pieces there must be q, k and v of the same heads.",
-    "per_head": "A piece must hold all its queries, then all its keys, then all its values, as "
-    "chunk(3) in forward expects: group by shard, not by head.",
-    "not_an_order": "rows_by_shard must return each of the 3h row numbers once.",
-    "local_heads": "A rank has HEADS / tp heads, each as wide as before. With all HEADS, each "
-    "becomes narrower and sees numbers of others.",
-    "not_causal": "A token sees tokens that come after it: is_causal=True.",
-    "own_maximum": "Each rank subtracts a maximum of its own, and sums with different shifts "
-    "cannot be added. Reduce it over the tp group with ReduceOp.MAX.",
-    "overflow": "exp overflows: subtract the largest logit of the whole vocabulary first.",
-    "total_not_summed": "The sum of exponentials covers this rank's part of the vocabulary "
-    "only: sum_over_shards.",
-    "target_not_masked": "Ranks that do not have the target contribute something else. Of the "
-    "tp ranks exactly one has it; what the others find must count 0.",
-    "target_offset": "Targets count over the whole vocabulary, and columns over this rank's "
-    "part: subtract grid.shard * width.",
-    "target_not_summed": "The target's logit is on one rank, and all need it: sum_over_shards.",
-    "loss_not_mean": "Return the mean over all positions.",
-    "loss_gradient": "The loss is right and its gradient is not. all_reduced carries no "
-    "gradient (good for the maximum): both sums need sum_over_shards.",
-    "layers": "Each stage holds LAYERS / pp layers in a row, and together they hold all.",
-    "group_rank": "Stages are places within the pp group, not ranks of the whole run: pass "
-    "group_dst= and group_src=, where dst= and src= count over all ranks.",
-    "leaf": "The received activation has no gradient to send back. It comes without history: "
-    "call requires_grad_() on it before the stage uses it.",
-    "start_gradient": "Only the loss, one number, can start backward by itself. The other "
-    "stages go on from what they receive: output.backward(gradient).",
-    "detached": "The output that is kept has lost its graph. Detach what is sent, not what "
-    "backward will need.",
-    "loss_not_divided": "The means of m micro-batches are added up. Divide each loss by m, "
-    "which is self.m.",
-    "loss_not_added": "The gradients are right and self.loss is not: add each micro-batch's "
-    "loss, divided by m and detached, to it in the last stage.",
-    "sent_back": "The last stage's gradients are right, those of the stages before are not. "
-    "What goes back is the gradient of the stage's input, taken.grad.",
-    "each_once": "The schedule must call forward and backward once for every micro-batch.",
-    "not_gpipe": "GPipe runs all forwards before the first backward.",
-    "not_forgotten": "Micro-batches are still live after their backward: pop them, or their "
-    "activations stay in memory.",
-    "not_kept": "isend has only started when it returns. Keep its Work and the tensor in "
-    "self.sends: finish() waits for them, and until then the memory must not be given away.",
-    "pipeline_stuck": "The stages wait for each other. Every send needs its receive on the "
-    "other side: activations from stage - 1, gradients from stage + 1, each in its group.",
-    "blocking_send": "A stage waits in send for its neighbour to receive, and the neighbour in "
-    "its own send. Start sends with dist.isend, which does not wait.",
-    "not_1f1b": "All forwards come before all backwards: that is GPipe, with m micro-batches "
-    "live. After the warm-up, each forward is followed by a backward.",
-    "warm_up_long": "The warm-up is too long, and one more micro-batch is live than necessary. "
-    "In stage i it is p - 1 - i forwards; the forward of the first pair comes after it.",
-    "warm_up_short": "The warm-up is too short: the stage waits for a gradient where it could "
-    "have run a forward. In stage i it is p - 1 - i forwards.",
-    "warm_up_backwards": "The last stage can start with a backward at once, the first one has "
-    "to wait longest: the warm-up gets shorter from stage to stage.",
-    "few_micro_batches": "With fewer micro-batches than the warm-up asks for, all of them are "
-    "warm-up: take the smaller number.",
-    "backward_order": "Micro-batches go back in the order in which they went forward.",
-    "share_by_rank": "Ranks of one replica got different samples. The stages and shards of a "
-    "replica work on the same: cut the batch in grid.dp parts, by grid.replica.",
-    "share_same": "All replicas work on the same samples: where does grid.replica enter?",
-    "share_lost": "Some samples are read by nobody, or the replicas' shares are not equal.",
-    "averaged_over_all": "The gradients were mixed with those of other parameters. The same "
-    "parameter is on the ranks of the dp group alone: pass group=grid.dp_group.",
-    "average_divisor": "The sum goes over the replicas: divide it by grid.dp, no more and no "
-    "less.",
-    "not_averaged": "Gradients are still those of this replica's samples alone. Every "
-    "parameter needs its average, the whole ones too.",
+    "shard_gradient": "The output is right, but a gradient is not. Autograd must see the sum "
+    "through sum_over_shards, whose backward does nothing. Also look for a detach, or for an "
+    "all_reduced, which both cut the graph.",
+    "heads_mixed": "If you cut the fused matrix as it is, one rank gets mostly queries and "
+    "another one mostly values. Each of the tp equal pieces must contain q, k and v of the "
+    "same heads.",
+    "per_head": "Each piece must contain all its queries, then all its keys, then all its "
+    "values, because forward splits it by chunk(3). Group the rows by shard, and not by head.",
+    "not_an_order": "rows_by_shard must return a tensor of one dimension that contains each of "
+    "the 3h row numbers exactly once.",
+    "local_heads": "A rank has HEADS / tp heads, and each head is as wide as before. With all "
+    "HEADS, each head is narrower, and it mixes the numbers of different heads.",
+    "not_causal": "A token must not see the tokens after it. Pass is_causal=True to "
+    "scaled_dot_product_attention.",
+    "own_maximum": "All ranks must subtract the same maximum, because sums of exponentials "
+    "with different shifts cannot be added. Reduce the maximum over the tp group with "
+    "dist.ReduceOp.MAX.",
+    "overflow": "The exponential function overflows. Before it, subtract the largest logit of "
+    "the whole vocabulary. all_reduced adds unless you pass dist.ReduceOp.MAX.",
+    "total_not_summed": "The sum of exponentials covers only the part of the vocabulary that "
+    "this rank has. sum_over_shards must add these sums.",
+    "target_not_masked": "The ranks that do not have the target must contribute 0. Of the tp "
+    "ranks, exactly one has the target. Look at what the other ranks add to the sum.",
+    "target_offset": "The targets count over the whole vocabulary, but the columns of the "
+    "logits count over the part of this rank. Subtract grid.shard * width.",
+    "target_clamp": "Most targets are in the part of another rank, so the place of the target "
+    "is not a valid column here. gather accepts only valid columns. Look up some valid column "
+    "there, and make what you find there count 0.",
+    "target_not_summed": "Only one rank has the logit of the target, but all ranks need it. "
+    "sum_over_shards must add what the ranks contribute.",
+    "loss_not_mean": "The function must return the mean over all positions.",
+    "loss_gradient": "The loss is right, but its gradient is not. No gradient may flow through "
+    "the maximum, and all_reduced carries none. Both sums need their gradients, so they must "
+    "use sum_over_shards.",
+    "layers": "layers_of must return the numbers of LAYERS / pp consecutive layers, and all "
+    "stages together must have every layer once, in order.",
+    "group_rank": "Stages count within the pp group. Use the arguments group_dst= and "
+    "group_src=, because dst= and src= count over all ranks.",
+    "leaf": "The received activation has no gradient that could be sent back. It arrives "
+    "without a graph, so call requires_grad_() on it before the stage uses it.",
+    "received": "receive() must return the tensor into which it has received. dist.recv fills "
+    "its argument, and it returns the number of the sender.",
+    "message": "Activations and gradients are float64, and a message fills exactly the tensor "
+    "[b, s, h] that waits for it. torch.empty makes a float32 tensor unless you pass dtype=.",
+    "to_itself": "A message must go to a neighbouring stage: an activation to stage + 1, and a "
+    "gradient to stage - 1. Stages count within the pp group. Pass the group and group_dst=, "
+    "because dst= counts over all ranks.",
+    "one_group": "Activations and gradients must use different groups. With NCCL, the messages "
+    "of one group go out in the order of the calls, so a send that nobody receives yet would "
+    "hold up the receive behind it. group_to and group_from return the right group.",
+    "live_key": "forward(k) must store micro-batch k in self.live under the key k, and a "
+    "schedule may call backward(k) only after forward(k). Look at both numbers.",
+    "live_pair": "self.live[k] must be the pair (input, output), in this order. In the last "
+    "stage, the output is the loss.",
+    "send_pairs": "self.sends must contain pairs (work, tensor), because finish() unpacks "
+    "them.",
+    "last_only": "Only the gradients of the last micro-batch are left. Gradients add up by "
+    "themselves, so nothing may set them to None or to zero between the micro-batches.",
+    "which_micro_batch": "forward(k) must use the inputs and the targets of micro-batch k. "
+    "Look at the indices of self.inputs and self.targets.",
+    "not_received": "irecv returns before the message has arrived, so the tensor does not have "
+    "its values yet. Call wait() on the Work that it returns, or use dist.recv.",
+    "start_gradient": "Only the loss is a single number, so only the last stage can call "
+    "backward() without an argument. Every other stage must pass the gradient that it receives "
+    "to output.backward.",
+    "detached": "The output that you keep has lost its graph, but backward needs this graph. "
+    "Detach what you send, and not what you keep.",
+    "loss_not_divided": "The losses of m micro-batches are added, and each of them is a mean. "
+    "Divide each of them by m, which is self.m.",
+    "loss_not_added": "The gradients are right, but self.loss is not. In the last stage, add "
+    "the loss of each micro-batch to it, divided by m and detached.",
+    "sent_back": "The gradients of the last stage are right, but those of an earlier stage are "
+    "not. Each stage must send back the gradient of its input. After backward, the input that "
+    "you kept in self.live has it in its attribute grad.",
+    "each_once": "The schedule must call forward and backward exactly once for every "
+    "micro-batch, and the forwards in the order of k.",
+    "not_gpipe": "GPipe must run all forwards before the first backward.",
+    "not_forgotten": "After backward(k), micro-batch k must no longer be in self.live, because "
+    "its activations would stay in memory. Take it out with pop.",
+    "other_micro_batch": "backward(k) must use micro-batch k. Look at which key you take out "
+    "of self.live: popitem() takes the newest one.",
+    "not_kept": "isend returns before the message has arrived. Append its Work and the tensor "
+    "to self.sends, because finish() waits for everything in it. Until then the memory of the "
+    "tensor must not be reused.",
+    "pipeline_stuck": "The stages wait for each other. Every send needs a receive on the other "
+    "side. Activations come from stage - 1, gradients come from stage + 1, and each kind has "
+    "its own group.",
+    "blocking_send": "A send must not wait until the neighbour receives, because the neighbour "
+    "may wait in a send of its own. Start each send with dist.isend, and let finish() wait "
+    "for it.",
+    "not_1f1b": "All forwards run before all backwards. That is GPipe, which keeps all m "
+    "micro-batches live. After the warm-up, each forward must be followed by a backward.",
+    "warm_up_long": "The warm-up is too long, so one micro-batch more than necessary is live. "
+    "Stage i must run p - 1 - i forwards as its warm-up. The forward of the first pair comes "
+    "after them.",
+    "warm_up_short": "The warm-up is too short, so the stage waits for a gradient when it "
+    "could run a forward. Stage i must run p - 1 - i forwards as its warm-up.",
+    "warm_up_backwards": "The last stage can start with a backward at once, and the first "
+    "stage must wait longest. So the warm-up must get shorter from stage to stage.",
+    "few_micro_batches": "If there are fewer micro-batches than the warm-up needs, all of them "
+    "are warm-up. Use the smaller of the two numbers.",
+    "backward_order": "The backwards must run in the order of k, as the forwards do.",
+    "share_by_rank": "The ranks of one replica got different samples, but its stages and its "
+    "shards work on the same samples. Cut the batch into grid.dp parts, and choose the part by "
+    "grid.replica.",
+    "share_same": "All replicas work on the same samples, but each replica must have samples "
+    "of its own. Look at where grid.replica enters.",
+    "share_lost": "my_share must return equal parts of the rows, and each row must belong to "
+    "exactly one replica.",
+    "averaged_over_all": "The gradients were mixed with those of other parameters. Only the "
+    "ranks of the dp group have the same parameter, so pass group=grid.dp_group.",
+    "average_divisor": "The sum goes over the replicas, so divide it by grid.dp.",
+    "not_averaged": "Some gradients are still those of this replica alone. Every parameter "
+    "needs the average over the replicas, also the whole ones.",
     "whole_reduced": "A parameter that is whole on every rank of the tp group has its whole "
-    "gradient there already: only average it over the replicas.",
-    "norm_local": "This is the norm of what this rank holds. The squares must be added up over "
+    "gradient there already. Only average it over the replicas.",
+    "norm_returned": "clip_gradients must return the norm that the gradient had before it was "
+    "scaled.",
+    "norm_local": "This is the norm of what this rank holds. The squares must be added over "
     "the tp group and over the pp group.",
-    "norm_one_axis": "The squares were added up along one axis only: both shards and stages "
-    "hold parts of the model.",
-    "norm_copies": "Whole parameters were counted once for each rank of the tp group, which "
-    "hold copies of them. Let one shard count them.",
-    "norm_replicas": "The replicas were counted too, and they hold the same gradients again. "
-    "Add up over tp and pp, not over all ranks.",
-    "norm_missed": "Whole parameters were not counted at all: one shard must count them.",
-    "norm_of_norms": "Norms cannot be added, squares can: reduce the sum of squares, and take "
-    "the square root at the end.",
-    "not_clipped": "The norm is right, and the gradients are not scaled by limit / norm.",
-    "clip_grows": "A gradient below the limit was made longer. Scale by limit / norm only if "
-    "that is below 1.",
-    "other": "The numbers fit no common mistake. Try one rank first, then two; print one "
-    "tensor before and after, on every rank.",
+    "norm_one_axis": "The squares were added along one axis only. Both the shards and the "
+    "stages hold parts of the model, so add over both groups.",
+    "norm_copies": "The ranks of a tp group all have a copy of each whole parameter, and all "
+    "copies were counted. Let only one shard count them.",
+    "norm_replicas": "The replicas were counted too, but they hold the same gradients again. "
+    "Add over the tp group and the pp group, and not over all ranks.",
+    "norm_missed": "The whole parameters were not counted at all. One shard must count them.",
+    "norm_of_norms": "Norms cannot be added, but squares can. Reduce the sum of the squares, "
+    "and take the square root at the end.",
+    "not_clipped": "The norm is right, but the gradients are not scaled by limit / (norm + "
+    "1e-6), or some of them are not. Scale every gradient by this factor if it is below 1.",
+    "clip_grows": "A gradient whose norm is below the limit became larger. Scale by limit / "
+    "(norm + 1e-6) only if this factor is below 1.",
+    "returned": "This function must return its result. Look for a missing return.",
+    "other": "The numbers fit no common mistake. Run with one rank first, then with two. Print "
+    "one tensor before and after your code on every rank, and compare it with the whole model.",
 }
 
 
 LAB = Lab(HINTS)
 DTYPE, TIGHT = torch.float64, (1e-6, 1e-9)
+NOT_FINITE = "infinite or NaN"
 
 
 # --- how tensors are explained ------------------------------------------------------------
@@ -175,23 +242,28 @@ def expect(
 ) -> None:  # fmt: skip
     """Raise `Wrong` unless a tensor of this rank is the right one.
 
-    `known`: what common mistakes give, by name; as (tensor, hint) if it is not `hint`.
+    `known`: what common mistakes give, by what they are; as (tensor, hint) if it is not `hint`.
     """
-    known = {"right": right, **(known or {})}
-    known = {n: each if isinstance(each, tuple) else (each, hint) for n, each in known.items()}
+    if same(found, right, *TIGHT):
+        return
+    known = {n: each if isinstance(each, tuple) else (each, hint)
+             for n, each in (known or {}).items()}  # fmt: skip
     name = next((n for n, (each, _) in known.items() if same(found, each, *TIGHT)), None)
     name = name or kind_of(found, right.shape)
-    what = f"{what} of rank {dist.get_rank()} is wrong ({name})"
-    ask(name == "right", what, known.get(name, (None, hint))[1])
+    if found is None and not what.startswith(("the gradient", "backward")):
+        hint = "returned"
+    what = f"{what} on rank {dist.get_rank()} is not right" + f": it is {name}" * bool(name)
+    raise Wrong(what, known.get(name, (None, hint))[1])
 
 
 def kind_of(found: Any, shape: torch.Size) -> str:
-    """What can be said of a tensor that is not of this shape, or not known."""
+    """What can be said of a value that no common mistake gives; nothing if it is ordinary."""
     if not isinstance(found, torch.Tensor):
-        return "none" if found is None else f"a {type(found).__name__}"
+        return "None" if found is None else f"a value of the type {type(found).__name__}"
     if found.shape != shape:
-        return "shape " + "×".join(map(str, found.shape))
-    return "other" if found.isfinite().all() else "infinite"
+        sizes = ["×".join(map(str, each)) or "one number" for each in (found.shape, shape)]
+        return "of the shape {}, and it should be {}".format(*sizes)
+    return "" if found.isfinite().all() else NOT_FINITE
 
 
 def gathered(value: Any) -> list[Any]:
@@ -225,25 +297,22 @@ def groups(module, lab, lesson):
         check_lines(box, found, lab.lines(*box))
     yield "lines() finds the groups of every box"
 
-    # join, first with a new_group that only takes notes
-    n = lesson.world
+    n, rank = lesson.world, lesson.rank
     groups = torch.arange(n).view(max(n // 2, 1), -1).T.flip(0).tolist()
-    made: list[list[int]] = []
-
-    def note(ranks: Sequence[int] | None = None, *_: Any, **__: Any) -> list[int]:
-        made.append(sorted(map(int, range(n) if ranks is None else ranks)))
-        return made[-1]
-
-    with mock.patch.object(dist, "new_group", note):
-        kept = module.join(groups)
-    notes = gathered((made, next((each for each in made if each is kept), [])))
-    first, most = notes[0][0], len({tuple(group) for calls, _ in notes for group in calls})
-    for rank, (calls, kept) in enumerate(notes):
-        what = f"rank 0 makes the groups {first}, rank {rank} makes {calls}"
-        ask(calls == first and len(calls) >= most, what, "new_group_by_all")
-        ask(rank in kept, f"rank {rank} keeps the group {kept}", "wrong_group")
+    everybody = gathered(groups_wanted(module, lambda: module.join(groups)))
+    for other, calls in enumerate(everybody):
+        what = f"rank 0 makes the groups {everybody[0]}, and rank {other} makes {calls}"
+        ask(calls == everybody[0], what, "new_group_by_all")
+    kept = module.join(groups)
+    is_group = isinstance(kept, dist.ProcessGroup)
+    kept = sorted(dist.get_process_group_ranks(kept)) if is_group else show(kept)
+    for other, found in enumerate(gathered(kept)):
+        what = f"rank {other} keeps the group {found}" if isinstance(found, list) else (
+            f"join() returns {found} on rank {other}"
+        )  # fmt: skip
+        ask(found == sorted(next(g for g in groups if other in g)), what, "wrong_group")
     pp = tp = min(n, 2)
-    grid, rank, dp = module.Grid(pp, tp), lesson.rank, n // (pp * tp)
+    grid, dp = module.Grid(pp, tp), n // (pp * tp)
     place = [grid.stage, grid.replica, grid.shard]
     what = f"rank {rank} stands at stage, replica, shard {place}"
     ask(place == [rank // (dp * tp), rank // tp % dp, rank % tp], what, "axes_swapped")
@@ -272,7 +341,10 @@ def check_lines(box: tuple[int, int, int], found: dict, true: dict) -> None:
     2, "two conjugate operators",
     "f reduces in backward alone, g in forward alone, and both in the tp group",
     "CopyToShards SumOverShards copy_to_shards sum_over_shards", worlds=(4, 2, 1),
-    crashes={"incorrect number of gradients": "gradient_count"},
+    crashes={
+        "incorrect number of gradients": "gradient_count",
+        "Backward' object has no attribute": "not_stored",
+    },
 )  # fmt: skip
 def operators(module, lab, lesson):
     grid = lab.Grid(tp=min(lesson.world, 2))  # with 4 ranks: two groups of two
@@ -280,8 +352,13 @@ def operators(module, lab, lesson):
     mine, first = terms[lesson.rank], lesson.rank - grid.shard
     total, everybody = sum(terms[first : first + grid.tp]), sum(terms)
     x = random(3, 4, seed=100)
-    of_x = {"summed": grid.tp * x, "world": (lesson.world * x, "not_tp_group")}
-    of_terms = {"own": mine, "summed": total, "world": (everybody, "not_tp_group")}
+    in_group, in_world = "the sum over the tp group", "the sum over all ranks"
+    of_x = {in_group: grid.tp * x, in_world: (lesson.world * x, "not_tp_group")}
+    of_terms = {
+        "what this rank alone has": mine,
+        in_group: total,
+        in_world: (everybody, "not_tp_group"),
+    }
     for name, apply, given, known, true, true_gradient in (
         ("f", module.copy_to_shards, x, of_x, x, total),
         ("g", module.sum_over_shards, mine, of_terms, total, mine),
@@ -324,14 +401,18 @@ def linear(module, lab, lesson):
         ("Row", row, full.down, 1, mine, whole),
     )
     for name, layer, true, dim, _, out in layers:
-        known = {"across": mine(true.weight, 1 - dim), "whole": true.weight}
+        known = {
+            "cut along the other dimension": mine(true.weight, 1 - dim),
+            "the whole weight": true.weight,
+        }
         what, hint = f"the weight of {name}Linear", f"{name.lower()}_dim"
         expect(what, layer.weight, mine(true.weight, dim), hint, known)
-        known = {"other": true.bias, "cut": mine(true.bias)}
+        known = {"the whole bias": true.bias, "a piece of the bias": mine(true.bias)}
         what, hint = f"the bias of {name}Linear", f"{name.lower()}_bias"
         expect(what, layer.bias, out(true.bias), hint, known)
         marks = [getattr(each, "is_cut", False) for each in (layer.weight, layer.bias)]
-        what = f"is_cut in the {name.lower()} layer of rank {lesson.rank} is wrong (other)"
+        what = f"is_cut of the weight and of the bias of {name}Linear on rank {lesson.rank} is"
+        what += f" {marks[0]} and {marks[1]}; it should be True and {dim == 0}"
         ask(marks == [True, dim == 0], what, "not_marked")
     yield "both layers hold their pieces"
 
@@ -339,23 +420,34 @@ def linear(module, lab, lesson):
         x = random(2, lab.SEQUENCE, true.in_features)
         our_x, whole_x = (each.clone().requires_grad_() for each in (into(x), x))
         y, output = layer(our_x), true(whole_x)
-        hint, known = "column_summed", {}
+        part, bias = F.linear(into(x), layer.weight), true.bias.detach()
+        known = {
+            "the sum over the shards": (sum(output.chunk(t, -1)), "column_summed"),
+            "the whole output": (output, "column_summed"),
+            "without the bias": (part, "column_no_bias"),
+        }
         if name == "Row":
-            part, bias, hint = F.linear(into(x), layer.weight), true.bias.detach(), "other"
             known = {
-                "own": (part, "row_not_summed"),
-                "own with bias": (part + bias, "row_not_summed"),
-                "no bias": (output - bias, "row_bias"),
-                "bias t times": (output + (t - 1) * bias, "bias_each"),
+                "the part of this rank": (part, "row_not_summed"),
+                "the part of this rank, with the bias": (part + bias, "row_not_summed"),
+                "without the bias": (output - bias, "row_bias"),
+                "the sum with the bias t times": (output + (t - 1) * bias, "bias_each"),
             }
-        expect(f"the output of {name}Linear", y, out(output), hint, known)
+        expect(f"the output of {name}Linear", y, out(output), known=known)
         upstream = random(*output.shape, seed=4)
         y.backward(out(upstream))
         output.backward(upstream)
         own, share = out(upstream) @ layer.weight.detach(), out(true.bias.grad)
+        what = f"the gradient of RowLinear's bias on rank {lesson.rank} is None"
+        ask(name == "Column" or layer.bias.grad is not None, what, "bias_one")
         for what, found, right, known in (
-            ("bias", layer.bias.grad, share, {"share": (share / t, "bias_each")}),
-            ("input", our_x.grad, into(whole_x.grad), {"own": (own, "column_input")}),
+            ("bias", layer.bias.grad, share, {"a t-th of it": (share / t, "bias_each")}),
+            (
+                "input",
+                our_x.grad,
+                into(whole_x.grad),
+                {"what this rank alone has": (own, "column_input")},
+            ),
             ("weight", layer.weight.grad, mine(true.weight.grad, dim), {}),
         ):
             what = f"the gradient of {name}Linear's {what}"
@@ -378,10 +470,15 @@ def linear(module, lab, lesson):
 def attention(module, lab, lesson):
     order = torch.arange(3 * lab.HIDDEN)
     by_head = order.view(3, lab.HEADS, -1).transpose(0, 1).flatten()
-    known = {"unchanged": order, "by_head": (by_head, "per_head")}
+    known = {"the old order": order, "an order by heads": (by_head, "per_head")}
     for tp in (2, 4, 1):
-        rows = torch.as_tensor(module.rows_by_shard(tp)).flatten()
-        what = f"rows_by_shard({tp}) of rank {lesson.rank} is wrong (not an order)"
+        rows = module.rows_by_shard(tp)
+        ask(rows is not None, f"rows_by_shard({tp}) returns None", "not_an_order")
+        rows = torch.as_tensor(rows)
+        what = f"rows_by_shard({tp}) returns a tensor of {rows.ndim} dimensions"
+        ask(rows.ndim == 1, what, "not_an_order")
+        what = f"rows_by_shard({tp}) returns {len(rows)} numbers, {len(set(rows.tolist()))} of"
+        what += f" them different; it should be the {len(order)} row numbers"
         ask(sorted(rows.tolist()) == order.tolist(), what, "not_an_order")
         expect(f"rows_by_shard({tp})", rows, lab.rows_by_shard(tp), "heads_mixed", known)
     yield "each piece of the fused matrix has q, k and v of its own heads"
@@ -392,9 +489,9 @@ def attention(module, lab, lesson):
     theirs, real = lab.ParallelAttention(full.attention, grid), F.scaled_dot_product_attention
     known = {}
     for name, hint, place, attribute, mistake in (
-        ("too many heads", "local_heads", lab, "HEADS", lab.HEADS * grid.tp),
+        ("attention with all HEADS", "local_heads", lab, "HEADS", lab.HEADS * grid.tp),
         (
-            "not causal",
+            "attention that sees later tokens",
             "not_causal",
             F,
             "scaled_dot_product_attention",
@@ -421,7 +518,7 @@ def attention(module, lab, lesson):
         for name, parameter in block.named_parameters()
         if name not in expected or not same(parameter.grad, expected[name], *TIGHT)
     ]
-    what = f"a gradient of rank {lesson.rank} is wrong ({', '.join(wrong)})"
+    what = f"on rank {lesson.rank} these gradients are not right: {', '.join(wrong)}"
     ask(not wrong, what, "shard_gradient")
 
 
@@ -440,26 +537,45 @@ def mistaken_losses(
         return sum(part.exp().sum(-1) for part in parts).log()
 
     def target(
-        parts: Sequence[torch.Tensor], offset: int = width, masked: bool = True
+        parts: Sequence[torch.Tensor], offset: int = width, masked: bool = True, more: int = 0
     ) -> list[torch.Tensor]:
         """What each of the ranks contributes."""
         found = []
         for rank, part in enumerate(parts):
             place = targets - rank * offset
             logit = part.gather(-1, place.clamp(0, width - 1).unsqueeze(-1)).squeeze(-1)
-            mine = (place >= 0) & (place < width)
+            mine = (place >= 0) & (place < width + more)
             found.append(logit * mine if masked else logit)
         return found
 
     true, found = total(shifted), target(shifted)
     losses = {
-        "own maximum": (total(by_own) - sum(target(by_own)), "own_maximum"),
-        "total not summed": (total([shifted[shard]]) - sum(found), "total_not_summed"),
-        "not masked": (true - sum(target(shifted, masked=False)), "target_not_masked"),
-        "no offset": (true - sum(target(shifted, offset=0)), "target_offset"),
-        "target not summed": (true - found[shard], "target_not_summed"),
-        "not mean": (targets.numel() * (true - sum(found)), "loss_not_mean"),
-        "infinite": (torch.tensor(math.inf), "overflow"),
+        "the loss with a maximum for each rank": (
+            total(by_own) - sum(target(by_own)),
+            "own_maximum",
+        ),
+        "the loss with the exponentials of this rank alone": (
+            total([shifted[shard]]) - sum(found),
+            "total_not_summed",
+        ),
+        "the loss with some targets from two ranks": (
+            true - sum(target(shifted, more=1)),
+            "target_not_masked",
+        ),
+        "the loss with a target from every rank": (
+            true - sum(target(shifted, masked=False)),
+            "target_not_masked",
+        ),
+        "the loss with targets that are looked up in the wrong columns": (
+            true - sum(target(shifted, offset=0)),
+            "target_offset",
+        ),
+        "the loss with the target of this rank alone": (
+            true - found[shard],
+            "target_not_summed",
+        ),
+        "the sum over the positions": (targets.numel() * (true - sum(found)), "loss_not_mean"),
+        NOT_FINITE: (torch.tensor(math.inf), "overflow"),
     }
     return {name: (loss.mean(), hint) for name, (loss, hint) in losses.items()}
 
@@ -467,7 +583,7 @@ def mistaken_losses(
 @LAB.step(
     5, "the loss without the logits",
     "loss and gradient are those of the whole vocabulary, and nothing overflows",
-    "vocabulary_parallel_loss", worlds=(2, 4, 1),
+    "vocabulary_parallel_loss", worlds=(2, 4, 1), crashes={"out of bounds": "target_clamp"},
 )  # fmt: skip
 def loss(module, lab, lesson):
     grid = lab.Grid(tp=lesson.world)
@@ -490,22 +606,95 @@ def loss(module, lab, lesson):
 
 # --- steps 6 and 7 ------------------------------------------------------------------------
 
-SENT: list[Any] = []
+MESSAGES: list["Message"] = []
+TAKES = {
+    name: inspect.signature(getattr(distributed_c10d, name))
+    for name in ("isend", "irecv", "send", "recv")
+}
 
 
-def watch_sends() -> None:
-    """Let batch_isend_irecv know the watched calls; keep alive whatever is being sent.
+class Message:
+    """The Work of a message that is being sent or received. It lives as long as the process.
 
-    Until the process ends: a send that is forgotten would else arrive on some days only.
+    A send that is forgotten would otherwise arrive on some days only.
     """
+
+    def __init__(self, lesson: Lesson, name: str, work: dist.Work, arguments: tuple):
+        self._lesson, self._work, self._arguments = lesson, work, arguments
+        self.name, self.waited = name, False  # or asked whether it has arrived
+        MESSAGES.append(self)
+
+    def wait(self, *args: Any) -> bool:
+        self.waited = True
+        outside = self._lesson.current_phase != "finish"
+        self._lesson.fact("in send", self.name == "isend" and outside)
+        done = self._work.wait(*args)
+        self._lesson.fact("in send", False)
+        return done
+
+    def is_completed(self) -> bool:
+        self.waited = True
+        return self._work.is_completed()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def watch_messages(lesson: Lesson, grid: Any, numel: int) -> None:
+    """Note the messages of this rank. Each has `numel` numbers of float64.
+
+    The fact `in send` is True while the rank waits for a message that it has sent.
+    """
+    MESSAGES.clear()
+
+    def examine(tensor: Any, what: str) -> None:
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            has = f"{tensor.numel():,} numbers of {str(tensor.dtype).removeprefix('torch.')}"
+            what = f"rank {lesson.rank} {what} {has}; it should be {numel:,} of float64"
+            ask(tensor.dtype == DTYPE and tensor.numel() == numel, what, "message")
+
+    def examine_way(kind: str, named: dict[str, Any]) -> None:
+        """Which rank it goes to or comes from, and the group of each direction."""
+        group = named.get("group") or dist.group.WORLD
+        peer = named.get("group_dst", named.get("group_src"))
+        there = named.get("dst", named.get("src")) if peer is None else None
+        there = dist.get_global_rank(group, peer) if peer is not None else there
+        if there is None:
+            return
+        what = f"rank {lesson.rank} {kind.split()[0]}"
+        what += " a message to itself" if kind == "sends" else " a message from itself"
+        ask(there != lesson.rank, what, "to_itself")
+        stages = dist.get_process_group_ranks(grid.pp_group)
+        if there in stages:
+            later = stages.index(there) > grid.stage
+            way = "activations" if later == (kind == "sends") else "gradients"
+            ways[id(group)].add(way)
+            what = f"rank {lesson.rank} uses one group for activations and for gradients"
+            ask(len(ways[id(group)]) == 1, what, "one_group")
+
+    ways: dict[int, set[str]] = collections.defaultdict(set)
+
+    def watched(name: str, real: Callable) -> Callable:
+        real = getattr(real, "unwatched", real)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            named = TAKES[name].bind_partial(*args, **kwargs).arguments
+            kind = "sends" if "send" in name else "receives into a tensor of"
+            examine(named.get("tensor"), kind)
+            examine_way(kind, named)
+            work = real(*args, **kwargs)
+            if name in ("send", "recv"):
+                return work
+            return Message(lesson, name, work, (args, kwargs))
+
+        call.__name__ = call.__qualname__ = name
+        call.unwatched = real
+        return call
+
+    for name in TAKES:
+        setattr(dist, name, watched(name, getattr(dist, name)))
+    # batch_isend_irecv accepts these functions only; send starts a send, and waits for it
     distributed_c10d.isend, distributed_c10d.irecv = dist.isend, dist.irecv
-    real = dist.isend
-
-    def isend(*args: Any, **kwargs: Any) -> Any:
-        SENT.append((args, kwargs, work := real(*args, **kwargs)))
-        return work
-
-    dist.isend = distributed_c10d.isend = isend
 
 
 @dataclass
@@ -520,7 +709,9 @@ class Run:
     live: int = 0  # micro-batches, at the end
     gradients: str = ""  # "right", or "times_m": m times too large
     loss: bool = False  # is right, in the last stage
-    forgotten: bool = False  # sends were started, and none of them is kept
+    stale: list[int] = field(default_factory=list)  # were live after their backward
+    forgotten: int = 0  # sends that nobody waited for
+    unread: int = 0  # receives that nobody waited for
 
     def __str__(self) -> str:
         return " ".join(self.events or ["nothing"])
@@ -548,11 +739,13 @@ def run_pipeline(
     The calls are reported as they begin, for a pipeline that comes to no end.
     """
     lesson.fact("through", False)
+    lesson.fact("scheduled", 0)
     grid, full = lab.Grid(pp=pp), lab.build_model()
     tokens = lab.make_batches()[0]
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     stage = lab.Stage(full, grid)
     pipe = module.Pipeline(stage, inputs.chunk(m), targets.chunk(m))
+    watch_messages(lesson, grid, inputs.numel() // m * lab.HIDDEN)
     run = Run(lesson.rank, grid.stage, pp, m)
 
     def logged(letter: str, real: Callable[[int], None]) -> Callable[[int], None]:
@@ -565,14 +758,22 @@ def run_pipeline(
             if m == 8:
                 lesson.fact("schedule", run.events)
             real(k)
+            if letter == "F" and grid.last and isinstance(pipe.live.get(k), tuple):
+                shape = getattr(pipe.live[k][-1], "shape", ())
+                what = f"the output in self.live[{k}] of the last stage has the shape"
+                ask(len(shape) == 0, f"{what} {[*shape]}", "live_pair")
+            if letter == "B" and k in pipe.live:
+                run.stale.append(k)
 
         return call
 
     pipe.forward, pipe.backward = logged("F", pipe.forward), logged("B", pipe.backward)
     schedule(pipe)
-    calls = {call.name for call in lesson.calls}
-    run.forgotten = "isend" in calls and "send" not in calls and not pipe.sends
-    pipe.finish()
+    lesson.fact("scheduled", m)
+    with lesson.phase("finish"):
+        pipe.finish()
+    left = [message.name for message in MESSAGES if not message.waited]
+    run.forgotten, run.unread = left.count("isend"), left.count("irecv")
     run.live = len(pipe.live)
     true = lab.mean_loss(full(inputs), targets)
     true.backward()
@@ -580,6 +781,8 @@ def run_pipeline(
     true = list(lab.expected_gradients(full, lambda whole: lab.Stage(whole, grid)).parameters())
     found, m_times = [each.grad for each in stage.parameters()], [m * each for each in true]
     run.gradients = verdict(found, *TIGHT, right=true, times_m=m_times)
+    if run.gradients == "other":
+        run.gradients = kind_of_gradients(lab, grid, found, m)
     lesson.fact("through", True)
     runs = gathered(run)
     due = sorted(f"{letter}{k}" for letter in "FB" for k in range(m))
@@ -587,9 +790,33 @@ def run_pipeline(
         ask(sorted(run.events) == due, f"rank {run.rank} runs {run}", "each_once")
         what = f"{run.live} micro-batches are live at the end of rank {run.rank}"
         ask(not run.live, what, "not_forgotten")
-        what = f"rank {run.rank} starts sends and keeps none of them"
+        what = (
+            f"after finish(), rank {run.rank} has not waited for {run.forgotten} of its sends"
+        )
         ask(not run.forgotten, what, "not_kept")
+        what = f"rank {run.rank} has not waited for {run.unread} of its receives"
+        ask(not run.unread, what, "not_received")
+        what = f"after backward(k), self.live of rank {run.rank} still has k, for k ="
+        ask(not run.stale, f"{what} {', '.join(map(str, run.stale))}", "other_micro_batch")
     return runs
+
+
+def kind_of_gradients(lab: ModuleType, grid: Any, found: list[torch.Tensor], m: int) -> str:
+    """The common mistake that gives the gradients of this stage, or "other"."""
+    tokens = lab.make_batches()[0]
+    inputs, targets = tokens[:, :-1].chunk(m), tokens[:, 1:].chunk(m)
+    candidates = {}
+    for name, pairs in (
+        ("last_only", [(inputs[-1], targets[-1])]),
+        ("which_micro_batch", [(inputs[0], each) for each in targets]),
+        ("which_micro_batch_", [(each, targets[0]) for each in inputs]),
+    ):
+        full = lab.build_model()
+        for x, y in pairs:
+            (lab.mean_loss(full(x), y) / m).backward()
+        made = lab.expected_gradients(full, lambda whole: lab.Stage(whole, grid))
+        candidates[name] = list(made.parameters())
+    return verdict(found, *TIGHT, **candidates).rstrip("_")
 
 
 def check_numbers(runs: list[Run]) -> Judge:
@@ -600,6 +827,8 @@ def check_numbers(runs: list[Run]) -> Judge:
     wrong = [run.stage for run in runs if run.gradients != "right"]
     if wrong:
         what = f"the gradients of stage {wrong[0]} are not those of one process"
+        known = {run.gradients for run in runs} & {"last_only", "which_micro_batch"}
+        ask(not known, what, min(known, default=""))
         raise Wrong(what, "other" if pp - 1 in wrong else "sent_back")
     yield f"{pp} stages, {m} micro-batches: the gradients of one process"
     good = all(run.loss for run in runs)
@@ -623,12 +852,14 @@ def check_leads(runs: list[Run]) -> None:
 
 def stuck_in_pipeline(group: Group) -> None:
     """Why stages wait for each other."""
-    sending = [
-        str(r)
-        for r, rank in enumerate(group.ranks)
-        if any(call.name == "send" and not call.returned for call in rank.calls)
-    ]
-    ask(not sending, f"rank {', '.join(sending)} did not come out of send", "blocking_send")
+    sending = [str(r) for r, waits in enumerate(group.facts("in send")) if waits]
+    what = f"rank {', '.join(sending)} waits until a message that it has sent is received"
+    ask(not sending, what, "blocking_send")
+    for r, rank in enumerate(group.ranks):  # one that has left its schedule too early
+        m = rank.facts.get("scheduled") or 0
+        run = Run(**rank.facts[f"m={m}"]) if m and f"m={m}" in rank.facts else None
+        complete = run is None or len(set(run.events)) == 2 * m
+        ask(complete, f"with {m} micro-batches rank {r} runs only {run}", "each_once")
     for m in (8, 2):
         runs = [Run(**fact) for fact in group.facts(f"m={m}") if fact]
         if len(runs) == group.world:
@@ -643,11 +874,15 @@ PIPELINE = {
     "order_hint": "pipeline_stuck",
     "stuck": stuck_in_pipeline,
     "crashes": {
-        "NoneType": "leaf",
+        "'NoneType' object has no attribute '(detach|contiguous|clone|data)'": "leaf",
+        "parameter `tensor` of type torch.Tensor": "leaf",
+        "'(NoneType|int)' object has no attribute|not (NoneType|int)$": "received",
         "implicitly created only for scalar": "start_gradient",
         "does not require grad": "detached",
         "not part of|not in group|Invalid rank|invalid rank": "group_rank",
         r"with \d+ micro-batches": "few_micro_batches",
+        "cannot unpack non-iterable": "send_pairs",
+        r"^\d+$": "live_key",
     },
 }
 
@@ -659,10 +894,13 @@ PIPELINE = {
 )  # fmt: skip
 def pipeline(module, lab, lesson):
     for pp in (1, 2, 4):
-        layers = [list(module.layers_of(i, pp)) for i in range(pp)]
-        good = layers == [list(lab.layers_of(i, pp)) for i in range(pp)]
-        ask(good, f"with {pp} stages the layers are {layers}", "layers")
-    watch_sends()
+        layers = [module.layers_of(i, pp) for i in range(pp)]
+        good = all(isinstance(each, Iterable) for each in layers)
+        good = good and list(map(list, layers)) == [
+            list(lab.layers_of(i, pp)) for i in range(pp)
+        ]
+        layers = ", ".join(map(str, layers))
+        ask(good, f"with {pp} stages, layers_of returns {layers}", "layers")
     for pp in (4, 2) if lesson.world == 4 else (lesson.world,):  # 2 of 4: groups 0 2 and 1 3
         runs = run_pipeline(module, lab, lesson, module.gpipe, pp, 4)
         for run in runs:
@@ -670,6 +908,16 @@ def pipeline(module, lab, lesson):
             ask(run.letters == "FFFFBBBB", what, "not_gpipe")
             ask(run.events[:4] == ["F0", "F1", "F2", "F3"], what, "each_once")
         yield from check_numbers(runs)
+    if lesson.world == 1:  # another order, in which the micro-batches cannot be mixed up
+        run_pipeline(module, lab, lesson, mixed, 1, 4)
+
+
+def mixed(pipe: Any) -> None:
+    """A schedule whose backwards have an order of their own."""
+    for k in range(4):
+        pipe.forward(k)
+    for k in (2, 0, 3, 1):
+        pipe.backward(k)
 
 
 @LAB.step(
@@ -679,7 +927,6 @@ def pipeline(module, lab, lesson):
     **PIPELINE,
 )  # fmt: skip
 def one_each(module, lab, lesson):
-    watch_sends()
     for m in (8, 2):
         runs = run_pipeline(module, lab, lesson, module.one_f_one_b, lesson.world, m)
         check_leads(runs)
@@ -716,7 +963,9 @@ def composition(module, lab, lesson):
     grid = lab.Grid(*LAYOUTS[lesson.world])
     place = grid.stage, grid.replica, grid.shard
     rows = torch.arange(16).view(16, 1).expand(16, 3).clone()
-    share = torch.as_tensor(module.my_share(rows, grid))[:, 0].tolist()
+    share = module.my_share(rows, grid)
+    ask(share is not None, f"my_share returns None on rank {lesson.rank}", "returned")
+    share = torch.as_tensor(share)[:, 0].tolist()
     check_share(gathered((grid.replica, tuple(share))))
     yield "every replica has its share of the samples, the same on all of its ranks"
 
@@ -739,11 +988,11 @@ def composition(module, lab, lesson):
             parameter.grad = torch.full_like(parameter, own)
         with lesson.phase("clip"):
             norm = module.clip_gradients(stage, grid, limit)
-        what = f"clip_gradients returns nothing on rank {lesson.rank}"
-        ask(norm is not None, what, "norm_local")
+        what = f"clip_gradients returns None on rank {lesson.rank}"
+        ask(norm is not None, what, "norm_returned")
         norm = float(norm)
         if limit == 1.0:
-            check_norm(lesson.rank, norm, gathered((place, squares)))
+            check_norm(lesson.rank, norm, gathered((place, squares)), limit)
             yield "the norm is that of the whole model's gradient"
         pairs = zip(parameters, owns, strict=True)
         factors = [(parameter.grad.flatten()[0] / own).item() for parameter, own in pairs]
@@ -780,11 +1029,11 @@ def check_average(lesson: Lesson, grid: Any, parameters: list[nn.Parameter]) -> 
         over_all = sum(value(i, parameter, r, s) for r in replicas for s in shards)
         known = {
             "right": over_dp / grid.dp,
-            "own": value(i, parameter, grid.replica, grid.shard),
-            "sum": over_dp,
-            "divided by all": over_dp / lesson.world,
-            "over all": over_all / (grid.dp * grid.tp),
-            "over all, sum": over_all / grid.dp,
+            "those of this replica alone": value(i, parameter, grid.replica, grid.shard),
+            "the sum over the replicas": over_dp,
+            "the sum over the replicas, divided by all ranks": over_dp / lesson.world,
+            "the mean over all ranks": over_all / (grid.dp * grid.tp),
+            "a sum over all ranks": over_all / grid.dp,
         }
         known = {name: torch.full_like(parameter, each) for name, each in known.items()}
         name = verdict(parameter.grad, *TIGHT, **known)
@@ -792,14 +1041,17 @@ def check_average(lesson: Lesson, grid: Any, parameters: list[nn.Parameter]) -> 
     if wrong:
         kinds = {name for name, _ in wrong}
         what = f"of {len(parameters)} gradients on rank {lesson.rank} {len(wrong)} are wrong"
-        what += f" ({', '.join(sorted(kinds))})"
-        ask(kinds != {"own"}, what, "not_averaged")
+        what += f": {', '.join(sorted(kinds - {'other'}))}" * (kinds != {"other"})
+        ask(kinds != {"those of this replica alone"}, what, "not_averaged")
         ask(any(cut for _, cut in wrong), what, "whole_reduced")
-        ask(not kinds <= {"sum", "divided by all"}, what, "average_divisor")
+        divisor = all(kind.startswith("the sum over the replicas") for kind in kinds)
+        ask(not divisor, what, "average_divisor")
         raise Wrong(what, "averaged_over_all")
 
 
-def check_norm(rank: int, found: float, ranks: list[tuple[tuple, list[float]]]) -> None:
+def check_norm(
+    rank: int, found: float, ranks: list[tuple[tuple, list[float]]], limit: float
+) -> None:
     """Which ranks' squares must have been added up to give what was returned?
 
     `ranks`: the place of each, and the squares of its whole and its cut parameters.
@@ -817,12 +1069,14 @@ def check_norm(rank: int, found: float, ranks: list[tuple[tuple, list[float]]]) 
 
     true, here = total((0, 2)), own[2] == 0
     what = f"rank {rank} finds the norm {found:.4f}, that of the whole model is {true:.4f}"
+    norms = [math.sqrt(sum(squares)) for place, squares in ranks if place[1] == own[1]]
     known = {
+        "norm_of_norms": [true**2, sum(norms)],
+        "norm_returned": true * min(1.0, limit / (true + 1e-6)),
         "norm_local": [total(()), total((), whole=here)],
         "norm_copies": total((0, 2), copies=True),
         "norm_missed": total((0, 2), whole=False),
         "norm_replicas": [total((0, 1, 2)), total((0, 1, 2), copies=True)],
         "norm_one_axis": [total((2,)), total((0,)), total((0,), whole=here)],
     }
-    hint = named(found, known)
-    ask(near(found, true), what, "norm_of_norms" if hint == "other" else hint)
+    ask(near(found, true), what, named(found, known))

@@ -42,6 +42,50 @@ wrong("lines_tp_first", step=1, hint="tp_neighbours", old=Body("lines"), new="""
     return {k: box.movedim(i, -1).flatten(0, 1).tolist() for i, k in enumerate(names)}
 """)
 
+wrong("join_first", step=1, hint="wrong_group",
+      old=Body("join"), new="return [dist.new_group(ranks) for ranks in groups][0]")
+wrong("join_if_mine", step=1, hint="new_group_by_all", old=Body("join"), new="""
+    mine = None
+    for ranks in groups:
+        if dist.get_rank() in ranks:
+            mine = dist.new_group(ranks)
+    return mine
+""")
+wrong("join_nothing", step=1, hint="wrong_group",
+      old=Body("join"), new="for ranks in groups:\n    dist.new_group(ranks)")
+wrong("lines_nothing", step=1, hint="lines_kind",
+      old=Body("lines"), new="box = torch.arange(world).view(pp, -1, tp)")
+wrong("right_join_by_device_mesh", step=1, old=Body("join"), new="""
+    from torch.distributed.device_mesh import DeviceMesh
+    return DeviceMesh("cpu", torch.tensor(groups)).get_group(1)
+""")
+wrong("right_join_by_dict", step=1, old=Body("join"), new="""
+    made = {tuple(ranks): dist.new_group(ranks=list(ranks)) for ranks in groups}
+    return next(group for ranks, group in made.items() if dist.get_rank() in ranks)
+""")
+wrong("right_join_by_enumeration", step=1,
+      old=Body("join"), new="return dist.new_subgroups_by_enumeration(groups)[0]")
+wrong("right_join_by_membership", step=1, old=Body("join"), new="""
+    made = [dist.new_group(ranks) for ranks in groups]
+    return next(group for group in made if group != dist.GroupMember.NON_GROUP_MEMBER)
+""")
+wrong("right_join_by_rank", step=1, old=Body("join"), new="""
+    made = [dist.new_group(ranks) for ranks in groups]
+    return next(group for group in made if dist.get_rank(group) >= 0)
+""")
+wrong("right_join_of_members_alone", step=1, old=Body("join"), new="""
+    mine = next(ranks for ranks in groups if dist.get_rank() in ranks)
+    return dist.new_group(mine, use_local_synchronization=True)
+""")
+wrong("right_lines_by_ranges", step=1, old=Body("lines"), new="""
+    inner = world // pp  # ranks in a stage
+    return {
+        "tp": [range(first, first + tp) for first in range(0, world, tp)],
+        "dp": [range(s + k, s + inner, tp) for s in range(0, world, inner) for k in range(tp)],
+        "pp": [range(k, world, inner) for k in range(inner)],
+    }
+""")
+
 # step 2
 
 wrong("f_backward_nothing", step=2, hint="f_backward",
@@ -62,6 +106,34 @@ wrong("g_in_all_ranks", step=2, hint="not_tp_group",
 wrong("g_in_place", step=2, hint="in_place",
       old=Body("SumOverShards.forward"),
       new="dist.all_reduce(part, group=group)\nreturn part.clone()")
+
+wrong("f_backward_in_place", step=2, hint="in_place",
+      old="return all_reduced(gradient, ctx.group), None",
+      new="dist.all_reduce(gradient, group=ctx.group)\nreturn gradient, None")
+wrong("f_backward_mean", step=2, hint="f_backward",
+      old="return all_reduced(gradient, ctx.group), None",
+      new="return all_reduced(gradient, ctx.group) / dist.get_world_size(ctx.group), None")
+wrong("f_group_not_stored", step=2, hint="not_stored",
+      old=Body("CopyToShards.forward"), new="return x.view_as(x)")
+wrong("f_returns_nothing", step=2, hint="returned",
+      old=Body("CopyToShards.forward"), new="ctx.group = group")
+wrong("g_result_of_all_reduce", step=2, hint="returned",
+      old=Body("SumOverShards.forward"),
+      new="part = part.clone()\nreturn dist.all_reduce(part, group=group)")
+wrong("right_f_returns_x", step=2,
+      old=Body("CopyToShards.forward"), new="ctx.group = group\nreturn x")
+wrong("right_g_by_gather", step=2, old=Body("SumOverShards.forward"), new="""
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return torch.stack(parts).sum(0)
+""")
+wrong("right_g_by_group", step=2,
+      old=Body("SumOverShards.forward"),
+      new="total = part.clone()\ngroup.allreduce([total]).wait()\nreturn total")
+wrong("right_g_functional", step=2, old=Body("SumOverShards.forward"), new="""
+    from torch.distributed._functional_collectives import all_reduce
+    return all_reduce(part, "sum", group)
+""")
 
 # step 3
 
@@ -100,6 +172,31 @@ wrong("row_without_g", step=3, hint="row_not_summed",
 wrong("mlp_of_another_activation", step=3, hint="other",
       old=Body("ParallelMLP.forward"), new="return self.down(F.relu(self.up(x)))")
 
+wrong("column_returns_nothing", step=3, hint="returned",
+      old="return F.linear(copy_to_shards(x, self.grid), self.weight, self.bias)",
+      new="F.linear(copy_to_shards(x, self.grid), self.weight, self.bias)")
+wrong("column_without_bias", step=3, hint="column_no_bias",
+      old="self.weight, self.bias)", new="self.weight)")
+wrong("row_bias_of_one_rank", step=3, hint="bias_one", old=Body("RowLinear.forward"), new="""
+    part = F.linear(x, self.weight)
+    if self.grid.shard == 0:
+        part = part + self.bias
+    return sum_over_shards(part, self.grid)
+""")
+wrong("row_copies_first", step=3, hint="shard_gradient",
+      old="sum_over_shards(F.linear(x,", new="sum_over_shards(F.linear(copy_to_shards(x, self.grid),")
+wrong("row_without_bias", step=3, hint="row_bias",
+      old="F.linear(x, self.weight), self.grid) + self.bias",
+      new="F.linear(x, self.weight), self.grid)")
+wrong("right_column_by_matmul", step=3, old=Body("ColumnLinear.forward"),
+      new="return copy_to_shards(x, self.grid) @ self.weight.T + self.bias")
+wrong("right_column_by_slices", step=3, old="self.weight = cut(full.weight, 0, grid)", new="""
+    n = full.weight.size(0) // grid.tp
+    rows = full.weight.detach()[grid.shard * n : (grid.shard + 1) * n]
+    self.weight = nn.Parameter(rows.clone())
+    self.weight.is_cut = True
+""")
+
 # step 4
 
 wrong("attention_all_heads", step=4, hint="local_heads",
@@ -126,6 +223,26 @@ wrong("block_from_norm", step=4, hint="other",
     return x + self.mlp(self.norm2(x))
 """)
 
+wrong("rows_in_two_dimensions", step=4, hint="not_an_order",
+      old="transpose(0, 1).flatten()", new="transpose(0, 1)")
+wrong("rows_not_returned", step=4, hint="not_an_order",
+      old=Body("rows_by_shard"), new="torch.arange(3 * HIDDEN)")
+wrong("right_attention_by_hand", step=4, old=Body("ParallelAttention.forward"), new="""
+    b, s, _ = x.shape
+    width = HIDDEN // HEADS
+    qkv = self.qkv(x).view(b, s, 3, HEADS // self.grid.tp, width).permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.unbind(0)
+    later = torch.ones(s, s, dtype=torch.bool).triu(1)
+    scores = (q @ k.transpose(-1, -2) / width**0.5).masked_fill(later, -torch.inf)
+    y = scores.softmax(-1) @ v
+    return self.out(y.transpose(1, 2).reshape(b, s, -1))
+""")
+wrong("right_rows_by_loops", step=4, old=Body("rows_by_shard"), new="""
+    n = HIDDEN // tp
+    starts = [kind * HIDDEN + shard * n for shard in range(tp) for kind in range(3)]
+    return torch.tensor([start + i for start in starts for i in range(n)])
+""")
+
 # step 5
 
 wrong("loss_no_maximum", step=5, hint="overflow",
@@ -147,6 +264,37 @@ wrong("loss_summed", step=5, hint="loss_not_mean",
 wrong("loss_without_gradient", step=5, hint="loss_gradient",
       old="sum_over_shards(shifted.exp().sum(dim=-1), grid)",
       new="all_reduced(shifted.exp().sum(dim=-1), grid.tp_group)")
+
+wrong("loss_border_twice", step=5, hint="target_not_masked",
+      old="(place < width)", new="(place <= width)")
+wrong("loss_gradient_of_maximum", step=5, hint="loss_gradient",
+      old="highest = all_reduced(logits.amax(dim=-1), grid.tp_group, dist.ReduceOp.MAX)",
+      new="highest = logits.amax(-1)\ndist.all_reduce(highest, dist.ReduceOp.MAX, grid.tp_group)")
+wrong("loss_not_clamped", step=5, hint="target_clamp",
+      old="place.clamp(0, width - 1)", new="place")
+wrong("loss_sum_of_maxima", step=5, hint="overflow",
+      old="logits.amax(dim=-1), grid.tp_group, dist.ReduceOp.MAX", new="logits.amax(dim=-1), grid.tp_group")
+wrong("right_loss_by_columns", step=5, old="""
+    found = shifted.gather(-1, place.clamp(0, width - 1).unsqueeze(-1)).squeeze(-1)
+    target = sum_over_shards(found * mine, grid)
+""", new="""
+    chosen = torch.arange(width) == place.unsqueeze(-1)
+    target = sum_over_shards((shifted * chosen).sum(-1), grid)
+""")
+wrong("right_loss_by_where", step=5, old="""
+    found = shifted.gather(-1, place.clamp(0, width - 1).unsqueeze(-1)).squeeze(-1)
+    target = sum_over_shards(found * mine, grid)
+""", new="""
+    found = shifted.gather(-1, torch.where(mine, place, 0).unsqueeze(-1)).squeeze(-1)
+    target = sum_over_shards(torch.where(mine, found, 0.0), grid)
+""")
+wrong("right_maximum_by_gather", step=5,
+      old="highest = all_reduced(logits.amax(dim=-1), grid.tp_group, dist.ReduceOp.MAX)", new="""
+    own = logits.detach().amax(-1)
+    every = [torch.empty_like(own) for _ in range(grid.tp)]
+    dist.all_gather(every, own, group=grid.tp_group)
+    highest = torch.stack(every).amax(0)
+""")
 
 # step 6
 
@@ -173,13 +321,97 @@ wrong("gpipe_one_short", step=6, hint="each_once",
       new="for k in range(pipe.m - 1):\n    pipe.forward(k)\nfor k in range(pipe.m - 1):")
 wrong("layers_round_robin", step=6, hint="layers",
       old=Body("layers_of"), new="return range(stage, LAYERS, pp)")
-wrong("receive_other_group", step=6, hint="pipeline_stuck",
+wrong("send_in_back_group", step=6, hint="one_group",
       old="self.group_to(to)", new="self.grid.back_group")
 wrong("send_forgotten", step=6, hint="not_kept",
       old=Body("Pipeline.send"),
       new="dist.isend(tensor.detach().contiguous(), group=self.group_to(to), group_dst=to)")
 wrong("send_to_rank", step=6, hint="group_rank",
       old="group=self.group_to(to), group_dst=to", new="dst=to, group=self.group_to(to)")
+
+wrong("backward_of_newest", step=6, hint="other_micro_batch",
+      old="taken, output = self.live.pop(k)",
+      new="_, (taken, output) = self.live.popitem()")
+wrong("backward_of_oldest", step=6, hint="other_micro_batch",
+      old="self.live.pop(k)", new="self.live.pop(min(self.live))")
+wrong("backward_sends_to_itself", step=6, hint="to_itself",
+      old="self.send(taken.grad, self.grid.stage - 1)",
+      new="self.send(taken.grad, self.grid.stage)")
+wrong("backward_sends_nothing", step=6, hint="pipeline_stuck",
+      old="self.send(taken.grad, self.grid.stage - 1)", new="pass")
+wrong("backward_zeroes", step=6, hint="last_only", old="taken, output = self.live.pop(k)", new="""
+    taken, output = self.live.pop(k)
+    self.stage.zero_grad()
+""")
+wrong("forward_first_inputs", step=6, hint="which_micro_batch",
+      old="self.inputs[k] if", new="self.inputs[0] if")
+wrong("forward_first_targets", step=6, hint="which_micro_batch",
+      old="self.targets[k], grid", new="self.targets[0], grid")
+wrong("forward_pair_swapped", step=6, hint="live_pair",
+      old="self.live[k] = taken, output", new="self.live[k] = output, taken")
+wrong("forward_stores_under_0", step=6, hint="live_key",
+      old="self.live[k] = taken, output", new="self.live[0] = taken, output")
+wrong("layers_returns_nothing", step=6, hint="layers",
+      old=Body("layers_of"), new="share = LAYERS // pp")
+wrong("rank_dies", step=6, hint="killed",
+      old="share = LAYERS // pp", new="dist.get_rank() == 1 and os._exit(1)\nshare = LAYERS // pp")
+wrong("receive_float32", step=6, hint="message",
+      old="torch.empty(shape, dtype=torch.float64, device=self.loss.device)",
+      new="torch.empty(shape)")
+wrong("receive_returns_nothing", step=6, hint="received",
+      old="dist.recv(tensor, group=self.group_from(source), group_src=source)\nreturn tensor",
+      new="dist.recv(tensor, group=self.group_from(source), group_src=source)")
+wrong("receive_returns_the_source", step=6, hint="received",
+      old="dist.recv(tensor, group=self.group_from(source), group_src=source)\nreturn tensor",
+      new="return dist.recv(tensor, group=self.group_from(source), group_src=source)")
+wrong("receive_without_wait", step=6, hint="not_received",
+      old="dist.recv(tensor, group=self", new="dist.irecv(tensor, group=self")
+wrong("receive_wrong_shape", step=6, hint="message",
+      old="torch.empty(shape, dtype", new="torch.empty(self.inputs[0].shape, dtype")
+wrong("send_and_receive_in_one_group", step=6, hint="one_group", edits=[
+    ("self.group_to(to)", "self.grid.pp_group"),
+    ("self.group_from(source)", "self.grid.pp_group")])
+wrong("send_keeps_last", step=6, hint="not_kept",
+      old="self.sends.append((work, tensor))", new="self.sends = [(work, tensor)]")
+wrong("send_keeps_work_only", step=6, hint="send_pairs",
+      old="self.sends.append((work, tensor))", new="self.sends.append(work)")
+wrong("right_backward_by_autograd", step=6,
+      old="output.backward(self.receive(self.grid.stage + 1))",
+      new="torch.autograd.backward([output], [self.receive(self.grid.stage + 1)])")
+wrong("right_batched_messages", step=6, edits=[
+    (Body("Pipeline.send"), """
+        tensor = tensor.detach().contiguous()
+        op = dist.P2POp(dist.isend, tensor, group=self.group_to(to), group_peer=to)
+        self.sends += [(work, tensor) for work in dist.batch_isend_irecv([op])]
+    """), (Body("Pipeline.receive"), """
+        tensor = torch.empty(*self.inputs[0].shape, HIDDEN, dtype=torch.float64)
+        group = self.group_from(source)
+        op = dist.P2POp(dist.irecv, tensor, group=group, group_peer=source)
+        dist.batch_isend_irecv([op])[0].wait()
+        return tensor
+    """)])
+wrong("right_gpipe_reversed", step=6,
+      old="for k in range(pipe.m):\n    pipe.backward(k)",
+      new="for k in reversed(range(pipe.m)):\n    pipe.backward(k)")
+wrong("right_layers_list", step=6, old=Body("layers_of"), new="""
+    share = LAYERS // pp
+    return [layer for layer in range(LAYERS) if layer // share == stage]
+""")
+wrong("right_receive_by_irecv", step=6,
+      old="dist.recv(tensor, group=self.group_from(source), group_src=source)",
+      new="dist.irecv(tensor, group=self.group_from(source), group_src=source).wait()")
+wrong("right_send_by_global_rank", step=6, old=Body("Pipeline.send"), new="""
+    group, tensor = self.group_to(to), tensor.detach().clone()
+    work = dist.isend(tensor, dist.get_global_rank(group, to), group)
+    self.sends.append((work, tensor))
+""")
+wrong("right_send_that_waits", step=6, old=Body("Pipeline.send"), new="""
+    tensor = tensor.detach().contiguous()
+    dist.isend(tensor, group=self.group_to(to), group_dst=to).wait()
+""")
+wrong("right_send_blocks", step=6,
+      old=Body("Pipeline.send"),
+      new="dist.send(tensor.detach().contiguous(), group=self.group_to(to), group_dst=to)")
 
 # step 7
 
@@ -204,6 +436,29 @@ wrong("warm_up_one_more", step=7, hint="warm_up_long",
 wrong("warm_up_without_min", step=7, hint="few_micro_batches",
       old="min(pipe.grid.pp - 1 - pipe.grid.stage, pipe.m)",
       new="pipe.grid.pp - 1 - pipe.grid.stage")
+
+wrong("backward_before_forward", step=7, hint="live_key",
+      old="pipe.forward(warm_up + k)\npipe.backward(k)",
+      new="pipe.backward(k)\npipe.forward(warm_up + k)")
+wrong("backwards_left_out", step=7, hint="each_once",
+      old="for k in range(pipe.m - warm_up, pipe.m):\n    pipe.backward(k)", new="")
+wrong("isend_that_waits", step=7, hint="blocking_send", old=Body("Pipeline.send"), new="""
+    tensor = tensor.detach().contiguous()
+    dist.isend(tensor, group=self.group_to(to), group_dst=to).wait()
+""")
+wrong("warm_up_of_every_stage", step=7, hint="warm_up_long",
+      old="pipe.grid.pp - 1 - pipe.grid.stage", new="pipe.grid.pp - 1")
+wrong("right_schedule_by_counts", step=7, old=Body("one_f_one_b"), new="""
+    forwards = backwards = 0
+    while backwards < pipe.m:
+        lead = forwards - backwards
+        if forwards < pipe.m and lead < pipe.grid.pp - pipe.grid.stage:
+            pipe.forward(forwards)
+            forwards += 1
+        else:
+            pipe.backward(backwards)
+            backwards += 1
+""")
 
 # step 8
 
@@ -251,3 +506,43 @@ wrong("share_half", step=8, hint="share_lost",
 wrong("train_clips_first", step=8, hint="other",
       old="average_gradients(stage, grid)\nnorms.append(clip_gradients(stage, grid, CLIP))",
       new="norms.append(clip_gradients(stage, grid, CLIP))\naverage_gradients(stage, grid)")
+wrong("clip_cut_only", step=8, hint="not_clipped", old="parameter.grad *= scale",
+      new="parameter.grad *= scale if hasattr(parameter, 'is_cut') else 1.0")
+wrong("clip_returns_new_norm", step=8, hint="norm_returned",
+      old="    parameter.grad *= scale\nreturn norm",
+      new="    parameter.grad *= scale\nreturn norm * scale")
+wrong("clip_returns_nothing", step=8, hint="norm_returned",
+      old="    parameter.grad *= scale\nreturn norm", new="    parameter.grad *= scale")
+wrong("share_not_returned", step=8, hint="returned",
+      old=Body("my_share"), new="batch.chunk(grid.dp)[grid.replica]")
+wrong("right_average_in_one_tensor", step=8, old=Body("average_gradients"), new="""
+    gradients = [parameter.grad for parameter in stage.parameters()]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, group=grid.dp_group)
+    parts = (flat / grid.dp).split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts):
+        gradient.copy_(part.view_as(gradient))
+""")
+wrong("right_average_started_first", step=8, old=Body("average_gradients"), new="""
+    works = []
+    for parameter in stage.parameters():
+        parameter.grad.div_(grid.dp)
+        works.append(dist.all_reduce(parameter.grad, group=grid.dp_group, async_op=True))
+    for work in works:
+        work.wait()
+""")
+wrong("right_clip_by_kinds", step=8, old=Body("clip_gradients"), new="""
+    sums = [0.0, 0.0]
+    for parameter in stage.parameters():
+        sums[hasattr(parameter, "is_cut")] += parameter.grad.pow(2).sum()
+    dist.all_reduce(sums[1], group=grid.tp_group)
+    square = sums[0] + sums[1]
+    dist.all_reduce(square, group=grid.pp_group)
+    norm = square.sqrt()
+    if norm > limit:
+        for parameter in stage.parameters():
+            parameter.grad.mul_(limit / (norm + 1e-6))
+    return norm
+""")
+wrong("right_share_by_steps", step=8,
+      old=Body("my_share"), new="return batch[grid.replica :: grid.dp]")
