@@ -94,8 +94,8 @@ HINTS = {
     "not_reduced": "Every rank still has the gradients of its own samples. Sum each "
     "parameter.grad over the ranks with dist.all_reduce.",
     "copy_reduced": "An all-reduce ran, but its result did not reach parameter.grad, probably "
-    "because you reduced a copy or a different tensor. all_reduce writes into the tensor that you pass, so "
-    "parameter.grad must be this tensor or a view of it.",
+    "because you reduced a copy or a different tensor. all_reduce writes into the tensor that "
+    "you pass, so parameter.grad must be this tensor or a view of it.",
     "subset": "Only some gradients were reduced. Every parameter that requires a gradient "
     "needs an all-reduce (and in step 5 a hook that starts it).",
     "none_gradient": "Your code uses the gradient of a frozen parameter. A parameter with "
@@ -134,8 +134,8 @@ HINTS = {
     "tensor after wait(), or before you start the all-reduce.",
     "synchronous": "The hook waits for an all-reduce, so the backward pass waits, too. Pass "
     "async_op=True, keep the Work, and wait for it in finish().",
-    "not_begun": "finish() does not prepare the buckets for the next backward pass, so the next "
-    "backward pass finds buckets that are already launched. Call self.begin() at the end of "
+    "not_begun": "finish() does not prepare the buckets for the next backward pass, which then "
+    "finds buckets that are already launched. Call self.begin() at the end of "
     "finish().",
     "not_finished": "accumulate() does not call ddp.finish(), so nothing waits for the "
     "all-reduces, and nothing divides their sums. Call it once, after the backward pass of the "
@@ -212,8 +212,8 @@ HINTS = {
     "buckets and out again. Pass gradient_as_bucket_view=True.",
     "finish_of_torch": "PyTorch's DDP has no finish(). It waits and divides by itself before "
     "the backward pass of the last micro-batch ends. Remove this call.",
-    "no_yield": "no_sync() is a context manager made from a generator, so it must reach exactly "
-    "one `yield`. The code of the `with` block runs at this `yield`.",
+    "no_yield": "no_sync() is a context manager made from a generator, so it must reach "
+    "exactly one `yield`. The code of the `with` block runs at this `yield`.",
     "forward_outside": "DDP communicated before the last micro-batch. The forward pass "
     "decides whether the backward pass communicates, so put both inside `with ddp.no_sync():` "
     "for all micro-batches except the last one.",
@@ -491,7 +491,7 @@ def start(theirs, ours, lesson):
 
 
 def lengths(world: int) -> tuple[int, ...]:
-    """Lengths of data sets: the last one is shorter than half the world, if that is possible."""
+    """Return lengths of data sets. The last one is less than world / 2 if world is above 2."""
     return 12 * world, 5 * world + 1, 1
 
 
