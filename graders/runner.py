@@ -347,6 +347,9 @@ class Pending:
         return getattr(self._work, name)
 
 
+Pending.__name__ = "Work"  # errors of the learner's code show this name
+
+
 class Lesson:
     """What a probe works with: the learner's module, who this rank is, and where facts go."""
 
