@@ -147,6 +147,15 @@ wrong("right_shard_with_itertools", step=2, old=Body("shard"), new="""
     return list(itertools.islice(endless, rank, world * (1 + (length - 1) // world), world))
 """)
 
+wrong("shard_two_orders", step=2, hint="epoch_ignored",
+      old="generator = torch.Generator().manual_seed(epoch)",
+      new="generator = torch.Generator().manual_seed(epoch % 2)")
+wrong("shard_global_state", step=2, hint="unseeded", old=Body("shard"), new="""
+    order = torch.randperm(length).tolist()
+    order += [order[i % length] for i in range(-length % world)]
+    return order[rank::world]
+""")
+
 # step 3
 
 wrong("broadcast_copies", step=3, hint="not_broadcast",
@@ -224,6 +233,12 @@ wrong("broadcast_rebinds", step=3, hint="buffers", old=Body("broadcast_state"), 
 """)
 wrong("broadcast_no_parameters", step=3, hint="parameters", old="[*module.parameters(), *module.buffers()]", new="module.buffers()")
 wrong("broadcast_floats_only", step=3, hint="buffers", old="dist.broadcast(tensor.detach(), src=0)", new="if tensor.is_floating_point():\n    dist.broadcast(tensor.detach(), src=0)")
+
+wrong("broadcast_uses_none", step=3, hint="broadcast_none", old=Body("broadcast_state"), new="""
+    for name, tensor in module.state_dict().items():
+        received = dist.broadcast(tensor, src=0)
+        tensor.copy_(received.clone())
+""")
 
 # step 4
 
@@ -508,6 +523,39 @@ wrong("hooks_below_the_api", step=5, hint="not_seen", edits=[
         self.started.clear()
     """)])
 
+wrong("hooks_of_the_module", step=5, hint="hook_too_early", old="""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(self.start)
+""", new="""
+    module.register_full_backward_hook(
+        lambda *_: [self.start(p) for p in module.parameters() if p.requires_grad]
+    )
+""")
+wrong("hooks_divide_a_frozen_gradient", step=5, hint="none_gradient", old=Body("HookDDP.finish"), new="""
+    for _, work in self.started:
+        work.wait()
+    for parameter in self.module.parameters():
+        parameter.grad /= dist.get_world_size()
+    self.started.clear()
+""")
+wrong("right_hooks_on_clones_of_gradients", step=5, edits=[
+    ("parameter.register_post_accumulate_grad_hook(self.start)",
+     "parameter.register_hook(lambda gradient, p=parameter: self.start_with(p, gradient.clone()))"),
+    ("def start(self, parameter: nn.Parameter) -> None:", """
+        def start_with(self, parameter, gradient):
+            work = dist.all_reduce(gradient, async_op=True)
+            self.started.append((parameter, gradient, work))
+
+        def start(self, parameter: nn.Parameter) -> None:
+    """),
+    (Body("HookDDP.finish"), """
+        for parameter, gradient, work in self.started:
+            work.wait()
+            parameter.grad = gradient / dist.get_world_size()
+        self.started.clear()
+    """)])
+
 # step 6
 
 wrong("buckets_copied_out", step=6, hint="not_views", edits=[
@@ -627,6 +675,27 @@ wrong("right_buckets_identity", step=6, old=Body("BucketDDP.keep_in_bucket"), ne
 wrong("right_buckets_divide_first", step=6, edits=[
     ("bucket.work = dist.all_reduce(bucket.flat, async_op=True)", "bucket.flat /= dist.get_world_size()\nbucket.work = dist.all_reduce(bucket.flat, async_op=True)"),
     ("    bucket.flat /= dist.get_world_size()\nself.begin()", "    pass\nself.begin()")])
+
+wrong("buckets_keep_the_room", step=6, hint="bucket_size", old="    room = bucket_bytes", new="    room += bucket_bytes")
+wrong("buckets_begin_too_early", step=6, hint="work_lost", old=Body("BucketDDP.finish"), new="""
+    self.begin()
+    for bucket in self.buckets:
+        bucket.work.wait()
+        bucket.flat /= dist.get_world_size()
+""")
+wrong("buckets_after_the_last", step=6, hint="no_bound",
+      old="while self.launched < len(self.buckets) and not self.buckets", new="while not self.buckets")
+wrong("buckets_always_wait", step=6, hint="not_noted",
+      old="self.bucket_of[parameter].waiting.discard(parameter)", new="pass")
+wrong("right_buckets_compared", step=6, old=Body("BucketDDP.launch_in_order"), new="""
+    self.bucket_of[parameter].waiting.discard(parameter)
+    ready = [bucket for bucket in self.buckets if not bucket.waiting]
+    for bucket in self.buckets[self.launched :]:
+        if bucket not in ready:
+            return
+        bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+        self.launched = self.launched + 1
+""")
 
 # step 7
 
@@ -805,6 +874,29 @@ wrong("right_no_sync_counts", step=7, edits=[
         finally:
             self.depth -= 1
     """)])
+
+wrong("accumulate_finishes_twice", step=7, hint="finished_twice", old="(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()",
+      new="(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()\nddp.finish()")
+wrong("accumulate_never_launches", step=7, hint="not_reenabled",
+      old=Body("AccumulatingDDP.on_gradient"), new="self.keep_in_bucket(parameter)")
+wrong("accumulate_without_with", step=7, hint="no_sync_unused", old="*silent, last = micro_batches\nwith ddp.no_sync():\n    for micro_batch in silent:\n        (loss_of(ddp, micro_batch) / len(micro_batches)).backward()\n(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()", new="""
+    *silent, last = micro_batches
+    ddp.no_sync()
+    for micro_batch in silent:
+        (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("right_accumulate_divides_buckets", step=7, old=Body("accumulate"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for each in silent:
+            loss_of(ddp, each).backward()
+    loss_of(ddp, last).backward()
+    ddp.finish()
+    for bucket in ddp.buckets:
+        bucket.flat /= len(micro_batches)
+""")
 
 # step 8
 
