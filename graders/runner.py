@@ -51,6 +51,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 
 from graders import limits, machine, scores
 
@@ -81,8 +82,8 @@ HINTS = {
     "killed": "The process ended without a Python error. Look for os._exit, for a signal, or "
     "for a lack of memory.",
     "some_ranks": "A collective must be called by all ranks or by none. Look for a collective "
-    "under an `if` that depends on the rank, or for loops that have different lengths on "
-    "different ranks.",
+    "under an `if` that depends on the rank or on the values of a tensor, or for loops that "
+    "have different lengths on different ranks.",
     "order": "Collectives are matched by the order of the calls, and not by a name. Let every "
     "rank call them in the same order, even if its data becomes ready in a different order.",
     "own_source": "Every rank names itself as the source, so all ranks send and no rank "
@@ -350,6 +351,9 @@ class Pending:
         return getattr(self._work, name)
 
 
+Pending.__name__ = "Work"  # errors of the learner's code show this name
+
+
 class Lesson:
     """What a probe works with: the learner's module, who this rank is, and where facts go."""
 
@@ -358,6 +362,7 @@ class Lesson:
         self.module: ModuleType | None = None
         self.current_phase = ""
         self.calls: list[Call] = []  # the collectives that this rank has called
+        self.inside = False  # one of them is running
         self.scene: dict[str, Any] = {}  # what a trial tells its ranks
 
     def fact(self, name: str, value: Any) -> None:
@@ -419,15 +424,46 @@ class Lesson:
         for name in names.split():
             if hasattr(dist, name):
                 setattr(dist, name, self._watched(name, getattr(dist, name)))
+        for name in ("all_reduce", "all_reduce_coalesced", "all_reduce_inplace"):
+            by_itself = name != "all_reduce_inplace"
+            watched = self._watched(name, getattr(functional, name), by_itself)
+            setattr(functional, name, watched)
+        self._watch_group_all_reduce()
 
-    def _watched(self, name: str, real: Callable) -> Callable:
+    def _watch_group_all_reduce(self) -> None:
+        """Send `group.allreduce(tensor)` through dist.all_reduce, which is recorded."""
+        real = dist.ProcessGroup.allreduce
+
+        def allreduce(group: dist.ProcessGroup, tensors: Any, *options: Any) -> Any:
+            tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            if self.inside or len(tensors) != 1:
+                return real(group, tensors, *options)
+            op = getattr(options[0], "reduceOp", options[0]) if options else dist.ReduceOp.SUM
+            return dist.all_reduce(tensors[0], op, group, async_op=True)
+
+        dist.ProcessGroup.allreduce = allreduce
+
+    def _watched(self, name: str, real: Callable, by_itself: bool = False) -> Callable:
+        """Return the function with a record of each call.
+
+        `by_itself`: the function returns at once, and its result waits when it is used.
+        """
         takes = inspect.signature(real)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
+            if by_itself and self.inside:  # a recorded function calls it
+                return real(*args, **kwargs)
+            before, self.inside = self.inside, True
+            try:
+                return recorded(*args, **kwargs)
+            finally:
+                self.inside = before
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             named = takes.bind_partial(*args, **kwargs).arguments
             tensor, group = next(iter(named.values()), None), named.get("group")
             detail = f"from rank {named.get('src')}" if name == "broadcast" else ""
-            asynchronous = named.get("async_op") is True
+            asynchronous = by_itself or named.get("async_op") is True
             groups = [group] if isinstance(group, dist.ProcessGroup) else []
             n = dist.get_world_size(*groups) if dist.is_initialized() else 1
             members = dist.get_process_group_ranks(group) if groups and n < self.world else []
@@ -437,12 +473,12 @@ class Lesson:
                 self.calls[number].returned, self.calls[number].touched = True, touched
                 self._send({"returned": number, "touched": touched})
 
-            if name == "all_reduce" and asynchronous:
+            if name == "all_reduce" and asynchronous and not by_itself:
                 result = tensor.detach().clone()
                 rest = {key: value for key, value in kwargs.items() if key != "tensor"}
                 return Pending(real(result, *args[1:], **rest), tensor, result, tell)
             value = real(*args, **kwargs)
-            if not asynchronous:
+            if by_itself or not asynchronous:
                 tell()
             return value
 
@@ -481,7 +517,10 @@ def _describe(error: BaseException, path: str) -> dict[str, Any]:
     if isinstance(error, SyntaxError) and error.filename == path:
         line, error = error.lineno, type(error)(error.msg)  # its text would repeat the line
     with contextlib.suppress(Exception):
-        text = (str(error).strip().splitlines() or [""])[0][:300]
+        text, *more = str(error).strip().splitlines() or [""]
+        if more and more[0].strip().startswith("but got"):  # torch goes on in the second line
+            text = f"{text} {more[0].strip()}"
+        text = text[:300]
         return {"kind": type(error).__name__, "text": text, "line": line}
     return {"kind": type(error).__name__, "text": "", "line": line}
 

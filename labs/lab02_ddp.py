@@ -293,7 +293,8 @@ if __name__ == "__main__":
 #
 # 1. Seed a generator with the epoch and with nothing else, and shuffle all indices with it.
 # 2. Each rank must get $\lceil n / N \rceil$ of the $n$ indices. If $N$ does not divide $n$,
-#    append indices from the beginning of the list to its end.
+#    append indices from the beginning of the list to its end. If $n$ is less than half of $N$,
+#    repeat the whole list more than once.
 # 3. Take every $N$-th index, and start at your own rank.
 #
 # `DistributedSampler` does the same.
@@ -307,16 +308,17 @@ if __name__ == "__main__":
 def shard(length: int, rank: int, world: int, epoch: int) -> list[int]:
     """Return the indices below `length` that `rank` reads in `epoch`.
 
-    Each rank gets ceil(length / world) indices. All ranks together read every index, and at
-    most `world - 1` indices are read twice.
+    Each rank gets ceil(length / world) indices. All ranks together read every index, and they
+    repeat at most `world - 1` reads.
     """
     # >>> solution 2: shuffle with the epoch as seed, pad to a multiple of world, take a slice
-    # hint: torch.randperm(length, generator=torch.Generator().manual_seed(epoch)).tolist()
-    # hint: A slice of a list can have a stride: order[first::stride].
+    # hint: torch.randperm can use a torch.Generator, and manual_seed(n) seeds a generator.
+    # hint: The modulo operator can repeat a list: order[i % length] exists for every i.
+    # hint: A slice of a list can have a stride: letters[1::3] is every third element.
     generator = torch.Generator().manual_seed(epoch)
     order = torch.randperm(length, generator=generator).tolist()
     missing = math.ceil(length / world) * world - length
-    order += order[:missing]
+    order += [order[i % length] for i in range(missing)]
     return order[rank::world]
     # <<< solution
 
@@ -583,7 +585,7 @@ if __name__ == "__main__":
 
 
 # %%
-@dataclass
+@dataclass(eq=False)  # a bucket equals only itself: tensors have no single truth value
 class Bucket:
     """A flat tensor with one view for the gradient of each parameter in the bucket."""
 

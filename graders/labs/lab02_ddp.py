@@ -6,7 +6,12 @@ later training steps.
 """
 
 import contextlib
+import random
+import re
+import traceback
 from collections.abc import Callable, Iterator
+from numbers import Integral
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -14,12 +19,25 @@ import torch
 import torch._dynamo  # optimizers need it: import it once here, and not in every process
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import device_mesh
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from graders.tools import Lab, Lesson, Wrong, ask, judge_devices, same, second_machine, verdict
+from graders.tools import (
+    Lab,
+    Lesson,
+    Wrong,
+    ask,
+    before,
+    judge_devices,
+    same,
+    second_machine,
+    verdict,
+)
 
 HINTS = {
+    "start_none": "start() returns nothing, so the caller gets None. End it with `return "
+    "device`, in every branch.",
     "not_joined": "After start(), this process is not in the group of all ranks. Call "
     "dist.init_process_group without a rank or a world size: it reads RANK, WORLD_SIZE, "
     "MASTER_ADDR and MASTER_PORT from the environment.",
@@ -41,6 +59,9 @@ HINTS = {
     "uneven": "The shards have different lengths, so the last all-reduce of the rank with the "
     "longest shard would never complete. Pad the order to a multiple of `world` before you "
     "slice it.",
+    "short_padding": "The data set has fewer samples than there are ranks, and the padding is "
+    "too short. A slice such as order[:missing] has at most `length` indices, so repeat the "
+    "order as often as it is needed.",
     "no_such_index": "shard() returns an index that is not in the data set. Pad the order by "
     "repeating indices from its own beginning, and do not invent new indices.",
     "dropped": "Some samples are read by no rank. If `world` does not divide `length`, append "
@@ -50,6 +71,8 @@ HINTS = {
     "rank, and return order[rank::world].",
     "unseeded": "Each process shuffles differently. Give torch.randperm a generator that "
     "every process seeds with the epoch.",
+    "fixed_shards": "Each rank reads the same samples in every epoch, and only their order "
+    "changes. Shuffle all indices first, and take the part of the rank afterwards.",
     "epoch_ignored": "The order is the same in every epoch. Seed the generator with `epoch`. "
     "(With DistributedSampler, the same mistake is a missing call of set_epoch.)",
     "not_broadcast": "Tensors of the model still have the values of each rank. Broadcast each "
@@ -58,6 +81,8 @@ HINTS = {
     "rank 0 as the source on every rank: src=0.",
     "buffers": "The buffers were not broadcast, because module.parameters() does not contain "
     "them. Broadcast module.buffers() as well.",
+    "parameters": "The buffers equal those of rank 0, but the parameters do not, because "
+    "module.buffers() does not contain them. Broadcast module.parameters() as well.",
     "frozen": "The frozen parameters were not broadcast, although they take part in the "
     "forward pass. Broadcast the parameters with requires_grad=False as well.",
     "not_divided": "The gradients are the sum over the ranks, and not the mean. Divide the "
@@ -65,15 +90,55 @@ HINTS = {
     "divided_twice": "The gradients are divided by the world size more than once. Divide them "
     "in one place only, either before the all-reduce or after it. (If a gradient is a view of "
     "its bucket, dividing the bucket divides the gradient, too.)",
+    "divided_by_other": "The sum over the ranks is divided by a number that is not the world "
+    "size. Divide it by dist.get_world_size(), and not by a fixed number.",
     "not_reduced": "Every rank still has the gradients of its own samples. Sum each "
     "parameter.grad over the ranks with dist.all_reduce.",
     "copy_reduced": "An all-reduce ran, but its result did not reach parameter.grad, probably "
-    "because you reduced a copy. all_reduce writes into the tensor that you pass, so "
-    "parameter.grad must be this tensor or a view of it.",
+    "because you reduced a copy or a different tensor. all_reduce writes into the tensor that "
+    "you pass, so parameter.grad must be this tensor or a view of it.",
     "subset": "Only some gradients were reduced. Every parameter that requires a gradient "
     "needs an all-reduce (and in step 5 a hook that starts it).",
-    "none_gradient": "Your code uses the gradient of a frozen parameter, which is None. Skip "
-    "parameters whose .grad is None.",
+    "none_gradient": "Your code uses the gradient of a frozen parameter. A parameter with "
+    "requires_grad=False gets no gradient, so its .grad is None. Skip every parameter whose "
+    ".grad is None.",
+    "returns_none": "Your code uses the return value of dist.all_reduce as if it were a tensor "
+    "or a Work. Without async_op=True, all_reduce returns None, and it writes its result into "
+    "the tensor that you pass. Only with async_op=True does it return a Work.",
+    "list_is_none": "Your code uses a list that is None. The methods append, extend and clear "
+    "change a list in place and return None, so do not assign their result. Look for the line "
+    "that sets this name.",
+    "work_as_gradient": "With async_op=True, dist.all_reduce returns a Work, and not a tensor. "
+    "Keep the Work in a list. The result appears in the tensor that you pass, as soon as "
+    "work.wait() has returned.",
+    "work_lost": "The Work of an all-reduce is None when your code waits for it, although the "
+    "all-reduce was started with async_op=True. Something has replaced the Work. Reset your "
+    "state, for example with begin(), only after the last wait().",
+    "hook_too_early": "A hook uses .grad before autograd has set it, so it is None. Register "
+    "the hook with register_post_accumulate_grad_hook of each parameter: it is called when "
+    ".grad is complete.",
+    "broadcast_none": "Your code uses the return value of dist.broadcast, which is None. "
+    "dist.broadcast writes into the tensor that you pass.",
+    "no_bound": "Your code looks for a bucket after the last one. Compare self.launched with "
+    "len(self.buckets) before you use self.buckets[self.launched].",
+    "not_noted": "Parameters are still in the `waiting` set of their bucket, although their "
+    "gradients are ready. Remove each parameter from this set in launch_in_order.",
+    "finished_twice": "accumulate() calls finish() more than once. The first call has already "
+    "divided the gradients and prepared the buckets for the next backward pass. Call it once, "
+    "at the end.",
+    "hook_called": "Your code calls the hook while it registers it, when there is no gradient "
+    "yet. Pass the method itself, without parentheses and arguments.",
+    "not_a_tensor": "The collective got something that is not a tensor. dist.all_reduce works "
+    "on one tensor, so call it once for each gradient (or for each flat bucket).",
+    "hook_kind": "Your code registers its hooks with register_hook. Such a hook is called with "
+    "the gradient, before the gradient is in .grad. Use register_post_accumulate_grad_hook, "
+    "which calls the hook with the parameter when .grad is complete.",
+    "one_rank_only": "dist.reduce gives the sum to one rank only, and the other ranks keep "
+    "numbers that mean nothing. Every rank needs the sum: use dist.all_reduce.",
+    "other_operation": "The all-reduce does not add the gradients. The mean needs the sum over "
+    "the ranks: use ReduceOp.SUM, which is the default.",
+    "not_seen": "The gradients are right, but the checker did not see how the ranks "
+    "communicated. Start the all-reduces with dist.all_reduce.",
     "frozen_hook": "Your code registers a hook on a parameter with requires_grad=False, which "
     "is an error. Skip these parameters.",
     "average": "gloo does not support ReduceOp.AVG (NCCL does). Use the sum, and divide it by "
@@ -85,6 +150,18 @@ HINTS = {
     "tensor after wait(), or before you start the all-reduce.",
     "synchronous": "The hook waits for an all-reduce, so the backward pass waits, too. Pass "
     "async_op=True, keep the Work, and wait for it in finish().",
+    "not_begun": "finish() does not prepare the buckets for the next backward pass, which then "
+    "finds buckets that are already launched. Call self.begin() at the end of "
+    "finish().",
+    "not_finished": "accumulate() does not call ddp.finish(), so nothing waits for the "
+    "all-reduces, and nothing divides their sums. Call it once, after the backward pass of the "
+    "last micro-batch.",
+    "one_backward": "The losses of several micro-batches exist at the same time, and so do "
+    "their activations. Micro-batches are meant to save this memory. Run the backward pass of "
+    "each micro-batch before the forward pass of the next one.",
+    "silent_not_kept": "Inside no_sync, the hook must still make the gradient a view of its "
+    "bucket. Otherwise each gradient has memory of its own, next to its bucket, until the last "
+    "micro-batch. Call keep_in_bucket in every backward pass.",
     "not_early": "No all-reduce started before the backward pass ended. Start the all-reduces "
     "in a hook that you register with register_post_accumulate_grad_hook for each parameter.",
     "first_step_only": "The gradients are averaged only in the first training step. Look for "
@@ -94,8 +171,17 @@ HINTS = {
     "finish().",
     "no_initial_broadcast": "The ranks start with different models. Keep the call of "
     "broadcast_state in __init__.",
+    "bucket_list": "make_buckets() must return a list of Bucket. Return the list at the end of "
+    "the function.",
     "fill_order": "The first bucket contains the first parameters, whose gradients are ready "
     "last. Go through reversed(parameters), so that the first bucket has the last parameters.",
+    "bucket_lost": "Some parameters are in no bucket. If your loop closes a bucket only when "
+    "the next parameter does not fit, the last bucket is still open when the loop ends.",
+    "bucket_empty": "A bucket contains no parameter. Before you close a bucket, check that it "
+    "contains one: the first parameter can be larger than `bucket_bytes`.",
+    "exact_fit": "The last parameter of a bucket was refused, although it fills the bucket "
+    "exactly. Close a bucket only if the next parameter would make it *larger* than "
+    "`bucket_bytes`: compare with > and not with >=.",
     "bucket_size": "The buckets have the wrong sizes. Close a bucket if the next parameter "
     "would make it larger than `bucket_bytes`, and count bytes and not elements. A parameter "
     "that is larger than `bucket_bytes` gets a bucket of its own.",
@@ -105,6 +191,10 @@ HINTS = {
     "the gradients to None, the backward pass made new tensors, and your code reduced the old "
     "ones. In the hook, if the gradient is not the view of the bucket, copy it into the view "
     "and set parameter.grad to the view.",
+    "zero_gradients": "The numbers of the gradients are lost. Copy a gradient into its view of "
+    "the bucket *before* you set parameter.grad to the view.",
+    "old_values": "The bucket still contained the gradients of the training step before. A new "
+    "gradient must replace what is in the view (copy_), and not be added to it.",
     "one_launch": "All gradients were ready, but a bucket was not launched. One gradient can "
     "make it possible to launch several buckets, because complete buckets may have waited for "
     "it. Use `while`, and not `if`.",
@@ -117,7 +207,8 @@ HINTS = {
     "of all micro-batches except the last one inside `with ddp.no_sync():`, and call finish() "
     "once, after the last one.",
     "not_reenabled": "After no_sync, buckets are no longer launched. Restore self.sync when "
-    "the context ends, and run the last micro-batch outside the context.",
+    "the context ends, run the last micro-batch outside the context, and let on_gradient call "
+    "launch_in_order when self.sync is True.",
     "all_silent": "All micro-batches ran inside no_sync, so DDP never communicated. Run the "
     "forward and backward pass of the last micro-batch outside `with ddp.no_sync():`.",
     "not_restored": "After an exception inside no_sync, the backward pass launches nothing. "
@@ -129,12 +220,17 @@ HINTS = {
     "loss_wrong": "The gradients have the right direction but the wrong length. Divide each "
     "loss once by the number of micro-batches, and by nothing else. (The division by the "
     "number of ranks is not the task of this function.)",
-    "micro_batch_lost": "The gradients do not contain all micro-batches. Call backward "
-    "exactly once for each micro-batch, and do not set the gradients to zero in between.",
+    "micro_batch_lost": "The micro-batches do not contribute equally to the gradients. Call "
+    "backward exactly once for each micro-batch, divide every loss by the same number, and do "
+    "not set the gradients to zero in between.",
     "not_torch": "wrap() does not return PyTorch's DistributedDataParallel. Return "
     "DistributedDataParallel(module, ...).",
     "not_bucket_view": "Without gradient_as_bucket_view=True, DDP copies gradients into the "
     "buckets and out again. Pass gradient_as_bucket_view=True.",
+    "finish_of_torch": "PyTorch's DDP has no finish(). It waits and divides by itself before "
+    "the backward pass of the last micro-batch ends. Remove this call.",
+    "no_yield": "no_sync() is a context manager made from a generator, so it must reach "
+    "exactly one `yield`. The code of the `with` block runs at this `yield`.",
     "forward_outside": "DDP communicated before the last micro-batch. The forward pass "
     "decides whether the backward pass communicates, so put both inside `with ddp.no_sync():` "
     "for all micro-batches except the last one.",
@@ -143,7 +239,8 @@ HINTS = {
 }
 
 LAB = Lab(HINTS)
-STEPS_TRAINED, SHARD, MICRO_BATCHES, BUCKET_BYTES = 3, 10, 5, 200
+STEPS_TRAINED, SHARD, MICRO_BATCHES = 3, 10, 5
+BUCKET_BYTES = 180  # one of the buckets is filled exactly
 
 
 # --- the model and the reference ----------------------------------------------------------
@@ -186,17 +283,22 @@ class Reference:
     """The parameters and gradients of a single process that trains with the whole batch.
 
     `whole` has the gradients of the whole batch for each training step, and `own` has those of
-    the samples of this rank.
+    the samples of this rank. In the last training step, the samples of rank 0 do not count, so
+    that all gradients of rank 0 are zero there (unless it is the only rank).
     """
 
     def __init__(self, rank: int, world: int):
-        generator = torch.Generator().manual_seed(7)
+        generator, self.world = torch.Generator().manual_seed(7), world
         self.x = torch.randn(SHARD * world, 4, generator=generator)
         self.y = torch.randn(SHARD * world, 1, generator=generator)
         self.mine = list(range(rank, SHARD * world, world))
+        self.weights = torch.ones(STEPS_TRAINED, SHARD * world, 1)
+        self.step = 0  # the training step
+        if world > 1:
+            self.weights[-1, ::world] = 0
         self.states, self.whole, self.own = [], [], []
         model = Model(seed=0)
-        for _ in range(STEPS_TRAINED):
+        for self.step in range(STEPS_TRAINED):
             self.states.append({k: v.clone() for k, v in model.state_dict().items()})
             self.own.append(self._gradients(model, self.mine))
             self.whole.append(self._gradients(model, list(range(SHARD * world))))
@@ -207,7 +309,8 @@ class Reference:
 
     def loss(self, model: nn.Module, samples: list[int]) -> torch.Tensor:
         """Return the mean squared error over these samples."""
-        return nn.functional.mse_loss(model(self.x[samples]), self.y[samples])
+        errors = (model(self.x[samples]) - self.y[samples]) ** 2
+        return (errors * self.weights[self.step, samples]).mean()
 
     def _gradients(self, model: nn.Module, samples: list[int]) -> dict[str, torch.Tensor]:
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -217,13 +320,22 @@ class Reference:
     def compare(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Return a verdict for each gradient, by the name of its parameter.
 
-        A verdict is "right", "own" (the gradient of this rank's samples), "none", "other", or
-        a factor, if the gradient is a multiple of the right one.
+        A verdict is "right", "own" (the gradient of this rank's samples, or this gradient
+        divided by the number of ranks), "zero", "added" (the sum of the right gradient and the
+        one of the training step before), "none", "other", or a factor, if the gradient is a
+        multiple of the right one.
         """
         verdicts: dict[str, Any] = {}
         for name, whole in self.whole[step].items():
             gradient = model.get_parameter(name).grad
-            verdicts[name] = verdict(gradient, right=whole, own=self.own[step][name])
+            own = self.own[step][name]
+            candidates = {"right": whole, "own": own, "own divided": own / self.world}
+            candidates |= {"zero": torch.zeros_like(whole)}
+            if step > 0:
+                candidates |= {"added": whole + self.whole[step - 1][name]}
+            verdicts[name] = verdict(gradient, **candidates)
+            if verdicts[name] == "own divided":
+                verdicts[name] = "own"
             if verdicts[name] == "other":
                 factor = ((gradient * whole).sum() / (whole * whole).sum()).item()
                 if factor > 1e-3 and same(gradient, factor * whole):
@@ -231,21 +343,50 @@ class Reference:
         return verdicts
 
 
-class Training:
-    """Three training steps of a model, with a verdict for each gradient in each of them."""
+def described(error: Exception, module: ModuleType) -> tuple[str, str]:
+    """Return a sentence about an error, and the learner's line of code that caused it."""
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if frame.filename == module.__file__]
+    where = f", line {frames[-1].lineno}" if frames else ""
+    text = " ".join(f"{error}".split())[:200]
+    return f"{type(error).__name__}{where}: {text}", frames[-1].line if frames else ""
 
-    def __init__(self, lesson: Lesson, model: Model, backward: Callable[[Reference], None]):
+
+class Training:
+    """Three training steps of a model, with a verdict for each gradient in each of them.
+
+    `why(step)` raises `Wrong` if it can say why the gradients of this training step are wrong,
+    or why this training step failed.
+    """
+
+    def __init__(
+        self, lesson: Lesson, model: Model, backward: Callable[[Reference], None],
+        why: Callable[[int], None] | None = None,
+    ):  # fmt: skip
         self.lesson, self.reference = lesson, Reference(lesson.rank, lesson.world)
+        self.model, self.why, self.error = model, why, None
+        self.sums_only = True  # every all-reduce adds
+        before(dist, "all_reduce", self._note_operation)
         state, start = model.state_dict(), self.reference.states[0]
         self.starts_equal = all(torch.equal(state[name], start[name]) for name in start)
         self.gradients = []
         for step in range(STEPS_TRAINED):
             model.load_state_dict(self.reference.states[step])
             model.zero_grad()
-            with lesson.phase(f"step {step}"):
-                backward(self.reference)
+            self.reference.step = step
+            try:
+                with lesson.phase(f"step {step}"):
+                    backward(self.reference)
+            except Exception as error:
+                self.error = error
+                return
             self.gradients.append(self.reference.compare(model, step))
         lesson.meet()
+
+    def _note_operation(
+        self, tensor: Any = None, op: Any = dist.ReduceOp.SUM, *_: Any, **__: Any
+    ) -> None:
+        self.sums_only = self.sums_only and op == dist.ReduceOp.SUM
 
     def judge(self, accumulating: bool = False) -> Iterator[str]:
         """Raise `Wrong` for the first training step with a wrong gradient or a wrong call."""
@@ -256,8 +397,37 @@ class Training:
             if set(verdicts.values()) != {"right"} or any(call.touched for call in here):
                 if step > 0:
                     yield "the gradients of training step 1 equal those of a single process"
+                if self.why:
+                    self.why(step)
                 self._explain(step, verdicts, here, accumulating)
+        if self.error is not None:
+            self._explain_error(self.error)
         yield "the gradients equal those of a single process in every training step"
+
+    def _explain_error(self, error: Exception) -> None:
+        """Raise the `Wrong` that fits this error of the learner's code, or the error itself."""
+        if isinstance(error, (NotImplementedError, Wrong)):
+            raise error
+        (what, code), text = described(error, self.lesson.module), f"{error}"
+        if self.why:
+            self.why(len(self.gradients))
+        if "NoneType" in text:
+            if re.search("attribute '(append|extend|clear|add)'|not iterable", text):
+                raise Wrong(what, "list_is_none")
+            trained = [p for p in self.model.parameters() if p.requires_grad]
+            of_a_work = re.search("attribute '(wait|get_future|is_completed|result)'", text)
+            if of_a_work:
+                begun = any(call.asynchronous for call in self.lesson.calls)
+                raise Wrong(what, "work_lost" if begun else "returns_none")
+            if "unsupported operand" in text and "all_reduce" in code:
+                raise Wrong(what, "returns_none")
+            if any(p.grad is None for p in trained):
+                early = self.why and "unsupported operand" not in text
+                raise Wrong(what, "hook_too_early" if early else "returns_none")
+            raise Wrong(what, "none_gradient")
+        if "of type torch.Tensor" in text:
+            raise Wrong(what, "not_a_tensor")
+        raise error
 
     def _explain(self, step: int, verdicts: dict, here: list, accumulating: bool) -> None:
         """Raise the `Wrong` that fits these verdicts and these calls of one training step."""
@@ -266,9 +436,19 @@ class Training:
         if any(call.touched for call in here):
             what = f"{when}a gradient changed while its all-reduce was running"
             raise Wrong(what, "not_forgotten" if step else "touched")
+        if {call.name for call in here} == {"reduce"}:
+            what = f"{when}only one rank gets the sum of the gradients"
+            raise Wrong(what, "one_rank_only")
         if any(call.asynchronous and not call.returned for call in here):
             what = f"{when}all-reduces were started, but nothing waits for them"
             raise Wrong(what, "not_waited")
+        what = f"{when}an all-reduce does not compute a sum"
+        ask(self.sums_only, what, "other_operation")
+        ask(found != {"zero"}, f"{when}all gradients are zero", "zero_gradients")
+        what = f"{when}the gradients of the training step before are added to the right ones"
+        ask("added" not in found, what, "old_values")
+        if found == {"none"} and here:
+            raise Wrong(f"{when}every .grad is None after your function", "returns_none")
         if found == {"own"}:
             reduced, not_reduced = "copy_reduced", "not_reduced"
             if step > 0:
@@ -284,6 +464,7 @@ class Training:
                 raise Wrong(what, "loss_not_divided" if whole else "loss_wrong")
             ask(abs(factor - self.lesson.world) > 1e-2, what, "not_divided")
             ask(factor >= 1, what, "not_forgotten" if step else "divided_twice")
+            ask(step, what, "divided_by_other")
         if "own" in found and found <= {"right", "own", *factors}:
             own = sorted(name for name, verdict in verdicts.items() if verdict == "own")
             what = f"{when}{len(own)} of {len(verdicts)} gradients are not averaged"
@@ -309,15 +490,18 @@ def start(theirs, ours, lesson):
     ask(who == (lesson.rank, n), what, "not_joined")
     dist.all_reduce(torch.ones(1))
     yield f"{n} ranks are in one group, and an all-reduce completes"
+    ask(device is not None, "start() returns None", "start_none")
     is_device = isinstance(device, torch.device)
     ask(is_device, "start() does not return a torch.device", "not_a_device")
 
     def pick(number: int, rank: int) -> str:
         group = {"init_process_group": mock.Mock(), "get_world_size": lambda *_: 2 * n}
         group["get_rank"] = lambda *_: rank + n
+        group["init_device_mesh"] = mock.Mock()  # makes the group, too
         with (
             second_machine(number, rank, n),
             mock.patch.multiple(dist, **group),
+            mock.patch.multiple(device_mesh, **group),
             mock.patch.multiple(theirs, create=True, **group),
         ):
             return str(theirs.start())
@@ -328,6 +512,11 @@ def start(theirs, ours, lesson):
 # --- step 2 -------------------------------------------------------------------------------
 
 
+def lengths(world: int) -> tuple[int, ...]:
+    """Return lengths of data sets. The last one is less than world / 2 if world is above 2."""
+    return 12 * world, 5 * world + 1, 1
+
+
 @LAB.step(
     2, "give each rank its own samples",
     "every sample is read, all shards have the same length, and each epoch has a new order",
@@ -335,10 +524,16 @@ def start(theirs, ours, lesson):
 )  # fmt: skip
 def shard(theirs, ours, lesson):
     n = lesson.world
-    kind = type(theirs.shard(12 * n, lesson.rank, n, 0)).__name__
+    samples = theirs.shard(12 * n, lesson.rank, n, 0)
+    kind = type(samples).__name__
     ask(kind == "list", f"shard() returns a {kind}, not a list", "not_a_list")
-    for length in (12 * n, 5 * n + 1):
-        mine = [theirs.shard(length, lesson.rank, n, epoch) for epoch in (0, 1)]
+    kinds = {type(each).__name__ for each in samples if not isinstance(each, Integral)}
+    what = f"shard() returns a list that contains a {' and a '.join(sorted(kinds))}, not an int"
+    ask(not kinds, what, "not_a_list")
+    for length in lengths(n):
+        torch.manual_seed(lesson.rank)  # as if each rank had used random numbers before
+        random.seed(lesson.rank)
+        mine = [theirs.shard(length, lesson.rank, n, epoch) for epoch in (0, 1, 2)]
         cut = [theirs.shard(length, rank, n, 0) for rank in range(n)]
         lesson.fact(f"mine {length}", [list(map(int, samples)) for samples in mine])
         lesson.fact(f"all {length}", [list(map(int, samples)) for samples in cut])
@@ -347,20 +542,21 @@ def shard(theirs, ours, lesson):
 @shard.judge
 def _(group):
     n = group.world
-    for length in (12 * n, 5 * n + 1):
-        case = f"with {length} samples"
-        shards, later = zip(*group.facts(f"mine {length}"), strict=True)
+    for length in lengths(n):
+        case = f"with {length} sample{'s' * (length > 1)}"
+        shards, later, latest = zip(*group.facts(f"mine {length}"), strict=True)
         indices = [index for shard in shards for index in shard]
         absent, extra = length - len(set(indices)), len(indices) - len(set(indices))
         for index in indices:
             what = f"{case}, shard() returns the index {index}, which does not exist"
             ask(0 <= index < length, what, "no_such_index")
-        alike = n > 1 and all(shard == shards[0] for shard in shards)
+        alike = 1 < n < length and all(shard == shards[0] for shard in shards)
         what = f"{case}, all {n} ranks read the same {len(shards[0])} samples"
         ask(not alike, what, "same_shard")
-        lengths = [str(len(shard)) for shard in shards]
-        what = f"{case}, the shards of the ranks have the lengths {', '.join(lengths)}"
-        ask(len(set(lengths)) == 1, what, "uneven")
+        sizes = [str(len(shard)) for shard in shards]
+        what = f"{case}, the shards of the ranks have the lengths {', '.join(sizes)}"
+        hint = "uneven" if length > n else "short_padding"
+        ask(len(set(sizes)) == 1, what, hint)
         if absent or extra >= n:
             differ = any(cut != list(shards) for cut in group.facts(f"all {length}"))
             hint = "overlap" if extra else "dropped"
@@ -368,7 +564,14 @@ def _(group):
             what = f"samples that no rank reads: {absent}; repeated reads: {extra}"
             raise Wrong(f"{case}, {what}", hint)
         yield f"{case}, every sample is read; samples that are read twice: {extra}"
-        ask(shards[0] != later[0], "epochs 0 and 1 have the same order", "epoch_ignored")
+        if length > n:
+            for epoch, other in ((1, later), (2, latest)):
+                what = f"{case}, epochs 0 and {epoch} have the same order"
+                ask(shards[0] != other[0], what, "epoch_ignored")
+        if length == 12 * n and n > 1:
+            fixed = all(set(a) == set(b) for a, b in zip(shards, later, strict=True))
+            what = f"{case}, each rank reads the same samples in epochs 0 and 1"
+            ask(not fixed, what, "fixed_shards")
 
 
 # --- step 3 -------------------------------------------------------------------------------
@@ -377,6 +580,7 @@ def _(group):
 @LAB.step(
     3, "start from the same model",
     "parameters, frozen parameters and buffers equal those of rank 0", "broadcast_state",
+    crashes={"NoneType": "broadcast_none"},
 )  # fmt: skip
 def broadcast(theirs, ours, lesson):
     model, mine = Model(lesson.rank), Model(lesson.rank).state_dict()
@@ -393,6 +597,7 @@ def broadcast(theirs, ours, lesson):
         yield f"{len(first) - len(wrong)} of {len(first)} tensors equal those of rank 0"
         hint = "buffers" if wrong & {"mean", "std", "seen"} else "not_broadcast"
         hint = "frozen" if wrong == {"offset"} else hint
+        hint = "parameters" if wrong == {name for name, _ in model.named_parameters()} else hint
         raise Wrong(f"each rank keeps its own values in {', '.join(sorted(wrong))}", hint)
 
 
@@ -407,7 +612,7 @@ def make_model(lesson: Lesson) -> Model:
 @LAB.step(
     4, "average the gradients",
     "in three training steps, the gradients equal those of a single process",
-    "average_gradients", crashes={"NoneType": "none_gradient", "AVG": "average"},
+    "average_gradients", crashes={"AVG": "average"},
 )  # fmt: skip
 def average(theirs, ours, lesson):
     def backward(reference: Reference) -> None:
@@ -419,7 +624,9 @@ def average(theirs, ours, lesson):
     yield from Training(lesson, model, backward).judge()
 
 
-def train_overlapping(lesson: Lesson, model: Model, ddp: nn.Module) -> Iterator[str]:
+def train_overlapping(
+    lesson: Lesson, model: Model, ddp: nn.Module, why: Callable[[int], None]
+) -> Iterator[str]:
     """Train, and check that all-reduces start during the backward pass without a wait."""
 
     def backward(reference: Reference) -> None:
@@ -429,7 +636,11 @@ def train_overlapping(lesson: Lesson, model: Model, ddp: nn.Module) -> Iterator[
         with lesson.phase(f"{step} finish"):
             ddp.finish()
 
-    yield from Training(lesson, model, backward).judge()
+    yield from Training(lesson, model, backward, why).judge()
+    ask(
+        any(call.phase.endswith(("backward", "finish")) for call in lesson.calls),
+        "no collective was seen in backward or in finish()", "not_seen",
+    )  # fmt: skip
     during = [call for call in lesson.calls if call.phase.endswith("backward")]
     ask(during, "no all-reduce started before the backward pass ended", "not_early")
     waits = not all(call.asynchronous for call in during)
@@ -443,13 +654,31 @@ def train_overlapping(lesson: Lesson, model: Model, ddp: nn.Module) -> Iterator[
     "in three training steps, the gradients equal those of a single process, and all-reduces "
     "start during the backward pass", "HookDDP",
     crashes={
-        "doesn't require gradient": "frozen_hook", "NoneType": "none_gradient", "AVG": "average"
+        "doesn't require gradient": "frozen_hook", "AVG": "average",
+        "assigned grad expected": "work_as_gradient",
     },
 )  # fmt: skip
 def hooks(theirs, ours, lesson):
     # all ranks use the same graph here, so hooks may launch as soon as a gradient is ready
     model = Model(seed=lesson.rank)
-    yield from train_overlapping(lesson, model, theirs.HookDDP(model))
+    real, on_gradients = torch.Tensor.register_hook, []
+
+    def register_hook(tensor: torch.Tensor, hook: Callable) -> Any:
+        on_gradients.append(tensor)
+        return real(tensor, hook)
+
+    with mock.patch.object(torch.Tensor, "register_hook", register_hook):
+        try:
+            ddp = theirs.HookDDP(model)
+        except (AttributeError, TypeError) as error:
+            ask("NoneType" not in f"{error}", described(error, theirs)[0], "hook_called")
+            raise
+
+    def why(step: int) -> None:
+        what = f"{len(on_gradients)} hooks were registered with register_hook"
+        ask(not on_gradients, what, "hook_kind")
+
+    yield from train_overlapping(lesson, model, ddp, why)
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -472,18 +701,28 @@ def memory_of(tensor: torch.Tensor) -> int:
     "in 4 buckets, and all ranks launch the buckets in the same order, although their "
     "gradients become ready in different orders",
     "make_buckets BucketDDP", own="Bucket make_buckets BucketDDP", worlds=(2, 3, 4, 1),
-    crashes={r"buckets not launched, 0 ": "one_launch", "AVG": "average"},
+    crashes={
+        "buckets not launched, 0 ": "one_launch", "buckets not launched": "not_noted",
+        "AVG": "average", "list index out of range": "no_bound",
+    },
     order_hint="launch_order",
 )  # fmt: skip
 def buckets(theirs, ours, lesson):
     names = {p: name for name, p in Model(seed=0).named_parameters() if p.requires_grad}
+    each = [[name] for bucket in FILLED for name in bucket]
+    for limit, wanted in ((BUCKET_BYTES + 1, FILLED), (BUCKET_BYTES, FILLED), (1, each)):
+        made = theirs.make_buckets(list(names), limit)
+        ask(isinstance(made, (list, tuple)), f"make_buckets() returns {made}", "bucket_list")
+        found = [[names[p] for p in bucket.views] for bucket in made]
+        shown = " | ".join(", ".join(bucket) for bucket in found)
+        what = f"with at most {limit} byte{'s' * (limit > 1)}, the buckets contain {shown}"
+        ask(not shown.startswith("first.weight"), what, "fill_order")
+        ask(all(found), f"{what}; {found.count([])} of them are empty", "bucket_empty")
+        lost = set(names.values()) - {name for bucket in found for name in bucket}
+        ask(not lost, f"{what}; not in a bucket: {', '.join(sorted(lost))}", "bucket_lost")
+        hint = "exact_fit" if limit == BUCKET_BYTES else "bucket_size"
+        ask(found == wanted, what, hint)
     buckets = theirs.make_buckets(list(names), BUCKET_BYTES)
-    found = [[names[p] for p in bucket.views] for bucket in buckets]
-    shown = " | ".join(", ".join(bucket) for bucket in found)
-    forwards = shown.startswith("first.weight")
-    ask(not forwards, f"the buckets contain {shown}", "fill_order")
-    what = f"with at most {BUCKET_BYTES} bytes, the buckets contain {shown}"
-    ask(found == FILLED, what, "bucket_size")
     yield f"{len(names)} parameters are in {len(buckets)} buckets, the last parameters first"
     shared = all(
         memory_of(view) == memory_of(bucket.flat) and view.shape == p.shape
@@ -492,7 +731,15 @@ def buckets(theirs, ours, lesson):
     )
     ask(shared, "the views do not share the memory of their bucket", "not_views")
     model = make_model(lesson)
-    yield from train_overlapping(lesson, model, theirs.BucketDDP(model, BUCKET_BYTES))
+    ddp = theirs.BucketDDP(model, BUCKET_BYTES)
+    begun = mock.Mock(wraps=ddp.begin)
+    ddp.begin = begun
+
+    def why(step: int) -> None:
+        if step > 0:
+            ask(begun.called, "begin() was not called after a training step", "not_begun")
+
+    yield from train_overlapping(lesson, model, ddp, why)
     pieces = {memory_of(p.grad) for p in model.parameters() if p.grad is not None}
     what = f"the gradients are in {len(pieces)} tensors of memory"
     ask(len(pieces) == 4, f"{what}, and not in the {len(FILLED)} buckets", "not_views")
@@ -505,22 +752,42 @@ class Accumulation:
     """A backward pass in micro-batches that counts messages.
 
     For each training step, `counts` has the number of forward passes, the number of messages
-    before the last of them, and the number of all messages.
+    before the last of them, and the number of all messages. `together` is the largest number
+    of losses whose backward pass had not yet run when the next forward pass began.
     """
 
     def __init__(self, accumulate: Callable, ddp: nn.Module, sent: Callable[[], int]):
         self.accumulate, self.ddp, self.sent, self.counts = accumulate, ddp, sent, []
+        self.together, self.finished = 0, mock.Mock()
+        self.finishes: list[int] = []  # calls of finish() in each completed training step
+        if hasattr(ddp, "finish"):
+            ddp.finish = self.finished = mock.Mock(wraps=ddp.finish)
 
     def __call__(self, reference: Reference) -> None:
         size, start, silent = SHARD // MICRO_BATCHES, self.sent(), []
+        open_losses = 0
+
+        def backward_runs(_: torch.Tensor) -> None:
+            nonlocal open_losses
+            open_losses -= 1
 
         def loss_of(model: nn.Module, samples: list[int]) -> torch.Tensor:
+            nonlocal open_losses
             silent.append(self.sent() - start)
-            return reference.loss(model, samples)
+            self.together = max(self.together, open_losses)
+            loss = reference.loss(model, samples)
+            if loss.requires_grad:
+                open_losses += 1
+                loss.register_hook(backward_runs)
+            return loss
 
         parts = [reference.mine[first : first + size] for first in range(0, SHARD, size)]
-        self.accumulate(self.ddp, loss_of, parts)
-        self.counts.append((len(silent), (silent or [0])[-1], self.sent() - start))
+        self.finished.reset_mock()
+        try:
+            self.accumulate(self.ddp, loss_of, parts)
+            self.finishes.append(self.finished.call_count)
+        finally:
+            self.counts.append((len(silent), (silent or [0])[-1], self.sent() - start))
 
 
 @LAB.step(
@@ -529,34 +796,59 @@ class Accumulation:
     "micro-batch communicates",
     "AccumulatingDDP accumulate", needs=(6,),
     own="Bucket make_buckets BucketDDP AccumulatingDDP accumulate",
-    crashes={"buckets not launched": "not_reenabled"},
+    crashes={
+        "buckets not launched": "not_reenabled",
+        "is not an iterator|generator didn't": "no_yield",
+    },
 )  # fmt: skip
 def accumulate(theirs, ours, lesson):
     model, reference, sent = make_model(lesson), Reference(0, 1), lambda: len(lesson.calls)
     ddp = theirs.AccumulatingDDP(model, BUCKET_BYTES)
-    before = sent()
+    earlier = sent()
     with ddp.no_sync():
         reference.loss(ddp, reference.mine).backward()
-        what = f"a backward pass inside no_sync started {sent() - before} all-reduces"
-        ask(sent() == before, what, "no_sync_sends")
+        what = f"a backward pass inside no_sync started {sent() - earlier} all-reduces"
+        ask(sent() == earlier, what, "no_sync_sends")
+        flats = {memory_of(bucket.flat) for bucket in ddp.buckets}
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        outside = sum(memory_of(gradient) not in flats for gradient in gradients)
+        what = f"after a backward pass inside no_sync, {outside} of {len(gradients)} gradients "
+        ask(not outside, f"{what}are not in their buckets", "silent_not_kept")
         with ddp.no_sync():
             pass
         reference.loss(ddp, reference.mine).backward()
     what = "after a second no_sync inside the first one, the backward pass communicates"
-    ask(sent() == before, what, "nested")
+    ask(sent() == earlier, what, "nested")
     yield "a backward pass inside no_sync starts no all-reduce"
     backward = Accumulation(theirs.accumulate, ddp, sent)
-    training = Training(lesson, model, backward)
-    with contextlib.suppress(InterruptedError), ddp.no_sync():
-        raise InterruptedError
-    before = sent()
-    training.reference.loss(ddp, training.reference.mine).backward()
+
+    def why(step: int) -> None:
+        for forwards, silent, total in backward.counts[: step + 1]:
+            what = f"{silent} of {total} all-reduces started before the last micro-batch"
+            ask(forwards < 2 or not silent, what, "no_sync_unused")
+        again = backward.finished.call_count
+        ask(again < 2, f"accumulate() called finish() {again} times", "finished_twice")
+        called = all(backward.finishes[: step + 1])
+        ask(called, "accumulate() ended without a call of finish()", "not_finished")
+
+    training = Training(lesson, model, backward, why)
     for forwards, silent, total in backward.counts:
         what = f"{silent} of {total} all-reduces started before the last micro-batch"
         ask(forwards != MICRO_BATCHES or not silent, what, "no_sync_unused")
     yield from training.judge(accumulating=True)
+    ask_for_one_graph(backward)
+    with contextlib.suppress(InterruptedError), ddp.no_sync():
+        raise InterruptedError
+    earlier = sent()
+    training.reference.loss(ddp, training.reference.mine).backward()
     what = "after an exception inside no_sync, the backward pass starts no all-reduce"
-    ask(sent() > before, what, "not_restored")
+    ask(sent() > earlier, what, "not_restored")
+
+
+def ask_for_one_graph(backward: Accumulation) -> None:
+    """Raise `Wrong` if a forward pass began before the backward pass of an earlier one."""
+    what = f"a forward pass began while {backward.together} earlier losses had no backward pass"
+    ask(not backward.together, what, "one_backward")
 
 
 @LAB.step(
@@ -564,6 +856,7 @@ def accumulate(theirs, ours, lesson):
     "with 5 micro-batches, the gradients equal those of a single process, and only the last "
     "micro-batch communicates",
     "wrap accumulate_with_torch", worlds=(2, 3, 4, 1),
+    crashes={"no attribute 'finish'": "finish_of_torch"},
 )  # fmt: skip
 def with_torch(theirs, ours, lesson):
     sizes: list[int] = []
@@ -588,3 +881,4 @@ def with_torch(theirs, ours, lesson):
     what = "in a training step, no bucket was sent"
     ask(all(total for _, _, total in backward.counts), what, "all_silent")
     yield from training.judge(accumulating=True)
+    ask_for_one_graph(backward)

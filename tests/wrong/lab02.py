@@ -30,6 +30,36 @@ wrong("start_rank_for_local_rank", step=1, hint="device_index", edits=[
 wrong("start_shares_a_device", step=1, hint="shared_device",
       old="() and torch.accelerator.device_count() >= local_world", new="()")
 
+wrong("start_returns_nothing", step=1, hint="start_none", old="return device\n# <<< solution", new="# <<< solution")
+wrong("right_start_device_mesh", step=1, old=Body("start"), new="""
+    kind = "cpu"
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        kind = torch.accelerator.current_accelerator().type
+    dist.init_device_mesh(kind, (int(os.environ["WORLD_SIZE"]),))
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, int(os.environ["LOCAL_RANK"]))
+""")
+wrong("right_start_imported_device_mesh", step=1, old=Body("start"), new="""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    here = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    init_device_mesh("cuda" if here else "cpu", mesh_shape=(int(os.environ["WORLD_SIZE"]),))
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if here else torch.device("cpu")
+""")
+wrong("right_start_explicit", step=1, old=Body("start"), new="""
+    local, local_world = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    few = torch.cuda.device_count() < local_world
+    device = torch.device("cpu" if few else f"cuda:{local}")
+    if not few:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "gloo" if few else "nccl", init_method="env://", rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    return device
+""")
+wrong("start_one_gpu", step=1, hint="device_index", old="current_accelerator().type, local_rank)", new="current_accelerator().type)")
+wrong("start_off_by_one", step=1, hint="no_accelerator", old="device_count() >= local_world", new="device_count() > local_world")
+
 # step 2
 
 wrong("shard_drops_the_rest", step=2, hint="dropped",
@@ -43,7 +73,7 @@ wrong("shard_overlaps", step=2, hint="overlap", old=Body("shard"), new="""
     return order[rank : rank + share]
 """)
 wrong("shard_invents_indices", step=2, hint="no_such_index",
-      old="order += order[:missing]", new="order += range(length, length + missing)")
+      old="order += [order[i % length] for i in range(missing)]", new="order += range(length, length + missing)")
 wrong("shard_own_seed", step=2, hint="overlap",
       old="generator = torch.Generator().manual_seed(epoch)",
       new="generator = torch.Generator().manual_seed(epoch + rank)")
@@ -54,11 +84,75 @@ wrong("shard_tensor", step=2, hint="not_a_list", old=Body("shard"), new="""
     return torch.cat([order, order[: -length % world]])[rank::world]
 """)
 wrong("shard_uneven", step=2, hint="uneven",
-      old="order += order[:missing]", new="")
+      old="order += [order[i % length] for i in range(missing)]", new="")
 wrong("shard_unseeded", step=2, hint="unseeded", old=Body("shard"), new="""
     torch.seed()
     order = torch.randperm(length).tolist()
     order += order[: -length % world]
+    return order[rank::world]
+""")
+
+wrong("shard_padded_once", step=2, hint="short_padding",
+      old="order += [order[i % length] for i in range(missing)]", new="order += order[:missing]")
+wrong("shard_padded_with_minus_one", step=2, hint="no_such_index",
+      old="order += [order[i % length] for i in range(missing)]", new="order += [-1] * missing")
+wrong("shard_always_pads", step=2, hint="overlap",
+      old="missing = math.ceil(length / world) * world - length", new="missing = world - length % world")
+wrong("shard_fixed", step=2, hint="fixed_shards", old=Body("shard"), new="""
+    order = [i % length for i in range(math.ceil(length / world) * world)][rank::world]
+    generator = torch.Generator().manual_seed(epoch)
+    return [order[i] for i in torch.randperm(len(order), generator=generator).tolist()]
+""")
+wrong("shard_nothing", step=2, hint="not_a_list", old="return order[rank::world]", new="order[rank::world]")
+wrong("shard_of_tensors", step=2, hint="not_a_list", old="return order[rank::world]",
+      new="return [torch.tensor(i) for i in order[rank::world]]")
+wrong("shard_floats", step=2, hint="not_a_list", old="return order[rank::world]",
+      new="return [float(i) for i in order[rank::world]]")
+wrong("shard_floor", step=2, hint="dropped", old=Body("shard"), new="""
+    generator = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(length, generator=generator).tolist()
+    share = max(1, length // world)
+    order = order * world
+    return order[rank * share : (rank + 1) * share]
+""")
+wrong("shard_from_one", step=2, hint="no_such_index",
+      old="order = torch.randperm(length, generator=generator).tolist()", new="order = (1 + torch.randperm(length, generator=generator)).tolist()")
+wrong("shard_starts_at_next_rank", step=2, hint="uneven", old="return order[rank::world]", new="return order[rank + 1 :: world]")
+wrong("right_shard_by_sampler", step=2, old=Body("shard"), new="""
+    sampler = DistributedSampler(range(length), world, rank, shuffle=True, seed=0)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+""")
+wrong("right_shard_in_blocks", step=2, old=Body("shard"), new="""
+    import random
+
+    order = list(range(length))
+    random.Random(epoch).shuffle(order)
+    share = -(-length // world)
+    while len(order) < share * world:
+        order.append(order[len(order) - length])
+    return order[rank * share : (rank + 1) * share]
+""")
+wrong("right_shard_with_tensors", step=2, old=Body("shard"), new="""
+    torch.manual_seed(epoch + 7)
+    order = torch.randperm(length)
+    order = order.repeat(world)[: math.ceil(length / world) * world]
+    return order.view(-1, world)[:, rank].tolist()
+""")
+wrong("right_shard_with_itertools", step=2, old=Body("shard"), new="""
+    import itertools
+
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(epoch)).tolist()
+    endless = itertools.cycle(order)
+    return list(itertools.islice(endless, rank, world * (1 + (length - 1) // world), world))
+""")
+
+wrong("shard_two_orders", step=2, hint="epoch_ignored",
+      old="generator = torch.Generator().manual_seed(epoch)",
+      new="generator = torch.Generator().manual_seed(epoch % 2)")
+wrong("shard_global_state", step=2, hint="unseeded", old=Body("shard"), new="""
+    order = torch.randperm(length).tolist()
+    order += [order[i % length] for i in range(-length % world)]
     return order[rank::world]
 """)
 
@@ -89,6 +183,62 @@ wrong("broadcast_only_rank_0", step=3, hint="some_ranks", old=Body("broadcast_st
 """)
 wrong("broadcast_own_source", step=3, hint="own_source",
       old=".detach(), src=0", new=", src=dist.get_rank()")
+
+wrong("right_broadcast_state_dict", step=3, old=Body("broadcast_state"), new="""
+    for name, tensor in sorted(module.state_dict().items()):
+        dist.broadcast(tensor, 0)
+""")
+wrong("right_broadcast_flat", step=3, old=Body("broadcast_state"), new="""
+    tensors = [*module.parameters(), *module.buffers()]
+    flat = torch.cat([t.detach().double().flatten() for t in tensors])
+    dist.broadcast(flat, src=0)
+    with torch.no_grad():
+        for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
+            t.copy_(piece.view_as(t))
+""")
+wrong("right_broadcast_objects", step=3, old=Body("broadcast_state"), new="""
+    state = [module.state_dict()]
+    dist.broadcast_object_list(state, src=0)
+    module.load_state_dict(state[0])
+""")
+wrong("right_broadcast_async", step=3, old=Body("broadcast_state"), new="""
+    with torch.no_grad():
+        works = [dist.broadcast(t, src=0, async_op=True) for t in (*module.buffers(), *module.parameters())]
+        for work in works:
+            work.wait()
+""")
+wrong("right_broadcast_zeroed_sum", step=3, old=Body("broadcast_state"), new="""
+    with torch.no_grad():
+        for t in module.state_dict().values():
+            if dist.get_rank():
+                t.zero_()
+            dist.all_reduce(t)
+""")
+wrong("right_broadcast_coalesced", step=3, old=Body("broadcast_state"), new="""
+    dist._broadcast_coalesced(dist.group.WORLD, list(module.state_dict().values()), 2**20, 0)
+""")
+wrong("broadcast_averages", step=3, hint="other_source", old=Body("broadcast_state"), new="""
+    with torch.no_grad():
+        for t in module.state_dict().values():
+            dist.all_reduce(t)
+            t.copy_(t / dist.get_world_size())
+""")
+wrong("broadcast_rebinds", step=3, hint="buffers", old=Body("broadcast_state"), new="""
+    for tensor in module.parameters():
+        dist.broadcast(tensor.detach(), src=0)
+    for tensor in module.buffers():
+        copy = tensor.clone()
+        dist.broadcast(copy, src=0)
+        tensor = copy
+""")
+wrong("broadcast_no_parameters", step=3, hint="parameters", old="[*module.parameters(), *module.buffers()]", new="module.buffers()")
+wrong("broadcast_floats_only", step=3, hint="buffers", old="dist.broadcast(tensor.detach(), src=0)", new="if tensor.is_floating_point():\n    dist.broadcast(tensor.detach(), src=0)")
+
+wrong("broadcast_uses_none", step=3, hint="broadcast_none", old=Body("broadcast_state"), new="""
+    for name, tensor in module.state_dict().items():
+        received = dist.broadcast(tensor, src=0)
+        tensor.copy_(received.clone())
+""")
 
 # step 4
 
@@ -122,6 +272,96 @@ wrong("right_average_polled", step=4, old="dist.all_reduce(parameter.grad)\npara
 """)
 wrong("average_weights_only", step=4, hint="subset",
       old="grad is not None", new="grad is not None and parameter.dim() > 1")
+
+wrong("average_skips_zeros", step=4, hint="some_ranks",
+      old="grad is not None", new="grad is not None and parameter.grad.abs().sum() > 0")
+wrong("average_without_skipping", step=4, hint="none_gradient",
+      old="if parameter.grad is not None:", new="if True:")
+wrong("average_assigns_none", step=4, hint="returns_none",
+      old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="parameter.grad = dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()")
+wrong("average_assigns_none_last", step=4, hint="returns_none",
+      old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="parameter.grad /= dist.get_world_size()\nparameter.grad = dist.all_reduce(parameter.grad)")
+wrong("average_divides_none", step=4, hint="returns_none",
+      old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="parameter.grad = dist.all_reduce(parameter.grad) / dist.get_world_size()")
+wrong("average_reduces_a_clone", step=4, hint="copy_reduced",
+      old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="dist.all_reduce(parameter.grad.clone())\nparameter.grad /= dist.get_world_size()")
+wrong("average_by_reduce", step=4, hint="one_rank_only",
+      old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="dist.reduce(parameter.grad, dst=0)\nparameter.grad /= dist.get_world_size()")
+wrong("average_maximum", step=4, hint="other_operation",
+      old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)\nparameter.grad /= dist.get_world_size()")
+wrong("average_of_a_list", step=4, hint="not_a_tensor", old=Body("average_gradients"), new="""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    dist.all_reduce(gradients)
+    for gradient in gradients:
+        gradient /= dist.get_world_size()
+""")
+wrong("average_reduces_the_parameters", step=4, hint="copy_reduced", old=Body("average_gradients"), new="""
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.detach())
+            parameter.grad /= dist.get_world_size()
+""")
+wrong("average_by_fixed_world", step=4, hint="divided_by_other",
+      old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="dist.all_reduce(parameter.grad)\nparameter.grad /= 2")
+wrong("average_rebinds", step=4, hint="copy_reduced", old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    gradient = parameter.grad / dist.get_world_size()
+    dist.all_reduce(gradient)
+""")
+wrong("average_until_none", step=4, hint="not_reduced", old="if parameter.grad is not None:", new="if parameter.grad is None:\n    break\nelse:")
+wrong("right_average_functional", step=4, old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    from torch.distributed import _functional_collectives as funcol
+
+    parameter.grad = funcol.all_reduce(parameter.grad, "sum", dist.group.WORLD) / dist.get_world_size()
+""")
+wrong("right_average_by_group", step=4, old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    dist.group.WORLD.allreduce([parameter.grad]).wait()
+    parameter.grad.div_(dist.get_world_size())
+""")
+wrong("average_by_group_not_waited", step=4, hint="not_waited", old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    parameter.grad.div_(dist.get_world_size())
+    dist.group.WORLD.allreduce(parameter.grad)
+""")
+wrong("right_average_coalesced", step=4, old=Body("average_gradients"), new="""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    dist.all_reduce_coalesced(gradients)
+    torch._foreach_div_(gradients, dist.get_world_size())
+""")
+wrong("right_average_flat", step=4, old=Body("average_gradients"), new="""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    flat = nn.utils.parameters_to_vector([p.grad for p in trained])
+    dist.all_reduce(flat)
+    flat.div_(dist.get_world_size())
+    for p, piece in zip(trained, flat.split([p.numel() for p in trained])):
+        p.grad = piece.view_as(p)
+""")
+wrong("right_average_gathered", step=4, old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    found = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, parameter.grad)
+    parameter.grad = torch.stack(found).mean(0)
+""")
+wrong("right_average_reduce_and_broadcast", step=4, old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    dist.reduce(parameter.grad, dst=0)
+    parameter.grad /= dist.get_world_size()
+    dist.broadcast(parameter.grad, src=0)
+""")
+wrong("right_average_autograd_function", step=4, old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    total = torch.distributed.nn.functional.all_reduce(parameter.grad)
+    parameter.grad.copy_(total / dist.get_world_size())
+""")
+wrong("right_average_all_then_wait", step=4, old=Body("average_gradients"), new="""
+    gradients = [p.grad for p in reversed(list(module.parameters())) if p.requires_grad]
+    for gradient in gradients:
+        gradient.mul_(1 / dist.get_world_size())
+    works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
+    for work in works:
+        work.wait()
+""")
 
 # step 5
 
@@ -179,6 +419,143 @@ wrong("hooks_wait_for_biases", step=5, hint="synchronous",
 wrong("right_hooks_by_futures", step=5, old="work.wait()\nparameter.grad /= dist.get_world_size()",
       new="work.get_future().wait()\nparameter.grad /= dist.get_world_size()")
 
+wrong("hooks_on_gradients", step=5, hint="hook_kind",
+      old="parameter.register_post_accumulate_grad_hook(self.start)", new="parameter.register_hook(self.start)")
+wrong("hooks_on_gradients_with_parameter", step=5, hint="hook_kind",
+      old="parameter.register_post_accumulate_grad_hook(self.start)",
+      new="parameter.register_hook(lambda gradient, p=parameter: self.start(p))")
+wrong("hooks_synchronous_work", step=5, hint="returns_none",
+      old="dist.all_reduce(parameter.grad, async_op=True)))", new="dist.all_reduce(parameter.grad)))")
+wrong("hooks_list_is_none", step=5, hint="list_is_none",
+      old="self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))",
+      new="self.started = self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))")
+wrong("hooks_list_set_to_none", step=5, hint="list_is_none", old="self.started.clear()", new="self.started = None")
+wrong("hooks_reduce_a_clone", step=5, hint="copy_reduced",
+      old="dist.all_reduce(parameter.grad, async_op=True)))", new="dist.all_reduce(parameter.grad.clone(), async_op=True)))")
+wrong("hooks_reduce_to_rank_0", step=5, hint="one_rank_only",
+      old="dist.all_reduce(parameter.grad, async_op=True)))", new="dist.reduce(parameter.grad, 0, async_op=True)))")
+wrong("hooks_assign_a_work", step=5, hint="work_as_gradient",
+      old="self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))",
+      new="parameter.grad = dist.all_reduce(parameter.grad, async_op=True)")
+wrong("hooks_call_the_hook", step=5, hint="hook_called",
+      old="parameter.register_post_accumulate_grad_hook(self.start)", new="parameter.register_post_accumulate_grad_hook(self.start(parameter))")
+wrong("hooks_skip_zeros", step=5, hint="some_ranks",
+      old="self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))",
+      new="if parameter.grad.any():\n    self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))")
+wrong("hooks_wait_for_the_last", step=5, hint="not_waited", old=Body("HookDDP.finish"), new="""
+    self.started[-1][1].wait()
+    for parameter, _ in self.started:
+        parameter.grad /= dist.get_world_size()
+    self.started.clear()
+""")
+wrong("hooks_missing", step=5, hint="not_reduced", old="parameter.register_post_accumulate_grad_hook(self.start)", new="pass")
+wrong("hooks_finish_nothing", step=5, hint="not_waited", old=Body("HookDDP.finish"), new="pass")
+wrong("right_hooks_functional", step=5, edits=[
+    (Body("HookDDP.start"), """
+        from torch.distributed import _functional_collectives as funcol
+
+        self.started.append((parameter, funcol.all_reduce(parameter.grad, "sum", dist.group.WORLD)))
+    """),
+    (Body("HookDDP.finish"), """
+        for parameter, total in self.started:
+            parameter.grad = total / dist.get_world_size()
+        self.started = []
+    """)])
+wrong("right_hooks_functional_waited", step=5, edits=[
+    (Body("HookDDP.start"), """
+        import torch.distributed._functional_collectives as funcol
+
+        self.started.append((parameter, funcol.all_reduce(parameter.grad / dist.get_world_size(), "sum", list(range(dist.get_world_size())))))
+    """),
+    (Body("HookDDP.finish"), """
+        while self.started:
+            parameter, total = self.started.pop()
+            parameter.grad.copy_(total.wait())
+    """)])
+wrong("right_hooks_by_group", step=5, old="dist.all_reduce(parameter.grad, async_op=True)))",
+      new="dist.group.WORLD.allreduce(parameter.grad)))")
+wrong("right_hooks_by_group_with_options", step=5, old="dist.all_reduce(parameter.grad, async_op=True)))",
+      new="dist.distributed_c10d._get_default_group().allreduce([parameter.grad], dist.AllreduceOptions())))")
+wrong("right_hooks_divide_first", step=5, edits=[
+    ("self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))",
+     "parameter.grad.div_(dist.get_world_size())\nself.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))"),
+    (Body("HookDDP.finish"), "while self.started:\n    self.started.pop()[1].wait()")])
+wrong("right_hooks_in_a_dict", step=5, edits=[
+    ("self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))",
+     "self.works = getattr(self, 'works', {})\nself.works[parameter] = dist.all_reduce(parameter.grad, async_op=True)"),
+    (Body("HookDDP.finish"), """
+        for work in self.works.values():
+            work.wait()
+        torch._foreach_div_([p.grad for p in self.works], dist.get_world_size())
+        self.works = {}
+    """)])
+wrong("right_hooks_by_accumulators", step=5, old="parameter.register_post_accumulate_grad_hook(self.start)", new="""
+    accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    accumulator.register_hook(lambda *_, p=parameter: self.start(p))
+    self.accumulators = [*getattr(self, "accumulators", []), accumulator]
+""")
+wrong("right_hooks_lambda", step=5, old="parameter.register_post_accumulate_grad_hook(self.start)",
+      new="parameter.register_post_accumulate_grad_hook(lambda p: self.start(p))")
+wrong("right_hooks_of_scattered_parts", step=5, edits=[
+    (Body("HookDDP.start"), """
+        world = dist.get_world_size()
+        flat = parameter.grad.flatten()
+        padded = torch.cat([flat, flat.new_zeros(-flat.numel() % world)])
+        part = padded.new_empty(padded.numel() // world)
+        self.started.append((parameter, padded, part, dist.reduce_scatter_tensor(part, padded, async_op=True)))
+    """),
+    (Body("HookDDP.finish"), """
+        for parameter, padded, part, work in self.started:
+            work.wait()
+            dist.all_gather_into_tensor(padded, part / dist.get_world_size())
+            parameter.grad.copy_(padded[: parameter.numel()].view_as(parameter))
+        self.started.clear()
+    """)])
+
+wrong("hooks_below_the_api", step=5, hint="not_seen", edits=[
+    (Body("HookDDP.start"), """
+        total = torch.ops._c10d_functional.all_reduce(parameter.grad, "sum", dist.group.WORLD.group_name)
+        self.started.append((parameter, total))
+    """),
+    (Body("HookDDP.finish"), """
+        for parameter, total in self.started:
+            parameter.grad = torch.ops._c10d_functional.wait_tensor(total) / dist.get_world_size()
+        self.started.clear()
+    """)])
+
+wrong("hooks_of_the_module", step=5, hint="hook_too_early", old="""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(self.start)
+""", new="""
+    module.register_full_backward_hook(
+        lambda *_: [self.start(p) for p in module.parameters() if p.requires_grad]
+    )
+""")
+wrong("hooks_divide_a_frozen_gradient", step=5, hint="none_gradient", old=Body("HookDDP.finish"), new="""
+    for _, work in self.started:
+        work.wait()
+    for parameter in self.module.parameters():
+        parameter.grad /= dist.get_world_size()
+    self.started.clear()
+""")
+wrong("right_hooks_on_clones_of_gradients", step=5, edits=[
+    ("parameter.register_post_accumulate_grad_hook(self.start)",
+     "parameter.register_hook(lambda gradient, p=parameter: self.start_with(p, gradient.clone()))"),
+    ("def start(self, parameter: nn.Parameter) -> None:", """
+        def start_with(self, parameter, gradient):
+            work = dist.all_reduce(gradient, async_op=True)
+            self.started.append((parameter, gradient, work))
+
+        def start(self, parameter: nn.Parameter) -> None:
+    """),
+    (Body("HookDDP.finish"), """
+        for parameter, gradient, work in self.started:
+            work.wait()
+            parameter.grad = gradient / dist.get_world_size()
+        self.started.clear()
+    """)])
+
 # step 6
 
 wrong("buckets_copied_out", step=6, hint="not_views", edits=[
@@ -228,6 +605,96 @@ wrong("buckets_when_ready", step=6, hint="launch_order",
     if not bucket.waiting:
         bucket.work = dist.all_reduce(bucket.flat, async_op=True)
         self.launched += 1
+""")
+
+wrong("buckets_refuse_an_exact_fit", step=6, hint="exact_fit",
+      old="if not groups or parameter.nbytes > room:", new="if not groups or parameter.nbytes >= room:")
+wrong("buckets_begin_with_an_empty_one", step=6, hint="bucket_empty",
+      edits=[("groups: list[list[nn.Parameter]] = []\nroom = 0", "groups: list[list[nn.Parameter]] = [[]]\nroom = bucket_bytes"),
+             ("flat = torch.zeros(sum(sizes), dtype=group[0].dtype, device=group[0].device)", "flat = torch.zeros(sum(sizes))")])
+wrong("buckets_forget_the_last", step=6, hint="bucket_lost", old="for group in groups:", new="for group in groups[:-1]:")
+wrong("buckets_not_returned", step=6, hint="bucket_list", old="return buckets", new="pass")
+wrong("buckets_closed_after_the_limit", step=6, hint="bucket_size", old="if not groups or parameter.nbytes > room:", new="if not groups or room <= 0:")
+wrong("buckets_not_begun", step=6, hint="not_begun",
+      old="    bucket.flat /= dist.get_world_size()\nself.begin()", new="    bucket.flat /= dist.get_world_size()")
+wrong("buckets_not_begun_and_removed", step=6, hint="not_begun", edits=[
+    ("    bucket.flat /= dist.get_world_size()\nself.begin()", "    bucket.flat /= dist.get_world_size()"),
+    (".waiting.discard(parameter)", ".waiting.remove(parameter)")])
+wrong("buckets_reduce_a_clone", step=6, hint="copy_reduced", old="dist.all_reduce(bucket.flat, async_op=True)", new="dist.all_reduce(bucket.flat.clone(), async_op=True)")
+wrong("buckets_synchronous", step=6, hint="returns_none", old="dist.all_reduce(bucket.flat, async_op=True)", new="dist.all_reduce(bucket.flat)")
+wrong("buckets_reduce_to_rank_0", step=6, hint="one_rank_only", old="dist.all_reduce(bucket.flat, async_op=True)", new="dist.reduce(bucket.flat, 0, async_op=True)")
+wrong("buckets_of_other_gradients", step=6, hint="copy_reduced", old="parameter.grad = view", new="pass")
+wrong("buckets_not_divided", step=6, hint="not_divided", old="    bucket.flat /= dist.get_world_size()\nself.begin()", new="    pass\nself.begin()")
+wrong("buckets_counted_twice", step=6, hint="endless", old="self.launched += 1", new="pass")
+wrong("buckets_view_without_copy", step=6, hint="zero_gradients", old="view.copy_(parameter.grad)", new="pass")
+wrong("buckets_view_added", step=6, hint="old_values", old="view.copy_(parameter.grad)", new="view.add_(parameter.grad)")
+wrong("right_buckets_functional", step=6, edits=[
+    ("bucket.work = dist.all_reduce(bucket.flat, async_op=True)", """
+        from torch.distributed import _functional_collectives as funcol
+
+        bucket.work = funcol.all_reduce(bucket.flat, "sum", dist.group.WORLD)
+    """),
+    ("bucket.work.wait()\nbucket.flat /= dist.get_world_size()", "bucket.flat.copy_(bucket.work / dist.get_world_size())")])
+wrong("right_buckets_by_group", step=6, old="dist.all_reduce(bucket.flat, async_op=True)", new="dist.group.WORLD.allreduce([bucket.flat])")
+wrong("right_buckets_by_offsets", step=6, old=Body("make_buckets"), new="""
+    def close(group):
+        flat = torch.zeros(sum(p.numel() for p in group), dtype=group[0].dtype, device=group[0].device)
+        views, offset = {}, 0
+        for p in group:
+            views[p] = flat[offset : offset + p.numel()].view(p.shape)
+            offset += p.numel()
+        return Bucket(flat=flat, views=views)
+
+    buckets, group, size = [], [], 0
+    for p in parameters[::-1]:
+        n = p.numel() * p.element_size()
+        if group and size + n > bucket_bytes:
+            buckets.append(close(group))
+            group, size = [], 0
+        group.append(p)
+        size += n
+    if group:
+        buckets.append(close(group))
+    return buckets
+""")
+wrong("right_buckets_as_strided", step=6, old="{p: piece.view_as(p) for p, piece in pieces}", new="{p: torch.as_strided(flat, p.shape, p.stride(), piece.storage_offset()) for p, piece in pieces}")
+wrong("right_buckets_launch_recursive", step=6, old=Body("BucketDDP.launch_in_order"), new="""
+    self.bucket_of[parameter].waiting -= {parameter}
+    for bucket in self.buckets[self.launched :]:
+        if bucket.waiting:
+            break
+        bucket.work = dist.all_reduce(bucket.flat, op=dist.ReduceOp.SUM, async_op=True)
+        self.launched += 1
+""")
+wrong("right_buckets_identity", step=6, old=Body("BucketDDP.keep_in_bucket"), new="""
+    view = self.bucket_of[parameter].views[parameter]
+    if parameter.grad is not view:
+        view.copy_(parameter.grad)
+        parameter.grad = view
+""")
+wrong("right_buckets_divide_first", step=6, edits=[
+    ("bucket.work = dist.all_reduce(bucket.flat, async_op=True)", "bucket.flat /= dist.get_world_size()\nbucket.work = dist.all_reduce(bucket.flat, async_op=True)"),
+    ("    bucket.flat /= dist.get_world_size()\nself.begin()", "    pass\nself.begin()")])
+
+wrong("buckets_keep_the_room", step=6, hint="bucket_size", old="    room = bucket_bytes", new="    room += bucket_bytes")
+wrong("buckets_begin_too_early", step=6, hint="work_lost", old=Body("BucketDDP.finish"), new="""
+    self.begin()
+    for bucket in self.buckets:
+        bucket.work.wait()
+        bucket.flat /= dist.get_world_size()
+""")
+wrong("buckets_after_the_last", step=6, hint="no_bound",
+      old="while self.launched < len(self.buckets) and not self.buckets", new="while not self.buckets")
+wrong("buckets_always_wait", step=6, hint="not_noted",
+      old="self.bucket_of[parameter].waiting.discard(parameter)", new="pass")
+wrong("right_buckets_compared", step=6, old=Body("BucketDDP.launch_in_order"), new="""
+    self.bucket_of[parameter].waiting.discard(parameter)
+    ready = [bucket for bucket in self.buckets if not bucket.waiting]
+    for bucket in self.buckets[self.launched :]:
+        if bucket not in ready:
+            return
+        bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+        self.launched = self.launched + 1
 """)
 
 # step 7
@@ -281,6 +748,156 @@ wrong("no_sync_without_finally", step=7, hint="not_restored",
 wrong("no_sync_ends_the_outer", step=7, hint="nested",
       old="            self.sync = before", new="            self.sync = True")
 
+wrong("accumulate_one_backward", step=7, hint="one_backward", old=Body("accumulate"), new="""
+    total = sum(loss_of(ddp, each) for each in micro_batches) / len(micro_batches)
+    total.backward()
+    ddp.finish()
+""")
+wrong("accumulate_all_forwards_first", step=7, hint="one_backward", old=Body("accumulate"), new="""
+    *silent, last = [loss_of(ddp, each) / len(micro_batches) for each in micro_batches]
+    with ddp.no_sync():
+        for loss in silent:
+            loss.backward()
+    last.backward()
+    ddp.finish()
+""")
+wrong("accumulate_keeps_only_when_syncing", step=7, hint="silent_not_kept",
+      old=Body("AccumulatingDDP.on_gradient"), new="""
+    if self.sync:
+        self.keep_in_bucket(parameter)
+        self.launch_in_order(parameter)
+""")
+wrong("accumulate_not_finished", step=7, hint="not_finished",
+      old="(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()", new="(loss_of(ddp, last) / len(micro_batches)).backward()")
+wrong("accumulate_not_finished_and_removed", step=7, hint="not_finished", edits=[
+    ("(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()", "(loss_of(ddp, last) / len(micro_batches)).backward()"),
+    (".waiting.discard(parameter)", ".waiting.remove(parameter)")])
+wrong("accumulate_without_no_sync", step=7, hint="no_sync_unused", old=Body("accumulate"), new="""
+    for each in micro_batches:
+        (loss_of(ddp, each) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("accumulate_without_no_sync_and_removed", step=7, hint="no_sync_unused", edits=[
+    (Body("accumulate"), """
+        for each in micro_batches:
+            (loss_of(ddp, each) / len(micro_batches)).backward()
+        ddp.finish()
+    """),
+    (".waiting.discard(parameter)", ".waiting.remove(parameter)")])
+wrong("accumulate_finishes_in_no_sync", step=7, hint="not_reenabled", old=Body("accumulate"), new="""
+    with ddp.no_sync():
+        for each in micro_batches[:-1]:
+            (loss_of(ddp, each) / len(micro_batches)).backward()
+        (loss_of(ddp, micro_batches[-1]) / len(micro_batches)).backward()
+        ddp.finish()
+""")
+wrong("accumulate_zeroes_gradients", step=7, hint="micro_batch_lost", old=Body("accumulate"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for micro_batch in silent:
+            ddp.zero_grad()
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("accumulate_divides_by_silent", step=7, hint="loss_wrong", old=Body("accumulate"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for micro_batch in silent:
+            (loss_of(ddp, micro_batch) / len(silent)).backward()
+    (loss_of(ddp, last) / len(silent)).backward()
+    ddp.finish()
+""")
+wrong("accumulate_divides_only_the_last", step=7, hint="micro_batch_lost", old=Body("accumulate"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for micro_batch in silent:
+            loss_of(ddp, micro_batch).backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("accumulate_last_twice", step=7, hint="micro_batch_lost", old=Body("accumulate"), new="""
+    with ddp.no_sync():
+        for micro_batch in micro_batches:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, micro_batches[-1]) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("no_sync_without_yield", step=7, hint="no_yield", old=Body("AccumulatingDDP.no_sync"), new="self.sync = False")
+wrong("no_sync_yields_twice", step=7, hint="no_yield", old=Body("AccumulatingDDP.no_sync"), new="""
+    before, self.sync = self.sync, False
+    yield
+    self.sync = before
+    yield
+""")
+wrong("no_sync_inverted", step=7, hint="no_sync_sends", old="before, self.sync = self.sync, False", new="before, self.sync = self.sync, True")
+wrong("right_accumulate_by_index", step=7, old=Body("accumulate"), new="""
+    from contextlib import nullcontext
+
+    count = len(micro_batches)
+    for i, each in enumerate(micro_batches):
+        with ddp.no_sync() if i < count - 1 else nullcontext():
+            loss = loss_of(ddp, each).div(count)
+            loss.backward()
+    ddp.finish()
+""")
+wrong("right_accumulate_by_gradient", step=7, old=Body("accumulate"), new="""
+    share = torch.tensor(1 / len(micro_batches))
+    for each in micro_batches[:-1]:
+        loss = loss_of(ddp, each)
+        with ddp.no_sync():
+            loss.backward(gradient=share)
+    loss_of(ddp, micro_batches[-1]).backward(share)
+    ddp.finish()
+""")
+wrong("right_accumulate_with_a_stack", step=7, old=Body("accumulate"), new="""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        stack.enter_context(ddp.no_sync())
+        for number, each in enumerate(micro_batches, start=1):
+            if number == len(micro_batches):
+                stack.close()
+            torch.autograd.backward(loss_of(ddp, each) * (1 / len(micro_batches)))
+    ddp.finish()
+""")
+wrong("right_no_sync_counts", step=7, edits=[
+    (Body("AccumulatingDDP.on_gradient"), """
+        self.keep_in_bucket(parameter)
+        if getattr(self, "depth", 0) == 0:
+            self.launch_in_order(parameter)
+    """),
+    (Body("AccumulatingDDP.no_sync"), """
+        self.depth = getattr(self, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+    """)])
+
+wrong("accumulate_finishes_twice", step=7, hint="finished_twice", old="(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()",
+      new="(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()\nddp.finish()")
+wrong("accumulate_never_launches", step=7, hint="not_reenabled",
+      old=Body("AccumulatingDDP.on_gradient"), new="self.keep_in_bucket(parameter)")
+wrong("accumulate_without_with", step=7, hint="no_sync_unused", old="*silent, last = micro_batches\nwith ddp.no_sync():\n    for micro_batch in silent:\n        (loss_of(ddp, micro_batch) / len(micro_batches)).backward()\n(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()", new="""
+    *silent, last = micro_batches
+    ddp.no_sync()
+    for micro_batch in silent:
+        (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("right_accumulate_divides_buckets", step=7, old=Body("accumulate"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for each in silent:
+            loss_of(ddp, each).backward()
+    loss_of(ddp, last).backward()
+    ddp.finish()
+    for bucket in ddp.buckets:
+        bucket.flat /= len(micro_batches)
+""")
+
 # step 8
 
 wrong("torch_all_silent", step=8, hint="all_silent",
@@ -315,3 +932,47 @@ wrong("torch_not_divided", step=8, hint="loss_not_divided",
 """)
 wrong("torch_not_wrapped", step=8, hint="not_torch",
       old=Body("wrap"), new="return module")
+wrong("torch_one_backward", step=8, hint="one_backward", old=Body("accumulate_with_torch"), new="""
+    total = 0
+    for each in micro_batches[:-1]:
+        with ddp.no_sync():
+            total = total + loss_of(ddp, each)
+    ((total + loss_of(ddp, micro_batches[-1])) / len(micro_batches)).backward()
+""")
+wrong("torch_finishes", step=8, hint="finish_of_torch",
+      old="(loss_of(ddp, last) / len(micro_batches)).backward()\n# <<< solution",
+      new="(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()\n# <<< solution")
+wrong("torch_wrap_returns_nothing", step=8, hint="not_torch", old="return DistributedDataParallel(", new="DistributedDataParallel(")
+wrong("torch_last_only", step=8, hint="micro_batch_lost", old=Body("accumulate_with_torch"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for micro_batch in silent:
+            loss_of(ddp, micro_batch)
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+""")
+wrong("torch_divided_by_ranks_too", step=8, hint="loss_wrong", old=Body("accumulate_with_torch"), new="""
+    *silent, last = micro_batches
+    scale = len(micro_batches) * dist.get_world_size()
+    with ddp.no_sync():
+        for micro_batch in silent:
+            (loss_of(ddp, micro_batch) / scale).backward()
+    (loss_of(ddp, last) / scale).backward()
+""")
+wrong("torch_calls_the_module", step=8, hint="all_silent", old=Body("accumulate_with_torch"), new="""
+    for micro_batch in micro_batches:
+        (loss_of(ddp.module, micro_batch) / len(micro_batches)).backward()
+""")
+wrong("right_torch_default_buckets", step=8, old=Body("wrap"), new="return DistributedDataParallel(module, gradient_as_bucket_view=True)")
+wrong("right_torch_by_index", step=8, old=Body("accumulate_with_torch"), new="""
+    from contextlib import nullcontext
+
+    for i, each in enumerate(micro_batches):
+        last = i == len(micro_batches) - 1
+        with nullcontext() if last else ddp.no_sync():
+            loss_of(ddp, each).mul(1 / len(micro_batches)).backward()
+""")
+wrong("right_torch_sets_the_flag", step=8, old=Body("accumulate_with_torch"), new="""
+    for i, each in enumerate(micro_batches, start=1):
+        ddp.require_backward_grad_sync = i == len(micro_batches)
+        (loss_of(ddp, each) / len(micro_batches)).backward()
+""")
