@@ -88,6 +88,7 @@ class Grading:
         self.output, self.more = options.output, options.more
         self.sizes = sorted({world for step in lab.steps for world in step.worlds})
         self.scores: dict[int, dict[str, float]] = {}  # of the steps that passed
+        self.counted_at: dict[int, int] = {}  # the number of ranks of these scores
         self.right = False  # all that was asked for passed
         self.schedule: list[list[str]] = []  # of the largest group that has one
 
@@ -124,6 +125,7 @@ class Grading:
             done.append(world)
             found[world] = scores.of(group)
         self.scores[step.number] = found[max(found)]
+        self.counted_at[step.number] = max(found)
         return self.passed(step, "" if self.sizes == [1] else f" ({ranks(done)})", [])
 
     def judge(
@@ -235,7 +237,9 @@ def grade_file(path: Path, options: argparse.Namespace, stores: runner.Stores) -
     grading.scores = {n: found for n, found in grading.scores.items() if found and n in passed}
     for number, found in grading.scores.items():
         said = ", ".join(f"{name} {value:,}" for name, value in found.items())
-        print(f"score   step {number}  {said}")
+        group = grading.counted_at.get(number, 1)
+        at = "" if group == 1 else f" ({ranks([group])})"
+        print(f"score   step {number}  {said}{at}")
     sys.stdout.flush()
     grading.right = passed == wanted
     return grading
