@@ -1,0 +1,135 @@
+"""Must flatten tensors with uniform dtype: FSDP needs one dtype for the parameters of a unit.
+
+The model has a base in bf16 and a head in fp32. FSDP1 concatenates all parameters of a unit, so
+it refuses two dtypes when it wraps the model. FSDP2 refuses them in the first step, but only if
+parameters of both dtypes are trained. Both accept one dtype, or one unit for each dtype. The
+losses are compared with those of one process.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy, fully_shard
+
+BATCH, H, STEPS = 24, 48, 5  # 1, 2, 3 and 4 ranks divide the batch
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+class Model(nn.Module):
+    """A pretrained base in bf16, and a new head in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(H, H).to(BF16)
+        self.head = nn.Linear(H, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.base(x.to(self.base.weight.dtype)).tanh()
+        return self.head(x.to(self.head.weight.dtype)).float()
+
+
+# --8<-- [start:wrap]
+def wrap(model: nn.Module, mesh, fsdp: int, case: str) -> nn.Module:
+    """Shard the model with FSDP1 or FSDP2, as the case says."""
+    policy = MixedPrecisionPolicy()
+    options = {
+        "device_mesh": mesh,
+        "device_id": model.head.weight.device,
+        "use_orig_params": True,
+    }
+    if case == "frozen base":
+        model.base.requires_grad_(False)
+    if case == "one dtype":
+        model.to(FP32)  # the shards; the policy computes in bf16
+        options["mixed_precision"] = MixedPrecision(param_dtype=BF16, reduce_dtype=FP32)
+        policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32)
+    if fsdp == 1:
+        if case == "own unit":
+            model.head = FSDP(model.head, **options)
+        return FSDP(model, **options)
+    if case == "own unit":
+        fully_shard(model.head, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+# --8<-- [end:wrap]
+
+
+def train(model: nn.Module, inputs: torch.Tensor) -> list[float]:
+    """The losses of some steps of SGD, each a mean over the rows of `inputs`."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = (model(inputs) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().clone())
+    return [loss.item() for loss in losses]
+
+
+def start() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def main() -> None:
+    if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(f"the number of ranks must divide the batch of {BATCH}")
+    device = start()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, (n,))
+    torch.manual_seed(0)
+    alone = Model().to(device)
+    inputs = torch.randn(BATCH, H).to(device)
+    accepted = {}
+    for case in ("two dtypes", "frozen base", "one dtype", "own unit"):
+        reference = copy.deepcopy(alone)  # one process, the whole batch
+        reference.base.requires_grad_(case != "frozen base")
+        expected = train(reference, inputs)
+        for fsdp in (1, 2):
+            try:
+                stage = "in the wrapper"
+                model = wrap(copy.deepcopy(alone), mesh, fsdp, case)
+                stage = "in the first step"
+                losses = torch.tensor(train(model, inputs[rank::n]), device=device)
+            except (ValueError, AssertionError) as error:
+                losses, told = None, f"{stage}, {type(error).__name__}: {error}"
+                if told.endswith("}"):  # FSDP2 prints a set, whose order is not fixed
+                    told = told.split("{")[0] + "{torch.bfloat16, torch.float32}"
+                assert "with uniform dtype" in told or "uniform original parameter" in told
+            else:
+                dist.all_reduce(losses)
+                losses = (losses / n).tolist()
+                told = f"trains, loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+                worst = max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True))
+                assert worst < 0.03, (case, fsdp, losses, expected)
+                assert losses[-1] < 0.2 * losses[0]  # far more than the tolerance
+            accepted[case, fsdp] = losses is not None
+            if rank == 0:
+                print(f"{case}, FSDP{fsdp}: {told}")
+    refused = {key for key, each in accepted.items() if not each}
+    assert refused == {("two dtypes", 1), ("two dtypes", 2), ("frozen base", 1)}
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
