@@ -5,7 +5,7 @@ tensor. Here the output layer of a model uses the weight of its embedding, so bo
 state dict point to the same memory, and `save_file` refuses it.
 
     (no flag)    the error, for tied weights and for slices of one tensor
-    --fix        save_model and load_model for tied weights, clone() for slices; and what
+    --fix        save_model and load_model for tied weights, clone() for a slice; and what
                  happens to tied weights if they are cloned
 
 Needs: pip install safetensors
@@ -74,10 +74,16 @@ def fixes(folder: Path) -> None:
     report("clone, for tied weights", path, model, untied)
 
     whole = torch.randn(8, 4)
-    save_file({"first rows": whole[:2].clone(), "other rows": whole[2:].clone()}, path)
+    save_file({"whole": whole, "first rows": whole[:2].clone()}, path)
     parts = load_file(path)
-    assert torch.equal(torch.cat([parts["first rows"], parts["other rows"]]), whole)
-    print(f"clone, for slices: {', '.join(sorted(parts))}, equal to the original")
+    same = torch.equal(parts["whole"], whole) and torch.equal(parts["first rows"], whole[:2])
+    print(f"clone, for a slice: {len(parts)} tensors, equal to the original: {same}")
+    assert same
+    save_file({"first rows": whole[:2], "other rows": whole[2:]}, path)  # they do not overlap
+    parts = load_file(path)
+    same = torch.equal(torch.cat([parts["first rows"], parts["other rows"]]), whole)
+    print(f"slices that do not overlap: no error, equal to the original: {same}")
+    assert same and len(parts) == 2
 
 
 # --8<-- [end:fixes]
