@@ -57,7 +57,7 @@ from graders import limits, machine, scores
 
 PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
 LOOK = 0.5  # seconds between two looks at them, at most
-LOOP = 25.0  # processor seconds of a rank itself; a compiler that it starts may take longer
+OWN = 0.4  # part of the limit that a rank may use itself; a compiler that it starts may use all
 GRACE = 1.5  # seconds asleep that the other ranks get after one has failed
 LONGEST_GRACE = 15.0  # processor seconds that they get then while they compute
 KEPT_OUTPUT = 4000  # characters of each rank's output
@@ -945,7 +945,7 @@ class Runner:
                 group.stopped = "failure"
             elif clock.asleep > PATIENCE:
                 group.stopped = "asleep"
-            elif clock.over(self.limit) or clock.used(processes) > min(self.limit, LOOP):
+            elif clock.over(self.limit) or clock.used(processes) > OWN * self.limit:
                 group.stopped = "limit"
                 self._ask_for_lines(group, processes, events)
 

@@ -156,6 +156,8 @@ def ask(good: Any, what: str, hint: str) -> None:
 def check(fact: str, found: Any, wanted: Any, hint: str) -> None:
     """Raise `Wrong` unless a fact, named in words, is what it should be (or passes a test)."""
     good = wanted(found) if callable(wanted) else found == wanted
+    if wanted is True and found is False:
+        raise Wrong(f"this must be true, but it is not: {fact}", hint)
     ask(good, f"{fact}: {show(found)}; it should be {show(wanted)}", hint)
 
 
