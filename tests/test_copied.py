@@ -44,7 +44,7 @@ REASONS = {
         clip_before_unscale:right mean_of_means:global_mean conversions:save conversions:load
         uneven_mesh:from_every_rank uneven_mesh:from_rank_0 uneven_mesh:through_dcp
         lora:train lora:shard peft_lora:save peft_lora:with_peft checkpoint_reshard:load
-        device_map_auto:automatic""",
+        device_map_auto:automatic uniform_dtype:wrap""",
     "a function on tensors, whose program compares the gradients": """
         fp8_training:Scale custom_function:Plain custom_function:SameState
         custom_function:Always32 lse_gradient:Part triton_autograd:FlashAttention""",

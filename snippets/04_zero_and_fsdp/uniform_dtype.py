@@ -37,25 +37,22 @@ class Model(nn.Module):
 # --8<-- [start:wrap]
 def wrap(model: nn.Module, mesh, fsdp: int, case: str) -> nn.Module:
     """Shard the model with FSDP1 or FSDP2, as the case says."""
-    policy = MixedPrecisionPolicy()
-    options = {
-        "device_mesh": mesh,
-        "device_id": model.head.weight.device,
-        "use_orig_params": True,
-    }
+    old, new = None, MixedPrecisionPolicy()  # the policies of FSDP1 and FSDP2: no casts
     if case == "frozen base":
         model.base.requires_grad_(False)
     if case == "one dtype":
-        model.to(FP32)  # the shards; the policy computes in bf16
-        options["mixed_precision"] = MixedPrecision(param_dtype=BF16, reduce_dtype=FP32)
-        policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32)
+        model.to(FP32)  # the shards; the policies compute in bf16
+        old = MixedPrecision(param_dtype=BF16, reduce_dtype=FP32)
+        new = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32)
     if fsdp == 1:
+        options = {"device_mesh": mesh, "mixed_precision": old, "use_orig_params": True}
+        device = model.head.weight.device
         if case == "own unit":
-            model.head = FSDP(model.head, **options)
-        return FSDP(model, **options)
+            model.head = FSDP(model.head, device_id=device, **options)
+        return FSDP(model, device_id=device, **options)
     if case == "own unit":
-        fully_shard(model.head, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(model.head, mesh=mesh, mp_policy=new)
+    return fully_shard(model, mesh=mesh, mp_policy=new)
 
 
 # --8<-- [end:wrap]
