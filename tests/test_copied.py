@@ -33,7 +33,10 @@ REASONS = {
         torch_ddp:wrap uneven_inputs:train_with_join accumulation:synchronize_last
         expert_parallel_api:ExpertParallel expert_parallel_api:cut two_dimensions:cut
         clip_two_meshes:clip_by_mesh optimizer_by_name:load_by_number
-        optimizer_by_name:load_by_name
+        optimizer_by_name:load_by_name parameter_groups:all_at_once
+        parameter_groups:groups_first parameter_groups:other_layer
+        parameter_groups:as_saved parameter_groups:by_name
+        loss_scale_minimum:LossScaler loss_scale_minimum:first_overflow
         parallelize_module_api:three_inputs parallelize_module_api:tensor_parallel
         parallelize_module_api:sequence_parallel parallelize_module_api:sum_partial_gradients
         checkpoint_reshard:save fsdp2:shard_blocks wrapping:blocks wrapping:linears

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 WIDTH, BEFORE, AFTER = 8, 20, 3  # features, steps before the save, steps after it
 
 
-class Net(nn.Module):
+class PartlyFrozen(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -51,27 +51,27 @@ def adam(*layers: nn.Module) -> torch.optim.Adam:
     return torch.optim.Adam([p for layer in layers for p in layer.parameters()], lr=1e-2)
 
 
-def resumed(checkpoint: dict) -> Net:
-    model = Net()
+def resumed(checkpoint: dict) -> PartlyFrozen:
+    model = PartlyFrozen()
     model.load_state_dict(checkpoint["model"])
     return model
 
 
 # --8<-- [start:wrong]
-def all_at_once(model: Net, state: dict) -> torch.optim.Optimizer:
+def all_at_once(model: PartlyFrozen, state: dict) -> torch.optim.Optimizer:
     optimizer = adam(model.backbone, model.head)  # four parameters; the state has two
     optimizer.load_state_dict(state)
     return optimizer
 
 
-def groups_first(model: Net, state: dict) -> torch.optim.Optimizer:
+def groups_first(model: PartlyFrozen, state: dict) -> torch.optim.Optimizer:
     optimizer = adam(model.head)
     optimizer.add_param_group({"params": model.backbone.parameters()})  # too early
     optimizer.load_state_dict(state)
     return optimizer
 
 
-def other_layer(model: Net, state: dict) -> torch.optim.Optimizer:
+def other_layer(model: PartlyFrozen, state: dict) -> torch.optim.Optimizer:
     optimizer = adam(model.backbone)  # two parameters, as in the state, but not the same two
     optimizer.load_state_dict(state)
     optimizer.add_param_group({"params": model.head.parameters()})
@@ -82,14 +82,14 @@ def other_layer(model: Net, state: dict) -> torch.optim.Optimizer:
 
 
 # --8<-- [start:right]
-def as_saved(model: Net, state: dict) -> torch.optim.Optimizer:
+def as_saved(model: PartlyFrozen, state: dict) -> torch.optim.Optimizer:
     optimizer = adam(model.head)  # as it was when the state was saved
     optimizer.load_state_dict(state)
     optimizer.add_param_group({"params": model.backbone.parameters()})
     return optimizer
 
 
-def by_name(model: Net, state: dict) -> torch.optim.Optimizer:
+def by_name(model: PartlyFrozen, state: dict) -> torch.optim.Optimizer:
     optimizer = adam(model.backbone, model.head)  # the state is from (head, backbone)
     set_optimizer_state_dict(model, optimizer, state)
     return optimizer
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--fix", action="store_true")
     fix = parser.parse_args().fix
 
-    model = Net()
+    model = PartlyFrozen()
     model.backbone.requires_grad_(False)
     optimizer = adam(model.head)
     train(model, optimizer, 0, BEFORE)
