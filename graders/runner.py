@@ -426,7 +426,7 @@ class Lesson:
                 setattr(dist, name, self._watched(name, getattr(dist, name)))
         for name in ("all_reduce", "all_reduce_coalesced", "all_reduce_inplace"):
             by_itself = name != "all_reduce_inplace"
-            watched = self._watched(name, getattr(functional, name), by_itself)
+            watched = self._watched(name, getattr(functional, name), by_itself, direct=True)
             setattr(functional, name, watched)
         self._watch_group_all_reduce()
 
@@ -443,15 +443,21 @@ class Lesson:
 
         dist.ProcessGroup.allreduce = allreduce
 
-    def _watched(self, name: str, real: Callable, by_itself: bool = False) -> Callable:
+    def _watched(
+        self, name: str, real: Callable, by_itself: bool = False, direct: bool = False
+    ) -> Callable:
         """Return the function with a record of each call.
 
         `by_itself`: the function returns at once, and its result waits when it is used.
+        `direct`: calls that torch makes itself, as a DTensor does, are not recorded.
         """
         takes = inspect.signature(real)
+        torchs = os.path.dirname(torch.__file__) + os.sep
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             if by_itself and self.inside:  # a recorded function calls it
+                return real(*args, **kwargs)
+            if direct and sys._getframe(1).f_code.co_filename.startswith(torchs):
                 return real(*args, **kwargs)
             before, self.inside = self.inside, True
             try:

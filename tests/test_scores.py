@@ -201,7 +201,9 @@ def test_scores_are_those_of_the_rank_with_the_most() -> None:
 
 def test_bytes_are_those_of_the_tensor_however_it_is_named() -> None:
     sent = []
-    probe = SimpleNamespace(calls={None: SimpleNamespace()}, _send=lambda told: None)
+    probe = SimpleNamespace(
+        calls={None: SimpleNamespace()}, _send=lambda told: None, inside=False
+    )
     probe.record = lambda name, tensor, *_: sent.append(tensor)
     gather = runner.Lesson._watched(probe, "all_gather_single", lambda to, one, group: None)
     gather("to", "one", None)
