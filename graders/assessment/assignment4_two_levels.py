@@ -258,10 +258,15 @@ def hook(theirs, ours, lesson):
 
     def counted(group, tensors, *args, **kwargs):
         tensor = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
-        if waits.inside:
-            kinds.add(str(tensor.dtype).removeprefix("torch."))
-            sent[now[0]] += tensor.float()
-        return real(group, tensors, *args, **kwargs)
+        if not waits.inside:
+            return real(group, tensors, *args, **kwargs)
+        kinds.add(str(tensor.dtype).removeprefix("torch."))
+        sent[now[0]] += tensor.float()
+        waits.inside = False  # the recorder calls dist.all_reduce, which comes here again
+        try:
+            return real(group, tensors, *args, **kwargs)
+        finally:
+            waits.inside = True
 
     dist.ProcessGroup.allreduce = counted
     gradients = torch.randn(2, 256, generator=torch.Generator().manual_seed(lesson.rank))
