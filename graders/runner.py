@@ -26,6 +26,7 @@ after the other, some of whose ranks die on purpose, and whole commands as a use
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import gc
 import importlib
@@ -46,7 +47,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ from graders import limits, machine, scores
 
 PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
 LOOK = 0.5  # seconds between two looks at them, at most
-OWN = 0.4  # part of the limit that a rank may use itself; a compiler that it starts may use all
+OWN = 0.1  # fraction of the limit that a rank may use itself; its compiler may use the whole limit
+LEAST_OWN = 1.0  # processor seconds that a rank may use itself even if the limit is small
 GRACE = 1.5  # seconds asleep that the other ranks get after one has failed
 LONGEST_GRACE = 15.0  # processor seconds that they get then while they compute
 KEPT_OUTPUT = 4000  # characters of each rank's output
@@ -88,8 +90,9 @@ HINTS = {
     "rank call them in the same order, even if its data becomes ready in a different order.",
     "own_source": "Every rank names itself as the source, so all ranks send and no rank "
     "receives. Pass the same rank number as `src` on all ranks.",
-    "endless": "The step does not end, although no rank waits for another rank. Look for a "
-    "loop that never ends, or for a long sleep.",
+    "endless": "A rank does not reach the end of the step, although it waits for no other "
+    "rank. Look for a loop that never ends, or for a long sleep. If a line is named above, "
+    "look there first.",
     "recursion": "The function calls itself without end. Perhaps you wanted to call the "
     "method of the base class, or the function of torch, that has the same name.",
     **limits.HINTS,
@@ -136,6 +139,9 @@ class Rank:
     printed: int = 0  # bytes
     events: int = 0
     unread: bytes = b""  # the beginning of an event
+    stack: list[tuple[str, int]] = field(default_factory=list)  # files and lines, innermost first
+    line: int | None = None  # the line of the learner's file that it was in when it was stopped
+    busy: bool = False  # it used processor time until it was stopped at the limit
     deaf: bool = False  # the pipe of its events is closed
 
 
@@ -559,13 +565,8 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
         while text:
             text = text[os.write(events.fileno(), text) :]
 
-    def tell_line(_signal: int, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code.co_filename != path:
-            frame = frame.f_back
-        if frame is not None:
-            send({"fact": "was in line", "value": frame.f_lineno})
-
-    signal.signal(signal.SIGUSR1, tell_line)
+    # also works while the rank waits in C++, where a handler in Python would not run
+    faulthandler.register(signal.SIGUSR1, file=events.fileno(), all_threads=False)
     step = lab_of(lab)[number]
     lesson = Lesson(rank, world, send)
     lesson.scene = scene
@@ -744,14 +745,13 @@ class Clock:
         most = max((count - self.first[pid] for pid, count in ticks.items()), default=0)
         self.worked = max(self.worked, most / os.sysconf("SC_CLK_TCK"))
 
-    def used(self, processes: list) -> float:
-        """Processor seconds of the busiest of these processes, without what they started."""
+    def used(self, processes: list) -> list[float]:
+        """Processor seconds of each of these processes, without what they started."""
         ticks = [
-            self.last[process.pid] - self.first[process.pid]
+            self.last.get(process.pid, 0) - self.first.get(process.pid, 0)
             for process in processes
-            if process.pid in self.last
         ]
-        return max(ticks, default=0) / os.sysconf("SC_CLK_TCK")
+        return [max(0, each) / os.sysconf("SC_CLK_TCK") for each in ticks]
 
     def over(self, limit: float) -> bool:
         """Whether one has worked for longer than `limit`, or all existed ten times as long."""
@@ -814,6 +814,7 @@ class Runner:
         `stores`: those of several runners, which outlive each of them.
         """
         self.lab, self.limit, self.visible = lab, limit, visible or {}
+        self.own = min(limit, max(LEAST_OWN, OWN * limit))
         self.stores, self.shared = stores or Stores(), stores is not None
 
     def __enter__(self) -> "Runner":
@@ -896,6 +897,8 @@ class Runner:
                 events.append(receive)
                 outputs.append(read)
             self._listen(group, folder, processes, events, outputs)
+            if group.stopped in ("asleep", "limit"):
+                self._ask_for_lines(group, str(path), processes, events)
         finally:
             self.end_all(processes, spare=self.stores.keeper)
             for connection in [*events, *outputs]:
@@ -951,22 +954,30 @@ class Runner:
                 group.stopped = "failure"
             elif clock.asleep > PATIENCE:
                 group.stopped = "asleep"
-            elif clock.over(self.limit) or clock.used(processes) > OWN * self.limit:
+            elif clock.over(self.limit) or max(clock.used(processes)) > self.own:
                 group.stopped = "limit"
-                self._ask_for_lines(group, processes, events)
+                used = clock.used(processes)
+                for rank, seconds in zip(group.ranks, used, strict=True):
+                    rank.busy = rank.end == "waiting" and seconds > max(used) / 2
 
-    def _ask_for_lines(self, group: Group, processes: list, events: list) -> None:
-        """Let each rank that still runs report the line of the learner's file that it is in."""
+    def _ask_for_lines(self, group: Group, path: str, processes: list, events: list) -> None:
+        """Ask each rank that still runs for the line of the learner's file that it is in."""
         waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
         for r in waiting:
             with contextlib.suppress(OSError):
                 os.kill(processes[r].pid, signal.SIGUSR1)
+        answered = 0
         for _ in range(20):
             for r in waiting:
                 self._receive(group.ranks[r], events[r])
-            if all("was in line" in group.ranks[r].facts for r in waiting):
-                return
+            answered += all(group.ranks[r].stack for r in waiting)
+            if answered > 1:  # what was still on its way has come as well
+                break
             time.sleep(0.05)
+        name = path.encode("ascii", "backslashreplace").decode()  # as faulthandler writes it
+        for r in waiting:
+            rank = group.ranks[r]
+            rank.line = next((line for file, line in rank.stack if file == name), None)
 
     @staticmethod
     def _receive(rank: Rank, connection: Any) -> None:
@@ -984,6 +995,8 @@ class Runner:
             event = None
             with contextlib.suppress(ValueError, RecursionError):
                 event = json.loads(line)
+            if frame := FRAME.match(line.decode(errors="replace")):
+                rank.stack.append((frame[1], int(frame[2])))
             match event if rank.end == "waiting" else None:
                 case {"fact": str(name), "value": value}:
                     rank.facts[name] = value
@@ -1041,6 +1054,7 @@ IMPORT_HINTS = {
     "SyntaxError": "syntax", "IndentationError": "syntax", "TabError": "syntax",
     "ModuleNotFoundError": "module",
 }  # fmt: skip
+FRAME = re.compile(r'  File "(.+)", line (\d+) in ')  # of a stack that faulthandler writes
 COLLATERAL = re.compile(r"gloo|Connection closed|peer|Broken pipe|Socket|timed out", re.I)
 
 
@@ -1190,16 +1204,26 @@ def judge_ends(group: Group, step: Step) -> None:
     if any(rank.end == "wrong" for rank in group.ranks):
         return  # and so others may wait for it
     if group.stopped:
-        if step.stuck is not None:
-            step.stuck(group)
-        compare_calls(group, step)
-        waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
-        blocked = [
-            rank.calls[-1] for rank in group.ranks if rank.calls and rank.end == "waiting"
-        ]
-        if blocked and not blocked[0].returned and not blocked[0].asynchronous:
-            what = f"did not come out of {blocked[0].name}"
-            raise Wrong(f"{_who(step, *waiting)} {what}", "some_ranks")
-        lines = {group.ranks[r].facts.get("was in line") for r in waiting} - {None}
-        where = f": it loops in line {' or '.join(map(str, sorted(lines)))}" if lines else ""
-        raise Wrong(f"{_who(step, *waiting)} did not end{where}", "endless")
+        _judge_stopped(group, step)
+
+
+def _judge_stopped(group: Group, step: Step) -> None:
+    """Raise `Wrong` for a group that the runner had to stop, without an error of a rank."""
+    waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
+    lines = [f"rank {r} was in line {group.ranks[r].line}" for r in waiting if group.ranks[r].line]
+    if not step.joins:
+        lines = [line.replace("rank 0", "it") for line in lines]
+    where = f": when the checker stopped it, {' and '.join(lines)}" if lines else ""
+    where = where.replace("stopped it", "stopped them") if len(waiting) > 1 else where
+    endless = Wrong(f"{_who(step, *waiting)} did not end{where}", "endless")
+    calls = [rank.calls[-1:] for rank in group.ranks if rank.busy]
+    if any(not last or last[0].returned for last in calls):
+        raise endless  # a rank works outside of a collective, and others may wait for it
+    if step.stuck is not None:
+        step.stuck(group)
+    compare_calls(group, step)
+    blocked = [rank.calls[-1] for rank in group.ranks if rank.calls and rank.end == "waiting"]
+    if blocked and not blocked[0].returned and not blocked[0].asynchronous:
+        what = f"did not come out of {blocked[0].name}{where}"
+        raise Wrong(f"{_who(step, *waiting)} {what}", "some_ranks")
+    raise endless
