@@ -58,7 +58,7 @@ from graders import limits, machine, scores
 
 PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
 LOOK = 0.5  # seconds between two looks at them, at most
-OWN = 0.1  # fraction of the limit that a rank may use itself; its compiler may use the whole limit
+OWN = 0.1  # fraction of the limit that a rank may use itself; a compiler may use all of it
 LEAST_OWN = 1.0  # processor seconds that a rank may use itself even if the limit is small
 GRACE = 1.5  # seconds asleep that the other ranks get after one has failed
 LONGEST_GRACE = 15.0  # processor seconds that they get then while they compute
@@ -74,9 +74,9 @@ HINTS = {
     'run during the import into a function, or under if __name__ == "__main__":.',
     "syntax": "Python cannot read the file. Fix the line that is named above, or the line "
     "before it.",
-    "module": "Python does not find a module that your file imports. Is the environment active in "
-    "which you installed the packages? The checker imports your file alone, so it does not find "
-    "other files of yours.",
+    "module": "Python does not find a module that your file imports. Is the environment active "
+    "in which you installed the packages? The checker imports your file alone, so it does not "
+    "find other files of yours.",
     "crash": "Your code raised an error. Add --output to see the whole traceback, or run the "
     "file with the command at its top.",
     "exit": "Your code ends the process, so the next collective of the other ranks never "
@@ -139,7 +139,7 @@ class Rank:
     printed: int = 0  # bytes
     events: int = 0
     unread: bytes = b""  # the beginning of an event
-    stack: list[tuple[str, int]] = field(default_factory=list)  # files and lines, innermost first
+    stack: list[tuple[str, int]] = field(default_factory=list)  # file, line: innermost first
     line: int | None = None  # the line of the learner's file that it was in when it was stopped
     busy: bool = False  # it used processor time until it was stopped at the limit
     deaf: bool = False  # the pipe of its events is closed
@@ -1123,14 +1123,15 @@ def _compare_calls_of(group: Group, members: tuple[int, ...], step: Step, absent
         if None in here:
             callers = [call for call in here if call is not None]
             name, numel, _ = callers[0]
-            names = ", ".join(str(r) for r, c in zip(ranks, here, strict=True) if c is not None)
-            what = f"only rank {names} of {group.world} called {name} with {numel} elements"
+            names = _named(*(r for r, c in zip(ranks, here, strict=True) if c is not None))
+            what = f"only {names} of {group.world} called {name} with {numel} elements"
             if members:
-                what += f" in the group of the ranks {', '.join(map(str, members))}"
+                what += f" in the group of {_named(*members)}"
             raise Wrong(what, "some_ranks")
         named = zip(ranks, here, strict=True)
-        calls = [f"rank {r}: {c[0]}, {c[1]} elements {c[2]}" for r, c in named]
-        what = f"collective {place + 1} differs: {'; '.join(map(str.strip, calls))}"
+        calls = [f"rank {r} called {c[0]} with {c[1]} elements {c[2]}" for r, c in named]
+        what = f"call {place + 1} differs between the ranks: "
+        what += ", and ".join(map(str.strip, calls))
         if len({call[:2] for call in here}) == 1 and here[0][0] == "broadcast":
             raise Wrong(what, "own_source")
         raise Wrong(what, step.order_hint)
@@ -1159,7 +1160,13 @@ def judge(group: Group, step: Step) -> Judge:
 
 def _who(step: Step, *ranks: int) -> str:
     """Whose failure it is. A step in one process without a process group has no ranks."""
-    return f"rank {', '.join(map(str, ranks))}" if step.joins else "your code"
+    return _named(*ranks) if step.joins else "your code"
+
+
+def _named(*ranks: int) -> str:
+    """Name some ranks: "ranks 0, 1 and 2"."""
+    *most, last = map(str, ranks)
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 def judge_ends(group: Group, step: Step) -> None:
@@ -1210,18 +1217,23 @@ def judge_ends(group: Group, step: Step) -> None:
 def _judge_stopped(group: Group, step: Step) -> None:
     """Raise `Wrong` for a group that the runner had to stop, without an error of a rank."""
     waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
-    lines = [f"rank {r} was in line {group.ranks[r].line}" for r in waiting if group.ranks[r].line]
-    if not step.joins:
-        lines = [line.replace("rank 0", "it") for line in lines]
-    where = f": when the checker stopped it, {' and '.join(lines)}" if lines else ""
-    where = where.replace("stopped it", "stopped them") if len(waiting) > 1 else where
+    lines = [
+        f"{f'rank {r}' if step.joins else 'it'} was in line {group.ranks[r].line}"
+        for r in waiting
+        if group.ranks[r].line
+    ]
+    them = "it" if len(waiting) == 1 else "them"
+    where = f": when the checker stopped {them}, {' and '.join(lines)}" if lines else ""
     endless = Wrong(f"{_who(step, *waiting)} did not end{where}", "endless")
     calls = [rank.calls[-1:] for rank in group.ranks if rank.busy]
     if any(not last or last[0].returned for last in calls):
         raise endless  # a rank works outside of a collective, and others may wait for it
     if step.stuck is not None:
         step.stuck(group)
-    compare_calls(group, step)
+    try:
+        compare_calls(group, step)
+    except Wrong as wrong:
+        raise Wrong(wrong.what + where, wrong.hint) from wrong
     blocked = [rank.calls[-1] for rank in group.ranks if rank.calls and rank.end == "waiting"]
     if blocked and not blocked[0].returned and not blocked[0].asynchronous:
         what = f"did not come out of {blocked[0].name}{where}"

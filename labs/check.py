@@ -27,7 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 if not (ROOT / "graders").is_dir():
     sys.exit("check.py needs the folder graders/, which lies beside labs/")
-
+GRADERS = sorted(ROOT.glob("graders/labs/lab*.py")) + sorted(
+    ROOT.glob("graders/assessment/*.py")
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,27 +40,92 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--step", type=int, help="grade this step (and those it builds on)")
     options.add_argument(
-        "--limit", type=float, default=60.0, help="processor seconds of a process for a step (60)"
+        "--limit",
+        type=float,
+        default=60.0,
+        help="processor seconds of a process for a step (60)",
     )
     options.add_argument(
         "--gpu", action="store_true", help="programs may use the GPUs (assessment)"
     )
-    options.add_argument("--more", action="store_true", help="say how to fix it, too (exercise)")
-    options.add_argument("--output", action="store_true", help="show what failing ranks printed")
+    options.add_argument(
+        "--more", action="store_true", help="say how to fix it, too (exercise)"
+    )
+    options.add_argument(
+        "--output", action="store_true", help="show what failing ranks printed"
+    )
     options.add_argument("--report", type=Path, metavar="FILE", help="write the scores: TOML")
     options.add_argument("--draw", type=Path, metavar="FILE", help="draw your schedule: SVG")
     return options
 
 
+def lab_name(path: Path) -> str:
+    """The lab, or the part of the assessment, that a file belongs to.
+
+    The name of the file begins with the name of the lab, or with its number: lab02_ddp.py,
+    "lab02_ddp copy.py", lab02.py, assignment4_mine.py.
+    """
+    known, begins = [grader.stem for grader in GRADERS], path.name.lower()
+    names = [stem for stem in known if begins.startswith(stem)]
+    if not names and (number := re.match(r"[a-z]+\d+", begins)):
+        names = [stem for stem in known if stem.startswith(f"{number[0]}_")]
+    if not names:
+        sys.exit(
+            f"{path.name}: the name of the file must begin with the name of a lab, such as "
+            "lab02_ddp, or of a part of the assessment, such as capstone. Rename the file."
+        )
+    name = max(names, key=len)
+    if not path.is_file():
+        sys.exit(f"there is no file {path}: python labs/start.py writes one")
+    if path.suffix.lower() != ".py":
+        sys.exit(f"{path.name} is not a Python file: rename it, so that its name ends in .py")
+    look_inside(path, name)
+    return name
+
+
+def names_of(program: bytes) -> set[str]:
+    """The functions and classes of a program, without those that most programs have."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    found = {each.name for each in ast.parse(program).body if isinstance(each, kinds)}
+    return found - {"main", "start", "check", "stop_at_blank"}
+
+
+def look_inside(path: Path, name: str) -> None:
+    """End with a sentence if a file is empty, or if it is the file of a different lab."""
+    program = path.read_bytes()
+    if b"\0" in program:
+        sys.exit(f"{path} is not a text in UTF-8: save it again in this encoding")
+    try:
+        code, found = ast.parse(program).body, names_of(program)
+    except (SyntaxError, ValueError):
+        return  # grading names the line
+    if all(isinstance(each, ast.Expr) for each in code):
+        empty = "has no code" if program.strip() else "is empty"
+        sys.exit(f"{path} {empty}: python labs/start.py writes a new copy into my_labs/")
+    finished = {grader.stem: ROOT / grader.relative_to(ROOT / "graders") for grader in GRADERS}
+    own = names_of(finished[name].read_bytes()) if finished[name].is_file() else found
+    if 2 * len(found & own) > len(own):
+        return
+    defined = {
+        stem: names_of(file.read_bytes()) for stem, file in finished.items() if file.is_file()
+    }
+    often = Counter(each for names in defined.values() for each in names)
+    common = {
+        stem: sum(often[each] == 1 for each in found & names) for stem, names in defined.items()
+    }
+    likely = max(common, key=lambda stem: common[stem])
+    if (common[likely] >= 3 or found == defined[likely]) and not common.get(name):
+        sys.exit(f"{path} has the functions of {likely}, and none of {name}: rename the file")
+
+
 if __name__ == "__main__":
-    parser().parse_args()  # --help and a wrong option are answered before torch is imported
+    # --help, a wrong option and a wrong file are answered before torch is imported
+    for file in parser().parse_args().files:
+        lab_name(file)
 
 from graders import machine, runner, scores  # noqa: E402
 
 INDENT = " " * 8
-GRADERS = sorted(ROOT.glob("graders/labs/lab*.py")) + sorted(
-    ROOT.glob("graders/assessment/*.py")
-)
 
 
 def show(label: str, text: str) -> None:
@@ -157,56 +224,6 @@ class Grading:
         for text in [*right, step.proves]:
             show("right:", text)
         return True
-
-
-def lab_name(path: Path) -> str:
-    """The lab, or the part of the assessment, that a file belongs to.
-
-    The name of the file begins with the name of the lab: lab02_ddp.py, lab02_ddp copy.py.
-    """
-    known = [grader.stem for grader in GRADERS]
-    names = [stem for stem in known if path.name.startswith(stem)]
-    if not names:
-        sys.exit(f"{path.name}: the name must begin with that of a lab: {', '.join(known)}")
-    name = max(names, key=len)
-    if not path.is_file():
-        sys.exit(f"there is no file {path}: python labs/start.py writes one")
-    if path.suffix != ".py":
-        sys.exit(f"{path.name} is not a Python file: rename it, so that its name ends in .py")
-    look_inside(path, name)
-    return name
-
-
-def names_of(path: Path) -> set[str]:
-    """The functions and classes of a program, without those that most programs have."""
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    body = ast.parse(path.read_text("utf-8")).body
-    return {each.name for each in body if isinstance(each, kinds)} - {"main", "start", "check"}
-
-
-def look_inside(path: Path, name: str) -> None:
-    """End with a sentence if a file is empty, or if it is the file of a different lab."""
-    program = path.read_bytes()
-    if not program.strip():
-        sys.exit(f"{path} is empty: python labs/start.py writes a new copy into my_labs/")
-    try:
-        found = names_of(path)
-    except (SyntaxError, ValueError):
-        return  # grading names the line
-    finished = {
-        grader.stem: ROOT / grader.relative_to(ROOT / "graders") for grader in GRADERS
-    }
-    own = names_of(finished[name]) if finished[name].is_file() else found
-    if 2 * len(found & own) > len(own):
-        return
-    defined = {stem: names_of(path) for stem, path in finished.items() if path.is_file()}
-    often = Counter(each for names in defined.values() for each in names)
-    common = {
-        stem: sum(often[each] == 1 for each in found & names) for stem, names in defined.items()
-    }
-    likely = max(common, key=lambda stem: common[stem])
-    if common[likely] >= 3 and not common.get(name):
-        sys.exit(f"{path} has the functions of {likely}, and none of {name}: rename the file")
 
 
 def grade_file(path: Path, options: argparse.Namespace, stores: runner.Stores) -> Grading:

@@ -78,23 +78,38 @@ def companions(path: Path) -> list[Path]:
     return sorted([*files, *(p for p in folder.rglob("*") if p.is_file())])
 
 
+def parts_meant(asked: str, parts: dict[str, Path]) -> list[str]:
+    """The part that somebody asked for, or all those that the words fit.
+
+    A number is enough (2, lab02), and so is the name of a file (labs/lab02_ddp.py), or the
+    beginning of a name, if only one name begins in this way (assignment 4).
+    """
+    name = Path(asked).name.lower().removesuffix(".py")
+    if number := re.fullmatch(r"(?:lab[ _-]?)?(\d\d?)(?:_.*)?", name):
+        return [part for part in parts if part == number[1].zfill(2)]
+    if name in parts:
+        return [name]
+    short = re.sub(r"[ _-]", "", name)
+    begun = [part for part in parts if part.replace("_", "").startswith(short)]
+    return begun if short[:1].isalpha() else []
+
+
 def main() -> None:
     parts = all_parts()
-    if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
+    if len(sys.argv) == 1 or {"-h", "--help"} & set(sys.argv[1:]):
         width = max(map(len, parts))
         for name, path in parts.items():
             print(f"{name:{width}}  {title_of(path)}")
         print("begin one with: python labs/start.py NUMBER, or NAME")
         return
     asked = " ".join(sys.argv[1:])
-    wanted = asked.removeprefix("lab").zfill(2)
-    if wanted not in parts:  # the beginning of a name is enough, if only one name begins so
-        begun = [part for part in parts if part.startswith(asked)]
-        near = begun or difflib.get_close_matches(asked, parts, n=3)
-        if len(begun) != 1:
-            advice = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(parts)}"
-            sys.exit(f"there is no lab {asked}: {advice}")
-        wanted = begun[0]
+    meant = parts_meant(asked, parts)
+    if len(meant) != 1:
+        advice = "python labs/start.py without a name lists all of them"
+        if near := meant or difflib.get_close_matches(asked, parts, n=3):
+            advice = f"did you mean {' or '.join(near)}?"
+        sys.exit(f"there is no lab {asked}: {advice}")
+    wanted = meant[0]
     original = parts[wanted]
     begin = "labs" if original.parent == LABS else "assessment"
     begins = slow(original) if slow(original).exists() else original

@@ -577,10 +577,10 @@ def test_collectives_are_compared_within_each_group() -> None:
     ]
     run.compare_calls(run.Group(4, ranks), step)
     ranks[3].calls[0] = call("broadcast", 3, False, "", members=(2, 3))
-    with pytest.raises(run.Wrong, match="rank 2: all_reduce, 3 elements; rank 3: broadcast"):
+    with pytest.raises(run.Wrong, match="elements, and rank 3 called broadcast with 3"):
         run.compare_calls(run.Group(4, ranks), step)
     del ranks[3].calls[0]
-    what = "only rank 2 of 4 called all_reduce with 3 elements in the group of the ranks 2, 3"
+    what = "only rank 2 of 4 called all_reduce with 3 elements in the group of ranks 2 and 3"
     with pytest.raises(run.Wrong, match=what):
         run.compare_calls(run.Group(4, ranks), step)
 
@@ -658,8 +658,8 @@ def test_check_is_deterministic(tmp_path: Path) -> None:
     [
         (
             ["nothing.py"],
-            "nothing.py: the name must begin with that of a lab: "
-            + ", ".join([path.stem for path in REFERENCES.values()] + ASSESSED),
+            "nothing.py: the name of the file must begin with the name of a lab, such as "
+            "lab02_ddp, or of a part of the assessment, such as capstone. Rename the file.",
         ),
         (["lab02_ddp.py"], "there is no file lab02_ddp.py: python labs/start.py writes one"),
         ([str(REFERENCE), "--step", "9"], "lab02_ddp has steps 1 to 8, there is no step 9"),
@@ -674,71 +674,165 @@ def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> No
     ("name", "content", "sentence"),
     [
         ("lab02_ddp.txt", REFERENCE, "lab02_ddp.txt is not a Python file: rename it"),
-        ("lab02_ddp.py", None, "lab02_ddp.py is empty: python labs/start.py writes a new copy"),
+        (
+            "lab02_ddp.py",
+            b"\n",
+            "lab02_ddp.py is empty: python labs/start.py writes a new copy",
+        ),
+        ("lab02_ddp.py", b"# later\n", "lab02_ddp.py has no code: python labs/start.py writes"),
+        (
+            "lab02_ddp.py",
+            "import os\n".encode("utf-16"),
+            "is not a text in UTF-8: save it again",
+        ),
         ("lab02_ddp.py", REFERENCES["lab08"], "has the functions of lab08_memory, and none of"),
+        ("capstone.py", REFERENCE, "has the functions of lab02_ddp, and none of capstone"),
+        (
+            "my_lab02.py",
+            REFERENCE,
+            "my_lab02.py: the name of the file must begin with the name",
+        ),
+        ("lab99.py", REFERENCE, "lab99.py: the name of the file must begin with the name of a"),
     ],
 )
 def test_check_names_a_file_that_it_cannot_grade(name, content, sentence, tmp_path) -> None:
-    (tmp_path / name).write_text(content.read_text() if content else "\n")
-    done = check(name, cwd=tmp_path)
+    """It does so at once, without torch."""
+    content = content if isinstance(content, bytes) else content.read_bytes()
+    (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "-X", "importtime", LABS / "check.py", name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.returncode == 1 and not done.stdout
-    assert sentence in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert len(said) == 1 and sentence in said[0], said
+    assert not re.search(r"\| +torch$", done.stderr, re.M)
+
+
+def test_check_takes_no_file_of_another_lab(tmp_path: Path) -> None:
+    """Each finished program, under the name of the next one."""
+    command = importlib.import_module("labs.check")
+    programs = [*REFERENCES.values(), *(ROOT / f"assessment/{name}.py" for name in ASSESSED)]
+    for program, other in zip(programs, [*programs[1:], programs[0]], strict=True):
+        (tmp_path / other.name).write_bytes(program.read_bytes())
+        said = f"has the functions of {program.stem}, and none of {other.stem}"
+        with pytest.raises(SystemExit, match=said):
+            command.lab_name(tmp_path / other.name)
 
 
 @pytest.mark.parametrize(
-    ("change", "said", "hint"),
+    ("name", "lab"),
     [
-        (("def shard(", "  def shard("), "cannot be imported: IndentationError, line", "syntax"),
-        (("import os\n", "import os\nimport no_such\n"), "No module named 'no_such'", "module"),
+        ("lab02_ddp_é.py", "lab02_ddp"),
+        ("lab02_ddp copy.py", "lab02_ddp"),
+        ("lab02_ddp (1).py", "lab02_ddp"),
+        ("Lab02_DDP.py", "lab02_ddp"),
+        ("lab02.py", "lab02_ddp"),
+        ("lab02-mine.py", "lab02_ddp"),
+        ("assignment4.py", "assignment4_two_levels"),
+        ("challenge_kernel 2.py", "challenge_kernel"),
     ],
 )
-def test_check_grades_copies_with_any_name_and_reads_their_errors(
-    change: tuple[str, str], said: str, hint: str, tmp_path: Path
+def test_check_finds_the_lab_by_the_beginning_of_the_name(
+    name: str, lab: str, tmp_path: Path
 ) -> None:
-    text = REFERENCE.read_text()
-    assert change[0] in text
-    (tmp_path / "lab02_ddp_é copy.py").write_text(text)
-    (tmp_path / "lab02_ddp copy.py").write_text(text.replace(*change, 1))
-    done = check("lab02_ddp_é copy.py", "lab02_ddp copy.py", "--step", "2", cwd=tmp_path)
-    good, bad = done.stdout.split("lab02_ddp copy.py, graded")
-    assert "1 of 1 steps pass" in good, done.stdout + done.stderr
-    assert said in unwrapped(bad) and all_hints(REFERENCE)[hint] in unwrapped(bad), bad
+    folder = LABS if lab.startswith("lab") else ROOT / "assessment"
+    (tmp_path / name).write_bytes((folder / f"{lab}.py").read_bytes())
+    assert importlib.import_module("labs.check").lab_name(tmp_path / name) == lab
 
 
-def test_an_endless_loop_is_ended_and_its_line_is_named(tmp_path: Path) -> None:
-    text = REFERENCE.read_text()
-    line = next(n for n, each in enumerate(text.splitlines(), 1) if each.startswith("def shard("))
-    body = text.index('"""', text.index('"""', text.index("def shard(")) + 3) + 3
-    loop = text[:body] + "\n    while True:\n        pass\n" + text[body:]
-    (tmp_path / "lab02_ddp.py").write_text(loop)
-    done = check("lab02_ddp.py", "--step", "2", "--limit", "3", cwd=tmp_path)
-    found = re.search(r"did not end: it loops in line (\d+)", unwrapped(done.stdout))
-    assert found, done.stdout + done.stderr
-    loops = [n for n, each in enumerate(loop.splitlines(), 1) if each == "    while True:"]
-    assert int(found[1]) in {loops[0], loops[0] + 1} and loops[0] > line
+IMPORTS = {  # the third line and what follows: the error that is reported, and the hint
+    "  import os\n": ("IndentationError, line 3: unexpected indent", "syntax"),
+    "if os:\n        pass\n\tpass\n": ("TabError, line 5: inconsistent use of tabs", "syntax"),
+    "import no_such\n": ("ModuleNotFoundError, line 3: No module named 'no_such'", "module"),
+    "1 / 0\n": ("ZeroDivisionError, line 3: division by zero", "import"),
+}
 
 
-def test_help_is_answered_without_torch(tmp_path: Path) -> None:
-    for program in ("check.py", "start.py"):
-        command = [sys.executable, "-X", "importtime", str(ROOT / "labs" / program), "--help"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert "| torch" not in done.stderr.replace("|   torch", "| torch")
+def test_an_import_that_fails_gets_its_hint(tmp_path: Path) -> None:
+    """The names of these files have a blank and a letter that is not ASCII."""
+    names = [f"lab02_ddp é {number}.py" for number in range(len(IMPORTS))]
+    for name, code in zip(names, IMPORTS, strict=True):
+        (tmp_path / name).write_text(f"import sys\nimport os\n{code}", "utf-8")
+    done = check(*names, "--step", "2", cwd=tmp_path)
+    parts = re.split(r"^lab02_ddp é \d\.py, graded .*\n", done.stdout, flags=re.M)[1:]
+    for part, (said, hint) in zip(map(unwrapped, parts), IMPORTS.values(), strict=True):
+        assert f"the file cannot be imported: {said}" in part
+        assert hints_in(part, REFERENCE) == [hint]
+
+
+STOPPED = (
+    r": when the checker stopped them, rank 0 was in line (\d+) and rank 1 was in line (\d+)"
+)
+LOOPS = {  # the body of average_gradients: what is reported, the lines of the ranks, the hint
+    "while True:\n    pass": ("ranks 0 and 1 did not end", ("pass", "pass"), "endless"),
+    "while not dist.get_rank():\n    len('')\ndist.barrier()": (
+        "ranks 0 and 1 did not end", ("(", "dist.barrier()"), "endless",
+    ),
+    "if dist.get_rank():\n    __import__('time').sleep(1000)\ndist.barrier()": (
+        "only rank 0 of 2 called barrier with 0 elements", ("dist.barrier()", "sleep(1000)"),
+        "some_ranks",
+    ),
+}  # fmt: skip
+
+
+def test_an_endless_loop_is_ended_and_the_line_of_each_rank_is_named(tmp_path: Path) -> None:
+    """Of a rank that waits in a collective, too."""
+    names = [f"lab02_ddp é {number}.py" for number in range(len(LOOPS))]
+    for name, body in zip(names, LOOPS, strict=True):
+        program = edited(REFERENCE.read_text(), (Body("average_gradients"), body))
+        (tmp_path / name).write_text(program, "utf-8")
+    done = check(*names, "--step", "4", "--limit", "5", cwd=tmp_path)
+    parts = re.split(r"^lab02_ddp é \d\.py, graded .*\n", done.stdout, flags=re.M)[1:]
+    for name, part, (said, lines, hint) in zip(
+        names, map(unwrapped, parts), LOOPS.values(), strict=True
+    ):
+        found = re.search(said + STOPPED, part)
+        assert found, part
+        assert hints_in(part, REFERENCE) == [hint]
+        text = (tmp_path / name).read_text("utf-8").splitlines()
+        for number, words in zip(found.groups(), lines, strict=True):
+            loops = words == "pass" and "while True" in text[int(number) - 1]
+            assert loops or words in text[int(number) - 1], (number, words)
+
+
+def test_a_rank_may_use_a_tenth_of_the_limit_itself() -> None:
+    run = grading.runner()
+    own = {limit: run.Runner("lab02_ddp", limit).own for limit in (0.5, 3.0, 60.0, 200.0)}
+    assert own == {0.5: 0.5, 3.0: 1.0, 60.0: 6.0, 200.0: 20.0}
+
+
+@pytest.mark.parametrize("program", ["check.py", "start.py"])
+def test_help_is_answered_without_torch(program: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", LABS / program, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout and not re.search(r"\| +(torch|numpy)$", done.stderr, re.M)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
         ("assignment4", "wrote my_labs/assignment4_two_levels.py"),
+        ("assignment 4", "wrote my_labs/assignment4_two_levels.py"),
         ("lab02", "wrote my_labs/lab02_ddp.py"),
-        ("capston", "wrote my_labs/capstone.py"),
+        ("2", "wrote my_labs/lab02_ddp.py"),
+        ("lab02_ddp", "wrote my_labs/lab02_ddp.py"),
+        ("labs/lab02_ddp.py", "wrote my_labs/lab02_ddp.py"),
+        ("Capston", "wrote my_labs/capstone.py"),
+        ("challenge", "wrote my_labs/challenge.py"),
         ("assignmnt4_two_levels", "did you mean assignment4_two_levels"),
+        ("cpastone", "did you mean capstone?"),
         ("assignment", "did you mean assignment1_allocator or assignment2_tensor_cores"),
+        (
+            "lab99",
+            "there is no lab lab99: python labs/start.py without a name lists all of them",
+        ),
     ],
 )
 def test_start_takes_the_beginning_of_a_name(asked: str, answer: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "labs/start.py"), asked]
+    command = [sys.executable, LABS / "start.py", asked]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert answer in done.stdout + done.stderr, done
+    assert (tmp_path / "my_labs").exists() == answer.startswith("wrote")
 
 
 def test_folders_work_when_they_are_copied(tmp_path: Path) -> None:
