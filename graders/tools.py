@@ -158,6 +158,8 @@ def check(fact: str, found: Any, wanted: Any, hint: str) -> None:
     good = wanted(found) if callable(wanted) else found == wanted
     if wanted is True and found is False:
         raise Wrong(f"this must be true, but it is not: {fact}", hint)
+    if wanted is False and found is True:
+        raise Wrong(f"this must not be true, but it is: {fact}", hint)
     ask(good, f"{fact}: {show(found)}; it should be {show(wanted)}", hint)
 
 

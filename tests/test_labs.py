@@ -679,7 +679,11 @@ def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> No
             b"\n",
             "lab02_ddp.py is empty: python labs/start.py writes a new copy",
         ),
-        ("lab02_ddp.py", b"# later\n", "lab02_ddp.py has no code: python labs/start.py writes"),
+        (
+            "lab02_ddp.py",
+            b'"""Lab 02."""\n# later\n',
+            "lab02_ddp.py has no code: python labs/start.py writes",
+        ),
         (
             "lab02_ddp.py",
             "import os\n".encode("utf-16"),
