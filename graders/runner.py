@@ -814,8 +814,12 @@ class Runner:
         `stores`: those of several runners, which outlive each of them.
         """
         self.lab, self.limit, self.visible = lab, limit, visible or {}
-        self.own = min(limit, max(LEAST_OWN, OWN * limit))
         self.stores, self.shared = stores or Stores(), stores is not None
+
+    @property
+    def own(self) -> float:
+        """Processor seconds that one rank may use itself for a step at one world size."""
+        return min(self.limit, max(LEAST_OWN, OWN * self.limit))
 
     def __enter__(self) -> "Runner":
         if why := machine.cannot_meet():
