@@ -63,7 +63,7 @@ def bf16_hook(state: Feedback, bucket: dist.GradBucket) -> torch.futures.Future[
     not wait: it returns the future of the fp32 mean.
     """
     world, gradient = dist.get_world_size(), bucket.buffer()
-    # >>> solution 3: add what was left, round, keep what is lost, send, return a future
+    # >>> solution 3: add the residual, round, store the new residual, send, return a future
     left = state.residual.get(bucket.index())
     wanted = gradient if left is None else gradient + left
     sent = (wanted / world).bfloat16()

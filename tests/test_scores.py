@@ -30,7 +30,9 @@ def printed(output: str) -> Scores:
     found: Scores = {}
     graded = re.split(r"^(?:\S*/)?(\w+)\.py, graded .*\n", output, flags=re.M)
     for name, said in zip(graded[1::2], graded[2::2], strict=True):
-        for number, line in re.findall(r"^score   step (\d+)  (.*?)(?: \(\d+ ranks\))?$", said, re.M):
+        for number, line in re.findall(
+            r"^score   step (\d+)  (.*?)(?: \(\d+ ranks\))?$", said, re.M
+        ):
             for kind, _, value in (each.rpartition(" ") for each in line.split(", ")):
                 found[name, f"step{number}", kind] = float(value.replace(",", ""))
     return found

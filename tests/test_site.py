@@ -245,7 +245,14 @@ def test_pages_can_be_finished() -> None:
     assert not long, "\n".join(long)
 
 
-SECOND_EDITION = ["01_layouts.md", "01_parallelism_strategies.md", "01_communication_costs.md", "02_ddp.md", "02_ddp_in_practice.md", "02_runs_that_last.md"]
+SECOND_EDITION = [
+    "01_layouts.md",
+    "01_parallelism_strategies.md",
+    "01_communication_costs.md",
+    "02_ddp.md",
+    "02_ddp_in_practice.md",
+    "02_runs_that_last.md",
+]
 
 
 @pytest.mark.parametrize("name", SECOND_EDITION)

@@ -354,7 +354,9 @@ def test_search_reads_what_a_page_says_under_each_heading() -> None:
     )
     early = search.sections(f"<p>before</p>{html}", "Title", "x/")
     assert early[0] == ("x/", "Title", "before", 1, "") and early[1][0] == "x/#top"
-    error = '<h2 id="what-goes-wrong">Wrong</h2><h3 id="e">Error</h3><h2 id="check-yourself">?</h2>'
+    error = (
+        '<h2 id="what-goes-wrong">Wrong</h2><h3 id="e">Error</h3><h2 id="check-yourself">?</h2>'
+    )
     weights = [weight for *_, weight, _ in search.sections(f"{html}{error}", "T", "x/")]
     assert weights == [1, 1, 1, 1, 1.2, 0.55]
 

@@ -24,7 +24,7 @@ HINTS = {
     "node": "The ranks of a node are neighbours in number. With local = 2, the nodes are the "
     "ranks 0 and 1, then 2 and 3. The group of the node comes first in the result.",
     "rail": "A rail contains one rank of each node, and these ranks are `local` apart in "
-    "number. There are as many rails as there are ranks in a node.",
+    "number. The number of rails is the number of ranks in a node.",
     "between": "Only 1/local of the tensor may be sent between the nodes. First reduce-scatter "
     "within the node, so that each rank is responsible for one piece.",
     "padded_always": "A length that is a multiple of local needs no padding. Look at the "

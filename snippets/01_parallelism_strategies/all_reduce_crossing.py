@@ -6,8 +6,8 @@ Both are built from send and recv. With messages that take α + β·bytes,
     recursive doubling    log2(n) α  +  log2(n) · β S
 
 The ring sends the fewest bytes and waits for the most messages. Recursive doubling sends the
-whole tensor in each of its few rounds. Both take the same time at S* = α/β · (2(n-1) - log2 n) / (log2 n -
-2(n-1)/n), which is 8 α/β for four ranks. The program measures both from 1 KiB to 16 MiB, fits
+whole tensor in each of its few rounds. Both take the same time at
+S* = α/β · (2(n-1) - log2 n) / (log2 n - 2(n-1)/n), which is 8 α/β for four ranks. The program measures both from 1 KiB to 16 MiB, fits
 one α and one β to all the points, and compares the predicted crossing with the measured
 crossing. Draws all_reduce_crossing.svg.
 """

@@ -1,8 +1,8 @@
 """All-reduce = reduce-scatter + all-gather: the same sums in two separate operations.
 
 After the reduce-scatter, each rank owns one finished chunk of the sum. A rank that needs only
-this chunk can stop there, which saves half of the traffic. ZeRO gives the optimizer step of chunk
-r to rank r, and gathers the parameters where DDP would have gathered the gradients.
+this chunk can stop there, which saves half of the traffic. In ZeRO, rank r makes the optimizer
+step of chunk r, and the ranks gather the parameters where DDP would have gathered gradients.
 """
 
 import os

@@ -4,9 +4,9 @@ For an array of S bytes on n ranks the busiest rank has to send at least 2(n-1)/
 all-reduce, (n-1)/n·S in its halves and in an all-to-all, and S as the root of a broadcast. The
 kernel of the operating system counts the bytes that each process wrote. CPU and Linux only.
 
-gloo sends more in three cases. Its reduce_scatter runs one all-reduce for the chunk of each rank,
-and each rank keeps only its own chunk, so it sends as many bytes as an all-reduce. The root of
-its broadcast sends the whole tensor to log2(n) ranks. Its reduce sends a little more.
+gloo sends more in three cases. Its reduce_scatter runs one all-reduce for the chunk of each
+rank, and each rank keeps only its own chunk, so it sends the bytes of a whole all-reduce. The
+root of its broadcast sends the whole tensor to log2(n) ranks. Its reduce sends a little more.
 """
 
 import os

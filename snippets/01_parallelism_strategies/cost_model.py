@@ -65,11 +65,9 @@ def worst_factor(alpha: float, beta: float, seconds: dict[int, float]) -> float:
     return max(factors)
 
 
-# Times that follow the model exactly give its two constants back.
-assert all(
-    math.isclose(got, true, rel_tol=1e-6)
-    for got, true in zip(fit(FITTED, [2e-3 + 1e-9 * s for s in FITTED]), (2e-3, 1e-9), strict=True)
-)
+# Times that follow the model exactly must give its two constants back.
+made = fit(FITTED, [2e-3 + 1e-9 * size for size in FITTED])
+assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(made, (2e-3, 1e-9), strict=True))
 
 
 def human(size: float) -> str:
@@ -124,7 +122,8 @@ def main() -> None:
                 f"{human(size):10}  {times[0]:>10}  {times[1]:>10}  ≈{errors[size]:+.2f}{where}"
             )
         inside = [abs(error) for size, error in errors.items() if size < FITTED[-1]]
-        print(f"typical error between the fitted sizes: ≈{statistics.median(inside):.2f} (median)")
+        median = statistics.median(inside)
+        print(f"typical error between the fitted sizes: ≈{median:.2f} (median)")
         factors = {"α + βS": worst_factor(alpha, beta, seconds)}
         for terms, name in (("α", "α alone"), ("β", "βS alone")):
             constants = fit(FITTED, [seconds[size] for size in FITTED], terms)

@@ -2,10 +2,10 @@
 
 Each GPU is connected to one switch by a port, and a port has two directions. In a ring, a GPU
 forwards partial sums that another GPU will add to. A switch that can add (NVIDIA's SHARP) reads
-a chunk from all ports and returns one sum to the GPU that asked. It also copies a chunk that is
-stored once to all ports. The program moves all bytes through ports that count them, and compares
-the counts with formulas. Then it compares the formulas with all-reduces that a user measured, and
-evaluates them for nodes of 8 and of 72 GPUs.
+a chunk from all ports and returns one sum to the GPU that asked. It also copies a chunk that
+is stored once to all ports. The program moves all bytes through ports that count them, and
+compares the counts with formulas. Then it compares the formulas with all-reduces that a user
+measured, and evaluates them for nodes of 8 and of 72 GPUs.
 """
 
 import math
@@ -80,7 +80,8 @@ def formula(n: int, adds: bool, halves: str) -> float:
 
 
 def count(n: int) -> None:
-    print(f"{n} GPUs: bytes that the busiest port sends up and receives down, per byte of S")
+    words = "bytes that the busiest port sends up and receives down, per byte of S"
+    print(f"{n} GPUs: {words}")
     for halves in ("reduce+gather", "reduce", "gather"):
         for name, algorithm in (("ring", ring), ("in switch", in_switch)):
             torch.manual_seed(0)
@@ -99,7 +100,9 @@ def count(n: int) -> None:
             up, down = max(switch.up) / size, max(switch.down) / size
             predicted = formula(n, name != "ring", halves)
             assert math.isclose(max(up, down), predicted), (name, halves)
-            print(f"  {halves:14} {name:10} {up:.3f} up, {down:.3f} down; formula {predicted:.3f}")
+            print(
+                f"  {halves:14} {name:10} {up:.3f} up, {down:.3f} down; formula {predicted:.3f}"
+            )
 
 
 def main() -> None:
@@ -112,7 +115,9 @@ def main() -> None:
         for n in reported
     }
     rate = reported[8] / ratio[8]  # fitted to 8 GPUs; the other three are predictions
-    print(f"all-reduce of H100s: with 8 GPUs, 480 GB/s of bus bandwidth are {rate:.0f} on a port")
+    print(
+        f"all-reduce of H100s: with 8 GPUs, 480 GB/s of bus bandwidth are {rate:.0f} on a port"
+    )
     for n in (5, 6, 7):
         predicted = rate * ratio[n]
         print(f"  {n} GPUs at this rate: {predicted:.0f} predicted, {reported[n]} reported")
@@ -138,7 +143,10 @@ def main() -> None:
             ("  if all switches add", f"{1e3 * (halves_add + across_adds):.2f} ms"),
             ("TP 8, h = 16,384: waits / computes", f"{2 * 7 / (9 * 16384) * p / link:.0%}"),
             ("TP of a node, the same", f"{2 * (gpus - 1) / (9 * 16384) * p / link:.0%}"),
-            ("width at which experts hide, network / NVLink", f"{experts[0]:,} / {experts[1]:,}"),
+            (
+                "width at which experts hide, network / NVLink",
+                f"{experts[0]:,} / {experts[1]:,}",
+            ),
             ("EP 64: choices that cross the network", f"{1 - min(gpus, 64) / 64:.0%}"),
         ):
             rows.setdefault(name, []).append(value)

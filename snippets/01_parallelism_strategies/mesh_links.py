@@ -1,8 +1,8 @@
 """A picture of two meshes on two nodes: which groups stay inside a node, and which do not.
 
 Eight ranks are numbered node by node. A mesh of 2 replicas (dp) and 4 tensor-parallel ranks (tp)
-can have tp or dp as its last dimension. The last dimension has neighbouring ranks. Plain Python
-draws both meshes and counts the links of each group that connect two nodes.
+can have tp or dp as its last dimension. The groups of the last dimension consist of neighbouring
+ranks. Plain Python draws both meshes, and counts the links of each group that connect two nodes.
 """
 
 from itertools import pairwise
@@ -94,7 +94,8 @@ def main() -> None:
         print(f"mesh_dim_names={order}")
         for name in ("tp", "dp"):
             found = groups(order, name)
-            assert sorted(sum(found, [])) == list(range(NODES * PER_NODE))  # each rank once
+            ranks = [rank for group in found for rank in group]
+            assert sorted(ranks) == list(range(NODES * PER_NODE))  # each rank once
             assert {len(group) for group in found} == {SIZES[name]}
             cross = sum(crossing_links(group) for group in found)
             print(f"  {name}: {found}, links between nodes: {cross}")
