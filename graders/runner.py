@@ -368,7 +368,7 @@ class Lesson:
         self.module: ModuleType | None = None
         self.current_phase = ""
         self.calls: list[Call] = []  # the collectives that this rank has called
-        self.inside = False  # one of them is running
+        self.inside = False  # whether a recorded function is running
         self.scene: dict[str, Any] = {}  # what a trial tells its ranks
 
     def fact(self, name: str, value: Any) -> None:
@@ -746,7 +746,7 @@ class Clock:
         self.worked = max(self.worked, most / os.sysconf("SC_CLK_TCK"))
 
     def used(self, processes: list) -> list[float]:
-        """Processor seconds of each of these processes, without what they started."""
+        """Processor seconds of each of these processes, without those of its children."""
         ticks = [
             self.last.get(process.pid, 0) - self.first.get(process.pid, 0)
             for process in processes
@@ -975,7 +975,7 @@ class Runner:
             for r in waiting:
                 self._receive(group.ranks[r], events[r])
             answered += all(group.ranks[r].stack for r in waiting)
-            if answered > 1:  # what was still on its way has come as well
+            if answered > 1:  # one more round, for messages that arrive late
                 break
             time.sleep(0.05)
         name = path.encode("ascii", "backslashreplace").decode()  # as faulthandler writes it
@@ -1163,7 +1163,7 @@ def judge(group: Group, step: Step) -> Judge:
 
 
 def _who(step: Step, *ranks: int) -> str:
-    """Whose failure it is. A step in one process without a process group has no ranks."""
+    """The ranks that failed, in words. Without a process group there are no ranks to name."""
     return _named(*ranks) if step.joins else "your code"
 
 

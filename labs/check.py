@@ -38,18 +38,18 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "files", nargs="+", type=Path, help="your copies of labs, or of parts of the assessment"
     )
-    options.add_argument("--step", type=int, help="grade this step (and those it builds on)")
+    options.add_argument("--step", type=int, help="grade this step and the steps that it needs")
     options.add_argument(
         "--limit",
         type=float,
         default=60.0,
-        help="processor seconds of a process for a step (60)",
+        help="processor time that a process may use for one step, in seconds (default: 60)",
     )
     options.add_argument(
         "--gpu", action="store_true", help="programs may use the GPUs (assessment)"
     )
     options.add_argument(
-        "--more", action="store_true", help="say how to fix it, too (exercise)"
+        "--more", action="store_true", help="also say how to fix a fault (exercise only)"
     )
     options.add_argument(
         "--output", action="store_true", help="show what failing ranks printed"
@@ -98,7 +98,7 @@ def look_inside(path: Path, name: str) -> None:
     try:
         code, found = ast.parse(program).body, names_of(program)
     except (SyntaxError, ValueError):
-        return  # grading names the line
+        return  # the grading itself reports the error and its line
     docstrings = [
         e for e in code if isinstance(e, ast.Expr) and isinstance(e.value, ast.Constant)
     ]
@@ -122,7 +122,7 @@ def look_inside(path: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    # --help, a wrong option and a wrong file are answered before torch is imported
+    # --help, a wrong option or a wrong file ends the program before the slow import of torch
     for file in parser().parse_args().files:
         lab_name(file)
 

@@ -585,7 +585,7 @@ if __name__ == "__main__":
 
 
 # %%
-@dataclass(eq=False)  # a bucket equals only itself: tensors have no single truth value
+@dataclass(eq=False)  # compare by identity, because tensors have no single truth value
 class Bucket:
     """A flat tensor with one view for the gradient of each parameter in the bucket."""
 

@@ -79,10 +79,10 @@ def companions(path: Path) -> list[Path]:
 
 
 def parts_meant(asked: str, parts: dict[str, Path]) -> list[str]:
-    """The part that somebody asked for, or all those that the words fit.
+    """The names of all parts that `asked` can mean: exactly one if it is clear.
 
-    A number is enough (2, lab02), and so is the name of a file (labs/lab02_ddp.py), or the
-    beginning of a name, if only one name begins in this way (assignment 4).
+    It may be a number (2, lab02), the name of a file (labs/lab02_ddp.py), or the beginning of a
+    name (assignment 4).
     """
     name = Path(asked).name.lower().removesuffix(".py")
     if number := re.fullmatch(r"(?:lab[ _-]?)?(\d\d?)(?:_.*)?", name):

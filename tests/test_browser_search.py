@@ -128,7 +128,7 @@ W0311 08:41:09.120000 41207 site-packages/torch/distributed/elastic/multiprocess
 
 
 def in_a_log(message: str) -> str:
-    """The message below a traceback and above warnings, and each line with its rank, as in a log."""
+    """The message as in a log: after a traceback, before warnings, the rank in each line."""
     lines = (TRACEBACK + message.strip("\n") + WARNINGS).splitlines()
     return " ".join(" ".join(f"[rank3]: {line}" for line in lines).split())
 
@@ -152,7 +152,7 @@ def ask(page: Page, question: str) -> float:
 
 
 def test_a_message_or_a_description_finds_its_section(browser: Browser, address: str) -> None:
-    """The first section of each of the first three results that the worker answers with."""
+    """One of the first three results of the worker must begin with the expected section."""
     page = browser.new_page()
     page.goto(f"{address}404.html")
     asked = [

@@ -365,7 +365,7 @@ def test_driver_that_does_not_start(doctor: ModuleType, tmp_path: Path) -> None:
     assert "nvidia-fabricmanager" in fault.fix and "nvidia-smi -q" in fault.fix
     (fault,) = doctor.driver_faults(library_that_returns(803, tmp_path))
     assert "error 803" in fault.what and "fabricmanager" not in fault.fix
-    # no GPU and no library are no faults of the driver, and a driver that starts is none
+    # No fault is reported if the driver starts (0), finds no GPU (100), or is not installed.
     for status in (0, 100):
         assert doctor.driver_faults(library_that_returns(status, tmp_path)) == []
     assert doctor.driver_faults("no_such_library.so") == []

@@ -700,7 +700,7 @@ def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> No
     ],
 )
 def test_check_names_a_file_that_it_cannot_grade(name, content, sentence, tmp_path) -> None:
-    """It does so at once, without torch."""
+    """The program must end with one sentence before it imports torch."""
     content = content if isinstance(content, bytes) else content.read_bytes()
     (tmp_path / name).write_bytes(content)
     command = [sys.executable, "-X", "importtime", LABS / "check.py", name]
@@ -711,8 +711,8 @@ def test_check_names_a_file_that_it_cannot_grade(name, content, sentence, tmp_pa
     assert not re.search(r"\| +torch$", done.stderr, re.M)
 
 
-def test_check_takes_no_file_of_another_lab(tmp_path: Path) -> None:
-    """Each finished program, under the name of the next one."""
+def test_check_refuses_the_file_of_another_lab(tmp_path: Path) -> None:
+    """Save each finished program under the name of the next lab; check.py must refuse it."""
     command = importlib.import_module("labs.check")
     programs = [*REFERENCES.values(), *(ROOT / f"assessment/{name}.py" for name in ASSESSED)]
     for program, other in zip(programs, [*programs[1:], programs[0]], strict=True):
@@ -779,7 +779,7 @@ LOOPS = {  # the body of average_gradients: what is reported, the lines of the r
 
 
 def test_an_endless_loop_is_ended_and_the_line_of_each_rank_is_named(tmp_path: Path) -> None:
-    """Of a rank that waits in a collective, too."""
+    """The line of a rank that waits in a collective is named, too."""
     names = [f"lab02_ddp é {number}.py" for number in range(len(LOOPS))]
     for name, body in zip(names, LOOPS, strict=True):
         program = edited(REFERENCE.read_text(), (Body("average_gradients"), body))

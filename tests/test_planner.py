@@ -60,8 +60,8 @@ def plan(*words: str, program: str = "plan.py") -> subprocess.CompletedProcess:
         (["--model", f"{SMALL},head_dim=-1"], "--model: head_dim must be at least 0, not -1"),
         (["--model", f"{SMALL},tied=yes"], "--model: 'tied=yes' is no part such as"),
         (["--why", "dp=²"], "--why: 'dp=²' has no number"),
-        (["--price", "2"], "--price: of what? --tokens"),
-        (["--restart", "60", "--tokens", "1T"], "--restart: of what? --save"),
+        (["--price", "2"], "--price: it also needs --tokens"),
+        (["--restart", "60", "--tokens", "1T"], "--restart: it also needs --save"),
         (["--gpus", "8", "--inter-node", "1GB/s"], "--inter-node: 8 GPUs share one node"),
         (["--gpus", "8", "--what-if", "network=1GB/s"], "--what-if: 8 GPUs share one node"),
         (["--inter-node", "1.5GB"], "--inter-node: '1.5GB' is no rate, such as 1.5GB/s"),
@@ -297,7 +297,7 @@ def test_every_pair_of_options_has_an_effect_or_a_sentence(
     common = {"model": "layers=2,hidden=4096,heads=32,ffn=16384,vocabulary=4096"}
     common |= {"gpus": "32", "sequence": "1K", "batch": "64K"}
     needed = {"price": ["tokens"], "save": ["tokens"], "restart": ["tokens", "save"]}
-    needed |= {"why": ["gpus"]}  # which others an option asks for
+    needed |= {"why": ["gpus"]}  # the other options that an option needs
 
     def told(*names: str) -> tuple[str, str]:
         asked = {name: common[name] for name in common if "score" not in names}
@@ -316,7 +316,7 @@ def test_every_pair_of_options_has_an_effect_or_a_sentence(
             continue
         for name, rest in ((one, other), (other, one)):
             if name in needed.get(rest, ()):
-                continue  # the other is never without it
+                continue  # `rest` is never given without `name`
             assert text != alone[rest][0], f"--{name} has no effect with --{rest}"
     for pair in (("why", "what-if"), ("inter-node", "what-if"), ("gpus", "why")):
         assert pair not in refused
@@ -356,7 +356,7 @@ def test_a_wrong_hardware_file_is_named_with_its_field(
 
 
 def test_a_hardware_file_is_used(tmp_path: Path) -> None:
-    """The same numbers under another name give the same plan, and node is of the file."""
+    """All numbers of the file count, also the size of a node. The GPU's name does not."""
     h100 = tomllib.loads((FOLDER / "hardware.toml").read_text("utf-8"))["h100"]
     same = {name: str(h100[name]) for name in GPU}
     words = ["--model", "llama-3-8b", "--gpus", "16", "--top", "1"]
@@ -364,11 +364,11 @@ def test_a_hardware_file_is_used(tmp_path: Path) -> None:
     small = plan(*words, "--hardware", own(tmp_path, **same | {"node": "4"}))
     assert small.stdout != plan(*words).stdout
     paid = plan(*words, "--hardware", own(tmp_path, **same), "--tokens", "1B")
-    assert "GPU-hours" in paid.stdout and "MWh" not in paid.stdout  # it says no watts
+    assert "GPU-hours" in paid.stdout and "MWh" not in paid.stdout  # the file gives no watts
 
 
 def test_a_config_json_is_read_as_what_it_describes(tmp_path: Path) -> None:
-    """The planner's parameters are those of transformers, which builds each model without memory."""
+    """The planner and transformers count the same parameters. The models need no memory."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     known = told(
@@ -409,7 +409,7 @@ def test_a_config_json_is_read_as_what_it_describes(tmp_path: Path) -> None:
         ('{"architectures": ["LlamaForCausalLM"]}', '"num_attention_heads" is missing'),
     ],
 )
-def test_a_config_json_that_gives_no_shape_is_one_sentence(
+def test_a_config_json_without_a_shape_is_refused_with_one_sentence(
     tmp_path: Path, config: str, said: str
 ) -> None:
     (tmp_path / "config.json").write_text(config, "utf-8")
@@ -417,7 +417,7 @@ def test_a_config_json_that_gives_no_shape_is_one_sentence(
     assert run.returncode == 1 and said in run.stderr and len(run.stderr.splitlines()) == 1
 
 
-def test_a_window_of_attention_is_named(tmp_path: Path) -> None:
+def test_a_limited_attention_window_is_reported(tmp_path: Path) -> None:
     config = {
         "architectures": ["MistralForCausalLM"],
         "num_hidden_layers": 2,
@@ -429,10 +429,10 @@ def test_a_window_of_attention_is_named(tmp_path: Path) -> None:
         file.write_text(json.dumps(config | {"sliding_window": window}), "utf-8")
         run = plan("--model", str(file), "--gpus", "8", "--batch", "64K", "--top", "1")
         assert run.returncode == 0 and len(run.stderr.splitlines()) == notes
-        assert not notes or "looks back 4,096 tokens" in run.stderr
+        assert not notes or "a window of 4,096 tokens" in run.stderr
 
 
-def test_what_is_said_to_fit_is_what_a_replay_finds() -> None:
+def test_an_option_that_is_reported_to_fit_also_fits_in_a_replay() -> None:
     """Every option that is said to fit stays below the limit when it is replayed once more, and
     none that is said to be too large has a layout that fits among all of them.
     """
@@ -456,7 +456,7 @@ def test_what_is_said_to_fit_is_what_a_replay_finds() -> None:
         assert fits == (least <= limit) and fits == (needed <= limit)
 
 
-def test_eight_bits_and_adapters_have_the_bytes_of_the_libraries() -> None:
+def test_bytes_of_8_bit_moments_and_of_adapters_equal_those_of_the_libraries() -> None:
     """Moments of torchao's AdamW8bit, and the adapters of peft on a Llama."""
     torch = pytest.importorskip("torch")
     optim = pytest.importorskip("torchao.optim")

@@ -71,9 +71,9 @@ def sections(content: str, title: str, url: str) -> list[Section]:
 
 
 def _weight(address: str, is_failure: bool) -> float:
-    """How much a section counts: more than 1 for an error, less for what points elsewhere."""
+    """The weight of a section: more than 1 for an error, less for one that points elsewhere."""
     if not address or address.startswith("#"):
-        return 0.4  # home: it is named as errors are
+        return 0.4  # the home page: error messages, too, contain the words of the book's name
     return 0.55 if POINTERS.match(address) else 1.2 if is_failure else 1
 
 

@@ -131,14 +131,14 @@ const WEIGHTS = {
   common: 0.2, // of a common word
   small: 0.2, // of a number, or a single letter
   code: 0.8, // in a program
-  k: 1, // how soon a repeated word counts no more
+  k: 1, // the larger it is, the more a repeated word adds
   b: 0.8, // how much a long section counts less
   cover: 2.2, // for the fraction of the heading that the question covers
   page: 0.8, // in the title of a page
   above: 0.85, // in the title of the page, for its sections
   pair: 1.1, // two words that follow each other
-  near: 0.8, // words that stand close together,
-  span: 31, // that is within so many words
+  near: 0.8, // words that are close together
+  span: 31, // the largest distance, in words, at which words are close together
   all: 0.6, // for the fraction of the question that a section has
   first: 0.43, // a section with this fraction of its page's score comes instead of the page
 }
@@ -177,10 +177,11 @@ const COMMON = new Set(`a about after all also am an and any are as at be been b
   your error errors runtimeerror valueerror exception traceback recent call last file line module raise problem
   issue help`.split(/\s+/))
 
-/** A number or a letter, which hardly tells what is meant. */
+/** Whether a word is a number or a single letter, which says little about what is meant. */
 const isSmall = word => word.length < 2 || /^\d+$/.test(word)
 
-// In place of the stamp of a line that C++ or torch logged. It is kept as a word until the end.
+// The stamp at the beginning of a line that C++ or torch logged. One of the two characters WARNING
+// and ERROR replaces it. It counts as a word until the last step removes it.
 const STAMP = /\[?\b([EWIF])\d{3,4} \d\d:\d\d:\d\d[.\d]* (?:\d+ )?\S+?:\d+\]/g
 const [WARNING, ERROR] = ["\u0001", "\u0002"]
 const FRAME = RegExp([ // of Python, and its code up to the next frame
@@ -224,7 +225,7 @@ function wordsOf(question) {
     .filter(({ word }) => word !== WARNING && word !== ERROR)
 }
 
-// ---- what of the book is meant by a word
+// ---- the words of the book that a word of the question can mean
 
 /** The forms of a word, each with its weight; in a list for the word itself, and one for each other name. */
 function forms(book, word, open) {
@@ -279,7 +280,7 @@ function neighbours(first, then) {
 
 // ---- sections: how much of the question each one has
 
-const ALONE = 5 // sections that come one by one
+const ALONE = 5 // so many of the best sections are listed one by one, and not by page
 
 function search(book, query) {
   const asked = wordsOf(query)
@@ -332,7 +333,7 @@ function search(book, query) {
     words.push(here)
   }
 
-  // ---- and two by two, as they follow each other
+  // ---- pairs of words that follow each other in the question
 
   const pairs = { text: new Float32Array(size), title: new Float32Array(size) }
   asked.forEach((then, i) => {

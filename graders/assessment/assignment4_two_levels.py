@@ -18,8 +18,8 @@ from graders.tools import Lab, ask, at_most, before, check, groups_wanted, named
 HINTS = {
     "not_all": "dist.new_group is a collective. Every rank must call it for every group, in "
     "the same order, also for the groups to which it does not belong.",
-    "outside": "A group must contain only ranks that exist. Look at how the number of ranks "
-    "and the number of nodes enter.",
+    "outside": "A group must contain only ranks that exist. Look at where you use the "
+    "number of ranks, and where you use the number of nodes.",
     "two_groups": "make_groups must return two groups: that of the node, and then the rail.",
     "node": "The ranks of a node are neighbours in number. With local = 2, the nodes are the "
     "ranks 0 and 1, then 2 and 3. The group of the node comes first in the result.",
@@ -47,11 +47,12 @@ HINTS = {
     "work.get_future() is one, and its method then() makes a new one.",
     "mean": "The future must contain the mean over all ranks in fp32. DDP does not divide "
     "again.",
-    "no_feedback": "What rounding takes from a gradient is lost in every step. Keep what you "
-    "wanted to send minus what you sent, and add it to the next gradient before that is "
-    "rounded.",
-    "feedback_of_gradient": "What you keep must be measured from the value that you rounded. "
-    "That is the gradient together with what was left from the step before.",
+    "no_feedback": "The rounding error of every step is lost. Keep the value before rounding "
+    "minus the value that you sent, and add this difference to the next gradient before you "
+    "round it.",
+    "feedback_of_gradient": "Compute the rounding error from the value that you rounded, and "
+    "not from the gradient alone. This value is the gradient plus the rounding error that you "
+    "kept in the step before.",
     "feedback_scale": "What is kept must have the scale of the gradient. If you divide before "
     "you round, multiply what was sent by the world size again.",
     "shared": "Each bucket needs a residual of its own, which must stay until this bucket "
@@ -62,7 +63,7 @@ HINTS = {
     "too_often": "The weights must be averaged only once in every `every` steps, because each "
     "average costs a collective. Look at the condition under which you average.",
     "when": "With every = 3, the weights must be averaged after the steps 3, 6 and so on. "
-    "Count the step before you look at the count.",
+    "Increase the count of steps before you compare it with `every`.",
     "never": "After `every` steps, the weights of the ranks must be equal. Look at whether "
     "every rank gets the mean, and copies it into its weights.",
     "all_groups": "An optimizer may have several groups of parameters, and the weights of all "

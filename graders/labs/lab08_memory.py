@@ -55,8 +55,8 @@ HINTS = {
     "step, while the gradients are still there.",
     "peak_of_forward": "The measured activations are larger than what backward needs. "
     "memory.peak also contains temporaries. Read memory.used.",
-    "warm_up": "The first call makes what stays anyway, such as Adam's moments. Call the step "
-    "once before the first reading of memory.used.",
+    "warm_up": "The first call allocates tensors that later calls use again, such as Adam's "
+    "moments. They are no leak. Call the step once before the first reading of memory.used.",
     "not_divided": "The result is the growth of one call. Divide by the number of calls "
     "between the two readings.",
     "peak_read": "memory.peak does not grow with every step, so a leak below the peak stays "
@@ -146,8 +146,8 @@ HINTS = {
     "detached input.",
     "returns": "backward must return one value for each argument of forward: None for the "
     "block, and then the gradient of x.",
-    "ones": "The gradient that comes from above was not used. Pass it to backward of the "
-    "output.",
+    "ones": "Your backward does not use the gradient of the output, which autograd passes to "
+    "it as an argument. Pass this gradient to backward of the new output.",
     "parameters_missed": "The parameters of the block got no gradient, or got it twice. "
     "backward of the new output must add to their .grad once.",
     "mask_again": "Without dropout the gradients are right, so the second forward drew a "
@@ -188,12 +188,12 @@ HINTS = {
     "default.",
     "free_requested": "A block can be given away from free_completed on, and not from "
     "free_requested on. Count only one of the two.",
-    "unknown_free": "What was allocated before the history began is freed without an alloc. "
-    "Look whether its addr is known, and ignore the entry if it is not.",
+    "unknown_free": "The history can contain a free of memory that was allocated before the "
+    "history began. Check whether you have seen an alloc of its addr. If not, ignore the free.",
     "other_actions": "Only the actions alloc, free_requested and free_completed are about "
     "tensors. Other entries may have no addr.",
-    "held_late": "Note who holds memory at the moment when the highest point is reached. What "
-    "is alive at the end is something else.",
+    "held_late": "Record which memory is in use at the moment of the peak. At the end of the "
+    "history, different memory is in use.",
     "held_ever": "This is the sum of all allocations. Take out what is freed, by its addr.",
     "held_order": "Add up the bytes for each maker(entry), and sort with most bytes first.",
     "last_maker": "`last` is the maker of the allocation that reached the peak, whatever its "

@@ -195,7 +195,7 @@ HINTS = {
     "shards work on the same samples. Cut the batch into grid.dp parts, and choose the part by "
     "grid.replica.",
     "share_same": "All replicas work on the same samples, but each replica must have samples "
-    "of its own. Look at where grid.replica enters.",
+    "of its own. Look at where you use grid.replica.",
     "share_lost": "my_share must return equal parts of the rows, and each row must belong to "
     "exactly one replica.",
     "averaged_over_all": "The gradients were mixed with those of other parameters. Only the "
@@ -242,7 +242,8 @@ def expect(
 ) -> None:  # fmt: skip
     """Raise `Wrong` unless a tensor of this rank is the right one.
 
-    `known`: what common mistakes give, by what they are; as (tensor, hint) if it is not `hint`.
+    `known` maps the description of a common mistake to the tensor that it gives, or to a pair
+    (tensor, hint) if the mistake has a hint of its own.
     """
     if same(found, right, *TIGHT):
         return
@@ -257,7 +258,7 @@ def expect(
 
 
 def kind_of(found: Any, shape: torch.Size) -> str:
-    """What can be said of a value that no common mistake gives; nothing if it is ordinary."""
+    """Describe a value that is None, has a wrong type or shape, or is not finite; else ""."""
     if not isinstance(found, torch.Tensor):
         return "None" if found is None else f"a value of the type {type(found).__name__}"
     if found.shape != shape:
@@ -616,12 +617,12 @@ TAKES = {
 class Message:
     """The Work of a message that is being sent or received. It lives as long as the process.
 
-    A send that is forgotten would otherwise arrive on some days only.
+    Otherwise a send that the learner's code does not keep would arrive in some runs only.
     """
 
     def __init__(self, lesson: Lesson, name: str, work: dist.Work, arguments: tuple):
         self._lesson, self._work, self._arguments = lesson, work, arguments
-        self.name, self.waited = name, False  # or asked whether it has arrived
+        self.name, self.waited = name, False  # waited: wait() or is_completed() was called
         MESSAGES.append(self)
 
     def wait(self, *args: Any) -> bool:
@@ -654,7 +655,7 @@ def watch_messages(lesson: Lesson, grid: Any, numel: int) -> None:
             ask(tensor.dtype == DTYPE and tensor.numel() == numel, what, "message")
 
     def examine_way(kind: str, named: dict[str, Any]) -> None:
-        """Which rank it goes to or comes from, and the group of each direction."""
+        """Raise `Wrong` if a message goes to its own rank, or if both kinds share a group."""
         group = named.get("group") or dist.group.WORLD
         peer = named.get("group_dst", named.get("group_src"))
         there = named.get("dst", named.get("src")) if peer is None else None
@@ -855,7 +856,7 @@ def stuck_in_pipeline(group: Group) -> None:
     sending = [str(r) for r, waits in enumerate(group.facts("in send")) if waits]
     what = f"rank {', '.join(sending)} waits until a message that it has sent is received"
     ask(not sending, what, "blocking_send")
-    for r, rank in enumerate(group.ranks):  # one that has left its schedule too early
+    for r, rank in enumerate(group.ranks):  # a rank may have ended its schedule too early
         m = rank.facts.get("scheduled") or 0
         run = Run(**rank.facts[f"m={m}"]) if m and f"m={m}" in rank.facts else None
         complete = run is None or len(set(run.events)) == 2 * m
@@ -908,12 +909,12 @@ def pipeline(module, lab, lesson):
             ask(run.letters == "FFFFBBBB", what, "not_gpipe")
             ask(run.events[:4] == ["F0", "F1", "F2", "F3"], what, "each_once")
         yield from check_numbers(runs)
-    if lesson.world == 1:  # another order, in which the micro-batches cannot be mixed up
+    if lesson.world == 1:  # an order in which the micro-batches must not be confused
         run_pipeline(module, lab, lesson, mixed, 1, 4)
 
 
 def mixed(pipe: Any) -> None:
-    """A schedule whose backwards have an order of their own."""
+    """A schedule that runs the backwards in a different order from the forwards."""
     for k in range(4):
         pipe.forward(k)
     for k in (2, 0, 3, 1):

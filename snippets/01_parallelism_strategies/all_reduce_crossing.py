@@ -7,9 +7,10 @@ Both are built from send and recv. With messages that take α + β·bytes,
 
 The ring sends the fewest bytes and waits for the most messages. Recursive doubling sends the
 whole tensor in each of its few rounds. Both take the same time at
-S* = α/β · (2(n-1) - log2 n) / (log2 n - 2(n-1)/n), which is 8 α/β for four ranks. The program measures both from 1 KiB to 16 MiB, fits
-one α and one β to all the points, and compares the predicted crossing with the measured
-crossing. Draws all_reduce_crossing.svg.
+S* = α/β · (2(n-1) - log2 n) / (log2 n - 2(n-1)/n), which is 8 α/β for four ranks. The program
+measures both from 1 KiB to 16 MiB and fits one α and one β to all the points. It compares the
+predicted size at which both take the same time with the measured size. It also draws
+all_reduce_crossing.svg.
 """
 
 import itertools
@@ -186,7 +187,7 @@ def main() -> None:
         large = sum(ring_times[-3:]) / sum(doubling_times[-3:])
         assert small > max(1.0, 1.5 * large), (small, large)
         factor = (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
-        # Times that are computed from the model must give its α, β and crossing back.
+        # If the times are computed from the model, the fit must find its α, β and crossing.
         made = {name: [] for name in ALGORITHMS}
         for name, size in itertools.product(ALGORITHMS, SIZES):
             messages, carried = steps_and_bytes(name, n, size)

@@ -56,8 +56,8 @@ def prepare(name: str, whole: torch.Tensor) -> tuple[Callable[[], object], torch
 def check(name: str, device: torch.device) -> None:
     """Compare the result of one small call with the result that its name promises.
 
-    Every rank starts with different numbers of both signs, so a sum differs from a maximum. An
-    output that is no input starts with NaN, so a call that does nothing is found as well.
+    Every rank starts with different numbers of both signs, so a sum differs from a maximum. If
+    the output is a separate tensor, it starts with NaN. A call that does nothing then fails.
     """
     n, rank = dist.get_world_size(), dist.get_rank()
     place = torch.arange(2 * n, device=device) + 1.0

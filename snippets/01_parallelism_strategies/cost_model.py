@@ -128,7 +128,7 @@ def main() -> None:
         for terms, name in (("α", "α alone"), ("β", "βS alone")):
             constants = fit(FITTED, [seconds[size] for size in FITTED], terms)
             factors[name] = worst_factor(*constants, seconds)
-        # Over sizes that differ by 2^16, neither constant can be left out.
+        # The sizes differ by a factor of 2^16, so a model with one constant is clearly worse.
         assert 2 * factors["α + βS"] < min(factors["α alone"], factors["βS alone"])
         worst = ", ".join(f"{name} ≈{factor:.1f}" for name, factor in factors.items())
         print(f"largest factor between predicted and measured: {worst}")

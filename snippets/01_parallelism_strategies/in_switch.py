@@ -58,7 +58,10 @@ def ring(switch: Switch, tensors: list[torch.Tensor], halves: str) -> list[torch
 
 
 def in_switch(switch: Switch, tensors: list[torch.Tensor], halves: str) -> list[torch.Tensor]:
-    """The same with loads that add and stores that copy. GPU r owns chunk r + 1, as above."""
+    """Do the same through a switch, whose loads add and whose stores copy.
+
+    GPU r owns chunk r + 1, as in `ring`.
+    """
     n = len(tensors)
     chunks = [tensor.chunk(n) for tensor in tensors]
     for r in range(n):
@@ -144,7 +147,7 @@ def main() -> None:
             ("TP 8, h = 16,384: waits / computes", f"{2 * 7 / (9 * 16384) * p / link:.0%}"),
             ("TP of a node, the same", f"{2 * (gpus - 1) / (9 * 16384) * p / link:.0%}"),
             (
-                "width at which experts hide, network / NVLink",
+                "expert width that hides EP, network / NVLink",
                 f"{experts[0]:,} / {experts[1]:,}",
             ),
             ("EP 64: choices that cross the network", f"{1 - min(gpus, 64) / 64:.0%}"),

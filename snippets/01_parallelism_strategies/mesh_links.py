@@ -16,7 +16,7 @@ NETWORK = "#c2410c"
 
 
 def groups(order: tuple[str, str], dimension: str) -> list[list[int]]:
-    """The groups of one dimension: ranks that differ only in their coordinate there."""
+    """The groups along one dimension. Ranks of a group are equal in the other coordinate."""
     outer, inner = order
     rows = [[i * SIZES[inner] + j for j in range(SIZES[inner])] for i in range(SIZES[outer])]
     return rows if dimension == inner else [list(column) for column in zip(*rows, strict=True)]
@@ -99,7 +99,7 @@ def main() -> None:
             assert {len(group) for group in found} == {SIZES[name]}
             cross = sum(crossing_links(group) for group in found)
             print(f"  {name}: {found}, links between nodes: {cross}")
-    # Two ranks are in one group of each dimension at most, so the groups form a grid.
+    # Each tp group and each dp group share exactly one rank, so the groups form a grid.
     for order in (("dp", "tp"), ("tp", "dp")):
         for rows in groups(order, "tp"):
             assert all(len({*rows} & {*column}) == 1 for column in groups(order, "dp"))

@@ -1,9 +1,10 @@
 """All-reduce from send and recv: sum a tensor over every rank by passing chunks around a ring.
 
-Each rank sends 2(n-1)/n times the tensor. No algorithm in which the ranks add can have a
-busiest rank that sends less (Patarasuk and Yuan, 2009). The program counts the bytes that it
-passes to isend, and compares the result with the library's all-reduce. Where the operating
-system counts them, it also prints the bytes that each of the two wrote to its sockets.
+Each rank sends 2(n-1)/n times the tensor. If the ranks themselves compute the sums, every
+algorithm has at least one rank that sends this much (Patarasuk and Yuan, 2009). The program
+counts the bytes that it passes to isend, and compares the result with the library's all-reduce.
+If the operating system counts the bytes that a process writes to its sockets, the program also
+prints this number for both all-reduces.
 """
 
 import os

@@ -2,9 +2,9 @@
 
 Ranks 0 and 1 train, and each has one half of every layer. Rank 2 generates text and needs the
 new weights. The halves are joined by an all-gather in the group of the trainers, and rank 0
-broadcasts the whole layer in a second group, which all three belong to. Rank 0 sends a layer as
-soon as it has it. Rank 1 first gathers all layers. At layer 1, rank 1 waits for rank 0 in the
-first group, and rank 0 waits for rank 1 in the second.
+broadcasts the whole layer in a second group, to which all three ranks belong. Rank 0 broadcasts
+each layer as soon as it is gathered. Rank 1 first gathers all layers. At layer 1, rank 1 waits
+for rank 0 in the first group, and rank 0 waits for rank 1 in the second group.
 
     (no flag)   ranks 0 and 1 belong to both groups: a deadlock, which ends with a time-out
     --apart     the second group has ranks 0 and 2 only: the same loops, and they complete
@@ -28,11 +28,11 @@ def layer(index: int) -> torch.Tensor:
 
 
 class Weights:
-    """Joins the halves of each layer and sends them; notes the collective that it is in."""
+    """Gathers and broadcasts the layers; records the collective that this rank has entered."""
 
     def __init__(self, receivers: list[int], in_vain: bool) -> None:
         self.waits_in = "nothing"
-        # rank 0 gives up first, so that its error is the time-out and no broken connection
+        # rank 0 gives up first, so its error is a time-out and not a broken connection
         limit = timedelta(seconds=(3 if dist.get_rank() == 0 else 5) if in_vain else 60)
         # every rank creates both groups, member or not
         self.trainers = dist.new_group(list(TRAINERS), timeout=limit)
@@ -70,7 +70,7 @@ def main() -> int:
     args = parser.parse_args()
     if os.environ.get("WORLD_SIZE") != "3":
         sys.exit("start this program with: torchrun --nproc-per-node=3 two_groups_order.py")
-    dist.init_process_group("gloo")  # the default group serves to report in order
+    dist.init_process_group("gloo")  # the default group only collects the reports
     rank = dist.get_rank()
     receivers = [0, 2] if args.apart else [0, 1, 2]
     weights = Weights(receivers, in_vain=not (args.apart or args.fix))

@@ -1,4 +1,4 @@
-"""A mean over no target: the loss is NaN in five ways to write it, the gradient only in two.
+"""A mean over zero targets: five ways to write it give a NaN loss, and two a NaN gradient.
 
 `cross_entropy` leaves out the positions with the target −100 in backward too, so its gradient
 is 0 although its loss is NaN. If you multiply by a mask of your own and divide by its sum, the

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # before init: a later import would keep the group alive
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -98,7 +98,7 @@ def gradients(model: nn.Module) -> torch.Tensor:
 
 
 def reference(n: int, device: torch.device) -> torch.Tensor:
-    """The gradient of one process: the mean over all targets, selected and not masked."""
+    """The gradient of one process: the mean over the selected targets, without a mask."""
     model, scores, targets = make_model(device), [], []
     for rank in range(n):
         for inputs, wanted, mask in batches_of(rank, device):
@@ -130,7 +130,7 @@ def main() -> None:
         targets = [[int(mask.sum()) for *_, mask in batches_of(r, device)] for r in range(n)]
         print(f"targets in the micro-batches of each rank: {targets}")
         print(f"{mean.__name__}: gradient norms {[round(norm.item(), 4) for norm in norms]}")
-        print(f"  of one process {truth.norm():.4f}, difference {100 * error:.1f}%")
+        print(f"  one process: norm {truth.norm():.4f}, difference {100 * error:.1f}%")
     if args.fix:
         torch.testing.assert_close(ours, truth)
     elif args.clamp:

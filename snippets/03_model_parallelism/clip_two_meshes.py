@@ -119,7 +119,7 @@ def main() -> int:
         show(f"  {name:14} × {factor:.3f}")
     show(f"two meshes: norm {squares**0.5:.3f} after clipping, {MAX_NORM} is the limit")
     assert equal == args.fix, "the gradients of one process are right, and only with --fix"
-    show(f"the clipped gradients of one process: {equal}")
+    show(f"equal to the clipped gradients of one process: {equal}")
     return 0
 
 

@@ -83,7 +83,7 @@ def main() -> int:
         said = f"ValueError: {error}"
     if rank == 0:
         for number, row in enumerate(table):
-            print(f"rank {number} puts KiB of weights on GPU 0, 1, …: {(row / 1024).tolist()}")
+            print(f"rank {number}: KiB of weights on GPU 0, 1, …: {(row / 1024).tolist()}")
         print(said)
     whole = torch.eye(n, dtype=torch.int64) * size
     if "--fix" in sys.argv:

@@ -4,8 +4,9 @@ Four ranks, in two meshes at once. For the experts they are (dp, ep) = (2, 2): D
 each ep rank half of the stacked weights, Shard(0), and FSDP2 cuts that over dp. For the rest
 all four are one data-parallel group. The style's input function sorts rows and sends them, its
 output function brings them home; both are `all_to_all_single`, which autograd reverses.
-Compared with one process over all tokens: losses, gradients, the norm by which the gradients of
-both meshes are clipped, and the parameters of three steps.
+The program compares three training steps with those of one process that has all tokens. It
+compares the losses, the gradients, the norm that clips the gradients of both meshes, and the
+parameters.
 torchtitan does the same with modules of its own (models/common/token_dispatcher.py).
 """
 

@@ -75,7 +75,8 @@ def main() -> int:
     assert calls[-m:] == [BATCH // m] * m, calls  # the schedule has used m micro-batches
     if rank == p - 1:
         torch.testing.assert_close(torch.stack(losses).mean().detach(), true_loss.detach())
-        print(f"{kind.__name__}, {m} × {BATCH // m} samples: the gradients of one process")
+        print(f"{kind.__name__}, {m} × {BATCH // m} samples: ", end="")
+        print("the gradients equal those of one process")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""no_sync of a DeepSpeed engine: ZeRO stages 2 and 3 refuse it, and accumulation needs none.
+"""no_sync of a DeepSpeed engine: ZeRO-2 and ZeRO-3 refuse it. Accumulation works without it.
 
 no_sync postpones the reduction of gradients to the last micro-batch, so each rank must keep a
 whole gradient. In stages 2 and 3 a rank keeps only its own part, which it gets from a reduction
@@ -24,13 +24,13 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # before init: a later import would keep the group alive
 from torch import nn
 
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
+    os.environ["DS_ACCELERATOR"] = "cpu"  # as in start(); DeepSpeed reads it when imported
 
 try:
     import deepspeed
@@ -70,7 +70,7 @@ Way = Callable[[deepspeed.DeepSpeedEngine, list[torch.Tensor]], None]
 
 
 def first_update(way: Way, stage: int, steps: int, device: torch.device) -> str:
-    """What the way does to the weight, compared with one process; or the error."""
+    """Compare the update with that of one process; return the result or the error."""
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH, bias=False).to(device)
@@ -94,7 +94,7 @@ def first_update(way: Way, stage: int, steps: int, device: torch.device) -> str:
     if not moved.any():
         return "no error, and no parameter has changed"
     torch.testing.assert_close(moved, truth, rtol=1e-3, atol=1e-6)
-    return "the step of one process"
+    return "the same step as one process"
 
 
 def start() -> torch.device:
@@ -125,7 +125,7 @@ def main() -> None:
     )
     for way, stage, steps in cases:
         told = first_update(way, stage, steps, device)
-        refused, works = "incompatible" in told, told == "the step of one process"
+        refused, works = "incompatible" in told, told == "the same step as one process"
         assert refused == (way is with_no_sync and stage >= 2)
         assert works == (way is by_the_engine or steps == 1)
         if dist.get_rank() == 0:

@@ -1,8 +1,8 @@
 """An optimizer saved by parameter names and loaded by numbers: one error, two silent losses.
 
 get_optimizer_state_dict names the states after the parameters: state.up.weight.step. The state
-dict of the optimizer itself numbers them: state.0.step. dcp.load fills the keys that it is
-given, so the number decides what happens:
+dict of the optimizer itself numbers them: state.0.step. dcp.load reads only the keys of the
+state dict that you pass to it, so these keys decide what happens:
 
 1. The optimizer has made a step. Its state dict asks for state.0.step, and the load fails.
 2. The optimizer is new. Its state dict asks for no state at all, and the load succeeds.

@@ -41,7 +41,7 @@ def wrap(model: nn.Module, mesh, fsdp: int, case: str) -> nn.Module:
     if case == "frozen base":
         model.base.requires_grad_(False)
     if case == "one dtype":
-        model.to(FP32)  # the shards; the policies compute in bf16
+        model.to(FP32)  # the shards are in fp32; the policies compute in bf16
         old = MixedPrecision(param_dtype=BF16, reduce_dtype=FP32)
         new = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32)
     if fsdp == 1:

@@ -5,8 +5,8 @@ runs a layer without recording it, and the output requires a gradient only if an
 Here no input does. The adapters get no gradient, and backward raises if nothing else is
 trained. If the head is trained too, nothing is raised, and the adapters are not trained.
 
-Look at the last column, in which the gradients of the adapters are compared with those of the
-same model without checkpointing.
+Look at the second line of each case. It compares the gradients of the adapters with those of
+the same model without checkpointing.
 """
 
 import warnings

@@ -33,7 +33,7 @@ def open_files() -> int:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The error during whose handling the others were raised."""
+    """The first error of a chain. The others were raised while it was being handled."""
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -77,7 +77,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + room, hard))
         kept, grown, said = keep(clone)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        gc.collect()  # the failed iterator, and the tensors of this way
+        gc.collect()  # frees the failed iterator and the tensors of this case
         ends = f"all {BATCHES} kept" if kept == BATCHES else f"ends after ≈{kept}"
         print(f"{title}: {grown:.0f} descriptor per kept tensor, {ends}")
         if title == "kept as it is":

@@ -44,7 +44,7 @@ TORCH = "DataLoader worker (pid(s)"
 
 
 def run(script: str, method: str) -> tuple[bool, list[str], str]:
-    """Run a script with a start method: did it succeed, its output lines, and its stderr."""
+    """Run a script; return whether it succeeded, the lines of its output, and its stderr."""
     Path("script.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "script.py", method], capture_output=True, text=True, check=False

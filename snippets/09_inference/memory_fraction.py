@@ -1,10 +1,11 @@
 """One number, two meanings: vLLM's gpu_memory_utilization and SGLang's mem_fraction_static.
 
 Both engines start in the same order: weights, KV cache, CUDA graphs, then requests with their
-activations. vLLM's fraction is of the whole GPU and covers all four. SGLang's is of the memory
-that is free before loading and covers the weights and the cache alone. The sizes are invented,
-and a small allocator raises when the GPU is full. The sweep shows which error comes on which
-side of the fractions that work.
+activations. vLLM's fraction is a fraction of the whole GPU, and all four must fit into it.
+SGLang's fraction is a fraction of the memory that is free before loading, and only the weights
+and the cache must fit into it. The sizes are invented, and a small allocator raises an error
+when the GPU is full. The sweep shows which error you get with a fraction that is too small, and
+which one with a fraction that is too large.
 """
 
 from dataclasses import dataclass, field, replace
@@ -112,7 +113,7 @@ def main() -> None:
             for said, first, last in sweep(engine, need):
                 print(f"    {first:.2f} to {last:.2f}  {said}")
 
-    # vLLM's fraction covers everything, so all of the GPU may be given; SGLang's may not
+    # vLLM's fraction covers everything, so it may be almost 1; SGLang's fraction may not
     assert max(works(vllm, model)) == 0.99 and max(works(sglang, model)) == (80 - 5 - 3) / 80
     assert min(works(vllm, model)) == (40 + 5 + 3 + 4) / 80 > min(works(sglang, model))
     # another process: vLLM's limit falls with the free memory, SGLang's is a share of the rest

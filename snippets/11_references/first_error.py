@@ -2,7 +2,7 @@
 
 Four ranks sum a tensor, and each rank writes to its own log. Rank 3 reads bad data and ends.
 The system closes its sockets, and every other rank gets an error of its connection. The log of
-rank 0 has such an error, and then an error of its own handler. The times show where it began.
+rank 0 has such an error, and then an error of its own handler. The times show which came first.
 
     (no flag)      rank 3 raises an exception
     --killed       rank 3 is killed, and writes nothing

@@ -1,12 +1,13 @@
 """Three ranks disagree about a collective, and nothing is raised: a ledger says who and where.
 
 Rank 1 calls two collectives in another order, brings another dtype, or another shape with as
-many elements, or logs a metric that the others do not have. gloo adds what meets.
-TORCH_DISTRIBUTED_DEBUG=DETAIL sees only the dtype and the shape; the other cases have equal
-operations, shapes and dtypes. The ledger hashes every call, with the function that made it and
-a name. One number from each rank is compared now and then, and with three ranks the majority
-names the guilty one. The last case shows what the ledger cannot see: calls of one loop that
-give it no name. Which calls hang or end the process instead is in which_tool.py.
+many elements, or logs a metric that the others do not have. gloo adds the tensors of such calls
+without an error. TORCH_DISTRIBUTED_DEBUG=DETAIL detects only a different dtype or shape. In the
+other cases the operations, shapes and dtypes are equal. The ledger hashes every call, with the
+function that made it and a name. From time to time, the ranks compare their hashes. With three
+ranks, the majority shows which rank is different. The last case shows what the ledger cannot
+detect: calls of one loop that have no name. which_tool.py shows which calls hang or end the
+process instead.
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -54,7 +55,7 @@ class Ledger:
         dist.all_reduce(tensor)
 
     def disagreement(self) -> str | None:
-        """None if all ranks made the same calls, else who made which; 8 bytes from each."""
+        """None if the hashes of all ranks are equal, else the first call that differs."""
         n = dist.get_world_size()
         hashes = [torch.zeros(1, dtype=torch.int64) for _ in range(n)]
         dist.all_gather(hashes, torch.tensor([self.hash]))
@@ -141,7 +142,7 @@ def keys_without_names(ledger: Ledger, fixed: bool) -> float:
 
 # --8<-- [end:keys]
 
-CASES = {  # and what is right
+CASES = {  # each with its correct result
     "order": (order, 1.5),
     "dtype": (dtype, 24.0),
     "shape": (shape, 6.0),

@@ -71,7 +71,7 @@ def task(world_size: int, port: int) -> str:
     """What rank 0 reports after it has joined the group and summed the numbers of all ranks."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": str(world_size)}
-    limit = 3 if world_size > from_tasks() else 60  # only the wait that is in vain is short
+    limit = 3 if world_size > from_tasks() else 60  # short only if the wait must fail
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
     except dist.DistError as error:
@@ -84,7 +84,7 @@ def task(world_size: int, port: int) -> str:
 
 
 def run(environments: list[dict[str, str]], world: str, check: bool) -> str:
-    """Fork the tasks as srun would start them; what task 0 reports."""
+    """Fork the tasks as srun would start them; return what task 0 reports."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,7 +1,7 @@
 """A host name that resolves late: torch's client looks it up again, torchrun's agent does not.
 
 In Kubernetes the name of a pod enters the DNS some seconds after the pod has started. This
-program plays such a DNS on one machine: a few lines of C replace getaddrinfo for this process
+program imitates such a DNS on one machine: a few lines of C replace getaddrinfo for it
 and refuse the name `trainer-0.jobs` for the first lookups. Each case counts the lookups.
 
     (no flag)   what each part of torch does while the name is missing
@@ -103,7 +103,7 @@ def unused_port() -> int:
 def outcome(
     work: Callable, *given: object, refused: int = 2, **options: str
 ) -> tuple[str, int]:
-    """Run a case while the first `refused` lookups fail; what it did and its lookups."""
+    """Run a case while the first `refused` lookups fail; return its outcome and its lookups."""
     dns.refused.value, dns.lookups.value = refused, 0
     try:
         work(*given, **options)
@@ -137,7 +137,7 @@ def main() -> None:
             assert said == "succeeded" and lookups >= 3, (name, said, lookups)
         gone, _ = outcome(lambda: wait_for_name(NAME, 1), refused=1000)
         assert gone == f"TimeoutError: {NAME} does not resolve: Name or service not known", gone
-        print("a name that never comes:", gone)
+        print("a name that never resolves:", gone)
         return
     once, once_lookups = outcome(ask_once, store.port)
     late, late_lookups = outcome(connect, store.port, 60)
@@ -146,11 +146,11 @@ def main() -> None:
     there, _ = outcome(agent, store.port, refused=0)
     print(f"getaddrinfo: {once} ({once_lookups} lookup)")
     print(f"torch's client: {late} ({late_lookups} lookups)")
-    print("torch's client, and the name never comes:")
+    print("torch's client, and the name never resolves:")
     print(f"  {hide_port(never)}")
     print("torchrun's agent on the machine of that name, one lookup refused:")
     print(f"  {hide_port(deaf)}")
-    print(f"torchrun's agent, and the name is there: {there}")
+    print(f"torchrun's agent, and the name resolves: {there}")
     assert once_lookups == 1 and "Name or service not known" in once
     assert late == "succeeded" and late_lookups == 3, (late, late_lookups)
     assert "timed out" in never and never_lookups > 1, (never, never_lookups)

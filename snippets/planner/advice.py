@@ -5,9 +5,10 @@ adapters, or more GPUs, each with the bytes that it needs.
 
 `plan.py` prints this list when no layout fits. Each option changes how many bytes a rank keeps
 for a parameter, and memory.py replays the training with that change. "fits" means that the
-replay of the named layout stays below the limit. Speed is not predicted: what waits in host
-memory crosses PCIe in every step. Bytes are those of ZeRO-Offload (Ren et al., 2021), of
-torchao's AdamW8bit, of LoRA (Hu et al., 2021) and of QLoRA (Dettmers et al., 2023, section 3).
+replay of the named layout stays below the limit. The program does not predict the speed, but
+everything in host memory is copied over PCIe in every step. The numbers of bytes come from
+ZeRO-Offload (Ren et al., 2021), from torchao's AdamW8bit, from LoRA (Hu et al., 2021) and from
+QLoRA (Dettmers et al., 2023, section 3).
 """
 
 import tomllib
@@ -20,7 +21,7 @@ from transformer import Shape, parameters
 
 GIB = 2**30
 RANK = 16  # of the adapters
-TRIES = 8  # layouts that are replayed, the fastest first, before the smallest are
+TRIES = 8  # so many of the fastest layouts are replayed before the smallest ones
 
 
 # --8<-- [start:options]
@@ -58,7 +59,7 @@ AGAIN = {
 
 
 def options_for(layout: Layout, state: bool) -> list[Option]:
-    """What one layout can change: what it recomputes, and, where most of it is state, that."""
+    """Options of one layout: more recomputation, and a smaller state if `state` is true."""
     more = [AGAIN[each] for each in RECOMPUTED[RECOMPUTED.index(layout.recompute) + 1 :]]
     return [*more, *(OPTIONS if state else ())]
 
@@ -80,8 +81,8 @@ def changed(option: Option, shape: Shape, layout: Layout) -> Layout:
 
 
 def adapter_bytes(option: Option, shape: Shape, layout: Layout) -> float:
-    """Of the adapters: weight in bf16, gradient, master weight and Adam in fp32, on each rank
-    that shares them; a pipeline and TP cut them as they cut the layers.
+    """The bytes of the adapters on one rank: weights in bf16; gradients, master weights and
+    Adam's moments in fp32. PP, TP and ZeRO-3 divide the adapters as they divide the layers.
     """
     size = 18 * adapter_parameters(shape) if option.adapters else 0
     return size / layout.pp / layout.tp / layout.shards(3)
@@ -102,8 +103,9 @@ def find(
     option: Option, shape: Shape, layouts: list[Layout], sequence: int, limit: float,
     weigh: Callable[[Layout], float],
 ) -> Finding:  # fmt: skip
-    """The fastest of the layouts, which come in that order, that fits with this option; or the
-    one that needs least. `weigh` returns the bytes of a replay.
+    """Return the fastest layout that fits with this option. If none fits, return the layout
+    that needs the fewest bytes. `layouts` is sorted, fastest first. `weigh` returns the bytes
+    of a replay.
     """
     made = [changed(option, shape, layout) for layout in layouts]
     rest = {each: adapter_bytes(option, shape, each) for each in made}
@@ -160,9 +162,10 @@ def main() -> None:
         each.name: find(each, shape, layouts, sequence, limit, weigh)
         for each in (Option("nothing changed"), *OPTIONS)
     }
-    print(f"Llama 3 70B on 8 GPUs, GiB of {limit / GIB:.1f}: an eighth of the state, and all")
+    print(f"Llama 3 70B on 8 GPUs, limit {limit / GIB:.1f} GiB;", end=" ")
+    print("columns: an eighth of the state, and the total, in GiB")
     for name, each in found.items():
-        # a pencil that knows no layout: what one of eight GPUs keeps of 70.6 B parameters
+        # by hand, without a layout: the state of 70.6 B parameters on each of eight GPUs
         option, made = each.option, each.layout
         if option.adapters:
             kept = made.parameter_bytes * parameters(shape) + 18 * adapter_parameters(shape)
@@ -174,8 +177,8 @@ def main() -> None:
         verdict = "fits" if each.fits else "too large"
         ranks = f"DP {made.dp} TP {made.tp} CP {made.cp}"
         print(f"{name:52} {state:6.1f} {needed:6.1f}  {verdict:9} {ranks}")
-        # the state is a lower bound; layers that run again add an input each, one layer and
-        # what passes
+        # the state is a lower bound; recomputation adds the inputs of all layers, the
+        # activations of one layer, and temporary tensors
         assert state < needed < 1.05 * state + 28, name
         assert each.fits == (each.needed <= limit)
     assert not found["nothing changed"].fits

@@ -2,10 +2,11 @@
 
     python config_json.py path/config.json
 
-Only architectures whose layers the planner knows are read: one norm before attention and one
-before the MLP, a gated MLP, and experts that are all alike. Biases and the norms of queries and
-keys are left out; in Qwen 2.5 7B they are 0.002% of the parameters. Without arguments the
-program compares the parameter counts of nine models with the counts of their published files.
+The program reads only architectures with layers that the planner can count: one norm before
+attention and one before the MLP, a gated MLP, and experts of equal size. It does not count
+biases and the norms of queries and keys, which are 0.002% of the parameters of Qwen 2.5 7B.
+Without arguments the program compares the parameter counts of nine models with the counts of
+their published files.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from transformer import Shape, parameters
 
-SUPPORTED = {  # and where its experts are named
+SUPPORTED = {  # for each architecture: the field with its number of experts
     "LlamaForCausalLM": None,
     "MistralForCausalLM": None,
     "Qwen2ForCausalLM": None,
@@ -76,7 +77,7 @@ def shape_of(config: dict) -> Shape:
 
 
 def window(config: dict) -> int | None:
-    """Tokens that attention looks back, where a config.json limits it."""
+    """The length of the sliding window of attention in tokens, or None if there is no limit."""
     limited = config.get("use_sliding_window", True) and config.get("sliding_window")
     return limited or None
 

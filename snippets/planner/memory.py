@@ -35,7 +35,7 @@ class Layout:
     cut: str = "even"  # where a pipeline is cut: see `stages`
     stalls: bool = False  # a pipeline whose slots wait for each neighbour: see `read_rows`
     gradient_bytes: float = 4  # of an element of the buffer in which gradients are added up
-    moment_bytes: float = 4  # of an element of each of Adam's two
+    moment_bytes: float = 4  # of an element of each of Adam's two moments
     master_bytes: float = 4  # of an element of the master weights; 0 without them
     parameter_bytes: float = 2  # of an element of the weights between their uses
     frozen: bool = False  # weights without gradients, as under LoRA
@@ -224,7 +224,7 @@ class Replay:
         return []
 
     def weights(self) -> list[Block]:
-        """Under FSDP, or kept in fewer bits, a layer's parameters in bf16 are guests."""
+        """A layer's bf16 parameters that exist only while it runs: FSDP, quantized weights."""
         guests = self.layout.zero == 3 or self.layout.parameter_bytes < 2
         return [self.new(2 * n) for n in self.layer] if guests else []
 
@@ -396,7 +396,7 @@ class Replay:
                     self.new(self.layout.moment_bytes * n / shard)
                     self.new(self.layout.moment_bytes * n / shard)
             if self.layout.zero == 1 and ranks > 1 and not frozen:
-                # new parameters, flat, gathered, copied
+                # the new parameters: flat on this rank, gathered from all ranks, and copied
                 part = 2 * sum(self.tensors) / ranks
                 flat = [self.new(part), *(self.new(part) for _ in range(ranks))]
                 flat.append(self.new(part * ranks))

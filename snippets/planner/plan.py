@@ -3,10 +3,10 @@
     python plan.py --model llama-3-70b --gpus 256 --gpu h100 --sequence 8192 --batch 4M
 
 Every layout that the rules allow is timed by step_time.py; from the fastest on, memory.py
-replays the stages that may be fullest, until enough are found that fit. Where none fits,
-advice.py lists what would. The
-constants are fitted to one software (nanotron) on one machine (H100, 8 to 512 GPUs): `--score
-FILE.csv` says how wrong the planner is there. Elsewhere it is a guess by the same physics.
+replays the stages that may be fullest, until enough layouts are found that fit. If no layout
+fits, advice.py lists changes that would help. The constants are fitted to one software
+(nanotron) on one machine (H100, 8 to 512 GPUs). `--score FILE.csv` prints how wrong the planner
+is there. On any other machine, the result is a guess by the same physics.
 """
 
 import argparse
@@ -218,7 +218,7 @@ def timed_layouts(
 
 
 def search(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu, wanted: int):
-    """Layouts that fit, fastest first; faster ones that nearly do; the number of all."""
+    """Layouts that fit, fastest first; faster ones that nearly fit; the number of layouts."""
     timed = timed_layouts(shape, gpus, sequence, batch, gpu)
     fit, rejected = [], []  # of these, at least how many bytes each needs
     room = CONSTANTS["memory"]["room"] * gpu.memory
@@ -285,8 +285,8 @@ def explain(shape: Shape, each: Candidate, args: argparse.Namespace, gpu: Gpu) -
 
 # --8<-- [start:remedy]
 def remedy(part: str, layout: Layout) -> str:
-    """What this layout can still change to shrink the part. A part of the state that all GPUs
-    share already stays as it is, however they are arranged.
+    """What this layout can still change to make this part smaller. If all GPUs already share
+    this part of the state, no other layout makes it smaller.
     """
     stage = STATE.index(part) + 1 if part in STATE else 0
     if stage and (layout.zero >= stage or layout.dp * layout.cp == 1):
@@ -352,7 +352,7 @@ def cost(step: Step, args: argparse.Namespace, gpu: Gpu) -> None:
 
 
 def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> bool:
-    """Print the layouts that fit; whether there is one."""
+    """Print the layouts that fit; return whether there is one."""
     sequences = args.batch // args.sequence
     fit, nearest, count = search(shape, args.gpus, args.sequence, sequences, gpu, args.top)
     if not count:
@@ -398,8 +398,8 @@ def report(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> bool:
 def advise(
     shape: Shape, args: argparse.Namespace, gpu: Gpu, only: Layout | None = None
 ) -> None:
-    """What would make it fit: all layouts with each option of advice.py, or only one layout,
-    and more GPUs.
+    """Print what would make the training fit: each option of advice.py with its best layout,
+    and more GPUs. With `only`, print the options of this one layout.
     """
     sequences = args.batch // args.sequence
     limit = CONSTANTS["memory"]["room"] * gpu.memory
@@ -924,8 +924,8 @@ def the_model(name: str) -> Shape:
             config = config_json.read(Path(name))
             if back := config_json.window(config):
                 print(
-                    f"--model: attention looks back {back:,} tokens in {name}; the planner "
-                    "counts all of them",
+                    f"--model: in {name}, attention is limited to a window of {back:,} tokens; "
+                    "the planner counts full attention",
                     file=sys.stderr,
                 )
             return a_shape(vars(config_json.shape_of(config)), "--model")
@@ -1008,7 +1008,7 @@ NEEDS = {"price": "tokens", "save": "tokens", "restart": "save"}
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Stop if an option is given that would have no effect beside another."""
+    """Stop if one option would have no effect because of another, or without another."""
     given = {name for name, value in vars(args).items() if value is not None}
     for name, (others, why) in NOT_TOGETHER.items():
         for other in others:
@@ -1018,7 +1018,7 @@ def check_options(args: argparse.Namespace) -> None:
     for name, other in NEEDS.items():
         if name in given and other not in given:
             what = {"tokens": "the length of the run", "save": "the seconds of a save"}[other]
-            stop(f"--{name}", f"of what? --{other} gives {what}")
+            stop(f"--{name}", f"it also needs --{other}, which gives {what}")
 
 
 # --8<-- [end:together]
@@ -1146,7 +1146,7 @@ def main() -> None:
     parser.add_argument("--gpu", help="a name in hardware.toml; h100")
     parser.add_argument("--hardware", metavar="FILE.toml", help="GPUs of your own")
     parser.add_argument(
-        "--inter-node", metavar="RATE", help="of each GPU: 1.5GB/s, 100Gb/s/node"
+        "--inter-node", metavar="RATE", help="network: 1.5GB/s a GPU, 100Gb/s/node"
     )
     parser.add_argument("--sequence", help="tokens of a sequence; 8192")
     parser.add_argument("--batch", help="tokens of a step; 4M")

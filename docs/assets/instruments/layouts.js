@@ -463,7 +463,7 @@ export const bars = (svg, width, rows, most, lines = []) => {
   fill(svg, width, y + 6, out.join(""))
 }
 
-// ---- a worker answers one question at a time; of those that wait, the last
+// ---- a worker answers one question at a time; of the waiting questions, only the last is kept
 
 let worker, asked, waiting
 

@@ -47,7 +47,7 @@ const fullestOf = (s, l, sequence) => {
   return { needed, parts, stage }
 }
 
-const CLOSE = 6, NEAREST = 3 // of so many that nearly fit, so many are shown
+const CLOSE = 6, NEAREST = 3 // the 3 layouts that need least are shown, chosen from 6 that nearly fit
 
 const search = (s, gpus, sequence, batch, gpu, wanted) => {
   const timed = layouts(s, gpus, sequence, batch, gpu).map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
