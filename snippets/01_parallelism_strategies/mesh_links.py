@@ -1,8 +1,9 @@
 """A picture of two meshes on two nodes: which groups stay inside a node, and which do not.
 
-Eight ranks are numbered node by node. A mesh of 2 replicas (dp) and 4 tensor-parallel ranks (tp)
-can have tp or dp as its last dimension. The groups of the last dimension consist of neighbouring
-ranks. Plain Python draws both meshes, and counts the links of each group that connect two nodes.
+Eight ranks are numbered node by node. A mesh of 2 replicas (dp) and 4 tensor-parallel ranks
+(tp) can have tp or dp as its last dimension. The groups of the last dimension consist of
+neighbouring ranks. Plain Python draws both meshes, and counts the links of each group that
+connect two nodes.
 """
 
 from itertools import pairwise
