@@ -124,6 +124,12 @@ def human(size: float) -> str:
     return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
 
 
+def predict_crossing(alpha: float, beta: float, n: int) -> float:
+    """The size at which both take the same time by the model."""
+    factor = (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
+    return factor * alpha / beta
+
+
 def draw(measured: dict[str, list[float]], alpha: float, beta: float, n: int) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "crossing", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4.2))
@@ -139,7 +145,7 @@ def draw(measured: dict[str, list[float]], alpha: float, beta: float, n: int) ->
     axes.text(
         SIZES[0], first["recursive doubling"] / 2.4, "recursive doubling", color="#c2410c"
     )
-    predicted = alpha / beta * (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
+    predicted = predict_crossing(alpha, beta, n)
     axes.axvline(predicted, color="#52525b", linestyle="--", linewidth=1)
     axes.text(
         predicted * 1.15, 1e3 * measured["ring"][0], "predicted\ncrossing", color="#52525b"
@@ -186,15 +192,18 @@ def main() -> None:
         small = sum(ring_times[:5]) / sum(doubling_times[:5])
         large = sum(ring_times[-3:]) / sum(doubling_times[-3:])
         assert small > max(1.0, 1.5 * large), (small, large)
-        factor = (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
+        factor, predicted = (predict_crossing(*each, n) for each in ((1, 1), (alpha, beta)))
         # If the times are computed from the model, the fit must find its α, β and crossing.
         made = {name: [] for name in ALGORITHMS}
         for name, size in itertools.product(ALGORITHMS, SIZES):
             messages, carried = steps_and_bytes(name, n, size)
             made[name].append(3e-4 * messages + 2e-9 * carried)
-        expected = [3e-4, 2e-9, factor * 3e-4 / 2e-9]
+        expected = [3e-4, 2e-9, predict_crossing(3e-4, 2e-9, n)]
         torch.testing.assert_close([*fit(made, n), crossing(made)], expected, rtol=0.05, atol=0)
-        print(f"crossing, predicted: {factor:g} α/β, ≈{factor * alpha / beta / 2**10:.0f} KiB")
+        # One large tensor that takes half as long again must not change α.
+        made["ring"][-1] *= 1.5
+        assert math.isclose(fit(made, n)[0], 3e-4, rel_tol=0.05)
+        print(f"crossing, predicted: {factor:g} α/β, ≈{predicted / 2**10:.0f} KiB")
         print(f"crossing, measured: ≈{crossing(measured) / 2**10:.0f} KiB")
         draw(measured, alpha, beta, n)
     dist.destroy_process_group()

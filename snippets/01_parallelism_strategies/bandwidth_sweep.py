@@ -98,6 +98,16 @@ def seconds_per_call(call: Callable, device: torch.device, budget: float) -> flo
     return run(max(2, min(100, int(budget / once))))
 
 
+def check_clock(device: torch.device) -> None:
+    """Time a call that sleeps: its mean is the time of one call, and not of all of them."""
+    calls: list[None] = []
+    dist.barrier()  # the first call opens connections
+    begin = time.perf_counter()
+    mean = seconds_per_call(lambda: calls.append(time.sleep(0.002)), device, budget=0.1)
+    # the first four calls are not part of the mean
+    assert 0.0019 < mean <= (time.perf_counter() - begin) / (len(calls) - 4)
+
+
 def bandwidths(name: str, n: int, size: int, seconds: float) -> tuple[float, float]:
     """Algorithm and bus bandwidth in GB/s."""
     return size / seconds / 1e9, FACTORS[name](n) * size / seconds / 1e9
@@ -144,6 +154,7 @@ def main() -> None:
     args = parser.parse_args()
     device = start()
     n = dist.get_world_size()
+    check_clock(device)
 
     if dist.get_rank() == 0:
         print(f"{n} ranks, {dist.get_backend()}, {device.type}, float32")

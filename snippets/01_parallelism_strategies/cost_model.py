@@ -29,6 +29,7 @@ ROUNDS = 2
 def measure_all_reduce(size: int) -> float:
     """Seconds of the fastest of a few all-reduces, as the slowest rank saw it."""
     tensor = torch.empty(size // 4)
+    assert tensor.nbytes == size
     times = []
     for _ in range(2 if size > 2**22 else 9):
         dist.barrier()
@@ -68,6 +69,16 @@ def worst_factor(alpha: float, beta: float, seconds: dict[int, float]) -> float:
 # Times that follow the model exactly must give its two constants back.
 made = fit(FITTED, [2e-3 + 1e-9 * size for size in FITTED])
 assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(made, (2e-3, 1e-9), strict=True))
+# One size that takes three times as long must not change α, the time of the small sizes.
+made = fit(FITTED, [(2e-3 + 1e-9 * size) * (3 if size == 2**20 else 1) for size in FITTED])
+assert math.isclose(made[0], 2e-3, rel_tol=0.05)
+
+
+def in_words(alpha: float, beta: float) -> str:
+    return f"α ≈{1e6 * alpha:.0f} µs, 1/β ≈{1e-9 / beta:.2f} GB/s"
+
+
+assert in_words(2e-3, 5e-10) == "α ≈2000 µs, 1/β ≈2.00 GB/s"
 
 
 def human(size: float) -> str:
@@ -110,7 +121,7 @@ def main() -> None:
         alpha, beta = fit(FITTED, [seconds[size] for size in FITTED])
         n = dist.get_world_size()
         print(f"{n} ranks, fitted on {len(FITTED)} sizes, 1 KiB to 4 MiB: ", end="")
-        print(f"α ≈{1e6 * alpha:.0f} µs, 1/β ≈{1e-9 / beta:.2f} GB/s")
+        print(in_words(alpha, beta))
         print("not fitted   predicted    measured   error")
         errors = {}
         for size in HELD_OUT:

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,15 @@ def new_parser() -> argparse.ArgumentParser:
 # --8<-- [end:parsers]
 
 
+def check_new_parser() -> None:
+    """On a second node of four GPUs, where the rank is not the local rank; both spellings."""
+    with mock.patch.dict(os.environ, {"RANK": "5", "LOCAL_RANK": "1"}):
+        for given, expected in (([], 1), (["--local-rank=3"], 3), (["--local_rank=3"], 3)):
+            assert new_parser().parse_args(given).local_rank == expected, given
+
+
 def main() -> None:
+    check_new_parser()
     fix = "--fix" in sys.argv
     parser = new_parser() if fix else old_parser()
     parser.add_argument("--fix", action="store_true")

@@ -74,6 +74,8 @@ def main() -> int:
     rank = dist.get_rank()
     receivers = [0, 2] if args.apart else [0, 1, 2]
     weights = Weights(receivers, in_vain=not (args.apart or args.fix))
+    if args.fix:  # what differs from the deadlock is the order, and not the members
+        assert dist.get_process_group_ranks(weights.transfer) == [0, 1, 2]
     dist.barrier()
 
     report, failed = "has all layers", False

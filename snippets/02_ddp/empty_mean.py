@@ -51,7 +51,7 @@ def try_out(way, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    some, none = torch.tensor([3, IGNORED, 5, 1]), torch.full((4,), IGNORED)
+    some, none = torch.tensor([3, IGNORED, 0, 5]), torch.full((4,), IGNORED)
     print(f"{'without a target':24}  loss  gradient norm")
     for way in (built_in, sum_over_count, selected, masked, masked_log_probabilities):
         loss, norm = try_out(way, none)

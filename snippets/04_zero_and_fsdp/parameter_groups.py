@@ -116,6 +116,7 @@ def main() -> None:
     optimizer = adam(full.head, full.backbone)
     train(full, optimizer, 0, BEFORE)
     names = get_optimizer_state_dict(full, optimizer)
+    numbers = copy.deepcopy(optimizer.state_dict())
     late = copy.deepcopy({"model": full.state_dict(), "optimizer": names})
     late_truth = train(full, optimizer, BEFORE, AFTER)
 
@@ -143,6 +144,14 @@ def main() -> None:
     contains = "loaded state dict contains a parameter"
     number = "loaded state dict has a different number of parameter"
     assert outcomes == ([True, True] if fix else [contains, number, False])
+    # The two orders differ: loaded by number, the last checkpoint continues differently.
+    other = resumed(late)
+    assert list(by_name(other, late["optimizer"]).param_groups[0]["params"]) == [
+        *other.backbone.parameters(), *other.head.parameters()
+    ]  # fmt: skip
+    optimizer = adam(other.backbone, other.head)
+    optimizer.load_state_dict(numbers)
+    assert train(other, optimizer, BEFORE, AFTER) != late_truth
     new = resumed(early)  # the control: without the state, the run must continue differently
     assert train(new, adam(new.head, new.backbone), BEFORE, AFTER) != truth
 

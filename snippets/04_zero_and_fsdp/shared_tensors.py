@@ -98,6 +98,7 @@ def report(what: str, path: Path, model: Tied, loaded: Tied) -> None:
         assert torch.equal(value, loaded.state_dict()[name]), name
     with torch.no_grad():
         loaded.embedding.weight += 1  # what an optimizer does to this name
+    assert not torch.equal(loaded.embedding.weight, model.embedding.weight)  # another model
     tie = torch.equal(loaded.head.weight, loaded.embedding.weight)
     assert tie == (what == "save_model")
     copies = "1 copy" if tensors == 1 else f"{tensors} copies"

@@ -103,7 +103,9 @@ def main() -> None:
         for fsdp in (1, 2):
             try:
                 stage = "in the wrapper"
-                model = wrap(copy.deepcopy(alone), mesh, fsdp, case)
+                model, computed = copy.deepcopy(alone), set()
+                model.base.register_forward_hook(lambda _, __, y, s=computed: s.add(y.dtype))
+                model = wrap(model, mesh, fsdp, case)
                 stage = "in the first step"
                 losses = torch.tensor(train(model, inputs[rank::n]), device=device)
             except (ValueError, AssertionError) as error:
@@ -116,6 +118,9 @@ def main() -> None:
                 losses = (losses / n).tolist()
                 told = f"trains, loss {losses[0]:.3f} -> {losses[-1]:.3f}"
                 worst = max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True))
+                kept = {parameter.dtype for parameter in model.parameters()}
+                assert kept == ({FP32} if case == "one dtype" else {BF16, FP32})
+                assert computed == {BF16}  # the base computes in bf16 in every case
                 assert worst < 0.03, (case, fsdp, losses, expected)
                 assert losses[-1] < 0.2 * losses[0]  # far more than the tolerance
             accepted[case, fsdp] = losses is not None

@@ -72,6 +72,7 @@ def train(
         scale = scaler.scale if scaler else 1.0
         with torch.autocast("cpu", dtype, enabled=not exact):
             output = model(x)
+        assert output.dtype == dtype
         loss = nn.functional.mse_loss(output.to(x.dtype), x.flip(1))
         weight.grad = torch.autograd.grad(loss * scale, weight)[0] / scale
         overflow = not weight.grad.isfinite().all()

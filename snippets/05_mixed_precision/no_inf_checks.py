@@ -102,6 +102,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fix", action="store_true")
     if parser.parse_args().fix:
+        pair = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+        pair[1].square().backward()  # one gradient of two is enough for a step
+        assert has_gradient(torch.optim.SGD(pair, lr=0.1))
         heads, truth = careful(), reference()
         for ours, theirs in zip(heads.parameters(), truth.parameters(), strict=True):
             torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)

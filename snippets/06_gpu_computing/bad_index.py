@@ -50,6 +50,11 @@ def main() -> None:
     embedding = enlarge(old, VOCABULARY + 1) if fix else old
 
     check_ids(ids[:2], old.num_embeddings, "ids")  # the control: no sample here is padded
+    try:
+        check_ids(ids[:2] - VOCABULARY, old.num_embeddings, "ids")  # a negative id
+        raise AssertionError("negative ids have no rows")
+    except ValueError as error:
+        assert str(error).startswith(f"ids[0, 0] is {ids[0, 0] - VOCABULARY},")
     for name, call in (
         ("the check", lambda: check_ids(ids, embedding.num_embeddings, "ids")),
         ("the embedding", lambda: embedding(ids)),

@@ -58,6 +58,14 @@ def compile_for(gpu: str, **variables: Path) -> str:
 # --8<-- [end:known]
 
 
+def noted(assembler: Path, calls: Path) -> Path:
+    """A script that runs this assembler, and writes the options of each call to a file."""
+    script = Path("noted_ptxas").absolute()
+    script.write_text(f'#!/bin/sh\necho "$@" >>"{calls}"\nexec "{assembler}" "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
 def main() -> None:
     for variable in VARIABLES:
         os.environ.pop(variable, None)
@@ -70,18 +78,26 @@ def main() -> None:
     gpu = only_new[0]  # sm_121a up to Triton 3.7, sm_110a since 3.8
     print("sm_… is a GPU that only ptxas-blackwell knows")
 
+    calls = Path("calls.txt").absolute()
+    calls.write_text("")
+    ours = noted(old, calls)
     results = {
         "as installed": compile_for(gpu),
-        "TRITON_PTXAS_PATH=ptxas": compile_for(gpu, TRITON_PTXAS_PATH=old),
-        "TRITON_PTXAS_BLACKWELL_PATH=ptxas": compile_for(gpu, TRITON_PTXAS_BLACKWELL_PATH=old),
+        "TRITON_PTXAS_PATH=ptxas": compile_for(gpu, TRITON_PTXAS_PATH=ours),
     }
+    assert "gpu-name" not in calls.read_text()  # so this variable does not matter here
+    assert compile_for("sm_90a", TRITON_PTXAS_PATH=ours) == "compiled"
+    assert "gpu-name=sm_90a" in calls.read_text()  # and for Hopper it does
+    blackwell = compile_for(gpu, TRITON_PTXAS_BLACKWELL_PATH=ours)
+    results["TRITON_PTXAS_BLACKWELL_PATH=ptxas"] = blackwell
     for name, result in results.items():
         print(f"{name}\n  {result.replace(gpu, 'sm_…')}")
     fatal = f"ptxas fatal   : Value '{gpu}' is not defined for option 'gpu-name'"
     assert [*results.values()] == ["compiled", "compiled", fatal]
     # the control: a GPU that both know is assembled by either
     assert "sm_120a" in known_gpus(old) & known_gpus(new)
-    control = compile_for("sm_120a", TRITON_PTXAS_BLACKWELL_PATH=old)
+    control = compile_for("sm_120a", TRITON_PTXAS_BLACKWELL_PATH=ours)
+    assert "gpu-name=sm_120a" in calls.read_text()
     print(f"sm_120a, TRITON_PTXAS_BLACKWELL_PATH=ptxas\n  {control}")
     assert control == "compiled"
 

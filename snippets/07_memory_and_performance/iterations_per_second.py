@@ -10,6 +10,7 @@ it with one rank and with three, and compare it/s, samples/s and the time of an 
 """
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -77,10 +78,14 @@ def main() -> None:
     elif SAMPLES % (n * BATCH) == 0:
         assert steps == SAMPLES // BATCH // n and len(seen) == steps * BATCH * n
     assert set(seen) == set(range(SAMPLES))
+    # A sleep is never shorter than its time, so these rates have limits on any machine.
+    assert rate < 1 / (COMPUTE + (LINK if n > 1 else 0))
+    throughput = len(seen) / seconds
+    assert math.isclose(throughput, n * BATCH * rate) or SAMPLES % (n * BATCH)
     if dist.get_rank() == 0:
         ranks = "1 rank" if n == 1 else f"{n} ranks"
         print(f"{ranks}, a batch of {BATCH} on each: {steps} steps in an epoch")
-        print(f"  it/s ≈{rate:.0f}, samples/s ≈{len(seen) / seconds:.0f}")
+        print(f"  it/s ≈{rate:.0f}, samples/s ≈{throughput:.0f}")
         print(f"  epoch ≈{1e3 * seconds:.0f} ms, {len(seen)} samples,", end=" ")
         print(f"{len(set(seen))} different")
 

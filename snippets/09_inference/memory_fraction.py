@@ -79,7 +79,6 @@ def outcome(engine, fraction: float, need: Need) -> str:
         gpu.allocate("the activations of a step", need.activations)
     except (GpuIsFull, ValueError, RuntimeError) as error:
         return str(error)
-    assert abs(gpu.free + sum(gpu.used.values()) - gpu.total) < 1e-9
     return "serves"
 
 

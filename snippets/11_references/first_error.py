@@ -55,6 +55,13 @@ def first_error(folder: Path) -> str:
 
 # --8<-- [end:find]
 
+# Texts of NCCL, which does not run here: NCCL's own, and one that torch adds.
+for text in (
+    "remote process exited or there was a network error",
+    "ncclRemoteError: A call failed possibly due to a network error",
+):
+    assert CONSEQUENCES.search(text)
+
 
 def train(rank: int, folder: Path, killed: bool) -> None:
     """Three steps; before the third, the victim fails, while the other ranks wait for it."""

@@ -87,6 +87,7 @@ def order(ledger: Ledger, fixed: bool) -> float:
     loss, count = torch.full((4,), 0.5), torch.full((4,), 8.0)
     calls = {"loss": (reduce_loss, loss), "count": (reduce_count, count)}
     names = ["loss", "count"]
+    reduce_count(ledger, torch.ones(1))  # here they still agree
     if dist.get_rank() == ODD:
         names = ["count", "loss"]  # it walked over a set, or over the files of a folder
     for name in sorted(names) if fixed else names:
@@ -161,6 +162,11 @@ def run(rank: int, tool: str) -> dict[str, tuple[float | str, str | None]]:
         except RuntimeError as error:
             value = str(error)
         results[name] = (value, None if tool == "DETAIL" else ledger.disagreement())
+    if tool == "bare":
+        short = Ledger()
+        short.calls = collections.deque(maxlen=1)  # of the last call, in which they agree
+        order(short, fixed=False)
+        assert short.disagreement() == "an older call than the ledger holds"
     return results
 
 

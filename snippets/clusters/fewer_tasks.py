@@ -19,6 +19,7 @@ import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -111,7 +112,21 @@ def run(environments: list[dict[str, str]], world: str, check: bool) -> str:
         return said.read_text()
 
 
+def check_two_nodes() -> None:
+    """The same options on two nodes, without a process for each task."""
+    for options, count, stops in (((2, None, 2), 4, False), ((2, 2, 2), 2, True)):
+        environments, message = tasks_of(*options), ""
+        with mock.patch.dict(os.environ, environments[-1]):
+            try:
+                check_tasks()
+            except SystemExit as stop:
+                message = str(stop)
+        assert len(environments) == count
+        assert ("2 task(s), but" in message and "ask for 4:" in message) == stops, message
+
+
 def main() -> None:
+    check_two_nodes()
     check = "--fix" in sys.argv
     results = {}
     for script, options in SCRIPTS.items():

@@ -173,6 +173,10 @@ def main() -> None:
             of = {"gradient_bytes": 4, "master_bytes": 4, "moment_bytes": 4} | option.changes
             each_bytes = 2 + of["gradient_bytes"] + of["master_bytes"] + 2 * of["moment_bytes"]
             kept = each_bytes * parameters(shape)
+            # host memory has what the GPUs no longer have; bf16 alone has no fp32 copy at all
+            moved = 8 if of["moment_bytes"] == 0 else 0
+            moved += 4 if of["master_bytes"] == 0 and of["gradient_bytes"] == 4 else 0
+            assert option.host == moved
         state, needed = kept / 8 / GIB, each.needed / GIB
         verdict = "fits" if each.fits else "too large"
         ranks = f"DP {made.dp} TP {made.tp} CP {made.cp}"

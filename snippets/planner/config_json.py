@@ -159,6 +159,21 @@ def main() -> None:
         print(f"{name:17} {count:15,} {rest:8,} {published:15,}")
         assert count + rest == published, name
         assert rest < 1e-4 * published
+    # fields that do not change a sum above: a tied head, active experts, and a window
+    one = made("Llama", 16, 2048, 32, 8, 8192, 128256, tie_word_embeddings=True)
+    assert parameters(shape_of(one)) == 1_235_814_400  # in the file of Llama 3.2 1B
+    for name, billions in (("Mixtral 8x7B", 12.9), ("Qwen 3 30B-A3B", 3.3)):  # model cards
+        active = parameters(shape_of(PUBLISHED[name][0]), active=True)
+        assert abs(active / 1e9 - billions) < 0.06, name
+    assert window({"sliding_window": 4096}) == 4096 and window({}) is None
+    assert window({"use_sliding_window": False, "sliding_window": 131072}) is None
+    for field, value in (("mlp_only_layers", [0]), ("decoder_sparse_step", 2)):
+        try:
+            shape_of(PUBLISHED["Qwen 3 30B-A3B"][0] | {field: value})
+        except Unreadable as error:
+            assert "mixes layers" in str(error)
+        else:
+            raise AssertionError(field)
     for name, change, why in (
         ("a Gemma", {"architectures": ["Gemma2ForCausalLM"]}, "describes Gemma2ForCausalLM"),
         ("no layers", {"num_hidden_layers": None}, '"num_hidden_layers" is null'),

@@ -996,7 +996,6 @@ def the_gpu(name: str | None, path: str | None = None, **changed: float) -> Gpu:
     return Gpu(memory=entry.pop("memory_gib") * GIB, **entry)
 
 
-# --8<-- [start:together]
 FOR_A_LIST = ("top", "tokens", "price", "save", "restart", "emit")
 NOT_TOGETHER = {  # what an option does not use, and why
     "score": (("model", "gpus", "gpu", "hardware", "inter_node", "sequence", "batch", "why",
@@ -1019,9 +1018,6 @@ def check_options(args: argparse.Namespace) -> None:
         if name in given and other not in given:
             what = {"tokens": "the length of the run", "save": "the seconds of a save"}[other]
             stop(f"--{name}", f"it also needs --{other}, which gives {what}")
-
-
-# --8<-- [end:together]
 
 
 def what_if(shape: Shape, args: argparse.Namespace) -> None:

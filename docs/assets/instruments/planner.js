@@ -5,7 +5,7 @@ import {
   tables, total, traffic, whyNot, withUnseen,
 } from "./layouts.js"
 
-// ---- numbers as Python writes them: exact halves go to the even digit
+// ---- numbers as Python writes them: halves go to the even digit
 
 const fixed = (x, n = 0) => {
   const [whole, rest] = x.toFixed(40).split("."), half = /^50*$/.test(rest.slice(n))
@@ -47,11 +47,13 @@ const fullestOf = (s, l, sequence) => {
   return { needed, parts, stage }
 }
 
-const CLOSE = 6, NEAREST = 3 // the 3 layouts that need least are shown, chosen from 6 that nearly fit
+const CLOSE = 6, NEAREST = 3 // 3 of the 6 that nearly fit are shown
+
+const again = ({ layout }) => recomputed.indexOf(layout.recompute)
 
 const search = (s, gpus, sequence, batch, gpu, wanted) => {
   const timed = layouts(s, gpus, sequence, batch, gpu).map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
-  timed.sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || recomputed.indexOf(a.layout.recompute) - recomputed.indexOf(b.layout.recompute))
+  timed.sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || again(a) - again(b))
   const fit = [], rejected = [], room = memory.room * gpu.memory
   const weighed = each => (each.fullest = fullestOf(s, each.layout, sequence)).needed
   for (const each of timed) {
