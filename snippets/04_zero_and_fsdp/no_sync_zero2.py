@@ -130,7 +130,7 @@ def main() -> None:
         assert works == (way is by_the_engine or steps == 1)
         if dist.get_rank() == 0:
             print(f"{way.__name__}, stage {stage}, accumulation steps {steps}: {told}")
-    for steps, expected in ((1, "the step of one process"), (PARTS, "no error, and no param")):
+    for steps, expected in ((1, "the same step"), (PARTS, "no error, and no parameter")):
         assert first_update(with_no_sync, 0, steps, device).startswith(expected)
 
 
