@@ -1,8 +1,8 @@
-"""GPipe from send and recv: all forwards, then all backwards, and m micro-batches held at once.
+"""GPipe from send and recv: all forwards, then all backwards, with m micro-batches in memory.
 
-The batch is cut into m micro-batches. Each rank keeps the input and output of every micro-batch
-from its forward to its backward, so the peak is m on every rank. Loss and gradients equal those
-of the unsplit model on the whole batch (Huang et al., 2019).
+The batch is cut into m micro-batches. Each rank keeps the input and the output of every
+micro-batch from its forward to its backward, so every rank holds all m at its peak. The loss
+and the gradients equal those of the unsplit model on the whole batch (Huang et al., 2019).
 """
 
 import os
@@ -21,21 +21,23 @@ LAYERS, BATCH, HIDDEN, M = 12, 24, 32, 8  # 1, 2, 3 and 4 ranks divide the layer
 def gpipe_step(
     stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int
 ) -> tuple[torch.Tensor, int]:
-    """One step over m micro-batches; gradients are left in the stage's parameters.
+    """Run one step over m micro-batches, and add the gradients to those of the stage.
 
-    `batch` and `target` [b, h] are used on the first and the last rank. Returns the loss, which
-    is zero on all ranks but the last, and the most micro-batches that were live at once.
-    m divides the batch. Every stage but the last keeps the shape and the dtype of its input.
+    The first rank uses `batch` [b, h], and the last rank uses `target` [b, h]. Returns the
+    loss, which is zero on all other ranks, and the largest number of live micro-batches.
+    Raises ValueError if m does not divide the batch, or if a stage before the last changes
+    the shape or the dtype of its input.
     """
-    if len(batch) % m:
+    if not len(batch) or len(batch) % m:
         raise ValueError(f"{m} micro-batches do not divide a batch of {len(batch)}")
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     live: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     total, peak = torch.zeros((), device=batch.device), 0
 
+    # --8<-- [start:forwards]
     for i, (x, y_true) in enumerate(zip(batch.chunk(m), target.chunk(m), strict=True)):
         if rank > 0:
-            x = torch.empty_like(x)  # [b/m, h], from the stage before
+            x = torch.empty_like(x)  # [b/m, h], from the previous stage
             dist.recv(x, rank - 1)
             x.requires_grad_()
         y = stage(x)
@@ -44,21 +46,24 @@ def gpipe_step(
                 raise ValueError("every stage but the last must keep shape and dtype")
             dist.send(y.detach(), rank + 1)
         else:
-            y = mse_loss(y, y_true) / m  # a mean of means is the mean: equal micro-batches
+            y = mse_loss(y, y_true) / m  # the mean of the means, for equal sizes
             total += y.detach()
         live[i] = x, y
         peak = max(peak, len(live))
+    # --8<-- [end:forwards]
 
+    # --8<-- [start:backwards]
     for i in range(m):
         x, y = live.pop(i)
         grad = None
         if rank < last:
-            grad = torch.empty_like(y)  # [b/m, h], from the stage behind
+            grad = torch.empty_like(y)  # [b/m, h], from the next stage
             dist.recv(grad, rank + 1)
-        if y.requires_grad:  # else the first stages are frozen
+        if y.requires_grad:  # False where this stage and all before it are frozen
             torch.autograd.backward(y, grad)  # adds to .grad: accumulation over micro-batches
         if rank > 0:
             dist.send(x.grad, rank - 1)
+    # --8<-- [end:backwards]
     return total, peak
 
 
@@ -103,6 +108,13 @@ def main() -> None:
     sent, neighbours = BATCH // M * HIDDEN * 4, (rank > 0) + (rank < p - 1)
     assert [call.args[0].nbytes for call in send.call_args_list] == neighbours * M * [sent]
     assert peak == M
+    for wrong in (batch[:-1], batch[:0]):  # 23 samples, and none
+        try:
+            gpipe_step(stage, wrong, target[: len(wrong)], M)
+        except ValueError as error:
+            assert "do not divide" in str(error)
+        else:
+            raise AssertionError(f"{M} micro-batches of {len(wrong)} samples are not equal")
     peaks: list = [None] * p
     dist.all_gather_object(peaks, peak)
     if rank == 0:

@@ -1,9 +1,10 @@
-"""A model cut by layers over p ranks, one batch at a time: right, and idle (p-1)/p of the time.
+"""A model cut by layers over p ranks: one rank works at a time, so (p-1)/p of the time is idle.
 
-Activations go down the ranks in forward, their gradients come back up in backward. autograd
-ends at the cut, so each rank starts its own backward with the gradient that it received. A
-sleep makes every stage's forward take 40 ms and its backward 80 ms, on two cores or on ninety,
-and each rank notes when it worked.
+In forward, each rank sends its activations to the next rank. In backward, each rank sends the
+gradient of its input to the previous rank. The graph of autograd ends at the cut, so each rank
+starts its own backward with the gradient that it received. The gradients equal those of the
+unsplit model. A sleep makes every forward last 40 ms and every backward 80 ms on any machine,
+and each rank records when it worked.
 """
 
 import os
@@ -23,23 +24,26 @@ FORWARD, BACKWARD = 0.040, 0.080  # seconds
 def split_step(
     stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, spans: list
 ) -> torch.Tensor | None:
-    """One forward and backward through all ranks; the last rank returns the loss.
+    """Run one forward and one backward through all ranks. The last rank returns the loss.
 
-    `batch` [b, h] enters on the first rank, `target` [b, h] is used on the last. Gradients are
-    left in the stage's parameters; `spans` takes (begin, end) of this rank's work.
+    The first rank uses `batch` [b, h], and the last rank uses `target` [b, h]. The gradients
+    are added to those of the stage, and (begin, end) of this rank's work to `spans`.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
+    # --8<-- [start:forward]
     x = batch
     if rank > 0:
         x = torch.empty_like(batch)
         dist.recv(x, rank - 1)
-        x.requires_grad_()  # a leaf of this rank's graph: its .grad is what rank - 1 needs
+        x.requires_grad_()  # a leaf of this rank's graph: rank - 1 needs its .grad
 
     begin = time.monotonic()
     y = stage(x)
     loss = mse_loss(y, target) if rank == last else None
     pad(begin, FORWARD, spans)
+    # --8<-- [end:forward]
 
+    # --8<-- [start:backward]
     grad = None
     if rank < last:
         dist.send(y.detach(), rank + 1)
@@ -51,11 +55,12 @@ def split_step(
     pad(begin, BACKWARD, spans)
     if rank > 0:
         dist.send(x.grad, rank - 1)
+    # --8<-- [end:backward]
     return loss
 
 
 def pad(begin: float, seconds: float, spans: list) -> None:
-    """Sleep until `seconds` after `begin`, and note the span."""
+    """Sleep until `seconds` after `begin`, and add the span to `spans`."""
     time.sleep(max(0.0, begin + seconds - time.monotonic()))
     spans.append((begin, time.monotonic()))
 
@@ -113,11 +118,11 @@ def main() -> None:
             print(
                 f"  rank {r}: forward from ≈{start_f:.0f} ms, backward from ≈{start_b:.0f} ms"
             )
-        # a sleep is never shorter than asked for, so the ranks did take turns
+        # a sleep is never too short, so the ranks worked one after the other
         assert length > 0.999 * p * (FORWARD + BACKWARD), length
         busy = sum(end - begin for spans in every for begin, end in spans)
         idle = 1 - busy / (p * length)
-        assert idle > (p - 1) / p - 0.001  # one at a time works; more is lost to the machine
+        assert idle > (p - 1) / p - 0.001  # one rank works at a time; the machine adds delays
         print(f"idle: (p-1)/p = {(p - 1) / p:.1%}, measured ≈{idle:.1%}")
 
 

@@ -1,8 +1,9 @@
-"""1F1B from send and recv: the same gradients as GPipe with p micro-batches held, not m.
+"""1F1B from send and recv: the gradients of GPipe, with at most p live micro-batches, not m.
 
-Rank r runs p-1-r forwards to warm up, then one forward and one backward in turn, then the
-backwards that are left. In the middle two neighbours have something for each other at the same
-moment, so each sends and receives in one batch (PipeDream-flush, Narayanan et al., 2021).
+Rank r runs p-1-r forwards as a warm-up. Then it alternates between one forward and one
+backward, and at the end it runs the remaining backwards. While they alternate, two neighbours
+have a message for each other at the same moment, so each rank sends and receives in one batch
+(PipeDream-flush, Narayanan et al., 2021).
 """
 
 import os
@@ -19,7 +20,7 @@ LAYERS, BATCH, HIDDEN, M = 12, 24, 32, 8  # 1, 2, 3 and 4 ranks divide the layer
 
 
 def exchange(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, peer: int) -> None:
-    """Send and receive at once; None, or a peer outside of the pipeline, leaves one out."""
+    """Send and receive at the same time. A None, or a peer that does not exist, is skipped."""
     if not 0 <= peer < dist.get_world_size():
         return
     ops = []
@@ -32,9 +33,11 @@ def exchange(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, peer:
 
 
 class OneFOneB:
-    """One step of 1F1B for one stage; `loss` and `peak` are read after `step`.
+    """One step of 1F1B for one stage. After `step`, read `loss` and `peak`.
 
-    m divides the batch. Every stage but the last keeps the shape and the dtype of its input.
+    `loss` is zero on all ranks except the last, and `peak` is the largest number of live
+    micro-batches. Raises ValueError if m does not divide the batch, or if a stage before the
+    last changes the shape or the dtype of its input.
     """
 
     def __init__(self, stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int):
@@ -45,13 +48,13 @@ class OneFOneB:
         self.batch, self.target = batch.chunk(m), target.chunk(m)  # m times [b/m, h]
         self.live: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.loss, self.peak = torch.zeros((), device=batch.device), 0
-        self.outputs: list[weakref.ref] = []  # to see which of them are still in memory
+        self.outputs: list[weakref.ref] = []  # to count those that are still in memory
 
     def buffer(self) -> torch.Tensor:
-        return torch.empty_like(self.batch[0])  # [b/m, h]: every cut has the same shape
+        return torch.empty_like(self.batch[0])  # [b/m, h], the same shape at every cut
 
     def forward(self, i: int, x: torch.Tensor) -> torch.Tensor:
-        """Compute micro-batch i and keep what its backward needs; return what is sent on."""
+        """Run micro-batch i, and keep what its backward needs. Return the output to send."""
         x = self.batch[i] if self.rank == 0 else x.requires_grad_()
         y = self.stage(x)
         if self.rank == self.p - 1:
@@ -65,30 +68,30 @@ class OneFOneB:
         return y.detach()
 
     def backward(self, i: int, grad: torch.Tensor) -> torch.Tensor | None:
-        """Backward of micro-batch i; return the gradient of its input."""
+        """Run the backward of micro-batch i, and return the gradient of its input."""
         x, y = self.live.pop(i)
-        if y.requires_grad:  # else the first stages are frozen
+        if y.requires_grad:  # False where this stage and all before it are frozen
             torch.autograd.backward(y, None if self.rank == self.p - 1 else grad)
         return x.grad
 
     def step(self) -> None:
-        before, behind = self.rank - 1, self.rank + 1
+        previous, following = self.rank - 1, self.rank + 1
         warm_up = min(self.p - 1 - self.rank, self.m)
         for i in range(warm_up):
-            exchange(None, x := self.buffer(), before)
-            exchange(self.forward(i, x), None, behind)
+            exchange(None, x := self.buffer(), previous)
+            exchange(self.forward(i, x), None, following)
         steady = self.m - warm_up
         if steady:
-            exchange(None, x := self.buffer(), before)
+            exchange(None, x := self.buffer(), previous)
         for i in range(steady):
             y = self.forward(warm_up + i, x)
-            exchange(y, grad := self.buffer(), behind)  # my activation for your gradient
+            exchange(y, grad := self.buffer(), following)  # an activation for a gradient
             x_grad = self.backward(i, grad)
             x = self.buffer() if i + 1 < steady else None
-            exchange(x_grad, x, before)  # my gradient for your next activation
+            exchange(x_grad, x, previous)  # a gradient for an activation
         for i in range(steady, self.m):
-            exchange(None, grad := self.buffer(), behind)
-            exchange(self.backward(i, grad), None, before)
+            exchange(None, grad := self.buffer(), following)
+            exchange(self.backward(i, grad), None, previous)
 
 
 def start() -> torch.device:

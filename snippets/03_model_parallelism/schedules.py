@@ -1,10 +1,13 @@
-"""Pipeline schedules as data: seven lists of operations, one simulator, the bubble of each.
+"""Seven pipeline schedules as lists of operations, and a simulator that finds their bubbles.
 
-A schedule is, for every rank, the order of its operations: F a forward, B a backward that
-passes the gradient on, W the gradient of the weights; where B is not followed by a W of its own
-it includes it. The simulator knows one rule: an operation starts when its rank is free and its
-input has arrived. Interleaved 1F1B follows Narayanan et al. (2021), ZB-H1 and ZB-V Qi et al.
-(2023), V-Half and V-Min Qi et al. (2024). Draws schedules.svg.
+A schedule lists the operations of every rank in order. F is a forward. B computes the gradient
+of the input, and W computes the gradient of the weights. In schedules without W, B computes
+both. The simulator uses one rule: an operation starts when its rank is free and its input has
+arrived. Messages between ranks take no time. Interleaved 1F1B follows Narayanan et al. (2021),
+ZB-H1 and ZB-V follow Qi et al. (2023), V-Half and V-Min follow Qi et al. (2024).
+
+The printed bubble is the idle fraction of the time of all ranks. It is compared with a formula
+for every schedule. Draws schedules.svg.
 """
 
 import contextlib
@@ -21,6 +24,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 COLOURS = {"F": "#0b6e99", "B": "#c2410c", "W": "#15803d"}
+PALE = {"F": "#bae6fd", "B": "#fed7aa", "W": "#bbf7d0"}  # of a rank's second chunk
 
 
 class Op(NamedTuple):
@@ -108,36 +112,38 @@ def zb_v(p: int, m: int) -> Schedule:
 
 
 def v_half(p: int, m: int) -> Schedule:
-    """The V of ZB-V with half of its memory: two units a rank on the way down, one back up."""
+    """A V with half of ZB-V's memory. On each way down, a micro-batch waits on each rank."""
+    return from_block(p, m, p // 2 + 1, v_half_starts)
+
+
+def v_half_starts(p: int, r: int) -> tuple[int, ...]:
+    """Return when rank r starts F0, F1, B1 and B0 of micro-batch 0, in units of a chunk's F."""
     gap = 0 if p % 2 else 3  # keeps the four of a rank in different units of six
-
-    def begins(r: int) -> tuple[int, ...]:
-        return 2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r
-
-    return from_block(p, m, p // 2 + 1, begins)
+    return 2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r
 
 
 def v_min(p: int, m: int) -> Schedule:
-    """The shortest V: down, up, down and up again without a stop."""
+    """The shortest V: down, up, down and up again without waiting."""
+    return from_block(p, m, (p + 4) // 3, v_min_starts)
+
+
+def v_min_starts(p: int, r: int) -> tuple[int, ...]:
+    """Return when rank r starts F0, F1, B1 and B0 of micro-batch 0, in units of a chunk's F."""
     gap = 0 if p % 3 else 2
-
-    def begins(r: int) -> tuple[int, ...]:
-        return r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r
-
-    return from_block(p, m, (p + 4) // 3, begins)
+    return r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r
 
 
-def from_block(p: int, m: int, most: int, begins: Callable) -> Schedule:
-    """A block, repeated every six units and squeezed; at most `most` micro-batches are live.
+def from_block(p: int, m: int, most: int, starts: Callable) -> Schedule:
+    """Repeat the path of one micro-batch every six units of time, then remove the gaps.
 
-    begins(r) says when rank r starts F0, F1, B1 and B0 of micro-batch 0. Forwards keep the
-    block's order, and so do B; whichever can run earlier than in the block does, and a W fills
-    in where neither can.
+    starts(p, r) returns when rank r starts F0, F1, B1 and B0 of micro-batch 0. A rank runs its
+    forwards in the order of the repeated path, and its B too. Each runs as early as its input
+    and the limit of `most` live micro-batches allow. Where neither can run, a W runs.
     """
     queues = []  # of each rank: its F, its B and its W, and when the block has them
     for r in range(p):
         down, up = r, 2 * p - 1 - r
-        block = list(zip("FFBB", (down, up, up, down), begins(r), strict=True))
+        block = list(zip("FFBB", (down, up, up, down), starts(p, r), strict=True))
         steps = sorted((t + 6 * i, Op(kind, i, s)) for i in range(m) for kind, s, t in block)
         forwards, backwards = ([step for step in steps if step[1].kind == k] for k in "FB")
         weights = [(math.inf, op._replace(kind="W")) for _, op in backwards]
@@ -159,9 +165,10 @@ def from_block(p: int, m: int, most: int, begins: Callable) -> Schedule:
 
 
 def simulate(schedule: Schedule) -> dict[Op, tuple[Fraction, Fraction]]:
-    """Begin and end of every operation. A stage's F, B and W take 1 each, B with its W 2.
+    """Return begin and end of every operation, in units of one stage's forward.
 
-    Raises RuntimeError where no rank can go on: the schedule deadlocks.
+    F, B and W last one unit each; a B that includes W lasts two. With v chunks per rank, each
+    lasts 1/v of this. Raises RuntimeError if no rank can continue: the schedule deadlocks.
     """
     all_ops = [op for ops in schedule for op in ops]
     stages = 1 + max(op.stage for op in all_ops)
@@ -183,7 +190,7 @@ def simulate(schedule: Schedule) -> dict[Op, tuple[Fraction, Fraction]]:
 
 
 def needs(op: Op, stages: int) -> set[Op]:
-    """What must have ended before `op` begins."""
+    """Return the operations that must end before `op` can begin."""
     if op.kind == "F":
         return {op._replace(stage=op.stage - 1)} if op.stage else set()
     if op.kind == "W":
@@ -193,7 +200,10 @@ def needs(op: Op, stages: int) -> set[Op]:
 
 
 def peak_live(ops: list[Op], v: int) -> Fraction:
-    """Most micro-batches whose activations a rank holds at once: from F to W, or to B."""
+    """Return the largest number of micro-batches whose activations a rank holds.
+
+    A rank holds them from F to W, or to B in schedules without W.
+    """
     release = "W" if any(op.kind == "W" for op in ops) else "B"
     live = peak = 0
     for op in ops:
@@ -203,7 +213,7 @@ def peak_live(ops: list[Op], v: int) -> Fraction:
 
 
 def bubble(schedule: Schedule) -> Fraction:
-    """Idle share of all ranks' time, from the first operation to the last."""
+    """Return the idle fraction of all ranks' time, from the first operation to the last."""
     times = simulate(schedule)
     length = max(end for _, end in times.values())
     busy = sum(end - begin for begin, end in times.values())
@@ -212,22 +222,23 @@ def bubble(schedule: Schedule) -> Fraction:
 
 def draw(schedules: dict[str, Schedule], path: str) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "schedules", "font.size": 11}
-    figure, axes = plt.subplots(len(schedules), 1, figsize=(7, 12.4), sharex=True)
+    figure, axes = plt.subplots(len(schedules), 1, figsize=(7, 13), sharex=True)
     for axis, (name, schedule) in zip(axes, schedules.items(), strict=True):
         p = len(schedule)
         times = simulate(schedule)
         for r, ops in enumerate(schedule):
             for op in ops:
                 begin, end = (float(t) for t in times[op])
-                second = op.stage >= p  # the second chunk of a rank, in a lighter tone
+                second = op.stage >= p
                 axis.barh(
-                    r, end - begin, left=begin, height=0.92, color=COLOURS[op.kind],
-                    alpha=0.55 if second else 1.0, edgecolor="white", linewidth=0.6,
+                    r, end - begin, left=begin, height=0.92,
+                    color=(PALE if second else COLOURS)[op.kind], edgecolor="white",
+                    linewidth=0.6,
                 )  # fmt: skip
                 if end - begin >= 1:
                     axis.text(
-                        (begin + end) / 2, r, op.micro, color="white", fontsize=8, ha="center",
-                        va="center",
+                        (begin + end) / 2, r, op.micro, fontsize=8, ha="center", va="center",
+                        color="#111827" if second else "white",
                     )  # fmt: skip
         axis.set_yticks(range(p), [f"rank {r}" for r in range(p)])
         axis.invert_yaxis()
@@ -235,25 +246,29 @@ def draw(schedules: dict[str, Schedule], path: str) -> None:
         title = f"{name}: bubble {float(bubble(schedule)):.1%}, at most {float(live):g} live"
         axis.set_title(title, loc="left", fontsize=11)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].text(8.4, 0, "F, forward", color=COLOURS["F"], va="center")
-    axes[0].text(14.8, 1, "B, backward", color=COLOURS["B"], va="center", ha="right")
-    axes[3].text(27.3, 0, "W, weights", color=COLOURS["W"], va="center")
     axes[-1].set_xlabel("time, in units of one stage's forward")
-    figure.tight_layout()
+    kinds = "F, forward", "B, backward", "W, gradient of the weights"
+    labels = [*kinds, *("the same, second chunk" for _ in kinds)]
+    patches = [
+        plt.Rectangle((0, 0), 1, 1, color=c) for c in (*COLOURS.values(), *PALE.values())
+    ]
+    figure.tight_layout(rect=(0, 0, 1, 0.945))
+    figure.legend(patches, labels, ncols=2, loc="upper left", frameon=False, fontsize=10)
     figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
 def of_v_half(p: int) -> Fraction:
-    """What is idle on a rank, in forwards of a stage: half of 1F1B's, less 1/2 for odd p."""
+    """Return the idle time of a rank in V-Half: half of 1F1B's, and 1/2 less for odd p."""
     return Fraction(3 * (p - 1) - p % 2, 2)
 
 
 def of_v_min(p: int) -> Fraction:
+    """Return the idle time of a rank in V-Min, in units of one stage's forward."""
     return 2 * p - Fraction(5, 2) + (p % 3 == 0)
 
 
 def v_of(schedule: Schedule) -> int:
-    """Chunks per rank."""
+    """Return the number of chunks per rank."""
     return (1 + max(op.stage for ops in schedule for op in ops)) // len(schedule)
 
 
