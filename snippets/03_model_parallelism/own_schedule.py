@@ -37,36 +37,38 @@ Schedule = list[list[Op]]  # the operations of each rank, in its order
 
 
 def v_half(p: int, m: int) -> Schedule:
-    """The V of ZB-V with half of its memory: two units a rank on the way down, one back up."""
+    """A V with half of ZB-V's memory. On each way down, a micro-batch waits on each rank."""
+    return from_block(p, m, p // 2 + 1, v_half_starts)
+
+
+def v_half_starts(p: int, r: int) -> tuple[int, ...]:
+    """Return when rank r starts F0, F1, B1 and B0 of micro-batch 0, in units of a chunk's F."""
     gap = 0 if p % 2 else 3  # keeps the four of a rank in different units of six
-
-    def begins(r: int) -> tuple[int, ...]:
-        return 2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r
-
-    return from_block(p, m, p // 2 + 1, begins)
+    return 2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r
 
 
 def v_min(p: int, m: int) -> Schedule:
-    """The shortest V: down, up, down and up again without a stop."""
+    """The shortest V: down, up, down and up again without waiting."""
+    return from_block(p, m, (p + 4) // 3, v_min_starts)
+
+
+def v_min_starts(p: int, r: int) -> tuple[int, ...]:
+    """Return when rank r starts F0, F1, B1 and B0 of micro-batch 0, in units of a chunk's F."""
     gap = 0 if p % 3 else 2
-
-    def begins(r: int) -> tuple[int, ...]:
-        return r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r
-
-    return from_block(p, m, (p + 4) // 3, begins)
+    return r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r
 
 
-def from_block(p: int, m: int, most: int, begins: Callable) -> Schedule:
-    """A block, repeated every six units and squeezed; at most `most` micro-batches are live.
+def from_block(p: int, m: int, most: int, starts: Callable) -> Schedule:
+    """Repeat the path of one micro-batch every six units of time, then remove the gaps.
 
-    begins(r) says when rank r starts F0, F1, B1 and B0 of micro-batch 0. Forwards keep the
-    block's order, and so do B; whichever can run earlier than in the block does, and a W fills
-    in where neither can.
+    starts(p, r) returns when rank r starts F0, F1, B1 and B0 of micro-batch 0. A rank runs its
+    forwards in the order of the repeated path, and its B too. Each runs as early as its input
+    and the limit of `most` live micro-batches allow. Where neither can run, a W runs.
     """
     queues = []  # of each rank: its F, its B and its W, and when the block has them
     for r in range(p):
         down, up = r, 2 * p - 1 - r
-        block = list(zip("FFBB", (down, up, up, down), begins(r), strict=True))
+        block = list(zip("FFBB", (down, up, up, down), starts(p, r), strict=True))
         steps = sorted((t + 6 * i, Op(kind, i, s)) for i in range(m) for kind, s, t in block)
         forwards, backwards = ([step for step in steps if step[1].kind == k] for k in "FB")
         weights = [(math.inf, op._replace(kind="W")) for _, op in backwards]
@@ -88,7 +90,7 @@ def from_block(p: int, m: int, most: int, begins: Callable) -> Schedule:
 
 
 def needs(op: Op, stages: int) -> set[Op]:
-    """What must have ended before `op` begins."""
+    """Return the operations that must end before `op` can begin."""
     if op.kind == "F":
         return {op._replace(stage=op.stage - 1)} if op.stage else set()
     if op.kind == "W":
