@@ -24,7 +24,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 COLOURS = {"F": "#0b6e99", "B": "#c2410c", "W": "#15803d"}
-PALE = {"F": "#bae6fd", "B": "#fed7aa", "W": "#bbf7d0"}  # of a rank's second chunk
+PALE = {"F": "#7dd3fc", "B": "#fdba74", "W": "#86efac"}  # of a rank's second chunk
 
 
 class Op(NamedTuple):
