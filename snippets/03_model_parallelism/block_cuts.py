@@ -1,7 +1,7 @@
-"""What tensor and sequence parallelism cut in a transformer block, drawn from a list.
+"""A picture of what tensor and sequence parallelism cut in a transformer block.
 
-Each part says how TP and how TP with SP hold it; the picture and the printed count come from
-that list. Draws block_cuts.svg.
+A list says for each part of the block how it is cut under TP, and how under TP with SP. The
+picture and the printed numbers come from this list. Draws block_cuts.svg.
 """
 
 import matplotlib
@@ -13,32 +13,32 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 RANKS = 4
 COLOURS = ["#0b6e99", "#c2410c", "#15803d", "#7c3aed"]
 INK = "#52525b"
-# part: (held under TP, held under TP + SP); `|` marks where a cut region begins or ends
+# part, its cut under TP and under TP + SP; at `|` a region of cut matrices begins or ends
 PARTS = [
-    ("norm", "whole", "tokens"),
+    ("layer norm", "whole", "tokens"),
     ("|", "f", "g"),
-    ("Q K V", "columns", "columns"),
+    ("Q, K, V", "columns", "columns"),
     ("attention", "heads", "heads"),
-    ("O", "rows", "rows"),
+    ("output", "rows", "rows"),
     ("|", "g", "ḡ"),
-    ("dropout, +", "whole", "tokens"),
-    ("norm", "whole", "tokens"),
+    ("dropout, sum", "whole", "tokens"),
+    ("layer norm", "whole", "tokens"),
     ("|", "f", "g"),
     ("up, GeLU", "columns", "columns"),
     ("down", "rows", "rows"),
     ("|", "g", "ḡ"),
-    ("dropout, +", "whole", "tokens"),
+    ("dropout, sum", "whole", "tokens"),
 ]
 SENT = {  # forward / backward
-    ("f", "TP"): "– / all-reduce",
-    ("g", "TP"): "all-reduce / –",
-    ("g", "SP"): "gather / reduce-scatter",
-    ("ḡ", "SP"): "reduce-scatter / gather",
+    ("f", "TP"): "nothing / all-reduce",
+    ("g", "TP"): "all-reduce / nothing",
+    ("g", "SP"): "all-gather / reduce-scatter",
+    ("ḡ", "SP"): "reduce-scatter / all-gather",
 }
 
 
 def draw_part(axes, x: float, y: float, held: str) -> None:
-    """Four ranks' shares: stripes of colour, or grey where every rank has all of it."""
+    """Draw the parts of the four ranks in colours, or grey if every rank has the whole."""
     width, height = 2.2, 0.72
     if held == "whole":
         axes.add_patch(Rectangle((x, y), width, height, facecolor=INK, alpha=0.22))
@@ -54,8 +54,13 @@ def main() -> None:
     for kind, enter, leave in (("TP", "f", "g"), ("SP", "g", "ḡ")):  # each other's backward
         assert SENT[enter, kind].split(" / ") == SENT[leave, kind].split(" / ")[::-1]
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "block", "font.size": 12}
-    figure, axes = plt.subplots(figsize=(7, 7.2))
-    columns = {"TP": 1.9, "SP": 6.9}
+    figure, axes = plt.subplots(figsize=(7.5, 7.2))
+    columns = {"TP": 1.9, "SP": 7.2}
+    grey = Rectangle((0, 0), 1, 1, facecolor=INK, alpha=0.22)
+    patches = [grey, *(Rectangle((0, 0), 1, 1, facecolor=c, alpha=0.85) for c in COLOURS)]
+    labels = ["whole on every rank", *(f"rank {rank}" for rank in range(RANKS))]
+    axes.legend(patches, labels, ncols=5, loc="upper center", frameon=False, fontsize=10,
+                columnspacing=1.2, handlelength=1.4)  # fmt: skip
     for title, x in (("TP", columns["TP"]), ("TP + SP", columns["SP"])):
         axes.text(x + 1.1, 0.3, title, ha="center", weight="bold", color=INK)
     y = 0.0
@@ -70,7 +75,8 @@ def main() -> None:
                 badge.set(facecolor="none", edgecolor=INK)
                 axes.add_patch(badge)
                 axes.text(x + 1.1, y + 0.25, held, ha="center", va="center", color=INK)
-                sent = SENT[held, kind].replace(" / ", "\n")
+                forward, backward = SENT[held, kind].split(" / ")
+                sent = f"forward: {forward}\nbackward: {backward}"
                 axes.text(x + 2.35, y + 0.25, sent, va="center", color=INK, fontsize=10)
             y -= 0.12
             continue
@@ -78,12 +84,8 @@ def main() -> None:
         axes.text(1.7, y + 0.36, name, ha="right", va="center", color=INK)
         draw_part(axes, columns["TP"], y, under_tp)
         draw_part(axes, columns["SP"], y, under_sp)
-    key = "grey: all of it on every rank; colours: ranks 0 to 3"
-    axes.text(5.1, y - 0.6, key, ha="center", color=INK)
-    key = "beside a border: what it sends forward, and below, backward"
-    axes.text(5.1, y - 1.15, key, ha="center", color=INK)
-    axes.set_xlim(-0.5, 11.2)
-    axes.set_ylim(y - 1.5, 0.7)
+    axes.set_xlim(-0.7, 12.9)
+    axes.set_ylim(y - 0.2, 1.6)
     axes.axis("off")
     figure.tight_layout(pad=0.2)
     figure.savefig("block_cuts.svg", transparent=True, metadata={"Date": None})
