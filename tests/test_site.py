@@ -253,6 +253,7 @@ SECOND_EDITION = [
     "02_ddp_in_practice.md",
     "02_runs_that_last.md",
     "03_model_parallelism.md",
+    "03_tensor_parallelism.md",
 ]
 
 
