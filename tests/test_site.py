@@ -254,6 +254,7 @@ SECOND_EDITION = [
     "02_runs_that_last.md",
     "03_model_parallelism.md",
     "03_tensor_parallelism.md",
+    "03_several_cuts.md",
 ]
 
 
