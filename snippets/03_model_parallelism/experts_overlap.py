@@ -1,11 +1,13 @@
-"""Dispatch and combine behind another micro-batch's computation: two at once, one link.
+"""A simulation of two micro-batches that hide each other's dispatch and combine.
 
-In each layer a micro-batch attends (a), sends its tokens (d), has its experts compute (e) and
-gets the results (c). Alone, it computes while the link is idle, and waits while the link is
-busy. Two micro-batches in turn, A0 A1 E0 E1, fill each other's waits. Computing and sending
-are sleeps here, of the main thread and of one thread for the link, which takes one exchange
-after the other. In production the link is a stream of its own, and DeepEP's kernels need few
-multiprocessors for it; DeepSeek-V3's DualPipe pairs a forward with a backward (Section 3.2.1).
+In each layer a micro-batch runs attention (a), sends its tokens (d), runs its experts (e) and
+gets the results (c). With one micro-batch, the GPU is idle while the link is busy. Two
+micro-batches that alternate, A0 A1 E0 E1, hide most of this time.
+
+No GPU and no link is used. The simulation computes when each operation can begin, and a second
+version runs the same order with sleeps in two threads. The sleeps show that the order respects
+all dependencies: they can never finish before the simulation. A real GPU also loses time,
+because the kernels that send tokens occupy some of its multiprocessors.
 """
 
 import time
@@ -16,7 +18,7 @@ Costs = tuple[float, float, float, float]  # a, d, e, c in seconds, of a micro-b
 
 
 def order(at_once: int) -> list[tuple[str, int, int]]:
-    """What is computed, one after the other: (A or E, layer, micro-batch), for two of them."""
+    """The order in which a GPU computes: A or E, the layer, and which of two micro-batches."""
     groups = [[0, 1]] if at_once == 2 else [[0], [1]]
     return [
         (kind, layer, batch)
@@ -28,7 +30,7 @@ def order(at_once: int) -> list[tuple[str, int, int]]:
 
 
 def simulate(costs: Costs, at_once: int) -> float:
-    """Seconds by the rules alone: what each step waits for; the link does one at a time."""
+    """Seconds until both are done. The link transfers one dispatch or combine at a time."""
     attend, dispatch, expert, combine = costs
     now = free = 0.0
     arrived: dict[int, float] = {0: 0.0, 1: 0.0}  # when a micro-batch may be computed again
@@ -39,14 +41,15 @@ def simulate(costs: Costs, at_once: int) -> float:
     return max(now, free)
 
 
-def measure(costs: Costs, at_once: int) -> float:
+def run_with_sleeps(costs: Costs, at_once: int) -> float:
+    """Seconds of the same order, with a sleep for each operation and a thread for the link."""
     attend, dispatch, expert, combine = costs
     under_way: dict[int, Future] = {}
     with ThreadPoolExecutor(max_workers=1) as link:
         begin = time.perf_counter()
         for kind, _, batch in order(at_once):
             if batch in under_way:
-                under_way[batch].result()  # its tokens, or its results, are here
+                under_way[batch].result()  # its tokens or results have arrived
             time.sleep(attend if kind == "A" else expert)
             under_way[batch] = link.submit(time.sleep, dispatch if kind == "A" else combine)
         for exchange in under_way.values():
@@ -55,7 +58,7 @@ def measure(costs: Costs, at_once: int) -> float:
 
 
 def bound(costs: Costs, at_once: int) -> float:
-    """No less than this for two micro-batches, but for what overhangs at the two ends."""
+    """The formula: seconds of two micro-batches, without the two ends of the run."""
     attend, dispatch, expert, combine = costs
     if at_once == 1:
         return 2 * LAYERS * sum(costs)
@@ -64,11 +67,11 @@ def bound(costs: Costs, at_once: int) -> float:
 
 def main() -> None:
     print(f"two micro-batches, {LAYERS} layers: a + e and d + c in ms of one in a layer; then")
-    print("ms in all: by the formula, by simulation, and measured; the link's share that shows")
+    print("ms in all: by the formula, simulated, and with sleeps; the exposed part of the link")
     for name, costs in (
         ("link half of computing", (0.003, 0.002, 0.005, 0.002)),
-        ("as long", (0.003, 0.004, 0.005, 0.004)),
-        ("half as long again", (0.003, 0.006, 0.005, 0.006)),
+        ("link as long as computing", (0.003, 0.004, 0.005, 0.004)),
+        ("link 1.5 times as long", (0.003, 0.006, 0.005, 0.006)),
     ):
         computing, link = 2 * LAYERS * (costs[0] + costs[2]), 2 * LAYERS * (costs[1] + costs[3])
         print(
@@ -76,13 +79,13 @@ def main() -> None:
         )
         for at_once, title in ((1, "one after the other"), (2, "two at once")):
             predicted, simulated = bound(costs, at_once), simulate(costs, at_once)
-            seen = measure(costs, at_once)
+            seen = run_with_sleeps(costs, at_once)
             print(
                 f"  {title:20} {1e3 * predicted:.0f}, {1e3 * simulated:.0f}, ≈{1e3 * seen:.0f};"
-                f" {(simulated - computing) / link:.0%} shows"
+                f" {(simulated - computing) / link:.0%} exposed"
             )
             assert predicted - costs[3] <= simulated + 1e-9 < 1.2 * predicted
-            assert seen >= simulated  # a sleep is never shorter; a busy machine's is longer
+            assert seen >= simulated  # sooner only if an operation did not wait for its input
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
-"""Routing as DeepSeek-V3 does it: few nodes for a token, and a bias that evens the experts out.
+"""Routing as in DeepSeek-V3: few nodes for each token, and a bias that balances the experts.
 
-256 experts on 8 nodes of 8 GPUs, 8 for each token. Free choice sends a token to 5.3 nodes on
-average; limited, to 4 at most, those whose two best scores sum to most. Of each kind of choice:
-copies of a token over the network and over NVLink, if every choice travels alone, or one copy
-for each GPU, or one for each node that the node hands on (DeepEP). Then popular experts: a bias
-on their scores, for the choice alone, is moved by a fixed step against their load.
+There are 256 experts on 8 nodes of 8 GPUs, and each token chooses 8. A free choice sends a
+token to 5.3 nodes on average. A limited choice sends it to at most 4 nodes, those with the
+largest sum of their two best scores. For both, the program counts the copies of a token over
+the network and over NVLink: one for each choice, one for each GPU, or one for each node, which
+the node forwards (DeepEP).
+
+Then some experts are popular. A bias is added to the scores, only for the choice. After each
+step it moves by a constant against the load. Every step has new tokens. Even if all experts
+were equally popular, the numbers of tokens would differ by chance, so the program also prints
+the load of the busiest expert when every token chooses 8 experts at random.
 """
 
 import math
@@ -12,12 +17,13 @@ import math
 import torch
 
 TOKENS, H, EXPERTS, NODES, GPUS, K, LIMIT = 2048, 64, 256, 8, 8, 8, 4
+STEPS = 160
 WIDTH = 7168  # of DeepSeek-V3, for the bytes
 DISPATCH, COMBINE = WIDTH * (1 + 4 / 128), WIDTH * 2  # fp8 with a scale for 128; bf16
 
 
 def choose(scores: torch.Tensor, bias: torch.Tensor, limit: int = NODES) -> torch.Tensor:
-    """The k experts of each token, [tokens, k], on at most `limit` nodes."""
+    """Return the k experts of each token, [tokens, k], on at most `limit` nodes."""
     biased = scores + bias
     by_node = biased.unflatten(-1, (NODES, -1))  # [tokens, nodes, e/nodes]
     best = by_node.topk(K // limit, dim=-1).values.sum(-1)  # [tokens, nodes]
@@ -26,17 +32,17 @@ def choose(scores: torch.Tensor, bias: torch.Tensor, limit: int = NODES) -> torc
 
 
 def distinct(places: torch.Tensor, count: int) -> torch.Tensor:
-    """Which of `count` places each token goes to, [tokens, count]."""
+    """Return to which of `count` places each token goes, [tokens, count], as booleans."""
     return torch.zeros(len(places), count).scatter(1, places, 1.0).bool()
 
 
 def copies(chosen: torch.Tensor) -> dict[str, tuple[float, float]]:
-    """Copies of a token over network and NVLink; its home is GPU 0 of node 0 for all tokens."""
+    """Copies of a token over the network and over NVLink. All tokens are on GPU 0 of node 0."""
     gpu_of = chosen // (EXPERTS // NODES // GPUS)
     gpus = distinct(gpu_of, NODES * GPUS).unflatten(1, (NODES, GPUS))  # [tokens, nodes, gpus]
     nodes = gpus.any(-1)
     inside = gpus.clone()
-    inside[:, :, 0] = False  # arrives at GPU 0 of each node: that copy is there
+    inside[:, :, 0] = False  # the copy arrives at GPU 0 of each node
     n = len(chosen)
     return {
         "a copy for each choice": (
@@ -55,13 +61,13 @@ def copies(chosen: torch.Tensor) -> dict[str, tuple[float, float]]:
 
 
 def met(places: int) -> float:
-    """How many of `places` equal ones k even choices meet, on average."""
+    """The mean number of `places` equal places to which k even choices go."""
     missed = math.comb(EXPERTS - EXPERTS // places, K) / math.comb(EXPERTS, K)
     return places * (1 - missed)
 
 
 def formula() -> dict[str, tuple[float, float]]:
-    """`copies` of a free and even choice."""
+    """The expected result of `copies` if all choices are equally likely."""
     n, g = NODES, GPUS
     return {
         "a copy for each choice": (K * (n - 1) / n, K * (g - 1) / (n * g)),
@@ -70,14 +76,21 @@ def formula() -> dict[str, tuple[float, float]]:
     }
 
 
-def balance(scores: torch.Tensor, steps: int, speed: float = 1e-3) -> list[float]:
-    """Load of the busiest expert over the mean, at every step, as the bias moves."""
-    bias, busiest = torch.zeros(EXPERTS), []
+def load_of(chosen: torch.Tensor) -> torch.Tensor:
+    """Tokens of each expert, [e], divided by the mean over the experts."""
+    return chosen.flatten().bincount(minlength=EXPERTS) * EXPERTS / chosen.numel()
+
+
+def balance(weight: torch.Tensor, steps: int, speed: float) -> torch.Tensor:
+    """Load of each expert in every step, [steps, e], while the bias moves; new tokens each."""
+    popularity = torch.linspace(0.4, -0.4, EXPERTS)  # is added to the logits of every token
+    bias, loads = torch.zeros(EXPERTS), []
     for _ in range(steps):
-        load = choose(scores, bias, LIMIT).flatten().bincount(minlength=EXPERTS).float()
-        busiest.append((load.max() / load.mean()).item())
-        bias += speed * (load.mean() - load).sign()
-    return busiest
+        scores = (torch.randn(TOKENS, H) @ weight / H**0.5 + popularity).sigmoid()
+        load = load_of(choose(scores, bias, LIMIT))
+        bias += speed * (1 - load).sign()
+        loads.append(load)
+    return torch.stack(loads)
 
 
 def main() -> None:
@@ -111,14 +124,23 @@ def main() -> None:
                 f"  {name:34} {counted[0]:7.2f} {counted[1]:7.2f}   {even:10} {max(times):8.2f}"
             )
 
-    liked = logits + torch.linspace(0.4, -0.4, EXPERTS)  # some experts suit every token better
+    weight = torch.randn(H, EXPERTS)
     print(
-        "popular experts, bias moved by 0.001 a step; the busiest has so many times the mean:"
+        "popular experts; load of the busiest expert in one step, and in the mean of 40 steps"
     )
-    busiest = balance(liked.sigmoid(), steps=161)
-    shown = (0, 40, 80, 120, 160)
-    print("  " + ", ".join(f"step {step}: {busiest[step]:.2f}" for step in shown))
-    assert busiest[0] > 2 and max(busiest[-20:]) < 1.3
+    results = {}
+    for name, steps, speed in (("no bias", 40, 0.0), ("bias moved by 0.001", STEPS, 1e-3)):
+        results[name] = balance(weight, steps, speed)
+    even = [load_of(torch.rand(TOKENS, EXPERTS).topk(K).indices) for _ in range(40)]
+    results["random choice"] = torch.stack(even)
+    for name, loads in results.items():
+        last = loads[-40:]
+        print(f"  {name:20} {last.max(1).values.mean():.2f}   {last.mean(0).max():.2f}")
+    kept, moved, chance = (loads[-40:].mean(0).max() for loads in results.values())
+    assert kept > 2 and moved < 1.1 and abs(moved - chance) < 0.05
+    # in one step, the loads differ as by chance: 64 tokens for each expert, and 1/8 of them
+    kept, moved, chance = (loads[-40:].max(1).values.mean() for loads in results.values())
+    assert kept > 2 and abs(moved - chance) < 0.1 and chance > 1 + 2 / 8
 
 
 if __name__ == "__main__":

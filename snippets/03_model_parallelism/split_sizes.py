@@ -1,9 +1,10 @@
-"""all_to_all_single with split sizes that disagree: an exception, an abort, or silent garbage.
+"""all_to_all_single with split sizes that disagree: an exception, an abort, or wrong data.
 
-Split sizes are stated twice, by sender and by receiver, and nobody compares them. In expert
-parallelism they come from routing, so a stale or an assumed count is enough. A rank sees an
-error when its own two numbers differ; a message longer than expected ends the process; a
-shorter one passes, and the rest of the buffer is what was in it before, -1 here.
+The sender and the receiver both give the size of each part, and no check compares the two. In
+expert parallelism the sizes come from the router, so one old count is enough for a mistake. If
+the two numbers of one rank differ, that rank raises an error. If a message is longer than
+expected, the process is aborted. If it is shorter, no error is raised, and the end of the
+buffer keeps its old contents, -1 in this program.
 
     --case own      what a rank sends to itself is not what it expects from itself
     --case long     it expects fewer rows from the other rank than come
