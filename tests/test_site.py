@@ -255,6 +255,8 @@ SECOND_EDITION = [
     "03_model_parallelism.md",
     "03_tensor_parallelism.md",
     "03_several_cuts.md",
+    "03_experts.md",
+    "03_context_and_experts.md",
 ]
 
 

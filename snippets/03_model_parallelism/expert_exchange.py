@@ -41,9 +41,9 @@ def box(x: float, y: float, width: float, words: str, colour: str) -> str:
     )
 
 
-def draw(rows: list[list[int]]) -> str:
+def draw(rows: list[list[int]], back: list[list[int]]) -> str:
     height = TOP + RANKS * ROW + 8
-    received = [sum(column) for column in zip(*rows, strict=True)]
+    received = [sum(row) for row in back]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="system-ui, sans-serif" font-size="13">'
@@ -52,10 +52,7 @@ def draw(rows: list[list[int]]) -> str:
         (97, "tokens"), (224, "dispatch"), (382, "experts"), (541, "combine"), (662, "results"),
     ):  # fmt: skip
         parts.append(write(x, 24, words, MUTED))
-    for left, right, table in (
-        (158, 290, rows),
-        (474, 606, [list(column) for column in zip(*rows, strict=True)]),
-    ):
+    for left, right, table in ((158, 290, rows), (474, 606, back)):
         for i in range(RANKS):
             for j in range(RANKS):
                 y, z = TOP + i * ROW + 22, TOP + j * ROW + 22
@@ -81,11 +78,13 @@ def draw(rows: list[list[int]]) -> str:
 
 def main() -> None:
     rows = count(route())
-    received = [sum(column) for column in zip(*rows, strict=True)]
+    back = [list(column) for column in zip(*rows, strict=True)]  # rank i returns to rank j
+    received = [sum(row) for row in back]
     assert all(sum(row) == TOKENS for row in rows)  # no token is lost
+    assert all(sum(column) == TOKENS for column in zip(*back, strict=True))  # all come back
     assert sum(received) == RANKS * TOKENS
     with open("expert_exchange.svg", "w", encoding="utf-8") as file:
-        file.write(draw(rows))
+        file.write(draw(rows, back))
     print(f"{RANKS} ranks, {PER_RANK} experts and {TOKENS} tokens each")
     for rank in range(RANKS):
         print(f"  rank {rank} sends {rows[rank]} rows to ranks 0 to {RANKS - 1}", end="")

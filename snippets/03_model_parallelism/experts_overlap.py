@@ -45,16 +45,25 @@ def run_with_sleeps(costs: Costs, at_once: int) -> float:
     """Seconds of the same order, with a sleep for each operation and a thread for the link."""
     attend, dispatch, expert, combine = costs
     under_way: dict[int, Future] = {}
+    transfers: list[str] = []
+
+    def transfer(seconds: float) -> None:
+        transfers.append("begin")
+        time.sleep(seconds)
+        transfers.append("end")
+
     with ThreadPoolExecutor(max_workers=1) as link:
         begin = time.perf_counter()
         for kind, _, batch in order(at_once):
             if batch in under_way:
                 under_way[batch].result()  # its tokens or results have arrived
             time.sleep(attend if kind == "A" else expert)
-            under_way[batch] = link.submit(time.sleep, dispatch if kind == "A" else combine)
+            under_way[batch] = link.submit(transfer, dispatch if kind == "A" else combine)
         for exchange in under_way.values():
             exchange.result()
-        return time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+    assert transfers == ["begin", "end"] * (4 * LAYERS)  # one transfer at a time
+    return seconds
 
 
 def bound(costs: Costs, at_once: int) -> float:

@@ -58,6 +58,7 @@ class RingAttention(torch.autograd.Function):
         )  # running sum of exp(score - top) · value
         block = [k.contiguous(), v.contiguous()]
         with torch.autocast(q.device.type, enabled=False):
+            # --8<-- [start:step]
             for step in range(n):
                 if step < n - 1:  # the block leaves while we compute with it
                     arriving, handles = pass_on(block, group)
@@ -71,6 +72,7 @@ class RingAttention(torch.autograd.Function):
                 if step < n - 1:
                     wait(handles)
                     block = arriving
+            # --8<-- [end:step]
         out = (out / total).to(q.dtype)
         ctx.save_for_backward(q, k, v, out, top + total.log())
         ctx.group, ctx.scale = group, scale
@@ -94,6 +96,7 @@ class RingAttention(torch.autograd.Function):
             return d_scores.mT @ q32, weights.mT @ d_out
 
         block, collected, more = [k.contiguous(), v.contiguous()], [], []
+        # --8<-- [start:back]
         for step in range(n):
             if step < n - 1:
                 arriving, handles = pass_on(block, group)
@@ -109,6 +112,7 @@ class RingAttention(torch.autograd.Function):
                 block = arriving
         wait(more)  # the last hop, home: nothing is left to compute meanwhile
         dk, dv = map(torch.add, own, collected) if more else own
+        # --8<-- [end:back]
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
