@@ -29,15 +29,15 @@ def count(experts: torch.Tensor) -> list[list[int]]:
     return [row.bincount(minlength=RANKS).tolist() for row in owner]
 
 
-def write(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
+def put_text(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
     return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
-def box(x: float, y: float, width: float, words: str, colour: str) -> str:
+def rank_box(x: float, y: float, width: float, words: str, colour: str) -> str:
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="44" rx="6" fill="{colour}" '
         f'fill-opacity="0.14" stroke="{colour}" stroke-width="1.5"/>'
-        + write(x + width / 2, y + 27, words)
+        + put_text(x + width / 2, y + 27, words)
     )
 
 
@@ -51,7 +51,7 @@ def draw(rows: list[list[int]], back: list[list[int]]) -> str:
     for x, words in (
         (97, "tokens"), (224, "dispatch"), (382, "experts"), (541, "combine"), (662, "results"),
     ):  # fmt: skip
-        parts.append(write(x, 24, words, MUTED))
+        parts.append(put_text(x, 24, words, MUTED))
     for left, right, table in ((158, 290, rows), (474, 606, back)):
         for i in range(RANKS):
             for j in range(RANKS):
@@ -65,14 +65,14 @@ def draw(rows: list[list[int]], back: list[list[int]]) -> str:
     longest = max(received)
     for rank in range(RANKS):
         y = TOP + rank * ROW
-        parts.append(write(2, y + 27, f"rank {rank}", INK, "start"))
-        parts.append(box(56, y, 100, f"{TOKENS} tokens", MUTED))
+        parts.append(put_text(2, y + 27, f"rank {rank}", INK, "start"))
+        parts.append(rank_box(56, y, 100, f"{TOKENS} tokens", MUTED))
         width = 182 * received[rank] / longest
         words = f"{received[rank]} rows"
-        parts.append(box(292, y, width, words, COLOURS[rank]))
+        parts.append(rank_box(292, y, width, words, COLOURS[rank]))
         if received[rank] < longest:
-            parts.append(write(474, y + 10, "waits", MUTED, "end"))
-        parts.append(box(608, y, 108, f"{TOKENS} results", MUTED))
+            parts.append(put_text(474, y + 10, "waits", MUTED, "end"))
+        parts.append(rank_box(608, y, 108, f"{TOKENS} results", MUTED))
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -17,7 +17,7 @@ INK, MUTED = "#1f2937", "#52525b"
 COLOURS = "#0b6e99", "#c2410c"
 
 
-def caption(x: float, y: float, words: str, colour: str = INK, size: int = 14) -> str:
+def centred(x: float, y: float, words: str, colour: str = INK, size: int = 14) -> str:
     middle = f'text-anchor="middle" font-size="{size}"'
     return f'<text x="{x}" y="{y}" fill="{colour}" {middle}>{words}</text>'
 
@@ -58,8 +58,8 @@ def draw(shapes: dict[str, tuple[int, int]]) -> str:
     }  # fmt: skip
     for name, words in titles.items():
         middle = places[name] + CELL * shapes[name][1] / 2
-        parts.append(caption(middle, 24, words))
-        parts.append(caption(middle, 44, f"{shapes[name][0]} × {shapes[name][1]}", MUTED, 12))
+        parts.append(centred(middle, 24, words))
+        parts.append(centred(middle, 44, f"{shapes[name][0]} × {shapes[name][1]}", MUTED, 12))
     for rank in range(RANKS):
         centre = TOP + rank * ROW + CELL * wide / 2
         own = slice(rank * wide // RANKS, (rank + 1) * wide // RANKS)
@@ -67,13 +67,13 @@ def draw(shapes: dict[str, tuple[int, int]]) -> str:
             "X": (everything, everything), "A": (everything, own), "U": (everything, own),
             "B": (own, everything), "Y": (everything, everything),
         }  # fmt: skip
-        parts.append(caption(30, centre + 5, f"rank {rank}"))
+        parts.append(centred(30, centre + 5, f"rank {rank}"))
         for name, part in held.items():
             top = centre - CELL * shapes[name][0] / 2
             colour = MUTED if name == "X" else COLOURS[rank]
             parts.append(matrix(places[name], top, shapes[name], part, colour))
         for name, sign in (("A", "×"), ("U", "→"), ("B", "×"), ("Y", "=")):
-            parts.append(caption(places[name] - 20, centre + 6, sign, INK, 18))
+            parts.append(centred(places[name] - 20, centre + 6, sign, INK, 18))
         parts.append(
             f'<path d="M{places["Y"] + CELL * HIDDEN + 8} {centre} H{box}" stroke="{INK}"/>'
             f'<path d="M{box + 96} {centre} H{result - 6}" stroke="{INK}"/>'
@@ -85,10 +85,10 @@ def draw(shapes: dict[str, tuple[int, int]]) -> str:
         f'<rect x="{box}" y="{begin}" width="96" height="{span}" rx="6" fill="#6d28d9" '
         'fill-opacity="0.12" stroke="#6d28d9" stroke-width="1.5"/>'
     )
-    parts.append(caption(box + 48, begin + span / 2 - 4, "all-reduce", INK))
-    parts.append(caption(box + 48, begin + span / 2 + 16, "adds the terms", MUTED, 12))
-    parts.append(caption(result + CELL * HIDDEN / 2, 24, "Y"))
-    parts.append(caption(result + CELL * HIDDEN / 2, 44, f"{TOKENS} × {HIDDEN}", MUTED, 12))
+    parts.append(centred(box + 48, begin + span / 2 - 4, "all-reduce", INK))
+    parts.append(centred(box + 48, begin + span / 2 + 16, "adds the terms", MUTED, 12))
+    parts.append(centred(result + CELL * HIDDEN / 2, 24, "Y"))
+    parts.append(centred(result + CELL * HIDDEN / 2, 44, f"{TOKENS} × {HIDDEN}", MUTED, 12))
     return "\n".join([*parts, "</svg>", ""])
 
 

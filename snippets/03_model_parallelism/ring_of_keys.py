@@ -22,7 +22,7 @@ def blocks() -> list[list[int]]:
     return held
 
 
-def write(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
+def put_text(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
     return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
@@ -34,18 +34,18 @@ def draw(held: list[list[int]]) -> str:
     ]
     for step in range(RANKS):
         x = 76 + step * STEP
-        parts.append(write(x + 62, 28, f"step {step}", MUTED))
+        parts.append(put_text(x + 62, 28, f"step {step}", MUTED))
         for rank, owner in enumerate(held[step]):
             y = TOP + rank * ROW
             if step == 0:
-                parts.append(write(2, y + 27, f"rank {rank}", INK, "start"))
+                parts.append(put_text(2, y + 27, f"rank {rank}", INK, "start"))
             parts.append(
                 f'<rect x="{x}" y="{y}" width="54" height="44" rx="5" fill="none" '
                 f'stroke="{COLOURS[rank]}" stroke-width="2"/>'
-                + write(x + 27, y + 27, f"Q{rank}")
+                + put_text(x + 27, y + 27, f"Q{rank}")
                 + f'<rect x="{x + 58}" y="{y}" width="66" height="44" rx="5" '
                 f'fill="{COLOURS[owner]}"/>'
-                + write(x + 91, y + 27, f"K{owner}, V{owner}", "#ffffff")
+                + put_text(x + 91, y + 27, f"K{owner}, V{owner}", "#ffffff")
             )
             if step < RANKS - 1:  # to the next rank, and from the last rank to the first
                 below = TOP + (rank + 1) % RANKS * ROW + 22
