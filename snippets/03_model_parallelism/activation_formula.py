@@ -1,8 +1,9 @@
-"""What a layer keeps for backward on each of t ranks: TP, then SP, measured beside the paper.
+"""What a layer keeps for backward on each of t ranks, under TP and under TP with SP.
 
-Korthikanti et al. (2022, Section 4.2): sbh(10 + 24/t + 5as/ht) bytes with tensor parallelism,
-sbh(34 + 5as/h)/t with sequence parallelism on top, in 16 bits. Four ranks form groups of one,
-two and four; autograd reports every tensor that it saves. Draws activation_formula.svg.
+The formulas are from Korthikanti et al. (2022, Section 4.2): sbh(10 + 24/t + 5as/ht) bytes with
+tensor parallelism, and sbh(34 + 5as/h)/t with sequence parallelism in addition, in 16 bits.
+Four ranks form groups of one, two and four ranks. autograd reports every tensor that it saves,
+and the program compares their bytes with the formulas. Draws activation_formula.svg.
 """
 
 import os
@@ -80,7 +81,7 @@ class ScatterSumInGroup(torch.autograd.Function):
 
 
 class GatheredLinear(torch.autograd.Function):
-    """g and the product in one: keep this rank's tokens, and gather the others again."""
+    """g and the product together. Keeps this rank's tokens, and gathers again in backward."""
 
     @staticmethod
     def forward(ctx, shard, weight, bias, group):
@@ -115,7 +116,7 @@ class Layer(nn.Module):
     def column(self, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         if self.again:
             return GatheredLinear.apply(x, layer.weight, layer.bias, self.group)
-        # f of plain TP is left out here: it keeps nothing, and only its backward does anything
+        # f of TP alone is left out, because it keeps nothing and only its backward sends
         return layer(GatherTokensInGroup.apply(x, self.group) if self.sequence else x)
 
     def row(self, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -144,11 +145,13 @@ class Layer(nn.Module):
 
 
 class SavedBytes:
-    """Bytes of the storages that autograd keeps; parameters and small statistics apart."""
+    """Bytes of the storages that autograd keeps, without parameters and small statistics."""
 
     def __init__(self, module: nn.Module) -> None:
         self.seen = {p.untyped_storage().data_ptr() for p in module.parameters()}
-        self.alive: list[torch.UntypedStorage] = []  # so that no address is used again
+        self.alive: list[
+            torch.UntypedStorage
+        ] = []  # keeps it alive, so that its address is not used again
         self.bytes = 0
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -166,7 +169,7 @@ class SavedBytes:
 
 def measure(group: dist.ProcessGroup, sequence: bool, again: bool, fused: bool):
     """Bytes kept by one layer in sbh, and the gradient of its input."""
-    torch.manual_seed(0)  # the same weights, input and masks however it is measured
+    torch.manual_seed(0)  # the same weights, input and masks in every case
     layer = Layer(group, sequence, again, fused)
     tokens = S // dist.get_world_size(group) if sequence else S
     x = torch.randn(B, tokens, H, dtype=torch.bfloat16, requires_grad=True)
@@ -178,7 +181,7 @@ def measure(group: dist.ProcessGroup, sequence: bool, again: bool, fused: bool):
 
 
 def check(group: dist.ProcessGroup) -> None:
-    """Sums over the group in closed form; and explicit attention beside the fused one."""
+    """Check the sums over the group in closed form, and explicit against fused attention."""
     t, rank = dist.get_world_size(group), dist.get_rank(group)
     term = torch.arange(B * S * H).view(B, S, H)
     total, mine = t * (t + 1) // 2 * term, (rank + 1) * term

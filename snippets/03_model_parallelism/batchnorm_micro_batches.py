@@ -1,8 +1,8 @@
-"""BatchNorm sees micro-batches: other statistics, other gradients, and no error.
+"""BatchNorm uses the statistics of a micro-batch, so its gradients depend on their number.
 
-The gradient of a mean loss does not care how the batch is cut, as long as each sample's output
-depends on that sample alone. BatchNorm's depends on its whole micro-batch, a layer norm's
-does not.
+The gradient of a mean loss does not depend on how the batch is cut, if the output of a sample
+depends only on this sample. With BatchNorm it depends on the whole micro-batch. With a layer
+norm it does not. No error is raised.
 """
 
 import copy
@@ -15,7 +15,7 @@ BATCH, HIDDEN = 32, 16
 
 
 def gradient(model: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int):
-    """The gradient accumulated over m micro-batches, as any pipeline does, and the model."""
+    """The gradient accumulated over m micro-batches, as in a pipeline, and the model."""
     model = copy.deepcopy(model)
     for x, y in zip(batch.chunk(m), target.chunk(m), strict=True):
         (mse_loss(model(x), y) / m).backward()

@@ -1,8 +1,8 @@
 """A row-parallel layer that adds its bias before the all-reduce adds it t times.
 
-nn.Linear with a bias is the obvious thing to keep for a row-parallel layer. Each rank's term
-then has the bias in it, and the sum has t of them. At initialisation, with biases of zero or
-near it, no comparison notices; a checkpoint trained on one device does.
+The obvious way to build a row-parallel layer is an nn.Linear with a bias on each rank. The term
+of each rank then contains the bias, and the sum contains it t times. With new biases, which
+are zero or nearly zero, no comparison notices this. With the biases of a trained model it does.
 """
 
 import os

@@ -1,10 +1,11 @@
-"""A causal mask makes contiguous shards uneven; chunks r and 2n-1-r on rank r even them out.
+"""Under a causal mask, contiguous parts of a sequence are uneven work; zigzag order is even.
 
-A query needs no key behind it, so with contiguous shards the last rank computes n blocks of
-scores and the first one only its own. Cut the sequence into 2n chunks, give rank r the chunks r
-and 2n-1-r, and every rank has the same work. Positions travel with the keys, and every tile of
-scores that the mask empties is skipped. Both orders run around a ring, are compared with causal
-attention in one process, and count the tiles that each rank computes. Draws causal_balance.svg.
+A query needs only the keys before it. With contiguous parts, the last rank therefore computes n
+blocks of scores, and the first rank only one. With zigzag order, the sequence is cut into 2n
+chunks, and rank r gets the chunks r and 2n-1-r, so every rank has the same work. Tiles of
+scores that the mask removes completely are skipped. Both orders run around a ring and are
+compared with causal attention in one process. The program counts the tiles of each rank. Draws
+causal_balance.svg.
 """
 
 import math
@@ -25,7 +26,7 @@ Tile = tuple[int, int]  # chunk of queries, chunk of keys
 
 
 def contiguous(rank: int, n: int) -> list[int]:
-    """The chunks of `rank`, of 2n."""
+    """The chunks of `rank`, out of 2n."""
     return [2 * rank, 2 * rank + 1]
 
 
@@ -36,7 +37,7 @@ def zigzag(rank: int, n: int) -> list[int]:
 def causal_ring(q, k, v, order) -> tuple[torch.Tensor, list[list[Tile]]]:
     """Causal attention of this rank's queries [b, heads, s/n, d] to the keys of all ranks.
 
-    `order(rank, n)` says which chunks a rank holds. Also returns the tiles of scores that were
+    `order(rank, n)` returns the chunks of a rank. Also returns the tiles of scores that were
     computed, one list for each step of the ring.
     """
     rank, n, size = dist.get_rank(), dist.get_world_size(), S // (2 * dist.get_world_size())
@@ -76,7 +77,7 @@ def causal_ring(q, k, v, order) -> tuple[torch.Tensor, list[list[Tile]]]:
 
 
 def work(tiles: list[Tile]) -> float:
-    """Tiles of s/2n × s/2n scores; one on the diagonal needs half of its scores."""
+    """Count tiles of s/2n × s/2n scores. A tile on the diagonal counts as half."""
     return sum(0.5 if query == key else 1.0 for query, key in tiles)
 
 
@@ -141,7 +142,7 @@ def main() -> None:
         dist.all_gather_object(gathered, computed)
         if rank == 0:
             each = [sum(work(tiles) for tiles in steps) for steps in gathered]
-            # the ring turns in step: each step lasts as long as its busiest rank
+            # all ranks wait in each step for the busiest rank
             turns = [max(work(steps[i]) for steps in gathered) for i in range(n)]
             print(f"{order.__name__}: output equal to causal attention in one process")
             print(f"  tiles of each rank {each}, busiest over mean {max(each) * n / sum(each)}")

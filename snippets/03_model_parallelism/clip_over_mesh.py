@@ -1,11 +1,11 @@
-"""Clipping by the norm of a shard: every rank scales its part of the gradient differently.
+"""Gradients that each rank clips by the norm of its own shard are clipped differently.
 
-With tensor parallelism a rank's .grad is a part of the gradient. Its norm is smaller than the
-whole one, and another on each rank, so clipping by it bends the gradient; even parameters that
-every rank holds a copy of drift apart. The norm of the whole is the root of the sum of squares
-over the ranks, and a replicated parameter counts once in it.
+With tensor parallelism, the .grad of a rank is a part of the gradient. Its norm is smaller than
+the norm of the whole gradient, and it differs between the ranks. Clipping by it changes the
+direction of the gradient, and the copies of replicated parameters drift apart. The right norm
+is the root of the sum of the squares over the ranks. A replicated parameter counts once.
 
-    (no flag)   each rank clips by the norm of what it holds
+    (no flag)   each rank clips by the norm of its own shard
     --fix      squares are summed over the tp group; replicated parameters are counted once
 """
 
@@ -48,7 +48,9 @@ def norm_over_mesh(model: nn.Module, group: dist.ProcessGroup) -> torch.Tensor:
         if isinstance(p, DTensor) and any(x.is_shard() for x in p.placements):
             cut += squares
         else:
-            copied += squares  # every rank has it: adding it up would count it n times
+            copied += (
+                squares  # every rank has it, so a sum over the ranks would count it n times
+            )
     dist.all_reduce(cut, group=group)
     return (cut + copied).sqrt()
 
@@ -92,7 +94,7 @@ def main() -> int:
     for limit in (10 * truth, MAX_NORM):  # a norm below the limit changes nothing
         for p in model.parameters():
             local(p.grad).mul_(min(1.0, limit / norm.item()))
-    if args.fix:  # the limit is the norm of what is left
+    if args.fix:  # the limit is now the norm
         left = norm_over_mesh(model, mesh.get_group()).item()
         torch.testing.assert_close(left, MAX_NORM, rtol=1e-4, atol=0.0)
 
@@ -112,7 +114,7 @@ def main() -> int:
         print(f"clipped gradient of the last matrix: {off}")
         same = "differ by up to " + f"{max(d for _, d in report):.1%}" if drifted else "agree"
         print(f"the ranks' copies of the layer norm's gradient {same}", flush=True)
-    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    dist.barrier()  # rank 0 has printed before a rank exits with an error
     return int(drifted or error > 1e-5)
 
 

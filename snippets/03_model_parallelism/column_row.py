@@ -1,26 +1,26 @@
-"""Matrices cut by columns or by rows: an MLP cuts the first by columns, the second by rows.
+"""An MLP cut over t ranks by columns or by rows, in all four combinations.
 
-One process plays all t ranks: what a rank would hold is one entry of a list. Every pairing of
-cuts gives the MLP of the whole matrices; they differ in what has to be sent. Each collective
-notes the elements that a rank would send around a ring, in units of b·s·h, the input's size.
+One process simulates all ranks: a list has one entry for each rank. All four combinations give
+the result of the whole MLP, but they send different amounts. Each collective records how many
+elements a rank would send in a ring, in units of b·s·h, which is the size of the input.
 """
 
 import torch
 from torch.nn import functional as F
 
 T, TOKENS, H = 4, 32, 64  # ranks, b·s, hidden size
-SHARE = (T - 1) / T  # of a tensor, for an all-gather or a reduce-scatter
+SHARE = (T - 1) / T  # fraction of a tensor that an all-gather or a reduce-scatter sends
 Shards = list[torch.Tensor]
-sent: list[float] = []  # by a rank, in b·s·h: one entry for each collective
+sent: list[float] = []  # elements that a rank sends, in b·s·h, one entry per collective
 
 
 def by_columns(x: torch.Tensor, w: torch.Tensor) -> Shards:
-    """[bs, k] · [k, m/t]: every rank needs all of x and owns m/t columns of the product."""
+    """[bs, k] · [k, m/t]: every rank needs the whole x and computes m/t columns."""
     return [x @ columns for columns in w.chunk(T, dim=1)]
 
 
 def by_rows(x: Shards, w: torch.Tensor) -> Shards:
-    """[bs, k/t] · [k/t, m]: a rank needs k/t columns of x and gets one term of the product."""
+    """[bs, k/t] · [k/t, m]: a rank needs k/t columns of x and computes one term."""
     return [mine @ rows for mine, rows in zip(x, w.chunk(T, dim=0), strict=True)]
 
 
@@ -32,7 +32,7 @@ def gather(shards: Shards) -> torch.Tensor:
 
 
 def reduce_scatter(terms: Shards) -> Shards:
-    """The sum, of which each rank gets some columns; a rank sends (t-1)/t of it."""
+    """The sum of all terms. Each rank gets some columns, and sends (t-1)/t of the sum."""
     total = torch.stack(terms).sum(dim=0)
     sent.append(SHARE * total.numel() / (TOKENS * H))
     return list(total.chunk(T, dim=1))
@@ -46,7 +46,9 @@ def all_reduce(terms: Shards) -> torch.Tensor:
 
 
 def column_row(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    hidden = [F.gelu(part) for part in by_columns(x, w1)]  # GeLU needs no neighbour
+    hidden = [
+        F.gelu(part) for part in by_columns(x, w1)
+    ]  # GeLU acts on each element separately
     return all_reduce(by_rows(hidden, w2))
 
 
@@ -56,7 +58,7 @@ def column_column(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.
 
 
 def row_row(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    # GeLU has to wait for the sum, of which each rank needs its own columns alone
+    # GeLU needs the sum, and each rank needs only its own columns
     columns = reduce_scatter(by_rows(list(x.chunk(T, dim=1)), w1))
     return all_reduce(by_rows([F.gelu(part) for part in columns], w2))
 
@@ -67,7 +69,7 @@ def row_column(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Ten
 
 
 def gelu_of_terms(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    """The mistake: GeLU on each rank's term, and the sum afterwards."""
+    """The mistake: GeLU of each rank's term, and then the sum."""
     terms = by_rows(list(x.chunk(T, dim=1)), w1)
     return all_reduce([F.gelu(term) for term in terms]) @ w2
 
@@ -78,7 +80,7 @@ def gradient_by_hand(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> Sha
     for columns, rows in zip(w1.chunk(T, dim=1), w2.chunk(T, dim=0), strict=True):
         before = (x @ columns).requires_grad_()  # [bs, 4h/t]
         (F.gelu(before) @ rows).sum().backward()
-        terms.append(before.grad @ columns.T)  # [bs, h]: through this rank's columns alone
+        terms.append(before.grad @ columns.T)  # [bs, h]: only through this rank's columns
     return terms
 
 

@@ -1,13 +1,13 @@
-"""torch's context_parallel: it shards the sequence in zigzag order and replaces SDPA.
+"""torch's context_parallel shards the sequence in zigzag order and replaces attention.
 
-Inside the context manager every buffer holds this rank's tokens, and after it the whole
-sequence again. Attention is computed block by block; the blocks of keys and values come by one
-all-gather, or round a ring after set_rotate_method("alltoall"). That part has kernels for CUDA
-alone: on a CPU the sharding works and F.scaled_dot_product_attention raises
+Inside the context manager, every buffer contains the tokens of this rank, and afterwards the
+whole sequence again. Attention is computed block by block. The blocks of keys and values come
+from one all-gather, or around a ring after set_rotate_method("alltoall"). Only CUDA has kernels
+for this. On a CPU the sharding works, and F.scaled_dot_product_attention raises
 NotImplementedError.
 
     (no flag)   attention as the API intends it: runs on GPUs, fails on a CPU
-    --gather    attention by an all-gather of keys and values, as Llama 3 was trained; anywhere
+    --gather    attention after an all-gather of keys and values, as for Llama 3; runs anywhere
 """
 
 import argparse
@@ -28,7 +28,7 @@ plain_attention = F.scaled_dot_product_attention  # context_parallel replaces th
 
 
 class GatherTokens(torch.autograd.Function):
-    """Forward: every rank's tokens, in rank order. Backward: sum their gradients, keep ours."""
+    """All ranks' tokens in rank order. In backward, the sum of the gradients of our tokens."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -51,7 +51,7 @@ class GatherTokens(torch.autograd.Function):
 def gathered_attention(q, k, v, positions, group) -> torch.Tensor:
     """Causal attention of [b, heads, s/n, d]; `positions`, [1, 1, s/n, 1], of these tokens."""
     k, v, of_keys = (GatherTokens.apply(x, group) for x in (k, v, positions))
-    allowed = of_keys.mT <= positions  # by the tokens' places in the sequence, not in memory
+    allowed = of_keys.mT <= positions  # by the positions in the sequence, not in memory
     return plain_attention(q, k, v, attn_mask=allowed)
 
 
@@ -90,7 +90,9 @@ def main() -> int:
     buffers, status = [q, k, v, d_out, positions], 0
     try:
         with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 5):
-            held = positions.flatten().clone()  # the same tensors, now this rank's part of them
+            held = (
+                positions.flatten().clone()
+            )  # the same tensors, which now contain this rank's part
             ours = [x.clone().requires_grad_() for x in (q, k, v)]
             if args.gather:
                 out = gathered_attention(*ours, positions, mesh.get_group())
@@ -111,7 +113,7 @@ def main() -> int:
         for r, tokens in enumerate(everywhere):
             print(f"rank {r} holds tokens {tokens.tolist()}")
         print(result, flush=True)
-    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    dist.barrier()  # rank 0 has printed before a rank exits with an error
     return status
 
 

@@ -1,8 +1,9 @@
-"""Dropout under tensor parallelism: one stream of random numbers for each kind of region.
+"""Dropout under tensor parallelism needs two streams of random numbers.
 
-Where every rank has the same activations, they must drop the same elements, or their copies
-become different tensors. Where each rank has heads of its own, they must drop different ones,
-or heads on different ranks share a mask. One seed for all, or one each, gets one region wrong.
+Where all ranks have the same activations, they must drop the same elements. Otherwise the
+copies become different. Where each rank has its own heads, the ranks must drop different
+elements. Otherwise heads on different ranks share a mask. A single seed for all ranks, or one
+seed for each rank, is wrong in one of the two places.
 """
 
 import os
@@ -20,7 +21,7 @@ def seeded(seeds: dict[str, int], device: torch.device) -> Generators:
 
 
 def regions(rank: int, device: torch.device) -> Generators:
-    """The fix, and Megatron's way: the ranks agree on one stream and differ in the other."""
+    """The fix, as in Megatron-LM: one stream is equal on all ranks, and one differs."""
     return seeded({"replicated": 1234, "sharded": 1234 + 2718 + rank}, device)
 
 
@@ -67,7 +68,7 @@ def main() -> None:
             torch.ones(HEADS_HERE, TOKENS, TOKENS, device=device), generators["sharded"]
         )
         output = dropout(torch.ones(TOKENS, TOKENS, device=device), generators["replicated"])
-        for dropped in (scores, output):  # one in ten is zero, and the mean is kept
+        for dropped in (scores, output):  # one in ten is zero, and the mean stays the same
             assert abs((dropped == 0).float().mean() - P) < 0.03
             assert abs(dropped.mean() - 1) < 0.03
         seeds = {generator.initial_seed() for generator in generators.values()}

@@ -1,7 +1,7 @@
-"""DTensor: a tensor that knows how it is cut, and which collective leads to another cut.
+"""A DTensor stores how it is cut, and collectives change one cut into another.
 
-A placement says what the ranks of a mesh hold: Shard(d), a part of dimension d; Replicate(), a
-copy; Partial(), a term of a sum. `redistribute` goes from one to another, and a product of two
+A placement says what each rank of a mesh has: Shard(d) is a part of dimension d, Replicate() is
+a copy, and Partial() is a term of a sum. `redistribute` changes the placement. A product of two
 DTensors chooses the placement of its result. CommDebugMode counts the collectives.
 """
 
@@ -19,12 +19,12 @@ N = 12  # a square matrix of which 1, 2, 3 and 4 ranks get even parts
 
 
 def make(whole: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
-    """`whole`, cut as the placement says."""
+    """Return `whole` as a DTensor with this placement."""
     local = whole
     if isinstance(placement, Shard):
         local = whole.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()]
     elif isinstance(placement, Partial):
-        local = whole / mesh.size()  # terms, of which only the sum means anything
+        local = whole / mesh.size()  # terms; only their sum has a meaning
     return DTensor.from_local(local, mesh, [placement])
 
 
@@ -97,7 +97,7 @@ def main() -> None:
     lines = [f"{N}×{N} over {mesh.size()} ranks: what rank 0 holds"]
     for placement in (Shard(0), Shard(1), Replicate(), Partial()):
         tensor = make(x, mesh, placement)
-        assert tensor.shape == x.shape  # a DTensor's shape is that of the whole
+        assert tensor.shape == x.shape  # a DTensor has the shape of the whole tensor
         lines.append(f"  {name(placement):9}  local shape {tuple(tensor.to_local().shape)}")
     lines += ["redistribute", *redistributions(x, mesh)]
     lines += ["products: placement of the result, and what was sent", *products(x, w, mesh)]
@@ -109,4 +109,4 @@ if __name__ == "__main__":
     main()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
+    os._exit(0)  # DTensor's caches keep the mesh and its group alive until the end

@@ -1,10 +1,10 @@
-"""Expert parallelism: all-to-alls carry tokens to the ranks of their experts and back again.
+"""Expert parallelism: all-to-alls send tokens to the ranks of their experts and back.
 
-Each rank holds e/n experts and its own tokens. Step by step: route; sort the choices by expert;
-tell every rank how many tokens it will get for each of its experts; send them (an all-to-all
-with uneven splits); compute; send the results back by the same splits, exchanged; add them up,
-weighted. Autograd runs both exchanges backwards. Compared with one process that holds all
-experts and all tokens: output, and the gradients of tokens, router and experts.
+Each rank has e/n experts and its own tokens. The steps are: route, sort the choices by expert,
+tell every rank how many tokens it will get for each of its experts, send them with an
+all-to-all of uneven parts, compute, send the results back, and add them with their weights.
+Autograd runs both all-to-alls in reverse. Output and all gradients are compared with those of
+one process that has all experts and all tokens.
 """
 
 import math
@@ -51,8 +51,8 @@ def route(router: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def one_process(router, experts, x: torch.Tensor) -> torch.Tensor:
-    """Every expert computes every token; those not chosen count zero."""
-    logits = router(x)  # shares divided by their sum: a softmax over the chosen ones alone
+    """Every expert computes every token. Experts that were not chosen have weight zero."""
+    logits = router(x)  # a softmax over the chosen experts only
     others = logits < logits.topk(K, dim=-1).values[:, -1:]
     gate = logits.masked_fill(others, -math.inf).softmax(dim=-1)
     return sum(gate[:, i, None] * expert(x) for i, expert in enumerate(experts))
@@ -63,17 +63,17 @@ def expert_parallel(router, local_experts, x: torch.Tensor) -> torch.Tensor:
     n = dist.get_world_size()
     weights, chosen = route(router, x)
     expert_of = chosen.flatten()  # [tokens · k]
-    order = expert_of.argsort(stable=True)  # by expert, and so by rank
+    order = expert_of.argsort(stable=True)  # by expert, and therefore by rank
     outgoing = x[order // K]  # [tokens · k, h]
 
-    # counts first: row j says how many tokens rank j's experts get from us, then from all of us
+    # counts first: row j has the tokens for rank j's experts, then those of all ranks
     to_experts = expert_of.bincount(minlength=EXPERTS).view(n, -1)  # [n, e/n]
     from_ranks = torch.empty_like(to_experts)
     dist.all_to_all_single(from_ranks, to_experts)
     send, receive = to_experts.sum(1).tolist(), from_ranks.sum(1).tolist()
 
     dispatched = AllToAll.apply(outgoing, send, receive)
-    # rows arrive by source rank, then by expert; every expert wants its rows together
+    # rows arrive by source rank, then by expert, but an expert needs its rows together
     expert_of_row = torch.arange(len(local_experts), device=x.device).repeat(n)
     expert_of_row = expert_of_row.repeat_interleave(from_ranks.flatten())
     by_expert = expert_of_row.argsort(stable=True)
@@ -107,7 +107,9 @@ def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(0)  # the same on every rank; the truth needs all of it, the rank a part
+    torch.manual_seed(
+        0
+    )  # the same on every rank: the reference needs all of it, a rank needs a part
     router = nn.Linear(H, EXPERTS, bias=False).to(device)
     experts = nn.ModuleList(make_expert() for _ in range(EXPERTS)).to(device)
     tokens = torch.randn(n * TOKENS, H).to(device).requires_grad_()
@@ -132,7 +134,7 @@ def main() -> None:
         if here.start <= i // per_expert < here.stop:
             torch.testing.assert_close(parameter.grad, want_experts[i], rtol=1e-4, atol=1e-4)
         else:
-            assert parameter.grad is None  # another rank's expert: nothing came near it
+            assert parameter.grad is None  # an expert of a different rank
 
     everyone: list = [None] * n
     dist.all_gather_object(everyone, (forward, sent))

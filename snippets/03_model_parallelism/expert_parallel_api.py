@@ -1,13 +1,14 @@
 """Expert parallelism with DTensor and FSDP2: a ParallelStyle that cuts experts and sends rows.
 
-Four ranks, in two meshes at once. For the experts they are (dp, ep) = (2, 2): DTensor gives
-each ep rank half of the stacked weights, Shard(0), and FSDP2 cuts that over dp. For the rest
-all four are one data-parallel group. The style's input function sorts rows and sends them, its
-output function brings them home; both are `all_to_all_single`, which autograd reverses.
-The program compares three training steps with those of one process that has all tokens. It
-compares the losses, the gradients, the norm that clips the gradients of both meshes, and the
-parameters.
-torchtitan does the same with modules of its own (models/common/token_dispatcher.py).
+Four ranks form two meshes at the same time. For the experts, they are (dp, ep) = (2, 2).
+DTensor gives each ep rank half of the stacked weights with Shard(0), and FSDP2 cuts this half
+over dp. For all other parameters, the four ranks are one data-parallel group. The style's input
+function sorts rows and sends them, and its output function returns the results. Both use
+`all_to_all_single`, and autograd runs them in reverse.
+
+The program compares three training steps with those of one process that has all tokens: the
+losses, the gradients, the norm that clips the gradients of both meshes, and the parameters.
+torchtitan has modules for the same purpose (models/common/token_dispatcher.py).
 """
 
 import copy
@@ -34,7 +35,7 @@ KIB = 1024
 
 
 class LocalExperts(nn.Module):
-    """Gated experts, as many as are here: their weights are stacked, [e, in, out]."""
+    """Gated experts of this rank. Their weights are stacked, [e, in, out]."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class LocalExperts(nn.Module):
         self.w2 = nn.Parameter(torch.randn(experts, WIDTH, H) * WIDTH**-0.5)
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """`rows`, [sum of counts, h], sorted by expert; `counts` is how many each has."""
+        """`rows` [sum of counts, h] are sorted by expert. `counts` has one entry per expert."""
         w1, w3, w2 = (
             w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w3, self.w2)
         )
@@ -53,7 +54,7 @@ class LocalExperts(nn.Module):
 
 
 class ExpertBlock(nn.Module):
-    """x plus its mixture of experts; it does not know on how many ranks they are."""
+    """x plus its mixture of experts, for any number of ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class ExpertBlock(nn.Module):
 
 
 class ExpertParallel(ParallelStyle):
-    """Experts over a mesh of one dimension; called as before, with rows of all experts."""
+    """Distribute experts over a mesh of one dimension. The call stays the same."""
 
     def cut(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for key, weight in list(module.named_parameters(recurse=False)):
@@ -83,7 +84,7 @@ class ExpertParallel(ParallelStyle):
         from_ranks = all_to_all_single(to_experts, None, None, mesh)
         self.send, self.receive = to_experts.sum(1).tolist(), from_ranks.sum(1).tolist()
         rows = all_to_all_single(rows, self.receive, self.send, mesh)
-        # rows come by source, then by expert; grouped_mm wants an expert's rows together
+        # rows arrive by source rank, but grouped_mm needs an expert's rows together
         expert_of = torch.arange(from_ranks.shape[1], device=rows.device).repeat(mesh.size())
         self.order = expert_of.repeat_interleave(from_ranks.flatten()).argsort(stable=True)
         return rows[self.order], from_ranks.sum(0)
@@ -123,7 +124,7 @@ def clip_by_mesh(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.T
 
 
 class Bytes(TorchDispatchMode):
-    """Adds up what this rank sends to others in all-to-alls of rows; counts are not floats."""
+    """Count the bytes that this rank sends in all-to-alls of rows. Counts are not floats."""
 
     def __init__(self, ep: int) -> None:
         super().__init__()
@@ -167,7 +168,7 @@ def main() -> None:
 
     optimizer, optimizer_alone = (
         torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, alone)
-    )  # not Adam, which would forgive a factor in the gradients
+    )  # not Adam, which would cancel a factor in the gradients
     losses = []
     for batch in batches:
         mine = batch.chunk(4)[rank]

@@ -1,10 +1,10 @@
-"""FlexAttention over several ranks: any mask, cut and balanced by what it leaves to compute.
+"""FlexAttention over several ranks: any mask, with the work balanced over the ranks.
 
-Three documents are packed into one sequence. Each rank holds a part of the tokens, and the rows
-of the block mask that belong to them; keys and values of all ranks are gathered before
-attention. Which tokens a rank gets is up to a balancer: none, head and tail (zigzag), or one
-that deals out rows of blocks by how many of their blocks are not empty. All names with an
-underscore are private; torchtitan imports them. On a CPU only forward runs.
+Three documents are packed into one sequence. Each rank has a part of the tokens and their rows
+of the block mask. The keys and values of all ranks are gathered before attention. A balancer
+decides which tokens a rank gets: none, head and tail (zigzag), or one that distributes rows of
+blocks by the number of their blocks that are not empty. All names with an underscore are
+private, but torchtitan imports them. On a CPU only forward runs.
 """
 
 import os
@@ -23,7 +23,7 @@ from torch.nn.attention import flex_attention as flex
 
 S, D = 2048, 8  # 16 blocks of 128 tokens: 1, 2, 4 and 8 ranks divide their halves
 DOCUMENTS = (1300, 300, 448)
-torch.compiler.set_stance("force_eager")  # to start sooner; in training let it compile
+torch.compiler.set_stance("force_eager")  # starts sooner; remove this line in training
 
 
 class Attention(nn.Module):
@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
 
 def attend(mesh, qkv, mask, balancer) -> tuple[torch.Tensor, int]:
-    """The whole output, put together again, and the blocks that this rank computes."""
+    """Return the output of the whole sequence, and the blocks that this rank computes."""
     style = cp._ContextParallel(2, cp._ContextParallel.AttentionType.FLEX)
     attention = parallelize_module(Attention(), mesh, style)
     *ours, rows = cp._context_parallel_shard(mesh, [*qkv, mask], [2, 2, 2, 2], balancer)

@@ -1,8 +1,8 @@
-"""One matrix for q, k and v, cut as if it were one: rank 0 gets queries, the last one values.
+"""A fused matrix for q, k and v that is cut as one matrix gives a wrong output.
 
-A fused projection has the rows of q, then of k, then of v. Its first quarter is queries alone.
-The shapes are right on every rank, so attention runs, and the output is wrong. The fix cuts
-each of the three by heads.
+A fused projection contains the rows of q, then those of k, then those of v. If it is cut into
+four parts, the first part contains only queries. The shapes are right on every rank, so
+attention runs, but the output is wrong. The fix cuts each of the three by heads.
 """
 
 import os
@@ -24,7 +24,7 @@ def cut_each(qkv: torch.Tensor, rank: int, t: int) -> torch.Tensor:
 
 
 def attend(x: torch.Tensor, qkv: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """[b, s, h] -> [b, s, h]; the whole sum, or a rank's term of it."""
+    """[b, s, h] -> [b, s, h]: the whole sum, or the term of a rank."""
     q, k, v = (
         part.unflatten(2, (-1, H // HEADS)).transpose(1, 2)
         for part in F.linear(x, qkv).chunk(3, dim=2)

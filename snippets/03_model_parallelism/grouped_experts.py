@@ -1,11 +1,11 @@
-"""All experts of a rank in one product: grouped_mm over rows sorted by expert, none dropped.
+"""All experts of a rank in one product: grouped_mm over rows that are sorted by expert.
 
-A Python loop starts three products for each expert, however few rows it got. `grouped_mm` takes
-all rows, sorted by expert, and the places where each expert's rows end: three products in all,
-and no padding, for it does not care how uneven they are. A shared expert computes every token
-beside them, as in DeepSeek-V3. Compared with a loop over experts and tokens: output and the
-gradients of everything. In production the rows are in bf16, and no count leaves the GPU: the
-host would wait for it, as it does in `bincount`.
+A Python loop starts three products for each expert, even if the expert has few rows.
+`grouped_mm` needs all rows, sorted by expert, and the offsets where the rows of each expert
+end. It needs three products and no padding, and the numbers of rows may be uneven. A shared
+expert computes every token, as in DeepSeek-V3. The output and all gradients are compared with a
+loop over experts and tokens. In production the rows are in bf16, and the counts stay on the
+GPU, because the host would wait for them, as in `bincount`.
 """
 
 import torch
@@ -27,7 +27,7 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.randn(experts, WIDTH, H) * WIDTH**-0.5)
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """`rows`, [sum of counts, h], sorted by expert; `counts` is how many each has."""
+        """`rows` [sum of counts, h] are sorted by expert. `counts` has one entry per expert."""
         ends = counts.cumsum(0, dtype=torch.int32)
         gate = F.silu(F.grouped_mm(rows, self.w1, offs=ends))
         return F.grouped_mm(gate * F.grouped_mm(rows, self.w3, offs=ends), self.w2, offs=ends)
@@ -52,10 +52,12 @@ class MixtureOfExperts(nn.Module):
 
 
 def loop(moe: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
-    """The definition: every expert computes every token; those not chosen count zero."""
+    """The definition: every expert computes every token, with weight zero if not chosen."""
     logits = moe.router(x)
     others = logits < logits.topk(K, dim=-1).values[:, -1:]
-    gate = logits.masked_fill(others, -torch.inf).softmax(dim=-1)  # of the chosen alone
+    gate = logits.masked_fill(others, -torch.inf).softmax(
+        dim=-1
+    )  # over the chosen experts only
     out = torch.zeros_like(x)
     for experts, gates in ((moe.experts, gate), (moe.shared, torch.ones_like(gate[:, :1]))):
         for i in range(len(experts.w1)):

@@ -1,7 +1,8 @@
-"""Six heads on four ranks: the error that it gives, and a check that says it first.
+"""Six heads on four ranks: the error, and a check that raises a clearer one earlier.
 
-The columns of q, k and v divide evenly (6 heads of 16 are 96 columns, 24 for each of four
-ranks), so cutting the weights raises nothing. The view into heads does, in the forward pass.
+The columns of q, k and v divide evenly: 6 heads of 16 are 96 columns, which is 24 for each of
+four ranks. So cutting the weights raises no error. The view into heads fails in the forward
+pass.
 """
 
 import os
@@ -14,12 +15,12 @@ B, S, HEAD = 2, 16, 16
 
 
 def split_by_the_whole_model(q: torch.Tensor, heads: int) -> torch.Tensor:
-    """The code for one device, unchanged: it asks for all heads."""
+    """The code for one device, unchanged: it reshapes for all heads."""
     return q.view(B, S, heads, HEAD)
 
 
 def split_by_what_is_here(q: torch.Tensor, heads: int) -> torch.Tensor:
-    """-1 in place of the number of heads: right if whole heads are here."""
+    """-1 instead of the number of heads: right if the rank has whole heads."""
     return q.view(B, S, -1, HEAD)
 
 
@@ -60,7 +61,7 @@ def main() -> int:
                 result = f"{mine.shape[2]} heads on a rank"
             except (RuntimeError, ValueError) as error:
                 result, status = f"{type(error).__name__}: {error}", 1
-            dist.barrier()  # no rank has left with an assertion
+            dist.barrier()  # no rank has failed an assertion
             if rank == 0:
                 print(f"{heads} heads, t = {t}, {split.__name__}\n  {result}", flush=True)
     dist.barrier()

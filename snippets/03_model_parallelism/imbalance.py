@@ -83,7 +83,7 @@ def step_seconds(counts: torch.Tensor) -> float:
 
 
 def draw(curves: dict[float, list[float]]) -> None:
-    import matplotlib  # here, as only rank 0 draws
+    import matplotlib  # only rank 0 draws
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt

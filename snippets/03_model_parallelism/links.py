@@ -1,10 +1,11 @@
-"""Which dimension goes on which link: bytes per GPU and step of Llama 3 405B, and their times.
+"""Bytes per GPU and step of Llama 3 405B for each dimension, and their times on two links.
 
-The layout is the second and the third row of Table 4 in the Llama 3 paper: 405B parameters on
-16,384 H100, TP 8 × PP 16 × DP 128 with sequences of 8,192, and the same GPUs as TP 8 × CP 16 ×
-PP 16 × DP 8 with 131,072. Every row is a formula for what one GPU sends in one step; it is
-divided by NVLink's 450 GB/s one way, and by a 400 Gb/s card's 50 GB/s. `alone` is the part of
-a step it would take if nothing hid it. Activations and parameters have 2 bytes, gradients 4.
+The layouts are the second and the third row of Table 4 in the Llama 3 paper: 405B parameters on
+16,384 H100s, with TP 8 × PP 16 × DP 128 for sequences of 8,192 tokens, and with TP 8 × CP 16 ×
+PP 16 × DP 8 for 131,072. Each row is a formula for the bytes that one GPU sends in a step,
+divided by 450 GB/s of NVLink in one direction, and by 50 GB/s of a 400 Gb/s card. The column
+`alone` is the fraction of a step that it would take if nothing were overlapped. Activations and
+parameters have 2 bytes, gradients have 4.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class Layout:
     pp: int
     dp: int
     sequence: int
-    batch: int  # sequences of one data-parallel group in a step, one to a micro-batch
+    batch: int  # sequences of a data-parallel group in a step, one per micro-batch
     flops: float  # FLOP/s per GPU that the paper reports
 
     @property
@@ -34,7 +35,7 @@ class Layout:
         return LAYERS / self.pp * self.batch
 
     def tensor(self) -> float:
-        """Four reduce-scatters and four all-gathers a layer; SP repeats two of the gathers."""
+        """Four reduce-scatters and four all-gathers per layer. SP repeats two gathers."""
         half = (self.tp - 1) / self.tp * 2 * self.tokens * HIDDEN
         return (4 * 2 + 2) * half * self.layer_passes
 
@@ -53,7 +54,7 @@ class Layout:
         return (n - 1) / n * (4 + 2) * PARAMETERS / (self.tp * self.pp)
 
     def step_seconds(self) -> float:
-        """6ΨT and causal attention, at the speed reported."""
+        """6ΨT and causal attention, at the FLOP/s that the paper reports."""
         tokens = self.dp * self.batch * self.sequence
         attention = 6 * LAYERS * HIDDEN * self.sequence
         gpus = self.tp * self.cp * self.pp * self.dp

@@ -1,8 +1,9 @@
-"""Positions counted from the start of the shard: context parallelism that is silently wrong.
+"""Positions that each rank counts from 0 make context parallelism wrong without an error.
 
-After cutting the sequence a rank's tokens are 0, 1, 2 … in memory, and not in the text. Two
-places need the true positions: rotary embeddings, and the causal mask. With local ones nothing
-fails and no shape changes, but every rank after the first computes something else.
+After the sequence is cut, the tokens of a rank are 0, 1, 2 … in memory, but not in the text.
+Two parts of attention need the true positions: rotary embeddings and the causal mask. With
+local positions nothing fails and no shape changes, but every rank after the first has a wrong
+output.
 
     (no flag)   the mask and the rotation use arange(s/n)
     --fix      both use rank · s/n + arange(s/n)
@@ -67,7 +68,7 @@ def main() -> int:
 
     torch.manual_seed(0)
     whole = [torch.randn(B, HEADS, S, D).to(device) for _ in range(3)]
-    # the same rotation in complex numbers: by position · 10000^(-i/d) for the pair at i
+    # the same rotation with complex numbers, by position · 10000^(-i/d) for the pair at i
     angle = torch.tensor([[i / 10000 ** (j / D) for j in range(0, D, 2)] for i in range(S)])
     turn = torch.polar(torch.ones_like(angle), angle).to(device)
     pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2))) for x in whole[:2])
@@ -93,7 +94,7 @@ def main() -> int:
         if rank == 0:
             shown = ", ".join("equal" if e < 1e-5 else f"off by ≈{e:.0%}" for e in errors)
             print(f"{name}: ranks 0 to {n - 1}: {shown}", flush=True)
-    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    dist.barrier()  # rank 0 has printed before a rank exits with an error
     return int(wrong)
 
 

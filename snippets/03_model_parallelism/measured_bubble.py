@@ -1,9 +1,9 @@
-"""Four pipeline schedules run by four processes: the measured bubble beside the predicted one.
+"""Four pipeline schedules run by four processes: the measured and the predicted bubble.
 
-Each rank goes through its own list of operations and knows nothing of the others' clocks: it
-waits for what it needs, sleeps for as long as the operation takes, and sends what it made. A
-sleep needs no core, so two cores play four GPUs. The lists are those of schedules.py; a forward
-of a rank's layers takes 40 ms here, B and W the same. Draws measured_bubble.svg.
+Each rank runs its own list of operations. It waits for its input, sleeps for as long as the
+operation takes, and sends its output. A sleep needs no core, so two cores can simulate four
+GPUs. The lists are those of schedules.py. A forward of a rank's layers takes 40 ms, and so do B
+and W. Draws measured_bubble.svg.
 """
 
 import math
@@ -46,7 +46,7 @@ def gpipe(p: int, m: int) -> Schedule:
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """p-1-r forwards to warm up, then one forward and one backward in turn."""
+    """p-1-r forwards as a warm-up, then one forward and one backward in turn."""
 
     def rank_ops(r: int) -> list[Op]:
         return warm_up_then_alternate(m, min(p - 1 - r, m), lambda kind, i: (i, r))
@@ -55,7 +55,7 @@ def one_f_one_b(p: int, m: int) -> Schedule:
 
 
 def interleaved(p: int, m: int, v: int = 2) -> Schedule:
-    """1F1B over v chunks per rank: rank r holds stages r, r+p, …; m is a multiple of p."""
+    """1F1B with v chunks per rank. Rank r has stages r, r+p, …, and m is a multiple of p."""
 
     def rank_ops(r: int) -> list[Op]:
         def place(kind: str, i: int) -> tuple[int, int]:
@@ -69,7 +69,7 @@ def interleaved(p: int, m: int, v: int = 2) -> Schedule:
 
 
 def zb_h1(p: int, m: int) -> Schedule:
-    """1F1B with the backward in two: rank r keeps r of its W back, to fill gaps with them."""
+    """1F1B with B and W. Rank r runs each W r micro-batches later, to fill gaps."""
     schedule = []
     for r, ops in enumerate(one_f_one_b(p, m)):
         split = []
@@ -83,7 +83,7 @@ def zb_h1(p: int, m: int) -> Schedule:
 
 # --8<-- [start:run]
 def run(ops: list[Op], stages: int) -> tuple[list[tuple[float, float]], float]:
-    """Go through `ops` in order; return begin and end of each, by the machine's clock.
+    """Run `ops` in order, and return begin and end of each on the machine's clock.
 
     Also returns the end by a clock on which nothing is late; messages carry its time.
     """
@@ -104,7 +104,9 @@ def run(ops: list[Op], stages: int) -> tuple[list[tuple[float, float]], float]:
         exact = exact + length
         if step and 0 <= target < stages:
             work = dist.isend(exact, target % p, tag=tag(op._replace(stage=target), stages))
-            sending.append((work, exact))  # does not wait for the receiver, who may be busy
+            sending.append(
+                (work, exact)
+            )  # does not wait for the receiving rank, which may be busy
     for work, _ in sending:
         work.wait()
     return spans, exact.item()
@@ -114,7 +116,7 @@ def run(ops: list[Op], stages: int) -> tuple[list[tuple[float, float]], float]:
 
 
 def tag(op: Op, stages: int) -> int:
-    """A number of its own for the input of every operation."""
+    """A unique tag for the input of every operation."""
     return (op.micro * stages + op.stage) * 2 + (op.kind == "B")
 
 
@@ -130,7 +132,7 @@ def peak_live(ops: list[Op], v: int) -> Fraction:
 
 def draw(results: list[tuple[str, Schedule, list]], path: str) -> None:
     """One panel per schedule, from (title, schedule, spans of each rank)."""
-    import matplotlib  # here, since one rank alone draws
+    import matplotlib  # only one rank draws
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
@@ -161,7 +163,7 @@ def main() -> None:
         sys.exit("start with 2 or 4 ranks: torchrun --nproc-per-node=4 measured_bubble.py")
     dist.init_process_group("gloo")  # tags and host tensors: gloo, also where there are GPUs
     rank, p = dist.get_rank(), dist.get_world_size()
-    run(one_f_one_b(p, M)[rank], p)  # connects the ranks, not counted
+    run(one_f_one_b(p, M)[rank], p)  # connects the ranks, not measured
 
     results = []
     if rank == 0:
@@ -184,7 +186,7 @@ def main() -> None:
         begin = min(begin for times in spans for begin, _ in times)
         length = max(end for times in spans for _, end in times) - begin
         assert math.isclose(max(ends), UNIT * (3 * M + idle)), (build, ends)
-        # a sleep is never shorter than asked for: no step ends before the formula's
+        # a sleep is never too short, so no step ends before the formula says
         assert length > 0.999 * max(ends), (build, length)
         busy = sum(end - begin for times in spans for begin, end in times)
         measured = 1 - busy / (p * length)

@@ -1,9 +1,10 @@
-"""Megatron-LM's weak scaling, predicted from three rates beside what the paper reports.
+"""Megatron-LM's weak scaling, predicted from three rates and compared with the paper.
 
-Shoeybi et al. (2019) grow a GPT-2 from 1.2 to 8.3 billion parameters with one to eight V100s of
-a DGX-2H. The time of a step is its products, divided by t, at the speed of their one-GPU run;
-what no rank shares, norms, dropouts and residuals, at the speed of memory; and six all-reduces
-a layer (two of them for recomputation) over NVLink. Draws megatron_published.svg.
+Shoeybi et al. (2019) train GPT-2 models of 1.2 to 8.3 billion parameters on one to eight V100s
+of a DGX-2H. The predicted time of a step has three parts: the products, divided by t, at the
+speed of the paper's run on one GPU; the norms, dropouts and residual sums, which every rank
+computes, at the bandwidth of memory; and six all-reduces per layer over NVLink, two of them for
+recomputation. Draws megatron_published.svg.
 """
 
 import matplotlib
@@ -36,7 +37,7 @@ def products(hidden: int, layers: int) -> float:
 
 
 def untouched_by_tp(hidden: int, layers: int) -> float:
-    """Seconds that every rank spends on norms, dropouts and residuals, whatever t is."""
+    """Seconds for norms, dropouts and residual sums, which do not depend on t."""
     return TOUCHED * BATCH * SEQUENCE * hidden * layers / MEMORY
 
 
@@ -46,7 +47,7 @@ def all_reduces(t: int, hidden: int, layers: int, bandwidth: float) -> float:
 
 
 def efficiency(t: int, bandwidth: float = NVLINK, replicated: bool = True) -> float:
-    """FLOP/s per GPU as a share of the one-GPU run's."""
+    """FLOP/s per GPU divided by those of the run on one GPU."""
     hidden, layers, _ = MODELS[1]
     own = untouched_by_tp(hidden, layers) if replicated else 0.0
     speed = products(hidden, layers) / (products(hidden, layers) / BASELINE - own)

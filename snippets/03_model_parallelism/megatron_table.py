@@ -1,11 +1,11 @@
 """Megatron-LM's weak-scaling table recomputed: parameters, FLOPs, time, and the bubble.
 
-Narayanan et al. (2021), Table 1: seven models on 32 to 3,072 A100. From the shape of each model
-follow its parameters, 12Lh²(1 + 13/12h + (V+s)/12Lh), and the FLOPs of an iteration with
-recomputation, 96BsLh²(1 + s/6h + V/16Lh). With the TFLOP/s that the paper reports these give
-the seconds of an iteration and the days of a run, 8ΨD/(nX). The bubble (p-1)/m is for micro-
-batches of one sequence and a schedule that is not interleaved; the last column is the speed of
-a stage while it is busy, if that is the bubble that was paid.
+Narayanan et al. (2021), Table 1, has seven models on 32 to 3,072 A100s. The shape of a model
+gives its parameters, 12Lh²(1 + 13/12h + (V+s)/12Lh), and the FLOPs of an iteration with
+recomputation, 96BsLh²(1 + s/6h + V/16Lh). With the TFLOP/s of the paper, these give the seconds
+of an iteration and the days of a run, 8ΨD/(nX). The bubble (p-1)/m is for micro-batches of one
+sequence and a schedule that is not interleaved. The last column is the speed of a stage while
+it works, if the run had this bubble.
 """
 
 VOCABULARY, SEQUENCE, PEAK = 51200, 2048, 312e12

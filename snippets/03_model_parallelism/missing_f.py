@@ -1,8 +1,8 @@
-"""Without f the loss is right and the gradients are not: replicated weights drift apart.
+"""Without f, the loss is right and the gradients are wrong: replicated weights drift apart.
 
-A norm in front of a tensor-parallel MLP gets its gradient through all columns of the first
-matrix, and a rank has a share of them. Without the all-reduce in backward each rank's norm
-learns from its own share. The loss falls all the same, and nothing raises.
+A norm before a tensor-parallel MLP gets its gradient through all columns of the first matrix,
+and a rank has only a part of them. Without the all-reduce in backward, the norm of each rank
+learns from its own part. The loss still falls, and no error is raised.
 """
 
 import os
@@ -47,14 +47,14 @@ def forward(x, norm, columns, rows, with_f: bool) -> torch.Tensor:
 
 
 def spread(tensor: torch.Tensor) -> float:
-    """The largest difference between two ranks' copies of what should be one tensor."""
+    """The largest difference between the copies of a tensor on two ranks."""
     copies = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(copies, tensor)
     return (torch.stack(copies).amax(0) - torch.stack(copies).amin(0)).max().item()
 
 
 def train(device: torch.device, with_f: bool) -> tuple[list[float], float, float]:
-    """Losses, the norm's first gradient as a share of the right one, the final spread."""
+    """Losses, the relative error of the norm's first gradient, and the final difference."""
     rank, t = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     x, target = torch.randn(2, TOKENS, H).to(device)

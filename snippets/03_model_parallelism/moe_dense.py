@@ -1,10 +1,11 @@
-"""A mixture of experts: k of e MLPs per token, equal to the dense sum at k/e of its FLOPs.
+"""A mixture of experts: k of e MLPs per token, with k/e of the FLOPs of the dense sum.
 
-A router gives every token a probability for each expert. The k best compute, and their outputs
-are summed with the (renormalised) probabilities. Written densely, every expert computes every
-token and most results are multiplied by zero; written sparsely, tokens are sorted by expert and
-each expert computes its own. With a capacity, an expert takes the first C choices it gets and
-drops the rest: the shapes become static, and some tokens lose part of their output.
+A router gives every token a probability for each expert. The k best experts compute the token,
+and their outputs are added with the renormalized probabilities. In the dense version, every
+expert computes every token, and most results are multiplied by zero. In the sparse version,
+tokens are sorted by expert, and each expert computes only its own tokens. With a capacity, an
+expert accepts its first C choices and drops all others. The shapes are then fixed, and some
+tokens lose a part of their output.
 """
 
 import math
@@ -36,7 +37,7 @@ class MixtureOfExperts(nn.Module):
         return weights / weights.sum(-1, keepdim=True), chosen
 
     def dense(self, x: torch.Tensor) -> torch.Tensor:
-        """Every expert computes every token; the definition, to compare with."""
+        """The definition: every expert computes every token."""
         weights, chosen = self.route(x)
         gate = torch.zeros(len(x), len(self.experts), device=x.device)
         gate = gate.scatter(1, chosen, weights)  # zero for experts not chosen
@@ -44,7 +45,7 @@ class MixtureOfExperts(nn.Module):
         return (gate[:, :, None] * outputs).sum(dim=1)
 
     def sparse(self, x: torch.Tensor, capacity: int | None = None) -> tuple[torch.Tensor, int]:
-        """Each expert computes its tokens, `capacity` at most; also returns how many drop."""
+        """Each expert computes at most `capacity` tokens. Also returns how many are dropped."""
         weights, chosen = self.route(x)
         expert_of = chosen.flatten()  # [tokens · k], a token's choices side by side
         order = expert_of.argsort(stable=True)  # choices sorted by expert
@@ -60,11 +61,11 @@ class MixtureOfExperts(nn.Module):
 
 
 def gated(moe: MixtureOfExperts, x: torch.Tensor, capacity: int) -> torch.Tensor:
-    """Densely and with nothing of the class but its layers: a softmax over the chosen alone."""
+    """The dense result again, which uses only the layers of the class."""
     logits = moe.router(x)
     chosen = logits >= logits.topk(K, dim=-1).values[:, -1:]
     gate = logits.masked_fill(~chosen, -math.inf).softmax(dim=-1)
-    gate = gate * (chosen.cumsum(dim=0) <= capacity)  # by their place in an expert's queue
+    gate = gate * (chosen.cumsum(dim=0) <= capacity)  # by their position in the expert's queue
     return sum(gate[:, i, None] * expert(x) for i, expert in enumerate(moe.experts))
 
 

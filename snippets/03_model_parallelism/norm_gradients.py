@@ -1,8 +1,8 @@
-"""Sequence parallelism without a sum of the norms' gradients: each rank's norm learns alone.
+"""Under sequence parallelism, the gradients of the norms must be summed over the ranks.
 
-Under sequence parallelism a norm sees its rank's tokens, and so does everything else that works
-on them: its gradient is one term of t. The weights are copies and must stay copies, so the
-terms have to be added before the step, as data parallelism does for the whole model.
+A norm sees only the tokens of its rank, so its gradient is one term of a sum of t terms. This
+holds for every parameter that works on these tokens. The weights are copies and must stay
+equal, so the terms must be added before the optimizer step.
 """
 
 import os
@@ -18,7 +18,7 @@ TOKENS, H, STEPS = 96, 48, 30  # 1, 2, 3 and 4 ranks divide the tokens
 
 
 def spread(tensor: torch.Tensor) -> float:
-    """The largest difference between two ranks' copies of what should be one tensor."""
+    """The largest difference between the copies of a tensor on two ranks."""
     copies = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(copies, tensor)
     return (torch.stack(copies).amax(0) - torch.stack(copies).amin(0)).max().item()
@@ -34,11 +34,13 @@ def sum_over_ranks(module: nn.Module) -> None:
 
 
 def train(device: torch.device, summed: bool) -> tuple[float, float, float]:
-    """What a norm becomes, against one process: first gradient, last weights, spread."""
+    """Compare a norm with one process: first gradient, last weights, difference of ranks."""
     rank, t = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     x, target = torch.randn(2, TOKENS, H).to(device)
-    weight = (torch.randn(H, H) / H**0.5).to(device)  # the layer between, the same everywhere
+    weight = (torch.randn(H, H) / H**0.5).to(
+        device
+    )  # the layer after the norm, equal on all ranks
     norm, alone = nn.LayerNorm(H).to(device), nn.LayerNorm(H).to(device)
     optimizers = [torch.optim.SGD(module.parameters(), lr=1.0) for module in (norm, alone)]
     ours, whole = (slice(rank * TOKENS // t, (rank + 1) * TOKENS // t), slice(None))
@@ -53,7 +55,9 @@ def train(device: torch.device, summed: bool) -> tuple[float, float, float]:
         if step == 0:
             terms = norm.weight.grad.clone()
             if not summed:
-                dist.all_reduce(terms)  # the weights are equal yet: terms of the whole gradient
+                dist.all_reduce(
+                    terms
+                )  # the weights are still equal, so these are terms of the whole gradient
             torch.testing.assert_close(terms, alone.weight.grad, rtol=1e-4, atol=1e-6)
             difference = norm.weight.grad - alone.weight.grad
             first = (difference.norm() / alone.weight.grad.norm()).item()

@@ -1,12 +1,13 @@
-"""Tensor parallelism that overlaps: what runs beside a collective, on an emulated link.
+"""Tensor parallelism that overlaps its collectives with products, on an emulated link.
 
-Backward of a column-parallel layer needs dX summed over the ranks, and dW, which does not wait
-for that sum: start the all-reduce first, then multiply. Forward of a row-parallel layer has no
-such product, so it is cut: each rank's tokens are a piece, which travels while the next one is
-multiplied. The sums equal one process in both orders, and the times stand beside the formula's.
+In the backward of a column-parallel layer, dX must be summed over the ranks, but dW does not
+need this sum. So start the all-reduce first, and then compute dW. The forward of a row-parallel
+layer has no such product, so it is cut: the tokens of each rank are one piece, and each piece
+is sent while the next one is multiplied. Both orders give the sums of one process, and the
+times are compared with the formula.
 
-Link and GPU are emulated, with a real collective and a real product. The thread of either then
-sleeps until latency + bytes / bandwidth, or FLOPs / rate, have passed: a sleep needs no core.
+The link and the GPU are emulated, with a real collective and a real product. Each of them then
+sleeps until latency + bytes / bandwidth, or FLOPs / rate, have passed. A sleep needs no core.
 """
 
 import os
@@ -27,7 +28,7 @@ STEPS = 5
 
 
 class Wire(threading.Thread):
-    """Runs collectives one after the other, each as slowly as the emulated link."""
+    """Run collectives one after the other, at the speed of the emulated link."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -43,7 +44,7 @@ class Wire(threading.Thread):
 
 
 class Run:
-    """One run: what was done in which order, and the least time of each product and message."""
+    """One run: the order of its operations, and the least time of each product and message."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire, self.handles, self.events = wire, [], []
@@ -64,14 +65,14 @@ class Run:
         self.events.append(("start", seconds))
 
     def wait(self) -> None:
-        """For all that was started."""
+        """Wait for all operations that have been started."""
         for handle in self.handles:
             handle.wait()
         self.events.append(("wait", 0.0))
         self.total = time.perf_counter() - self.begin
 
     def predicted(self) -> float:
-        """Products follow each other, and so do messages; only a wait joins the two."""
+        """Products run one after the other, as do messages. Only a wait connects the two."""
         computed = sent = 0.0
         for kind, seconds in self.events:
             if kind == "product":
@@ -114,13 +115,15 @@ def row_forward(run: Run, y, weight, beside: bool) -> list[torch.Tensor]:
                 work.wait()
 
         run.start(exchange, term.nbytes)
-    own = run.product(parts[rank], weight.T) if beside else terms[rank]  # last: it stays
+    own = (
+        run.product(parts[rank], weight.T) if beside else terms[rank]
+    )  # last, because it is not sent
     run.wait()
     return [own + arriving.sum(0)]
 
 
 def measure(layer: Callable, truth: list[torch.Tensor], wire: Wire, *args) -> Run:
-    """The run of median length, each result compared with one process."""
+    """Return the run of median length. Every result is compared with one process."""
     runs = []
     for _ in range(STEPS):
         dist.barrier()

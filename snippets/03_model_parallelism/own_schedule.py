@@ -1,9 +1,10 @@
-"""Schedules that torch does not ship, run by torch's own runtime: V-Half and V-Min.
+"""V-Half and V-Min, which torch does not have, run by torch's own pipeline runtime.
 
-Their lists become a table of actions, a row for each rank: `3F0` is stage 3's forward of
-micro-batch 0, `3I0` its B (torch's I, for input) and `3W0` its W. The runtime adds the sends
-and receives. The program compares loss and gradients with one process, and counts what
-autograd keeps on each rank: no more than the lists say, p // 2 + 1 and (p + 4) // 3.
+The lists of operations become a table with a row for each rank. `3F0` is the forward of stage 3
+for micro-batch 0, `3I0` is its B (torch calls it I, for input), and `3W0` is its W. The runtime
+adds the sends and receives. The program compares loss and gradients with one process. It also
+counts what autograd keeps on each rank, which must not exceed p // 2 + 1 and (p + 4) // 3
+micro-batches.
 """
 
 import csv
@@ -43,7 +44,7 @@ def v_half(p: int, m: int) -> Schedule:
 
 def v_half_starts(p: int, r: int) -> tuple[int, ...]:
     """Return when rank r starts F0, F1, B1 and B0 of micro-batch 0, in units of a chunk's F."""
-    gap = 0 if p % 2 else 3  # keeps the four of a rank in different units of six
+    gap = 0 if p % 2 else 3  # so that a rank's four operations use different units of six
     return 2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r
 
 
@@ -65,7 +66,7 @@ def from_block(p: int, m: int, most: int, starts: Callable) -> Schedule:
     forwards in the order of the repeated path, and its B too. Each runs as early as its input
     and the limit of `most` live micro-batches allow. Where neither can run, a W runs.
     """
-    queues = []  # of each rank: its F, its B and its W, and when the block has them
+    queues = []  # for each rank: its F, its B and its W, with their begin
     for r in range(p):
         down, up = r, 2 * p - 1 - r
         block = list(zip("FFBB", (down, up, up, down), starts(p, r), strict=True))
@@ -110,7 +111,7 @@ def peak_live(ops: list[Op], v: int) -> Fraction:
 
 
 class Layer(nn.Module):
-    """Linear and Tanh, which notes how many activations autograd keeps: two for each call."""
+    """Linear and Tanh, and a count of the activations that autograd keeps, two per call."""
 
     kept = most = 0
 
@@ -124,7 +125,7 @@ class Layer(nn.Module):
 
     @staticmethod
     def note(saved: torch.Tensor) -> "Box":
-        box = Box([saved.detach()])  # with its graph it would keep itself
+        box = Box([saved.detach()])  # without its graph, which would keep it alive
         if saved.shape[0] == BATCH // M:  # and not a weight
             Layer.kept += 1
             Layer.most = max(Layer.most, Layer.kept)
@@ -137,18 +138,18 @@ class Layer(nn.Module):
 
 
 class Box(list):
-    """A list that can say when it goes."""
+    """A list that reports when it is freed."""
 
 
 def action(op: Op) -> str:
-    """As torch writes it; its own B is a whole backward, W included."""
+    """The name that torch uses. Its own B is a whole backward and includes W."""
     return f"{op.stage}{op.kind.replace('B', 'I')}{op.micro}"
 
 
 def train_step(
     table: Schedule, whole: nn.Module, batch: torch.Tensor, target: torch.Tensor
 ) -> tuple[list[nn.Module], torch.Tensor]:
-    """One step over `whole` in the order of `table`; this rank's stages and the mean loss."""
+    """Run one step in the order of `table`. Return this rank's stages and the mean loss."""
     rank, p = dist.get_rank(), dist.get_world_size()
     share = LAYERS // (2 * p)
     example = torch.empty(BATCH // M, HIDDEN, device=batch.device, requires_grad=True)

@@ -1,8 +1,9 @@
-"""The same cuts by PyTorch's API: a plan of ColwiseParallel, RowwiseParallel, SequenceParallel.
+"""Tensor and sequence parallelism by PyTorch's API: a plan for parallelize_module.
 
-A transformer with an embedding, two blocks and an output head, written for one device, is cut
-by parallelize_module: tensor parallelism alone, in two ways, then with sequence parallelism
-and loss_parallel. Loss and gradients equal one process; CommDebugMode counts the collectives.
+A transformer for one device, with an embedding, two blocks and an output head, is cut by
+parallelize_module: first with tensor parallelism alone, in two ways, then with sequence
+parallelism and loss_parallel. Loss and gradients equal those of one process, and CommDebugMode
+counts the collectives.
 """
 
 import copy
@@ -35,7 +36,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(H, H) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # -1 and not HEADS: a rank has a/t of them, [b, s, h/t] -> [b, a/t, s, h/a]
+        # -1 because a rank has a/t heads, [b, s, h/t] -> [b, a/t, s, h/a]
         q, k, v = (
             f(x).unflatten(2, (-1, H // HEADS)).transpose(1, 2)
             for f in (self.q, self.k, self.v)
@@ -76,10 +77,10 @@ class Transformer(nn.Module):
 
 
 def tensor_parallel(model: Transformer, mesh: DeviceMesh, shared: bool = True) -> None:
-    """f and g: activations between the matrices are whole; so are embedding and head."""
+    """f and g: activations between the matrices are whole, as are embedding and head."""
     whole = Replicate()
     for block in model.blocks:
-        # shared: one DTensor for q, k and v, whose gradients are added before they are sent
+        # one DTensor for q, k and v, so that its gradients are added before they are sent
         entry = PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole)
         plan = ({"attention": entry} if shared else {}) | {
             "attention.q": ColwiseParallel(),
@@ -93,12 +94,12 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh, shared: bool = True) -
 
 
 def three_inputs(model: Transformer, mesh: DeviceMesh) -> None:
-    """The same without PrepareModuleInput: q, k and v each have an f of their own."""
+    """The same plan without PrepareModuleInput: q, k and v have three separate f."""
     tensor_parallel(model, mesh, shared=False)
 
 
 def sequence_parallel(model: Transformer, mesh: DeviceMesh) -> None:
-    """g and ḡ: between the matrices activations are Shard(1), [b, s/t, h] on each rank."""
+    """g and ḡ: activations between the matrices are Shard(1), [b, s/t, h] on each rank."""
     gather = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
     for block in model.blocks:
         plan = {
@@ -125,7 +126,7 @@ def sequence_parallel(model: Transformer, mesh: DeviceMesh) -> None:
 
 
 def sum_partial_gradients(model: Transformer) -> None:
-    """Norms under SequenceParallel have gradients that are Partial: sum each of them once."""
+    """Sum the Partial gradients of the norms under SequenceParallel, each of them once."""
     for parameter in model.parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and gradient.placements[0].is_partial():
@@ -177,7 +178,7 @@ def main() -> None:
         cut(model, mesh)
         with CommDebugMode() as forward:
             logits = model(tokens)
-        with loss_parallel():  # does nothing where the logits are whole
+        with loss_parallel():  # has no effect if the logits are whole
             with CommDebugMode() as in_loss:
                 loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
             with CommDebugMode() as backward:
@@ -211,4 +212,4 @@ if __name__ == "__main__":
     main()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
+    os._exit(0)  # DTensor's caches keep the mesh and its group alive until the end

@@ -1,9 +1,10 @@
-"""1F1B with blocking sends deadlocks: each neighbour sends, and neither receives.
+"""1F1B with blocking sends deadlocks: both neighbours send, and neither receives.
 
-In the middle of 1F1B a stage has an activation for the next one, which at the same moment has a
-gradient for it. A blocking send that waits for its receiver then waits for ever.
+In the middle of 1F1B, a stage has an activation for the next stage, and the next stage has a
+gradient for it at the same moment. A blocking send waits until the other side receives, so both
+wait forever.
 
-    (no flag)   send, then receive: the time limit ends it
+    (no flag)   send, then receive: the timeout ends it
     --fix      both in one batch_isend_irecv
 """
 
@@ -39,8 +40,8 @@ def exchange_at_once(outgoing: torch.Tensor, peer: int, group) -> torch.Tensor:
 def main() -> int:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 pipeline_deadlock.py")
-    # gloo, also where there are GPUs: its time limit is an exception, NCCL's ends the process.
-    # The default group serves to end in order; what may fail runs in a second one.
+    # gloo, also with GPUs: its timeout raises an exception, and NCCL's ends the process.
+    # A second group runs the operations that may fail; the default group ends in order.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
@@ -54,7 +55,7 @@ def main() -> int:
             dist.recv(torch.empty_like(tensor), 0, group=group)
         for _ in range(1, M):  # rank 0: F, then B; rank 1: B, then F
             arrived = exchange(tensor, 1 - rank, group)
-            assert (arrived == 2 - rank).all()  # all of the peer's tensor is here
+            assert (arrived == 2 - rank).all()  # the whole tensor of the other rank has arrived
             done += 1
     except RuntimeError as error:
         failed = True

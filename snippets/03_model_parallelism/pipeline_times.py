@@ -1,10 +1,10 @@
-"""Pipeline schedules with times of your own: unequal F, B and W, slow ranks, slow links.
+"""Pipeline schedules with your own times: unequal F, B and W, slow ranks, slow links.
 
 The lists are those of schedules.py, and DualPipeV, whose order is compared with torch's. A
-message between two ranks arrives `link` after its operation has ended, and holds nobody up. All
-times are whole numbers of ticks, so nothing is rounded before it is printed. Without arguments
-the program also compares its times with the formulas of the chapter. The page "Pipeline
-schedules" has the same numbers.
+message between two ranks arrives `link` after its operation has ended, and sending it does not
+delay the sender. All times are whole numbers of ticks, so nothing is rounded before it is
+printed. Without arguments, the program also compares its times with the formulas of the
+chapter. The page "Pipeline schedules" has the same numbers.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from fractions import Fraction
 from schedules import Op, Schedule, bubble, gpipe, interleaved, needs, one_f_one_b, zb_h1, zb_v
 
 NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
-FORMULAS = {  # what is idle on a rank where all ranks are even and links take no time
+FORMULAS = {  # idle time of a rank, if all ranks are equally fast and links take no time
     "gpipe": "(p−1)(F+B+W)",
     "1f1b": "(p−1)(F+B+W)",
     "interleaved": "(p−1)(F+B+W)/v",
@@ -28,7 +28,7 @@ FORMULAS = {  # what is idle on a rank where all ranks are even and links take n
 
 
 def dualpipe_v(p: int, m: int) -> Schedule:
-    """The V of ZB-V in DualPipe's order: forwards of one chunk beside backwards of the other.
+    """The V of ZB-V in DualPipe's order: forwards of one chunk next to backwards of the other.
 
     b is a backward with its weights. Later ones are cut in B and W, and the W wait in a queue.
     """
@@ -62,7 +62,7 @@ def dualpipe_v(p: int, m: int) -> Schedule:
 
 
 def why_not(name: str, p: int, m: int) -> str:
-    """What keeps a schedule from running, or nothing."""
+    """Return why a schedule cannot run, or an empty text."""
     if name == "interleaved" and m % p:
         return "needs a multiple of p micro-batches"
     if name == "zb-v" and m < 2 * p - 1:
@@ -130,7 +130,7 @@ def share_idle(spans: list[list[Span]]) -> tuple[int, int]:
 
 
 def formula(name: str, p: int, m: int, v: int, f: int, b: int, w: int) -> tuple[int, int]:
-    """The same by the formula, for even ranks and links that take no time; 2v is cleared."""
+    """The same by the formula, for equally fast ranks and links without delay, times 2v."""
     idle = {
         "interleaved": 2 * (p - 1) * (f + b + w),
         "zb-h1": 2 * v * (p - 1) * max(0, f + b - w),
@@ -158,7 +158,7 @@ def in_seconds(x: float) -> str:
 def facts(
     name: str, p: int, m: int, v: int, f: int, b: int, w: int, link: int, pace: list[int]
 ) -> dict:
-    """What is said about one case."""
+    """The printed lines of one case."""
     times, others, lengths = (f, b, w, link, pace), {}, {}
     for other in NAMES:
         if reason := why_not(other, p, m):
@@ -188,7 +188,7 @@ def torch_order(p: int, m: int, r: int) -> list[tuple[str, int, int]]:
     """DualPipeV's operations on a rank as torch lists them; a whole backward is a b."""
     from torch.distributed.pipelining.schedules import ScheduleDualPipeV
 
-    schedule = object.__new__(ScheduleDualPipeV)  # its list needs no processes
+    schedule = object.__new__(ScheduleDualPipeV)  # its list does not need processes
     schedule.pp_group_size, schedule._n_microbatches = p, m
     actions = schedule._calculate_single_rank_operations(r)
     single = itertools.chain(*(action.sub_actions or [action] for action in actions))

@@ -1,7 +1,7 @@
 """torch.distributed.pipelining: six schedules give the loss and gradients of one process.
 
-You cut the model, wrap each part in a PipelineStage, and a schedule does the rest: it cuts the
-batch, sends, receives, and divides the gradients by the number of micro-batches.
+You cut the model and wrap each part in a PipelineStage. The schedule cuts the batch, sends,
+receives, and divides the gradients by the number of micro-batches.
 """
 
 import os
@@ -29,11 +29,11 @@ V_SHAPED = (ScheduleZBVZeroBubble, ScheduleDualPipeV)
 def train_step(
     schedule_class: type, whole: nn.Module, batch: torch.Tensor, target: torch.Tensor, **options
 ) -> tuple[list[nn.Module], torch.Tensor]:
-    """One step of a schedule over `whole`, cut evenly; this rank's stages and the mean loss."""
+    """Run one step of a schedule. Return this rank's stages and the mean loss."""
     rank, p = dist.get_rank(), dist.get_world_size()
     count = p if schedule_class in ONE_STAGE else 2 * p
     share = LAYERS // count
-    v_shaped = schedule_class in V_SHAPED  # the way back through the ranks is a way forward
+    v_shaped = schedule_class in V_SHAPED  # the second stages go back through the ranks
     places = (rank, count - 1 - rank) if v_shaped else range(rank, count, p)
     last = 0 if v_shaped else p - 1
     stages = [
@@ -46,7 +46,9 @@ def train_step(
         stage.submod.zero_grad()
 
     losses: list[torch.Tensor] = []  # filled on the rank of the last stage
-    inputs = (batch,) if rank == 0 else ()  # the first stage's; the target is the last one's
+    inputs = (
+        (batch,) if rank == 0 else ()
+    )  # for the first stage; the last stage gets the target
     schedule.step(*inputs, target=target if rank == last else None, losses=losses)
     loss = torch.stack(losses).mean().detach() if losses else batch.new_zeros(())
     dist.broadcast(loss, last)
@@ -82,7 +84,7 @@ def main() -> None:
     names = {id(tensor): name for name, tensor in whole.named_parameters()}
 
     def ratio(modules: list[nn.Module]) -> float:
-        """Our gradients as a multiple of the true ones; they must be parallel to them."""
+        """The factor between our gradients and the true ones, equal for all parameters."""
         ours = [t for module in modules for t in module.parameters()]
         flat = torch.cat([t.grad.flatten() for t in ours])
         true = torch.cat([truth[names[id(t)]].flatten() for t in ours])
@@ -93,7 +95,7 @@ def main() -> None:
     events: list[str] = []  # forwards and backwards of layers, gradients accumulated
 
     def forward_ran(_module, _inputs, y: torch.Tensor) -> None:
-        if y.requires_grad:  # in torch 2.11 a stage learns its shapes without gradients
+        if y.requires_grad:  # in torch 2.11 a stage infers its shapes without gradients
             events.append("F")
             y.register_hook(lambda _: events.append("B"))
 
@@ -118,7 +120,7 @@ def main() -> None:
         seen = [events[:i] for i in range(len(events))]
         live = max(ran.count("F") - ran.count("B") for ran in seen) * p / LAYERS
         assert schedule_class is not ScheduleGPipe or live >= M
-        # PipelineStage tries one more, to learn its shapes
+        # PipelineStage runs one more forward, to infer its shapes
         assert schedule_class is not Schedule1F1B or live <= p - rank + 1
         apart = events.count("W") < 2 * M * LAYERS // p  # a W alone calls no hook
         assert apart == (schedule_class not in whole_backward)

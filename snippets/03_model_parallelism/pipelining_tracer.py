@@ -1,8 +1,8 @@
 """The tracing front end: pipeline() cuts a model whose forward you do not want to rewrite.
 
-torch.export traces the whole forward with one micro-batch, split_spec names the modules before
-which to cut, and each rank builds its stage from the traced graph. Loss and gradients are those
-of one process; parameters keep their names.
+torch.export traces the whole forward with one micro-batch. split_spec names the modules before
+which to cut. Each rank builds its stage from the traced graph. Loss and gradients equal those
+of one process, and the parameters keep their names.
 """
 
 import os
@@ -56,7 +56,7 @@ def main() -> None:
     torch.manual_seed(0)  # the same model and batch on every rank
     net = Net().to(device)
     tokens, target = torch.randint(WORDS, (2, BATCH)).to(device)
-    x = net.embed.weight[tokens]  # forward once more, written out
+    x = net.embed.weight[tokens]  # the forward again, as plain code
     for block in net.blocks:
         x = x + torch.tanh(x @ block.weight.T + block.bias)
     true_loss = cross_entropy(x @ net.head.weight.T + net.head.bias, target)
@@ -64,7 +64,7 @@ def main() -> None:
     truth = {name: tensor.grad.clone() for name, tensor in net.named_parameters()}
     net.zero_grad()
 
-    example = tokens[: BATCH // M]  # a micro-batch: its shape is compiled in
+    example = tokens[: BATCH // M]  # a micro-batch: the traced graph has its shape
     pipe = pipeline(net, mb_args=(example,), split_spec={"blocks.2": SplitPoint.BEGINNING})
     stage = pipe.build_stage(rank, device)
     schedule = ScheduleGPipe(stage, n_microbatches=M, loss_fn=cross_entropy)

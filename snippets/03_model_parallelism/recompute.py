@@ -1,8 +1,8 @@
-"""Recomputation in one stage: live bytes of each micro-batch against the extra forward.
+"""Recomputation in one stage: the bytes that each micro-batch keeps, and the extra FLOPs.
 
-A stage of four transformer MLP blocks runs four micro-batches forward, then all of them
-backward, as GPipe does. Counted are the bytes held just before the first backward, and the
-FLOPs of everything.
+A stage of four transformer MLP blocks runs four micro-batches forward and then all of them
+backward, as GPipe does. The program counts the bytes that are kept just before the first
+backward, and the FLOPs of the whole step.
 """
 
 import contextlib
@@ -29,20 +29,22 @@ def step(blocks: nn.Sequential, inputs: torch.Tensor, unit: int) -> tuple[int, i
 
     `unit` blocks at a time are checkpointed, so that their input alone is kept; 0 is none.
     """
-    held: dict[int, torch.UntypedStorage] = {}  # distinct storages, weights left out
+    held: dict[int, torch.UntypedStorage] = {}  # distinct storages, without weights
     weights = {p.untyped_storage().data_ptr() for p in blocks.parameters()}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            held[storage.data_ptr()] = storage  # keeps it, so that no address comes twice
+            held[storage.data_ptr()] = (
+                storage  # keeps it alive, so that its address is not used again
+            )
         return tensor
 
     with FlopCounterMode(display=False) as counter:
         outputs = []
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             for x in inputs:
-                x = x.clone().requires_grad_()  # as received from the stage before
+                x = x.clone().requires_grad_()  # as received from the previous stage
                 if unit == 0:
                     x = blocks(x)
                 for i in range(0, len(blocks) if unit else 0, unit or 1):
@@ -59,11 +61,14 @@ def main() -> None:
     torch.manual_seed(0)
     blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
     inputs = torch.randn(M, TOKENS, H)
-    bsh = TOKENS * H * 4  # bytes of a micro-batch at the border of two blocks
+    bsh = TOKENS * H * 4  # bytes of a micro-batch between two blocks
     forward = 2 * 8 * H * H * TOKENS * BLOCKS * M  # FLOPs: two products of h x 4h
 
     print("recomputed                 kept a micro-batch  FLOPs, in forwards  ratio")
-    x, base = inputs.flatten(0, 1), 0  # the truth: all micro-batches at once, written out
+    x, base = (
+        inputs.flatten(0, 1),
+        0,
+    )  # the reference: all micro-batches together, as plain code
     for block in blocks:
         hidden = nn.functional.gelu(x @ block.up.weight.T + block.up.bias)
         x = x + hidden @ block.down.weight.T + block.down.bias

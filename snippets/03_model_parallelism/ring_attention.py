@@ -1,13 +1,14 @@
-"""Ring attention: keys and values travel round a ring, and each rank keeps only its queries.
+"""Ring attention: keys and values go around a ring of ranks, and queries stay on their rank.
 
-Every rank holds s/n tokens. In n steps each block of keys and values visits every rank, and an
-online softmax merges what it contributes, so no rank ever holds the whole sequence or a row of
-s scores (Liu et al., 2023). Backward sends the blocks round again, and with them the gradients
-that they have collected. The program compares output and gradients with attention over the
-whole sequence in one process, and counts what a rank sends and keeps, for 1 rank to all.
-Sums are kept in fp32; what travels has the dtype of the keys. In bf16 the result is
-then no further from the truth than that of torch's attention over the whole sequence.
-In production a fused kernel computes each block: chapter 10 has one.
+Every rank has s/n tokens. In n steps, each block of keys and values visits every rank, and an
+online softmax merges its contribution. So no rank has the whole sequence, or a row of s scores,
+at any time (Liu et al., 2023). In backward the blocks go around again, followed by the
+gradients that they have collected. The program compares output and gradients with attention
+over the whole sequence in one process, and counts what a rank sends and keeps.
+
+Sums are kept in fp32, and messages have the dtype of the keys. In bf16 the result is therefore
+no further from float64 than that of torch's attention over the whole sequence. In production, a
+fused kernel computes each block. Chapter 10 has one.
 """
 
 import math
@@ -26,7 +27,7 @@ sent = 0  # bytes given to isend by this rank
 
 
 def pass_on(tensors: list[torch.Tensor], group: dist.ProcessGroup):
-    """Start sending `tensors` to the next rank; return what will arrive, and the handles."""
+    """Start to send `tensors` to the next rank. Return the receive buffers and the handles."""
     global sent
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     arriving = [torch.empty_like(tensor) for tensor in tensors]
@@ -50,7 +51,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, group):
         n, scale = dist.get_world_size(group), 1 / math.sqrt(q.shape[-1])
-        q32 = q.float()  # running sums stay in fp32: rounding them after every block adds up
+        q32 = q.float()  # running sums stay in fp32, because rounding after every block adds up
         top = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=torch.float32)  # row's maximum
         total = torch.zeros_like(top)  # running sum of exp(score - top)
         out = torch.zeros_like(
@@ -60,12 +61,12 @@ class RingAttention(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             # --8<-- [start:step]
             for step in range(n):
-                if step < n - 1:  # the block leaves while we compute with it
+                if step < n - 1:  # sends the block while this rank computes with it
                     arriving, handles = pass_on(block, group)
                 scores = q32 @ block[0].float().mT * scale  # [b, heads, s/n, s/n]
                 new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
                 weights = torch.exp(scores - new_top)
-                shrink = torch.exp(top - new_top)  # what was summed under the old maximum
+                shrink = torch.exp(top - new_top)  # for the sums with the old maximum
                 total = total * shrink + weights.sum(-1, keepdim=True)
                 out = out * shrink + weights @ block[1].float()
                 top = new_top
@@ -88,7 +89,7 @@ class RingAttention(torch.autograd.Function):
         dq = torch.zeros_like(q32)
 
         def gradients(k, v):
-            """Add to dq; return what these queries contribute to the block's dk and dv."""
+            """Add to dq. Return the contribution of these queries to the block's dk and dv."""
             k, v = k.float(), v.float()
             weights = torch.exp(q32 @ k.mT * ctx.scale - log_total)  # softmax, recomputed
             d_scores = weights * (d_out @ v.mT - dot) * ctx.scale
@@ -102,15 +103,15 @@ class RingAttention(torch.autograd.Function):
                 arriving, handles = pass_on(block, group)
             part = gradients(*block)
             if step == 0:
-                own = part  # stays here; what the others collect for us comes home at the end
-            else:  # one hop behind the block: they meet again on the next rank
-                wait(more)  # under way while `gradients` computed
+                own = part  # is kept; the sum of the other ranks arrives at the end
+            else:  # one hop behind the block, so they meet again on the next rank
+                wait(more)  # was sent while `gradients` computed
                 part = [c + p for c, p in zip(collected, part, strict=True)] if more else part
                 collected, more = pass_on([g.to(k.dtype).contiguous() for g in part], group)
             if step < n - 1:
                 wait(handles)
                 block = arriving
-        wait(more)  # the last hop, home: nothing is left to compute meanwhile
+        wait(more)  # the last hop to the owner, with no computation left to hide it
         dk, dv = map(torch.add, own, collected) if more else own
         # --8<-- [end:back]
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
@@ -129,7 +130,7 @@ def compare(group: dist.ProcessGroup, device: torch.device) -> None:
     kept: list[int] = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.nbytes) or x, id)
     large = 40 * ours[0].detach(), *ours[1:]  # the exponentials of such scores overflow
-    with hooks:  # to note what it keeps
+    with hooks:  # to count what it keeps
         out = RingAttention.apply(*large, group)
     true = F.scaled_dot_product_attention(40 * whole[0], *whole[1:]).chunk(n, dim=2)[rank]
     torch.testing.assert_close(out, true, rtol=1e-4, atol=1e-4)
@@ -155,7 +156,7 @@ def compare(group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def errors_in_bf16(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Print how far output and gradients are from float64: the ring's, and torch's."""
+    """Print the distance of output and gradients from float64, for the ring and for torch."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(0)
     *inputs, d_out = torch.randn(4, 1, 1, S, D, device=device).bfloat16()

@@ -1,10 +1,11 @@
-"""Is this difference normal? A cut changes the order of sums, and nothing else: by how much?
+"""How different may the loss and the gradients be after a cut, if nothing is wrong?
 
-A small transformer in one process, with the sums that each cut makes: TP adds one partial
-product for each rank, DP and a pipeline's micro-batches add gradients, CP adds blocks of the
-softmax and gradients of pieces of the sequence. Each is compared with the same model uncut. The
-yardsticks: how far the uncut model is from float64, and from itself with its units renamed,
-which changes the order of its sums, too. A bug does not fall with the roundoff; rounding does.
+A correct cut changes only the order of sums. One process runs a small transformer with the sums
+of each cut: TP adds one partial product for each rank, DP and the micro-batches of a pipeline
+add gradients, and CP adds blocks of the softmax and gradients of pieces of the sequence. Each
+is compared with the same model without cuts. Two other differences show what is normal: the
+distance of the model from float64, and from itself with renamed units, which also changes the
+order of its sums. A rounding error falls with the precision, and the effect of a bug does not.
 """
 
 import math
@@ -56,7 +57,7 @@ def make(seed: int, layers: int = LAYERS) -> Weights:
 
 
 def make_batch(seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens [b, s+1], steps of five or twelve round a cycle; which of the s targets count."""
+    """Tokens [b, s+1], which step by five or twelve in a cycle, and a mask of the s targets."""
     random = torch.Generator().manual_seed(seed)
     first = torch.randint(VOCAB, (B, 1), generator=random)
     jumps = (torch.rand(B, S + 1, generator=random) < 0.2).cumsum(1)
@@ -87,7 +88,7 @@ def attend(q: list[Tensor], k: list[Tensor], v: list[Tensor]) -> list[Tensor]:
 
 
 def sums(x: Tensor) -> torch.dtype:
-    """Softmax, norms and the loss keep their sums in fp32 where the model is in bf16."""
+    """The dtype of sums in softmax, norms and loss: fp32 if the model is in bf16."""
     return torch.float32 if x.dtype == torch.bfloat16 else x.dtype
 
 
@@ -96,7 +97,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def add_parts(parts: list[Tensor]) -> Tensor:
-    """TP's all-reduce: one partial product a rank, each rounded to the model's dtype."""
+    """TP's all-reduce: one partial product per rank, each rounded to the model's dtype."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -135,14 +136,16 @@ def loss_sum(w: Weights, tokens: Tensor, counts: Tensor, cut: Cut) -> Tensor:
     ):
         logits = norm(x) @ w["head"]
         each = F.cross_entropy(logits.to(sums(x)).mT, target, reduction="none")
-        total = total + (each.double() * count).sum()  # so that the sum hides nothing
+        total = (
+            total + (each.double() * count).sum()
+        )  # in float64, so that this sum adds no rounding
     return total
 
 
 def run(
     master: Weights, batch: tuple[Tensor, Tensor], dtype: torch.dtype, cut: Cut = UNCUT
 ) -> tuple[float, Weights]:
-    """Loss and gradients; master weights and gradients in fp32, or float64 where dtype is."""
+    """Loss and gradients, with master weights and gradients in fp32, or float64 if dtype is."""
     keep = torch.float32 if dtype == torch.bfloat16 else dtype
     leaves = {name: w.detach().clone().to(keep).requires_grad_() for name, w in master.items()}
     loss = 0.0
@@ -208,7 +211,7 @@ def say(gap: float) -> str:
 
 
 def verdict(bf16: float, fp32: float) -> str:
-    """Of one difference, measured in both: 2^-8 and 2^-24 are 65,536 apart."""
+    """Say whether a difference, measured in bf16 and in fp32, is rounding or a bug."""
     return "rounding" if bf16 / fp32 > 1000 else "a bug"
 
 
@@ -244,13 +247,15 @@ def main() -> None:
             f"  ≈{grad16 / grad32:.0e}  {verdict(grad16, grad32)}"
         )
         assert verdict(grad16, grad32) == ("a bug" if name in BUGS else "rounding")
-        if name in CUTS:  # no further from one process than that is from the truth, or nearly
+        if name in CUTS:  # about as close to one process as that is to float64
             own16, own32 = falls["one process, from float64"]
             assert grad16 < 2 * own16 and grad32 < 2 * own32
             assert 2**16 / 8 < grad16 / grad32 < 2**16 * 8
     tight, loose = falls["one process, units renamed"], falls["one process, from float64"]
     assert falls["TP 4"][0] > 2 * tight[0]  # renaming rounds no partial sum to bf16
-    assert falls["DP 4, mean of the ranks' means"][0] < 5 * loose[0]  # in bf16 alone: nearly
+    assert (
+        falls["DP 4, mean of the ranks' means"][0] < 5 * loose[0]
+    )  # in bf16 it looks nearly normal
 
     print("gradients against depth, bf16:      layers")
     for name in ("TP 4", "DP 4; PP with 4 micro-batches"):
@@ -261,7 +266,7 @@ def main() -> None:
             grown.append(apart(*both))
         cells = (f"{n}: ≈{gap:.1e}" for n, gap in zip((1, 4, 16), grown, strict=True))
         print(f"  {name:32}" + "   ".join(cells))
-        # like a walk of L steps: sixteen times as deep, four times as far
+        # as a random walk: four times as far with sixteen times the layers
         assert 2 < grown[2] / grown[0] < 8 if name == "TP 4" else grown[2] < 1.5 * grown[0]
 
     print("loss against steps, AdamW, bf16: root mean square of the relative difference")
@@ -276,7 +281,9 @@ def main() -> None:
         curves[name] = late
         print(f"  {name:34}steps 1 to 8: ≈{early:.0e}   17 to 32: ≈{late:.0e}")
     assert curves["TP 4"] < 0.1 * curves["one process, other batches"]
-    assert curves["DP 4, gradients summed"] < 3 * curves["TP 4"]  # a bug, and no curve shows it
+    assert (
+        curves["DP 4, gradients summed"] < 3 * curves["TP 4"]
+    )  # a bug that the curve does not show
     assert curves["DP 4, mean of the ranks' means"] < 0.1 * curves["one process, other batches"]
     assert curves["TP 4, f adds nothing in backward"] > 10 * curves["TP 4"]
 

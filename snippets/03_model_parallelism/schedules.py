@@ -42,7 +42,7 @@ def gpipe(p: int, m: int) -> Schedule:
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """p-1-r forwards to warm up, then one forward and one backward in turn."""
+    """p-1-r forwards as a warm-up, then one forward and one backward in turn."""
 
     def rank_ops(r: int) -> list[Op]:
         return warm_up_then_alternate(m, min(p - 1 - r, m), lambda kind, i: (i, r))
@@ -51,7 +51,7 @@ def one_f_one_b(p: int, m: int) -> Schedule:
 
 
 def interleaved(p: int, m: int, v: int = 2) -> Schedule:
-    """1F1B over v chunks per rank: rank r holds stages r, r+p, …; m is a multiple of p."""
+    """1F1B with v chunks per rank. Rank r has stages r, r+p, …, and m is a multiple of p."""
 
     def rank_ops(r: int) -> list[Op]:
         def place(kind: str, i: int) -> tuple[int, int]:
@@ -75,7 +75,7 @@ def warm_up_then_alternate(n: int, warm_up: int, place: Callable) -> list[Op]:
 
 
 def zb_h1(p: int, m: int) -> Schedule:
-    """1F1B with the backward in two: rank r keeps r of its W back, to fill gaps with them."""
+    """1F1B with B and W. Rank r runs each W r micro-batches later, to fill gaps."""
     schedule = []
     for r, ops in enumerate(one_f_one_b(p, m)):
         split = []
@@ -88,10 +88,10 @@ def zb_h1(p: int, m: int) -> Schedule:
 
 
 def zb_v(p: int, m: int) -> Schedule:
-    """Rank r holds stages r and 2p-1-r: a way through all stages is a V. m ≥ 2p-1."""
+    """Rank r has stages r and 2p-1-r, so the path through all stages is a V. m ≥ 2p-1."""
     schedule = []
     for r in range(p):
-        steps = (  # the operation and its chunk: 0 down the ranks, 1 on the way back
+        steps = (  # the operation and its chunk: 0 on the way down the ranks, 1 on the way up
             "F0 " * (2 * (p - r) - 1)
             + "F1 F0 " * r
             + "F1 B1 W1 " * (p - r)
@@ -118,7 +118,7 @@ def v_half(p: int, m: int) -> Schedule:
 
 def v_half_starts(p: int, r: int) -> tuple[int, ...]:
     """Return when rank r starts F0, F1, B1 and B0 of micro-batch 0, in units of a chunk's F."""
-    gap = 0 if p % 2 else 3  # keeps the four of a rank in different units of six
+    gap = 0 if p % 2 else 3  # so that a rank's four operations use different units of six
     return 2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r
 
 
@@ -140,7 +140,7 @@ def from_block(p: int, m: int, most: int, starts: Callable) -> Schedule:
     forwards in the order of the repeated path, and its B too. Each runs as early as its input
     and the limit of `most` live micro-batches allow. Where neither can run, a W runs.
     """
-    queues = []  # of each rank: its F, its B and its W, and when the block has them
+    queues = []  # for each rank: its F, its B and its W, with their begin
     for r in range(p):
         down, up = r, 2 * p - 1 - r
         block = list(zip("FFBB", (down, up, up, down), starts(p, r), strict=True))

@@ -1,7 +1,7 @@
-"""Sequences of another length in the next step: a pipeline stage keeps the shape of its first.
+"""A pipeline stage keeps the shapes of its first step, so a different length fails.
 
 A PipelineStage allocates its receive buffers in the first step. In the second step the batch is
-shorter: it arrives in a part of the buffer, and backward sends a gradient of the old shape.
+shorter. It arrives in a part of the buffer, and backward sends a gradient of the old shape.
 
     (no flag)   one stage for all steps: steps of 8 and 6 tokens
     --fix       a length is padded to the next of a few, with a stage and a schedule for each
@@ -22,15 +22,15 @@ HIDDEN, M, LENGTHS, BUCKETS = 16, 2, (8, 6, 12, 8, 5), (8, 16)
 
 
 def squares(output: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean over the tokens that are no padding."""
-    if output.shape[:2] != mask.shape:  # what is to be shown is what a pipeline does itself
+    """The mean over the tokens that are not padding."""
+    if output.shape[:2] != mask.shape:  # the error must come from the pipeline
         return output.square().mean()
     return (output.square().mean(-1) * mask).sum() / mask.sum()
 
 
 # --8<-- [start:of_length]
 def of_length(tokens: int, module: nn.Module, rank: int, group: dist.ProcessGroup, kept: dict):
-    """The schedule for sequences of this length: a new stage for the same module, once."""
+    """The schedule for this length. The first call creates a new stage of the same module."""
     if tokens not in kept:
         stage = PipelineStage(module, rank, 2, torch.device("cpu"), group=group)
         kept[tokens] = ScheduleGPipe(stage, n_microbatches=M, loss_fn=squares)
@@ -43,9 +43,9 @@ def of_length(tokens: int, module: nn.Module, rank: int, group: dist.ProcessGrou
 def main() -> int:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 sequence_lengths.py")
-    warnings.simplefilter("ignore")  # of a stage that is made twice
-    # gloo, also where there are GPUs: its time limit is an exception, NCCL's ends the process.
-    # The default group serves to end in order; what may fail runs in a second one.
+    warnings.simplefilter("ignore")  # about a stage that is created twice
+    # gloo, also with GPUs: its timeout raises an exception, and NCCL's ends the process.
+    # A second group runs the operations that may fail; the default group ends in order.
     dist.init_process_group("gloo")
     rank, fix = dist.get_rank(), "--fix" in sys.argv
     group = dist.new_group(timeout=timedelta(seconds=20 if fix or rank == 0 else 2))
@@ -74,7 +74,7 @@ def main() -> int:
                 print(f"{length} tokens: {type(error).__name__}:", flush=True)
                 lines = [line.strip() for line in str(error).splitlines()[:4]]
                 for line in lines:
-                    if line and not line.startswith("Stage output"):  # not alike in releases
+                    if line and not line.startswith("Stage output"):  # differs between releases
                         print(f"  {line.partition(', grad')[0]}", flush=True)
             break
         loss = squares(whole(batch), torch.ones(4, length))

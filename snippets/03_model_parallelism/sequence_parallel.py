@@ -170,10 +170,10 @@ def check(block: Block, whole: Block) -> None:
 
 
 def bytes_written() -> int | None:
-    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
+    """Bytes that this process has passed to write calls, also of sockets, or None."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return None  # NCCL does not write to its peers through the kernel
+        return None  # NCCL does not send through the kernel
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
@@ -235,7 +235,7 @@ def main() -> None:
             factor = sum(parts[call] * count for call, count in calls.items())
             formula = factor * (t - 1) / t * 4 * B * S * H / 1024
             sent = "not here" if begin is None else f"≈{(end - begin) / 1024:.0f} KiB"
-            # headers, and what else this process writes, are a few KiB
+            # headers and other output of this process are a few KiB
             assert begin is None or 0 <= (end - begin) / 1024 - formula < 0.2 * formula + 16
             print(f"{name:8} residual stream {tuple(output.shape)}: equal, with all gradients")
             print(f"         {counted}")

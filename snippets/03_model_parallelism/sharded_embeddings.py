@@ -1,9 +1,10 @@
-"""Recommendation: an embedding table cut by rows or columns beside a data-parallel MLP.
+"""Recommendation: an embedding table cut by rows or by columns, and a data-parallel MLP.
 
 A sample is a bag of k ids, whose vectors are added, and some dense features. Each rank has its
-own samples and a part of the table. Cut by rows, ids travel to the rank of their row, which
-returns one partial sum for each sample. Cut by columns, every rank gets all ids and returns its
-columns of every sum. The MLP is under DDP. Losses and weights equal those of one process.
+own samples and a part of the table. If the table is cut by rows, each id is sent to the rank of
+its row, which returns one partial sum for each sample. If it is cut by columns, every rank gets
+all ids and returns its columns of every sum. The MLP uses DDP. Losses and weights equal those
+of one process.
 """
 
 import os
@@ -21,11 +22,11 @@ B, K, D, V, DENSE, STEPS = 96, 40, 48, 12_000, 16, 3  # b of a rank; 1 to 4 rank
 
 # --8<-- [start:exchange]
 class Exchange(torch.autograd.Function):
-    """Part i of x [n, …] goes to rank i; in backward gradients travel the way back."""
+    """Send part i of x [n, …] to rank i. In backward, gradients are sent back."""
 
     @staticmethod
     def forward(ctx, x):
-        x = x.contiguous()  # a sum's gradient is not: one copy stands for all terms
+        x = x.contiguous()  # the gradient of a sum is not contiguous
         out = torch.empty_like(x)
         dist.all_to_all_single(out, x)
         return out
@@ -36,7 +37,7 @@ class Exchange(torch.autograd.Function):
 
 
 class MeanOfLosses(torch.autograd.Function):
-    """A shard's gradient sums over all ranks' losses; the loss of one process is their mean."""
+    """Divide a shard's gradient by n: it is a sum over the losses of all ranks, not a mean."""
 
     @staticmethod
     def forward(ctx, shard):
@@ -44,7 +45,7 @@ class MeanOfLosses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient / dist.get_world_size()  # what DDP does for the MLP
+        return gradient / dist.get_world_size()  # as DDP does for the MLP
 
 
 # --8<-- [end:exchange]
@@ -65,7 +66,7 @@ class ByRows(nn.Module):
         return table[dist.get_rank() :: dist.get_world_size()]
 
     def send_ids(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids [b, k] -> ids that this rank has rows for, and where the bags [n · b] begin."""
+        """ids [b, k] -> the ids whose rows this rank has, and where the bags [n · b] begin."""
         n, b = dist.get_world_size(), len(ids)
         owner = ids % n
         lengths = torch.stack([(owner == r).sum(1) for r in range(n)])  # [n, b]
@@ -78,7 +79,7 @@ class ByRows(nn.Module):
         return ours // n, received.view(n * b).cumsum(0) - received.view(n * b)
 
     def pool(self, ids: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
-        """-> the whole sums of this rank's samples, [b, d]."""
+        """Return the whole sums of this rank's samples, [b, d]."""
         shard = MeanOfLosses.apply(self.shard)
         partial = F.embedding_bag(ids, shard, begin, mode="sum")  # [n · b, d]
         return Exchange.apply(partial.unflatten(0, (dist.get_world_size(), -1))).sum(0)
@@ -89,7 +90,7 @@ class ByRows(nn.Module):
 
 # --8<-- [start:columns]
 class ByColumns(nn.Module):
-    """Rank r keeps the r-th run of columns of every row: [V, d/n].
+    """Rank r keeps the r-th block of columns of every row: [V, d/n].
 
     Every rank has equally many samples, and n divides d, or ValueError.
     """
@@ -145,16 +146,16 @@ def make_mlp() -> nn.Module:
 
 
 def bytes_written() -> int | None:
-    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
+    """Bytes that this process has passed to write calls, also of sockets, or None."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return None  # NCCL does not write to its peers through the kernel
+        return None  # NCCL does not send through the kernel
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
 # --8<-- [start:train]
 def train(table: nn.Module, pool, mlp: nn.Module, batches: list) -> tuple[list, list, int]:
-    """Losses of this rank's samples; bytes sent by the last step's parts; lookups in it."""
+    """Losses of this rank's samples, and the bytes and lookups of the last step."""
     parameters = [table.shard, *mlp.parameters()]
     optimizer, losses = torch.optim.SGD(parameters, lr=0.5), []
     for ids, dense, clicked in batches:
@@ -178,7 +179,7 @@ def train(table: nn.Module, pool, mlp: nn.Module, batches: list) -> tuple[list, 
 
 
 def formulas(n: int, mlp: int) -> dict[str, tuple[float, float, float]]:
-    """Bytes that a rank sends: ids, sums forward, their and the MLP's gradients backward."""
+    """Bytes that a rank sends: ids, sums in forward, all gradients in backward."""
     dense = 2 * (n - 1) / n * mlp * 4
     rows, columns = (n - 1) * B * D * 4, (n - 1) / n * B * D * 4
     return {
@@ -209,7 +210,7 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     table = torch.randn(V, D)
-    popular = 1 / torch.arange(1, V + 1)  # Zipf: few ids are asked for often
+    popular = 1 / torch.arange(1, V + 1)  # Zipf's law: a few ids are very frequent
     batches = [
         (
             torch.multinomial(popular, n * B * K, replacement=True).view(n * B, K),
@@ -247,7 +248,7 @@ def main() -> None:
             line += f"{theory / kib:{width}.1f}"
             sent = [marks[i + 1] - marks[i] for marks, _ in told if marks[0] is not None]
             line += f"  ≈{sum(sent) / n / kib:.0f}" if sent else "  –"
-            # headers, and what else a process writes, are a few KiB
+            # headers and other output of a process are a few KiB
             assert not sent or abs(sum(sent) / n - theory) < 0.1 * theory + 2**14
         most, (rows, width) = max(lookups for _, lookups in told), part.shard.shape
         line += f"\n    keeps {rows:,} × {width}, {part.shard.nbytes / kib:,.0f} KiB"

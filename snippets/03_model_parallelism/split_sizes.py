@@ -65,7 +65,7 @@ def main() -> int:
     dist.all_gather_object(reports, report)
     if rank == 0:
         print("\n".join(reports), flush=True)
-    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    dist.barrier()  # rank 0 has printed before a rank exits with an error
     return 0 if args.fix else 1
 
 

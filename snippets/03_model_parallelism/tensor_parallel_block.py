@@ -156,10 +156,10 @@ def shard_like(ours: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_written() -> int | None:
-    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
+    """Bytes that this process has passed to write calls, also of sockets, or None."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return None  # NCCL does not write to its peers through the kernel
+        return None  # NCCL does not send through the kernel
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
@@ -223,7 +223,7 @@ def main() -> None:
         for phase, count in enumerate(calls):
             before, after = marks[phase : phase + 2]
             sent = "not here" if before is None else f"≈{(after - before) / 1024:.0f}"
-            # headers, and what else this process writes, are a few KiB
+            # headers and other output of this process are a few KiB
             assert before is None or 0 <= (after - before) / 1024 - formula < 0.2 * formula + 16
             print(f"  {('forward', 'backward')[phase]:8}{count:13}   counted {sent}")
         count = len(gradients)

@@ -1,8 +1,9 @@
-"""Three dimensions: DP × PP × TP on 2 × 2 × 2 processes, with the loss of one process.
+"""Three dimensions: DP × PP × TP on 2 × 2 × 2 processes, with the losses of one process.
 
-One mesh, three groups for each rank. TP cuts every block's matrices, innermost; a pipeline of
-two stages runs 1F1B over the middle dimension; and gradients are averaged over the outer one.
-Each rank holds about a quarter of the parameters and its replica reads half of the batch.
+One mesh gives each rank three groups. TP cuts the matrices of every block over the inner
+dimension. A pipeline of two stages runs 1F1B over the middle dimension. Gradients are averaged
+over the outer dimension. Each rank has about a quarter of the parameters, and its replica reads
+half of the batch.
 """
 
 import copy
@@ -40,7 +41,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def average_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Data parallelism for the shards that this rank holds, in one message."""
+    """Average the gradients of this rank's shards over dp, in one message."""
     gradients = [local(p.grad) for p in model.parameters()]
     flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat, group=group)
@@ -72,7 +73,7 @@ def main() -> None:
     mesh = init_device_mesh(device.type, (DP, PP, TP), mesh_dim_names=("dp", "pp", "tp"))
     dp, pp, tp = (mesh[name].get_local_rank() for name in ("dp", "pp", "tp"))
 
-    torch.manual_seed(0)  # every rank builds the whole model, and keeps its part
+    torch.manual_seed(0)  # every rank builds the whole model and keeps its part
     whole = nn.Sequential(*(NormedBlock() for _ in range(LAYERS))).to(device)
     batches = [torch.randn(BATCH, H).to(device) for _ in range(STEPS)]
 
@@ -93,7 +94,7 @@ def main() -> None:
     losses, losses_alone = [], []
     for x in batches:
         # --8<-- [start:step]
-        mine = x.chunk(DP)[dp]  # by the dp coordinate: both ranks of a tp group see the same
+        mine = x.chunk(DP)[dp]  # both ranks of a tp group have the same tokens
         optimizer.zero_grad()
         if pp == 0:
             schedule.step(mine)

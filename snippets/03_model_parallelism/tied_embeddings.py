@@ -1,10 +1,10 @@
-"""Tied embeddings at both ends of a pipeline: two copies, two gradients, and they drift apart.
+"""Tied embeddings at both ends of a pipeline become two copies that drift apart.
 
-The embedding on the first stage and the output projection on the last are one matrix in the
-unsplit model, whose gradient is the sum of both uses. Split, each stage has a copy and only
-its own half of the gradient.
+The embedding on the first stage and the output projection on the last stage are one matrix in
+the unsplit model, and its gradient is the sum of both uses. In a pipeline, each stage has a
+copy and gets only the gradient of its own use.
 
-    (no flag)   each stage steps with what it has
+    (no flag)   each stage steps with its own gradient
     --fix      all-reduce of the gradient over the two stages before the step
 """
 
@@ -59,7 +59,7 @@ def main() -> int:
             dist.all_reduce(table.grad)  # with more stages: a group of the first and the last
         output = true_layer(embedding(tokens, true_table)) @ true_table.T
         cross_entropy(output, target).backward()
-        if step == 0:  # what a copy lacks is the other's half, and nothing else
+        if step == 0:  # a copy lacks exactly the gradient of the other use
             total = table.grad.clone()
             if not fix:
                 dist.all_reduce(total)

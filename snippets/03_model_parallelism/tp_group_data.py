@@ -1,13 +1,15 @@
-"""Different tokens on the ranks of one tensor-parallel group: no error, and a model of nothing.
+"""Different tokens on the ranks of one tensor-parallel group raise no error.
 
-TP ranks compute parts of one and the same product, so they must read the same tokens. A loader
-that shards by the global rank, as under DDP, gives each its own; the all-reduce then adds parts
-of different sentences. Shapes agree, the loss is finite, and each rank even reports a loss.
+The ranks of a tensor-parallel group compute parts of one product, so they must read the same
+tokens. A loader that shards by the global rank, as under DDP, gives each rank a different
+batch. The all-reduce then adds parts of different sentences. Shapes agree, the loss is finite,
+and each rank even reports its own loss.
 
     (no flag)   the batch is sharded by rank
     --fix      the batch is sharded by the dp coordinate
 
-Both compare checksums of the batch within the tp group afterwards; a run should do so before.
+Both versions then compare checksums of the batch in the tp group. Do this at the start of a
+run.
 """
 
 import argparse
@@ -29,7 +31,7 @@ H, BATCH = 16, 8
 
 
 def same(x: torch.Tensor, mesh: DeviceMesh) -> bool:
-    """Whether all ranks of the group have this batch; a few bytes a step."""
+    """Return whether all ranks of the group have this batch. It sends a few bytes."""
     ours = torch.stack([x.double().sum(), x.double().square().sum()])
     low, high = ours.clone(), ours.clone()
     dist.all_reduce(low, dist.ReduceOp.MIN, group=mesh.get_group())
@@ -38,7 +40,7 @@ def same(x: torch.Tensor, mesh: DeviceMesh) -> bool:
 
 
 def check_same(x: torch.Tensor, mesh: DeviceMesh) -> None:
-    """Raise on every rank of the group whose batches differ."""
+    """Raise ValueError on every rank of the group if its batches differ."""
     if not same(x, mesh):
         ranks = dist.get_process_group_ranks(mesh.get_group())
         raise ValueError(f"tensor-parallel ranks {ranks} have different batches")
@@ -74,7 +76,7 @@ def main() -> int:
     batch = torch.randn(BATCH, H).to(device)
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
-    x = batch.chunk(n)[rank]  # by global rank, as DistributedSampler would
+    x = batch.chunk(n)[rank]  # by global rank, as DistributedSampler does
     if args.fix:
         x = batch.chunk(2)[mesh["dp"].get_local_rank()]
     out = model(x)
@@ -93,10 +95,10 @@ def main() -> int:
         status = 1
         if rank == 0:
             print(f"check_same: {type(error).__name__}: {error}", flush=True)
-    other = batch.clone()  # one number of all differs
+    other = batch.clone()  # a single number differs
     other[-1, -1] += mesh["tp"].get_local_rank()
     assert same(batch, mesh["tp"]) and not same(other, mesh["tp"])
-    dist.barrier()  # rank 0 has printed before any rank leaves with an error
+    dist.barrier()  # rank 0 has printed before a rank exits with an error
     return status
 
 

@@ -1,9 +1,10 @@
 """FSDP2 over TP on a 2 × 2 mesh: parameters sharded twice, equal to the unsharded model.
 
-parallelize_module cuts the matrices over the inner dimension, `tp`; fully_shard then cuts what
-is left over the outer one, `dp`. The order is not free: TP decides what a rank computes, FSDP
-only where it is stored. Ranks of one tp group read the same batch, so the batch is cut by the
-dp coordinate and not by the rank. CommDebugMode counts the collectives of one step.
+parallelize_module cuts the matrices over the inner dimension, `tp`. Then fully_shard cuts the
+remaining parts over the outer dimension, `dp`. The order is fixed, because TP decides what a
+rank computes, and FSDP only decides where it is stored. The ranks of one tp group read the same
+tokens, so the batch is cut by the dp coordinate and not by the rank. CommDebugMode counts the
+collectives of one step.
 """
 
 import copy
@@ -54,7 +55,7 @@ def cut(model: NormedModel, mesh: DeviceMesh) -> None:
             block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
         )
         fully_shard(block, mesh=mesh["dp"])  # one all-gather for each block
-    fully_shard(model, mesh=mesh["dp"])  # and one for what is left: the head
+    fully_shard(model, mesh=mesh["dp"])  # and one for the rest of the model, which is the head
 
 
 def train(model: nn.Module, batches: list[torch.Tensor], shard: slice) -> list[torch.Tensor]:
@@ -109,7 +110,7 @@ def main() -> None:
     torch.testing.assert_close(means, losses_alone, rtol=1e-4, atol=1e-6)
     for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours.full_tensor(), truth, rtol=1e-3, atol=1e-5)
-        # AdamW forgives a factor in the gradients: those of the last step, too
+        # AdamW cancels a factor in the gradients, so they are compared, too
         torch.testing.assert_close(ours.grad.full_tensor(), truth.grad, rtol=1e-3, atol=1e-5)
 
     if dist.get_rank() == 0:

@@ -1,11 +1,12 @@
-"""Dispatch and combine over two kinds of links: a token crosses once for each node, not choice.
+"""Dispatch and combine over two kinds of links: a token crosses the network once per node.
 
-Two ranks pretend to be a node. Dispatch: a token goes over the network once to each node that
-has experts for it, to the rank with its own place there; that rank hands it on, over NVLink,
-once to each rank with experts for it. Combine goes back the same way, and adds on the way: in a
-rank over its experts, in a node over its ranks, at home over nodes. Compared with one process:
-output and gradients. Bytes are counted on both links, beside the formula and beside one copy
-for each choice. DeepEP does this with kernels that start when the first tokens have come.
+Two ranks form a simulated node. Dispatch sends a token over the network once to each node that
+has experts for it, to the rank with the same local rank. That rank forwards the token over
+NVLink, once to each rank that has experts for it. Combine uses the same path in reverse and
+adds on the way: on a rank over its experts, in a node over its ranks, and on the sender over
+the nodes. Output and gradients equal those of one process. The program counts the bytes on both
+links and compares them with the formula and with one copy for each choice. DeepEP does this
+with kernels that start when the first tokens have arrived.
 """
 
 import math
@@ -24,7 +25,7 @@ sent: Counter[str] = Counter()  # bytes of rows that left this rank, by link
 
 
 class Exchange(torch.autograd.Function):
-    """Rows to the ranks of a group by `send` counts; backward sends them home."""
+    """Send rows to the ranks of a group by `send` counts. Backward returns them."""
 
     @staticmethod
     def forward(ctx, rows, send, receive, group, link):
@@ -41,11 +42,11 @@ class Exchange(torch.autograd.Function):
 
 
 class Hop:
-    """One copy of a row for each place of `group` that it wants, and the way home."""
+    """Send one copy of a row to each place of `group` that needs it, and return the results."""
 
     def __init__(self, wanted: torch.Tensor, group: dist.ProcessGroup, link: str) -> None:
         """`wanted`: [rows, places], true where a row must go."""
-        place, self.row = wanted.T.nonzero(as_tuple=True)  # by place, and so by rank
+        place, self.row = wanted.T.nonzero(as_tuple=True)  # by place, and therefore by rank
         self.rows, self.group, self.link = len(wanted), group, link
         send = place.bincount(minlength=wanted.shape[1])
         receive = torch.empty_like(send)
@@ -62,13 +63,13 @@ class Hop:
 
 
 def share(gate: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Gates [tokens, e]: softmax over the chosen, zero elsewhere."""
+    """Gates [tokens, e]: softmax over the chosen experts, and zero for all others."""
     others = torch.ones_like(gate).scatter(1, chosen, 0.0).bool()
     return gate.masked_fill(others, -math.inf).softmax(dim=-1)
 
 
 def mixture(gates: torch.Tensor, experts: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
-    """Σ g_i E_i(x), each expert for the rows that have a gate for it."""
+    """Σ g_i E_i(x). Each expert computes the rows that have a gate for it."""
     out = torch.zeros_like(x)
     for i, expert in enumerate(experts):
         row = gates[:, i].nonzero().flatten()
@@ -80,7 +81,7 @@ def two_links(x, gates, experts, rail, node) -> torch.Tensor:
     """x: [tokens, h] of this rank, gates: [tokens, e]; `experts` are this rank's own."""
     nodes = dist.get_world_size(rail)
     network = Hop(gates.unflatten(1, (nodes, -1)).any(-1), rail, "network")
-    # the gates travel with their tokens, and their gradients come home
+    # the gates are sent with their tokens, and their gradients are returned
     rows, marks = network.out(x), network.out(gates, "gates")
     here = marks.unflatten(1, (nodes, NODE, -1))[:, dist.get_rank(rail)]  # [rows, NODE, e/n]
     nvlink = Hop(here.any(-1), node, "NVLink")
@@ -104,7 +105,7 @@ def start() -> torch.device:
 
 
 def predicted(nodes: int, n: int) -> dict[str, tuple[float, float]]:
-    """Copies of a token one way, if routing is even: a copy for each choice, and ours."""
+    """Copies of a token in one direction, if routing is even: one per choice, and two hops."""
 
     def met(places: int) -> float:
         return places * (1 - math.comb(EXPERTS - EXPERTS // places, K) / math.comb(EXPERTS, K))
@@ -122,7 +123,9 @@ def main() -> None:
     node = dist.new_subgroups(NODE)[0]  # ranks 2i and 2i + 1
     rail = [dist.new_group(list(range(i, n, NODE))) for i in range(NODE)][rank % NODE]
 
-    torch.manual_seed(0)  # the same on every rank; the truth needs all of it, the rank a part
+    torch.manual_seed(
+        0
+    )  # the same on every rank: the reference needs all of it, a rank needs a part
     router = nn.Linear(H, EXPERTS, bias=False).to(device)
     experts = nn.ModuleList(
         nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H))
@@ -158,7 +161,7 @@ def main() -> None:
     owner = chosen // (EXPERTS // n)
     same_node = owner // NODE == rank // NODE
     direct = {"network": ~same_node, "NVLink": same_node & (owner != rank)}
-    copy = 2 * H * 4 / KIB  # out and home, in fp32
+    copy = 2 * H * 4 / KIB  # there and back, in fp32
     table = torch.tensor(
         [[direct[link].sum() * copy, counted[link] / KIB] for link in direct], device=device
     )

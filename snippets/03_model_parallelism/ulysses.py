@@ -1,10 +1,11 @@
-"""Ulysses: an all-to-all turns shards of tokens into shards of heads, then attention is local.
+"""Ulysses: an all-to-all turns parts of the sequence into parts of the heads.
 
-Attention treats heads one by one and everything else treats tokens one by one. So cut by tokens
-everywhere and by heads inside attention: an all-to-all of Q, K and V before it and one of the
-output after it (Jacobs et al., 2023). Any attention kernel and any mask works unchanged, since
-each rank sees whole sequences, and each rank sends 1/n of a tensor rather than the whole of it.
-The price: no more ranks than there are heads. Compared with one process, forward and backward.
+Attention treats each head separately, and all other operations treat each token separately. So
+cut by tokens everywhere, and by heads inside attention: an all-to-all of Q, K and V before it,
+and one of the output after it (Jacobs et al., 2023). Every attention kernel and every mask
+works unchanged, because each rank has whole sequences. Each rank sends only 1/n of a tensor.
+The number of ranks cannot exceed the number of heads. Forward and backward are compared with
+one process.
 """
 
 import os
@@ -22,18 +23,18 @@ sent = 0  # bytes that left this rank
 
 
 def exchange(x: torch.Tensor, scatter: int, gather: int) -> torch.Tensor:
-    """Cut `x` along dimension `scatter`, give each rank its part, join along `gather`."""
+    """Cut `x` along dimension `scatter`, send each rank its part, join along `gather`."""
     global sent
     n = dist.get_world_size()
     outgoing = torch.stack([part.contiguous() for part in x.chunk(n, dim=scatter)])
     incoming = torch.empty_like(outgoing)
     dist.all_to_all_single(incoming, outgoing)
-    sent += outgoing.nbytes * (n - 1) // n  # one part stays here
+    sent += outgoing.nbytes * (n - 1) // n  # one part is not sent
     return torch.cat(list(incoming), dim=gather)
 
 
 class AllToAll(torch.autograd.Function):
-    """The gradient of what was sent comes back by the opposite exchange."""
+    """The exchange with a backward, which is the opposite exchange."""
 
     @staticmethod
     def forward(ctx, x, scatter, gather):
@@ -49,7 +50,7 @@ def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     """Causal attention; arguments and result are [b, heads, s/n, d], tokens in rank order."""
     # [b, heads, s/n, d] -> [b, heads/n, s, d]
     q, k, v = (AllToAll.apply(x, 1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # the library's own kernel
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # torch's own kernel
     return AllToAll.apply(out, 2, 1)  # and back
 
 

@@ -1,10 +1,10 @@
-"""Ulysses inside a node, a ring between nodes: context parallelism in two dimensions.
+"""Ulysses inside a node and a ring between nodes: context parallelism in two dimensions.
 
-An all-to-all in groups of u ranks trades tokens for heads; then each rank has s/r tokens of 1/u
-of the heads, and a ring of r ranks passes keys and values round (Fang and Zhao, 2024). So the
-ring has r - 1 hops and not n - 1, and Ulysses needs u heads and not n. Every split of n ranks
-into u and r is compared with attention over the whole sequence in one process, forward and
-backward, and what each dimension sends is counted beside its formula.
+An all-to-all in groups of u ranks exchanges tokens for heads. Each rank then has s/r tokens of
+1/u of the heads, and a ring of r ranks passes keys and values on (Fang and Zhao, 2024). The
+ring has r - 1 hops instead of n - 1, and Ulysses needs u heads instead of n. Every split of n
+ranks into u and r is compared with attention over the whole sequence in one process, forward
+and backward. The bytes of each dimension are counted and compared with a formula.
 """
 
 import math
@@ -25,7 +25,7 @@ exchanged = 0  # bytes that left it in all-to-alls
 
 
 def pass_on(tensors: list[torch.Tensor], group: dist.ProcessGroup):
-    """Start sending `tensors` to the next rank; return what will arrive, and the handles."""
+    """Start to send `tensors` to the next rank. Return the receive buffers and the handles."""
     global sent
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     arriving = [torch.empty_like(tensor) for tensor in tensors]
@@ -49,7 +49,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, group):
         n, scale = dist.get_world_size(group), 1 / math.sqrt(q.shape[-1])
-        q32 = q.float()  # running sums stay in fp32: rounding them after every block adds up
+        q32 = q.float()  # running sums stay in fp32, because rounding after every block adds up
         top = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=torch.float32)  # row's maximum
         total = torch.zeros_like(top)  # running sum of exp(score - top)
         out = torch.zeros_like(
@@ -58,12 +58,12 @@ class RingAttention(torch.autograd.Function):
         block = [k.contiguous(), v.contiguous()]
         with torch.autocast(q.device.type, enabled=False):
             for step in range(n):
-                if step < n - 1:  # the block leaves while we compute with it
+                if step < n - 1:  # sends the block while this rank computes with it
                     arriving, handles = pass_on(block, group)
                 scores = q32 @ block[0].float().mT * scale  # [b, heads, s/n, s/n]
                 new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
                 weights = torch.exp(scores - new_top)
-                shrink = torch.exp(top - new_top)  # what was summed under the old maximum
+                shrink = torch.exp(top - new_top)  # for the sums with the old maximum
                 total = total * shrink + weights.sum(-1, keepdim=True)
                 out = out * shrink + weights @ block[1].float()
                 top = new_top
@@ -85,7 +85,7 @@ class RingAttention(torch.autograd.Function):
         dq = torch.zeros_like(q32)
 
         def gradients(k, v):
-            """Add to dq; return what these queries contribute to the block's dk and dv."""
+            """Add to dq. Return the contribution of these queries to the block's dk and dv."""
             k, v = k.float(), v.float()
             weights = torch.exp(q32 @ k.mT * ctx.scale - log_total)  # softmax, recomputed
             d_scores = weights * (d_out @ v.mT - dot) * ctx.scale
@@ -98,21 +98,21 @@ class RingAttention(torch.autograd.Function):
                 arriving, handles = pass_on(block, group)
             part = gradients(*block)
             if step == 0:
-                own = part  # stays here; what the others collect for us comes home at the end
-            else:  # one hop behind the block: they meet again on the next rank
-                wait(more)  # under way while `gradients` computed
+                own = part  # is kept; the sum of the other ranks arrives at the end
+            else:  # one hop behind the block, so they meet again on the next rank
+                wait(more)  # was sent while `gradients` computed
                 part = [c + p for c, p in zip(collected, part, strict=True)] if more else part
                 collected, more = pass_on([g.to(k.dtype).contiguous() for g in part], group)
             if step < n - 1:
                 wait(handles)
                 block = arriving
-        wait(more)  # the last hop, home: nothing is left to compute meanwhile
+        wait(more)  # the last hop to the owner, with no computation left to hide it
         dk, dv = map(torch.add, own, collected) if more else own
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
 class Exchange(torch.autograd.Function):
-    """Cut along `scatter`, give each rank of `group` its part, join along `gather`."""
+    """Cut along `scatter`, send each rank of `group` its part, join along `gather`."""
 
     @staticmethod
     def forward(ctx, x, scatter, gather, group):
@@ -122,7 +122,7 @@ class Exchange(torch.autograd.Function):
         outgoing = torch.stack([part.contiguous() for part in x.chunk(u, dim=scatter)])
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing, group=group)
-        exchanged += outgoing.nbytes * (u - 1) // u  # one part stays here
+        exchanged += outgoing.nbytes * (u - 1) // u  # one part is not sent
         return torch.cat(list(incoming), dim=gather)
 
     @staticmethod

@@ -1,11 +1,11 @@
-"""A batch that m does not divide: the buffers of a pipeline stage have one shape.
+"""A batch that m does not divide: the receive buffers of a pipeline stage have one shape.
 
-A PipelineStage learns the shape of a micro-batch from the first one and receives all of them
-into buffers of that shape. 30 samples make micro-batches of 8, 8, 7 and 7: the third arrives in
-a buffer of 8 rows, whose last row is not its own, and meets a target of 7.
+A PipelineStage takes the shape of a micro-batch from the first one and receives all of them
+into buffers of this shape. 30 samples make micro-batches of 8, 8, 7 and 7. The third one
+arrives in a buffer of 8 rows, whose last row is old, and its target has 7 rows.
 
     (no flag)   30 samples, m = 4
-    --fix      what is left over is dropped, as by a DataLoader with drop_last=True
+    --fix      the remaining samples are dropped, as by a DataLoader with drop_last=True
 """
 
 import os
@@ -25,9 +25,9 @@ SAMPLES, HIDDEN, M = 30, 16, 4
 def main() -> int:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 uneven_micro_batches.py")
-    warnings.simplefilter("ignore")  # mse_loss warns of the two sizes before they fail
-    # gloo, also where there are GPUs: its time limit is an exception, NCCL's ends the process.
-    # The default group serves to end in order; what may fail runs in a second one.
+    warnings.simplefilter("ignore")  # mse_loss warns about the two sizes before they fail
+    # gloo, also with GPUs: its timeout raises an exception, and NCCL's ends the process.
+    # A second group runs the operations that may fail; the default group ends in order.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     group = dist.new_group(timeout=timedelta(seconds=5))
@@ -47,7 +47,7 @@ def main() -> int:
     try:
         inputs = (batch,) if rank == 0 else ()
         schedule.step(*inputs, target=target if rank == 1 else None, losses=losses)
-    except RuntimeError as error:  # on rank 0: nobody sends it a gradient any more
+    except RuntimeError as error:  # on rank 0: no rank sends it a gradient any more
         failed = True
         if rank == 1:
             print(f"rank 1: {type(error).__name__}: {error}", flush=True)

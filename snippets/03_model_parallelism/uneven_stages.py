@@ -1,9 +1,10 @@
-"""One slow stage sets the pace of all: predicted m·max + the rest once, and measured.
+"""The slowest stage determines the time of a pipeline: predicted and measured.
 
-Four stages share 16 layers and a head that costs as much as 4 layers. Split by count, the last
-stage does twice the work of the others; split by cost, all do the same. With the slow stage in
-front 1F1B ends before the formula says. Each rank sleeps for its stage's time (5 ms for a
-layer) through 1F1B; a rank's backward takes twice its forward.
+Four stages have 16 layers and a head that costs as much as 4 layers. If the layers are split by
+count, the last stage has twice the work of the others. If they are split by cost, all stages
+have the same work. If the slow stage is the first one, 1F1B ends before the formula says. Each
+rank runs 1F1B and sleeps for the time of its stage, 5 ms for a layer. A backward takes twice as
+long as a forward.
 """
 
 import itertools
@@ -14,8 +15,12 @@ import time
 import torch
 import torch.distributed as dist
 
-LAYER, HEAD, M = 0.005, 4, 8  # seconds of a layer's forward; the head in layers; micro-batches
-SPLITS = {  # layers on each rank; the last has the head too
+LAYER, HEAD, M = (
+    0.005,
+    4,
+    8,
+)  # seconds of a layer's forward, cost of the head in layers, micro-batches
+SPLITS = {  # layers on each rank; the last rank also has the head
     "by count": [4, 4, 4, 4],
     "slow first": [8, 4, 4, 0],
     "by cost": [5, 5, 5, 1],
@@ -23,7 +28,7 @@ SPLITS = {  # layers on each rank; the last has the head too
 
 
 def balance(costs: list[float], p: int) -> list[int]:
-    """Cut a list of layer costs into p runs so that the dearest run is as cheap as possible."""
+    """Cut a list of layer costs into p groups, so that the most expensive group is cheapest."""
     best = min(
         itertools.combinations(range(1, len(costs)), p - 1),
         key=lambda cuts: max(
@@ -34,7 +39,7 @@ def balance(costs: list[float], p: int) -> list[int]:
 
 
 def predict(costs: list[float]) -> float:
-    """Time of GPipe in forwards of a layer: the slowest stage m times, the others once.
+    """Time of GPipe in forwards of a layer: the slowest stage m times, all others once.
 
     1F1B takes as long where the slowest stage is the last, and less where it is not.
     """
@@ -75,9 +80,9 @@ def main() -> None:
         sys.exit("start with 4 ranks: torchrun --nproc-per-node=4 uneven_stages.py")
     dist.init_process_group("gloo")  # tags and host tensors: gloo, also where there are GPUs
     rank = dist.get_rank()
-    # the head is one piece that is dearer than a layer; balance() finds the second split
+    # the head cannot be cut and costs more than a layer; balance() finds this split
     assert balance([1.0] * 16 + [float(HEAD)], 4) == [5, 5, 5, 2]  # 1 layer and the head
-    run(0.001)  # connects the ranks, not counted
+    run(0.001)  # connects the ranks, not measured
 
     lengths = {}
     for name, layers in SPLITS.items():
@@ -89,7 +94,7 @@ def main() -> None:
         exact = max(end for _, _, end in spans) / LAYER
         early = predict(costs) - exact
         assert early > 1 if name == "slow first" else abs(early) < 1e-6
-        assert length > 0.999 * LAYER * exact  # a sleep is never shorter than asked for
+        assert length > 0.999 * LAYER * exact  # a sleep is never too short
         lengths[name] = length
         if rank == 0:
             predicted, busy = LAYER * predict(costs), 3 * M * sum(costs) * LAYER / (4 * length)

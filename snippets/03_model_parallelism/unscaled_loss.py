@@ -1,7 +1,8 @@
-"""The loss of each micro-batch not divided by m: gradients m times too large, and no error.
+"""If the loss of a micro-batch is not divided by m, the gradients are m times too large.
 
-GPipe on two ranks. The loss that is logged is the mean over micro-batches, so the curve shows
-nothing at first; the gradients are m times those of the whole batch. Adam hides even that.
+GPipe runs on two ranks. The logged loss is the mean over micro-batches, so its curve shows
+nothing at first. The gradients are m times those of the whole batch, and no error is raised.
+Adam hides even this factor.
 
     (no flag)   backward of the micro-batch's mean loss
     --fix      divided by m

@@ -1,9 +1,9 @@
-"""Embedding and cross-entropy with the vocabulary cut over ranks: no logits are gathered.
+"""Embedding and cross-entropy with the vocabulary cut over ranks, without a gather of logits.
 
-Each rank has V/t rows of the (tied) embedding. A token's vector comes from the one rank that
-has it; the others add zeros. The loss needs three numbers for each token from all ranks: the
-largest logit, the sum of exponentials, the target's logit. Loss and gradients equal those of
-F.cross_entropy on one process.
+Each rank has V/t rows of the tied embedding. The vector of a token comes from the one rank that
+has its row, and all other ranks add zeros. The loss of a token needs three numbers from all
+ranks: the largest logit, the sum of the exponentials, and the logit of the target. Loss and
+gradients equal those of F.cross_entropy on one process.
 """
 
 import os
@@ -20,7 +20,7 @@ B, S, H, V = 8, 256, 16, 1536  # 1, 2, 3 and 4 ranks divide the vocabulary
 
 
 class CopyToRanks(torch.autograd.Function):
-    """f: forward nothing, backward an all-reduce."""
+    """f: a copy in forward, an all-reduce in backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -32,7 +32,7 @@ class CopyToRanks(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """g: forward an all-reduce, backward nothing."""
+    """g: an all-reduce in forward, a copy in backward."""
 
     @staticmethod
     def forward(ctx, term):
@@ -46,7 +46,7 @@ class SumOverRanks(torch.autograd.Function):
 
 
 def locate(tokens: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[b, s] of ids -> their row in this rank's shard, and whether they are in it at all."""
+    """[b, s] of ids -> their rows in this rank's shard, and whether they are in it."""
     local = tokens - dist.get_rank() * rows
     mine = (local >= 0) & (local < rows)
     return local.masked_fill(~mine, 0), mine
@@ -59,7 +59,7 @@ def embed(tokens: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 
 
 class VocabularyParallelLoss(torch.autograd.Function):
-    """Mean cross-entropy of logits [b, s, V/t] that stay where they are; -100 is no target."""
+    """Mean cross-entropy of logits [b, s, V/t] that are not gathered. -100 is not a target."""
 
     @staticmethod
     def forward(ctx, logits, targets):
@@ -82,23 +82,23 @@ class VocabularyParallelLoss(torch.autograd.Function):
     def backward(ctx, gradient):
         softmax, local, mine, counted = ctx.saved_tensors
         one_hot = torch.zeros_like(softmax).scatter_(-1, local[..., None], 1.0)
-        difference = softmax - one_hot * mine[..., None]  # each rank knows its own columns
+        difference = softmax - one_hot * mine[..., None]  # each rank has its own columns
         difference *= (counted.to(softmax) / counted.sum())[..., None]
         return (gradient * difference).to(ctx.dtype), None
 
 
 def gathered_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """What it replaces: all logits on every rank."""
+    """The method that it replaces: all logits on every rank."""
     parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, logits)
     return F.cross_entropy(torch.cat(parts, dim=-1).flatten(0, 1), targets.flatten())
 
 
 def bytes_written() -> int | None:
-    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
+    """Bytes that this process has passed to write calls, also of sockets, or None."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
-        return None  # NCCL does not write to its peers through the kernel
+        return None  # NCCL does not send through the kernel
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
@@ -125,7 +125,9 @@ def main() -> None:
     table, mixer = torch.randn(V, H).to(device), torch.randn(H, H).to(device)
     tokens, targets = torch.randint(V, (2, B, S)).to(device)
 
-    whole = table.clone().requires_grad_()  # one process; the mixer stands for the layers
+    whole = (
+        table.clone().requires_grad_()
+    )  # one process; the mixer takes the place of the layers
     hidden = torch.tanh(F.embedding(tokens, whole) @ mixer)
     expected = F.cross_entropy((hidden @ whole.T).flatten(0, 1), targets.flatten())
     expected.backward()
@@ -160,7 +162,7 @@ def main() -> None:
         ):
             before, after = marks[begin : begin + 2]
             sent = "–" if before is None else f"≈{(after - before) / 1024:.1f} KiB"
-            # headers, and what else this process writes, are a few KiB
+            # headers and other output of this process are a few KiB
             assert before is None or 0 <= after - before - size < 0.2 * size + 2**14
             print(f"  {name:28} {size / 1024:9.1f} KiB  {sent:>10}")
         print(f"ratio of the formulas: V/6 = {V // 6}")

@@ -1,9 +1,9 @@
-"""Mesh dimensions in the wrong order: the same numbers, and the big traffic on the slow link.
+"""Mesh dimensions in the wrong order: the same results, but more traffic between nodes.
 
-Two nodes of two ranks are pretended: ranks 0 and 1, 2 and 3. One MLP block is computed on a
-(dp, tp) mesh and on a (tp, dp) one. Results agree to the last digit that matters, so nothing
-tells that the second sends its activations across nodes. The program adds up, for each all-
-reduce, the bytes that a ring sends over the border of a node.
+The program pretends that ranks 0 and 1 are one node, and ranks 2 and 3 another. It computes MLP
+blocks on a (dp, tp) mesh and on a (tp, dp) mesh. The results agree, so nothing shows that the
+second mesh sends its activations between nodes. For each all-reduce, the program adds the bytes
+that a ring sends between the nodes.
 """
 
 import os
@@ -23,7 +23,7 @@ def all_reduce(x: torch.Tensor, mesh, name: str) -> torch.Tensor:
     group = mesh[name].get_group()
     ranks = dist.get_process_group_ranks(group)
     n = len(ranks)
-    each = 2 * (n - 1) / n * x.nbytes  # what every rank of a ring sends to the next one
+    each = 2 * (n - 1) / n * x.nbytes  # bytes that every rank of a ring sends to the next rank
     borders = sum(ranks[i] // NODE != ranks[(i + 1) % n] // NODE for i in range(n))
     crossing[name] = crossing.get(name, 0.0) + each * borders
     dist.all_reduce(x, group=group)
@@ -38,7 +38,7 @@ def step(mesh) -> torch.Tensor:
     for _ in range(LAYERS):
         up, down = torch.randn(H, 4 * H) / H**0.5, torch.randn(4 * H, H) / (4 * H) ** 0.5
         part = F.gelu(x @ up.chunk(2, dim=1)[tp]) @ down.chunk(2, dim=0)[tp]
-        x = x + all_reduce(part, mesh, "tp")  # forward; backward has one more of this size
+        x = x + all_reduce(part, mesh, "tp")  # in forward; backward has one more of this size
         all_reduce(torch.empty_like(part), mesh, "tp")
         gradients = torch.empty(up.numel() // 2 + down.numel() // 2)
         all_reduce(gradients, mesh, "dp")
@@ -48,7 +48,7 @@ def step(mesh) -> torch.Tensor:
 
 
 def one_process() -> torch.Tensor:
-    """The same blocks, not cut, over the whole batch."""
+    """The same blocks without cuts, for the whole batch."""
     torch.manual_seed(0)
     x = torch.randn(2 * TOKENS, H)
     for _ in range(LAYERS):
