@@ -149,9 +149,7 @@ class SavedBytes:
 
     def __init__(self, module: nn.Module) -> None:
         self.seen = {p.untyped_storage().data_ptr() for p in module.parameters()}
-        self.alive: list[
-            torch.UntypedStorage
-        ] = []  # keeps it alive, so that its address is not used again
+        self.alive: list[torch.UntypedStorage] = []  # so that no address is reused
         self.bytes = 0
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -46,9 +46,7 @@ def all_reduce(terms: Shards) -> torch.Tensor:
 
 
 def column_row(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    hidden = [
-        F.gelu(part) for part in by_columns(x, w1)
-    ]  # GeLU acts on each element separately
+    hidden = [F.gelu(part) for part in by_columns(x, w1)]  # GeLU is elementwise
     return all_reduce(by_rows(hidden, w2))
 
 
