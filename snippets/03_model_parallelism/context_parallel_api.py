@@ -90,9 +90,8 @@ def main() -> int:
     buffers, status = [q, k, v, d_out, positions], 0
     try:
         with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 5):
-            held = (
-                positions.flatten().clone()
-            )  # the same tensors, which now contain this rank's part
+            # the same tensors, which now contain this rank's part
+            held = positions.flatten().clone()
             ours = [x.clone().requires_grad_() for x in (q, k, v)]
             if args.gather:
                 out = gathered_attention(*ours, positions, mesh.get_group())

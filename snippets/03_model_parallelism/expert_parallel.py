@@ -107,9 +107,8 @@ def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(
-        0
-    )  # the same on every rank: the reference needs all of it, a rank needs a part
+    # the same on every rank: the reference needs all of it, a rank needs a part
+    torch.manual_seed(0)
     router = nn.Linear(H, EXPERTS, bias=False).to(device)
     experts = nn.ModuleList(make_expert() for _ in range(EXPERTS)).to(device)
     tokens = torch.randn(n * TOKENS, H).to(device).requires_grad_()

@@ -55,9 +55,8 @@ def loop(moe: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
     """The definition: every expert computes every token, with weight zero if not chosen."""
     logits = moe.router(x)
     others = logits < logits.topk(K, dim=-1).values[:, -1:]
-    gate = logits.masked_fill(others, -torch.inf).softmax(
-        dim=-1
-    )  # over the chosen experts only
+    # over the chosen experts only
+    gate = logits.masked_fill(others, -torch.inf).softmax(dim=-1)
     out = torch.zeros_like(x)
     for experts, gates in ((moe.experts, gate), (moe.shared, torch.ones_like(gate[:, :1]))):
         for i in range(len(experts.w1)):

@@ -104,9 +104,8 @@ def run(ops: list[Op], stages: int) -> tuple[list[tuple[float, float]], float]:
         exact = exact + length
         if step and 0 <= target < stages:
             work = dist.isend(exact, target % p, tag=tag(op._replace(stage=target), stages))
-            sending.append(
-                (work, exact)
-            )  # does not wait for the receiving rank, which may be busy
+            # does not wait for the receiving rank, which may be busy
+            sending.append((work, exact))
     for work, _ in sending:
         work.wait()
     return spans, exact.item()

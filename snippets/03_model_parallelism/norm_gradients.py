@@ -38,9 +38,8 @@ def train(device: torch.device, summed: bool) -> tuple[float, float, float]:
     rank, t = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     x, target = torch.randn(2, TOKENS, H).to(device)
-    weight = (torch.randn(H, H) / H**0.5).to(
-        device
-    )  # the layer after the norm, equal on all ranks
+    # the layer after the norm, equal on all ranks
+    weight = (torch.randn(H, H) / H**0.5).to(device)
     norm, alone = nn.LayerNorm(H).to(device), nn.LayerNorm(H).to(device)
     optimizers = [torch.optim.SGD(module.parameters(), lr=1.0) for module in (norm, alone)]
     ours, whole = (slice(rank * TOKENS // t, (rank + 1) * TOKENS // t), slice(None))
@@ -55,9 +54,8 @@ def train(device: torch.device, summed: bool) -> tuple[float, float, float]:
         if step == 0:
             terms = norm.weight.grad.clone()
             if not summed:
-                dist.all_reduce(
-                    terms
-                )  # the weights are still equal, so these are terms of the whole gradient
+                # the weights are still equal, so these are terms of the whole gradient
+                dist.all_reduce(terms)
             torch.testing.assert_close(terms, alone.weight.grad, rtol=1e-4, atol=1e-6)
             difference = norm.weight.grad - alone.weight.grad
             first = (difference.norm() / alone.weight.grad.norm()).item()

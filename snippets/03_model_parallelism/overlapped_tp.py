@@ -115,9 +115,8 @@ def row_forward(run: Run, y, weight, beside: bool) -> list[torch.Tensor]:
                 work.wait()
 
         run.start(exchange, term.nbytes)
-    own = (
-        run.product(parts[rank], weight.T) if beside else terms[rank]
-    )  # last, because it is not sent
+    # last, because it is not sent
+    own = run.product(parts[rank], weight.T) if beside else terms[rank]
     run.wait()
     return [own + arriving.sum(0)]
 

@@ -46,9 +46,8 @@ def train_step(
         stage.submod.zero_grad()
 
     losses: list[torch.Tensor] = []  # filled on the rank of the last stage
-    inputs = (
-        (batch,) if rank == 0 else ()
-    )  # for the first stage; the last stage gets the target
+    # for the first stage; the last stage gets the target
+    inputs = (batch,) if rank == 0 else ()
     schedule.step(*inputs, target=target if rank == last else None, losses=losses)
     loss = torch.stack(losses).mean().detach() if losses else batch.new_zeros(())
     dist.broadcast(loss, last)

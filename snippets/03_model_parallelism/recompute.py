@@ -65,10 +65,8 @@ def main() -> None:
     forward = 2 * 8 * H * H * TOKENS * BLOCKS * M  # FLOPs: two products of h x 4h
 
     print("recomputed                 kept a micro-batch  FLOPs, in forwards  ratio")
-    x, base = (
-        inputs.flatten(0, 1),
-        0,
-    )  # the reference: all micro-batches together, as plain code
+    # the reference: all micro-batches together, as plain code
+    x, base = inputs.flatten(0, 1), 0
     for block in blocks:
         hidden = nn.functional.gelu(x @ block.up.weight.T + block.up.bias)
         x = x + hidden @ block.down.weight.T + block.down.bias

@@ -136,9 +136,8 @@ def loss_sum(w: Weights, tokens: Tensor, counts: Tensor, cut: Cut) -> Tensor:
     ):
         logits = norm(x) @ w["head"]
         each = F.cross_entropy(logits.to(sums(x)).mT, target, reduction="none")
-        total = (
-            total + (each.double() * count).sum()
-        )  # in float64, so that this sum adds no rounding
+        # in float64, so that this sum adds no rounding
+        total = total + (each.double() * count).sum()
     return total
 
 
@@ -253,9 +252,8 @@ def main() -> None:
             assert 2**16 / 8 < grad16 / grad32 < 2**16 * 8
     tight, loose = falls["one process, units renamed"], falls["one process, from float64"]
     assert falls["TP 4"][0] > 2 * tight[0]  # renaming rounds no partial sum to bf16
-    assert (
-        falls["DP 4, mean of the ranks' means"][0] < 5 * loose[0]
-    )  # in bf16 it looks nearly normal
+    # in bf16 it looks nearly normal
+    assert falls["DP 4, mean of the ranks' means"][0] < 5 * loose[0]
 
     print("gradients against depth, bf16:      layers")
     for name in ("TP 4", "DP 4; PP with 4 micro-batches"):
@@ -281,9 +279,8 @@ def main() -> None:
         curves[name] = late
         print(f"  {name:34}steps 1 to 8: ≈{early:.0e}   17 to 32: ≈{late:.0e}")
     assert curves["TP 4"] < 0.1 * curves["one process, other batches"]
-    assert (
-        curves["DP 4, gradients summed"] < 3 * curves["TP 4"]
-    )  # a bug that the curve does not show
+    # a bug that the curve does not show
+    assert curves["DP 4, gradients summed"] < 3 * curves["TP 4"]
     assert curves["DP 4, mean of the ranks' means"] < 0.1 * curves["one process, other batches"]
     assert curves["TP 4, f adds nothing in backward"] > 10 * curves["TP 4"]
 

@@ -123,9 +123,8 @@ def main() -> None:
     node = dist.new_subgroups(NODE)[0]  # ranks 2i and 2i + 1
     rail = [dist.new_group(list(range(i, n, NODE))) for i in range(NODE)][rank % NODE]
 
-    torch.manual_seed(
-        0
-    )  # the same on every rank: the reference needs all of it, a rank needs a part
+    # the same on every rank: the reference needs all of it, a rank needs a part
+    torch.manual_seed(0)
     router = nn.Linear(H, EXPERTS, bias=False).to(device)
     experts = nn.ModuleList(
         nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H))

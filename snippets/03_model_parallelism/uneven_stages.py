@@ -15,11 +15,8 @@ import time
 import torch
 import torch.distributed as dist
 
-LAYER, HEAD, M = (
-    0.005,
-    4,
-    8,
-)  # seconds of a layer's forward, cost of the head in layers, micro-batches
+# seconds of a layer's forward, cost of the head in layers, micro-batches
+LAYER, HEAD, M = 0.005, 4, 8
 SPLITS = {  # layers on each rank; the last rank also has the head
     "by count": [4, 4, 4, 4],
     "slow first": [8, 4, 4, 0],

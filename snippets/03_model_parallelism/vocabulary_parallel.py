@@ -125,9 +125,8 @@ def main() -> None:
     table, mixer = torch.randn(V, H).to(device), torch.randn(H, H).to(device)
     tokens, targets = torch.randint(V, (2, B, S)).to(device)
 
-    whole = (
-        table.clone().requires_grad_()
-    )  # one process; the mixer takes the place of the layers
+    # one process; the mixer takes the place of the layers
+    whole = table.clone().requires_grad_()
     hidden = torch.tanh(F.embedding(tokens, whole) @ mixer)
     expected = F.cross_entropy((hidden @ whole.T).flatten(0, 1), targets.flatten())
     expected.backward()
