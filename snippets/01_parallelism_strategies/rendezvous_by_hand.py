@@ -56,6 +56,8 @@ def main() -> None:
     for rank, total, greeting in rows:
         print(f"rank {rank}: all_reduce gives {total}, store.get gives {greeting!r}")
     assert [row[0] for row in rows] == list(range(WORLD_SIZE))
+    own_keys = ["arrived", "complete", "greeting"]
+    assert server.check(own_keys) and server.num_keys() > len(own_keys)  # and those of gloo
     print(f"processes that asked the counter: {server.add('arrived', 0)}")
     sys.exit(any(process.exitcode for process in processes))
 
