@@ -27,9 +27,9 @@ MESSAGES = """
     RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=12, OpType=ALLREDUCE, TensorShape=[1024])
 01_collectives/#duplicate-gpu-detected-memory-of-other-ranks-on-gpu-0
     every process allocates memory on GPU 0
-01_collectives/#attempting-to-deserialize-object-on-a-cuda-device-but-torchcudais_available-is-false
+02_runs_that_last/#attempting-to-deserialize-object-on-a-cuda-device-but-torchcudais_available-is-false
     RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you are running on a CPU-only machine, please use torch.load with map_location=torch.device('cpu') to map your storages to the CPU.
-01_collectives/#nccl-hangs-on-consumer-gpus-p2p-iommu-and-acs
+01_communication_costs/#nccl-hangs-on-consumer-gpus-p2p-iommu-and-acs
     NCCL hangs RTX 4090 P2P IOMMU ACS
 02_ddp_in_practice/#missing-keys-in-state_dict-unexpected-keys-module
     RuntimeError: Error(s) in loading state_dict for ResNet: Missing key(s) in state_dict: "conv1.weight", "bn1.weight". Unexpected key(s) in state_dict: "module.conv1.weight", "module.bn1.weight".

@@ -246,6 +246,7 @@ def test_pages_can_be_finished() -> None:
 
 
 SECOND_EDITION = [
+    "01_collectives.md",
     "01_layouts.md",
     "01_parallelism_strategies.md",
     "01_communication_costs.md",

@@ -1,7 +1,8 @@
-"""[torch.empty(2)] * n: a list that holds one tensor n times, and a gather that loses ranks.
+"""[torch.empty(2)] * n is a list that contains one tensor n times, so a gather loses values.
 
 all_gather fills the tensors of the list one after the other. If they are all the same tensor,
-the last one written remains, n times. Nothing is raised. A list comprehension makes n tensors.
+the value of the last rank remains, n times. No error is raised. A list comprehension creates n
+tensors. A test in which all ranks have equal values cannot detect the mistake.
 """
 
 import os
@@ -26,7 +27,10 @@ def main() -> None:
     for fix in (False, True):
         x = torch.tensor([rank])
         values = [int(output.item()) for output in gather(x, fix)]
-        assert (values == list(range(n))) == fix and x.item() == rank  # what was sent stays
+        assert values == (list(range(n)) if fix else [n - 1] * n)
+        assert x.item() == rank  # the input is unchanged
+        equal = gather(torch.tensor([7]), fix)  # all ranks have the same value
+        assert [int(output.item()) for output in equal] == [7] * n  # no difference: hidden
         if rank == 0:
             print(f"{'[… for _ in range(n)]' if fix else '[…] * n':22} gathered {values}")
     dist.destroy_process_group()

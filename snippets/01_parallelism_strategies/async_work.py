@@ -1,13 +1,12 @@
-"""An asynchronous collective: the call returns at once, the result is there after wait.
+"""An asynchronous collective returns immediately, and its result is there after wait.
 
-Rank 0 launches an all-reduce and looks at its tensor before the other ranks have launched
-theirs: they hold back until rank 0 writes a key to the store. So what it sees is no matter of
-luck. The handle says that the work is not complete, the tensor still holds rank 0's own
-numbers, and rank 0 is free to compute. After wait() the sum is there.
+Rank 0 starts an all-reduce and looks at its tensor before the other ranks start theirs. The
+other ranks wait until rank 0 writes a key to the store, so the output does not depend on luck.
+Before wait, the work is not complete, and the tensor still has the numbers of rank 0. Meanwhile
+rank 0 is free to compute. After wait, the tensor has the sum.
 
-On a CPU wait() blocks the caller until the data has arrived. With NCCL it makes the current
-stream wait, and the host goes on: the tensor is then safe to use in work queued on that
-stream.
+On a CPU, wait blocks the caller until the data has arrived. With NCCL, wait makes the current
+stream wait, and the host continues. Then only work on that stream may use the tensor.
 """
 
 import os
@@ -22,7 +21,7 @@ import torch.distributed as dist
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) < 2:
         sys.exit("async_work.py needs 2 ranks or more, started by torchrun")
-    dist.init_process_group("gloo")  # the host looks at the data, so it lies in host memory
+    dist.init_process_group("gloo")  # the host looks at the data, so it is in host memory
     rank, n = dist.get_rank(), dist.get_world_size()
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
@@ -35,9 +34,9 @@ def main() -> None:
 
     if rank == 0:
         print(f"launched: complete {work.is_completed()}, x = {x.tolist()}")
-        useful = torch.ones(64, 64) @ torch.ones(64, 64)  # whatever does not need x
+        useful = torch.ones(64, 64) @ torch.ones(64, 64)  # anything that does not need x
         print(f"computed meanwhile: {useful.sum().item():.0f}")
-        time.sleep(0.5)  # enough for the others, had one of them begun
+        time.sleep(0.5)  # long enough for the other ranks, if one of them had started
         assert not work.is_completed()
         store.set("rank 0 has looked", "")
 

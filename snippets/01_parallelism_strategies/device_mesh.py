@@ -1,8 +1,9 @@
-"""DeviceMesh: the groups of a 2×2 layout from a shape and two names.
+"""DeviceMesh creates the groups of a 2×2 layout from a shape and two names.
 
-init_device_mesh makes the groups of all rows and columns, on every rank and in the same order,
-and hands each rank its own. Slicing by a name gives the group along that dimension. The last
-dimension varies fastest: put the one that talks most there, so that its ranks share a node.
+init_device_mesh creates the groups of all rows and columns, on every rank in the same order.
+It gives each rank the groups to which this rank belongs. Slicing the mesh by a name gives the
+group along that dimension. Neighbouring ranks differ in the last dimension. Put the dimension
+that sends the most bytes there, so that its ranks are in the same node.
 """
 
 import os
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 
 def describe(mesh: dist.DeviceMesh) -> str:
-    """This rank's place in the mesh and the groups it belongs to."""
+    """The coordinates of this rank in the mesh, and the groups to which it belongs."""
     dp, tp = mesh["dp"], mesh["tp"]
     assert dp.get_group().size() == dp.size() and tp.get_group().rank() == tp.get_local_rank()
     return (

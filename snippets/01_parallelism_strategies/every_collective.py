@@ -1,10 +1,11 @@
-"""A picture of every collective, drawn from what the library did with marked chunks.
+"""Draws what every collective leaves on each rank, from what the library really did.
 
-Each chunk is a one-hot tensor: it says from which rank it comes and which of that rank's four
-chunks it is. A sum of chunks is then a list of its summands. The program runs every operation
-on four ranks, reads off who holds what, checks it against the definition, and draws it. A
-column is a rank, a colour the rank that the data came from, four stripes the sum over all
-four.
+Each rank starts with four chunks. One element of a chunk is 1, and the position of this
+element is the number of the source rank and of the chunk. A sum of chunks therefore lists its
+summands. The last element of a chunk is a signed amount, so that a sum differs from a maximum.
+The program calls each operation on four ranks, compares the result with the definition of the
+operation, and draws the picture. A column is a rank. A colour is the rank from which the data
+came. Four stripes are the sum over all four ranks.
 """
 
 import os
@@ -18,20 +19,29 @@ ROOT = 0
 COLOURS = ["#0b6e99", "#c2410c", "#15803d", "#7c3aed"]
 INK, MUTED = "#1f2937", "#52525b"
 
-State = list[list[list[tuple[int, int]]]]  # [rank][slot]: the (rank, chunk) pairs it is made of
+Cell = list[
+    tuple[int, int]
+]  # the (source rank, source chunk) pairs of which a chunk is the sum
+State = list[list[Cell]]  # [rank][slot]
 
 
-def marked(rank: int) -> torch.Tensor:
-    """This rank's chunks, [slot, source rank, source chunk]."""
-    x = torch.zeros(N, N, N)
+def amount(rank: int, chunk: int) -> int:
+    """The last element of this chunk: different in each chunk, and negative in every second."""
+    return (-1) ** (rank + chunk) * (10 * rank + chunk + 1)
+
+
+def marked_chunks(rank: int) -> torch.Tensor:
+    """The chunks of this rank: [slot, N * N marks and an amount]."""
+    x = torch.zeros(N, N * N + 1)
     for chunk in range(N):
-        x[chunk, rank, chunk] = 1
+        x[chunk, rank * N + chunk] = 1
+        x[chunk, -1] = amount(rank, chunk)
     return x
 
 
 def run(name: str, x: torch.Tensor) -> torch.Tensor:
-    """Call one operation; return what this rank holds after it, zeros for nothing."""
-    rank, out = dist.get_rank(), torch.zeros(N, N, N)
+    """Call one operation. Return the chunks of this rank afterwards; zeros mean no chunk."""
+    rank, out = dist.get_rank(), torch.zeros_like(x)
     at_root = rank == ROOT
     if name == "send / recv":
         if rank == 0:
@@ -62,19 +72,19 @@ def run(name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def shown_before(name: str, rank: int) -> torch.Tensor:
-    """The chunks that take part, zeros for the others."""
-    x = marked(rank)
+    """The chunks of this rank that the operation uses, and zeros for the others."""
+    x = marked_chunks(rank)
     if rank != ROOT and name in ("broadcast", "scatter", "send / recv"):
         return torch.zeros_like(x)
     if name in ("gather", "all-gather"):
-        keep = torch.zeros(N, 1, 1)
+        keep = torch.zeros(N, 1)
         keep[rank] = 1
         return x * keep
     return x
 
 
 def expected(name: str) -> State:
-    """What the definition of the operation says each rank holds."""
+    """The chunks that each rank must have, from the definition of the operation."""
     mine = [[[(r, c)] for c in range(N)] for r in range(N)]
     sums = [[(r, c) for r in range(N)] for c in range(N)]
     gathered = [[(c, c)] for c in range(N)]
@@ -91,11 +101,20 @@ def expected(name: str) -> State:
     }[name]
 
 
+def decode(chunk: torch.Tensor) -> Cell:
+    """The summands of a chunk. Fails if a summand was added twice, or the sum is wrong."""
+    marks = chunk[:-1]
+    assert set(marks.tolist()) <= {0, 1}, "a chunk was added more than once"
+    cell = [divmod(int(i), N) for i in marks.nonzero()]
+    assert chunk[-1].item() == sum(amount(*source) for source in cell), "this is not a sum"
+    return cell
+
+
 def collect(x: torch.Tensor) -> State:
-    """Every rank's tensor, decoded, on every rank."""
+    """The decoded chunks of all ranks, on every rank."""
     tensors = [torch.empty_like(x) for _ in range(N)]
     dist.all_gather(tensors, x)
-    return [[[tuple(i) for i in chunk.nonzero().tolist()] for chunk in t] for t in tensors]
+    return [[decode(chunk) for chunk in tensor] for tensor in tensors]
 
 
 def text(x: float, y: float, words: str, colour: str, size: int, anchor: str = "middle") -> str:
@@ -104,7 +123,7 @@ def text(x: float, y: float, words: str, colour: str, size: int, anchor: str = "
 
 
 def grid(left: float, top: float, state: State, cell: float = 23, pitch: float = 25) -> str:
-    """Four columns of four squares; the rank's number above each column."""
+    """Draw four columns of four squares, with the number of the rank above each column."""
     parts = []
     for rank, slots in enumerate(state):
         x = left + rank * pitch
@@ -115,7 +134,7 @@ def grid(left: float, top: float, state: State, cell: float = 23, pitch: float =
                 width = cell / len(summands)
                 parts.append(
                     f'<rect x="{x + i * width:g}" y="{y:g}" width="{width:g}" '
-                    f'height="{cell}" fill="{COLOURS[source]}" fill-opacity="0.75"/>'
+                    f'height="{cell}" fill="{COLOURS[source]}"/>'
                 )
             if summands:
                 label = f"{'Σ' if len(summands) > 1 else ''}{summands[0][1]}"
@@ -143,7 +162,9 @@ def draw(panels: dict[str, tuple[State, State]]) -> str:
         parts.append(grid(left + 124, top + 42, after))
     left, top = len(panels) % across * panel_width, len(panels) // across * panel_height
     parts.append(text(left + 1, top + 16, "barrier", INK, 16, "start"))
-    for line, words in enumerate(("moves no data: nobody", "leaves before all", "have come")):
+    for line, words in enumerate(
+        ("moves no data: no rank", "continues before all", "ranks have called it")
+    ):
         parts.append(text(left + 1, top + 50 + 20 * line, words, MUTED, 14, "start"))
     return "\n".join([*parts, "</svg>", ""])
 
@@ -159,19 +180,19 @@ def main() -> None:
     panels = {}
     for name in names:
         before = collect(shown_before(name, rank))
-        after = collect(run(name, marked(rank)))
+        after = collect(run(name, marked_chunks(rank)))
         assert after == expected(name), name
-        if name == "send / recv":  # the bystanders' own chunks are no part of it
+        if name == "send / recv":  # do not draw the chunks of ranks 1 and 3
             after = [slots if r in (0, 2) else [[]] * N for r, slots in enumerate(after)]
         shown = [{p for r in state for slot in r for p in slot} for state in (before, after)]
-        assert shown[0] == shown[1], f"{name}: a chunk is lost, or comes from nowhere"
+        assert shown[0] == shown[1], f"{name}: the picture loses or adds a chunk"
         panels[name] = (before, after)
-    assert grid(0, 0, expected("broadcast")).count(COLOURS[ROOT]) == N * N  # the source's
+    assert grid(0, 0, expected("broadcast")).count(COLOURS[ROOT]) == N * N  # of the source
 
     if rank == 0:
         with open("every_collective.svg", "w", encoding="utf-8") as file:
             file.write(draw(panels))
-        print(f"{len(panels)} operations on {N} ranks: each as its definition says")
+        print(f"{len(panels)} operations on {N} ranks: every result equals its definition")
     dist.destroy_process_group()
 
 

@@ -1,14 +1,16 @@
-"""new_group called by its members only: it works, and the next group never comes together.
+"""new_group is called by its members only: this group works, and the next group fails.
 
-Groups are named by a counter in each process, and their members find each other under that name
-in the store. When only ranks 0 and 1 create their pair, they have counted one group more than
-ranks 2 and 3. The pair works. The group that all four create next has two names, each half
-waits for the other under its own, and the error is about a line that is right.
+Each process names groups by a counter, and the members of a group find each other under that
+name in the store. If only ranks 0 and 1 create their pair, they have counted one group more
+than ranks 2 and 3. The pair works. The next group, which all four ranks create, has two names.
+Each half waits for the other half under its own name, and the error is raised at a line that
+is right.
 
-    (no flag)      the pair is created by its members
+    (no flag)     only the members create the pair
     --fix all     every rank creates the pair, member or not
-    --fix local   use_local_synchronization=True: named by its members, created by them alone.
-                  That helps up to torch 2.13; from 2.14 on they still count one group more
+    --fix local   use_local_synchronization=True: the name is made of the members, and only the
+                  members create the pair. This helps up to torch 2.13. Since torch 2.14 the
+                  members still count one group more
 """
 
 import argparse
@@ -58,7 +60,7 @@ def main() -> int:
     if rank == 0:
         print(f"rank 0: {report}", flush=True)
 
-    dist.barrier()  # of the default group, which all have counted alike
+    dist.barrier()  # of the default group, which has the same name on all ranks
     dist.destroy_process_group()
     return int(failed)
 

@@ -1,8 +1,8 @@
-"""environment variable RANK expected, but not set: a program that nobody launched.
+"""environment variable RANK expected, but not set: no launcher has started this program.
 
-init_process_group without arguments reads four variables, in this order: RANK, WORLD_SIZE,
+init_process_group without arguments reads four variables in this order: RANK, WORLD_SIZE,
 MASTER_ADDR, MASTER_PORT. Each command of the transcript sets one more of them. torchrun sets
-them all; srun and mpirun set variables of their own names, which somebody has to translate.
+all four. srun and mpirun set variables with other names, which you have to translate.
 """
 
 import sys

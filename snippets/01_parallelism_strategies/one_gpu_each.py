@@ -1,8 +1,9 @@
-"""Which GPU a rank takes, by six habits, and what CUDA or NCCL says of it.
+"""Six ways in which a rank chooses its GPU, and the error of CUDA or NCCL that each one causes.
 
-Two nodes with four GPUs each are played here. NCCL compares host and bus number of every two
-ranks when a communicator is made, and refuses two ranks on one GPU. Its "CUDA device" is that
-bus number in hexadecimal, not an index: 1b000 is what nvidia-smi shows as 1B:00.0.
+The program simulates two nodes with four GPUs each. When NCCL creates a communicator, it
+compares the host and the bus number of every two ranks, and rejects two ranks on one GPU. The
+"CUDA device" in its message is this bus number in hexadecimal, and not an index: nvidia-smi
+shows 1b000 as 1B:00.0.
 """
 
 from collections.abc import Callable
@@ -13,10 +14,10 @@ Habit = Callable[[int, int], int]
 
 
 def first_fault(index_of: Habit, visible: Callable[[int], tuple[int, ...]], ranks: int) -> str:
-    """The first complaint when `ranks` ranks start on each node; empty if there is none.
+    """The first error when `ranks` ranks start on each node, or an empty text.
 
-    `index_of` gives the index that a rank sets, from its rank and its local rank; `visible` the
-    GPUs that CUDA_VISIBLE_DEVICES leaves to a local rank, which CUDA renumbers from 0.
+    `index_of` returns the index that a rank sets, from its rank and its local rank. `visible`
+    returns the GPUs that CUDA_VISIBLE_DEVICES shows to a local rank. CUDA numbers them from 0.
     """
     taken: dict[tuple[int, int], int] = {}
     for rank in range(NODES * ranks):

@@ -1,9 +1,10 @@
-"""Whether what one GPU writes to another goes straight there, or is sent up to the processor.
+"""Whether writes between two GPUs stay below a PCIe switch, or are sent up to the processor.
 
-Two GPUs below one PCIe switch talk through it, unless a bridge on the way has access control
-services (ACS) redirect requests to the root complex. The kernel shows what decides it: a folder
-for each device inside that of the bridge above it, and in `config` the device's registers.
-Linux only; as root, since others may read 64 bytes of `config`, and ACS stands above 256.
+Two GPUs below one PCIe switch can exchange data through the switch. If a bridge between them
+has access control services (ACS), it may redirect the requests to the root complex. Linux
+shows what decides it. Each device has a folder inside the folder of the bridge above it, and
+the file `config` has the registers of the device. The program needs root, because other users
+can read only 64 bytes of `config`, and the registers of ACS are above 256.
 """
 
 import itertools
@@ -21,9 +22,9 @@ REDIRECTS = {0x04: "ReqRedir+", 0x08: "CmpltRedir+", 0x20: "EgressCtrl+"}
 
 # --8<-- [start:acs]
 def acs_control(config: bytes) -> int | None:
-    """Return the ACS control register of a device, None where it has none.
+    """Return the ACS control register of a device, or None if the device has no ACS.
 
-    Raises `PermissionError` where `config` ends before the extended capabilities.
+    Raises `PermissionError` if `config` ends before the extended capabilities.
     """
     if len(config) < 256:
         raise PermissionError("the registers are cut off: start me as root")
@@ -38,7 +39,7 @@ def acs_control(config: bytes) -> int | None:
 
 
 def redirects(bridge: Path) -> list[str]:
-    """Name the bits by which a bridge sends requests between the devices below it upwards."""
+    """The names of the bits that make a bridge send requests of its devices upwards."""
     control = acs_control((bridge / "config").read_bytes()) or 0
     return [name for bit, name in REDIRECTS.items() if control & bit]
 
@@ -48,7 +49,7 @@ def redirects(bridge: Path) -> list[str]:
 
 # --8<-- [start:path]
 def crossed(one: Path, other: Path) -> tuple[list[Path], bool]:
-    """Return the bridges between two devices, and whether the way leads over the processor."""
+    """Return the bridges between two devices, and whether the path crosses the processor."""
     common = next(folder for folder in one.parents if folder in other.parents)
     ports = [
         folder for end in (one, other)
@@ -59,7 +60,7 @@ def crossed(one: Path, other: Path) -> tuple[list[Path], bool]:
 
 
 def say(devices: Path) -> int:
-    """Print the way between any two GPUs; return how many a bridge lengthens."""
+    """Print the path between any two GPUs. Return how many paths a bridge makes longer."""
     real = [each.resolve() for each in sorted(devices.iterdir())]
     gpus = [
         each for each in real
@@ -86,7 +87,7 @@ def say(devices: Path) -> int:
 
 
 def play(folder: Path, control: int) -> Path:
-    """Write what the kernel would show: two GPUs below a switch, one at another processor."""
+    """Write the folders of two GPUs below one switch and a third GPU at a second processor."""
     top = folder / "pci0000:00/0000:00:01.0/0000:01:00.0"  # the switch's upper port
     ports = [top / "0000:02:00.0", top / "0000:02:01.0"]
     far = folder / "pci0000:80/0000:80:01.0"

@@ -1,12 +1,12 @@
-"""EADDRINUSE, address already in use: another job, or the last one, holds the port.
+"""EADDRINUSE, address already in use: another job, or a process of the last job, uses the port.
 
-The store listens on MASTER_PORT of the first node. Two jobs that were given the same port on
-the same machine, or one whose predecessor has left a process behind, meet this error. The
-program occupies a port itself, then opens a store there; the port is printed as PORT.
+The store listens on MASTER_PORT of the first node. Two jobs with the same port on one machine
+get this error, and so does a job whose predecessor has left a process running. The program
+occupies a port itself and then opens a store on this port. It prints the port as PORT.
 
-    (no flag)   the store of this job on a port that is taken
-    --fix      port 0: the system chooses a free one, which the others have to be told.
-                That is what torchrun --standalone does, for jobs on a single machine
+    (no flag)   the store of this job uses a port that is taken
+    --fix       with port 0 the system chooses a free port, and the other ranks must be given
+                its number. torchrun --standalone does so for a job on a single machine
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> int:
             message = str(error).splitlines()[0].replace(str(taken), "PORT")
             print(f"{type(error).__name__}: {message}", flush=True)
             return 1
-        assert len({taken, store.port, serve(port).port}) == 3  # nor do two of our jobs meet
+        assert len({taken, store.port, serve(port).port}) == 3  # two of our jobs differ, too
         print("store.port is free: the system chose it")
     return 0
 

@@ -1,13 +1,14 @@
-"""Timed out waiting for clients: a rank that never arrives, and how to learn which one.
+"""Timed out waiting for clients: one rank never arrives, and a roll call finds out which one.
 
-The launcher says world size 3, and ranks 0 and 2 come: a node is down, a firewall drops its
-packets, or WORLD_SIZE counts nodes in place of processes. By default the store waits 30 minutes
-with gloo and 10 with NCCL, and then says how many came, but not who.
+The world size is 3, and only ranks 0 and 2 come. Typical reasons are a node that is down, a
+firewall that drops packets, or a WORLD_SIZE that counts nodes instead of processes. By default
+the store waits 30 minutes with gloo and 10 minutes with NCCL. Then it reports how many ranks
+came, and not which ranks.
 
-    (no flag)   two of three come; the time limit is 5 seconds
-    --ask       each rank leaves its name in the store before init_process_group, and rank 0
-                reads the list: now it knows who is missing
-    --fix      all three come
+    (no flag)     two of three ranks come, and the time limit is 5 seconds
+    --ask         each rank writes its number to a store before init_process_group, and rank 0
+                  reads the list, so that it finds the missing rank
+    --fix         all three ranks come
 """
 
 import argparse
@@ -24,9 +25,9 @@ WORLD_SIZE = 3
 LIMIT = timedelta(seconds=5)
 
 
-def roll_call(rank: int) -> None:
-    """Rank 0 prints who has come; `PORT_2` is a second port, for this alone."""
-    port = int(os.environ["PORT_2"])
+def roll_call(rank: int) -> dist.TCPStore:
+    """Rank 0 prints which ranks are missing. Keep the store, which runs in rank 0."""
+    port = int(os.environ["PORT_2"])  # not the port of the process group
     store = dist.TCPStore(
         "127.0.0.1", port, is_master=rank == 0, wait_for_workers=False, timeout=LIMIT
     )
@@ -42,12 +43,12 @@ def roll_call(rank: int) -> None:
         store.set("read", "")
     else:
         store.wait(["read"], timedelta(seconds=300))
+    return store
 
 
 def worker(rank: int, ask: bool) -> None:
     os.environ["RANK"] = str(rank)
-    if ask:
-        roll_call(rank)
+    store = roll_call(rank) if ask else None  # rank 0 must not close it before all have read
     try:
         dist.init_process_group("gloo", timeout=LIMIT)
     except dist.DistError as error:
@@ -55,6 +56,7 @@ def worker(rank: int, ask: bool) -> None:
             message = re.sub(r"after (\d+)", r"after ≈\1", str(error).splitlines()[0])
             print(f"rank 0: {type(error).__name__}: {message}", flush=True)
         sys.exit(1)
+    del store
     if rank == 0:
         print(f"rank 0: all {dist.get_world_size()} ranks are here")
     dist.destroy_process_group()

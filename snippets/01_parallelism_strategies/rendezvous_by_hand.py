@@ -1,10 +1,10 @@
-"""Rendezvous by hand: processes that know one address become ranks of one process group.
+"""Rendezvous by hand: processes that know one address become the ranks of one process group.
 
-Four processes start with the host and port of a key-value store, and nothing else. A counter
-in the store gives each its rank, in order of arrival; a key that only one of them writes tells
-the others something; and gloo exchanges the addresses of its sockets through the same store.
-That is what torchrun's c10d rendezvous does, with restarts and time limits around it. The
-static rendezvous is the second half alone: there the launcher has given out the ranks.
+Four processes start with the host and the port of a key-value store, and know nothing more. A
+counter in the store gives each process its rank, in the order of arrival. One process writes a
+key, and all processes read it. gloo exchanges the addresses of its sockets through the same
+store. The c10d rendezvous of torchrun does this too, with restarts and time limits. In a static
+rendezvous the launcher has already chosen the ranks, so only the second half is needed.
 """
 
 import multiprocessing
@@ -18,13 +18,13 @@ WORLD_SIZE = 4
 
 
 def meet(host: str, port: int) -> tuple[dist.Store, int]:
-    """Join the others at `host`:`port`; return the store and the rank one was given."""
+    """Join the other processes at `host`:`port`. Return the store and the rank."""
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=300))
     rank = store.add("arrived", 1) - 1  # atomic: no two processes get the same number
     if rank == WORLD_SIZE - 1:
-        store.set("complete", "all here")  # the last to come opens the door
+        store.set("complete", "all here")  # the last process lets all processes continue
     store.wait(["complete"])  # blocks until the key exists, or until the timeout
-    assert store.add("arrived", 0) == WORLD_SIZE  # nobody goes on before all have come
+    assert store.add("arrived", 0) == WORLD_SIZE  # no process continues before all have come
     return store, rank
 
 
@@ -56,6 +56,8 @@ def main() -> None:
     for rank, total, greeting in rows:
         print(f"rank {rank}: all_reduce gives {total}, store.get gives {greeting!r}")
     assert [row[0] for row in rows] == list(range(WORLD_SIZE))
+    own_keys = ["arrived", "complete", "greeting"]
+    assert server.check(own_keys) and server.num_keys() > len(own_keys)  # and those of gloo
     print(f"processes that asked the counter: {server.add('arrived', 0)}")
     sys.exit(any(process.exitcode for process in processes))
 

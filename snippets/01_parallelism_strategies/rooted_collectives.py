@@ -1,8 +1,8 @@
-"""Collectives with a root: send and recv, broadcast, scatter, gather, reduce, before and after.
+"""Collectives with a root, and send and recv: the tensors of all ranks before and after.
 
-Rank r starts with the numbers 10r, 10r+1, 10r+2, 10r+3, so that each number says where it came
-from. Every function calls one operation on all ranks and asserts this rank's result; the table
-shows all four ranks, one column each, before and after.
+Rank r starts with the numbers 10r, 10r+1, 10r+2 and 10r+3, so that each number shows where it
+comes from. Each function calls one operation on all ranks and checks the result of this rank.
+The table has a column for each rank, and a line before and after the operation.
 """
 
 import os
@@ -21,7 +21,7 @@ def numbers(rank: int, device: torch.device) -> torch.Tensor:
 
 
 def send_and_recv(x: torch.Tensor) -> torch.Tensor:
-    """Point to point: two ranks talk, the others need not know."""
+    """Point to point: rank 0 sends to rank 3, and the other ranks call nothing."""
     if dist.get_rank() == 0:
         dist.send(x, dst=3)
     elif dist.get_rank() == 3:
@@ -31,14 +31,14 @@ def send_and_recv(x: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast(x: torch.Tensor) -> torch.Tensor:
-    """The root's tensor overwrites everybody's."""
+    """The tensor of the root overwrites the tensors of all other ranks."""
     dist.broadcast(x, src=ROOT)
     assert x.tolist() == [10, 11, 12, 13]
     return x
 
 
 def scatter(x: torch.Tensor) -> torch.Tensor:
-    """The root's chunk r goes to rank r. Only the root passes a list."""
+    """Rank r gets chunk r of the root. Only the root passes a list."""
     chunk = torch.empty_like(x[:1])
     dist.scatter(chunk, list(x.split(1)) if dist.get_rank() == ROOT else None, src=ROOT)
     assert chunk.item() == 10 * ROOT + dist.get_rank()
@@ -56,7 +56,7 @@ def gather(x: torch.Tensor) -> torch.Tensor:
 
 
 def reduce(x: torch.Tensor) -> torch.Tensor:
-    """The root gets the sum. What the others hold afterwards is not defined."""
+    """The root gets the sum. The tensors of the other ranks are undefined afterwards."""
     dist.reduce(x, dst=ROOT, op=dist.ReduceOp.SUM)
     if dist.get_rank() != ROOT:
         return x[:0]
@@ -64,8 +64,17 @@ def reduce(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def check_reduce_overwrites(device: torch.device) -> None:
+    """With gloo, a reduce overwrites the tensor of at least one rank that is not the root."""
+    x = numbers(dist.get_rank(), device)
+    dist.reduce(x, dst=ROOT)
+    unchanged: list = [None] * N
+    dist.all_gather_object(unchanged, x.equal(numbers(dist.get_rank(), device)))
+    assert not all(same for rank, same in enumerate(unchanged) if rank != ROOT)
+
+
 def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
-    """Print from rank 0 what all ranks held; an empty tensor prints as a dash."""
+    """Print on rank 0 the tensors of all ranks. An empty tensor is printed as a dash."""
     states: list = [None] * N
     dist.all_gather_object(states, (before.tolist(), after.tolist()))
     if dist.get_rank() == 0:
@@ -102,6 +111,8 @@ def main() -> None:
             after = operation(before.clone())
         assert call.call_count == (name != "send" or dist.get_rank() == 0)
         show(operation.__name__, before, after)
+    if device.type == "cpu":
+        check_reduce_overwrites(device)
     dist.destroy_process_group()
 
 

@@ -1,9 +1,9 @@
-"""torch.load takes a tensor back to the device on which it was saved, on every rank.
+"""torch.load moves a tensor to the device on which it was saved, and it does so on every rank.
 
-torch.save writes that device beside each tensor: cuda:0, if rank 0 saved it from its GPU. No
-GPU is needed to see what follows: rank 0 writes that name here for tensors on the CPU, and no
-rank sees a GPU. Look for the device that each rank is sent to; with GPUs each would make a
-context there.
+torch.save writes the device next to each tensor. If rank 0 saves from its GPU, the device is
+cuda:0. The program needs no GPU: rank 0 writes the name cuda:0 for tensors that are on the
+CPU, and no rank can see a GPU. Look at the device to which each rank is sent. With GPUs, each
+rank would create a context on this device.
 """
 
 import os
@@ -12,23 +12,23 @@ import sys
 import torch
 import torch.distributed as dist
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch asks for GPUs later than this
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks for GPUs only later
 
 
 # --8<-- [start:load]
 def save(state: dict[str, torch.Tensor]) -> None:
-    """What rank 0 of a run on GPUs saves: the file says that all of it was on cuda:0."""
+    """Save as rank 0 of a run on GPUs would: all tensors in the file have the device cuda:0."""
     torch.serialization.register_package(-1, lambda storage: "cuda:0", lambda *_: None)
     torch.save(state, "checkpoint.pt")
 
 
 def load_and_ask() -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The state, on the CPU, and the devices to which torch.load would have taken it."""
+    """The state on the CPU, and the devices to which torch.load would have moved it."""
     asked = []
 
     def keep(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         asked.append(location)
-        return storage  # which is on the CPU still; None would mean: go on to `location`
+        return storage  # it is still on the CPU; None would mean: move it to `location`
 
     return torch.load("checkpoint.pt", map_location=keep), asked
 
@@ -45,7 +45,7 @@ def main() -> None:
     state = {"weight": torch.arange(4.0)}
     if rank == 0:
         save(state)
-    dist.barrier()  # the file is there
+    dist.barrier()  # now the file exists
 
     try:
         torch.load("checkpoint.pt")

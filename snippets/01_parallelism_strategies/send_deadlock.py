@@ -1,12 +1,14 @@
-"""Everybody sends first: a ring of blocking sends waits for ever, and two ways out.
+"""A ring in which every rank sends before it receives can wait forever. Two fixes end this.
 
-dist.send returns when its buffer may be reused, which can be as late as the moment when the
-other side has received. If every rank sends to its right neighbour before it receives from the
-left, nobody gets as far as to receive.
+dist.send may wait until the other side receives. In a ring each rank sends to its right
+neighbour and receives from its left neighbour. If all ranks send first, no rank ever reaches
+its recv. In the output, look at the call in which each rank waits. The control shows that one
+rank with the opposite order is enough to complete the same ring.
 
-    (no flag)      all send, then all receive: the time limit ends it
-    --fix order   even ranks send first, odd ranks receive first (an even number of ranks)
-    --fix batch   batch_isend_irecv: both at once, then wait for both
+    (no flag)       all ranks send first, and the time limit ends the program
+    --control       rank 0 receives first, and the other ranks send first: the ring completes
+    --fix order     even ranks send first, odd ranks receive first (an even number of ranks)
+    --fix batch     batch_isend_irecv starts both transfers and waits for both
 """
 
 import argparse
@@ -18,23 +20,34 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+waits_in = "nothing"  # the blocking call that this rank has entered
 
-def all_send_first(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
+
+def send_then_receive(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
+    global waits_in
     incoming = torch.empty_like(x)
+    waits_in = "send"
     dist.send(x, right, group=group)
+    waits_in = "recv"
     dist.recv(incoming, left, group=group)
     return incoming
 
 
-def odd_and_even(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
+def receive_then_send(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
     incoming = torch.empty_like(x)
-    if dist.get_rank() % 2 == 0:
-        dist.send(x, right, group=group)
-        dist.recv(incoming, left, group=group)
-    else:
-        dist.recv(incoming, left, group=group)
-        dist.send(x, right, group=group)
+    dist.recv(incoming, left, group=group)
+    dist.send(x, right, group=group)
     return incoming
+
+
+def one_receives_first(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
+    shift = receive_then_send if dist.get_rank() == 0 else send_then_receive
+    return shift(x, right, left, group)
+
+
+def odd_and_even(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
+    shift = receive_then_send if dist.get_rank() % 2 else send_then_receive
+    return shift(x, right, left, group)
 
 
 def both_at_once(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
@@ -50,33 +63,41 @@ def both_at_once(x: torch.Tensor, right: int, left: int, group: dist.ProcessGrou
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--control", action="store_true")
     parser.add_argument("--fix", choices=["order", "batch"])
     args = parser.parse_args()
     n = int(os.environ.get("WORLD_SIZE", "0"))
     if n < 2 or n % 2:
         sys.exit("start this program with: torchrun --nproc-per-node=4 send_deadlock.py")
 
-    # gloo, also where there are GPUs: its time limit is an exception, NCCL's ends the process.
-    # The default group serves to end in order; what may fail runs in a second one.
+    # gloo, also on a machine with GPUs: its time limit raises an exception, and the time limit
+    # of NCCL ends the process. The default group ends the program in order. What may fail runs
+    # in a second group. Rank 0 gives up first, so its error is a time-out.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.barrier()
-    group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
+    in_vain = not (args.control or args.fix)
+    limit = timedelta(seconds=(3 if rank == 0 else 6) if in_vain else 30)
+    group = dist.new_group(timeout=limit)
 
-    shift = {None: all_send_first, "order": odd_and_even, "batch": both_at_once}[args.fix]
-    x = torch.arange(1024) + rank
-    failed = False
+    fixes = {None: send_then_receive, "order": odd_and_even, "batch": both_at_once}
+    shift = one_receives_first if args.control else fixes[args.fix]
+    x = torch.arange(1024) + 10_000 * rank
+    failed, report = False, "has its left neighbour's tensor"
     try:
-        x.copy_(shift(x, (rank + 1) % n, (rank - 1) % n, group))
-        assert x.equal(torch.arange(1024) + (rank - 1) % n)
+        received = shift(x, (rank + 1) % n, (rank - 1) % n, group)
+        x.zero_()  # a send that is not complete would now send zeros
+        assert received.equal(torch.arange(1024) + 10_000 * ((rank - 1) % n))
     except RuntimeError as error:
-        failed = True
+        failed, report = True, f"waits in {waits_in}"
         if rank == 0:
             message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
             print(f"rank 0: {type(error).__name__}: {message}", flush=True)
-    else:
-        if rank == 0:
-            print(f"{shift.__name__}: every rank has its left neighbour's tensor", flush=True)
+    reports = [""] * n
+    dist.all_gather_object(reports, report)
+    if rank == 0:
+        assert len(set(reports)) == 1, reports
+        print(f"{shift.__name__}: every rank {report}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
     return int(failed)

@@ -1,8 +1,8 @@
-"""Sub-groups of a 2×2 layout: rows and columns by new_group, which every rank must call.
+"""Rows and columns of a 2×2 grid as groups. Every rank must call new_group for every group.
 
 Ranks 0 1 / 2 3 form a square. Each rank belongs to one row and one column, and has a rank in
-each of them. Look at the loops: every rank makes all four groups, its own and the others', in
-the same order. A rank that is not in a group gets a placeholder for it, never a group to use.
+both groups. Look at the loops: every rank creates all four groups in the same order, also the
+groups to which it does not belong. For such a group it gets a placeholder that it cannot use.
 """
 
 import os
@@ -17,7 +17,7 @@ COLUMNS = [[0, 2], [1, 3]]
 
 
 def make_groups(layout: list[list[int]]) -> dist.ProcessGroup:
-    """Create a group for each list of ranks; return the one that this rank belongs to."""
+    """Create a group for each list of ranks. Return the group to which this rank belongs."""
     mine = None
     for ranks in layout:
         group = dist.new_group(ranks)  # members or not: every rank calls it
@@ -65,12 +65,15 @@ def main() -> None:
     if rank == 0:
         print(*lines, sep="\n")
 
-    # Roots and peers are named by global rank: the first of row 1 is rank 2, and not rank 0.
+    # src= is a global rank: the first rank of row 1 is rank 2. group_src= counts in the group.
     root = dist.get_global_rank(row, 0)
     value = torch.tensor([rank, -rank], device=device)
     dist.broadcast(value, src=root, group=row)
     first = rank // SIDE * SIDE
     assert value.tolist() == [first, -first]
+    value = torch.tensor([rank, -rank], device=device)
+    dist.broadcast(value, group_src=1, group=row)
+    assert value.tolist() == [first + 1, -first - 1]
     if rank == 0:
         print("broadcast in each row from its first rank: equal to 0 0 2 2")
     dist.destroy_process_group()

@@ -1,13 +1,13 @@
-"""Two collectives in another order: a wrong number that nobody reports.
+"""Two collectives in a different order: the result is a wrong number, and nothing is reported.
 
-Collectives are matched by their order alone. One rank reduces the count before the loss, the
-others the loss before the count: with equal shapes and dtypes the backend adds what meets.
-TORCH_DISTRIBUTED_DEBUG=DETAIL compares operation, shape and dtype, finds all three equal, and
-is silent too. It speaks when the two collectives differ in any of them.
+Collectives are matched only by their order. Rank 1 reduces the count before the loss, and the
+other ranks reduce the loss before the count. With equal shapes and dtypes, the backend adds
+a loss to a count. TORCH_DISTRIBUTED_DEBUG=DETAIL compares operation, shape and dtype. All three
+are equal here, so it reports nothing. It reports the mistake if one of the three differs.
 
-    (no flag)    equal shapes: silent, wrong
-    --shapes     the count is a tensor of another shape
-    --fix       one all-reduce of both, packed: there is no order left to get wrong
+    (no flag)    equal shapes: no error, and a wrong mean
+    --shapes     the count is a tensor of a different shape
+    --fix        one all-reduce of both numbers, so that there is no order to get wrong
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 
 def reduce_both(loss: torch.Tensor, count: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Sum both over the ranks; rank 1 takes the other branch of some condition."""
+    """Sum both over the ranks. Rank 1 uses the other order, as in a branch of a condition."""
     if dist.get_rank() == 1:
         dist.all_reduce(count, group=group)
         dist.all_reduce(loss, group=group)
@@ -44,13 +44,13 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "0")) < 2:
         sys.exit("swapped_order.py needs 2 ranks or more, started by torchrun")
 
-    # The default group serves to end in order; what may fail runs in a second one.
+    # The default group ends the program in order. What may fail runs in a second group.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
 
-    sums, samples = (5.0, 9.0) if rank == 1 else (3.0, 7.0)  # of two ranks: a mean of 0.5
+    sums, samples = (5.0, 9.0) if rank == 1 else (3.0, 7.0)  # with two ranks: a mean of 0.5
     loss = torch.tensor([sums])
     count = torch.tensor([samples, samples] if args.shapes else [samples])
     failed = False
@@ -63,6 +63,12 @@ def main() -> int:
             print(f"RuntimeError: {parts[0].split('. Rank')[0]}")
             print(f"Collectives differ{parts[-1]}", flush=True)
     else:
+        # The others: losses 3 and counts 7, the first call adds what rank 1 calls a count.
+        others = dist.get_world_size() - 1
+        first, second = 3.0 * others + 9.0, 7.0 * others + 5.0
+        swapped = (second, first) if rank == 1 else (first, second)
+        right = (3.0 * others + 5.0, 7.0 * others + 9.0)
+        assert (loss.item(), count.item()) == (right if args.fix else swapped)
         if rank == 0:
             mean = (loss / count).item()
             print(f"loss {loss.item()} / count {count.item()} = mean {mean}", flush=True)

@@ -1,12 +1,13 @@
-"""Collectives without a root: all-gather, reduce-scatter, all-reduce, all-to-all, barrier.
+"""Collectives without a root: all-gather, reduce-scatter, all-reduce, all-to-all and barrier.
 
-Rank r starts with the numbers 10r, 10r+1, 10r+2, 10r+3, so that each number says where it came
-from. Nobody is special here: every rank passes the same kind of arguments and gets the same
-kind of result. The sums over four ranks are 60, 64, 68 and 72.
+Rank r starts with the numbers 10r, 10r+1, 10r+2 and 10r+3, so that each number shows where it
+comes from. Every rank passes the same kind of arguments and gets the same kind of result. The
+sums over four ranks are 60, 64, 68 and 72.
 """
 
 import os
 import sys
+import time
 from unittest import mock
 
 import torch
@@ -20,7 +21,7 @@ def numbers(rank: int, device: torch.device) -> torch.Tensor:
 
 
 def all_gather(x: torch.Tensor) -> torch.Tensor:
-    """Everybody gets one chunk from each rank, in rank order."""
+    """Every rank gets one chunk from each rank, in the order of the ranks."""
     chunks = [torch.empty_like(x) for _ in range(N)]
     dist.all_gather(chunks, x)
     assert torch.cat(chunks).tolist() == [0, 10, 20, 30]
@@ -28,7 +29,7 @@ def all_gather(x: torch.Tensor) -> torch.Tensor:
 
 
 def reduce_scatter(x: torch.Tensor) -> torch.Tensor:
-    """Rank r gets the sum of everybody's chunk r."""
+    """Rank r gets the sum of chunk r over all ranks."""
     chunk = torch.empty_like(x[:1])
     dist.reduce_scatter(chunk, list(x.split(1)), op=dist.ReduceOp.SUM)
     assert chunk.item() == 60 + 4 * dist.get_rank()
@@ -36,7 +37,7 @@ def reduce_scatter(x: torch.Tensor) -> torch.Tensor:
 
 
 def all_reduce(x: torch.Tensor) -> torch.Tensor:
-    """Everybody gets the sum, in place."""
+    """Every rank gets the sum, in the tensor that it passed."""
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     assert x.tolist() == [60, 64, 68, 72]
     return x
@@ -51,13 +52,28 @@ def all_to_all(x: torch.Tensor) -> torch.Tensor:
 
 
 def barrier(x: torch.Tensor) -> torch.Tensor:
-    """Nobody goes on before everybody has come. Moves no data."""
+    """No rank continues before all ranks have called it. It moves no data of the caller."""
     dist.barrier()
     return x
 
 
+def check_barrier() -> None:
+    """The last rank calls the barrier late. All ranks find its key in the store afterwards."""
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    if dist.get_rank() == N - 1:
+        time.sleep(0.5)
+    store.set(f"rank {dist.get_rank()} calls the barrier", "")
+    dist.barrier()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    assert store.check([f"rank {rank} calls the barrier" for rank in range(N)])
+    dist.barrier()  # rank 0 has the store, so it must not exit first
+
+
 def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
-    """Print from rank 0 what all ranks held; an empty tensor prints as a dash."""
+    """Print on rank 0 the tensors of all ranks. An empty tensor is printed as a dash."""
     states: list = [None] * N
     dist.all_gather_object(states, (before.tolist(), after.tolist()))
     if dist.get_rank() == 0:
@@ -94,6 +110,7 @@ def main() -> None:
             after = operation(before.clone())
         assert call.call_count == 1
         show(operation.__name__, before, after)
+    check_barrier()
     dist.destroy_process_group()
 
 

@@ -1,13 +1,15 @@
-"""Ranks that bring tensors of unequal size or dtype: a crash, or garbage.
+"""Ranks that bring tensors of unequal size or dtype: an aborted process, or wrong sums.
 
-A collective trusts that all ranks pass tensors of equal size and dtype. gloo sees messages: one
-that is longer than expected ends the process by SIGABRT, from a thread where no try can catch
-it; one of the right length goes through whatever it means: the bits of float32 and int32 are
-added. TORCH_DISTRIBUTED_DEBUG=DETAIL compares both before anything is sent.
+A collective assumes that all ranks pass tensors of equal size and dtype. gloo compares only
+the length of a message. A message that is longer than expected aborts the process with
+SIGABRT, in a thread where no `try` can catch it. A message of the right length is accepted,
+and its bits are read as the dtype of the receiver. TORCH_DISTRIBUTED_DEBUG=DETAIL compares
+size and dtype before anything is sent.
 
-    --case size    rank 1 has five numbers, rank 0 four (the last batch, a longer sequence)
-    --case dtype   rank 1 has int32 where rank 0 has float32
-    --fix         the sizes are exchanged first, and all pad to the largest; dtypes agreed upon
+    --case size    rank 1 has five numbers, and rank 0 has four (the last batch, for example)
+    --case dtype   rank 1 has int32, and rank 0 has float32
+    --fix          the sizes are exchanged first, all ranks pad to the largest size, and all
+                   ranks use the same dtype
 """
 
 import argparse
@@ -20,7 +22,7 @@ import torch.distributed as dist
 
 
 def gather_uneven(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """All-gather tensors of one dimension and any length, cast to float32."""
+    """All-gather tensors of one dimension and any length, converted to float32."""
     n = dist.get_world_size(group)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(n)]
     dist.all_gather(lengths, torch.tensor([len(x)]), group=group)
@@ -33,7 +35,7 @@ def gather_uneven(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tenso
 
 
 def difference(error: RuntimeError) -> str:
-    """What DETAIL found to differ, without the fingerprints of both collectives before it."""
+    """The difference that DETAIL reports, without the fingerprints of the two collectives."""
     return "Collectives differ" + str(error).splitlines()[0].partition("Collectives differ")[2]
 
 
@@ -45,7 +47,7 @@ def main() -> int:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start this program with: torchrun --nproc-per-node=2 unequal_tensors.py")
 
-    # The default group serves to end in order; what may fail runs in a second one.
+    # The default group ends the program in order. What may fail runs in a second group.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.barrier()
@@ -58,7 +60,7 @@ def main() -> int:
     try:
         if args.fix:
             rows = gather_uneven(x, group)
-            # also where rank 0 has more, and whole numbers: five floats for each, no more
+            # Also if rank 0 has more numbers, and integers. No row is longer than five floats.
             dtype = torch.int32 if rank == 0 else torch.float32
             other = gather_uneven(torch.full((5 - rank,), 1 + rank, dtype=dtype), group)
             assert [row.tolist() for row in other] == [[1.0] * 5, [2.0] * 4]
