@@ -861,9 +861,7 @@ def compare(theirs: ModuleType, n: int) -> Judge:
 
     for number in (1, 2):
         true, late = texts_of(number), LONG.total_seconds() / 30 if n > 2 else 0
-        for rank, texts in call(
-            number, range(n), LONG, late=LONG.total_seconds() / 30 if n > 2 else 0
-        ).items():
+        for rank, texts in call(number, range(n), LONG, late).items():
             what = f"in call {number} of {n} ranks, rank {rank} gets {said(texts)}"
             ask(not any(str(text).startswith("bytes ") for text in texts), what, "bytes")
             stale = number == 2 and set(texts_of(1)) & set(texts)

@@ -65,6 +65,8 @@ HINTS = {
     "socket_longest": "The networks of several interfaces contain the peer. Take the "
     "interface whose network has the longest prefix, as Linux does. Compare the lengths as "
     "numbers, and do not rely on the order of the interfaces.",
+    "socket_host_bits": "An address with a prefix, such as 10.77.0.1/24, is not a network. "
+    "Look at the first inline hint of this step.",
     "socket_lookup": "No interface leads to the peer here, so every answer would be wrong. "
     "The function must raise LookupError.",
     "socket_leads": "An interface leads to the peer here, but the function raised an error. "
@@ -126,10 +128,8 @@ HINTS = {
     "the sum must be in it. The pieces that chunk returns are views of the tensor. New "
     "tensors are not, and a new value of the name `tensor` changes nothing outside the "
     "function.",
-    "pieces_number": "The number of pieces is not the number of ranks in the inner group. "
-    "Which group shares the tensor?",
-    "pieces_kept": "The second call worked on the tensor of the first call. The function must "
-    "create its pieces in each call.",
+    "pieces_number": "The number of pieces is not the number of ranks in the inner group. The "
+    "function must cut the tensor that it is given in each call. Which group shares it?",
     "only_two": "The result is right for two nodes, and wrong for three nodes. The function "
     "must work for an outer group of any size.",
     "hierarchical": "The three collectives have this order: reduce-scatter in the inner "
@@ -248,7 +248,8 @@ def static(theirs, ours, lesson):
         node, nodes, ranks, master, port = case
         words = theirs.static_words(*case)
         options = options_of(words)
-        what = f"for node {node} of {nodes} with {ranks} ranks each: {' '.join(words)}"
+        what = f"on node {node} of {nodes} with {ranks} ranks each, the options are "
+        what += " ".join(words)
         ask("standalone" not in options, what, "standalone")
         static = options.pop("rdzv-backend", "static") == "static"
         elastic = any(name.startswith("rdzv") for name in options)
@@ -282,7 +283,7 @@ MACHINES = (
 @LAB.alone(
     2, "which interface",
     "both variables name the interface whose network contains the peer",
-    "socket_variables",
+    "socket_variables", crashes={"has host bits set": "socket_host_bits"},
 )  # fmt: skip
 def sockets(theirs, ours, lesson):
     for machine, peer in MACHINES:
@@ -552,7 +553,7 @@ def judge_hierarchical(group: Group, nodes: int) -> Judge:
         what = f"with {nodes} nodes of {k} ranks, {OUTCOMES.get(outcome)} on rank {rank}"
         what = f"{what}; rank 0 called {shown}"
         hint = hints.get(outcome, "hierarchical")
-        hint = ("pieces_kept" if outcome == "unchanged" else "only_two") if nodes == 3 else hint
+        hint = "only_two" if nodes == 3 else hint
         ask(outcome == "right", what, hint if waited else "not_waited")
     yield f"with {nodes} nodes of {k} ranks, every rank has the sum over all ranks"
     crossing = [
@@ -737,7 +738,7 @@ def elastic(theirs, ours, lesson):
     for number, (_, nodes, ranks, master, port) in enumerate(CLUSTERS):
         words = theirs.elastic_words(nodes, ranks, master, port, f"job{number}")
         options = options_of(words)
-        what = f"for {nodes} nodes with {ranks} ranks each: {' '.join(words)}"
+        what = f"for {nodes} nodes with {ranks} ranks each, the options are {' '.join(words)}"
         ask("standalone" not in options, what, "standalone")
         numbered = {"node-rank", "master-addr", "master-port"} & set(options)
         ask(not numbered, what, "elastic_master")
