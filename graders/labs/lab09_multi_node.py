@@ -531,11 +531,11 @@ def _(group):
 
 
 OUTCOMES = {
-    "unchanged": "its tensor has not changed",
-    "inside": "its tensor has the sum of its node",
-    "twice": "its tensor has a multiple of the sum",
-    "own piece": "only its own piece of the tensor is right",
-    "other": "its tensor has wrong numbers",
+    "unchanged": "has not changed",
+    "inside": "has the sum of its node only",
+    "twice": "has a multiple of the sum",
+    "own piece": "is right in one piece only",
+    "other": "has wrong numbers",
 }
 
 
@@ -550,8 +550,8 @@ def judge_hierarchical(group: Group, nodes: int) -> Judge:
     hints["unchanged"] = "not_in_place" if "gather" in shown else "no_gather"
     waited = all(group.facts(f"waited {nodes}"))
     for rank, outcome in enumerate(group.facts(f"outcome {nodes}")):
-        what = f"with {nodes} nodes of {k} ranks, {OUTCOMES.get(outcome)} on rank {rank}"
-        what = f"{what}; rank 0 called {shown}"
+        what = f"with {nodes} nodes of {k} ranks, the tensor of rank {rank} "
+        what += f"{OUTCOMES.get(outcome)}; rank 0 called {shown}"
         hint = hints.get(outcome, "hierarchical")
         hint = "only_two" if nodes == 3 else hint
         ask(outcome == "right", what, hint if waited else "not_waited")
