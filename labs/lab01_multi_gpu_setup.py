@@ -1,39 +1,59 @@
 # %% [markdown]
 # # Lab 01: Check a multi-GPU cluster
 #
-# A training job that hangs says nothing: somewhere a name does not resolve, a port is taken, a
-# rank never started, a cable runs at a tenth of its speed. In this lab you write the program
-# which one runs first on a new machine, and again whenever a job hangs. It says what the
-# machines have, whether each collective gives the right answer, how fast each link is, what is
-# slow, and what is wrong.
+# When a distributed training job hangs, it usually prints nothing. Perhaps a name cannot be
+# resolved, a port is in use, a rank was never started, or a cable transfers data at a tenth of
+# its speed. In this lab you write the most important parts of a program that finds the reason.
+# We call it the **doctor**. Run it first on every new machine, and again whenever a job hangs.
+# It reports what the machines have, whether each collective returns the right result, how fast
+# each link is, which links are slow, and what is wrong.
+#
+# | step | what you write |
+# |---|---|
+# | 1 | `pick_device` chooses the GPU or the CPU for a rank. |
+# | 2 | `start_group` starts the process group with a timeout. |
+# | 3 | `expected` says what every rank must hold after each of nine collectives. |
+# | 4 | `gather_facts` collects what every rank knows. |
+# | 5 | `median_seconds` measures how long something takes. |
+# | 6 | `bus_bandwidth` turns a time into two bandwidths. |
+# | 7 | `slow_links` finds the slow links among all links. |
+# | 8 | `exchange_metadata` compares the tensors of all ranks before a collective. |
+#
+# The rest of the book needs these parts again: devices, groups, the meaning of each collective,
+# and measurements. The code that searches for broken connections is already written. Read it
+# when you need it.
+#
+# ## How to run the doctor
+#
+# This command runs the finished doctor on this machine:
 #
 #     torchrun --nproc-per-node=2 labs/lab01_multi_gpu_setup.py
 #
-# runs the finished doctor on this machine. On a cluster, start it exactly as you start your
-# training, for it examines the environment which that start gives to each rank: by torchrun on
-# every machine, by `srun`, or by hand with `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and
-# `MASTER_PORT` set. It ends with status 0 if all is well. Its report is made to be pasted into
-# a ticket; `--help` lists what it takes.
+# On a cluster, start the doctor exactly as you start your training, because it examines the
+# environment that your way of starting gives to each rank. You can start it with torchrun on
+# every machine, with `srun`, or by hand with the variables `RANK`, `WORLD_SIZE`, `MASTER_ADDR`
+# and `MASTER_PORT`. Its exit status is 0 if nothing is wrong. You can paste its report into a
+# ticket. The option `--help` lists all options.
 #
-# Under torchrun the launchers of all machines meet first, and only then does the doctor start.
-# If it has printed nothing after a minute, the fault lies in `--master-addr` or
-# `--rdzv-endpoint`, or in a machine that did not come. Then start one process on each machine
-# without torchrun, and the doctor names it:
+# With torchrun, the launchers of all machines connect to each other first, and the doctor
+# starts only after that. If the doctor has printed nothing after a minute, then `--master-addr`
+# or `--rdzv-endpoint` is wrong, or one of the machines did not start its launcher. In this
+# case, start one process on each machine without torchrun. The doctor then names the reason:
 #
 #     RANK=0 WORLD_SIZE=2 MASTER_ADDR=… MASTER_PORT=29611 python labs/lab01_multi_gpu_setup.py
 #
-# To write it yourself:
+# ## How to work on this lab
 #
-#     python labs/start.py 01       # writes my_labs/lab01_multi_gpu_setup.py, with blanks
+# To solve the lab yourself, create a copy with blanks, run the copy, and have it graded:
+#
+#     python labs/start.py 01       # creates my_labs/lab01_multi_gpu_setup.py
 #     torchrun --nproc-per-node=2 my_labs/lab01_multi_gpu_setup.py
 #     python labs/check.py my_labs/lab01_multi_gpu_setup.py
 #
-# There are eight steps, each with a text, a blank and a check (`check.py --step 2` grades one).
-# At a blank your copy prints one sentence; the long report below it is torchrun's. What is left
-# to you is what the rest of the book stands on: devices, groups, what each collective means,
-# how to time, how to turn a time into a bandwidth. The searching for broken wires is written
-# out, for you to read.
-# Allow two hours.
+# Each of the eight steps has a text, a blank and a check. Your copy runs up to the first blank,
+# and there it prints one line that says what is missing. The long report below that line comes
+# from torchrun, and you can ignore it. `check.py` grades each step separately, and `check.py
+# --step 2` grades only step 2. Plan two hours for the lab.
 
 # %%
 import argparse
@@ -65,14 +85,14 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, in a sentence or two, and how to fix it."""
+    """What is wrong, in one or two sentences, and how to fix it."""
 
     what: str
     fix: str
 
 
 class Trouble(Exception):
-    """Faults that leave nothing to go on with. `shared`: rank 0 has them too, and reports."""
+    """Faults that end the run. If `shared`, rank 0 has the same faults and reports them."""
 
     def __init__(self, *faults: Fault, shared: bool = False):
         super().__init__("; ".join(fault.what for fault in faults))
@@ -81,7 +101,7 @@ class Trouble(Exception):
 
 @dataclass
 class Report:
-    """What is known so far. Rank 0 prints it at the end, or where the run has to stop."""
+    """What is known so far. Rank 0 prints it at the end, or when the run has to stop."""
 
     doing: str = "reading the environment"
     found: list[str] = field(default_factory=list)
@@ -89,11 +109,11 @@ class Report:
     measured: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
     wrong: list[Fault] = field(default_factory=list)
-    store: dist.Store | None = None  # once all ranks have met there
+    store: dist.Store | None = None  # set after all ranks have met there
     world: int = 1
 
     def text(self) -> str:
-        """The report, a section for each kind of finding."""
+        """Return the report, with one section for each kind of finding."""
         lines = ["", "cluster report"]
         for name in ("found", "right", "measured", "slow"):
             if section := getattr(self, name):
@@ -106,7 +126,7 @@ class Report:
 
 
 def wrapped(start: str, text: str) -> str:
-    """A paragraph, whose first line begins with `start` and the others below it."""
+    """Return a paragraph whose first line begins with `start`. The other lines are indented."""
     return textwrap.fill(
         text, 92, initial_indent=start, subsequent_indent=" " * max(len(start), 5),
         break_long_words=False, break_on_hyphens=False,
@@ -117,24 +137,24 @@ REPORT = Report()
 
 
 def say(text: str) -> None:
-    """Print once, not once per rank."""
+    """Print a line on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def count(number: int, thing: str) -> str:
-    """'1 rank' or '2 ranks'."""
+    """Return a number with its noun, such as '1 rank' or '2 ranks'."""
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def listed(items: Iterable[object], last: str = "and") -> str:
-    """'1, 2 and 5'."""
+    """Return a list in words, such as '1, 2 and 5'."""
     *most, end = map(str, items)
     return f"{', '.join(most)} {last} {end}" if most else end
 
 
 def named(ranks: Iterable[int]) -> str:
-    """'rank 3', or 'ranks 0 to 7 and 9'."""
+    """Return ranks in words, such as 'rank 3' or 'ranks 0 to 7 and 9'."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -149,12 +169,12 @@ def named(ranks: Iterable[int]) -> str:
     return f"rank{'s' if sum(map(len, runs)) > 1 else ''} {listed(parts)}"
 
 
-# what torch.distributed says when another rank is gone, or the network
+# words in the errors that torch.distributed raises when another rank or the network is gone
 OF_GROUP = re.compile(r"gloo|nccl|c10d|store|socket|connection|timed? ?out|launcher", re.I)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
-    """End on a blank or on a failed check with one sentence from one rank."""
+    """Print one sentence on one rank if a blank or a failed check ended the program."""
     blank = issubclass(kind, NotImplementedError)
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
@@ -162,19 +182,19 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
     line = getattr(error, "line", (own if blank else checks)[-1].lineno)
     if os.environ.get("RANK", "0") != "0":
-        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        # rank 0 prints first, and its launcher then ends the other ranks
         time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
 
 
 def stop_with_report(kind: type[BaseException], error: BaseException, trace) -> None:
-    """End on trouble with a report; on a blank or a failed check with one sentence."""
+    """Print a report for Trouble, and one sentence for a blank or for a failed check."""
     text = os.environ.get("RANK", "")
     rank = int(text) if text.isdecimal() else 0
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if kind is Trouble or (issubclass(kind, RuntimeError) and OF_GROUP.search(str(error))):
-        # torchrun asks all ranks to end when one has: they end by themselves, with a report
+        # when one rank ends, torchrun sends SIGTERM to the others, but they print first
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop(error if isinstance(error, Trouble) else broken_off(error, rank), rank)
     else:
@@ -182,44 +202,60 @@ def stop_with_report(kind: type[BaseException], error: BaseException, trace) -> 
 
 
 def stop(trouble: Trouble, rank: int) -> None:
-    """Print the report of what cannot be gone on with, and end this process."""
+    """Print the report of faults that end the run, and end this process."""
     if rank and trouble.shared:
-        time.sleep(3 if "TORCHELASTIC_RUN_ID" in os.environ else 0)  # rank 0 speaks
-        # in its hook for exceptions torch holds back what goes to sys.stderr
+        time.sleep(3 if "TORCHELASTIC_RUN_ID" in os.environ else 0)  # rank 0 prints first
+        # torch delays what is written to sys.stderr while it handles an exception
         print(f"rank {rank} stops: rank 0 prints the report", file=sys.__stderr__, flush=True)
     else:
         REPORT.wrong += trouble.faults
-        who = f"rank {rank} on {socket.gethostname()} " if rank else ""
-        REPORT.found.append(f"{who}had to stop while {REPORT.doing}")
+        who = f"rank {rank} on {socket.gethostname()} " if rank else "rank 0 "
+        REPORT.found.append(f"{who}stopped while {REPORT.doing}")
         print(REPORT.text(), flush=True)
         if REPORT.store is not None and rank == 0:
-            time.sleep(2)  # the others still ask the store who is alive
-    os._exit(1)  # no destructor of a broken group may wait for a rank that is gone
+            time.sleep(2)  # the other ranks still read from this store which ranks are alive
+    os._exit(1)  # the destructor of a broken group could wait forever for a rank that died
 
 
 def asked_to_end(*_: object) -> None:
-    """Somebody wants this process to end, torchrun for instance because another rank has."""
+    """Handle SIGTERM, which torchrun sends when another rank has ended."""
     raise RuntimeError("the launcher ended this rank")
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
-        description="The cluster doctor: finds out what works, what is slow, what is wrong."
+        description="The cluster doctor reports what works, what is slow and what is wrong."
     )
     add = parser.add_argument
     for name, default, text in (
-        ("--wait", 60, "seconds to wait for a rank or for a collective (60)"),
-        ("--limit", 600, "seconds the whole run may take (600)"),
-        ("--factor", 3, "a link is slow if N times slower than the median of its kind (3)"),
-        ("--min-shm", None, "free MiB that shared memory must have (32, or 512 with GPUs)"),
+        ("--wait", 60, "seconds to wait for a rank or for a collective (default: 60)"),
+        ("--limit", 600, "seconds that the whole run may last (default: 600)"),
+        (
+            "--factor",
+            3,
+            "a link is slow if it is N times slower than the median of its kind (default: 3)",
+        ),
+        (
+            "--min-shm",
+            None,
+            "MiB of shared memory that must be free (default: 32, or 512 with GPUs)",
+        ),
     ):
         add(name, type=float, default=default, metavar="N", help=text)
-    add("--shm", default="/dev/shm", metavar="FOLDER", help="where shared memory is")
+    add("--shm", default="/dev/shm", metavar="FOLDER", help="the folder of the shared memory")
     for name, choices, text in (
-        ("--device", ("auto", "cpu", "gpu"), "gpu: refuse to run with fewer GPUs than ranks"),
-        ("--report", ("full", "brief"), "brief: without what differs between machines"),
-        ("--plant", ("size", "dtype", "slow", "death", "hang"), "make the last rank faulty"),
+        (
+            "--device",
+            ("auto", "cpu", "gpu"),
+            "gpu: stop if a machine has fewer GPUs than ranks",
+        ),
+        ("--report", ("full", "brief"), "brief: leave out what differs between machines"),
+        (
+            "--plant",
+            ("size", "dtype", "slow", "death", "hang"),
+            "give the last rank this fault",
+        ),
     ):
         default = None if name == "--plant" else choices[0]
         add(name, choices=choices, default=default, help=text)
@@ -227,7 +263,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def watch(limit: float, patience: float, rank: int) -> None:
-    """End this process when its time is up, or when it is stuck: whatever hangs, it reports."""
+    """End this process with a report if its time is over or if it hangs."""
 
     def look() -> None:
         doing, since, began = REPORT.doing, time.monotonic(), time.monotonic()
@@ -248,62 +284,69 @@ def watch(limit: float, patience: float, rank: int) -> None:
 if __name__ == "__main__":
     options = options_of(sys.argv[1:])
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(os.environ):
-        sys.exit(f"start me with: torchrun --nproc-per-node=2 {Path(__file__).name}")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {Path(__file__).name}")
     sys.excepthook = stop_with_report
 
 # %% [markdown]
 # The cells under `if __name__ == "__main__":` run when you start the file. `check.py` imports
-# the file and calls what you wrote, so keep code of your own inside functions or such cells.
+# the file and calls the functions that you wrote. If you add code of your own, put it into
+# functions or into such cells.
 #
 # ## Before the group: what can be wrong already
 #
-# `dist.init_process_group` is where broken clusters hang, and its message, if one comes at all,
-# is that a wait has timed out. It does four things in one call: it resolves a name, opens or
-# finds a port, waits for everybody, and connects everybody with everybody. Done one by one,
-# with plain sockets, each of them has an exact answer.
+# Broken clusters usually hang in `dist.init_process_group`. If it prints a message at all, the
+# message only says that a timeout has expired. This one call does four things. It resolves a
+# name, it opens or finds a port, it waits for all ranks, and it connects every rank with every
+# other rank. The doctor does these things one after the other with plain sockets, so it can say
+# exactly which of them fails.
 #
-# Four things need no other rank. The four variables must be there and be numbers. An interface
-# named in `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` must exist: gloo takes whole names, NCCL
-# takes prefixes, `=name` for a whole one and `^` for all but these. And `/dev/shm` must have
-# room: NCCL passes data between the processes of one machine through it, and so do the workers
-# of a `DataLoader`. Docker gives a container 64 MiB of it unless told otherwise; NCCL's guide
-# (Runtime and MPI issues) asks for `--shm-size=1g`.
+# Four checks need no other rank:
 #
-# And the GPU driver must start. If it does not, torch warns once and then counts no GPUs, so a
-# job can train on the CPU of a machine that has eight GPUs. So the doctor calls `cuInit`, the
-# first function of CUDA's driver library, and reads its status. Three values mean that the
-# machine is at fault and not the program. One of them is 802, `system not yet initialized`:
-# GPUs that are connected by NVSwitch need NVIDIA's fabric manager.
+# - The four environment variables must exist and must be valid.
+# - An interface that is named in `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` must exist. gloo
+#   expects the whole name of an interface. NCCL expects the beginning of a name, `=name` for a
+#   whole name, and `^` before names that it must not use.
+# - `/dev/shm` must have enough free space. NCCL passes data between the processes of one
+#   machine through this shared memory, and the workers of a `DataLoader` use it too. Docker
+#   gives a container 64 MiB by default. The NCCL guide (section Runtime and MPI issues)
+#   recommends `--shm-size=1g`.
+# - The GPU driver must start. If it does not start, torch prints one warning and then counts no
+#   GPUs, so a job can train on the CPU of a machine that has eight GPUs.
+#
+# For the last check, the doctor calls `cuInit`, the first function of CUDA's driver library,
+# and reads its status. Three values mean that the fault is in the machine and not in the
+# program. One of them is 802, `system not yet initialized`. GPUs that are connected by NVSwitch
+# need NVIDIA's fabric manager, and without it they return this status.
 
 
 # %%
 @dataclass(frozen=True)
 class Place:
-    """Who this process is, as its environment says."""
+    """The rank of this process and where it meets the others, from its environment."""
 
     rank: int
     world: int
     address: str  # MASTER_ADDR
     port: int  # MASTER_PORT
-    agent: bool  # torchrun holds the store: nobody else opens the port
+    agent: bool  # torchrun serves the store, so no rank opens the port
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
-    """Read the four variables and torchrun's; raise Trouble if one is missing or senseless."""
+    """Read the environment variables. Raise Trouble if one is missing or not valid."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if missing := [name for name in names if not environment.get(name)]:
         raise Trouble(
             Fault(
                 f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} not set.",
-                "torchrun sets all four. Whoever starts ranks in another way (srun, mpirun, a "
-                "shell) must export them for each process.",
+                "torchrun sets all four variables. If you start the ranks with srun, mpirun "
+                "or a shell, export them for each process.",
             )
         )
     numbers = {}
     for name, most in (("RANK", 10**6), ("WORLD_SIZE", 10**6), ("MASTER_PORT", 65535)):
         text, least = environment[name], int(name != "RANK")
         if not text.isdecimal() or not least <= int(text) <= most:
-            what = f'{name} is "{text}", and must be a whole number from {least} to {most}.'
+            what = f'{name} is "{text}", but it must be a whole number from {least} to {most}.'
             raise Trouble(Fault(what, f"set {name} in the environment of this process."))
         numbers[name] = int(text)
     rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
@@ -311,7 +354,7 @@ def read_place(environment: Mapping[str, str]) -> Place:
         raise Trouble(
             Fault(
                 f"RANK is {rank} and WORLD_SIZE is {world}: ranks count from 0 to {world - 1}.",
-                "give every process a RANK of its own, from 0 to WORLD_SIZE - 1.",
+                "give every process a different RANK from 0 to WORLD_SIZE - 1.",
             )
         )
     agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -319,7 +362,10 @@ def read_place(environment: Mapping[str, str]) -> Place:
 
 
 def interface_faults(environment: Mapping[str, str], existing: Sequence[str]) -> list[Fault]:
-    """Faults of the variables that choose a network interface, given those that exist."""
+    """Return faults of the variables that name a network interface.
+
+    `existing`: the names of the interfaces of this machine.
+    """
     faults = []
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         text = environment.get(variable, "")
@@ -335,9 +381,9 @@ def interface_faults(environment: Mapping[str, str], existing: Sequence[str]) ->
         if absent and (whole or len(absent) == len(names)):
             faults.append(
                 Fault(
-                    f"{variable}={text}, and there is no interface {listed(absent, 'or')}; "
-                    f"there are {listed(sorted(existing))}.",
-                    f"set {variable} to the interface which leads to the other machines, or "
+                    f"{variable}={text}, but there is no interface {listed(absent, 'or')}. "
+                    f"The interfaces are {listed(sorted(existing))}.",
+                    f"set {variable} to the interface that leads to the other machines, or "
                     "unset it.",
                 )
             )
@@ -345,10 +391,11 @@ def interface_faults(environment: Mapping[str, str], existing: Sequence[str]) ->
 
 
 def shared_memory_faults(folder: str, least_mib: float) -> list[Fault]:
-    """Faults of the shared memory at this folder."""
+    """Return faults of the shared memory in this folder."""
     fix = (
-        "docker run --shm-size=8g (or --ipc=host); in Kubernetes mount an emptyDir with "
-        "medium: Memory at /dev/shm; outside of containers remove what dead jobs left there."
+        "start the container with docker run --shm-size=8g or --ipc=host. In Kubernetes, "
+        "mount an emptyDir with medium: Memory at /dev/shm. Outside of containers, remove the "
+        "files that dead jobs left there."
     )
     try:
         system = os.statvfs(folder)
@@ -356,14 +403,14 @@ def shared_memory_faults(folder: str, least_mib: float) -> list[Fault]:
         return [Fault(f"there is no shared memory: {folder} does not exist.", fix)]
     free = system.f_bavail * system.f_frsize / 2**20
     if free < least_mib:
-        what = f"{folder} has {free:.0f} MiB free, and {least_mib:g} MiB are needed."
+        what = f"{folder} has {free:.0f} MiB free, but {least_mib:g} MiB are needed."
         return [Fault(what, fix)]
     if not os.access(folder, os.W_OK):
         return [Fault(f"{folder} is not writable for this user.", f"chmod 1777 {folder}")]
     return []
 
 
-# statuses of cuInit that a change of the program cannot fix: CUDA's text, and what to do
+# statuses of cuInit for faults of the machine: the text of CUDA, and how to fix the fault
 DRIVER = {
     802: (
         "system not yet initialized",
@@ -373,19 +420,19 @@ DRIVER = {
     ),
     803: (
         "system has unsupported display driver / cuda driver combination",
-        "the driver's library and its kernel module have different versions: reboot, or mount "
-        "the host's libraries into the container again.",
+        "the library and the kernel module of the driver have different versions. Reboot, or "
+        "mount the libraries of the host into the container again.",
     ),
     804: (
         "forward compatibility was attempted on non supported HW",
-        "this GPU cannot use the cuda-compat libraries: remove them from LD_LIBRARY_PATH, or "
+        "this GPU cannot use the cuda-compat libraries. Remove them from LD_LIBRARY_PATH, or "
         "update the driver of the machine.",
     ),
 }
 
 
 def driver_faults(library: str = "libcuda.so.1") -> list[Fault]:
-    """Faults of CUDA's driver, none if this machine has no such library or no GPU."""
+    """Return faults of CUDA's driver. A machine without the library or a GPU has none."""
     try:
         status = ctypes.CDLL(library).cuInit(0)
     except (OSError, AttributeError):
@@ -399,15 +446,16 @@ def driver_faults(library: str = "libcuda.so.1") -> list[Fault]:
 # %% [markdown]
 # ## Before the group: meeting at the store
 #
-# Ranks meet at a **store**, a small table of keys and values which one process serves over TCP
-# at `MASTER_ADDR:MASTER_PORT`. Under torchrun that is torchrun's agent, otherwise rank 0. So
-# rank 0 asks whether it can have the port, and whether `MASTER_ADDR` leads back to it; the
-# others ask whether the name resolves, whether anybody listens, and whether that is a store.
+# Ranks meet at a **store**. A store is a small table of keys and values, which one process
+# serves over TCP at `MASTER_ADDR:MASTER_PORT`. With torchrun, this process is torchrun's agent.
+# Otherwise it is rank 0. Rank 0 therefore checks whether it can open the port, and whether
+# `MASTER_ADDR` leads back to its own machine. Every other rank checks whether the name can be
+# resolved, whether a process listens at the port, and whether this process is a store.
 
 
 # %%
 def within(seconds: float, work: Callable[[], object], otherwise: object) -> object:
-    """What `work` returns, or `otherwise` if that takes too long: a lookup can block."""
+    """Return the result of `work`, or `otherwise` if it needs too long. A lookup can block."""
     results: list[object] = []
     thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()
@@ -416,7 +464,7 @@ def within(seconds: float, work: Callable[[], object], otherwise: object) -> obj
 
 
 def addresses(name: str, seconds: float = 10) -> list[str]:
-    """The addresses of a name, none if it does not resolve."""
+    """Return the addresses of a name, or an empty list if it cannot be resolved."""
 
     def look_up() -> list[str]:
         try:
@@ -429,7 +477,10 @@ def addresses(name: str, seconds: float = 10) -> list[str]:
 
 
 def holder(port: int) -> str:
-    """Which process of ours listens on a port, as far as /proc tells: ' by python (12)'."""
+    """Return which process listens on a port, such as ' by python (process 12)'.
+
+    The result is empty if /proc does not show it.
+    """
     with contextlib.suppress(OSError, ValueError):
         inodes = {
             fields[9]
@@ -447,7 +498,7 @@ def holder(port: int) -> str:
 
 
 def port_fault(port: int) -> Fault | None:
-    """Why rank 0 cannot listen on this port, if so."""
+    """Return the fault if rank 0 cannot listen on this port."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         socket.create_server(
@@ -456,23 +507,26 @@ def port_fault(port: int) -> Fault | None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return Fault(
-                f"port {port} is taken{holder(port)}: rank 0 cannot open its store there.",
-                "end that process, most often a job that did not die, or set MASTER_PORT to a "
-                "free port, the same for all ranks.",
+                f"port {port} is in use{holder(port)}, so rank 0 cannot open its store there.",
+                "end that process, which is usually a job that did not stop, or set "
+                "MASTER_PORT to the same free port for all ranks.",
             )
         if error.errno == errno.EACCES:
-            what = f"rank 0 may not listen on port {port}: ports below 1024 are for root."
-            return Fault(what, "set MASTER_PORT to a port above 1023, the same for all ranks.")
+            what = (
+                f"rank 0 may not listen on port {port}, because ports below 1024 are for root."
+            )
+            return Fault(what, "set MASTER_PORT to the same port above 1023 for all ranks.")
         if error.errno != errno.EAFNOSUPPORT:
             what = f"rank 0 cannot listen on port {port}: {error.strerror}."
-            return Fault(what, "set MASTER_PORT to another port, the same for all ranks.")
+            return Fault(what, "set MASTER_PORT to the same other port for all ranks.")
     return None
 
 
 def knock(address: str, port: int, seconds: float, patient: bool = True) -> str | Exception:
-    """Connect to a port, again and again while it is refused; return our own address.
+    """Connect to a port and return the address of this side of the connection.
 
-    Returns the last error if nobody has answered in time.
+    A patient call tries again until the time is over. Returns the last error if none of the
+    attempts succeeded.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -487,33 +541,34 @@ def knock(address: str, port: int, seconds: float, patient: bool = True) -> str 
 
 
 def no_answer(place: Place, error: Exception, seconds: float) -> Fault:
-    """Why nobody answers at the master's address."""
+    """Return the fault if no connection to MASTER_ADDR:MASTER_PORT is possible."""
     where = f"{place.address}:{place.port}"
     if isinstance(error, ConnectionRefusedError):
         return Fault(
-            f"nobody listens at MASTER_ADDR:MASTER_PORT = {where}: for {seconds:g} s "
-            "connections have been refused.",
-            "start rank 0, which opens this port, and give every rank the address and port of "
-            "rank 0's machine.",
+            f"no process listens at MASTER_ADDR:MASTER_PORT = {where}. Connections were "
+            f"refused for {seconds:g} s.",
+            "start rank 0, which opens this port, and give every rank the address and the port "
+            "of the machine of rank 0.",
         )
     return Fault(
         f"MASTER_ADDR:MASTER_PORT = {where} does not answer: {type(error).__name__}.",
-        "compare MASTER_ADDR with `hostname -I` on rank 0's machine; if it is right, see with "
-        "ping whether the machine can be reached, and let no firewall drop this port.",
+        "compare MASTER_ADDR with the output of `hostname -I` on the machine of rank 0. If it "
+        "is right, check with ping whether the machine can be reached, and check that no "
+        "firewall blocks this port.",
     )
 
 
 def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
-    """The store at which the ranks meet, and the address by which this machine reached it."""
-    # a pod's name enters the DNS some seconds after the pod has started
+    """Return the store of all ranks, and the address with which this machine reached it."""
+    # the name of a pod appears in the DNS some seconds after the pod has started
     deadline = time.monotonic() + min(seconds, 30)
     while not (found := addresses(place.address)) and time.monotonic() < deadline:
         time.sleep(0.5)
     if not found:
         what = f'MASTER_ADDR is "{place.address}", a name that this machine cannot resolve.'
         fix = (
-            "set MASTER_ADDR to the address of rank 0's machine (hostname -I prints it there), "
-            "or put the name into DNS or /etc/hosts."
+            "set MASTER_ADDR to the address of the machine of rank 0, where hostname -I "
+            "prints it, or add the name to the DNS or to /etc/hosts."
         )
         raise Trouble(Fault(what, fix))
     served, timeout = None, timedelta(seconds=seconds)
@@ -522,11 +577,12 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
             raise Trouble(fault)
         served = dist.TCPStore("localhost", place.port, is_master=True, wait_for_workers=False)
         SERVED.append(served)
-    # ours is there: nobody needs to wait for it
+    # rank 0 serves this store already, so it needs no long wait
     ours = knock(place.address, place.port, min(seconds, 5) if served else seconds)
     lost = Fault(
-        f"MASTER_ADDR is {place.address}, and does not lead to this machine, where rank 0 is.",
-        "set MASTER_ADDR to the machine of rank 0, or start rank 0 on that machine.",
+        f"MASTER_ADDR is {place.address}, but this address does not lead to the "
+        "machine of rank 0, which is this one.",
+        "set MASTER_ADDR to the address of this machine, or start rank 0 on the other machine.",
     )
     if isinstance(ours, Exception):
         raise Trouble(lost if served else no_answer(place, ours, seconds))
@@ -537,46 +593,48 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
         except RuntimeError:
             return None
 
-    # a program that listens and says nothing keeps TCPStore waiting beyond its timeout
+    # TCPStore waits longer than its timeout if a program listens there and never answers
     store = within(seconds, connect, None)
     if store is None:
         raise Trouble(
             Fault(
-                f"something listens at {place.address}:{place.port}, but it is no store of "
-                "torch: another program has the port.",
-                "set MASTER_PORT to a port that is free on rank 0's machine, the same for all "
-                "ranks.",
+                f"a process listens at {place.address}:{place.port}, but it is not a store of "
+                "torch. A different program uses the port.",
+                "set MASTER_PORT to the same port for all ranks. It must be free on the "
+                "machine of rank 0.",
             )
         )
     if served:
         mark = uuid.uuid4().hex
         served.set(mark, "")
-        served.get(mark)  # set() does not wait until it has happened
+        served.get(mark)  # set() can return before the value is stored
         if not store.check([mark]):
             raise Trouble(lost)
     return store, ours
 
 
-SERVED: list[dist.TCPStore] = []  # what rank 0 serves must live as long as the process
+SERVED: list[dist.TCPStore] = []  # the store of rank 0 must live as long as the process
 
 # %% [markdown]
 # ## Before the group: the roll call
 #
-# At the store each process draws a ticket and leaves a card: who it is, how many it expects,
-# where it runs, what it has found wrong with its own machine. Rank 0 reads the cards as they
-# come. It need not wait for a timeout to see that two ranks disagree on the world size, that
-# two processes claim one rank, or that their versions of torch differ. If it does come to the
-# time limit, it knows exactly who is missing. The verdict goes back to all by the store, so
-# that one rank speaks, and no rank waits for ever.
+# Each process writes one entry into the store, which we call its card. The card says which rank
+# the process is, how many ranks it expects, on which machine it runs, and what is wrong with
+# this machine. Rank 0 reads the cards as they arrive. It does not need a timeout to see that
+# two ranks expect different world sizes, that two processes have the same rank, or that their
+# versions of torch differ. If the time limit is reached, rank 0 knows exactly which ranks are
+# missing. Rank 0 writes its verdict into the store for all ranks. Therefore only one rank
+# prints the report, and no rank waits forever.
 #
-# Where ranks are on several machines, each then knocks at the door of others, since every pair
-# of ranks will open connections on ports that nobody chose: a firewall which lets only
-# `MASTER_PORT` through stops the job a moment later.
+# If the ranks run on several machines, each rank then tries to connect to ranks on other
+# machines. It does this because every pair of ranks will open connections later, on ports that
+# are not known in advance. A firewall that allows only `MASTER_PORT` would stop the job a
+# moment later.
 
 
 # %%
 def interfaces() -> dict[str, str]:
-    """The network interfaces of this machine and the IPv4 address of each, if it has one."""
+    """Return the network interfaces of this machine and their IPv4 addresses, if any."""
     found = {}
     for _, name in socket.if_nameindex():
         found[name] = ""
@@ -591,10 +649,10 @@ def interfaces() -> dict[str, str]:
 
 
 def make_card(place: Place, address: str, faults: Sequence[Fault], listens: int) -> dict:
-    """What this process tells the others of itself."""
+    """Return the card of this process for the store."""
     nets = interfaces()
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    own = os.environ.get("DOCTOR_HOST", socket.gethostname())  # to act several machines on one
+    own = os.environ.get("DOCTOR_HOST", socket.gethostname())  # to simulate several machines
     return {
         "rank": place.rank,
         "world": place.world,
@@ -609,7 +667,7 @@ def make_card(place: Place, address: str, faults: Sequence[Fault], listens: int)
 
 
 def by_host(cards: Sequence[Mapping]) -> dict[str, list[int]]:
-    """The ranks of each machine, the machine of the lowest rank first."""
+    """Return the ranks of each machine. The machine of the lowest rank is first."""
     hosts: dict[str, list[int]] = {}
     for card in sorted(cards, key=lambda card: card["rank"]):
         hosts.setdefault(card["host"], []).append(card["rank"])
@@ -617,7 +675,7 @@ def by_host(cards: Sequence[Mapping]) -> dict[str, list[int]]:
 
 
 def judge_cards(cards: Sequence[Mapping], world: int, seconds: float) -> list[Fault]:
-    """What the cards that came in, in this many seconds, tell of the whole set-up."""
+    """Return the faults that the cards show. They arrived within this many seconds."""
     faults = []
     ranks = [card["rank"] for card in cards]
     if len(worlds := sorted({card["world"] for card in cards})) > 1:
@@ -629,37 +687,38 @@ def judge_cards(cards: Sequence[Mapping], world: int, seconds: float) -> list[Fa
         faults.append(
             Fault(
                 f"the ranks disagree on the world size: {', '.join(said)}.",
-                "give every process the same WORLD_SIZE: machines times processes on each "
-                "(torchrun: the same --nnodes and --nproc-per-node everywhere).",
+                "give every process the same WORLD_SIZE, which is the number of machines times "
+                "the processes on each machine. torchrun needs the same --nnodes and "
+                "--nproc-per-node on all machines.",
             )
         )
     elif missing := sorted(set(range(world)) - set(ranks)):
         came = [f"{named(on)} ({host})" for host, on in by_host(cards).items()]
         faults.append(
             Fault(
-                f"{named(missing)} of {world} never arrived: in {seconds:g} s only "
-                f"{listed(came)} did.",
-                "read the output of each missing process on its machine: it was not started, "
-                "it died before, or it has another MASTER_ADDR or MASTER_PORT.",
+                f"{named(missing)} of {world} never arrived. Within {seconds:g} s, only "
+                f"{listed(came)} arrived.",
+                "read the output of each missing process on its machine. It was not started, "
+                "it died early, or it has a different MASTER_ADDR or MASTER_PORT.",
             )
         )
     if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
         hosts = sorted({card["host"] for card in cards if card["rank"] == twice[0]})
         faults.append(
             Fault(
-                f"{ranks.count(twice[0])} processes claim to be rank {twice[0]}, on "
+                f"{ranks.count(twice[0])} processes have the rank {twice[0]}, on "
                 f"{listed(hosts)}.",
-                "give every process a RANK of its own (Slurm: RANK=$SLURM_PROCID).",
+                "give every process a different RANK. With Slurm, set RANK=$SLURM_PROCID.",
             )
         )
     versions: dict[str, list[int]] = {}
     for card in cards:
         versions.setdefault(card["torch"], []).append(card["rank"])
     if len(versions) > 1:
-        said = [f"{named(on)} {version}" for version, on in versions.items()]
+        said = [f"{named(on)}: {version}" for version, on in versions.items()]
         faults.append(
             Fault(
-                f"the ranks run different versions of torch: {listed(said)}.",
+                f"the ranks use different versions of torch ({'; '.join(said)}).",
                 "install the same version everywhere, or start all ranks from one image.",
             )
         )
@@ -674,7 +733,7 @@ def judge_cards(cards: Sequence[Mapping], world: int, seconds: float) -> list[Fa
 
 
 def accelerator_faults(cards: Sequence[Mapping]) -> list[Fault]:
-    """Machines that have fewer accelerators than ranks."""
+    """Return a fault for each machine that has fewer accelerators than ranks."""
     faults = []
     for host, ranks in by_host(cards).items():
         here = min(card["accelerators"] for card in cards if card["host"] == host)
@@ -682,15 +741,15 @@ def accelerator_faults(cards: Sequence[Mapping]) -> list[Fault]:
             faults.append(
                 Fault(
                     f"{host} has {count(here, 'accelerator')} for {count(len(ranks), 'rank')}.",
-                    "start one rank per GPU (--nproc-per-node=gpu), and look at nvidia-smi and "
-                    "CUDA_VISIBLE_DEVICES if some GPUs do not show.",
+                    "start one rank per GPU (--nproc-per-node=gpu). If some GPUs are not "
+                    "counted, check nvidia-smi and CUDA_VISIBLE_DEVICES.",
                 )
             )
     return faults
 
 
 def loopback_faults(cards: Sequence[Mapping]) -> list[Fault]:
-    """Machines whose gloo would give the others an address that leads nowhere for them."""
+    """Return a fault for each machine whose gloo would announce a useless address."""
     faults = []
     for host, ranks in by_host(cards).items():
         own = next(card["name leads to"] for card in cards if card["rank"] == ranks[0])
@@ -700,8 +759,8 @@ def loopback_faults(cards: Sequence[Mapping]) -> list[Fault]:
                 Fault(
                     f"on {host} the machine's own name {leads}, so gloo tells the other "
                     "machines to connect to a loopback address.",
-                    "export GLOO_SOCKET_IFNAME with the interface that leads to the others, or "
-                    "fix /etc/hosts.",
+                    "export GLOO_SOCKET_IFNAME with the interface that leads to the other "
+                    "machines, or fix /etc/hosts.",
                 )
             )
     met_by_loopback = any(card["address"].startswith("127.") for card in cards)
@@ -709,28 +768,30 @@ def loopback_faults(cards: Sequence[Mapping]) -> list[Fault]:
 
 
 def read_cards(store: dist.Store, cards: list[dict]) -> None:
-    """Append the cards that have come since the last look."""
+    """Append the cards that have arrived since the last call."""
     while len(cards) < store.add("cards", 0):
         cards.append(json.loads(store.get(f"cards {len(cards) + 1}")))
 
 
 def hand_in(store: dist.Store, what: str, value: object) -> None:
-    """Leave a value at the store, under the next number."""
+    """Write a value into the store, under the next number."""
     store.set(f"{what} {store.add(what, 1)}", json.dumps(value))
 
 
 def pronounce(store: dist.Store, what: str, faults: Sequence[Fault], others: int) -> None:
-    """As rank 0: tell the others whether to go on; raise Trouble if not."""
+    """On rank 0, tell the others whether to continue. Raise Trouble if there are faults."""
     store.set(f"{what} verdict", json.dumps([fault.what for fault in faults]))
     if faults:
-        deadline = time.monotonic() + 3  # the store, which may be ours, must outlive their wait
+        deadline = (
+            time.monotonic() + 3
+        )  # the store may be this rank's own, and others still read it
         while time.monotonic() < deadline and store.add(f"{what} heard", 0) < others:
             time.sleep(0.02)
         raise Trouble(*faults)
 
 
 def hear(store: dist.Store, what: str, seconds: float) -> None:
-    """As another rank: wait for the verdict of rank 0; raise Trouble if it says so."""
+    """On the other ranks, wait for the verdict of rank 0. Raise Trouble if it has faults."""
     store.wait([f"{what} verdict"], timedelta(seconds=seconds))
     faults = json.loads(store.get(f"{what} verdict"))
     store.add(f"{what} heard", 1)
@@ -739,7 +800,7 @@ def hear(store: dist.Store, what: str, seconds: float) -> None:
 
 
 def roll_call(store: dist.Store, card: Mapping, options: argparse.Namespace) -> list[dict]:
-    """The cards of all ranks in rank order; raise Trouble on every rank if all is not well."""
+    """Return the cards of all ranks in rank order. Raise Trouble on all ranks for a fault."""
     rank, world, seconds = card["rank"], card["world"], options.wait
     hand_in(store, "cards", card)
     cards: list[dict] = []
@@ -750,10 +811,11 @@ def roll_call(store: dist.Store, card: Mapping, options: argparse.Namespace) -> 
         except RuntimeError:
             with contextlib.suppress(RuntimeError):
                 read_cards(store, cards)
-            what = f"rank {rank} lost the store before the roll call was over."
+            what = f"rank {rank} lost the connection to the store before all ranks had arrived."
             if cards and all(other["rank"] for other in cards):
                 came = named(other["rank"] for other in cards)
-                what = f"rank 0 of {world} never arrived: in {seconds:g} s only {came} did."
+                what = f"rank 0 of {world} never arrived. Within {seconds:g} s, only {came} "
+                what += "arrived."
             fix = "read the output of rank 0 on its machine."
             raise Trouble(Fault(what, fix)) from None
     deadline = time.monotonic() + seconds
@@ -761,7 +823,7 @@ def roll_call(store: dist.Store, card: Mapping, options: argparse.Namespace) -> 
         read_cards(store, cards)
         ranks = [other["rank"] for other in cards]
         if len({other["world"] for other in cards}) > 1 or len(set(ranks)) < len(ranks):
-            deadline = min(deadline, time.monotonic() + 0.5)  # let others join the quarrel
+            deadline = min(deadline, time.monotonic() + 0.5)  # more ranks may disagree
         elif set(ranks) >= set(range(world)):
             break
         time.sleep(0.02)
@@ -778,13 +840,13 @@ def roll_call(store: dist.Store, card: Mapping, options: argparse.Namespace) -> 
             faults += loopback_faults(cards)
         pronounce(store, "cards", faults, len(cards) - 1)
     elif [other["rank"] for other in cards] != list(range(world)):
-        what = f"rank {rank} expects {world} ranks, and the others have started without it."
+        what = f"rank {rank} expects {world} ranks, but the others have started without it."
         raise Trouble(Fault(what, "give every process the same WORLD_SIZE."))
     return cards
 
 
 def unreachable(cards: Sequence[Mapping], rank: int, seconds: float) -> list[str]:
-    """Knock at ranks on other machines; say which do not open."""
+    """Connect to ranks on other machines. Return a line for each connection that fails."""
     world, lines, threads = len(cards), [], []
     ours = cards[rank]["host"]
     distances = range(1, world) if world <= 32 else [2**n for n in range(world.bit_length())]
@@ -808,7 +870,7 @@ def unreachable(cards: Sequence[Mapping], rank: int, seconds: float) -> list[str
 
 
 def broken_off(error: RuntimeError, rank: int) -> Trouble:
-    """What to say of an error of torch.distributed in the middle of the run."""
+    """Return the Trouble that explains an error of torch.distributed during the run."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     gone: list[int] = []
     if REPORT.store is not None:
@@ -819,13 +881,13 @@ def broken_off(error: RuntimeError, rank: int) -> Trouble:
                 gone = [other for other in gone if not REPORT.store.check([f"alive {other}"])]
                 time.sleep(0.05)
         except RuntimeError:
-            gone = [0]  # the store went with it
+            gone = [0]  # the store ended with rank 0
     if gone:
         first = min(set(range(REPORT.world)) - set(gone), default=rank)
         what = f"{named(gone)} died or hung while the others were {REPORT.doing}."
         fix = (
-            "read the last lines of that process, and dmesg on its machine: it names the "
-            "processes that were killed for lack of memory."
+            "read the last lines of that process, and the output of dmesg on its machine. "
+            "dmesg names processes that were killed because memory was low."
         )
         return Trouble(Fault(what, fix), shared=rank != first)
     what = f"{REPORT.doing} failed: {text}"
@@ -863,14 +925,14 @@ if __name__ == "__main__":
     REPORT.store, REPORT.world = store, world
     signal.signal(signal.SIGTERM, asked_to_end)
 
-    REPORT.doing = "knocking at the other machines"
+    REPORT.doing = "connecting to the other machines"
     hosts = by_host(cards)
     if len(hosts) > 1:
         hand_in(store, "doors", unreachable(cards, rank, min(options.wait, 10)))
         if rank == 0:
             closed = [json.loads(store.get(f"doors {n + 1}")) for n in range(world)]
             fix = (
-                "open all ports between these machines, or choose another interface by "
+                "open all ports between these machines, or choose another interface with "
                 "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME."
             )
             faults = [Fault(line, fix) for lines in closed for line in sorted(lines)]
@@ -879,33 +941,38 @@ if __name__ == "__main__":
             hear(store, "doors", options.wait + 10)
     door.close()
 
-    neighbours = hosts[cards[rank]["host"]]  # for ranks that were started by hand
+    neighbours = hosts[cards[rank]["host"]]  # needed if ranks were started by hand
     os.environ.setdefault("LOCAL_RANK", str(neighbours.index(rank)))
     os.environ.setdefault("LOCAL_WORLD_SIZE", str(len(neighbours)))
     all_ranks, machines = count(world, "rank"), count(len(hosts), "machine")
-    say(f"before the group: {all_ranks} on {machines} met, and agree")
-    REPORT.right.append(f"the meeting: {world} of {all_ranks}, one world size, one torch")
+    say(f"before the group: {all_ranks} on {machines} met and agree")
+    REPORT.right.append(
+        f"{world} of {all_ranks} met, with one world size and one version of torch"
+    )
 
 # %% [markdown]
 # ## Step 1: pick the device of a local rank
 #
-# A machine with eight GPUs numbers them 0 to 7, whatever place it has among the machines. A
-# process must therefore use the GPU of its **local rank**, its number on its own machine; rank
-# 11 is local rank 3 of the second such machine. A process that does not choose gets GPU 0, as
-# all its neighbours do: NCCL then refuses two ranks on one GPU, or memory runs out on one GPU
-# while seven are idle.
+# A machine with eight GPUs numbers them from 0 to 7, wherever the machine is in the cluster. A
+# process must therefore use the GPU of its **local rank**, which is its number on its own
+# machine. For example, rank 11 is local rank 3 of the second machine. A process that does not
+# choose a GPU uses GPU 0, and so do all other processes of this machine. NCCL then refuses two
+# ranks on one GPU, or GPU 0 runs out of memory while seven other GPUs are idle.
 #
-# `torch.accelerator` is the part of torch that does not care whose accelerators they are. If
-# there are fewer of them here than ranks, take the CPU: half a machine on GPUs and half on the
-# CPU would not find a common backend.
+# `torch.accelerator` works with the accelerators of all vendors. If this machine has fewer
+# accelerators than ranks, all its ranks must use the CPU. If some ranks used GPUs and others
+# the CPU, they would have no common backend.
 
 
 # %%
 def pick_device(local_rank: int, local_world: int) -> torch.device:
-    """The accelerator of this local rank, made the current one; the CPU if they are too few."""
-    # >>> solution 1: return the accelerator with this index if there are enough, else the CPU
+    """Return the accelerator of this local rank, and make it the current device.
+
+    Return the CPU if this machine has fewer accelerators than ranks.
+    """
+    # >>> solution 1: return the accelerator of this rank if there are enough, else the CPU
     # hint: torch.accelerator.is_available(), .device_count(), .current_accelerator()
-    # hint: torch.accelerator.set_device_index(index) makes a device the current one
+    # hint: torch.accelerator.set_device_index(index) makes a device the current device
     if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
         torch.accelerator.set_device_index(local_rank)
         return torch.device(torch.accelerator.current_accelerator().type, local_rank)
@@ -914,7 +981,8 @@ def pick_device(local_rank: int, local_world: int) -> torch.device:
 
 
 # %% [markdown]
-# One machine that lacks a GPU decides for all, so the ranks compare before they settle.
+# One machine with too few GPUs decides for all machines, so the ranks compare their devices
+# before they use them.
 
 # %%
 if __name__ == "__main__":
@@ -923,39 +991,41 @@ if __name__ == "__main__":
     device = torch.device("cpu")
     if options.device != "cpu":
         device = pick_device(local_rank, local_world)
-    assert device.type == "cpu" or device.index == local_rank, "a rank takes its own device"
+    assert device.type == "cpu" or device.index == local_rank, "a rank must use its own device"
     hand_in(store, "devices", device.type)
     kinds = {json.loads(store.get(f"devices {n + 1}")) for n in range(world)}
     if len(kinds) > 1:
         device = torch.device("cpu")
-    where = "on the CPU" if device.type == "cpu" else f"each on a {device.type} of its own"
-    say(f"step 1: {all_ranks} {where}")
+    where = "the CPU" if device.type == "cpu" else f"one {device.type} device each"
+    say(f"step 1: {all_ranks} use{'s' * (world == 1)} {where}")
     if device.type == "cpu" and options.device == "auto":
         few = accelerator_faults(cards)
-        REPORT.found += [f"the CPU is used: {fault.what}" for fault in few]
+        REPORT.found += [f"the CPU is used, because {fault.what}" for fault in few]
 
 # %% [markdown]
 # ## Step 2: start the group, with a timeout
 #
-# A **process group** is the ranks that a collective spans; its **backend** carries the bytes,
-# NCCL between NVIDIA GPUs, gloo between CPUs. With `device_id=device` the group is bound to the
-# GPU, torch takes the backend that belongs to it, and connects at once rather than in the first
-# collective, so that a broken network is seen here and not an hour later.
+# A **process group** is the set of ranks that take part in a collective. Its **backend**
+# transfers the bytes: NCCL between NVIDIA GPUs, and gloo between CPUs. If you pass
+# `device_id=device`, the group is bound to this GPU, and torch chooses the backend that belongs
+# to it. torch then also connects the ranks immediately, and not in the first collective. A
+# broken network is therefore noticed here, and not an hour later.
 #
-# `init_process_group` would look for a store by itself. We have one, tested, so we pass it,
-# with rank and world size. The timeout is for collectives too: a rank whose neighbour has died
-# waits so long and no longer. The default is 30 minutes on gloo and 10 on NCCL, which is a
-# long time to pay for eight idle GPUs; a doctor has less patience.
+# By default, `init_process_group` finds a store itself. The doctor has already tested a store,
+# so your function passes this store, the rank and the world size. The timeout also applies to
+# collectives. If another rank has died, a rank waits until the timeout is over, and no longer.
+# The default is 30 minutes for gloo and 10 minutes for NCCL. This is a long time if you pay for
+# eight idle GPUs, so the doctor uses a shorter timeout.
 
 
 # %%
 def start_group(
     store: dist.Store, device: torch.device, rank: int, world: int, timeout: timedelta
 ) -> None:
-    """Start the group of all ranks, which meet at `store` and wait `timeout` at most."""
-    # >>> solution 2: init the group on the device, or with gloo on the CPU, with the timeout
-    # hint: dist.init_process_group(store=..., rank=..., world_size=..., timeout=...)
-    # hint: and the backend "gloo" on the CPU, device_id=device on an accelerator
+    """Start the group of all ranks. They meet at `store` and wait at most `timeout`."""
+    # >>> solution 2: start the group on the device, or with gloo on the CPU; pass the timeout
+    # hint: dist.init_process_group has arguments for the store, the rank and the world size
+    # hint: the CPU needs a backend, and an accelerator needs a device_id
     if device.type == "cpu":
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world, timeout=timeout
@@ -971,40 +1041,46 @@ def start_group(
 if __name__ == "__main__":
     REPORT.doing = "starting the process group"
     if device.type != "cpu":
-        wait += timedelta(seconds=30)  # NCCL's own watchdog would kill without a word of ours
+        wait += timedelta(
+            seconds=30
+        )  # the report must come before NCCL's watchdog ends the process
     start_group(dist.PrefixStore("group", store), device, rank, world, wait)
-    assert (dist.get_rank(), dist.get_world_size()) == (rank, world), "the group has all ranks"
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, world), (
+        "the group must have all ranks"
+    )
     backend = dist.get_backend()
-    say(f"step 2: a group of {all_ranks} with {backend} which waits {options.wait:g} s at most")
+    say(f"step 2: a {backend} group of {all_ranks} waits at most {options.wait:g} s")
     store.set(f"started {rank}", "")
     if options.plant in ("death", "hang") and rank == world - 1 > 0:
-        store.wait([f"started {other}" for other in range(world)])  # else some are still at it
+        store.wait([f"started {other}" for other in range(world)])  # no rank is still starting
         os._exit(9) if options.plant == "death" else time.sleep(1e6)
 
 # %% [markdown]
 # ## Step 3: what each collective must give
 #
-# Write what the ranks hold as one table. Rank $r$ has row $r$, with a cell for each rank, and
-# the cell $c_{r,k}$ is a few numbers. Every collective is then a sentence about this table:
+# Write the data of all ranks as one table. Rank $r$ has row $r$. The row has one cell for each
+# rank, and the cell $c_{r,k}$ contains a few numbers. Now one sentence about this table
+# describes each collective:
 #
-# | collective | rank $k$ ends with |
+# | collective | what rank $k$ has afterwards |
 # |---|---|
 # | broadcast from $q$ | row $q$ |
 # | scatter from $q$ | the cell $c_{q,k}$ |
-# | gather to $q$ | the whole table, if $k = q$; the others nothing |
+# | gather to $q$ | the whole table if $k = q$; every other rank has nothing |
 # | all-gather | the whole table |
-# | reduce to $q$ | the sum of all rows, if $k = q$; the others nothing |
+# | reduce to $q$ | the sum of all rows if $k = q$; every other rank has nothing |
 # | all-reduce | the sum of all rows |
 # | reduce-scatter | cell $k$ of the sum of all rows |
 # | all-to-all | column $k$ |
-# | send/recv around a ring | the row of rank $k - 1$; rank 0 that of the last |
+# | send/recv around a ring | the row of rank $k - 1$; rank 0 has the row of the last rank |
 #
-# Two facts the book lives on can be read off. An all-reduce is a reduce-scatter and then an
-# all-gather, and ZeRO comes from doing the two at different times. An all-to-all transposes the
-# table, and that is how tokens travel to their experts and back.
+# The table shows two facts that this book uses often. First, an all-reduce is a reduce-scatter
+# that is followed by an all-gather. ZeRO does these two parts at different times. Second, an
+# all-to-all transposes the table. In this way, tokens are sent to their experts and back.
 #
-# A check that compares with another collective would trust what it examines. Yours uses none:
-# every rank can compute the whole table by itself, because the numbers follow from $r$ and $k$.
+# A check that compares one collective with another collective would trust the thing that it
+# examines. Your check needs no collective. The numbers follow from $r$ and $k$, so every rank
+# can compute the whole table itself.
 
 
 # %%
@@ -1015,14 +1091,15 @@ NAMES = (
 
 
 def expected(name: str, table: torch.Tensor, rank: int, root: int) -> torch.Tensor | None:
-    """What `rank` must hold after the collective, if rank r brought `table[r]`.
+    """Return what `rank` must have after the collective, if rank r passes `table[r]`.
 
-    `table` is [world, world, width]: table[r, k] is the cell of rank r for rank k. The result
-    is a table, a row or column [world, width], a cell [width], or None for nothing.
+    `table` has the shape [world, world, width], and table[r, k] is the cell of rank r for rank
+    k. The result is a whole table, a row or a column of the shape [world, width], a cell of the
+    shape [width], or None if the rank has nothing.
     """
-    # >>> solution 3: return for each of NAMES the part of the table, or of its sum, of the rank
-    # hint: a row is table[r], a column table[:, k], the sum of all rows table.sum(dim=0)
-    # hint: match name: case "broadcast": return table[root] ...
+    # >>> solution 3: for each of NAMES, return the part of the table or of its sum
+    # hint: a row is table[r], a column is table[:, k], the sum of all rows is table.sum(dim=0)
+    # hint: a dictionary or a match statement can choose by name
     world, total = len(table), table.sum(dim=0)
     results = {
         "broadcast": table[root],
@@ -1040,17 +1117,18 @@ def expected(name: str, table: torch.Tensor, rank: int, root: int) -> torch.Tens
 
 
 # %% [markdown]
-# The calls themselves, each as torch wants it. In-place ones get a copy. The sender of a
-# scatter and the receiver of a gather pass a list, the others `None`. The ring sends and
-# receives in one batch: if every rank first sent and then received, with messages too large to
-# be buffered, all would wait for a receiver, for ever.
+# The next function contains the calls themselves. A collective that works in place gets a copy.
+# The sender of a scatter and the receiver of a gather pass a list, and every other rank passes
+# `None`. The ring sends and receives in one batch. Suppose that every rank first sent and then
+# received. With messages that are too large for the buffers, every rank would wait for a
+# receiver forever.
 
 
 # %%
 def run_collective(
     name: str, row: torch.Tensor, rank: int, world: int, root: int
 ) -> torch.Tensor | None:
-    """What `dist` gives to this rank, which brings `row`, [world, width]."""
+    """Return the result of the collective for a rank that passes `row`, [world, width]."""
     result, cell = row.clone(), torch.empty_like(row[0])
     rows = [torch.empty_like(row) for _ in range(world)]
     here = rank == root
@@ -1087,21 +1165,22 @@ def run_collective(
 
 
 def make_table(world: int, width: int = 1000) -> torch.Tensor:
-    """A table of small whole numbers, so that sums are exact in float32 in any order."""
+    """Return a table of small whole numbers. Their float32 sums are exact in any order."""
     rows, cells = torch.arange(world), torch.arange(world)
     numbers = rows[:, None, None] * 31 + cells[None, :, None] * 7 + torch.arange(width)
     return (numbers % 251).float()
 
 
 def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """Equal to the last bit, or nothing both times."""
+    """Return whether both are None, or both are tensors with the same bits."""
     return (a is None) == (b is None) and (a is None or torch.equal(a.cpu(), b.cpu()))
 
 
 # %% [markdown]
-# A barrier carries no data. What it must give is an order in time: nobody leaves before all
-# have entered. Each rank counts itself in at the store and then enters, the last rank late;
-# who leaves must find them all counted.
+# A barrier transfers no data. It must guarantee an order in time: no rank may leave the barrier
+# before all ranks have entered it. Each rank increases a counter in the store and then enters
+# the barrier. The last rank enters late. A rank that leaves the barrier must find that all
+# ranks have been counted.
 
 # %%
 if __name__ == "__main__":
@@ -1126,33 +1205,34 @@ if __name__ == "__main__":
     good = [name for name, ranks in bad.items() if not ranks]
     for name, ranks in bad.items():
         if ranks:
-            what = f"{name} gives wrong answers on {named(ranks)}."
+            what = f"{name} returns wrong results on {named(ranks)}."
             fix = (
-                "if this file is your copy, check.py has a hint. Otherwise leave out faulty "
-                "ranks one by one, and look at dmesg there for errors of memory or links."
+                "if this file is your copy, check.py gives a hint. Otherwise, leave out these "
+                "ranks one by one, and look in the output of dmesg for errors of the memory "
+                "or of a link."
             )
             REPORT.wrong.append(Fault(what, fix))
     if good:
-        say(wrapped("step 3: ", f"right on {all_ranks}: {', '.join(good)}"))
-        REPORT.right.append(f"the answers on {all_ranks} of {', '.join(good)}")
+        say(wrapped("step 3: ", f"the results on {all_ranks} are right: {', '.join(good)}"))
+        REPORT.right.append(f"the results on {all_ranks} of {', '.join(good)}")
 
 # %% [markdown]
 # ## Step 4: gather the facts, print them in rank order
 #
-# Every rank knows its own machine. If each printed what it knows, the lines would come in
-# whatever order the processes happen to run in, and on a large job from machines whose output
-# nobody reads. So one rank gathers and prints.
+# Every rank knows its own machine. If each rank printed what it knows, the lines would appear
+# in a random order. In a large job, most of them would appear in the output of machines that
+# nobody reads. Therefore one rank collects the facts of all ranks and prints them.
 #
-# `dist.all_gather_object` pickles what each rank passes and fills a list, which every rank must
-# bring, with what all ranks passed, in rank order. It is a collective like any other: all ranks
-# call it, the printing is for one. (Pickles run code when they are read. Between the ranks of
-# one job that is no matter; from strangers it would be.)
+# `dist.all_gather_object` pickles the object that each rank passes. It fills a list, which
+# every rank must provide, with the objects of all ranks in rank order. It is a collective like
+# all others, so all ranks must call it, even if only one rank prints. (Unpickling can run code.
+# Between the ranks of one job this is no problem. Never unpickle data from strangers.)
 
 
 # %%
 def gather_facts(mine: dict, world: int) -> list[dict]:
-    """The facts of every rank, on every rank, in rank order."""
-    # >>> solution 4: make a list of world places, let all_gather_object fill it, return it
+    """Return the facts of all ranks in rank order, on every rank."""
+    # >>> solution 4: create a list with a place for each rank, have it filled, and return it
     everybody: list[dict] = [{} for _ in range(world)]
     dist.all_gather_object(everybody, mine)
     return everybody
@@ -1160,20 +1240,21 @@ def gather_facts(mine: dict, world: int) -> list[dict]:
 
 
 # %% [markdown]
-# What is worth knowing: the host, its cores and memory, the accelerators and their memory, the
-# versions, the network interfaces. NVML, the library beneath `nvidia-smi`, adds the driver,
-# how much memory somebody else is using, and the width of each GPU's PCIe link. A link that
-# has come up with 4 lanes of 16 is a fault that no error message ever mentions.
+# These facts are useful: the host name, the cores and the memory, the accelerators and their
+# memory, the versions of the software, and the network interfaces. NVML is the library that
+# `nvidia-smi` uses. It adds the version of the driver, the memory that other programs use on
+# each GPU, and the width of the PCIe link of each GPU. A PCIe link that uses only 4 of its 16
+# lanes is a fault that no error message ever mentions.
 
 
 # %%
 def nvml_facts() -> list[str]:
-    """What NVML knows of each GPU of this machine; nothing where there is none."""
+    """Return what NVML reports about each GPU of this machine, or an empty list."""
     try:
         import pynvml as nvml
 
         nvml.nvmlInit()
-    except Exception:  # no module, no library, no driver: there is nothing to say
+    except Exception:  # there is no module, no library or no driver
         return []
     lines = [f"driver {nvml.nvmlSystemGetDriverVersion()}"]
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -1187,7 +1268,7 @@ def nvml_facts() -> list[str]:
 
 
 def facts_of(rank: int, host: str, device: torch.device) -> dict:
-    """What one rank knows of its machine."""
+    """Return the facts of one rank about its machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = "memory unknown"
     with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -1216,7 +1297,7 @@ def facts_of(rank: int, host: str, device: torch.device) -> dict:
 
 
 def describe(facts: Sequence[Mapping], brief: bool) -> list[str]:
-    """Lines on each machine and on the devices of its ranks."""
+    """Return the lines of the report about each machine and the devices of its ranks."""
     lines = []
     for host, ranks in by_host(facts).items():
         first = facts[ranks[0]]
@@ -1237,40 +1318,46 @@ def describe(facts: Sequence[Mapping], brief: bool) -> list[str]:
 if __name__ == "__main__":
     REPORT.doing = "gathering the facts"
     facts = gather_facts(facts_of(rank, cards[rank]["host"], device), world)
-    assert [fact["rank"] for fact in facts] == list(range(world)), "facts come in rank order"
-    say(f"step 4: the facts of {named(fact['rank'] for fact in facts)}, in rank order")
+    assert [fact["rank"] for fact in facts] == list(range(world)), (
+        "the facts must be in rank order"
+    )
+    say(f"step 4: gathered the facts of {named(fact['rank'] for fact in facts)} in rank order")
     with_what = f"{all_ranks} on {machines} with {backend} on {device.type}"
     REPORT.found = [with_what, *describe(facts, options.report == "brief"), *REPORT.found]
 
 # %% [markdown]
 # ## Step 5: time it properly
 #
-# Three things make a measured time wrong, and each has its cure.
+# Three effects make a measured time wrong. Each of them has a remedy.
 #
-# **The first calls are slow.** They allocate buffers, open connections, load kernels. Run the
-# work a few times before the clock starts: **warm up**.
+# **The first calls are slow.** They allocate buffers, open connections and load kernels. Call
+# the work a few times before you start the clock. This is called **warming up**.
 #
-# **A GPU works in the background.** A call returns when the work is queued. Read the clock
-# then, and you have timed the queueing. Wait for the device, `torch.accelerator.synchronize()`,
-# before each reading of the clock; the first too, or work from before falls into your time.
+# **A GPU works in the background.** A call returns when the work has been queued. If you read
+# the clock at this moment, you have measured how long the queueing takes. Wait for the device
+# with `torch.accelerator.synchronize()` before each reading of the clock. The first reading
+# needs this too, because otherwise earlier work is included in your time.
 #
-# **Some calls are disturbed.** The machine does other things too, and one call in a hundred
-# takes ten times as long. The mean spreads that over all; the **median** does not see it.
+# **Some calls are disturbed.** The machine has other tasks too, and one call in a hundred may
+# last ten times as long. Such a call changes the mean of all calls. The **median** ignores it.
 
 
 # %%
 def median_seconds(
     work: Callable[[], object], device: torch.device, repeats: int = 9, warm_up: int = 3
 ) -> float:
-    """The median time that `work` takes on `device`, over `repeats` calls after `warm_up`."""
+    """Return the median time of `repeats` calls of `work` on `device`, in seconds.
+
+    Before these calls, `work` is called `warm_up` times without the clock.
+    """
 
     def settle() -> None:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
 
-    # >>> solution 5: warm up, then time each call between two settled readings; the median
-    # hint: time.perf_counter() reads the clock; call settle() before each reading
-    # hint: statistics.median(times)
+    # >>> solution 5: warm up, then time each call with the clock, and return the median
+    # hint: time.perf_counter() reads the clock, and the device must settle before each reading
+    # hint: statistics.median(numbers) returns the median
     for _ in range(warm_up):
         work()
     times = []
@@ -1285,23 +1372,24 @@ def median_seconds(
 
 
 # %% [markdown]
-# A link is measured by **ping-pong**: $a$ sends to $b$, $b$ sends back, and half of that time
-# is one way. No two clocks have to agree. One number there and back gives the **latency** α,
-# the price of any message; 4 MiB give the bandwidth, 1/β. All pairs are measured, one after
-# the other, while the rest waits. Beyond 32 ranks only the pairs at distances 1, 2, 4, 8, …
-# are: those are the ones that rings and trees use.
+# A link is measured by **ping-pong**: rank $a$ sends a message to rank $b$, and $b$ sends it
+# back. Half of the measured time is the time in one direction, so the clocks of two machines do
+# not have to agree. A message of one number gives the **latency** α, which is the time that
+# every message costs. A message of 4 MiB gives the bandwidth 1/β. All pairs are measured one
+# after the other, while the other ranks wait. With more than 32 ranks, only the pairs at
+# distances 1, 2, 4, 8, … are measured, because rings and trees use these pairs.
 
 
 # %%
 @dataclass(frozen=True)
 class Link:
-    """A pair of ranks, and how fast it is."""
+    """A pair of ranks, and the speed between them."""
 
     a: int
     b: int
     kind: str  # "same machine" or "between machines"
-    latency: float  # seconds, one way
-    bandwidth: float  # bytes per second, one way
+    latency: float  # seconds in one direction
+    bandwidth: float  # bytes per second in one direction
 
     def __str__(self) -> str:
         speed = f"≈{self.latency * 1e6:.0f} µs, ≈{self.bandwidth / 1e9:.2f} GB/s"
@@ -1309,7 +1397,7 @@ class Link:
 
 
 def pairs_of(world: int) -> Iterator[tuple[int, int]]:
-    """The pairs of ranks to measure."""
+    """Yield the pairs of ranks that are measured."""
     for distance in range(1, world):
         if world <= 32 or distance.bit_count() == 1:
             yield from ((a, a + distance) for a in range(world - distance))
@@ -1318,7 +1406,7 @@ def pairs_of(world: int) -> Iterator[tuple[int, int]]:
 def measure_link(
     a: int, b: int, rank: int, device: torch.device, delay: float = 0
 ) -> tuple[float, float]:
-    """Latency and bandwidth between ranks a and b, on both of them."""
+    """Return the latency and the bandwidth between ranks a and b, which both call this."""
 
     def ping_pong(message: torch.Tensor) -> None:
         if rank == a:
@@ -1354,31 +1442,34 @@ if __name__ == "__main__":
         )
         for a, b in pairs_of(world)
     ]  # fmt: skip
-    assert all(link.latency > 0 and link.bandwidth > 0 for link in links), "time passes"
-    say(f"step 5: {count(len(links), 'link')} timed there and back")
+    assert all(link.latency > 0 and link.bandwidth > 0 for link in links), (
+        "all measured times must be positive"
+    )
+    say(f"step 5: measured {count(len(links), 'link')} in both directions")
 
 # %% [markdown]
 # ## Step 6: from a time to a bandwidth
 #
-# An all-reduce of $S$ bytes that takes $t$ seconds has the **algorithm bandwidth** $S / t$. It
-# says how long yours will take, and little about the wires: with more ranks it falls, though
-# no wire has become slower.
+# If an all-reduce of $S$ bytes lasts $t$ seconds, then $S / t$ is its **algorithm bandwidth**.
+# This number says how long your all-reduce takes, but it says little about the links. It
+# decreases if there are more ranks, although no link has become slower.
 #
-# The **bus bandwidth** undoes that. Around a ring, each rank sends the $S/N$ bytes of a chunk
-# $N - 1$ times to add up and $N - 1$ times to hand out: $2 (N-1)/N \cdot S$ bytes through each
-# link, and no algorithm on point-to-point links needs less for the slowest rank. So
+# The **bus bandwidth** corrects this. A ring cuts the $S$ bytes into $N$ chunks. Each rank
+# sends $N - 1$ chunks while the sums are computed, and $N - 1$ chunks while they are
+# distributed. Therefore $2 (N-1)/N \cdot S$ bytes go through each link. With point-to-point
+# links, no algorithm needs less for the slowest rank. The bus bandwidth is
 #
 # $$\text{bus bandwidth} = \frac{S}{t} \cdot \frac{2 (N - 1)}{N}$$
 #
-# is the rate at which a link carried bytes. It can be compared with what the vendor promises,
-# and between 8 and 512 ranks. NVIDIA's nccl-tests print it as `busbw`. With one rank nothing
-# moves and it is zero.
+# It is the number of bytes per second that went through each link. You can compare it with the
+# number that the vendor promises, and you can compare 8 ranks with 512 ranks. NVIDIA's
+# nccl-tests print it as `busbw`. With one rank, no data moves, and the bus bandwidth is zero.
 
 
 # %%
 def bus_bandwidth(nbytes: int, seconds: float, world: int) -> tuple[float, float]:
-    """Algorithm and bus bandwidth of an all-reduce, in bytes per second."""
-    # >>> solution 6: return bytes per second, and that times what each link has to carry
+    """Return the algorithm and the bus bandwidth of an all-reduce, in bytes per second."""
+    # >>> solution 6: return bytes per second, and then this number times the factor of a ring
     algorithm = nbytes / seconds
     return algorithm, algorithm * 2 * (world - 1) / world
     # <<< solution
@@ -1391,8 +1482,8 @@ if __name__ == "__main__":
     seconds = median_seconds(lambda: dist.all_reduce(buffer), device, repeats=7)
     slowest = max(fact["seconds"] for fact in gather_facts({"seconds": seconds}, world))
     algorithm, bus = bus_bandwidth(buffer.nbytes, slowest, world)
-    assert abs(bus / algorithm - 2 * (world - 1) / world) < 1e-6, "check.py has a hint"
-    say(f"step 6: each link carries {bus / algorithm:.2f} times the bytes of an all-reduce")
+    assert abs(bus / algorithm - 2 * (world - 1) / world) < 1e-6, "check.py gives a hint"
+    say(f"step 6: each link transfers {bus / algorithm:.2f} times the bytes of an all-reduce")
     REPORT.measured.append(
         f"all-reduce of {buffer.nbytes // 2**20} MiB: ≈{slowest * 1e3:.1f} ms, algorithm"
         f" bandwidth ≈{algorithm / 1e9:.2f} GB/s, bus bandwidth ≈{bus / 1e9:.2f} GB/s"
@@ -1401,22 +1492,24 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 7: find the slow link
 #
-# A ring is as fast as its slowest link, so one bad cable slows down every rank, and every rank
-# looks alike. Only the links, each by itself, tell. Slow compared with what? Not with a number
-# from a data sheet, for the doctor does not know your hardware, but with the other links: the
-# **median of its kind**. Of its kind, because a link between machines is slower than one inside
-# and is healthy all the same. The median, because it stays where it is when the sick ones
-# change. And a link that is the only one of its kind has nothing to be compared with.
+# A ring is as fast as its slowest link, so one bad cable slows down all ranks, and all ranks
+# look the same. You must measure the links one by one to find the bad one. But when is a link
+# slow? The doctor does not know your hardware, so it does not use numbers from a data sheet. It
+# compares each link with the **median of its kind**. The kind matters because a link between
+# machines is slower than a link inside a machine, even if it is healthy. The median is useful
+# because a few bad links do not change it. If a link is the only one of its kind, there is
+# nothing to compare it with.
 
 
 # %%
 def slow_links(links: Sequence[Link], factor: float = 3) -> list[Link]:
-    """The links with less than 1/factor of the median bandwidth of their kind.
+    """Return the slow links, in the order of `links`.
 
-    Or with more than factor times the median latency of their kind. In the order of `links`.
+    A link is slow if its bandwidth is less than 1/factor of the median bandwidth of its kind,
+    or if its latency is more than factor times the median latency of its kind.
     """
-    # >>> solution 7: compare each link's latency and bandwidth with the medians of its own kind
-    # hint: statistics.median(link.latency for link in links if link.kind == kind)
+    # >>> solution 7: compare the latency and the bandwidth of each link with their medians
+    # hint: the medians are those of all links of the same kind
     slow = []
     for link in links:
         kin = [other for other in links if other.kind == link.kind]
@@ -1444,12 +1537,12 @@ if __name__ == "__main__":
     speeds = [1.0e10, 1.1e10, 1.0e10, 1.2e9, 0.9e10]
     invented = [Link(0, b, "same machine", 1e-5, speed) for b, speed in enumerate(speeds, 1)]
     assert slow_links(invented) == [invented[3]], (
-        "the link with a tenth of the bandwidth is slow"
+        "the link with a tenth of the bandwidth must be slow"
     )
-    say("step 7: of five invented links the one with a tenth of the bandwidth is found")
+    say("step 7: among five invented links, the link with a tenth of the bandwidth was found")
     for link in slow_links(links, options.factor):
         ends = dict.fromkeys([facts[link.a]["host"], facts[link.b]["host"]])
-        look = f"look at the cables, slots and switch ports of {listed(ends)}"
+        look = f"check the cables, slots and switch ports of {listed(ends)}"
         REPORT.slow.append(f"{link}: {look}")
     if not REPORT.slow:
         REPORT.slow.append(f"no link is {options.factor:g} times slower than its kind")
@@ -1457,28 +1550,35 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 8: compare before the collective
 #
-# Collectives are matched by the order of calls, and nobody looks whether the tensors match.
-# Bring a number more on rank 1, and gloo kills the process: `op.preamble.length <= op.nbytes.
-# 1004 vs 1000. Received data size doesn't match expected size.` Bring int32 there and float32
-# on rank 0, and nothing fails: the bytes are as many, and both get a wrong sum, in silence.
-# NCCL's guide (Collective Operations) calls the outcome undefined: hangs, crashes, corruption.
+# The calls of a collective are matched by their order, and no library checks whether the
+# tensors of the ranks match. Suppose that rank 1 passes one number more than rank 0. gloo then
+# ends the process with this message: `op.preamble.length <= op.nbytes. 1004 vs 1000. Received
+# data size doesn't match expected size.` Now suppose that rank 1 passes int32 numbers and rank
+# 0 passes float32 numbers. Both tensors have the same number of bytes, so nothing fails, and
+# both ranks silently get a wrong sum. The NCCL guide (section Collective Operations) calls the
+# result undefined: the program may hang, crash, or compute wrong numbers.
 #
-# The cure costs a few messages, so it is for debugging, not for every step
-# (`TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch do the like). Before the collective, each rank
-# writes what it is going to call, and with what, to the store, and reads what all others wrote.
-# The store does not depend on the group, so it works while the group is stuck. A key that does
-# not appear in time tells who is not there. And as keys stay, each call needs keys of its own,
-# or you will compare with what was said an hour ago.
+# A comparison before the collective prevents this. It costs a few messages, so use it for
+# debugging and not in every training step. (`TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch do
+# something similar.) Before the collective, each rank writes into the store which call it will
+# make and with which tensor. Then it reads what all other ranks wrote. The store does not
+# depend on the process group, so this works even while the group is stuck. If the key of a rank
+# does not appear in time, this rank is missing. Keys stay in the store, so each call needs its
+# own keys. Otherwise, a rank would read what was written for an earlier call.
 
 
 # %%
 def exchange_metadata(
     store: dist.Store, call: str, mine: str, rank: int, world: int, timeout: timedelta
 ) -> list[str | None]:
-    """What each rank says of its part in this `call`, in rank order; None for who is silent."""
-    # >>> solution 8: set your own key of this call, then wait for each rank's key and read it
-    # hint: store.set(key, text), store.wait([key], timeout), store.get(key).decode()
-    # hint: a wait that takes too long raises dist.DistStoreError
+    """Return the text of each rank for this `call`, in rank order.
+
+    `mine` is the text of this rank. A rank that has not written its text within `timeout` gets
+    None. Every rank that calls this function writes its text.
+    """
+    # >>> solution 8: set your own key for this call, then wait for each key and read it
+    # hint: a store has set(key, text), wait(keys, timeout) and get(key), which returns bytes
+    # hint: if the timeout is over, store.wait raises dist.DistStoreError
     store.set(f"{call}/{rank}", mine)
     texts: list[str | None] = []
     for other in range(world):
@@ -1492,36 +1592,38 @@ def exchange_metadata(
 
 
 def mismatch(name: str, texts: Sequence[str | None]) -> Fault | None:
-    """The fault in what the ranks are about to call, if they do not agree."""
+    """Return the fault if the ranks do not pass the same kind of tensor."""
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
-        groups.setdefault(text or "nothing, in time", []).append(rank)
+        groups.setdefault(text or "no answer in time", []).append(rank)
     if len(groups) == 1:
         return None
-    said = [f"{named(ranks)} {text}" for text, ranks in groups.items()]
+    said = [f"{text} on {named(ranks)}" for text, ranks in groups.items()]
     return Fault(
-        f"{name} would not match: {', '.join(said)}.",
-        "find out where that rank's data differs: an uneven last batch, a branch that depends "
-        "on the rank, a model or autocast region that is not the same everywhere.",
+        f"the tensors of {name} do not match: {', '.join(said)}.",
+        "find out why the data of these ranks differs. Usual reasons are an uneven last "
+        "batch, a branch that depends on the rank, or a model or autocast region that is not "
+        "the same on all ranks.",
     )
 
 
 # %%
 def tell(tensor: torch.Tensor) -> str:
-    """What must be alike on all ranks: 'float32 [1000]'."""
+    """Return what must be the same on all ranks, such as 'float32 [1000]'."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 if __name__ == "__main__":
-    REPORT.doing = "comparing what the ranks bring"
+    REPORT.doing = "comparing the tensors of the ranks"
     gradient = torch.zeros(1000, device=device)
     odd = torch.zeros(1000 + (rank == world - 1 > 0), device=device)
     for number, tensor in enumerate((gradient, odd)):
         texts = exchange_metadata(store, f"rehearsal {number}", tell(tensor), rank, world, wait)
-        assert texts[rank] == tell(tensor), "what a rank says reaches the others"
+        assert texts[rank] == tell(tensor), "a rank must also read its own text"
         fault = mismatch("the all-reduce", texts)
-        assert (fault is not None) == (number == 1 and world > 1), "check.py has a hint"
-    seen = "a number too many is seen before the collective" if world > 1 else "no other rank"
+        assert (fault is not None) == (number == 1 and world > 1), "check.py gives a hint"
+    seen = "one number too many is found before the collective"
+    seen = seen if world > 1 else "there is no other rank"
     say(f"step 8: equal tensors pass, and {seen}")
 
     if rank == world - 1 > 0 and options.plant == "size":
@@ -1536,7 +1638,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## The report
 #
-# Rank 0 prints it. The status is 1 if anything is wrong; a slow link is for you to judge.
+# Rank 0 prints the report. The exit status is 1 if something is wrong. A slow link does not
+# change the exit status, because only you can judge it.
 
 # %%
 if __name__ == "__main__":
@@ -1546,17 +1649,19 @@ if __name__ == "__main__":
     store.add("left", 1)
     deadline = time.monotonic() + 10
     while rank == 0 and SERVED and store.add("left", 0) < world and time.monotonic() < deadline:
-        time.sleep(0.02)  # who holds the store leaves last
+        time.sleep(0.02)  # the rank that serves the store must end last
     sys.exit(1 if any(answers.values()) else 0)
 
 # %% [markdown]
 # ## Where to go from here
 #
-# - Start the ranks by hand, in two terminals, with `RANK`, `WORLD_SIZE=2`, `MASTER_ADDR` and
-#   `MASTER_PORT` set. Then break it: another `WORLD_SIZE` in one of them, a misspelt address,
-#   only one of the two. Read what the doctor says, then start a program which only calls
-#   `dist.init_process_group("gloo")` in the same way, and see what torch says, and when.
-# - `--plant slow` with three ranks delays one link; `--plant death` kills the last rank in the
-#   middle, and `--plant hang` lets it sleep; `size` and `dtype` make its tensor odd.
-# - `DOCTOR_HOST=a` for some ranks and `DOCTOR_HOST=b` for the others make one machine look like
-#   two. What does the report say of the links between them?
+# - Start the ranks by hand in two terminals, with `RANK`, `WORLD_SIZE=2`, `MASTER_ADDR` and
+#   `MASTER_PORT`. Then break the job: set a different `WORLD_SIZE` in one terminal, misspell
+#   the address, or start only one of the two ranks. Read what the doctor reports. After that,
+#   start a program that only calls `dist.init_process_group("gloo")` in the same way. What does
+#   torch print, and when?
+# - With three ranks, `--plant slow` delays one link. `--plant death` ends the last rank in the
+#   middle of the run, and `--plant hang` makes it sleep. `--plant size` and `--plant dtype`
+#   give it a tensor that does not match.
+# - Set `DOCTOR_HOST=a` for some ranks and `DOCTOR_HOST=b` for the others. One machine then
+#   looks like two machines. What does the report say about the links between them?

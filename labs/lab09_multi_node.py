@@ -213,7 +213,7 @@ def socket_variables(interfaces: dict[str, str], peer: str) -> dict[str, str]:
     """
     # >>> solution 2: find the interface whose network holds peer; name it in both variables
     # hint: ipaddress.ip_interface("10.77.0.1/24").network has a prefixlen
-    # hint: ipaddress.ip_address(peer) in network
+    # hint: the operator `in` tests whether a network contains an ipaddress.ip_address
     networks = {name: ipaddress.ip_interface(text).network for name, text in interfaces.items()}
     leads = [name for name, net in networks.items() if ipaddress.ip_address(peer) in net]
     if not leads:
@@ -250,7 +250,7 @@ if LAUNCHES:
 def make_groups(nodes: int, ranks: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """The inner and the outer group of this rank, of `nodes` nodes with `ranks` ranks each."""
     # >>> solution 3: every rank makes all inner groups, then all outer ones; return its own
-    # hint: this rank stands on node rank // ranks, where rank is dist.get_rank()
+    # hint: divide dist.get_rank() to get the node of this rank; the remainder is its local rank
     rank = dist.get_rank()
     inner = [dist.new_group([n * ranks + r for r in range(ranks)]) for n in range(nodes)]
     outer = [dist.new_group([n * ranks + r for n in range(nodes)]) for r in range(ranks)]
@@ -416,8 +416,8 @@ def hierarchical_all_reduce(
 ) -> None:
     """Sum a flat tensor over all ranks, in place; its length divides by the inner group's."""
     # >>> solution 5: reduce-scatter inside, all-reduce your piece across, all-gather inside
-    # hint: pieces = list(tensor.chunk(k)), where k = dist.get_world_size(inner)
-    # hint: dist.reduce_scatter(mine, pieces, group=…), dist.all_gather(pieces, mine, group=…)
+    # hint: tensor.chunk(number) returns pieces that are views of the tensor
+    # hint: dist.reduce_scatter and dist.all_gather need a list of pieces, one for each rank
     pieces = list(tensor.chunk(dist.get_world_size(inner)))
     mine = torch.empty_like(pieces[0])
     dist.reduce_scatter(mine, pieces, group=inner)
@@ -474,7 +474,7 @@ def traffic(
     For "pp": the rank that sends most.
     """
     # >>> solution 6: bytes along tp, pp and dp; an axis of one rank sends nothing
-    # hint: min(pp - 1, 2) is 0, 1, 2 for one stage, two, more
+    # hint: how many times does a stage send if there are one, two, or more stages?
     activation = tokens * hidden * width
     gradients = 12 * hidden**2 * layers / (tp * pp) * width
     return {
@@ -573,7 +573,7 @@ def bf16_hook(
     """Average a bucket over the group, sent as bf16; the future has the bucket's dtype."""
     # >>> solution 7: narrow, all-reduce asynchronously, and then widen and divide
     # hint: bucket.buffer() is the flat tensor
-    # hint: work.get_future().then(f) gives a future of f(future); future.value() is a list
+    # hint: future.then(f) returns a future of f(future); here future.value() is a list
     narrow = bucket.buffer().to(torch.bfloat16)
     work = dist.all_reduce(narrow, group=group, async_op=True)
 

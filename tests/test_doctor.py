@@ -112,18 +112,18 @@ def taken_port() -> Iterator[int]:
 def test_without_a_launcher_it_says_how_to_start_it() -> None:
     (ended,) = start({})
     assert (ended.status, ended.stdout) == (1, "")
-    assert ended.stderr == f"start me with: torchrun --nproc-per-node=2 {LAB.name}\n"
+    assert ended.stderr == f"start this program with: torchrun --nproc-per-node=2 {LAB.name}\n"
 
 
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
         ({"WORLD_SIZE": ""}, "WORLD_SIZE is not set."),
-        ({"WORLD_SIZE": "two"}, 'WORLD_SIZE is "two", and must be a whole number from 1 to'),
+        ({"WORLD_SIZE": "two"}, 'WORLD_SIZE is "two", but it must be a whole number from 1 to'),
         ({"RANK": 2}, "RANK is 2 and WORLD_SIZE is 1: ranks count from 0 to 0."),
         (
             {"MASTER_PORT": 70000},
-            'MASTER_PORT is "70000", and must be a whole number from 1 to',
+            'MASTER_PORT is "70000", but it must be a whole number from 1 to',
         ),
     ],
 )
@@ -149,14 +149,18 @@ def test_master_address_at_which_nobody_listens() -> None:
     port = free_port()
     (ended,) = start(ranks(2, port)[1], options="--wait 1")
     wanted = (
-        f"nobody listens at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port}: for 1 s connections"
+        f"no process listens at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port}. Connections were "
+        "refused for 1 s."
     )
     assert only_fault(ended).startswith(wanted)
 
 
 def test_master_address_of_another_machine() -> None:
     (ended,) = start(ranks(2, MASTER_ADDR="203.0.113.9")[0], options="--wait 2")
-    wanted = "MASTER_ADDR is 203.0.113.9, and does not lead to this machine, where rank 0 is."
+    wanted = (
+        "MASTER_ADDR is 203.0.113.9, but this address does not lead to the machine of rank 0, "
+        "which is this one."
+    )
     assert only_fault(ended) == wanted
 
 
@@ -164,11 +168,11 @@ def test_port_that_is_taken() -> None:
     with taken_port() as port:
         first, second = start(*ranks(2, port), options="--wait 2")
     fault = only_fault(first)
-    assert fault.startswith(f"port {port} is taken by "), fault
-    assert f"(process {os.getpid()}): rank 0 cannot open its store there." in fault
+    assert fault.startswith(f"port {port} is in use by "), fault
+    assert f"(process {os.getpid()}), so rank 0 cannot open its store there." in fault
     assert only_fault(second) == (
-        f"something listens at 127.0.0.1:{port}, but it is no store of torch: "
-        "another program has the port."
+        f"a process listens at 127.0.0.1:{port}, but it is not a store of torch. "
+        "A different program uses the port."
     )
 
 
@@ -176,13 +180,13 @@ def test_port_that_is_taken() -> None:
     ("variables", "options", "sentence"),
     [
         ({"GLOO_SOCKET_IFNAME": "eth77"}, "",
-         r"GLOO_SOCKET_IFNAME=eth77, and there is no interface eth77; there are .*\blo\b.*\."),
+         r"GLOO_SOCKET_IFNAME=eth77, but there is no interface eth77\. The interfaces are .*\blo\b.*\."),
         ({"NCCL_SOCKET_IFNAME": "=ib"}, "",
-         r"NCCL_SOCKET_IFNAME==ib, and there is no interface ib; there are .*\blo\b.*\."),
+         r"NCCL_SOCKET_IFNAME==ib, but there is no interface ib\. The interfaces are .*\blo\b.*\."),
         ({}, "--shm /no/shared/memory",
          r"there is no shared memory: /no/shared/memory does not exist\."),
         ({}, "--min-shm 1e12",
-         r"/dev/shm has \d+ MiB free, and 1e\+12 MiB are needed\."),
+         r"/dev/shm has \d+ MiB free, but 1e\+12 MiB are needed\."),
         ({}, "--device gpu", r"\S+ has 0 accelerators for 1 ranks?\."),
     ],
 )  # fmt: skip
@@ -222,7 +226,7 @@ def test_rank_that_never_arrives() -> None:
     first, _, third = ranks(3)
     zero, two = start(first, third, options="--wait 20")
     fault = only_fault(zero)
-    wanted = r"rank 1 of 3 never arrived: in 20 s only ranks 0 and 2 \(\S+\) did\."
+    wanted = r"rank 1 of 3 never arrived\. Within 20 s, only ranks 0 and 2 \(\S+\) arrived\."
     assert re.fullmatch(wanted, fault), fault
     assert silent(two), two
 
@@ -231,7 +235,7 @@ def test_rank_0_that_never_arrives_at_a_store_which_torchrun_holds() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environments = ranks(2, store.port, TORCHELASTIC_USE_AGENT_STORE="True")
     (ended,) = start(environments[1], options="--wait 1")
-    assert only_fault(ended) == "rank 0 of 2 never arrived: in 1 s only rank 1 did."
+    assert only_fault(ended) == "rank 0 of 2 never arrived. Within 1 s, only rank 1 arrived."
 
 
 def test_two_processes_with_one_rank() -> None:
@@ -239,7 +243,7 @@ def test_two_processes_with_one_rank() -> None:
     ended = start(zero, one, one, options="--wait 30")
     faults = ended[0].wrong()
     assert len(faults) == 2 and faults[0].startswith("rank 2 of 3 never arrived"), faults
-    assert faults[1].startswith("2 processes claim to be rank 1, on "), faults
+    assert faults[1].startswith("2 processes have the rank 1, on "), faults
     assert silent(ended[1]) and silent(ended[2])
 
 
@@ -254,13 +258,13 @@ def test_faults_of_several_machines_are_told_once() -> None:
 @pytest.mark.parametrize(
     ("plant", "world", "said"),
     [
-        ("size", 2, "rank 0 float32 [1000], rank 1 float32 [1001]"),
-        ("dtype", 3, "ranks 0 and 1 float32 [1000], rank 2 int32 [1000]"),
+        ("size", 2, "float32 [1000] on rank 0, float32 [1001] on rank 1"),
+        ("dtype", 3, "float32 [1000] on ranks 0 and 1, int32 [1000] on rank 2"),
     ],
 )
 def test_tensors_that_do_not_match(plant: str, world: int, said: str) -> None:
     ended = start(*ranks(world), options=f"--plant {plant} --report brief")
-    assert only_fault(ended[0]) == f"the all-reduce would not match: {said}."
+    assert only_fault(ended[0]) == f"the tensors of the all-reduce do not match: {said}."
     assert all(silent(other) for other in ended[1:]), ended[1:]
 
 
@@ -279,7 +283,7 @@ def test_wrong_answer_of_a_collective_is_reported_and_the_rest_measured(tmp_path
     assert LAB.read_text().count(call) == 1
     wrong.write_text(LAB.read_text().replace(call, call + " " * 12 + "result[0] += rank\n"))
     ended = start(*ranks(2), lab=wrong)
-    assert only_fault(ended[0]) == "all-reduce gives wrong answers on rank 1."
+    assert only_fault(ended[0]) == "all-reduce returns wrong results on rank 1."
     assert "bus bandwidth" in ended[0].stdout and ended[1].status == 1
 
 
@@ -298,8 +302,8 @@ def test_ranks_started_by_hand_on_what_look_like_two_machines() -> None:
     assert [rank.status for rank in ended] == [0, 0, 0], ended
     assert [rank.stdout for rank in ended[1:]] == ["", ""]
     report = ended[0].stdout
-    assert "3 ranks on 2 machines met, and agree" in report
-    assert "the CPU is used: a has 0 accelerators for 2 ranks." in report
+    assert "3 ranks on 2 machines met and agree" in report
+    assert "the CPU is used, because a has 0 accelerators for 2 ranks." in report
     assert "1 link (same machine): median" in report
     assert "2 links (between machines): median" in report
     assert report.endswith("\nwrong\n  nothing\n")
@@ -312,7 +316,7 @@ def test_ranks_started_by_hand_on_what_look_like_two_machines() -> None:
         "reduce-scatter",
         "barrier",
     ]:
-        assert re.search(rf"(?s)the answers on 3 ranks of .*\b{name}\b.*\nmeasured\n", report)
+        assert re.search(rf"(?s)the results on 3 ranks of .*\b{name}\b.*\nmeasured\n", report)
 
 
 def test_starter_runs_to_its_first_blank(tmp_path: Path) -> None:
@@ -321,7 +325,7 @@ def test_starter_runs_to_its_first_blank(tmp_path: Path) -> None:
     (ended,) = start(*ranks(1), lab=starter)
     assert ended.status == 1 and "Traceback" not in ended.stderr
     meeting, blank = ended.stdout.splitlines()
-    assert meeting == "before the group: 1 rank on 1 machine met, and agree"
+    assert meeting == "before the group: 1 rank on 1 machine met and agree"
     line = re.fullmatch(rf"{LAB.name}, line (\d+), a blank: step 1: return the .*", blank)
     assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
 
@@ -428,7 +432,7 @@ def test_cards_of_a_healthy_cluster(doctor: ModuleType) -> None:
 def test_whole_machine_that_is_missing(doctor: ModuleType) -> None:
     (fault,) = doctor.judge_cards(cards(*"aaaabbbb")[:4], 8, 60)
     assert fault.what.startswith(
-        "ranks 4 to 7 of 8 never arrived: in 60 s only ranks 0 to 3 (a)"
+        "ranks 4 to 7 of 8 never arrived. Within 60 s, only ranks 0 to 3 (a)"
     )
 
 
@@ -436,7 +440,7 @@ def test_different_versions_of_torch(doctor: ModuleType) -> None:
     given = cards("a", "b", "c")
     given[1]["torch"] = "2.11.0"
     (fault,) = doctor.judge_cards(given, 3, 60)
-    assert "ranks 0 and 2 2.13.0 and rank 1 2.11.0" in fault.what
+    assert "(ranks 0 and 2: 2.13.0; rank 1: 2.11.0)" in fault.what
 
 
 def test_name_that_leads_to_loopback(doctor: ModuleType) -> None:

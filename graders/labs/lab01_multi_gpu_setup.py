@@ -5,11 +5,13 @@ probe moves, and links have invented speeds.
 """
 
 import contextlib
+import inspect
 import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable
+import timeit
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -19,106 +21,198 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from graders.runner import Judge
 from graders.tools import Lab, Wrong, ask, judge_devices, named, near, same, second_machine
 
 HINTS = {
-    "not_a_device": "pick_device() must return a torch.device: the accelerator with this "
-    'index, or torch.device("cpu").',
-    "no_accelerator": "With as many accelerators as ranks on this machine, use them: compare "
-    "torch.accelerator.device_count() with local_world.",
-    "no_index": "torch.accelerator.current_accelerator() has a type and no index: every "
-    "process of a machine would take device 0. Return torch.device(its type, local_rank).",
-    "device_index": "A machine counts its devices from 0, so the index is the local rank: RANK "
-    "counts over all machines.",
-    "shared_device": "There are fewer accelerators here than ranks. NCCL refuses two ranks on "
-    "one device: fall back to the CPU for all of them.",
-    "not_current": "Tensors that are made without a device, and NCCL's own, go to the current "
-    "device, which is 0 until torch.accelerator.set_device_index(local_rank).",
-    "not_joined": "start_group() must call dist.init_process_group with store, rank and "
-    "world_size.",
-    "own_store": "Without store=store, init_process_group looks for a store by itself, at "
-    "MASTER_ADDR: not the one that has just been tested, and perhaps none at all.",
-    "bound_on_cpu": "device_id is for accelerators only. On the CPU leave it out and name the "
-    'backend, "gloo".',
-    "no_timeout": "Pass timeout=timeout. The default is half an hour on gloo: so long would a "
-    "rank wait for one that has died.",
-    "gloo_on_gpu": "gloo moves a GPU's tensors by way of the host. On an accelerator pass "
-    "device_id=device and no backend: torch knows which one belongs to it.",
-    "not_bound": "On an accelerator pass device_id=device: the group is then bound to it, and "
-    "connects now and not in the first collective.",
-    "no_backend": 'On the CPU name the backend, "gloo": with none, torch starts one for each '
-    "kind of device that the machine has.",
-    "root_fixed": "The root is an argument: it need not be rank 0.",
-    "everybody": "In a gather and in a reduce only the root ends with something; for the other "
-    "ranks the answer is None.",
-    "nobody": "Only gather and reduce leave ranks with nothing: return what this one gives.",
-    "not_summed": "A collective with `reduce` in its name adds the rows up: table.sum(dim=0).",
-    "summed": "Only collectives with `reduce` in their name add anything up.",
-    "whole_sum": "After a reduce-scatter each rank has only its own cell of the sum: "
-    "table.sum(dim=0)[rank].",
-    "transposed": "Rows and columns are swapped. table[r, k] is what rank r has for rank k: "
-    "rank k receives column k, table[:, k].",
-    "neighbour": "Rank k sends to rank k + 1, so it receives the row of rank k - 1, and rank 0 "
-    "that of the last: (rank - 1) % world.",
-    "other_part": "Put the sentence of the step's table beside your line: which rank's row is "
-    "it, which cell, and is it one or all?",
-    "facts_own": "Every place of the list must hold what another rank passed: let "
-    "dist.all_gather_object(everybody, mine) fill it.",
-    "facts_shape": "Return a list with one dictionary for each rank, on every rank.",
-    "facts_order": "The facts of all ranks are there, but not in rank order. "
-    "all_gather_object puts what rank r passed in place r: leave it there.",
-    "facts_root": "Only one rank has the facts. All ranks go on to use them: gather to all, "
-    "and let one of them print.",
-    "no_warm_up": "The slow first calls are among the timed ones. Call work() warm_up times "
-    "before the clock starts.",
-    "calls": "Call work() warm_up times, and then exactly `repeats` times with the clock.",
-    "not_settled": "The clock was read while the device was still working: you have timed the "
-    "queueing. Call settle() after work() and before the second reading.",
-    "settled_late": "Work from before the first reading was still going on when the clock "
-    "started. Call settle() before the first reading of each call too.",
-    "mean": "That is the mean. One disturbed call spoils it; statistics.median ignores it.",
-    "minimum": "That is the fastest call. The luckiest of many says little about the next one: "
-    "take statistics.median.",
-    "total": "That is the time of all calls together. Return the median time of one.",
-    "time_other": "Read the clock before and after every call, keep the differences, return "
-    "their median.",
-    "units": "Return bytes per second, both times; the report divides by 1e9 when it prints.",
-    "pair": "Return two numbers: the algorithm bandwidth and the bus bandwidth.",
-    "half_ring": "A ring goes round twice: world - 1 steps to add up, and as many to hand out. "
-    "The factor is 2 * (world - 1) / world.",
-    "no_factor": "Bus and algorithm bandwidth differ by what each link has to carry: "
-    "2 * (world - 1) / world times the bytes.",
-    "factor_n": "Each of the 2 * (world - 1) messages of the ring is a chunk, and a chunk is "
-    "1 / world of the bytes.",
-    "bus_other": "The algorithm bandwidth is bytes / seconds; the bus bandwidth is that times "
-    "2 * (world - 1) / world.",
-    "all_kinds": "A healthy link between machines is slower than one inside: compare each link "
-    "with the median of its own kind.",
-    "mean_link": "One very slow link moves the mean so far that other slow ones look normal. "
-    "Compare with statistics.median.",
-    "fast_links": "You report fast links. Slow is more latency, latency > factor * median, or "
-    "less bandwidth, bandwidth < median / factor.",
-    "no_latency": "A link with normal bandwidth and ten times the latency is slow too.",
-    "no_bandwidth": "A link with normal latency and a tenth of the bandwidth is slow too.",
-    "factor_fixed": "How much slower counts is an argument: use `factor`.",
-    "links_other": "A link is slow if latency > factor * the median latency of its kind, or "
-    "bandwidth < the median bandwidth of its kind / factor; return them in their order.",
-    "one_key": "All ranks write to one key, and the last one wins. A rank needs a key of its "
-    'own: f"{call}/{rank}".',
-    "stale": "What comes back was said in an earlier call. Keys stay in the store, so the "
-    "call must be part of the key.",
-    "not_told": "The ranks do not see what the others said. Set your own key first, then wait "
-    "for the key of each rank and read it.",
-    "bytes": "store.get returns bytes: decode() them.",
-    "endless_wait": "One rank did not come, and the others waited until the store's own "
-    "timeout. store.wait([key], timeout) gives up when you want it to; catch "
-    "dist.DistStoreError and put None in the place of that rank.",
-    "gave_up": "One rank did not come, and what the others said is lost with it. Catch "
-    "dist.DistStoreError for each rank by itself, and put None in its place.",
-    "no_collective": "This must work while the group is stuck, so it may call no collective: "
-    "use the store alone.",
+    "not_a_device": "pick_device() must return a torch.device in every case. It is either the "
+    "accelerator with the index of this rank or the CPU.",
+    "no_accelerator": "If this machine has at least one accelerator for each of its ranks, "
+    "the ranks must use them. Compare torch.accelerator.device_count() with local_world.",
+    "exact_fit": "Here the number of accelerators equals the number of ranks, so every rank "
+    "can have its own. Look at the comparison with local_world.",
+    "no_index": "A device without an index means device 0 in every process of the machine. "
+    "torch.accelerator.current_accelerator() has a type and no index, so add the local rank.",
+    "device_index": "Every machine numbers its own devices from 0. RANK counts the ranks of "
+    "all machines, so it cannot be the index of a device. Use the local rank.",
+    "shared_device": "This machine has fewer accelerators than ranks, and NCCL refuses two "
+    "ranks on one device. In this case all ranks must use the CPU.",
+    "not_current": "A tensor that is created without a device index is placed on the current "
+    "device, and NCCL uses the current device too. It is device 0 until you choose another "
+    "one. Look at the second inline hint of this step.",
+    "set_too_early": "On a machine with too few accelerators, choosing an index raises an "
+    "error. First find out whether there are enough accelerators, and then choose the device.",
+    "not_joined": "start_group() must call dist.init_process_group, on the CPU and on an "
+    "accelerator.",
+    "rank_and_world": "A group that is given a store needs the rank of this process and the "
+    "number of ranks, because it does not read them from the environment. Look at the "
+    "arguments `rank` and `world_size` in both cases, on the CPU and on an accelerator.",
+    "own_store": "Without the argument `store`, init_process_group connects to a store at "
+    "MASTER_ADDR by itself. It must use the store that this function is given, because that "
+    "store has just been tested. A store excludes an init_method.",
+    "bound_on_cpu": "device_id is for accelerators only. On the CPU, leave it out and name "
+    "the backend.",
+    "bound_elsewhere": "device_id must be the device of this rank, with its index. The "
+    "argument `device` is exactly that.",
+    "no_timeout": "The group must get the timeout that this function is given, on the CPU and "
+    "on an accelerator. With the default of gloo, a rank would wait 30 minutes for a rank "
+    "that has died.",
+    "timeout_kind": "init_process_group expects a datetime.timedelta and no number. The "
+    "argument `timeout` already is one.",
+    "gloo_on_gpu": "gloo copies the tensors of a GPU through the memory of the host. On an "
+    "accelerator, leave the backend out and pass a device_id. torch then chooses the backend "
+    "that belongs to this device. Decide by the argument `device`, and not by what the "
+    "machine has.",
+    "not_bound": "On an accelerator, pass the device as device_id. torch then connects the "
+    "ranks now, and not in the first collective.",
+    "no_backend": "Without a backend, torch starts one backend for each kind of device that "
+    "the machine has. On the CPU, name the backend.",
+    "root_fixed": "The function must use the argument `root`. The root can be any rank, not "
+    "only rank 0.",
+    "root_is_rank": "The answer is the one of a collective whose root is the receiving rank. "
+    "Which rank sends here: `rank` or `root`?",
+    "everybody": "In a gather and in a reduce, only the root ends with a result. The function "
+    "must return None for every other rank.",
+    "nobody": "The function returned None. Only in a gather and in a reduce do some ranks end "
+    "with nothing. Look for a name that has no case, or for a missing return.",
+    "every_name": "The function must know all nine names of the list NAMES. The name that is "
+    "shown above has no entry.",
+    "not_summed": "A collective with `reduce` in its name adds up the rows of all ranks. Here "
+    "nothing was added.",
+    "averaged": "The sum was divided by the number of ranks. These collectives add and do not "
+    "divide.",
+    "summed": "Something was added up. Only a collective with `reduce` in its name adds.",
+    "whole_sum": "After a reduce-scatter, each rank has only its own cell of the sum, and not "
+    "the whole row.",
+    "other_cell": "This is a cell of the sum, but the cell of a different rank. A "
+    "reduce-scatter has no root: rank k ends with cell k.",
+    "transposed": "Rows and columns are swapped. table[r, k] is the cell that rank r has for "
+    "rank k, so the first index is the sender and the second one is the receiver.",
+    "neighbour": "Rank k sends its row to rank k + 1. It therefore receives the row of the "
+    "rank before it, and rank 0 receives the row of the last rank.",
+    "not_a_tensor": "The function must return one tensor, or None. A list of tensors can be "
+    "stacked into one tensor.",
+    "shape": "The numbers have a different shape than the docstring says. Do not flatten or "
+    "join the dimensions of the table, and add only along the dimension of the senders.",
+    "dtype": "The result must have the dtype of the table. The lab compares it bit by bit "
+    "with what the collective returned.",
+    "table_changed": "The function must not change the table, because the next collectives "
+    "are compared with it. An in-place addition into a row changes the table.",
+    "other_part": "Read the line of this collective in the table of the step again. Whose row "
+    "does it name, which cell of the row, and is it one row or all rows?",
+    "facts_none": "gather_facts() returned None on every rank. dist.all_gather_object itself "
+    "returns nothing, because it fills the list that it is given. Return this list.",
+    "facts_own": "Every place of the list must hold what the rank of this number passed. "
+    "dist.all_gather_object fills the list that is its first argument. Its second argument is "
+    "the object of this rank.",
+    "facts_shape": "Every rank must get a list with one dictionary for each rank.",
+    "facts_places": "The list must have one place for each rank before it is filled, because "
+    "dist.all_gather_object assigns to its places and does not append.",
+    "facts_order": "The facts of all ranks have arrived, but not in the order of the ranks. "
+    "dist.all_gather_object puts the facts of rank r into place r, so leave them there.",
+    "facts_keys": "The function must not depend on a key of the dictionaries. Steps 5 and 6 "
+    "gather other facts with it, which have no such key.",
+    "facts_reused": "A second call changed the list that the first call had returned. Create "
+    "a new list in each call.",
+    "facts_root": "Only one rank got the facts of all ranks. The lab needs them on every "
+    "rank, so use a collective that gathers to all ranks.",
+    "no_warm_up": "The slow first calls were timed. Call work() `warm_up` times before the "
+    "first timed call.",
+    "calls": "work() must be called `warm_up` times without the clock, and then exactly "
+    "`repeats` times with the clock. Both numbers are arguments.",
+    "not_settled": "The clock was read while the device was still working, so only the time "
+    "until the work was queued was measured. Look at what settle() does, and at the places "
+    "where the clock is read.",
+    "settled_late": "The device was still busy with earlier work when the clock was started. "
+    "settle() must also be called before the first reading of each timed call.",
+    "cpu_sync": "A machine without an accelerator raises an error in synchronize(). The "
+    "function settle(), which is written for you, waits only where there is something to wait "
+    "for.",
+    "process_time": "This clock counts only the time during which the processor works for "
+    "this process. It stands still while the process waits for a GPU or for the network. Use "
+    "a clock that always runs.",
+    "mean": "This is the mean of all timed calls. One disturbed call changes it a lot, and "
+    "the median almost not at all.",
+    "minimum": "This is the fastest call. It does not say how long a usual call takes. Return "
+    "the median.",
+    "total": "This is the time of all calls together. Return the median time of one call.",
+    "time_kind": "median_seconds() must return one number: the median time in seconds.",
+    "time_other": "Read the clock directly before and directly after each timed call. The "
+    "median of these differences, in seconds, is the answer.",
+    "units": "Both bandwidths must be in bytes per second. The report converts them when it "
+    "prints them.",
+    "pair": "The function must return two numbers: first the algorithm bandwidth, then the "
+    "bus bandwidth.",
+    "pair_order": "The two bandwidths are swapped. The algorithm bandwidth comes first.",
+    "half_ring": "The factor is half as large as it should be. Each chunk goes around the "
+    "ring twice, once while it is added up and once while the sum is distributed.",
+    "no_factor": "The bus bandwidth equals the algorithm bandwidth. It must contain the "
+    "factor that says how many times the S bytes go through each link. This factor is no "
+    "whole number, so do not round it down.",
+    "one_rank": "With one rank, no byte goes through a link, so the bus bandwidth is zero.",
+    "factor_n": "The whole message was counted in each step of the ring. A rank sends one "
+    "chunk in each step, and a chunk is one of `world` equal parts.",
+    "bus_other": "Compare the function with the two formulas of this step. The algorithm "
+    "bandwidth is bytes divided by seconds. The bus bandwidth is that times the factor.",
+    "all_kinds": "A healthy link between machines is slower than a link inside a machine. "
+    "Compare each link with the median of its own kind only.",
+    "mean_link": "One link with an extreme value changes the mean so much that the other "
+    "links are judged wrongly. The median does not have this problem.",
+    "median_of_all": "The median is computed from all links of a kind, with the link itself. "
+    "Of an even number of values, the median is the mean of the two in the middle, and "
+    "statistics.median computes it in this way.",
+    "fast_links": "Fast or ordinary links were returned. A slow link has more latency than "
+    "the limit, or less bandwidth than the limit. Check the direction of both comparisons, "
+    "and where the factor multiplies and where it divides.",
+    "no_latency": "A link with the usual bandwidth and many times the usual latency is slow "
+    "too.",
+    "no_bandwidth": "A link with the usual latency and a tenth of the usual bandwidth is slow "
+    "too.",
+    "factor_fixed": "How many times slower a link must be is an argument. Use `factor`.",
+    "links_edge": "A link that is exactly `factor` times slower is not slow yet. The "
+    "docstring says more than and less than.",
+    "links_kind": "slow_links() must return a list of those elements of `links` that are slow.",
+    "links_changed": "The function changed the list `links`. The lab uses this list "
+    "afterwards, so sort or filter a copy.",
+    "links_order": "The right links were found, but they are not in the order of `links`.",
+    "links_first": "Only the first slow link was returned. Return all of them.",
+    "links_grouped": "Links of one kind need not be next to each other in `links`. Compare "
+    "each link with all links of its kind.",
+    "only_one": "A link that is the only one of its kind cannot be compared with another "
+    "link, so it is not slow.",
+    "links_other": "A link is slow if its latency is more than `factor` times the median of "
+    "its kind, or if its bandwidth is less than the median of its kind divided by `factor`.",
+    "one_key": "All ranks wrote to the same key, so only the text of the last one remains. "
+    "Every rank needs a key of its own in each call.",
+    "joined_key": "Two different pairs of call and rank have the same key. For example, call "
+    "1 of rank 10 and call 11 of rank 0 both end with 110. Put a separator between the call "
+    "and the rank.",
+    "stale": "A rank read a text of an earlier call. Keys stay in the store, so the name of "
+    "the call must be a part of the key.",
+    "not_told": "The ranks did not get the texts of all ranks. Each rank must first set its "
+    "own key, and then wait for the key of every rank before it reads it.",
+    "too_early": "A rank arrived one second after the others, and its text was not read, "
+    "although the timeout is much longer. Wait for each key before you read it.",
+    "texts_kind": "exchange_metadata() must return a list with one place for each rank.",
+    "bytes": "The store returns bytes, and the caller needs text. Decode what store.get "
+    "returns.",
+    "endless_wait": "One rank did not come. The other ranks must wait for it until the "
+    "timeout is over, and no longer, and then continue. store.get uses the timeout of the "
+    "store itself. The second inline hint of this step names the error that store.wait "
+    "raises, which must be caught.",
+    "no_place": "One rank did not come, and the list is shorter than the number of ranks. Put "
+    "None into the place of this rank, so that every other text stays in the place of its "
+    "rank.",
+    "placeholder": "One rank did not come, and its place must hold None. The program prints a "
+    "sentence of its own for None.",
+    "gave_up": "One rank did not come, and the texts of other ranks were lost with it. A rank "
+    "that is missing must not end the loop over the ranks, so catch the error for each rank "
+    "separately.",
+    "no_collective": "This function must also work while the group is stuck. It may therefore "
+    "call no collective and start no group. Use the store only.",
 }
 
 LAB = Lab(HINTS)
@@ -129,23 +223,36 @@ LAB = Lab(HINTS)
 
 @LAB.step(
     1, "pick the device of a local rank",
-    "each rank takes its own accelerator, or all take the CPU if they are too few",
+    "each rank uses its own accelerator, or all ranks use the CPU if there are too few",
     "pick_device", joins=False,
 )  # fmt: skip
 def device(theirs, ours, lesson):
-    n, current = lesson.world, []
+    n, current, early = lesson.world, [], []
 
     def pick(number: int, rank: int) -> str:
         with second_machine(number, rank, n) as chosen:
             found = theirs.pick_device(rank, n)
         is_device = isinstance(found, torch.device)
         ask(is_device, "pick_device() does not return a torch.device", "not_a_device")
+        made = [
+            str(next(iter((*call.args, *call.kwargs.values())))) for call in chosen.mock_calls
+        ]
         if number > n:
-            current.extend(str(call.args[0]) for call in chosen.mock_calls[-1:])
+            current.extend(made[-1:])
+        elif number < n:
+            early.extend(made)
         return str(found)
 
     yield from judge_devices(n, pick, n + 1, n - 1, 0, no_index="no_index")
-    yield "with too few of them, all would take the CPU"
+    ask(
+        not early,
+        "with too few accelerators, a device is made the current one",
+        "set_too_early",
+    )
+    yield "if there are too few of them, all ranks use the CPU"
+    exact = [pick(n, each) for each in range(n)]
+    what = f"with {n} accelerators for {n} ranks, the devices are {', '.join(exact)}"
+    ask("cpu" not in exact, what, "exact_fit")
     made_current = len(current) == n
     ask(made_current, "the device is returned, but not made the current one", "not_current")
     last = [name.removeprefix("cuda:") for name in current]
@@ -160,54 +267,87 @@ WAIT = timedelta(seconds=17)
 
 @LAB.step(
     2, "start the group, with a timeout",
-    "all ranks are in one group, which meets at the tested store and has a timeout",
+    "all ranks are in one group, which uses the tested store and the given timeout",
     "start_group", joins=False,
+    crashes={
+        "must be positive|rank must be|rank argument|world_size argument": "rank_and_world",
+        "Cannot specify both init_method and store": "own_store",
+        "Expected timeout argument": "timeout_kind",
+    },
 )  # fmt: skip
 def group(theirs, ours, lesson):
     rank, n = lesson.rank, lesson.world
     store, real = dist.PrefixStore("ours", lesson.store), dist.init_process_group
+    takes = inspect.signature(real)
 
-    def start(device: torch.device, init: Callable) -> list[dict]:
-        """What the last init_process_group is given; `init` is called in its place."""
+    def start(device: torch.device) -> list[dict]:
+        """What the last init_process_group is given. An accelerator gets torch's fake group."""
         calls: list[dict] = []
 
         def noted(*args: Any, **kwargs: Any) -> None:
-            calls.append(dict(zip(("backend", "init_method", "timeout"), args, strict=False)))
-            calls[-1] |= kwargs
-            if torch.device(kwargs.get("device_id") or "meta").type == "cpu":
-                kwargs.pop("device_id")  # torch would refuse it; there is a hint for it
-            init(*args, **kwargs)
+            calls.append(takes.bind(*args, **kwargs).arguments)
+            if device.type == "cpu":
+                if torch.device(kwargs.get("device_id") or "meta").type == "cpu":
+                    kwargs.pop("device_id")  # torch would refuse it; there is a hint for it
+                real(*args, **kwargs)
+            else:
+                real("fake", store=FakeStore(), rank=rank, world_size=n)
 
         with (
             mock.patch.object(dist, "init_process_group", noted),
+            mock.patch.object(distributed_c10d, "init_process_group", noted),
             mock.patch.object(theirs, "init_process_group", noted, create=True),
         ):
             theirs.start_group(store, device, rank, n, WAIT)
         return calls[-1:]
 
-    gpu = start(torch.device("cuda", rank), mock.Mock())
-    cpu = start(torch.device("cpu"), real)
-    ask(dist.is_initialized(), "no process group has been started", "not_joined")
+    gpu = start(torch.device("cuda", rank))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    cpu = start(torch.device("cpu"))
+    ask(dist.is_initialized(), "on the CPU no process group is started", "not_joined")
     who = dist.get_rank(), dist.get_world_size()
-    ask(who == (rank, n), f"rank {rank} sees itself as rank {who[0]} of {who[1]}", "not_joined")
+    what = f"rank {rank} of {n} became rank {who[0]} of {who[1]}"
+    ask(who == (rank, n), what, "rank_and_world")
     dist.all_reduce(torch.ones(1))
     yield f"{n} ranks are in one group on the CPU"
-    ask(cpu and gpu, "on an accelerator no group is started", "not_joined")
+    ask(cpu and gpu, "on an accelerator no process group is started", "not_joined")
     (cpu,), (gpu,) = cpu, gpu
-    bound, gpu_bound = (call.get("device_id") is not None for call in (cpu, gpu))
-    ask(not bound, "on the CPU the group is given a device_id", "bound_on_cpu")
+    bound, gpu_bound = cpu.get("device_id"), gpu.get("device_id")
+    ask(bound is None, "on the CPU the group is given a device_id", "bound_on_cpu")
     for where, call in (("the CPU", cpu), ("an accelerator", gpu)):
-        met = call.get("store") is store
-        ask(met, f"on {where} the group does not meet at `store`", "own_store")
+        what = f"on {where} the group does not use the given store"
+        ask(leads_to(call.get("store"), store), what, "own_store")
+        who = call.get("rank"), call.get("world_size")
+        what = f"on {where} the group is given rank={who[0]} and world_size={who[1]}"
+        ask(who == (rank, n), f"{what} on rank {rank} of {n}", "rank_and_world")
         given = call.get("timeout")
-        said = f"{given.total_seconds():g} s" if given else "the default"
+        kind = isinstance(given, timedelta | None)
+        ask(kind, f"on {where} the timeout is a {type(given).__name__}", "timeout_kind")
+        said = f"{given.total_seconds():g} s" if given else "the default of torch"
         what = f"on {where} the timeout is {said}, and not {WAIT.total_seconds():g} s"
         ask(given == WAIT, what, "no_timeout")
-    yield "it meets at the store that was tested, and waits no longer than it is told"
-    gloo = "gloo" in str(gpu.get("backend"))
+    yield "it uses the store that was tested, and the timeout that it is given"
+    gloo = backend_for("cuda", gpu) == "gloo"
     ask(not gloo, "on an accelerator the backend is gloo", "gloo_on_gpu")
-    ask(gpu_bound, "on an accelerator the group has no device", "not_bound")
-    ask("gloo" in str(cpu.get("backend")), "on the CPU no backend is named", "no_backend")
+    ask(gpu_bound is not None, "on an accelerator the group has no device_id", "not_bound")
+    what = f"the device is cuda:{rank}, and the device_id is {gpu_bound}"
+    ask(torch.device(gpu_bound) == torch.device("cuda", rank), what, "bound_elsewhere")
+    ask(backend_for("cpu", cpu) == "gloo", "on the CPU no backend is named", "no_backend")
+
+
+def leads_to(given: Any, store: dist.Store) -> bool:
+    """Whether this is the store, or the store with prefixes before its keys."""
+    while isinstance(given, dist.PrefixStore) and given is not store:
+        given = given.underlying_store
+    return given is store
+
+
+def backend_for(kind: str, call: dict) -> str:
+    """The backend for a kind of device: of "gloo" or of "cpu:gloo,cuda:nccl"."""
+    named = str(call.get("backend")).lower()
+    pairs = (part.rpartition(":") for part in named.split(","))
+    return next((name for device, _, name in pairs if device in ("", kind)), "")
 
 
 # --- step 3 -------------------------------------------------------------------------------
@@ -230,8 +370,12 @@ def recognise(
             return "nobody"
         return "everybody" if true is None and rank != 0 else "root_fixed"
     others = [expected(name, table, rank, other) for other in range(n) if other != root]
+    if not isinstance(given, torch.Tensor):
+        return "not_a_tensor"
     known = {"right": [true], "root_fixed": others}
     if name in SUMMED:
+        known["averaged"] = [true / n]
+        known["other_cell"] = total if name == "reduce-scatter" else []
         known["whole_sum"] = [total] if name == "reduce-scatter" else []
         known["transposed"] = [across, *across]
         known["not_summed"] = [table, *table, *table.unbind(1), *table.flatten(0, 1)]
@@ -245,13 +389,43 @@ def recognise(
         for hint, parts in known.items()
         if any(each is not None and same(given, each) for each in parts)
     )
-    return next(fits, "other_part")
+    reshaped = given.shape != true.shape and given.numel() in (1, true.numel())
+    found = next(fits, "shape" if reshaped else "other_part")
+    return "dtype" if found == "right" and given.dtype != table.dtype else found
+
+
+def root_mistake(answers: dict, expected: Callable) -> str:
+    """The hint if all answers are those of another root: of rank 0, or of the rank itself.
+
+    `answers`: by rank and root. `expected(rank, root)`: the right ones.
+    """
+    others = {"root_fixed": lambda rank: 0, "root_is_rank": lambda rank: rank}
+    if len(answers) == 1:
+        return ""
+    if expected(0, 1) is None:  # a gather or a reduce
+        del others["root_is_rank"]
+    for hint, other in others.items():
+        wanted = {(rank, root): expected(rank, other(rank)) for rank, root in answers}
+        if all(
+            given is wanted[key] if wanted[key] is None else same(given, wanted[key])
+            for key, given in answers.items()
+        ):
+            return hint
+    return ""
+
+
+def described(given: Any) -> str:
+    """An answer in a few words."""
+    if isinstance(given, torch.Tensor):
+        return f"a tensor of the shape {list(given.shape)} and dtype {str(given.dtype)[6:]}"
+    return "None" if given is None else f"a {type(given).__name__}"
 
 
 @LAB.step(
     3, "what each collective must give",
-    "nine collectives are parts of one table, for every rank and every root",
+    "the results of nine collectives are right for every rank and every root",
     "expected", worlds=(3, 2, 1, 4), joins=False,
+    crashes={r"^'[a-z/-]+'$": "every_name"},
 )  # fmt: skip
 def collectives(theirs, ours, lesson):
     n = lesson.world
@@ -259,16 +433,24 @@ def collectives(theirs, ours, lesson):
     table = torch.randint(1000, (n, n, 5), generator=generator).float()
     for name in ours.NAMES:
         wrong: dict[str, list[tuple[int, int]]] = {}
+        answers, true = {}, partial(ours.expected, name, table)
         for rank, root in itertools.product(range(n), range(n)):
-            given = theirs.expected(name, table.clone(), rank, root)
+            copy = table.clone()
+            answers[rank, root] = given = theirs.expected(name, copy, rank, root)
+            what = f"expected() changes the table when it is called for {name}"
+            ask(torch.equal(copy, table), what, "table_changed")
             kind = recognise(name, given, table, rank, root, ours.expected)
             if kind != "right":
                 wrong.setdefault(kind, []).append((rank, root))
         if wrong:
             kind = max(wrong, key=lambda kind: len(wrong[kind]))
             rank, root = wrong[kind][0]
-            where = f", root {root}" if name in ("broadcast", "scatter", *ROOTED) else ""
-            raise Wrong(f"{name} is not right on rank {rank}{where}", kind)
+            rooted = name in ("broadcast", "scatter", *ROOTED)
+            where = f" with root {root}" if rooted else ""
+            what = f"for {name}{where} on rank {rank}, expected() returns "
+            found, wanted = map(described, (answers[rank, root], true(rank, root)))
+            what += "wrong numbers" if found == wanted else f"{found}, and not {wanted}"
+            raise Wrong(what, (rooted and root_mistake(answers, true)) or kind)
         yield name
 
 
@@ -278,28 +460,43 @@ def collectives(theirs, ours, lesson):
 @LAB.step(
     4, "gather the facts, print them in rank order",
     "every rank has the facts of all, in rank order", "gather_facts", worlds=(3, 2, 1, 4),
+    crashes={
+        r"^'\w+'$": "facts_keys",
+        "list assignment index": "facts_places",
+        "non-destination": "facts_root",
+    },
 )  # fmt: skip
 def facts(theirs, ours, lesson):
-    mine = {"rank": lesson.rank, "host": f"node{lesson.rank % 2}", "gpus": [1] * lesson.rank}
+    mine = {"number": lesson.rank, "seconds": 0.5, "gpus": [1] * lesson.rank}
     given = theirs.gather_facts(mine, lesson.world)
+    before = list(given) if isinstance(given, list) else given
+    theirs.gather_facts({"number": -1 - lesson.rank}, lesson.world)
+    lesson.fact("changed", given != before)
+    given = before
     readable = isinstance(given, (list, tuple)) and all(isinstance(x, dict) for x in given)
-    lesson.fact("given", [fact.get("rank") for fact in given] if readable else None)
+    lesson.fact("given", [fact.get("number") for fact in given] if readable else None)
     lesson.fact("nothing", given is None)
 
 
 @facts.judge
 def _(group):
-    n, nothing = group.world, group.facts("nothing")
+    n, nothing, lists = group.world, group.facts("nothing"), group.facts("given")
+    ask(not all(nothing), "gather_facts() returns None on every rank", "facts_none")
     ranks = ", ".join(str(rank) for rank in range(n) if not nothing[rank])
-    some = any(nothing) and not all(nothing)
-    ask(not some, f"only rank {ranks} of {n} gets the facts", "facts_root")
-    for rank, given in enumerate(group.facts("given")):
-        number = "no list" if given is None else f"a list of {len(given)}"
+    ask(not any(nothing), f"only rank {ranks} of {n} gets the facts", "facts_root")
+    full = [rank for rank, given in enumerate(lists) if given == list(range(n))]
+    empty = [rank for rank, given in enumerate(lists) if given and set(given) == {None}]
+    if len(full) == 1 and len(empty) == n - 1 > 0:
+        raise Wrong(f"only rank {full[0]} of {n} gets the facts", "facts_root")
+    for rank, given in enumerate(lists):
+        number = "no list of dictionaries" if given is None else f"a list of {len(given)}"
         ask(len(given or ()) == n, f"rank {rank} of {n} gets {number}", "facts_shape")
         what = f"rank {rank} gets the facts of ranks {', '.join(map(str, given))}"
         all_there = sorted(map(str, given)) == sorted(map(str, range(n)))
         ask(given == list(range(n)) or not all_there, what, "facts_order")
         ask(all_there, f"rank {rank} of {n} does not get the facts of all others", "facts_own")
+    what = "a second call changes the list that the first call returned"
+    ask(not any(group.facts("changed")), what, "facts_reused")
     yield "every rank has the facts of all"
 
 
@@ -330,6 +527,7 @@ class Stopwatch:
             self.now = self.ready
 
     def synchronize(self, *_: Any, **__: Any) -> None:
+        ask(self.queues, "on the CPU, synchronize() of an accelerator is called", "cpu_sync")
         self.now = max(self.now, self.ready)
 
     @contextlib.contextmanager
@@ -346,20 +544,33 @@ class Stopwatch:
 @contextlib.contextmanager
 def clock_of(theirs: ModuleType, read: Callable[[], float], **more: Callable):
     """Put `read` in place of every clock, also where one was imported by name."""
+
+    def refuse() -> None:
+        raise Wrong("the time is read from time.process_time or thread_time", "process_time")
+
     nanoseconds = lambda: int(read() * 1e9)  # noqa: E731
     clocks = dict.fromkeys(("perf_counter", "monotonic", "time"), read)
-    clocks |= {f"{name}_ns": nanoseconds for name in clocks} | more
-    by_name = {name: clock for name, clock in clocks.items() if name != "time"}
+    clocks |= {f"{name}_ns": nanoseconds for name in clocks}
+    clocks |= dict.fromkeys(("process_time", "thread_time"), refuse) | more
+    here = {getattr(time, name): clock for name, clock in clocks.items()}
+    by_name = {
+        name: here[value]
+        for name, value in vars(theirs).items()
+        if type(value) is type(time.time) and value in here
+    }
+    timed = timeit.timeit.__defaults__
     with (
         mock.patch.multiple(time, **clocks),
-        mock.patch.multiple(theirs, create=True, **by_name),
+        mock.patch.object(timeit, "default_timer", read),
+        mock.patch.object(timeit.timeit, "__defaults__", (*timed[:2], read, *timed[3:])),
+        mock.patch.dict(vars(theirs), by_name),
     ):
         yield
 
 
 @LAB.alone(
     5, "time it properly",
-    "warmed up, settled before every reading of the clock, and the median",
+    "it warms up, settles before every reading of the clock, and returns the median",
     "median_seconds",
 )  # fmt: skip
 def median(theirs, ours, lesson):
@@ -378,14 +589,18 @@ def median(theirs, ours, lesson):
         watch = Stopwatch(queues=device.type == "cuda")
         with watch.set(theirs):
             given = theirs.median_seconds(watch.work, device, repeats=repeats, warm_up=WARM_UP)
-        what = f"{where} work() was called {repeats} times in all"
+        kind = isinstance(given, int | float | torch.Tensor) and not isinstance(given, bool)
+        what = f"median_seconds() returns {described(given)}"
+        ask(kind and torch.as_tensor(given).numel() == 1, what, "time_kind")
+        what = f"{where} work() was called only {repeats} times, so no call warmed up"
         ask(watch.calls != repeats, what, "no_warm_up")
-        what = f"{where} {WARM_UP} and {repeats} calls were asked for, and {watch.calls} made"
+        what = f"{where} {WARM_UP} warm-up calls and {repeats} timed calls were requested, "
+        what += f"but work() was called {watch.calls} times"
         ask(watch.calls == repeats + WARM_UP, what, "calls")
         what = f"{where} the answer is {float(given):g} s, and not {true:g} s"
         if watch.queues:
             ask(not any(watch.busy[1::2]), what, "not_settled")
-            started = f"{where} the clock started while earlier work was going on"
+            started = f"{where} the clock started while earlier work was still running"
             ask(not any(watch.busy[0::2]), started, "settled_late")
         ask(near(given, true, 1e-3), what, named(given, known, 1e-3, "time_other"))
         yield f"the median {where}"
@@ -399,26 +614,28 @@ UNITS = (1e3, 1e6, 1e9, 2**10, 2**20, 2**30, 1 / 8, 8e-9)
 
 @LAB.alone(
     6, "from a time to a bandwidth",
-    "algorithm and bus bandwidth are those of the ring, for 1 to 8 ranks", "bus_bandwidth",
+    "both bandwidths are those of a ring of 1, 2, 3 and 8 ranks", "bus_bandwidth",
 )  # fmt: skip
 def bandwidth(theirs, ours, lesson):
     for nbytes, seconds, n in CASES:
         answer = theirs.bus_bandwidth(nbytes, seconds, n)
         pair = isinstance(answer, (tuple, list)) and len(answer) == 2
+        pair = pair and not any(isinstance(each, str | None) for each in answer)
         ask(pair, "bus_bandwidth() does not return two numbers", "pair")
         algorithm, bus = map(float, answer)
         true, factor = nbytes / seconds, 2 * (n - 1) / n
-        case = f"for {nbytes} bytes in {seconds:g} s over {n} ranks"
+        case = f"for {nbytes} bytes in {seconds:g} s over {n} rank{'s' * (n > 1)}"
         what = f"{case} the algorithm bandwidth is "
         units = any(near(algorithm, true / unit) for unit in UNITS)
         ask(not units, f"{what}{algorithm:.3g}, and not {true:.3g}", "units")
         swapped = near(bus, true) and near(algorithm, true * factor)
         what = f"{what}{algorithm:.4g}, and not {true:.4g}"
-        ask(near(algorithm, true), what, "pair" if swapped else "bus_other")
-        yield f"{case} the algorithm bandwidth"
+        ask(near(algorithm, true), what, "pair_order" if swapped else "bus_other")
+        yield f"the algorithm bandwidth {case}"
         what = f"{case} the bus bandwidth is {bus:.4g}, and not {true * factor:.4g}"
         known = {"half_ring": factor / 2, "no_factor": 1.0, "factor_n": 2.0 * (n - 1)}
-        ask(near(bus, true * factor), what, named(bus / true, known, other="bus_other"))
+        hint = named(bus / true, known, other="bus_other") if n > 1 else "one_rank"
+        ask(near(bus, true * factor), what, hint)
 
 
 # --- step 7 -------------------------------------------------------------------------------
@@ -435,6 +652,12 @@ SCENES = {
     "very slow": ([(FAR, 5e-5, 1e10), (FAR, 5e-5, 1e10), (FAR, 6e-5, 3.4e9),
                    (FAR, 9.0, 1e4), (FAR, 2e-4, 1e10), (FAR, 5e-5, 1e10)], [3, 4]),
     "only one": ([(NEAR, 1e-5, 9e10), (FAR, 1e-2, 1e7), (NEAR, 1e-5, 9e10)], []),
+    "mixed": ([(NEAR, 1e-5, 9e10), (FAR, 5e-5, 1e10), (NEAR, 1e-5, 1e10), (FAR, 5e-5, 1e9),
+               (NEAR, 9e-4, 9e10), (FAR, 5e-5, 1e10), (NEAR, 1e-5, 9e10), (NEAR, 1e-5, 9e10),
+               (NEAR, 1e-5, 9e10), (FAR, 5e-5, 1e10)], [2, 3, 4]),
+    "very fast": ([(FAR, 5e-5, 1e10)] * 4 + [(FAR, 5e-5, 1e12)], []),
+    "even": ([(NEAR, 1.0, 1e9), (NEAR, 1.0, 1e9), (NEAR, 4.0, 1e9), (NEAR, 10.0, 1e9)], [3]),
+    "edge": ([(NEAR, 1.0, 3e9)] * 3 + [(NEAR, 3.0, 3e9), (NEAR, 1.0, 1e9)], []),
     "fast": ([(FAR, 5e-5, 1e10), (FAR, 1e-5, 4e10), (FAR, 5e-5, 1e10), (FAR, 5e-5, 1e10),
               (FAR, 5e-5, 1e10), (FAR, 5e-5, 1e10)], []),
 }  # fmt: skip
@@ -442,18 +665,28 @@ SCENES = {
 
 @LAB.alone(
     7, "find the slow link",
-    "slow links are found, each against the median of its own kind, and no healthy one",
+    "all slow links are found by the median of their kind, and no healthy link",
     "slow_links",
+    crashes={"no median for empty|mean requires at least one": "only_one"},
 )  # fmt: skip
 def links(theirs, ours, lesson):
     def places(rows: list, factor: float) -> list[int]:
         links = [ours.Link(0, b, *row) for b, row in enumerate(rows, start=1)]
-        return [links.index(link) for link in theirs.slow_links(links, factor)]
+        given = list(links)
+        found = theirs.slow_links(given, factor)
+        ask(given == links, "slow_links() changes the list of the links", "links_changed")
+        what = f"slow_links() returns a {type(found).__name__}"
+        ask(isinstance(found, Iterable), what, "links_kind")
+        found = list(found)
+        what = f"{what} of {type(found[0]).__name__} objects" if found else what
+        ask(all(each in links for each in found), what, "links_kind")
+        return [links.index(link) for link in found]
 
     def expect(name: str, good: bool, hint: str) -> None:
         rows, true = SCENES[name]
-        what = f"of {len(rows)} links (scene: {name}) numbers {slow[name]} are called slow"
-        ask(good, f"{what}, and not {true}", hint)
+        found = ", ".join(map(str, slow[name])) or "none"
+        what = f"of the {len(rows)} links of the example {name!r}, these are returned: {found}"
+        ask(good, f"{what}. These are slow: {', '.join(map(str, true)) or 'none'}", hint)
 
     slow = {name: places(rows, 3) for name, (rows, _) in SCENES.items()}
     expect("fast", not slow["fast"], "fast_links")
@@ -461,14 +694,26 @@ def links(theirs, ours, lesson):
     expect("healthy", kinds != {FAR}, "all_kinds")
     expect("bandwidth", slow["bandwidth"], "no_bandwidth")
     expect("latency", slow["latency"], "no_latency")
-    yield "one slow link among good ones is found"
+    yield "one slow link among good links is found"
+    first = slow["mixed"] == [2]
+    expect(
+        "mixed", sorted(slow["mixed"]) == [2, 3, 4], "links_first" if first else "links_grouped"
+    )
+    expect("mixed", slow["mixed"] == [2, 3, 4], "links_order")
     hint = "mean_link" if slow["very slow"] == [3] else "links_other"
     expect("very slow", slow["very slow"] == [3, 4], hint)
+    expect("very fast", not slow["very fast"], "mean_link")
     expect("only one", not slow["only one"], "all_kinds")
+    expect("even", slow["even"] == [3], "median_of_all")
+    expect("edge", not slow["edge"], "links_edge")
     for name, (_, true) in SCENES.items():
         expect(name, slow[name] == true, "links_other")
     found = places(SCENES["bandwidth"][0], 20)
-    ask(not found, f"with factor=20 numbers {found} are called slow", "factor_fixed")
+    ask(
+        not found,
+        f"with factor=20, links are returned that are 9 times slower: {found}",
+        "factor_fixed",
+    )
 
 
 # --- step 8 -------------------------------------------------------------------------------
@@ -552,6 +797,11 @@ class Meeting(dist.Store):
         self.said[key] = b"%d" % (int(self.said.get(key, 0)) + number)
         return int(self.said[key])
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if self.said.get(key, b"") == expected.encode():
+            self.set(key, desired)
+        return self.said.get(key, expected.encode())
+
     def delete_key(self, key: str) -> bool:
         return self.said.pop(key, None) is not None
 
@@ -561,7 +811,7 @@ class Meeting(dist.Store):
 
 @LAB.alone(
     8, "compare before the collective",
-    "every rank hears what all will call, each time anew, and who does not come is named",
+    "every rank gets the texts of all ranks in each call, and None for a missing rank",
     "exchange_metadata",
     crashes={
         "[Pp]rocess group has not been initialized": "no_collective",
@@ -574,51 +824,62 @@ def exchange(theirs, ours, lesson):
         mock.patch.object(dist, "init_process_group", joined),
         mock.patch.object(theirs, "init_process_group", joined, create=True),
     ):
-        for n in (2, 3, 1, 4):
+        for n in (2, 3, 1, 11):
             yield from compare(theirs, n)
             names = ", ".join(sorted({call.name for call in lesson.calls}))
             ask(not names, f"{names} was called", "no_collective")
 
 
 def compare(theirs: ModuleType, n: int) -> Judge:
-    """Two calls that all ranks come to, and one to which the last does not.
+    """Two calls that all ranks make, and one that one rank does not make.
 
-    The first rank that runs and does not wait reads what others said in the last call.
+    In the first two calls rank 0 is late, so that others read what it said in the last call if
+    their keys are wrong. Which keys are the same, shows only if there are more than ten ranks.
     """
     store = Meeting()
 
-    def call(number: int, ranks: int, patience: timedelta) -> list[list | None]:
-        """What each rank hears."""
+    def call(number: int, ranks: Iterable[int], patience: timedelta, late: float = 0) -> dict:
+        """What each rank gets, by its number."""
 
-        def hear(rank: int) -> list | None:
-            mine = f"float32 [{10 * number + rank}]"
-            given = theirs.exchange_metadata(store, f"call {number}", mine, rank, n, patience)
-            if not isinstance(given, (list, tuple)):
-                return None
+        def hear(rank: int) -> Any:
+            mine, name = f"float32 [{100 * number + rank}]", f"all-reduce {'1' * number}"
+            if rank == 0 and late:
+                store.sleep(late)
+            given = theirs.exchange_metadata(store, name, mine, rank, n, patience)
+            what = f"exchange_metadata() returns a {type(given).__name__}"
+            ask(isinstance(given, (list, tuple)), what, "texts_kind")
             return [f"bytes {x!r}" if isinstance(x, bytes) else x for x in given]
 
         with clock_of(theirs, lambda: store.now, sleep=store.sleep):
-            return store.run([partial(hear, rank) for rank in range(ranks)])
+            return dict(zip(ranks, store.run([partial(hear, r) for r in ranks]), strict=True))
 
-    def said(texts: list | None) -> str:
-        return "nothing" if texts is None else ", ".join(map(str, texts))
+    def said(texts: list) -> str:
+        return ", ".join(map(repr, texts)) or "an empty list"
 
-    for number in range(2):
-        true = [f"float32 [{10 * number + other}]" for other in range(n)]
-        for rank, texts in enumerate(call(number, n, LONG)):
-            what = f"in call {number + 1} rank {rank} of {n} hears {said(texts)}"
-            bytes_left = any(str(text).startswith("bytes ") for text in texts or [])
-            ask(not bytes_left, what, "bytes")
-            stale = number and {f"float32 [{other}]" for other in range(n)} & set(texts or [])
-            ask(not stale, what, "stale")
-            one = texts is not None and len(texts) == n > 1 and set(texts) <= set(true)
-            ask(texts == true, what, "one_key" if one else "not_told")
-    yield f"two calls are told apart, and every rank of {n} hears all"
-    began = store.now
-    absent = [f"float32 [{20 + other}]" for other in range(n - 1)] + [None]
-    for rank, texts in enumerate(call(2, n - 1, SHORT) if n > 1 else ()):
-        what = f"rank {n - 1} does not come, and rank {rank} of {n} hears {said(texts)}"
-        ask(texts == absent, what, "gave_up")
+    def texts_of(number: int) -> list[str]:
+        return [f"float32 [{100 * number + other}]" for other in range(n)]
+
+    for number in (1, 2):
+        true, late = texts_of(number), LONG.total_seconds() / 30 if n > 2 else 0
+        for rank, texts in call(number, range(n), LONG, late).items():
+            what = f"in call {number} of {n} ranks, rank {rank} gets {said(texts)}"
+            ask(not any(str(text).startswith("bytes ") for text in texts), what, "bytes")
+            stale = number == 2 and set(texts_of(1)) & set(texts)
+            ask(not stale, what, "stale" if n < 11 else "joined_key")
+            one = len(texts) == n > 1 and set(texts) <= set(true)
+            early = len(texts) == n > 2 and rank and texts == [None, *true[1:]]
+            hint = "one_key" if one else "too_early" if early else "not_told"
+            ask(texts == true, what, hint)
+    yield f"two calls of {n} rank{'s' * (n > 1)} are told apart"
+    if n in (1, 11):
+        return
+    absent, began = n // 2, store.now
+    true = [None if other == absent else text for other, text in enumerate(texts_of(3))]
+    for rank, texts in call(3, [r for r in range(n) if r != absent], SHORT).items():
+        what = f"rank {absent} of {n} does not come, and rank {rank} gets {said(texts)}"
+        ask(len(texts) == n, what, "no_place")
+        other = [*texts[:absent], None, *texts[absent + 1 :]] == true
+        ask(texts == true, what, "placeholder" if other else "gave_up")
     waited = f"{store.now - began:g} s and not {SHORT.total_seconds():g} s"
-    what = f"rank {n - 1} does not come, and the others wait for {waited}"
+    what = f"rank {absent} of {n} does not come, and the others wait for {waited}"
     ask(store.now - began <= n * SHORT.total_seconds(), what, "endless_wait")

@@ -38,6 +38,11 @@ wrong("static_standalone", step=1, hint="standalone",
 wrong("static_with_rdzv", step=1, hint="static_elastic",
       old='f"--master-port={port}",',
       new='f"--master-port={port}",\n        "--rdzv-backend=c10d",')
+wrong("right_static_by_name", step=1,
+      old='f"--master-port={port}",',
+      new='f"--master-port={port}",\n        "--rdzv-backend=static",')
+wrong("static_blanks", step=1, hint="words_kind",
+      old='f"--nnodes={nodes}"', new='f"--nnodes {nodes}"')
 
 # step 2
 
@@ -81,6 +86,16 @@ wrong("socket_text", step=2, hint="socket_text", old=Body("socket_variables"), n
     name = (found + [name for name in interfaces if name != "lo"])[0]
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 """)
+wrong("socket_last_that_leads", step=2, hint="socket_longest",
+      old="max(leads, key=lambda name: networks[name].prefixlen)", new="leads[-1]")
+wrong("socket_name", step=2, hint="socket_kind",
+      old='return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}', new="return name")
+wrong("socket_network", step=2, hint="socket_host_bits",
+      old="ipaddress.ip_interface(text).network for", new="ipaddress.ip_network(text) for")
+wrong("socket_not_lo", step=2, hint="socket_leads",
+      old="in net]", new='in net and name != "lo"]')
+wrong("socket_two_names", step=2, hint="socket_same",
+      old='"NCCL_SOCKET_IFNAME": name}', new='"NCCL_SOCKET_IFNAME": "eth"}')
 
 # step 3
 
@@ -102,6 +117,11 @@ wrong("groups_two_by_two", step=3, hint="groups_counts", old=Body("make_groups")
     outer = [dist.new_group(list(range(r, nodes * ranks, 2))) for r in range(2)]
     return inner[rank // 2], outer[rank % 2]
 """)
+wrong("groups_all", step=3, hint="groups_pair",
+      old="return inner[rank // ranks], outer[rank % ranks]", new="return inner, outer")
+wrong("groups_divided_by_nodes", step=3, hint="groups_index",
+      old="return inner[rank // ranks], outer[rank % ranks]",
+      new="return inner[rank // nodes], outer[rank % nodes]")
 
 # step 4
 
@@ -124,6 +144,8 @@ wrong("flat_over_nodes", step=4, hint="flat_nodes",
       old=Body("flat_crossing"), new="return 2 * (nodes - 1) / nodes * size")
 wrong("flat_twice_the_size", step=4, hint="flat",
       old=Body("flat_crossing"), new="return 2 * size")
+wrong("flat_inside", step=4, hint="flat_ranks",
+      old=Body("flat_crossing"), new="return 2 * (ranks - 1) / ranks * size")
 
 # step 5
 
@@ -152,6 +174,25 @@ wrong("hierarchical_twice", step=5, hint="twice",
 wrong("hierarchical_whole", step=5, hint="whole_crosses",
       old=Body("hierarchical_all_reduce"),
       new="dist.all_reduce(tensor, group=inner)\ndist.all_reduce(tensor, group=outer)")
+wrong("hierarchical_flat_functional", step=5, hint="still_flat",
+      old=Body("hierarchical_all_reduce"), new="""
+    from torch.distributed._functional_collectives import all_reduce
+    tensor.copy_(all_reduce(tensor, "sum", dist.group.WORLD))
+""")
+wrong("hierarchical_for_two_nodes", step=5, hint="only_two",
+      old="dist.all_reduce(mine, group=outer)", new="""
+    other, peer = torch.empty_like(mine), (dist.get_rank(outer) + 1) % outer.size()
+    sending = dist.isend(mine, group=outer, group_dst=peer)
+    dist.recv(other, group=outer, group_src=(dist.get_rank(outer) - 1) % outer.size())
+    sending.wait()
+    mine = mine + other
+""")
+wrong("hierarchical_outer_pieces", step=5, hint="pieces_number",
+      old="tensor.chunk(dist.get_world_size(inner))",
+      new="tensor.chunk(dist.get_world_size(outer))")
+wrong("hierarchical_without_wait", step=5, hint="not_waited",
+      old="dist.all_reduce(mine, group=outer)",
+      new="dist.all_reduce(mine, group=outer, async_op=True)")
 
 # step 6
 
@@ -182,6 +223,14 @@ wrong("traffic_tp_pieces", step=6, hint="tp_pieces",
       old="tp * activation", new="tp * activation / tp")
 wrong("traffic_tuple", step=6, hint="traffic_keys",
       old='"pp": min(pp - 1, 2) * activation,', new="")
+wrong("order_dictionary", step=6, hint="order_kind",
+      old="sorted(sent, key=sent.get)", new="dict(sorted(sent.items(), key=lambda pair: pair[1]))")
+wrong("traffic_dp_of_tp_alone", step=6, hint="dp_whole",
+      old="layers / (tp * pp)", new="layers / tp")
+wrong("traffic_pp_divided", step=6, hint="pp_whole",
+      old="min(pp - 1, 2) * activation", new="min(pp - 1, 2) * activation / tp")
+wrong("traffic_pp_mean", step=6, hint="pp_mean",
+      old="min(pp - 1, 2) * activation", new="2 * (pp - 1) / pp * activation")
 
 # step 7
 
@@ -213,6 +262,18 @@ wrong("hook_waits", step=7, hint="hook_waits", old=Body("bf16_hook"), new="""
 """)
 wrong("hook_world", step=7, hint="world_group",
       old="group, async_op", new="dist.group.WORLD, async_op")
+wrong("hook_all_ranks", step=7, hint="divided_by_world",
+      old="/ dist.get_world_size(group)", new="/ dist.get_world_size()")
+wrong("hook_list", step=7, hint="future_kind",
+      old="return future.value()[0].to(bucket.buffer().dtype) / dist.get_world_size(group)",
+      new="return [future.value()[0].float() / dist.get_world_size(group)]")
+wrong("hook_value", step=7, hint="future_value",
+      old="future.value()[0]", new="future.value()")
+wrong("hook_waits_later", step=7, hint="hook_waits",
+      old="return work.get_future().then(widen)",
+      new="work.wait()\nreturn work.get_future().then(widen)")
+wrong("hook_widens_at_once", step=7, hint="not_a_future",
+      old="return work.get_future().then(widen)", new="return widen(work.get_future())")
 
 # step 8
 
@@ -229,3 +290,5 @@ wrong("elastic_no_restarts", step=8, hint="elastic_restarts",
       old='"--max-restarts=3",', new="")
 wrong("elastic_static_backend", step=8, hint="elastic_backend",
       old='"--rdzv-backend=c10d",', new="")
+wrong("elastic_every_host", step=8, hint="elastic_host",
+      old='"--max-restarts=3",', new='"--max-restarts=3",\n        "--rdzv-conf=is_host=1",')
