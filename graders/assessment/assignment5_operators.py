@@ -11,19 +11,19 @@ from graders.runner import Wrong
 from graders.tools import Lab, Passes, Watch, check, import_late_parts
 
 HINTS = {
-    "cpp": "g++ cannot compile the C++ code, and its message is quoted. The first number after "
-    "causal.cpp is the line in the text that source() returns.",
-    "cpp_index": "The process ended because it used memory that it does not have. C++ does not "
-    "check indices or addresses. Look for an index of x or w that can be negative or too "
+    "cpp": "g++ cannot compile the C++ code, and its message is quoted. The first number "
+    "after causal.cpp is the line in the text that source() returns.",
+    "cpp_index": "The process ended because it used memory that it does not have. C++ does "
+    "not check indices or addresses. Look for an index of x or w that can be negative or too "
     "large, and for a wrong address.",
     "flipped": "An output comes too early, so the kernel reads x at later times than t. In a "
     "causal filter, y[t] must only use x[t] and earlier numbers. Look at the index of x: it "
     "must become smaller when j grows.",
     "reversed_taps": "The taps are used from the last to the first. w[0] must meet x[t], and "
     "w[1] must meet x[t - 1]. Look at the index of w.",
-    "outside": "The checker has put NaN before and behind x and w in memory, and some of these "
-    "NaN are in y. The kernel must read k taps only. Look at the condition that ends the loop "
-    "over j.",
+    "outside": "The checker has put NaN before and behind x and w in memory, and some of "
+    "these NaN are in y. The kernel must read k taps only. Look at the condition that ends "
+    "the loop over j.",
     "adds_to_y": "The kernel adds its sums to what was in y before. The memory of y may hold "
     "any numbers at first, so the kernel must overwrite them.",
     "leak": "At the beginning of a row, the sums contain the end of the row before. The row "
@@ -36,8 +36,8 @@ HINTS = {
     "memory, and each has n numbers. Look at the place at which row r begins.",
     "taps": "Not all products are in the sums. Each of the k taps must be used, from w[0] on, "
     "and x[0] must be used too. Look at the first and the last value of j.",
-    "single": "The numbers have only the precision of a float. The sum must be a double, as x, "
-    "w and y are.",
+    "single": "The numbers have only the precision of a float. The sum must be a double, as "
+    "x, w and y are.",
     "long_filter": "The result is wrong if the filter has more taps than the signal has "
     "numbers. The taps that meet only zeros must add nothing. Look at loops and slices that "
     "depend on n - j or n - k.",
@@ -50,14 +50,14 @@ HINTS = {
     "pointer": "At an address that the kernel received there are other numbers than in the "
     "tensor. The order of the addresses is x, w, y. A tensor to which no variable refers is "
     "freed at once, so keep each converted copy in a variable until the kernel has returned.",
-    "strided": "The numbers of a transposed tensor or of a slice do not lie next to each other "
-    "in memory, but the kernel expects that they do. Convert the tensor before you take its "
-    "address.",
+    "strided": "The numbers of a transposed tensor or of a slice do not lie next to each "
+    "other in memory, but the kernel expects that they do. Convert the tensor before you take "
+    "its address.",
     "rows": "x may have any number of dimensions before the last one, or none. All of them "
     "together are the rows of the kernel, and the result has the shape of x.",
     "dtype": "The kernel reads and writes only fp64 numbers, and the result must have the "
-    "dtype of x. Look at the dtypes of the three tensors whose addresses you pass, and at what "
-    "you return.",
+    "dtype of x. Look at the dtypes of the three tensors whose addresses you pass, and at "
+    "what you return.",
     "fake": "The operator cannot be called without numbers. A compiler calls it with tensors "
     "that have a shape but no memory. Register a function that returns an empty tensor for "
     "this case.",
@@ -66,8 +66,8 @@ HINTS = {
     "fake_strides": "The fake returns other strides than the operator itself. A compiler "
     "relies on the strides of the fake, also for a transposed x.",
     "no_autograd": "The result has no gradient. Register a backward for the operator.",
-    "saved": "backward unpacks another number of tensors than was saved. The function that you "
-    "pass as setup_context must save what backward needs.",
+    "saved": "backward unpacks another number of tensors than was saved. The function that "
+    "you pass as setup_context must save what backward needs.",
     "grad_count": "backward must return one value for each argument of forward, in the same "
     "order. A tensor that needs a gradient gets its gradient, a tensor of the same shape. "
     "Every other argument gets None.",
@@ -77,21 +77,21 @@ HINTS = {
     "in each row, so its gradient is a sum over all t and all rows.",
     "grad_rows": "The gradients are right for an x of two dimensions, but not for others. x "
     "may have any number of dimensions. Look for indices or sums that count from the first.",
-    "grad_strided": "The gradients are wrong if the gradient of y is an expanded tensor, whose "
-    "numbers all lie at one address. Look at what backward passes to the kernel.",
+    "grad_strided": "The gradients are wrong if the gradient of y is an expanded tensor, "
+    "whose numbers all lie at one address. Look at what backward passes to the kernel.",
     "circular": "The transforms are too short, so the end of the signal is added to its "
     "beginning. The result of a convolution is longer than its input. Look at the length that "
     "the full result of n numbers and k taps has.",
     "cut": "The result does not have n numbers, or it does not begin with y[0]. The inverse "
     "transform returns more than n numbers. Look at the slice that you take of them.",
     "inverse_size": "The inverse transform has another size than the transforms. irfft cannot "
-    "know whether the size was even or odd, and assumes an even one. Look at the size that you "
-    "pass to it.",
+    "know whether the size was even or odd, and assumes an even one. Look at the size that "
+    "you pass to it.",
     "correlation": "The result is a correlation: each tap meets later numbers of x. Look at "
     "the product of the two spectra.",
-    "slow_size": "fast_size must return the smallest number from n on, n itself included, that "
-    "has no prime factors other than 2, 3, 5 and 7. A number may have the same factor several "
-    "times.",
+    "slow_size": "fast_size must return the smallest number from n on, n itself included, "
+    "that has no prime factors other than 2, 3, 5 and 7. A number may have the same factor "
+    "several times.",
     "not_fast": "The result is right, but a transform has a size with a large prime factor. "
     "Use the function that you wrote for this.",
     "no_fft": "The result is right, but no transform was computed. This step asks for the "
@@ -101,8 +101,8 @@ HINTS = {
     "fft_dtype": "The result must have the dtype of x.",
     "fft_rows": "The function fails for an x of one dimension or of three. Look for an index "
     "that assumes two dimensions.",
-    "dense": "A tensor with as many numbers as the whole matrix was made. Select the rows that "
-    "the entries need by their indices instead.",
+    "dense": "A tensor with as many numbers as the whole matrix was made. Select the rows "
+    "that the entries need by their indices instead.",
     "product": "The product is wrong. The entry e adds values[e] times the row cols[e] of "
     "dense to the row rows[e] of the result.",
     "shape": "The result must have m rows and the columns and the dtype of dense, also if the "
@@ -124,8 +124,8 @@ HINTS = {
     "they are. Look for functions whose names end in _, and for augmented assignments.",
     "compiler": "The checker compiles your kernel by g++, and g++ is not installed. Install "
     "it.",
-    "other": "The numbers fit no common mistake. Compare with a case that you compute by hand, "
-    "for example n = 3 and k = 2.",
+    "other": "The numbers fit no common mistake. Compare with a case that you compute by "
+    "hand, for example n = 3 and k = 2.",
 }  # fmt: skip
 import_late_parts()
 LAB = Lab(HINTS)

@@ -18,14 +18,14 @@ HINTS = {
     "the sums are kept. Look also at which word of the key is used where.",
     "multipliers": "The two multipliers are exchanged. MULTIPLIERS[0] belongs to the word a, "
     "and MULTIPLIERS[1] to the word c.",
-    "halves": "The high and the low halves of the products are exchanged. Look at the order in "
-    "which multiply() returns them.",
+    "halves": "The high and the low halves of the products are exchanged. Look at the order "
+    "in which multiply() returns them.",
     "words": "The four new words of a round are wrong. All of them are computed from the four "
     "old words. Look for a word that is overwritten before it is used, for two words that are "
     "exchanged, and for an operation other than an exclusive or.",
-    "dimensions": "The result must be one tensor of the shape of the counters, [..., 4]. There "
-    "may be any number of dimensions before the last one. Look for an index, a stack or a "
-    "reshape that assumes two dimensions.",
+    "dimensions": "The result must be one tensor of the shape of the counters, [..., 4]. "
+    "There may be any number of dimensions before the last one. Look for an index, a stack or "
+    "a reshape that assumes two dimensions.",
     "in_place": "The function changed a tensor that it received. It must leave its inputs as "
     "they are. Look for functions whose names end in _, and for augmented assignments.",
     "none": "A function returned None where a result is needed. Look for a `return` that is "
@@ -34,8 +34,8 @@ HINTS = {
     "range": "The numbers are near the right ones, but not equal, or not in [0, 1). An fp32 "
     "number has 24 bits, so exactly the 24 high bits of a word are used. They are an integer "
     "below 2^24. Look at the shift and at the divisor.",
-    "low_bits": "The numbers are made of the low bits of the words. The 24 high bits of the 32 "
-    "must be used.",
+    "low_bits": "The numbers are made of the low bits of the words. The 24 high bits of the "
+    "32 must be used.",
     "counter": "The numbers come from other counters or from another key. The counter of the "
     "element i is (i // 4, offset), and the key is the seed. Each of these three has 64 bits, "
     "which are two words, the low word first.",
@@ -68,13 +68,13 @@ HINTS = {
     "order. Arguments without a gradient get None.",
     "like_x": "The result must have the shape and the dtype of x.",
     "fractions": "The result contains numbers that are not integers.",
-    "same_way": "Equal numbers were all rounded to the same side. Some of them must be rounded "
-    "up and some down, and each element needs a uniform number of its own.",
+    "same_way": "Equal numbers were all rounded to the same side. Some of them must be "
+    "rounded up and some down, and each element needs a uniform number of its own.",
     "biased": "The mean of the results is not x. The fraction is the distance from the next "
     "lower integer, also for negative numbers. The probability to round up must be this "
     "fraction.",
-    "draws": "Equal seeds and offsets must give equal results, and other seeds or offsets must "
-    "give others. Look at the arguments with which the uniform numbers are drawn.",
+    "draws": "Equal seeds and offsets must give equal results, and other seeds or offsets "
+    "must give others. Look at the arguments with which the uniform numbers are drawn.",
     "moves_integers": "An integer was changed. Its fraction is 0, so it must never be rounded "
     "up. A uniform number can be exactly 0. And x + u is rounded to fp32, which can reach the "
     "next integer if x is large.",
@@ -92,10 +92,10 @@ HINTS = {
     "nearest": "Some codes are not the nearest integers. Look at how you convert the divided "
     "numbers to integers.",
     "int8_sums": "The sums wrapped around. A sum of products of int8 numbers needs int32.",
-    "dequantized": "The product is computed in floating point. The codes must be multiplied as "
-    "integers, and the integer sums are scaled afterwards.",
-    "scales": "The result has the wrong scale. Each sum belongs to a row of x and to an output "
-    "channel, and both have a scale.",
+    "dequantized": "The product is computed in floating point. The codes must be multiplied "
+    "as integers, and the integer sums are scaled afterwards.",
+    "scales": "The result has the wrong scale. Each sum belongs to a row of x and to an "
+    "output channel, and both have a scale.",
     "bias": "The bias is missing, or it was multiplied by the scales. It is added at the end.",
     "no_bias": "A linear layer may have no bias. Then its bias is None.",
 }  # fmt: skip
