@@ -101,6 +101,8 @@ wrong("bisect_median", step=3, hint="noisy_bisect",
       new="statistics.median(measure(commits[middle]) for _ in range(3))")
 wrong("bisect_removes", step=3, hint="commits",
       old="return commits[slow]", new="found = commits[slow]\ndel commits[slow:]\nreturn found")
+wrong("bisect_skips_one", step=3, hint="wrong_commit",
+      old="fast, slow = 0, len(commits) - 1", new="fast, slow = 1, len(commits) - 1")
 
 # step 4
 
