@@ -57,6 +57,8 @@ HINTS = {
     "order": "The machine became slower during the measurement, and the verdict blames the "
     "patch. Both functions must meet the slow machine equally often. Look at the order of the "
     "calls.",
+    "by_round": "The two functions were compared although the machine was faster for one of "
+    "them. Each ratio must come from two times of the same round.",
     "outlier": "The ratio is not the median of the ratios of all rounds. A few rounds that "
     "are much slower or faster must not change it.",
     "agreement": "Exactly nine of ten rounds agree, which is enough for a difference.",
@@ -233,6 +235,8 @@ def compare(theirs, ours, lesson):
         if isinstance(found, (tuple, list)):
             kind = "two values" if len(found) == 2 else f"{len(found)} values"
         check("compare returns", kind, "two values", "pair")
+        known = Passes("faster, slower or same", lambda word: word in WORDS)
+        check("the word that compare returns", str(found[0]), known, "words")
         calls.append(machine.calls)
         return found[0], round(float(found[1]), 2)
 
@@ -248,6 +252,9 @@ def compare(theirs, ours, lesson):
     check("ratio of 1 s to 1 s, the first calls 100 and 50 s slower", ratio, 1.0, "cold")
     word, _ = verdict(1, 1, lambda call: 1.5 if call > 31 else 1.0)
     check("verdict for 1 s and 1 s while the machine slows down", word, "same", "order")
+    word, _ = verdict(2.0, 1.0, lambda call: 10.0 if call > 41 else 1.0)
+    fact = "verdict for 2 s and 1 s while the machine becomes ten times slower"
+    check(fact, word, "faster", "by_round")
     _, ratio = verdict(2.0, 1.0, lambda call: 50.0 if call == 20 else 1.0)
     check("ratio for 2 s and 1 s with one call of 50 times the time", ratio, 2.0, "outlier")
     _, ratio = verdict(lambda call: 3.0 if 2 <= call < 14 else 1.2 if call == 20 else 2.0, 1.0)
@@ -264,9 +271,10 @@ def compare(theirs, ours, lesson):
     check("verdict for 1.1 s and 1 s with noise of 60%", word, "same", "noise")
     for old, new, wanted in ((1.01, 1, "same"), (1, 1.01, "same"), (1.03, 1, "faster"),
                              (1, 1.03, "slower")):  # fmt: skip
-        word, _ = verdict(old, new)
+        word, ratio = verdict(old, new)
         hint = "small" if wanted == "same" else "missed"
         check(f"verdict for {old:g} s and {new:g} s", word, wanted, hint)
+        check(f"ratio for {old:g} s and {new:g} s", ratio, round(old / new, 2), "ratio")
 
 
 # --- 3: a bisection -----------------------------------------------------------------------
@@ -284,10 +292,10 @@ def bisect(theirs, ours, lesson):
         def measure(commit: str) -> float:
             late = noise and (tried[commit] - int(commit)) % 3 != 0
             tried[commit] += 1
-            return (2.0 if int(commit) >= bad else 1.0) + late
+            return (12.0 if int(commit) >= bad else 10.0) + 5.0 * late
 
         commits = [str(i) for i in range(n)]
-        found = theirs.bisect(commits, measure, 1.5)
+        found = theirs.bisect(commits, measure, 11.0)
         check("bisect changed its list of commits", len(commits) != n, False, "commits")
         name = Passes(f"one of the names of {n} commits", lambda found: found in commits)
         check("bisect returns", repr(found), Passes(name.words, lambda _: name(found)),

@@ -42,6 +42,9 @@ wrong("operator_arguments", step=2, hint="arguments",
       old="rows, n, k)", new="n, rows, k)")
 wrong("operator_doubled", step=2, hint="other",
       old="return y.to(x.dtype)", new="return (2 * y).to(x.dtype)")
+wrong("operator_buffer", step=2, hint="state",
+      old="y = torch.empty_like(signal)",
+      new='y = globals().setdefault(f"y{x.shape}", torch.empty_like(signal))')
 wrong("operator_double", step=2, hint="dtype",
       old="y.to(x.dtype)", new="y")
 wrong("operator_fake_dtype", step=2, hint="fake_result",

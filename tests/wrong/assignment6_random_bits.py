@@ -20,6 +20,8 @@ wrong("philox_order", step=1, hint="words",
       new="a, b, c, d = hi1 ^ b ^ k0, lo0, hi0 ^ d ^ k1, lo1")
 wrong("philox_seven", step=1, hint="rounds",
       old="for _ in range(10):", new="for _ in range(7):")
+wrong("philox_floats", step=1, hint="dimensions",
+      old="torch.stack([a, b, c, d], -1)", new="torch.stack([a, b, c, d], -1).double()")
 wrong("philox_halves", step=1, hint="halves", edits=[
     ("hi0, lo0 = multiply", "lo0, hi0 = multiply"), ("hi1, lo1 = multiply", "lo1, hi1 = multiply")])
 wrong("philox_in_place", step=1, hint="in_place",
@@ -80,6 +82,9 @@ wrong("uniform_not_cut", step=2, hint="length",
 
 # step 3
 
+wrong("dropout_from_fours", step=3, hint="first", edits=[
+    ("offset, first, x.numel()", "offset, first // 4 * 4, x.numel()"),
+    ("offset, first, grad.numel()", "offset, first // 4 * 4, grad.numel()")])
 wrong("dropout_from_zero", step=3, hint="first",
       old="first, x.numel", new="0, x.numel")
 wrong("dropout_keeps_p", step=3, hint="share",
@@ -134,8 +139,8 @@ wrong("chance_integers", step=4, hint="like_x",
       old="low = x.floor()  #", new="low = x.floor().int()  #")
 wrong("chance_of_torch", step=4, hint="draws",
       old="uniform(seed, offset, 0, x.numel()).view_as(x)", new="torch.rand(x.shape)")
-wrong("chance_without_offset", step=4, hint="draws",
-      old="uniform(seed, offset, 0", new="uniform(seed, 0, 0")
+wrong("chance_sum", step=4, hint="draws",
+      old="uniform(seed, offset, 0", new="uniform(seed + offset, 0, 0")
 
 # step 5
 

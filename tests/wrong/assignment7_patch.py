@@ -53,6 +53,11 @@ wrong("samples_repeated", step=1, hint="slow_fails",
 wrong("compare_blocks", step=2, hint="order",
       old="ratios = [time(old) / time(new) for _ in range(rounds)]",
       new="olds = [time(old) for _ in range(rounds)]\nratios = [o / time(new) for o in olds]")
+wrong("compare_by_median", step=2, hint="by_round",
+      old="ratios = [time(old) / time(new) for _ in range(rounds)]", new="""
+    times = [(time(old), time(new)) for _ in range(rounds)]
+    ratios = [statistics.median(o for o, _ in times) / n for _, n in times]
+""")
 wrong("compare_cold", step=2, hint="cold",
       old="old(), new()", new="old()")
 wrong("compare_inverse", step=2, hint="ratio",
@@ -61,6 +66,8 @@ wrong("compare_mean", step=2, hint="outlier",
       old="statistics.median(ratios)", new="statistics.fmean(ratios)")
 wrong("compare_no_vote", step=2, hint="noise",
       old="not agree or abs(ratio - 1) < 0.02", new="abs(ratio - 1) < 0.001")
+wrong("compare_ratio_one", step=2, hint="ratio",
+      old='return "same", ratio', new='return "same", 1.0')
 wrong("compare_shy", step=2, hint="missed", old="""
     agree = max(sum(r > 1 for r in ratios), sum(r < 1 for r in ratios)) >= 0.9 * rounds
     if not agree or abs(ratio - 1) < 0.02:
@@ -92,6 +99,8 @@ wrong("bisect_neighbour", step=3, hint="wrong_commit",
       old="commits[slow]", new="commits[fast]")
 wrong("bisect_once", step=3, hint="noisy_bisect",
       old="min(measure(commits[middle]) for _ in range(3))", new="measure(commits[middle])")
+wrong("bisect_constant", step=3, hint="wrong_commit",
+      old="> slower", new="> 1.25")
 wrong("bisect_five", step=3, hint="too_often",
       old="for _ in range(3)) > slower", new="for _ in range(5)) > slower")
 wrong("bisect_index", step=3, hint="not_a_commit",
