@@ -179,7 +179,7 @@ def fault_of(found: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> str:
     return "taps" if any(equal(found, each) for each in fewer) else "other"
 
 
-@LAB.alone(1, "the kernel", "each row's sum, and nothing from before its begin", "build",
+@LAB.alone(1, "the kernel", "each row is filtered alone, with short and long filters", "build",
            own="build source",
            crashes={r"'g\+\+'": "compiler", ": error: ": "cpp"} | CRASHES,
            )  # fmt: skip
@@ -271,7 +271,7 @@ class Kernel:
         return f"{name} has the strides {strides}, and the kernel does not use them", "strided"
 
 
-@LAB.alone(2, "the operator", "any strides, two dtypes, shapes without numbers, gradients",
+@LAB.alone(2, "the operator", "strides, dtypes, the fake and the gradients are right",
            "register", crashes={"no autograd formula": "no_autograd"} | CRASHES,
            )  # fmt: skip
 def operator(theirs, ours, lesson):
@@ -378,7 +378,7 @@ class Transforms(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@LAB.alone(3, "by FFT", "seven lengths equal the sum, at fast sizes", "fast_size fft_causal",
+@LAB.alone(3, "by FFT", "the numbers equal the sums, at fast sizes", "fast_size fft_causal",
            crashes=CRASHES)  # fmt: skip
 def fft(theirs, ours, lesson):
     sizes = [theirs.fast_size(n) for n in (1, 7, 11, 13, 97, 121, 1009)]
@@ -436,7 +436,7 @@ def added(entries: torch.Tensor, found: torch.Tensor, wanted: torch.Tensor, plai
     return "scale" if torch.allclose(found, plain) else hint
 
 
-@LAB.alone(4, "a sparse product", "gradients at the entries alone, and nothing dense",
+@LAB.alone(4, "a sparse product", "only the entries have gradients, and nothing dense is made",
            "SparseProduct", crashes={"invalid gradient at index 0": "values",
            "invalid gradient at index 3": "transposed", "index .* out of": "index"} | CRASHES,
            )  # fmt: skip

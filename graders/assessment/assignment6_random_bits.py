@@ -148,7 +148,9 @@ def variants(ours, counters: torch.Tensor, key: tuple) -> dict[str, tuple[torch.
     return found
 
 
-@LAB.alone(1, "Philox", "the words of Random123, by ten rounds", "philox", crashes=CRASHES)
+@LAB.alone(
+    1, "Philox", "the words are those of Random123, after ten rounds", "philox", crashes=CRASHES
+)
 def philox(theirs, ours, lesson):
     draw = torch.Generator().manual_seed(0)
     counters = torch.randint(0, 2**32, (8, 4), generator=draw)
@@ -181,7 +183,7 @@ def philox(theirs, ours, lesson):
         check(f"the words {case} are right", torch.equal(words, wanted), True, "dimensions")
 
 
-@LAB.alone(2, "uniform numbers", "a function of seed, offset and place alone", "uniform",
+@LAB.alone(2, "uniform numbers", "the numbers depend on seed, offset and place only", "uniform",
            crashes=CRASHES)  # fmt: skip
 def uniform(theirs, ours, lesson):
     def right(*where: int) -> bool:
@@ -217,7 +219,8 @@ def uniform(theirs, ours, lesson):
     check("numbers for a seed of 41 bits are right", right(far + 1, 2, 0, 9), True, "seed")
 
 
-@LAB.alone(3, "dropout without a mask", "drawn again in backward, alike on every rank",
+@LAB.alone(3, "dropout without a mask",
+           "the mask is drawn again in backward, the same on all ranks",
            "Dropout", crashes=CRASHES)  # fmt: skip
 def dropout(theirs, ours, lesson):
     drawn = []
@@ -281,7 +284,7 @@ def dropout(theirs, ours, lesson):
     check("the masks for a transposed x are right", good, True, "strided")
 
 
-@LAB.alone(4, "rounding by chance", "right on the average, and exact for integers",
+@LAB.alone(4, "rounding by chance", "the mean is right, and integers stay as they are",
            "round_by_chance", crashes=CRASHES)  # fmt: skip
 def chance(theirs, ours, lesson):
     asked, real = set(), theirs.uniform
@@ -337,7 +340,7 @@ class Floats(TorchDispatchMode):
         return result
 
 
-@LAB.alone(5, "a layer in int8", "rows and channels scaled, sums in int32",
+@LAB.alone(5, "a layer in int8", "rows and channels have scales, and the sums are integers",
            "quantize_rows Int8Linear", crashes={"values to unpack": "pair"} | CRASHES,
            )  # fmt: skip
 def int8(theirs, ours, lesson):

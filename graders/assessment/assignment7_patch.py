@@ -151,7 +151,7 @@ def is_sample(each: object) -> bool:
     return tensors and isinstance(limit, (int, float))
 
 
-@LAB.alone(1, "samples", "they let a right patch pass, and refuse eight wrong ones", "samples",
+@LAB.alone(1, "samples", "a right patch passes them, and eight wrong ones do not", "samples",
            crashes=CRASHES)  # fmt: skip
 def samples(theirs, ours, lesson):
     def new() -> list:
@@ -218,8 +218,8 @@ WORDS = {"faster", "slower", "same"}
 Seconds = float | Callable[[int], float]
 
 
-@LAB.alone(2, "faster, slower or the same", "on quiet machines, and on noisy ones", "compare",
-           )  # fmt: skip
+@LAB.alone(2, "faster, slower or the same",
+           "the verdict is right on quiet and on noisy machines", "compare")  # fmt: skip
 def compare(theirs, ours, lesson):
     calls = []
 
@@ -280,7 +280,9 @@ def compare(theirs, ours, lesson):
 # --- 3: a bisection -----------------------------------------------------------------------
 
 
-@LAB.alone(3, "which commit", "found in log2(n) builds, in spite of noise", "bisect")
+@LAB.alone(
+    3, "which commit", "it is found in about log2(n) builds, in spite of noise", "bisect"
+)
 def bisect(theirs, ours, lesson):
     def search(n: int, bad: int, noise: bool = False) -> tuple[object, Counter]:
         """What is found if the commits from `bad` on are slow, and how often each is measured.
@@ -379,7 +381,7 @@ def same(clip: Callable, slow: Callable, mine: list, truth: list, limit: float, 
         check(f"the gradients are right, with {name}", close, True, "not_same")
 
 
-@LAB.alone(4, "the patch", "the same on every sample, by a few launches for all", "fast_clip")
+@LAB.alone(4, "the patch", "it does the same on all samples, by a few launches", "fast_clip")
 def fast_clip(theirs, ours, lesson):
     clip, mine = theirs.fast_clip, torch.full((4,), 3.0)
     clip([mine], 1.0)
