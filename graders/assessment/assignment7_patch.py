@@ -257,9 +257,10 @@ def compare(theirs, ours, lesson):
     check(fact, word, "faster", "by_round")
     _, ratio = verdict(2.0, 1.0, lambda call: 50.0 if call == 20 else 1.0)
     check("ratio for 2 s and 1 s with one call of 50 times the time", ratio, 2.0, "outlier")
-    _, ratio = verdict(lambda call: 3.0 if 2 <= call < 14 else 1.2 if call == 20 else 2.0, 1.0)
-    check("ratio for 2 s and 1 s, if old takes 3 s in 12 calls and 1.2 s in one", ratio, 2.0,
-          "outlier")  # fmt: skip
+    uneven = [2.0] * 2 + [3.5] * 8 + [1.2] * 10 + [2.0] * 100
+    _, ratio = verdict(lambda call: uneven[call], 1.0)
+    fact = "ratio for 2 s and 1 s, if old takes 3.5 s in eight calls and 1.2 s in ten"
+    check(fact, ratio, 2.0, "outlier")
     for late, wanted, hint in ((3, "faster", "agreement"), (4, "same", "noise")):
         times = [10, 13, 16, 19][:late]
         word, _ = verdict(1.0, lambda call, times=times: 2.0 if call in times else 0.5)

@@ -82,8 +82,8 @@ wrong("compare_more_than_nine", step=2, hint="agreement",
       old=">= 0.9 * rounds", new="> 0.9 * rounds")
 wrong("compare_other_words", step=2, hint="words",
       old='("faster" if ratio > 1 else "slower")', new='("slower" if ratio > 1 else "faster")')
-wrong("compare_smallest", step=2, hint="outlier",
-      old="statistics.median(ratios)", new="min(ratios)")
+wrong("compare_lower_half", step=2, hint="outlier",
+      old="statistics.median(ratios)", new="statistics.median(sorted(ratios)[: -(-rounds // 2)])")
 wrong("compare_thirty", step=2, hint="rounds",
       old="for _ in range(rounds)]", new="for _ in range(30)]")
 wrong("compare_word_alone", step=2, hint="pair",
