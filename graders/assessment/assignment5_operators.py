@@ -303,19 +303,20 @@ def operator(theirs, ours, lesson):
     first, true = call(*small), truth_of(*small)
     read_as_fp32 = true.view(torch.float32).flatten()[:3].tolist() == first.flatten().tolist()
     hint = "dtype" if read_as_fp32 else "other"
-    check("numbers if x is [1, 3] and w has 2 taps", right(*small), True, hint)
-    check("numbers", right(x, w), True, "other")
+    check("the numbers are right if x is [1, 3] and w has 2 taps", right(*small), True, hint)
+    check("the numbers are right", right(x, w), True, "other")
     again = right(0 * small[0], small[1]) and torch.allclose(first, true)
     check("a result stays when the operator is called again", again, True, "state")
     small = draw(1, 3).float(), draw(2).float()
     check("dtype of the result for fp32", str(call(*small).dtype), "torch.float32", "dtype")
-    check("numbers for fp32", right(*small), True, "dtype")
-    check("numbers if x is transposed", right(strided, w), True, "strided")
-    check("numbers if w is every second of six", right(x, draw(6)[::2]), True, "strided")
+    check("the numbers are right for fp32", right(*small), True, "dtype")
+    is_right = "the numbers are right if"
+    check(f"{is_right} x is transposed", right(strided, w), True, "strided")
+    check(f"{is_right} w is every second of six", right(x, draw(6)[::2]), True, "strided")
     for shape in ((2, 2, 9), (5, 9), (9,), (0, 9)):
-        check(f"numbers if x is {list(shape)}", right(draw(*shape), w), True, "rows")
-    check("numbers if x is [2, 3] and w has 5 taps", right(draw(2, 3), draw(5)), True,
-          "long_filter")  # fmt: skip
+        check(f"{is_right} x is {list(shape)}", right(draw(*shape), w), True, "rows")
+    good = right(draw(2, 3), draw(5))
+    check(f"{is_right} x is [2, 3] and w has 5 taps", good, True, "long_filter")
 
     for given in (strided, strided.float()):
         kernel.x = given.to("meta")

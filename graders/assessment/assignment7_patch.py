@@ -23,8 +23,8 @@ HINTS = {
     "random": "Two calls of samples() return different numbers, so the results of two "
     "functions cannot be compared. Use fixed numbers, or set the seed in the function.",
     "slow_fails": "The slow function itself fails for a sample, so the sample says nothing "
-    "about a patch. Gradients need memory of their own for each number, and do not require "
-    "gradients themselves.",
+    "about a patch. Each number of a gradient needs memory of its own, and a gradient must "
+    "not require gradients.",
     "good_refused": "A right patch does not pass these samples. Its results may differ from "
     "those of the slow function by rounding. Look for infinities and NaN in your samples.",
     "always_clips": "A patch that also makes short gradients longer passes your samples. One "
