@@ -26,7 +26,7 @@ extern "C" void causal(const double* x, const double* w, double* y, long rows, l
   for (long r = 0; r < rows; r++)
     for (long t = 0; t < n; t++) {
       double sum = 0;
-      // >>> solution 1: y[t] = Σ w[j]·x[t-j] within row r; before its begin there are zeros
+      // >>> solution 1: y[t] = Σ w[j]·x[t-j] within row r; before a row begins it is zero
       for (long j = 0; j < k && j <= t; j++) sum += w[j] * x[r * n + t - j];
       // <<< solution
       y[r * n + t] = sum;
@@ -43,7 +43,9 @@ def build(folder: str) -> Callable:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         blank = done.stderr.partition('#error "')[2].partition('"')[0]
-        raise NotImplementedError(blank) if blank else SyntaxError(done.stderr)
+        lines = [line for line in done.stderr.splitlines() if ": error: " in line]
+        error = (lines or [done.stderr])[0].removeprefix(f"{folder}/")
+        raise NotImplementedError(blank) if blank else SyntaxError(error)
     kernel = ctypes.CDLL(str(library)).causal
     kernel.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 3
     kernel.restype = None
@@ -51,13 +53,15 @@ def build(folder: str) -> Callable:
 
 
 def register(kernel: Callable, name: str = "assignment5::causal") -> Callable:
-    """The operator: x [..., n] and w [k], fp32 or fp64, of any strides, to y like x.
+    """Register the operator y = causal(x, w) under this name, and return it.
 
-    The kernel computes in fp64. The operator has a fake, and gradients for x and w.
+    x is [..., n] and w is [k], both in fp32 or both in fp64, with any strides. k may be larger
+    than n. y has the shape and the dtype of x. The kernel computes in fp64. The operator has a
+    fake, for compilers, and gradients for x and w.
     """
 
     # >>> solution 2: custom_op, register_fake, register_autograd with setup_context
-    # hint: the gradient of x is a causal convolution, too, of the time reversed
+    # hint: the gradient of x is a causal convolution too, in which time runs backwards
     @torch.library.custom_op(name, mutates_args=())
     def causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         signal, taps = x.double().contiguous(), w.double().contiguous()
@@ -90,8 +94,8 @@ def register(kernel: Callable, name: str = "assignment5::causal") -> Callable:
 
 
 def fast_size(n: int) -> int:
-    """The smallest size from n on with no prime factors but 2, 3, 5, 7: fast."""
-    # >>> solution 3: divide by each prime as long as it goes; 1 must be left
+    """Return the smallest fast size from n on: its prime factors are only 2, 3, 5 and 7."""
+    # >>> solution 3: divide by each prime as often as possible; a fast size leaves 1
     while True:
         rest = n
         for prime in (2, 3, 5, 7):
@@ -104,8 +108,11 @@ def fast_size(n: int) -> int:
 
 
 def fft_causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The same convolution by the FFT, of real numbers, at a fast size."""
-    # >>> solution 3: long enough that the end does not come round to the begin
+    """Compute the same convolution, of x [..., n] and w [k], by FFTs of a fast size.
+
+    All numbers are real, so the transforms are those for real numbers.
+    """
+    # >>> solution 3: transforms so long that the end is not added to the beginning
     size = fast_size(x.shape[-1] + len(w) - 1)
     spectrum = torch.fft.rfft(x, size) * torch.fft.rfft(w, size)
     return torch.fft.irfft(spectrum, size)[..., : x.shape[-1]]
@@ -113,14 +120,15 @@ def fft_causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 class SparseProduct(torch.autograd.Function):
-    """A sparse [m, n] times a dense [n, b]; values[e] is in row rows[e], column cols[e].
+    """A sparse [m, n] times a dense [n, b]. The entry e has the number values[e], in row
+    rows[e] and column cols[e]. Entries at the same place are added.
 
-    Neither forward nor backward makes anything of m × n numbers.
+    Neither forward nor backward makes a tensor of m × n numbers.
     """
 
     @staticmethod
     def forward(ctx, values, rows, cols, dense, m: int):
-        # >>> solution 4: take the rows of dense that the entries need, scale, index_add_
+        # >>> solution 4: take the rows of dense that the entries need, scale and add them
         ctx.save_for_backward(values, rows, cols, dense)
         out = dense.new_zeros(m, dense.shape[1])
         return out.index_add_(0, rows, values[:, None] * dense[cols])
@@ -128,8 +136,8 @@ class SparseProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        """Gradients for values (at the entries alone) and dense."""
-        # >>> solution 4: an inner product for each entry; and the transposed product
+        """Compute the gradients of values (only at the entries) and of dense."""
+        # >>> solution 4: an inner product for each entry, and the transposed product
         values, rows, cols, dense = ctx.saved_tensors
         grad_values = (grad[rows] * dense[cols]).sum(1)
         grad_dense = torch.zeros_like(dense).index_add_(0, cols, values[:, None] * grad[rows])

@@ -25,7 +25,10 @@ def multiply(m: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def philox(counter: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
-    """Philox4x32-10: counters [..., 4], words in int64, and a key of two words -> [..., 4]."""
+    """Compute Philox4x32-10 of counters [..., 4], words in int64, and a key of two words.
+
+    The result has the shape of the counters, which stay as they are.
+    """
     a, b, c, d = counter.unbind(-1)
     k0, k1 = key
     # >>> solution 1: ten rounds: hi1 ^ b ^ k0, lo1, hi0 ^ d ^ k1, lo0; WEYL is added to the key
@@ -40,12 +43,13 @@ def philox(counter: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
 
 
 def uniform(seed: int, offset: int, first: int, n: int) -> torch.Tensor:
-    """Numbers in [0, 1) for the elements first … first + n - 1 of a tensor, in fp32.
+    """Return n fp32 numbers in [0, 1), for the elements from `first` on of a tensor.
 
-    Element i takes word i % 4 of the counter (i // 4, offset); both are 64 bits, the low word
-    first, and so is the key, the seed. The 24 high bits of a word give the number.
+    The element i gets the word i % 4 of the counter (i // 4, offset). i // 4 and the offset
+    have 64 bits each, which are two words, the low word first. The key is the seed, in the
+    same form. The 24 high bits of a word, as an integer divided by 2^24, are the number.
     """
-    # >>> solution 2: counters of all elements' quarters, philox, flatten, cut, scale
+    # >>> solution 2: make the counters that these elements need, call philox, cut, scale
     quarters = torch.arange(first // 4, (first + n + 3) // 4)
     zero = torch.zeros_like(quarters)
     counter = [quarters & MASK, quarters >> 32, zero + (offset & MASK), zero + (offset >> 32)]
@@ -56,14 +60,15 @@ def uniform(seed: int, offset: int, first: int, n: int) -> torch.Tensor:
 
 
 class Dropout(torch.autograd.Function):
-    """Dropout of probability p; `first` is where x begins in the whole tensor.
+    """Dropout with probability p. `first` is the place of x in the whole tensor.
 
-    Nothing but numbers is stored for backward: the mask is drawn again.
+    An element is kept if its uniform number is p or larger. Only a few numbers are stored for
+    backward, which draws the mask again.
     """
 
     @staticmethod
     def forward(ctx, x, p: float, seed: int, offset: int, first: int = 0):
-        # >>> solution 3: keep where uniform >= p, scaled; remember what draws the mask
+        # >>> solution 3: keep some elements, scale them, remember what draws the mask
         ctx.drawn_by = p, seed, offset, first
         kept = uniform(seed, offset, first, x.numel()).view_as(x) >= p
         return x * kept / (1 - p)
@@ -79,8 +84,11 @@ class Dropout(torch.autograd.Function):
 
 
 def round_by_chance(x: torch.Tensor, seed: int, offset: int) -> torch.Tensor:
-    """Integers around x: up with the probability of the fraction, so the mean is x."""
-    # >>> solution 4: floor, and one more where a uniform number is below the fraction
+    """Round x at random, up with the probability of its fraction, so that the mean is x.
+
+    The result has the shape and the dtype of x. Integers stay as they are.
+    """
+    # >>> solution 4: compare a uniform number of each element with the fraction
     low = x.floor()  # floor(x + u) would do, were the sum not rounded to fp32
     return low + (uniform(seed, offset, 0, x.numel()).view_as(x) < x - low)
     # <<< solution

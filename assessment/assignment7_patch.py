@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def slow_clip(gradients: list[torch.Tensor], limit: float) -> torch.Tensor:
-    """Scale the gradients in place so that their common norm is at most `limit`; the norm.
+    """Scale the gradients in place so that their common norm is at most `limit`.
 
-    fp16 and bf16 gradients are measured in fp32. The norm is an fp32 tensor.
+    Return the norm that they had before, as an fp32 tensor. The squares of fp16 and bf16
+    gradients are computed in fp32.
     """
     norm = torch.zeros((), dtype=torch.float32)
     for gradient in gradients:
@@ -32,12 +33,13 @@ def slow_clip(gradients: list[torch.Tensor], limit: float) -> torch.Tensor:
 
 
 def fast_clip(gradients: list[torch.Tensor], limit: float) -> torch.Tensor:
-    """The same by at most 8 launches for each dtype, however many gradients there are.
+    """Do the same by at most 12 launches for each dtype, however many gradients there are.
 
-    The host must not wait, and nothing as large as all gradients together may be made.
+    The host must not wait for a value, and no launch may make tensors as large as all gradients
+    together.
     """
     # >>> solution 4: torch._foreach_norm with dtype, one norm of norms, torch._foreach_mul_
-    # hint: foreach operators take lists of one dtype; gradients may be none at all
+    # hint: foreach operators take lists of one dtype; the list of gradients may be empty
     if not gradients:
         return torch.zeros((), dtype=torch.float32)
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -55,13 +57,15 @@ def fast_clip(gradients: list[torch.Tensor], limit: float) -> torch.Tensor:
 
 
 def samples() -> list[tuple[list[torch.Tensor], float]]:
-    """Gradients and limits by which a wrong patch of clipping shows itself.
+    """Return gradients and limits with which a test finds faults in a patch of slow_clip.
 
-    At least: one that is clipped, one that is not, no gradient at all, an empty tensor, other
-    strides, two dtypes, values whose squares leave the range of fp16, and all zeros.
+    There is at least one sample that is clipped, one that is not, one without a gradient, one
+    with an empty tensor, one that clips a tensor that is not contiguous, one of two dtypes,
+    one of fp16 values whose squares leave the range of fp16, and one of zeros. Each call makes
+    new tensors, with the same numbers.
     """
 
-    # >>> solution 1: a list of (gradients, limit), made anew by each call
+    # >>> solution 1: a list of pairs (gradients, limit)
     def grid(*shape: int, by: float = 1.0) -> torch.Tensor:
         count = int(torch.tensor(shape).prod())
         return torch.linspace(-by, by, count).reshape(shape)
@@ -80,12 +84,14 @@ def samples() -> list[tuple[list[torch.Tensor], float]]:
 
 
 def compare(old: Callable, new: Callable, clock: Callable[[], float], rounds: int = 30):
-    """("faster" | "slower" | "same", ratio): ratio is the median of old/new over the rounds.
+    """Return a word, "faster", "slower" or "same", and a ratio.
 
-    Old and new take turns, so that what slows the machine slows both. It is a difference only
-    if at least nine of ten rounds agree, and the median is at least 2% from 1.
+    Each round measures old and new once, so that what slows the machine slows both. The ratio
+    is the median of (time of old) / (time of new) over the rounds. It is a difference only if
+    at least nine of ten rounds agree, and if the ratio is at least 2% from 1. The first call
+    of a function may be slow, and does not count.
     """
-    # >>> solution 2: warm up, rounds of one time each, the ratios' median and their signs
+    # >>> solution 2: warm up, measure the ratio of each round, compare their median and signs
     old(), new()
 
     def time(function: Callable) -> float:
@@ -103,12 +109,14 @@ def compare(old: Callable, new: Callable, clock: Callable[[], float], rounds: in
 
 
 def bisect(commits: list[str], measure: Callable[[str], float], slower: float) -> str:
-    """The first commit that is slow: `slower` is between the times of the good and the bad.
+    """Return the first commit that is slow.
 
-    The first commit is fast, the last slow. measure() is expensive, noisy now and then, and
-    never too fast: three times of a commit, and the smallest counts. About log2(n) commits.
+    `slower` is a time between those of the fast commits and those of the slow ones. The first
+    commit is fast and the last one is slow. measure() is expensive, and its result is often too
+    large, but never too small. So measure a commit three times, and use the smallest result.
+    About log2(n) commits may be measured.
     """
-    # >>> solution 3: halve what lies between the last known fast and the first known slow
+    # >>> solution 3: halve the range between the last known fast and the first known slow one
     fast, slow = 0, len(commits) - 1
     while slow - fast > 1:
         middle = (fast + slow) // 2

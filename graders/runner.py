@@ -1199,7 +1199,9 @@ def judge_ends(group: Group, step: Step) -> None:
             status = rank.status
             how = f"signal {-status}" if status < 0 else f"exit status {status}"
             compare_calls(group, step, absent=False)  # gloo aborts if sizes do not match
-            raise Wrong(f"{who} ended in the middle of the step ({how})", "killed")
+            what = f"{who} ended in the middle of the step ({how})"
+            known = (hint for words, hint in step.crashes.items() if re.search(words, what))
+            raise Wrong(what, next(known, "killed"))
         if kind == "RecursionError":
             raise Wrong(f"{who} failed: {kind}{where}", "recursion")
         what = f"{who} failed: {kind}{where}: {text}"
