@@ -184,6 +184,8 @@ wrong("collect_stops", step=3, hint="stops", old="""
 
 # step 4
 
+wrong("grow_asks_once", step=4, hint="no_retry",
+      old="self.device.free(block.segment)", new="")
 wrong("grow_forgets_waiting", step=4, hint="waits_forgotten",
       old="self.device.synchronize()\nself.collect()", new="")
 wrong("grow_frees_parts", step=4, hint="parts_freed", edits=[
@@ -228,6 +230,8 @@ wrong("report_no_reserved", step=5, hint="keys",
       old='"reserved": used + waiting + cached, "used"', new='"used"')
 wrong("report_in_mib", step=5, hint="unit",
       old="sum(block.size for block in blocks)", new="sum(block.size for block in blocks) // MIB")
+wrong("report_segments", step=5, hint="report",
+      old="sum(block.size for block in blocks)", new="sum(block.segment for block in blocks)")
 wrong("report_of_nothing", step=5, hint="largest", old=Body("Allocator.report"), new="""
     u, w, c = (sum(b.size for b in x) for x in (self.used, self.waiting, self.cached))
     return {
