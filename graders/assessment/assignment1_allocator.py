@@ -1,56 +1,115 @@
 """The steps of assignment 1: the rules of the allocator, one by one, on an emulated device."""
 
 from types import ModuleType
+from typing import Any
 
-from graders.tools import Lab, Passes, at_most, check
+from graders.tools import Lab, Wrong, ask, check
 
 MIB = 2**20
 HINTS = {
-    "first_fit": "The first block that is large enough is not the one that wastes least: take "
-    "the smallest that serves the request.",
-    "tie": "Of two blocks of one size take the one at the lower address, so that the high "
-    "addresses become free as a whole.",
-    "pools": "A small request may not nibble at a large segment, nor a large one live in a "
-    "small: compare block.small with size <= SMALL.",
-    "streams": "This block belongs to another stream, whose kernels may still write to it. "
-    "Look at block.stream.",
-    "too_small": "The block is smaller than the request.",
-    "always_split": "A rest of at most SMALL stays with its block in a large segment: cut off, "
-    "it could serve no large request, and would never be used.",
-    "never_split": "The rest of the block is lost as long as the block lives: make it a block "
-    "of its own, and put it into `cached`.",
-    "small_rest": "In a small segment a rest of MIN_BLOCK bytes or more becomes a block; only "
-    "in a large one must it be over SMALL.",
-    "links": "The chain of a segment is broken: when one comes or goes, the blocks on both "
-    "sides must be told, by previous and by next.",
-    "rest_stream": "The rest of a block belongs to the stream of the block.",
-    "not_merged": "Two free neighbours are still two blocks: merge with the previous one and "
-    "with the next one, whichever is free.",
-    "stale": "A block that was merged into another is still in `cached`, and would be handed "
-    "out as well. Remove it there.",
-    "merged_used": 'Only a neighbour whose state is "free" may be merged.',
-    "given_early": "Another stream still reads this block. free must take an event of each "
-    "stream in block.users, and collect may give the block back only behind all of them.",
-    "event_of_use": "The event lies before the last kernel that reads the block: take it in "
-    "free, for only then is it known that nothing more will be launched.",
-    "held_back": "A block that no other stream used is free at once: its own stream's later "
-    "kernels come behind the earlier ones anyhow.",
-    "own_event": "The block waits for its own stream. Only the other users count.",
-    "kept_waiting": "All events have passed, and the block is not given back.",
-    "skipped": "Two blocks could be given back, and only one is: a loop over a list that it "
-    "shortens leaves out every second. Go over a copy.",
-    "host_waits": "free and collect must not wait for the device: query says what has passed.",
-    "no_retry": "The device is full of blocks that nobody uses. Give all whole cached segments "
-    "back to the driver (go over a copy of the list), and ask again.",
-    "waits_forgotten": "Blocks that wait for a stream could have been given back, too: wait "
-    "for the device, collect, and only then look at the cache.",
-    "parts_freed": "A segment can be given back only as a whole: block.size == block.segment.",
-    "gives_up_early": "The cache was emptied though the driver had memory. Ask first.",
-    "no_error": "Still full after the second time: raise MemoryError.",
-    "report": "The numbers of the report: every byte of every segment is used, waiting or "
-    "cached, and reserved is their sum.",
-    "largest": "`largest` is the size of the largest cached block, for that is what the next "
-    "request can have at most without the driver; 0 if nothing is cached.",
+    "no_block": "best_fit must return a Block from self.cached, or None. Return the block "
+    "itself, not its index or its size.",
+    "none_fits": "best_fit must return None when no cached block fits. min() and next() raise "
+    "an error for an empty sequence unless you pass a default.",
+    "nothing_found": "A block in `cached` fits this request, but best_fit did not return it. "
+    "Does every path of the function reach a `return`?",
+    "exact_fit": "A block that has exactly the requested size fits. Compare with >=.",
+    "removes": "malloc removes the block from `cached` after best_fit has returned it. "
+    "best_fit itself must leave the content of `cached` as it is.",
+    "first_fit": "best_fit must return the smallest block that is large enough, so that larger "
+    "blocks stay whole for larger requests. Compare the sizes of all blocks that fit.",
+    "tie": "If two blocks have the same size, best_fit must return the one with the lower "
+    "address. Add the address to the key by which you compare.",
+    "pools": "A small request must be served only from a small segment, and a large request "
+    "only from a large segment. Compare block.small with size <= SMALL.",
+    "streams": "The block belongs to another stream, whose kernels may still write to it. "
+    "Compare block.stream with the stream of the request.",
+    "too_small": "best_fit must never return a block that is smaller than the request. Compare "
+    "block.size with size.",
+    "always_split": "In a large segment, a rest of SMALL bytes or less must stay with its "
+    "block. It could serve no large request, so as a separate block it would never be used.",
+    "never_split": "The rest must become a free block of its own in `cached`. Otherwise nobody "
+    "can use it as long as the first block lives.",
+    "small_rest": "In a small segment, a rest of MIN_BLOCK bytes or more must become a block. "
+    "Only in a large segment must the rest be larger than SMALL.",
+    "empty_rest": "If the block has exactly the requested size, nothing is left. In a small "
+    "segment, split only if the rest has at least MIN_BLOCK bytes.",
+    "cut_size": "After the split, block.size must be the requested size. Otherwise two blocks "
+    "contain the same bytes.",
+    "block_cached": "split must add only the rest to `cached`. malloc hands out the first "
+    "part, so a later request must not get it as well.",
+    "rest_address": "The rest begins where the first part ends, at block.address + size, and "
+    "it has all bytes that are left.",
+    "rest_segment": "block.segment is the size of the whole segment, and every block of a "
+    "segment stores the same number. Otherwise the rest would seem to be in the other pool, or "
+    "to be a whole segment.",
+    "rest_users": "The two blocks share one set of users, so record_stream of one block also "
+    "changes the other. Create the rest with a new, empty set of users.",
+    "rest_stream": "The rest of a block belongs to the same stream as the block.",
+    "links": "block.previous and block.next no longer connect the blocks of a segment in the "
+    "order of their addresses. When a block is inserted or removed, update the links of both "
+    "neighbours.",
+    "not_merged": "Two free neighbours are still two blocks. Merge the block with the previous "
+    "one and with the next one, if these are free.",
+    "stale": "A block that was merged into another block is still in `cached`, so it could be "
+    "handed out again. Remove it from `cached`.",
+    "listed_twice": "The same block is in `cached` twice, so it could be handed out twice. "
+    "Before you add the merged block, remove its parts.",
+    "lost": "The blocks in `cached` must have all bytes that were freed. Add the size of each "
+    "neighbour to the merged block, and put the merged block into `cached`.",
+    "merged_used": "A neighbour may be merged only if its state is \"free\". A block whose "
+    'state is "waiting" is still read by another stream.',
+    "across": "The driver may place two segments side by side, but a block must not extend "
+    "over the end of its segment. Use block.previous and block.next, which connect only blocks "
+    "of the same segment, and do not compare addresses.",
+    "given_early": "Another stream still reads this block. free must record an event in each "
+    "stream of block.users, and collect may give the block back only after all these events "
+    "have passed.",
+    "event_of_use": "The event was recorded before the last kernel that reads the block. "
+    "Record it in free, because only then is it certain that no more kernels will read the "
+    "block.",
+    "held_back": "A block that no other stream used must be free at once. Its own stream runs "
+    "its kernels in order, so later kernels cannot overtake earlier ones.",
+    "users_kept": "The users of an earlier tensor are still in block.users, so the block now "
+    "waits for streams that do not read it. Clear block.users when the block is freed or given "
+    "back.",
+    "own_event": "The block must not wait for its own stream. Record events only in the "
+    "streams of block.users.",
+    "not_listed": "free must add a block that waits to self.waiting. Otherwise collect cannot "
+    "find it, and the report does not count it.",
+    "kept_waiting": "All events of the block have passed, but collect did not give it back. "
+    "Query the events of each waiting block, and call give_back when all of them have passed.",
+    "still_waiting": "When collect gives a block back, it must remove the block from "
+    "self.waiting. Otherwise the next call gives the same block back again.",
+    "skipped": "Two blocks could be given back, but collect gave back only one. A loop over a "
+    "list skips elements when it also removes elements from this list, so loop over a copy.",
+    "stops": "One block must still wait, but collect must look at the blocks after it as well. "
+    "Different streams finish in any order.",
+    "host_waits": "free and collect must not wait for the device. Use query, which tells "
+    "whether an event has passed, and never synchronize.",
+    "asked_size": "Ask the driver for `wanted` bytes, which is the size of a whole segment, "
+    "and not for the size of the request.",
+    "no_retry": "The device is full of blocks that nobody uses. Give every cached block that "
+    "is a whole segment back to the driver with device.free, and ask again. Loop over a copy "
+    "of the list.",
+    "waits_forgotten": "Blocks that wait for a stream can also be given back. On a full "
+    "device, first synchronize and collect, and then free the cached segments.",
+    "still_cached": "A segment that was given back to the driver is still in `cached`, so it "
+    "could be handed out although it no longer exists. Remove it from `cached`.",
+    "parts_freed": "A segment can be given back to the driver only as a whole. Free a block "
+    "only if block.size == block.segment.",
+    "gives_up_early": "The driver had enough memory, so grow must neither wait for the device "
+    "nor empty the cache. Call device.malloc first.",
+    "no_error": "If the device is still full after the second attempt, raise MemoryError.",
+    "no_numbers": "The text of the MemoryError must contain the numbers of self.report(). They "
+    "show whether memory is short or only fragmented.",
+    "keys": "report must return a dict with the five keys reserved, used, waiting, cached and "
+    "largest.",
+    "unit": "report must return bytes. main converts them to MiB when it prints them.",
+    "report": "Each of used, waiting and cached is the sum of block.size over one of the lists "
+    "of the allocator. reserved is the sum of these three numbers.",
+    "largest": "`largest` is the size of the largest block in `cached`, and 0 if nothing is "
+    "cached. A larger request needs memory from the driver.",
 }  # fmt: skip
 LAB = Lab(HINTS)
 
@@ -61,17 +120,22 @@ def part(number: int, title: str, proves: str, own: str, **settings):
     return LAB.alone(number, title, proves, "Allocator", own=own, **settings)
 
 
-def begin(theirs: ModuleType, ours: ModuleType, capacity: int = 64) -> tuple[object, object]:
+def begin(theirs: ModuleType, ours: ModuleType, capacity: int = 64) -> tuple[Any, Any]:
     """A device, and an allocator for it."""
     device = ours.Device(capacity * MIB)
     return device, theirs.Allocator(device)
 
 
+def mib(blocks: list) -> list[float]:
+    """The sizes of blocks in MiB, sorted."""
+    return sorted(block.size / MIB for block in blocks)
+
+
 # --- 1: best fit, and what is left --------------------------------------------------------
 
 
-def chain(block) -> list[int] | str:
-    """Sizes of the blocks of a segment in MiB; a word if the links do not agree."""
+def chain(block) -> list[float] | str:
+    """The sizes in MiB of the blocks of a segment, in order; "broken" if links disagree."""
     while block.previous:
         block = block.previous
     sizes, address = [], block.address
@@ -84,86 +148,140 @@ def chain(block) -> list[int] | str:
 
 
 @part(1, "best fit and split", "the block PyTorch takes, and the rest it keeps",
-      "best_fit split")  # fmt: skip
+      "best_fit split", crashes={r"min\(\)": "none_fits"})  # fmt: skip
 def fit(theirs, ours, lesson):
     _, allocator = begin(theirs, ours)
 
-    def chosen(size: float, *blocks: tuple[float, bool, int]) -> int | None:
-        """The index of the block taken from (MiB, small, stream); None for none."""
+    def chosen(size: float, *blocks: tuple[float, bool, int]) -> float | None:
+        """The number of the block that is chosen from (MiB, small, stream); None for none."""
         allocator.cached = [
             theirs.Block(i * 64 * MIB, int(n * MIB), 2 * MIB if small else 20 * MIB, stream)
             for i, (n, small, stream) in enumerate(blocks)
         ]
         order = list(allocator.cached)
         allocator.cached.reverse()
-        block = allocator.best_fit(int(size * MIB), 0)
-        return None if block is None else order.index(block)
+        try:
+            block = allocator.best_fit(int(size * MIB), 0)
+        except StopIteration:
+            raise Wrong("best_fit calls next(), which found no block", "none_fits") from None
+        good = block is None or any(block is each for each in order)
+        ask(good, f"best_fit returned {type(block).__name__} {block}", "no_block")
+        whole = sorted(map(id, allocator.cached)) == sorted(map(id, order))
+        ask(whole, "best_fit changed which blocks are in `cached`", "removes")
+        return None if block is None else [each is block for each in order].index(True)
 
-    check("for 3 MiB if 2 MiB are free", chosen(3, (2, False, 0)), None, "too_small")
-    other = chosen(3, (4, False, 1))
-    check("for 3 MiB if another stream has 4 MiB free", other, None, "streams")
-    large, small = chosen(1, (1.5, False, 0)), chosen(1.1, (2, True, 0))
-    check("for 1 MiB if a large segment has 1.5 free", large, None, "pools")
-    check("for 1.1 MiB if a small one has 2 free", small, None, "pools")
-    twins = chosen(9, *[(12, False, 0)] * 2)
-    check("for 9 MiB, which of two blocks of 12 MiB", [twins], [0], "tie")
-    best = chosen(3, *((size, False, 0) for size in (16, 4, 2, 4, 8)))
-    check("for 3 MiB, which of the blocks of 16, 4, 2, 4, 8 MiB", [best], [1], "first_fit")
+    def asked(size: float, where: str, wanted: int | None, hint: str, *blocks) -> None:
+        found = chosen(size, *blocks)
+        names = [f"block {i} of {n:g} MiB" for i, (n, *_) in enumerate(blocks)]
+        found, wanted = ("None" if i is None else names[i] for i in (found, wanted))
+        hint = "nothing_found" if found == "None" else hint
+        what = f"for {size:g} MiB, best_fit returned {found}, but it must return {wanted}"
+        ask(found == wanted, f"{what}; {where}", hint)
 
-    def cut(size: int, segment: int) -> tuple[list, list]:
-        """The chain from both ends, and the blocks that are cached."""
+    free = "free is a block of"
+    asked(3, f"{free} 4 MiB", 0, "nothing_found", (4, False, 0))
+    asked(3, f"{free} 2 MiB", None, "too_small", (2, False, 0))
+    asked(3, f"{free} 4 MiB of another stream", None, "streams", (4, False, 1))
+    asked(1, f"{free} 1.5 MiB in a large segment", None, "pools", (1.5, False, 0))
+    asked(1.1, f"{free} 2 MiB in a small segment", None, "pools", (2, True, 0))
+    exact = chosen(4, (4, False, 0))
+    ask(exact == 0, "for 4 MiB, best_fit did not return a block of exactly 4 MiB", "exact_fit")
+    asked(9, "both fit", 0, "tie", *[(12, False, 0)] * 2)
+    sizes = (16, 4, 2, 4, 8)
+    where = "free are blocks of 16, 4, 2, 4 and 8 MiB"
+    asked(3, where, 1, "first_fit", *((size, False, 0) for size in sizes))
+
+    def cut(size: int, whole: int, segment: int) -> tuple[Any, list]:
+        """The block that is cut, in front of a used block of 1 MiB, and what is cached."""
         allocator.cached = []
-        block = theirs.Block(0, segment, segment, 7, state="used")
-        end = theirs.Block(segment, MIB, segment, 7, "used", previous=block)
-        block.next = end
+        block = theirs.Block(0, whole, segment, 7)
+        block.next = theirs.Block(whole, MIB, segment, 7, "used", previous=block)
+        end = block.next
         allocator.split(block, size)
-        return [chain(block), chain(end)], allocator.cached
+        return (block, end), allocator.cached
 
-    chains, rest = cut(4 * MIB, 20 * MIB)
-    sizes = [block.size / MIB for block in rest]
-    check("cached after 4 MiB were cut from 20", sizes, [16.0], "never_split")
-    small = [block.size for block in cut(2 * MIB - 512, 2 * MIB)[1]]
-    check("bytes cached if a small segment has 512 left", small, [512], "small_rest")
-    check("the chain then, from both ends", chains, [[4.0, 16.0, 1.0]] * 2, "links")
-    check("the stream of the rest", [block.stream for block in rest], [7], "rest_stream")
-    useless = [block.size / MIB for block in cut(39 * MIB // 2, 20 * MIB)[1]]
-    check("cached after 19.5 of 20 MiB", useless, [], "always_split")
+    (block, end), rest = cut(4 * MIB, 19 * MIB, 20 * MIB)
+    both = any(each is block for each in rest)
+    ask(not both, "the block that malloc hands out is in `cached`", "block_cached")
+    what = "after 4 MiB were cut from 19 MiB: MiB of the blocks in `cached`"
+    ask(len(rest) == 1, f"{what}: {mib(rest)}; it should be [15.0]", "never_split")
+    check("after 4 MiB were cut from 19 MiB: MiB of the block", block.size / MIB, 4.0,
+          "cut_size")  # fmt: skip
+    (new,) = rest
+    where = [new.address / MIB, new.size / MIB]
+    what = "the rest of 19 MiB, of which 4 were cut off: its address and its size in MiB"
+    check(what, where, [4.0, 15.0], "rest_address")
+    chains = [chain(block), chain(new), chain(end)]
+    what = "MiB of the blocks that previous and next connect, seen from each of the three"
+    check(what, chains, [[4.0, 15.0, 1.0]] * 3, "links")
+    check("the stream of a block of stream 7, and of its rest", [block.stream, new.stream],
+          [7, 7], "rest_stream")  # fmt: skip
+    check("MiB of the segment that the rest stores", new.segment // MIB, 20, "rest_segment")
+    apart = new.users is not block.users and new.state == "free"
+    ask(apart, "the rest shares `users` with the block, or its state is not free", "rest_users")
+    small = [each.size for each in cut(MIB - 512, MIB, 2 * MIB)[1]]
+    what = "a small segment, 1 MiB - 512 bytes cut from 1 MiB: bytes of the blocks in `cached`"
+    check(what, small, [512], "small_rest")
+    exact = [each.size for each in cut(MIB, MIB, 2 * MIB)[1]]
+    what = "a small segment, 1 MiB cut from 1 MiB: bytes of the blocks in `cached`"
+    check(what, exact, [], "empty_rest")
+    useless = mib(cut(18 * MIB, 19 * MIB, 20 * MIB)[1])
+    what = "a large segment, 18 MiB cut from 19 MiB: MiB of the blocks in `cached`"
+    check(what, useless, [], "always_split")
 
 
 # --- 2: neighbours ------------------------------------------------------------------------
 
 WAYS = {  # the order in which four blocks are freed, and the sizes in the cache after each
-    "left to right": ((0, 1, 2, 3), [[5], [10], [15], [20]]),
-    "right to left": ((3, 2, 1, 0), [[5], [10], [15], [20]]),
-    "ends first": ((0, 3, 1, 2), [[5], [5, 5], [5, 10], [20]]),
-    "middle first": ((1, 2, 0, 3), [[5], [10], [15], [20]]),
+    "from left to right": ((0, 1, 2, 3), [[5], [10], [15], [20]]),
+    "from right to left": ((3, 2, 1, 0), [[5], [10], [15], [20]]),
+    "the ends first": ((0, 3, 1, 2), [[5], [5, 5], [5, 10], [20]]),
+    "the middle first": ((1, 2, 0, 3), [[5], [10], [15], [20]]),
 }
-NO_MORE = Passes(
-    "at most 5 more with each",
-    lambda states: all(sum(sizes) <= 5 * n for n, sizes in enumerate(states, 1)),
-)
 
 
 @part(2, "free neighbours are one block", "in any order, the segment is whole again",
       "give_back", crashes={r"list\.remove": "links"})  # fmt: skip
 def merge(theirs, ours, lesson):
-    found, chains = {}, {}
-    for way, (order, _) in WAYS.items():
+    for way, (order, wanted) in WAYS.items():
         _, allocator = begin(theirs, ours)
         blocks = [allocator.malloc(5 * MIB) for _ in range(4)]
-        found[way] = []
-        for i in order:
+        for count, (i, sizes) in enumerate(zip(order, wanted, strict=True), 1):
             allocator.free(blocks[i])
-            found[way].append(sorted(block.size // MIB for block in allocator.cached))
-        chains[way] = chain(allocator.cached[0])
-    for way, states in found.items():
-        check(f"bytes in the cache, freed {way}", sum(states[-1]), at_most(20), "stale")
-    for way, states in found.items():
-        check(f"cached MiB, four of 5 freed {way}", states, NO_MORE, "merged_used")
-    for way, (_, wanted) in WAYS.items():
-        check(f"cached MiB, four of 5 freed {way}", found[way], wanted, "not_merged")
-    for way, sizes in chains.items():
-        check(f"the chain, freed {way}", sizes, [20.0], "links")
+            cached = allocator.cached
+            found = mib(cached)
+            what = (
+                f"{count} of four blocks of 5 MiB freed, {way}: MiB of the blocks in `cached`"
+            )
+            what += f": {found}; it should be {[float(size) for size in sizes]}"
+            twice = len(set(map(id, cached))) < len(cached)
+            ask(not twice, f"{what}, where one block is listed twice", "listed_twice")
+            if sum(found) > 5 * count:
+                broken = "broken" in map(chain, cached)
+                hint = "links" if broken else "merged_used"
+                ask(False, what, hint if len(cached) <= len(sizes) else "stale")
+            ask(sum(found) == 5 * count, what, "lost")
+            ask(found == sizes, what, "not_merged")
+        what = f"all four freed, {way}: MiB of the blocks that previous and next connect"
+        check(what, chain(cached[0]), [20.0], "links")
+
+    device, allocator = begin(theirs, ours)
+    blocks = [allocator.malloc(5 * MIB) for _ in range(4)]
+    for block in (blocks[1], blocks[3]):
+        allocator.record_stream(block, 1)
+    device.launch(1)
+    for i in (1, 3, 2):
+        allocator.free(blocks[i])
+    found = mib(allocator.cached)
+    what = "of four blocks of 5 MiB, one was freed between two that wait for a stream"
+    check(f"{what}: MiB of the blocks in `cached`", found, [5.0], "merged_used")
+
+    _, allocator = begin(theirs, ours)
+    for block in [allocator.malloc(12 * MIB) for _ in range(3)]:
+        allocator.free(block)
+    found = mib(allocator.cached)
+    what = "three segments of 12 MiB side by side, all free: MiB of the blocks in `cached`"
+    check(what, found, [12.0] * 3, "across")
 
 
 # --- 3: streams ---------------------------------------------------------------------------
@@ -178,39 +296,64 @@ def streams(theirs, ours, lesson):
         device.launch(1)
         return device, allocator, block
 
-    def free_again(allocator, block) -> bool:
+    def free_again(device, allocator, block) -> bool:
         allocator.collect()
+        count = device.synchronized
+        ask(count == 0, f"times that free and collect waited for the device: {count}",
+            "host_waits")  # fmt: skip
         return block.state == "free"
 
     device, allocator, block = new()
     allocator.free(block)
     at_once = block.state == "free"
-    check("free at once, if its own stream alone used it", at_once, True, "held_back")
+    ask(at_once, "no other stream used the block, but it was not free at once", "held_back")
 
-    device, allocator, block = new()
-    for stream in (2, 3):
-        allocator.record_stream(block, stream)
+    for first, last in ((2, 3), (3, 2)):
+        device, allocator, block = new()
+        for stream in (2, 3):
+            allocator.record_stream(block, stream)
+            device.launch(stream)
+        allocator.free(block)
+        early = free_again(device, allocator, block)
+        ask(not early, "the block is free, but streams 2 and 3 still read it", "given_early")
+        waiting = [each for each in allocator.waiting if each is block]
+        ask(waiting, "the block must wait, but it is not in self.waiting", "not_listed")
+        device.finish(first)
+        early = free_again(device, allocator, block)
+        what = f"the block is free, but stream {last} still reads it"
+        ask(not early, what, "given_early")
+        device.finish(last)
+        if not free_again(device, allocator, block):
+            device.finish(1)
+            own = free_again(device, allocator, block)
+            what = "streams 2 and 3 have finished, but the block is not free"
+            if own:
+                ask(False, f"{what} until its own stream 1 has finished, too", "own_event")
+            ask(False, what, "kept_waiting")
+        ask(not allocator.waiting, "the block is free and still in self.waiting",
+            "still_waiting")  # fmt: skip
+    again = allocator.malloc(4 * MIB, stream=1)
     for stream in (2, 3):
         device.launch(stream)
-    allocator.free(block)
-    seen = [free_again(allocator, block)]
-    device.finish(2)
-    seen.append(free_again(allocator, block))
-    waits = device.synchronized
-    check("free while two streams read it, then one", seen, [False, False], "given_early")
-    device.finish(3)
-    check("free when both are done", free_again(allocator, block), True, "kept_waiting")
+    allocator.free(again)
+    same = again is block and again.state != "free"
+    what = (
+        "streams 2 and 3 used the block only in its earlier life, but the block waits for them"
+    )
+    ask(not same, what, "users_kept")
 
     device, allocator, block = new()
-    both = [block, allocator.malloc(4 * MIB, stream=1)]
-    device.launch(2)
-    for block in both:
-        allocator.record_stream(block, 2)
+    both = [block, *(allocator.malloc(4 * MIB, stream=1) for _ in range(2))]
+    for block, stream in zip(both, (3, 2, 2), strict=True):
+        device.launch(stream)
+        allocator.record_stream(block, stream)
         allocator.free(block)
-    device.finish(1), device.finish(2)
-    allocator.collect()
-    left = len(allocator.waiting)
-    check("blocks that still wait when the reader of two is done", left, 0, "skipped")
+    device.finish(2)
+    free_again(device, allocator, block)
+    left = [each is both[0] for each in allocator.waiting]
+    what = "stream 2, which read two of three blocks, has finished: blocks that still wait"
+    hint = "stops" if len(left) == 3 else "skipped"
+    check(what, len(left), 1, hint)
 
     device, allocator, block = new()
     allocator.record_stream(block, 2)
@@ -218,12 +361,9 @@ def streams(theirs, ours, lesson):
     device.finish(2)
     device.launch(2)  # a second kernel reads it after the first was done
     allocator.free(block)
-    early = free_again(allocator, block)
-    check("free before its last reader is done", early, False, "event_of_use")
-    check("times the host waited", waits + device.synchronized, 0, "host_waits")
-    device.finish(2)
-    then = free_again(allocator, block)
-    check("free then, though its own stream still works", then, True, "own_event")
+    early = free_again(device, allocator, block)
+    what = "the first of two kernels in stream 2 has finished, and the block is already free"
+    ask(not early, what, "event_of_use")
 
 
 # --- 4: a full device ---------------------------------------------------------------------
@@ -233,50 +373,85 @@ def streams(theirs, ours, lesson):
 def full(theirs, ours, lesson):
     device, allocator = begin(theirs, ours)
     kept = [allocator.malloc(size * MIB) for size in (12, 12, 4)]
+    check("MiB reserved for 12, 12 and 4 MiB", device.used // MIB, 44, "asked_size")
     for block in kept[:2]:
         allocator.free(block)  # 24 cached in two segments; 20 reserved for the third
     allocator.malloc(18 * MIB)
     used = device.used // MIB
-    check("MiB reserved if the driver has 20 left", used, 62, "gives_up_early")
+    check("MiB reserved after a request that fits", used, 62, "gives_up_early")
+    waits = device.synchronized
+    check("times that grow waited although the driver had memory", waits, 0, "gives_up_early")
 
-    def tried(allocator, size: int) -> str:
+    def tried(size: int) -> str:
         try:
-            return str(allocator.malloc(size * MIB).size // MIB)
-        except MemoryError:
+            return f"{allocator.malloc(size * MIB).size // MIB} MiB"
+        except MemoryError as error:
+            tried.text = str(error)
             return "MemoryError"
-        except (TypeError, ValueError, AttributeError) as error:
-            return type(error).__name__
 
-    found = tried(allocator, 26)
-    check("malloc of 26 MiB, with two segments of 12 cached", found, "26", "no_retry")
+    found = tried(26)
+    check("malloc of 26 MiB, with two segments of 12 cached", found, "26 MiB", "no_retry")
+    whole = [block for block in allocator.cached if block.size == block.segment]
+    check("MiB of the whole segments in `cached` then", mib(whole), [], "still_cached")
     check("MiB reserved then", device.used // MIB, 64, "parts_freed")
-    found = tried(allocator, 40)
+    try:
+        found = tried(40)
+    except RuntimeError as error:
+        found = type(error).__name__
     check("malloc of 40 MiB, with 16 cached", found, "MemoryError", "no_error")
+    numbers = allocator.report()
+    text = tried.text.replace(",", "").replace("_", "")
+    for name in ("used", "cached"):
+        said = any(f"{numbers[name] / unit:g}" in text for unit in (MIB, 2**10))
+        said = said or str(numbers[name]) in text
+        what = f"the text of the MemoryError, {tried.text!r}, does not say how much is {name}"
+        ask(said, what, "no_numbers")
+
+    device, allocator = begin(theirs, ours)
+    blocks = [allocator.malloc(size * MIB) for size in (4, 4, 4, 4, 4)]
+    for block in (blocks[0], blocks[4]):
+        allocator.free(block)  # the first and the last of a segment
+    tried(60)
+    check("MiB reserved, with a segment of 20 in use", device.used // MIB, 20, "parts_freed")
 
     device, allocator = begin(theirs, ours)
     block = allocator.malloc(40 * MIB, stream=1)
     allocator.record_stream(block, 2)
     device.launch(2)
     allocator.free(block)
-    found = tried(allocator, 60)
-    check("malloc of 60 MiB, with 40 waiting for a stream", found, "60", "waits_forgotten")
+    found = tried(60)
+    what = "malloc of 60 MiB, with 40 MiB that wait for a stream"
+    check(what, found, "60 MiB", "waits_forgotten")
 
 
 # --- 5: the report ------------------------------------------------------------------------
+
+NAMES = ("used", "waiting", "cached", "reserved", "largest")
 
 
 @part(5, "a report", "short of memory or only in pieces: the numbers say which", "report",
       crashes={r"max\(\)": "largest"})  # fmt: skip
 def report(theirs, ours, lesson):
     device, allocator = begin(theirs, ours)
-    check("a new allocator", sum(allocator.report().values()), 0, "report")
+
+    def numbers() -> dict[str, int]:
+        found = allocator.report()
+        what = f"report returned {type(found).__name__} {found}"
+        ask(isinstance(found, dict) and set(found) == set(NAMES), what, "keys")
+        return found
+
+    for name, found in numbers().items():
+        check(
+            f"{name} of a new allocator", found, 0, "largest" if name == NAMES[-1] else "report"
+        )
     blocks = [allocator.malloc(n * MIB, stream=1) for n in (4, 4, 4, 4, 4, 12, 30)]
     allocator.record_stream(blocks[0], 2)
     device.launch(2)
     for i in (0, 1, 3, 5):
         allocator.free(blocks[i])
-    found = allocator.report()
-    true = {"used": 38, "waiting": 4, "cached": 20, "reserved": 62, "largest": 12}
+    found = numbers()
+    true = dict(zip(NAMES, (38, 4, 20, 62, 12), strict=True))
     for name, wanted in true.items():
         hint = "largest" if name == "largest" else "report"
-        check(f"MiB {name}", found.get(name, 0) // MIB, wanted, hint)
+        what = f"{name}: {found[name]:,} bytes; it should be {wanted * MIB:,} bytes"
+        ask(found[name] == wanted * MIB, what, "unit" if found[name] == wanted else hint)

@@ -1,72 +1,143 @@
 """The steps of assignment 2: rounding, products, a convolution, tiles, a choice."""
 
+import functools
+
 import torch
 from torch.nn import functional as F
 
-from graders.tools import Lab, Passes, at_most, check
+from graders.tools import Lab, ask, at_most, check
 
 HINTS = {
-    "truncated": "Bits that are cut off lose half a unit on the average, always towards zero. "
-    "Add half of what goes before you mask.",
-    "ties": "Halfway between two TF32 numbers the even one is taken, whose last bit is 0. "
-    "Adding 0x1000 always rounds such a number away from zero.",
-    "bits_left": "The result still has more than 10 bits of mantissa: 13 must be 0.",
-    "too_coarse": "The result has fewer than 10 bits. TF32 has the mantissa of fp16, and not "
-    "that of bf16.",
-    "not_tf32": "mma was given numbers that are not TF32. On tensor cores it would drop the "
-    "rest of their bits, and so lose what you meant to keep: round the small part, too.",
-    "no_mma": "mma was not called: the product is that of the fp32 units.",
-    "one_product": "The error is that of TF32: the small parts have to be multiplied, each "
-    "with the other's large part.",
-    "half_split": "Only one of the operands is split. Both lose bits.",
-    "four_products": "Small times small is no more than the rounding of the sum: three are "
-    "enough.",
-    "wrong_product": "The product is far off: large·large + large·small + small·large.",
-    "size": "ho = (h + 2·padding - dilation·(kernel - 1) - 1) // stride + 1, and wo likewise.",
-    "rows": "The rows hold other numbers than x has in these places. They are not rounded yet.",
-    "order": "The rows hold the right numbers in another order: c must vary fastest.",
-    "weight_order": "The rows are right and the result is not: permute the weight, too, so "
-    "that c varies fastest in it.",
-    "dilation": "With dilation the places of the kernel lie `dilation` apart.",
-    "format": "The product's rows are already the pixels, k numbers each. View them as "
-    "[n, ho, wo, k] and permute: no contiguous().",
-    "calls": "One call of mma does it, for the whole batch.",
-    "waves": "The last wave takes as long as a full one, however few tiles it has: round the "
-    "number of waves up.",
-    "edge": "A tile over the edge costs as much as any: round the number of tiles up in each "
-    "dimension.",
-    "share": "A small tile fits better and reaches less of the peak: multiply by its share.",
-    "again": "A case that was measured is measured again.",
-    "key": "Two cases that deserve an answer each share one: shape, dtype, memory format, the "
-    "weight's shape and whether it must be deterministic belong into the key.",
-    "workspace": "The algorithm needs more workspace than the limit.",
-    "nondeterministic": "It must be deterministic: skip what is not.",
-    "cold": "The first run of an algorithm loads its kernel. Do not time it.",
-    "slow_run": "One slow run decided. The smallest of three times counts.",
-    "other": "The numbers fit no common mistake. Print what differs.",
+    "no_return": "The function returned None. Does every path of it reach a `return`?",
+    "changes_x": "to_tf32 changed the numbers that it was given. A view shares the memory of "
+    "x, so do not use operations in place (+=, &=) on it.",
+    "shape": "The result must be an fp32 tensor that has the same shape as x.",
+    "not_viewed": "The result is not close to x. `view(dtype)` keeps the bits and interprets "
+    "them in another way, while `to(dtype)` converts the number. You need view twice, and the "
+    "mask must keep the high bits.",
+    "range": "TF32 has the exponent of fp32, so large and small numbers must keep their "
+    "magnitude. Only bits of the mantissa may be lost.",
+    "too_coarse": "The result has fewer than 10 bits of mantissa. TF32 has the mantissa of "
+    "fp16, which is longer than that of bf16.",
+    "bits_left": "The result has more than 10 bits of mantissa. fp32 has 23 bits, so the "
+    "lowest 13 bits must be 0.",
+    "truncated": "Your function cuts the low bits off, so every number moves towards zero. To "
+    "round to the nearest, add half a unit before you apply the mask.",
+    "ties": "A number in the middle between two TF32 numbers must become the even one, whose "
+    "last bit is 0. The number that you add before the mask must therefore depend on the last "
+    "bit that stays.",
+    "not_tf32": "mma was given numbers that are not TF32. Tensor cores would ignore their low "
+    "bits. Pass every operand through to_tf32 before mma, also the rest that is left after the "
+    "first rounding.",
+    "no_mma": "mma was not called, so the product does not use the tensor cores.",
+    "one_product": "The error is that of one TF32 product. Each small part must be multiplied "
+    "by the large part of the other matrix.",
+    "half_split": "One of the two mixed products is missing: small part of a by large part of "
+    "b, or large part of a by small part of b.",
+    "four_products": "The product of the two small parts is no larger than the rounding error "
+    "of the sum. Leave it out, so that three calls of mma are enough.",
+    "wrong_product": "The result is far from a @ b. The product of the two large parts has "
+    "nearly the whole value. Did you add it?",
+    "three": "im2col must return three values: the rows, ho and wo.",
+    "size": "ho = (h + 2·padding - dilation·(kernel - 1) - 1) // stride + 1. The formula for "
+    "wo has w in place of h.",
+    "kernel": "The function is right for kernels of 3 × 3 and wrong for another size. Use the "
+    "argument `kernel`.",
+    "rows": "The rows contain other numbers than x has in these places. Padding must be zero, "
+    "and im2col must not round anything.",
+    "pixels": "The rows are right, but they are in another order. The order of the pixels is "
+    "image, row, column, and the column changes fastest.",
+    "order": "Each row contains the right numbers in another order. The order within a row is "
+    "kernel row, kernel column, channel, and the channel changes fastest.",
+    "dilation": "The rows are right without dilation. With dilation, neighbouring places of "
+    "the kernel are `dilation` pixels apart.",
+    "arguments": "The result has another shape than that of torch's convolution. Pass the size "
+    "of the kernel, stride, padding and dilation to im2col in the order of its parameters.",
+    "weight_order": "The rows are right, but the result is wrong. Permute the weight, so that "
+    "its numbers have the same order as those of a row: kernel row, kernel column, channel.",
+    "format": "Each row of the product is one pixel with its k channels. View the product as "
+    "[n, ho, wo, k], and permute it to [n, k, ho, wo] without a copy.",
+    "copied": "The result is a copy of the product. If each row of the product is a pixel, a "
+    "view and a permutation already give channels_last.",
+    "calls": "conv2d must call mma exactly once, for the whole batch.",
+    "pair": "best_tile must return two values: the tile, and then its rate as a number.",
+    "full": "If one tile of share 1 covers the whole product, and there is one multiprocessor, "
+    "the rate is 1. A rate is a fraction, and not a percentage.",
+    "waves": "The last wave lasts as long as a full one, even if it has few tiles. Round the "
+    "number of waves up, and count all multiprocessors in each wave.",
+    "edge": "A tile that extends over the edge costs as much as any other. Round the number of "
+    "tiles up in each dimension.",
+    "sides": "Divide m by the height of the tile, tile.m, and n by its width, tile.n.",
+    "share": "A small tile fits better, but it reaches a smaller share of the peak. Multiply "
+    "the rate by tile.share, and choose the tile that has the highest rate.",
+    "no_algorithm": "choose must return one of the candidates, which are Algorithm objects, or "
+    "None.",
+    "none_permitted": "If no candidate is permitted, choose must return None.",
+    "again": "A case that was measured is measured again. Keep the choice for each key, also "
+    "while other cases are measured.",
+    "key": "Two cases that differ share one choice. The key needs the shape, the dtype and the "
+    "memory format of x, the shape of the weight, and whether the choice must be "
+    "deterministic.",
+    "workspace": "An algorithm is permitted if its workspace is at most the limit. A larger "
+    "one must neither be chosen nor run.",
+    "nondeterministic": "If self.deterministic is set, skip every algorithm that is not "
+    "deterministic.",
+    "clock": "choose does not measure with self.clock(). Call self.clock() before and after "
+    "each timed run.",
+    "runs": "A candidate must run four times: once without a measurement, because the first "
+    "run loads its kernel, and then three times with a measurement.",
+    "slow_run": "One slow run changed the choice. The smallest of the three times counts, and "
+    "not their sum or their median.",
+    "slower": "The slower algorithm was chosen. Keep the candidate with the smallest time.",
 }  # fmt: skip
 LAB = Lab(HINTS)
+NO_RETURN = {"'NoneType'|cannot unpack non-iterable NoneType": "no_return"}
+step = functools.partial(LAB.alone, crashes=NO_RETURN)
 
 
-@LAB.alone(1, "round to TF32", "half a unit at most, ties to even", "to_tf32")
+@step(1, "round to TF32", "half a unit at most, ties to even", "to_tf32")
 def rounding(theirs, ours, lesson):
     unit = 2.0**-10
-    x = torch.cat([torch.randn(4096), torch.tensor([3.0e38, 1e-30, 0.0])])
-    found = theirs.to_tf32(x)
-    left = bool((found.view(torch.int32) & 0x1FFF).any())
-    check("bits below the tenth", left, False, "bits_left")
-    low = theirs.to_tf32(torch.tensor([1 + 0.75 * unit, -1 - 0.75 * unit])).tolist()
-    units = [(v - v / abs(v)) / unit for v in low]
-    check("1 + ¾ unit, and its negative", units, [1.0, -1.0], "truncated")
-    relative = ((found - x).abs() / x.abs().clamp(1e-37)).max().item()
-    check("largest relative error", relative, at_most(2.0**-11), "too_coarse")
-    ties = theirs.to_tf32(torch.tensor([1 + 0.5 * unit, 1 + 1.5 * unit, 1 + 2.5 * unit]))
-    units = ((ties - 1) / unit).tolist()
-    check("1 + ½, 1½, 2½ units round to these units", units, [0.0, 2.0, 2.0], "ties")
+
+    def rounded(numbers: torch.Tensor) -> torch.Tensor:
+        given = numbers.clone()
+        found = theirs.to_tf32(given)
+        ask(found is not None, "to_tf32 returned None", "no_return")
+        ask(torch.equal(given, numbers), "x is another tensor after the call", "changes_x")
+        what = f"x has the shape {list(numbers.shape)}, and the result has {list(found.shape)}"
+        ask(found.shape == numbers.shape, what, "shape")
+        return found
+
+    x = torch.randn(64, 64)
+    found = rounded(x)
+    fp32 = found.dtype == torch.float32
+    wide = ((found - x).abs() / x.abs()).max().item() if fp32 else torch.inf
+    what = f"the result is {found.dtype}, and its largest relative error is {wide:.3g}"
+    ask(wide < 2.0**-6, what, "not_viewed")
+    extreme = torch.tensor([3.0e38, 1e-30, 0.0])
+    error = (rounded(extreme) - extreme).abs() / extreme.clamp(1e-37)
+    what = "the largest relative error for the numbers 3e38, 1e-30 and 0"
+    check(what, error.max().item(), at_most(2.0**-6), "range")
+    left = (found.view(torch.int32) & 0x1FFF).bool().sum().item()
+    check("of 4096 results, so many have more than 10 bits", left, 0, "bits_left")
+    exact = x.view(torch.int32).bitwise_and(~0x1FFF).view(torch.float32)
+    off = (rounded(exact) != exact).sum().item()
+    check("of 4096 numbers with 10 bits, so many change", off, 0, "too_coarse")
+
+    def units(*steps: float) -> list[float]:
+        """What 1 + this many units of the tenth bit become, in the same units."""
+        given = torch.tensor([1 + abs(n) * unit for n in steps])
+        signs = torch.tensor([-1.0 if n < 0 else 1.0 for n in steps])
+        return ((rounded(signs * given) * signs - 1) / unit * signs).tolist()
+
+    low = units(0.75, -0.75)
+    check("1 + 0.75 units and its negative, in units from ±1", low, [1.0, -1.0], "truncated")
+    ties = units(0.5, 1.5, 2.5)
+    check("1 + 0.5, 1.5 and 2.5 units, in units from 1", ties, [0.0, 2.0, 2.0], "ties")
 
 
-@LAB.alone(2, "fp32 from three products", "the error is that of fp32, by three calls of mma",
-           "matmul_3xtf32")  # fmt: skip
+@step(2, "fp32 from three products", "the error is that of fp32, by three calls of mma",
+      "matmul_3xtf32")  # fmt: skip
 def product(theirs, ours, lesson):
     generator = torch.Generator().manual_seed(1)
     a = torch.randn(32, 128, generator=generator)
@@ -74,90 +145,144 @@ def product(theirs, ours, lesson):
 
     def error(a, b) -> float:
         truth = a.double() @ b.double()
-        return ((theirs.matmul_3xtf32(a, b) - truth).norm() / truth.norm()).item()
+        found = theirs.matmul_3xtf32(a, b)
+        ask(found is not None, "matmul_3xtf32 returned None", "no_return")
+        return ((found - truth).norm() / truth.norm()).item()
 
     theirs.CALLS.clear()
     relative, calls = error(a, b), len(theirs.CALLS)
-    check("calls of mma", calls, Passes("three", lambda calls: calls > 0), "no_mma")
-    check("all operands were TF32", all(theirs.CALLS), True, "not_tf32")
+    ask(calls, "matmul_3xtf32 did not call mma", "no_mma")
+    rest = theirs.CALLS.count(False)
+    check("calls of mma with numbers that are not TF32", rest, 0, "not_tf32")
     check("relative error", relative, at_most(0.1), "wrong_product")
     check("calls of mma", calls, at_most(3), "four_products")
-    one = {"a": error(a, ours.to_tf32(b)), "b": error(ours.to_tf32(a), b)}
-    lost = [name for name, e in one.items() if e > 2e-6]
-    none = Passes("none", lambda lost: len(lost) != 1)
-    check("small parts that are lost", lost, none, "half_split")
-    check("relative error", relative, at_most(2e-6), "one_product")
+    if relative > 2e-6:  # which of the matrices loses its small part?
+        one = error(a, ours.to_tf32(b)), error(ours.to_tf32(a), b)
+        lost = sum(each > 2e-6 for each in one)
+        check("relative error", relative, at_most(2e-6),
+              "half_split" if lost == 1 else "one_product")  # fmt: skip
 
 
 def how_right(out: torch.Tensor, truth: torch.Tensor) -> str:
-    """Whether a tensor is another, or has its numbers in other places."""
-    if out.shape == truth.shape and (out - truth).abs().max() < 0.05:
+    """Whether a tensor is right, has the right numbers in other places, or is wrong."""
+    if (out - truth).abs().max() < 0.05:
         return "right"
     ours, theirs = (t.flatten().sort().values for t in (truth, out))
-    alike = out.numel() == truth.numel() and (ours - theirs).abs().max() < 0.05
-    return "elsewhere" if alike else "wrong"
+    return "elsewhere" if (ours - theirs).abs().max() < 0.05 else "wrong"
 
 
-CASES = ((1, 0, 1), (1, 1, 1), (2, 1, 1), (1, 2, 2), (3, 1, 2))
-SIZES = [[6, 7], [8, 9], [4, 5], [8, 9], [2, 3]]
+# stride, padding, dilation
+CASES = (1, 0, 1), (1, 1, 1), (2, 1, 1), (1, 2, 2), (3, 1, 2)
 
 
-@LAB.alone(3, "a convolution as a product", "five cases equal torch's, in channels_last",
-           "im2col conv2d")  # fmt: skip
+@step(3, "a convolution as a product", "five cases equal torch's, in channels_last",
+      "im2col conv2d")  # fmt: skip
 def convolution(theirs, ours, lesson):
     generator = torch.Generator().manual_seed(2)
-    x = torch.randn(2, 3, 8, 9, generator=generator).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 9, generator=generator)
+    x_last = x.to(memory_format=torch.channels_last)
     weight = torch.randn(4, 3, 3, 3, generator=generator)
-    sizes, equal, sorted_equal = [], [], []
+
+    def words(kernel: int, case: tuple[int, int, int]) -> str:
+        names = zip(("stride", "padding", "dilation"), case, strict=True)
+        return f"kernel {kernel}, " + ", ".join(f"{name} {value}" for name, value in names)
+
+    def compare(x: torch.Tensor, kernel: int, case: tuple[int, int, int]) -> None:
+        """Raise `Wrong` unless im2col gives the rows for this case."""
+        found = theirs.im2col(x, kernel, *case)
+        where = words(kernel, case)
+        good = isinstance(found, (tuple, list)) and len(found) == 3
+        ask(good, f"im2col returned {type(found).__name__}", "three")
+        (rows, *size), (wanted, *true) = found, ours.im2col(x, kernel, *case)
+        what = f"ho and wo for {where}, and x of 8 × 9: {size}; they should be {true}"
+        ask(size == true and all(isinstance(each, int) for each in size), what, "size")
+        shape = list(wanted.shape)
+        what = f"the shape of the rows for {where}: {list(rows.shape)}; it should be {shape}"
+        ask(list(rows.shape) == shape, what, "rows")
+        if torch.equal(rows, wanted):
+            return
+        what = f"the rows for {where} are not those of x"
+        ours_sorted, sorted_rows = (each.sort(1).values for each in (wanted, rows))
+        if torch.equal(sorted_rows, ours_sorted):
+            ask(False, what, "order")
+        if torch.equal(rows.unique(dim=0), wanted.unique(dim=0)):
+            ask(False, what, "pixels")
+        ask(False, what, "dilation" if case[2] > 1 else "rows")
+
     for case in CASES:
-        rows, *size = theirs.im2col(x, 3, *case)
-        wanted, *_ = ours.im2col(x, 3, *case)
-        sizes.append(size)
-        alike = rows.shape == wanted.shape
-        equal.append(alike and torch.equal(rows, wanted))
-        alike = alike and torch.equal(rows.sort(1).values, wanted.sort(1).values)
-        sorted_equal.append(alike)
-    near, wide = all(sorted_equal[:3]), all(sorted_equal[3:])
-    check("ho and wo of five cases", sizes, SIZES, "size")
-    check("rows hold the right numbers, without dilation", near, True, "rows")
-    check("rows hold the right numbers, with dilation", wide, True, "dilation")
-    check("rows are in order", all(equal), True, "order")
+        compare(x_last, 3, case)
+    try:
+        compare(x, 2, (2, 1, 1))
+    except Exception as error:
+        what = f"the rows for {words(2, (2, 1, 1))} are wrong: {error}"
+        ask(False, what, "kernel")
+
     theirs.im2col = ours.im2col
-    right = []
+    theirs.mma = real = ours.mma
+    products = []
+
+    def mma(*args, **kwargs) -> torch.Tensor:
+        products.append(real(*args, **kwargs))
+        return products[-1]
+
+    theirs.mma = mma
     for case in CASES:
-        theirs.CALLS.clear()
-        out, truth = theirs.conv2d(x, weight, *case), F.conv2d(x, weight, None, *case)
-        right.append(how_right(out, truth))
-    check("operands are TF32", all(theirs.CALLS), True, "not_tf32")
-    check("products", len(theirs.CALLS), 1, "calls")
-    how = next((how for how in right if how != "right"), "right")
-    in_place = Passes("right", lambda found: found != "elsewhere")
-    check("the convolution is", how, in_place, "format")
-    check("the convolution is", how, "right", "weight_order")
-    last = out.is_contiguous(memory_format=torch.channels_last)
-    check("the result is channels_last", last, True, "format")
+        theirs.CALLS.clear(), products.clear()
+        out, truth = theirs.conv2d(x_last, weight, *case), F.conv2d(x, weight, None, *case)
+        where = f"for {words(3, case)}"
+        ask(out is not None, "conv2d returned None", "no_return")
+        ask(all(theirs.CALLS), "mma was given numbers that are not TF32", "not_tf32")
+        check(f"calls of mma {where}", len(theirs.CALLS), 1, "calls")
+        shape, wanted = list(out.shape), list(truth.shape)
+        if sorted(shape) == sorted(wanted):
+            check(f"the shape of the result {where}", shape, wanted, "format")
+        check(f"the shape of the result {where}", shape, wanted, "arguments")
+        how = how_right(out, truth)
+        ask(how != "elsewhere", f"{where}, the pixels are in other places", "format")
+        ask(how == "right", f"{where}, the result is not that of torch", "weight_order")
+        last = out.is_contiguous(memory_format=torch.channels_last)
+        ask(last, f"{where}, the result is not in channels_last", "format")
+        same = out.untyped_storage().data_ptr() == products[0].untyped_storage().data_ptr()
+        ask(same, f"{where}, the result is not the memory that mma returned", "copied")
 
 
-@LAB.alone(4, "tiles and waves", "the larger tile where it fills the device, else the smaller",
-           "best_tile")  # fmt: skip
+@step(4, "tiles and waves", "the larger tile where it fills the device, else the smaller",
+      "best_tile")  # fmt: skip
 def tiles(theirs, ours, lesson):
-    def rate(m: int, sms: int) -> float:
-        return round(theirs.best_tile(m, 100, [theirs.Tile(100, 100, 1.0)], sms)[1], 3)
+    def best(m: int, n: int, tiles: list, sms: int) -> tuple:
+        found = theirs.best_tile(m, n, tiles, sms)
+        good = isinstance(found, (tuple, list)) and len(found) == 2 and found[0] in tiles
+        good = good and isinstance(found[1], (int, float))
+        ask(good, f"best_tile returned {found}", "pair")
+        return found[0].m, round(found[1], 3)
 
-    one = "rate of one tile of 100 by a tile of 100 on 10 multiprocessors"
-    check(one, rate(100, 10), 0.1, "waves")
-    two = "rate of 101 × 100 by tiles of 100 on 1 multiprocessor"
-    check(two, rate(101, 1), 0.505, "edge")
-    both = [theirs.Tile(64, 64, 0.5), theirs.Tile(256, 128, 0.9)]
-    found = [theirs.best_tile(n, n, both, 132) for n in (4096, 512)]
-    check("tiles for 4096 and 512", [tile.m for tile, _ in found], [256, 64], "share")
-    check("rates for 4096 and 512", [round(r, 3) for _, r in found], [0.873, 0.242], "share")
+    def rate(m: int, n: int, tile: tuple, sms: int, wanted: float, hint: str) -> None:
+        found = best(m, n, [ours.Tile(*tile)], sms)[1]
+        what = f"the rate of a product of {m} × {n} on {sms} multiprocessor{'s' * (sms > 1)}, "
+        what += f"with a tile of {tile[0]} × {tile[1]} whose share is {tile[2]:g}"
+        check(what, found, wanted, hint)
+
+    rate(100, 100, (100, 100, 1.0), 1, 1.0, "full")
+    rate(100, 100, (100, 100, 1.0), 10, 0.1, "waves")
+    rate(1500, 100, (100, 100, 1.0), 10, 0.75, "waves")
+    rate(101, 1000, (100, 100, 1.0), 5, 0.505, "edge")
+    rate(1000, 101, (100, 100, 1.0), 5, 0.505, "edge")
+    rate(200, 100, (200, 100, 1.0), 1, 1.0, "sides")
+    both = [ours.Tile(64, 64, 0.5), ours.Tile(256, 128, 0.9), ours.Tile(256, 32, 0.6)]
+    found = [best(n, n, both, 132) for n in (4096, 512)]
+    heights, rates = zip(*found, strict=True)
+    check("heights of the best tiles for 4096 and 512", heights, (256, 64), "share")
+    check("rates of the best tiles for 4096 and 512", rates, (0.873, 0.242), "share")
 
 
-@LAB.alone(5, "the fastest that is permitted", "one measurement for each case, and no more",
-           "Chooser")  # fmt: skip
+@step(5, "the fastest that is permitted", "one measurement for each case, and no more",
+      "Chooser", crashes=NO_RETURN | {r"min\(\)": "none_permitted"})  # fmt: skip
 def choice(theirs, ours, lesson):
-    now, runs = [0.0], []
+    now, runs, looks = [0.0], [], []
+
+    def clock() -> float:
+        looks.append(len(runs))
+        return now[0]
 
     def algorithm(name: str, *times: float, workspace: int = 0, deterministic: bool = True):
         """An algorithm whose runs take these times, the last of them from then on."""
@@ -167,46 +292,68 @@ def choice(theirs, ours, lesson):
             runs.append(name)
             now[0] += left.pop(0) if len(left) > 1 else left[0]
 
-        return theirs.Algorithm(name, workspace, deterministic, run)
+        return ours.Algorithm(name, workspace, deterministic, run)
+
+    def choose(chooser, x, weight, candidates: list) -> str:
+        found = chooser.choose(x, weight, candidates)
+        good = found is None or any(found is each for each in candidates)
+        ask(good, f"choose returned {found!r}", "no_algorithm")
+        return "None" if found is None else found.name
 
     def chooser(**options):
-        return theirs.Chooser(lambda: now[0], limit=100, **options)
+        return theirs.Chooser(clock, limit=100, **options)
 
     x, weight = torch.zeros(2, 4, 8, 8), torch.zeros(4, 4, 3, 3)
     plain, quick = algorithm("plain", 3.0), algorithm("quick", 2.0)
     chancy = algorithm("quick", 2.0, deterministic=False)
 
     def chosen(other, **options) -> str:
-        best = chooser(**options).choose(x, weight, [plain, other])
-        return best.name if best else "none"
+        runs.clear(), looks.clear()
+        return choose(chooser(**options), x, weight, [plain, other])
 
+    fact = "the choice between plain, 3 s, and quick, "
+    found = chosen(quick)
+    ask(found != "None", f"{fact}2 s: None; it should be quick", "no_return")
+    ask(looks, f"{fact}2 s, was made without a call of self.clock()", "clock")
+    check(f"{fact}2 s", found, "quick", "slower")
+    times = {name: runs.count(name) for name in ("plain", "quick")}
+    check("the number of runs of each", times, {"plain": 4, "quick": 4}, "runs")
     found = chosen(algorithm("quick", 2.0, workspace=101))
-    check("if the quick one wants 101 bytes of 100", found, "plain", "workspace")
+    check(f"{fact}2 s, which needs 101 bytes of 100", found, "plain", "workspace")
+    forbidden = runs.count("quick")
+    check(
+        "the number of runs of quick, which needs 101 bytes of 100", forbidden, 0, "workspace"
+    )
+    found = chosen(algorithm("quick", 2.0, workspace=100))
+    check(f"{fact}2 s, which needs 100 bytes of 100", found, "quick", "workspace")
     found = chosen(chancy, deterministic=True)
-    check("if it must be deterministic", found, "plain", "nondeterministic")
-    found = chosen(algorithm("quick", 9.0, 2.9, 2.8, 2.9))
-    check("if the quick one's first run takes 9 s", found, "quick", "cold")
-    found = chosen(algorithm("quick", 2.0, 2.0, 9.0, 2.0))
-    check("if one of its runs takes 9 s", found, "quick", "slow_run")
-    check("of 3 s and 2 s", chosen(quick), "quick", "other")
+    check(f"{fact}2 s, not deterministic, which it must be", found, "plain", "nondeterministic")
+    for first, last in ((2.0, 9.0), (9.0, 2.0)):
+        found = chosen(algorithm("quick", 2.0, first, 9.0, last))
+        check(
+            f"{fact}whose runs take 2, {first:g}, 9 and {last:g} s", found, "quick", "slow_run"
+        )
+    found = choose(chooser(deterministic=True), x, weight, [chancy])
+    check("the choice if no candidate is permitted", found, "None", "none_permitted")
 
     one = chooser()
-    one.choose(x, weight, [plain, quick])
+    choose(one, x, weight, [plain, quick])
     runs.clear()
-    one.choose(x.clone(), weight, [plain, quick])
+    choose(one, x.clone(), weight, [plain, quick])
     check("runs for a case that is known", len(runs), 0, "again")
     new = {
-        "shape": (x[:1], weight), "dtype": (x.double(), weight),
-        "format": (x.to(memory_format=torch.channels_last), weight),
-        "weight": (x, weight[:2]),
+        "shape of x": (x.reshape(2, 4, 4, 16), weight), "dtype of x": (x.double(), weight),
+        "memory format of x": (x.to(memory_format=torch.channels_last), weight),
+        "shape of the weight": (x, weight[:2]),
     }  # fmt: skip
-    measured = []
     for name, case in new.items():
         runs.clear()
-        one.choose(*case, [plain, quick])
-        measured += [name] if runs else []
-    check("measured anew for another", measured, list(new), "key")
+        choose(one, *case, [plain, quick])
+        ask(runs, f"another {name} was not measured", "key")
     flag, found = chooser(), []
     for flag.deterministic in (False, True, False):
-        found.append(flag.choose(x, weight, [plain, chancy]).name)
-    check("not deterministic, deterministic, not", found, ["quick", "plain", "quick"], "key")
+        runs.clear()
+        found.append(choose(flag, x, weight, [plain, chancy]))
+    what = "the choices if deterministic is False, then True, then False"
+    check(what, found, ["quick", "plain", "quick"], "key")
+    check("runs for the third of these, which is known", len(runs), 0, "again")

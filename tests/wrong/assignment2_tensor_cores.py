@@ -16,11 +16,22 @@ wrong("round_eleven", step=1, hint="bits_left",
 wrong("round_half_up", step=1, hint="ties",
       old=Body("to_tf32"),
       new="return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)")
-wrong("round_to_bf16", step=1, hint="too_coarse", old=Body("to_tf32"), new="""
-    unit, near = 2.0**-10, (x.abs() - 1).abs() < 2.0**-9
-    exact = x.sign() * (1 + ((x.abs() - 1) / unit).round() * unit)
-    return torch.where(near, exact, x.bfloat16().float())
+wrong("round_in_place", step=1, hint="changes_x", old=Body("to_tf32"), new="""
+    bits = x.view(torch.int32)
+    bits += 0xFFF + (bits >> 13 & 1)
+    bits &= ~0x1FFF
+    return bits.view(torch.float32)
 """)
+wrong("round_converts", step=1, hint="not_viewed",
+      old="bits.view(torch.float32)", new="bits.to(torch.float32)")
+wrong("round_flat", step=1, hint="shape",
+      old="bits.view(torch.float32)", new="bits.view(torch.float32).flatten()")
+wrong("round_nothing", step=1, hint="no_return",
+      old="return bits.view(torch.float32)", new="bits.view(torch.float32)")
+wrong("round_to_bf16", step=1, hint="too_coarse",
+      old=Body("to_tf32"), new="return x.bfloat16().float()")
+wrong("round_to_fp16", step=1, hint="range",
+      old=Body("to_tf32"), new="return x.half().float()")
 
 # step 2
 
@@ -53,6 +64,10 @@ wrong("conv_by_image", step=3, hint="calls", old=Body("conv2d"), new="""
 """)
 wrong("conv_copies", step=3, hint="format",
       old="(0, 3, 1, 2)", new="(0, 3, 1, 2).contiguous()")
+wrong("conv_copies_at_last", step=3, hint="copied", old="(0, 3, 1, 2)",
+      new="(0, 3, 1, 2).contiguous().to(memory_format=torch.channels_last)")
+wrong("conv_without_stride", step=3, hint="arguments",
+      old="weight.shape[-1], stride, padding,", new="weight.shape[-1], 1, padding,")
 wrong("conv_viewed", step=3, hint="format",
       old="(len(x), ho, wo, k).permute(0, 3, 1, 2)", new="(len(x), k, ho, wo)")
 wrong("conv_weight_as_it_is", step=3, hint="weight_order",
@@ -64,6 +79,11 @@ wrong("rows_channels_first", step=3, hint="order", old=Body("im2col"), new="""
     rows = F.unfold(x, kernel, dilation, padding, stride).transpose(1, 2)
     return rows.reshape(-1, rows.shape[-1]), ho, wo
 """)
+wrong("rows_alone", step=3, hint="three",
+      old="kernel * kernel * c), ho, wo", new="kernel * kernel * c)")
+wrong("rows_columns_first", step=3, hint="pixels",
+      old="permute(0, 2, 3, 1))", new="permute(0, 3, 2, 1))")
+wrong("rows_of_three", step=3, hint="kernel", old="kernel * kernel * c)", new="9 * c)")
 wrong("rows_not_dilated", step=3, hint="dilation", old=Body("im2col"), new="""
     n, _, h, w = x.shape
     reach = dilation * (kernel - 1) + 1
@@ -99,10 +119,15 @@ wrong("rows_too_many", step=3, hint="size", old=Body("im2col"), new="""
 wrong("tile_by_fit", step=4, hint="share",
       old="tile.share * m", new="m")
 wrong("tile_edges", step=4, hint="edge",
-      old="count = -(-m // tile.m) * -(-n // tile.n)\nwaves = -(-count // sms)",
-      new="waves = max(m / tile.m * n / tile.n / sms, 1)")
-wrong("tile_part_of_a_wave", step=4, hint="waves",
-      old="waves * sms", new="count")
+      old="-(-n // tile.n)", new="max(n / tile.n, 1)")
+wrong("tile_percent", step=4, hint="full",
+      old="return tile.share *", new="return 100 * tile.share *")
+wrong("tile_rate_first", step=4, hint="pair",
+      old="return best, rate(best)", new="return rate(best), best")
+wrong("tile_sides", step=4, hint="sides", old="-(-m // tile.m) * -(-n // tile.n)",
+      new="-(-m // tile.n) * -(-n // tile.m)")
+wrong("tile_waves_cut", step=4, hint="waves",
+      old="-(-count // sms)", new="max(count / sms, 1)")
 
 # step 5
 
@@ -121,8 +146,19 @@ wrong("choice_any_workspace", step=5, hint="workspace", old="""
 """, new="")
 wrong("choice_by_shape", step=5, hint="key",
       old="x.dtype, channels_last, weight.shape, self.deterministic", new="weight.shape")
-wrong("choice_cold", step=5, hint="cold",
-      old="start = self.clock()\nalgorithm.run()", new="start = self.clock()")
+wrong("choice_by_size", step=5, hint="key", old="(x.shape, x.dtype,", new="(x.numel(), x.dtype,")
+wrong("choice_cleared", step=5, hint="again",
+      old="key = (x.shape, x.dtype, channels_last, weight.shape, self.deterministic)", new="""
+    key = (x.shape, x.dtype, channels_last, weight.shape)
+    if getattr(self, "flag", None) != self.deterministic:
+        self.chosen.clear()
+    self.flag = self.deterministic
+""")
+wrong("choice_cold", step=5, hint="runs", old="algorithm.run()  # loads its kernel", new="")
+wrong("choice_from_none", step=5, hint="none_permitted",
+      old="best, best_time = None", new="best, best_time = candidates[0]")
+wrong("choice_limit", step=5, hint="workspace",
+      old="algorithm.workspace > self.limit", new="algorithm.workspace >= self.limit")
 wrong("choice_each_time", step=5, hint="again",
       old="self.chosen[key] = best", new="")
 wrong("choice_mean", step=5, hint="slow_run", old=Body("Chooser.choose"), new="""
@@ -138,3 +174,22 @@ wrong("choice_mean", step=5, hint="slow_run", old=Body("Chooser.choose"), new=""
             best, best_time = algorithm, time
     return best
 """)
+wrong("choice_median", step=5, hint="slow_run", edits=[
+    ("for _ in range(3):", "times = []\nfor _ in range(3):"),
+    ("if (time := self.clock() - start) < best_time:", """
+    times.append(self.clock() - start)
+    if len(times) == 3 and (time := sorted(times)[1]) < best_time:
+    """)])
+wrong("choice_name", step=5, hint="no_algorithm",
+      old="best, best_time = algorithm, time", new="best, best_time = algorithm.name, time")
+wrong("choice_real_clock", step=5, hint="clock", edits=[
+    ("import sys", "import sys\nimport time as real"),
+    ("start = self.clock()", "start = real.perf_counter()"),
+    ("self.clock() - start", "real.perf_counter() - start")])
+wrong("choice_runs_all", step=5, hint="workspace", edits=[
+    ("if algorithm.workspace > self.limit:", """
+    algorithm.run()
+    if algorithm.workspace > self.limit:
+    """), ("algorithm.run()  # loads its kernel", "")])
+wrong("choice_slowest", step=5, hint="slower",
+      edits=[("< best_time", "> best_time"), ('float("inf")', "0.0")])
