@@ -468,7 +468,7 @@ def sharding(theirs, ours, lesson):
           "accumulate clip", worlds=(2, 4))  # fmt: skip
 def updating(theirs, ours, lesson):
     graft(theirs, ours, "accumulate", "clip")
-    config = config_of(dp=2, tp=lesson.world // 2, batch=12)
+    config = config_of(dp=2, tp=lesson.world // 2, batch=12, micro=3)
     (model, mesh), alone, (rows,) = meshed(config), plain(config), rows_of(config)
     own = rows.chunk(2)[mesh["dp"].get_local_rank()]
     live, most, taken = [], [], []
