@@ -473,11 +473,14 @@ def updating(theirs, ours, lesson):
     own = rows.chunk(2)[mesh["dp"].get_local_rank()]
     live, most, taken = [], [], []
 
+    def left(_: torch.Tensor) -> None:  # what a hook returns replaces the gradient
+        live.pop()
+
     def entered(_: Any, inputs: tuple, output: torch.Tensor) -> None:
         live.append(output)
         most.append(len(live))
         taken.append(len(inputs[0]))
-        output.register_hook(lambda _: [live.pop()] and None)
+        output.register_hook(left)
 
     entry = model.register_forward_hook(entered)
     with lesson.phase("accumulate"):
