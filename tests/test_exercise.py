@@ -43,7 +43,7 @@ def test_other_ways_pass_and_more_says_how_to_fix_it(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     first, second = done.stdout.split("exercise-loop.py")
     assert "3 of 3 steps pass" in first, first
-    assert "        fix:   fused=True, or at least the default" in second, second
+    assert "        fix:   Use fused=True, or at least the default" in second, second
 
 
 @pytest.mark.parametrize(

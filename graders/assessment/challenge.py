@@ -1,48 +1,90 @@
 """The challenge: the same numbers first, then one step for each medal."""
 
+from typing import Any
+
 import torch
 
-from graders.tools import Lab, Passes, Watch, at_most, check, import_late_parts
+from graders.tools import Lab, Passes, Watch, ask, at_most, check, import_late_parts
 
 HINTS = {
-    "nearest": "The nearest codes are others: |c|² belongs to the comparison, |x|² does not.",
+    "returned": "fast_step must return what slow_step returns: the nearest code of each row "
+    "as an integer, the new codes, and the error, in this order and with the same shapes.",
+    "nearest": "Some rows get another code than in slow_step. |c|² belongs to the "
+    "comparison, and |x|² does not. Compute the distances in fp32, because some rows are "
+    "almost as near to a second code.",
     "means": "The new codes are not the means of their rows.",
-    "empty": "A code without rows must stay where it is, and not become NaN or zero.",
-    "error": "The mean squared distance is wrong: a term that does not move the minimum counts "
-    "in the error.",
-    "changed": "x or codes of the caller were changed.",
-    "memory": "A tensor of n·k·d numbers was made: let a matrix product add up over d.",
-    "bronze": "Not yet twice as fast. Where does the time go? Profile: a Python loop over the "
-    "rows launches thousands of small operators, for the error say.",
-    "silver": "Not yet five times as fast: a loop over the codes launches hundreds of small "
-    "operators. index_add_ adds all rows to their codes at once.",
-    "gold": "Not yet ten times as fast. If no loop is left, count the operators: is anything "
-    "computed twice, copied, or larger than it must be?",
+    "empty": "A code without rows must stay where it is. It must not become NaN or zero, "
+    "also if it is the last code.",
+    "error": "The mean squared distance is wrong. A term that does not change the minimum "
+    "still counts in the error.",
+    "changed": "x or codes of the caller were changed. Write results into new tensors.",
+    "kept": "The codes were changed in place between two calls, and the second call returns "
+    "the results of the first. Compute everything in every call.",
+    "memory": "A tensor with n·k·d numbers was made. A matrix product adds up over d, and "
+    "makes only n·k numbers.",
+    "bronze": "Your step is not yet twice as fast. Use a profiler to see where the time "
+    "goes. A Python loop over the rows, for example for the error, launches thousands of "
+    "small operators.",
+    "silver": "Your step is not yet five times as fast. A loop over the codes launches "
+    "hundreds of small operators. index_add_ adds all rows to their codes at once.",
+    "gold": "Your step is not yet ten times as fast. If there is no loop left, count the "
+    "operators. Is something computed twice, copied, or larger than it must be?",
 }  # fmt: skip
 import_late_parts()
 LAB = Lab(HINTS)
 
 
-@LAB.alone(1, "the same numbers", "codes, means and error of the slow step", "fast_step")
+@LAB.alone(
+    1,
+    "the same numbers",
+    "codes, means and error of the slow step",
+    "fast_step",
+    crashes={"must match the size": "empty"},
+)
 def right(theirs, ours, lesson):
-    draw = torch.Generator().manual_seed(0)
-    x, codes = torch.randn(257, 8, generator=draw), torch.randn(20, 8, generator=draw)
-    codes *= torch.linspace(0.2, 2, 20)[:, None]
-    codes[7] = 100.0  # nobody is near it
-    truth, before = ours.slow_step(x, codes), (x.clone(), codes.clone())
-    with Watch() as watch:
-        nearest, new, error = theirs.fast_step(x, codes)
-    lesson.fact("scores", {"launches": len(watch.launched)})
-    kept = torch.equal(x, before[0]) and torch.equal(codes, before[1])
-    check("x and codes are as before", kept, True, "changed")
-    others = int((nearest != truth[0]).sum())
-    check("rows whose nearest code is another", others, 0, "nearest")
-    check("the code without rows", new[7, 0].item(), 100.0, "empty")
-    apart = (new - truth[1]).abs().max().item()
-    check("largest distance of a new code", apart, at_most(1e-4), "means")
-    relative = abs(float(error) / float(truth[2]) - 1)
-    check("relative error of the distance", relative, at_most(1e-4), "error")
-    check("the most numbers in one tensor", watch.largest, at_most(257 * 20), "memory")
+    for n, k in ((257, 20), (40, 9)):
+        draw = torch.Generator().manual_seed(0)
+        x, codes = torch.randn(n, 8, generator=draw), torch.randn(k, 8, generator=draw)
+        codes *= torch.linspace(0.2, 2, k)[:, None]
+        codes[7], codes[-1] = 100.0, -100.0  # no row is near these
+        truth, before = ours.slow_step(x, codes), (x.clone(), codes.clone())
+        with Watch() as watch:
+            found = theirs.fast_step(x, codes)
+        if n == 257:
+            lesson.fact("scores", {"launches": len(watch.launched)})
+        mine, wanted = kinds(found), kinds(truth)
+        what = f"fast_step returns {', '.join(mine)}; slow_step returns {', '.join(wanted)}"
+        ask(mine[:2] == wanted[:2] and len(mine) == 3, what, "returned")
+        nearest, new, error = found
+        kept = torch.equal(x, before[0]) and torch.equal(codes, before[1])
+        check("x and codes are as before", kept, True, "changed")
+        others = int((nearest != truth[0]).sum())
+        check(f"of {n} rows, the number of those with another code", others, 0, "nearest")
+        for code in (7, k - 1):
+            fact = f"the first number of code {code}, which has no rows"
+            check(fact, new[code, 0].item(), codes[code, 0].item(), "empty")
+        apart = (new - truth[1]).abs().max().item()
+        check("largest difference of a new code", apart, at_most(1e-4), "means")
+        relative = abs(float(error) / float(truth[2]) - 1)
+        check("relative error of the mean squared distance", relative, at_most(1e-4), "error")
+        check("the most numbers in one tensor", watch.largest, at_most(n * k), "memory")
+        codes *= 0.5
+        _, new, _ = theirs.fast_step(x, codes)
+        apart = (new - ours.slow_step(x, codes)[1]).abs().max().item()
+        fact = "largest difference of a new code, after the codes were halved in place"
+        check(fact, apart, at_most(1e-4), "kept")
+
+
+def kinds(results: Any) -> list[str]:
+    """The shape and the dtype of each result, in words."""
+    if not isinstance(results, (tuple, list)):
+        return ["None" if results is None else f"a {type(results).__name__}"]
+    return [
+        f"{list(each.shape)} of {str(each.dtype).removeprefix('torch.')}"
+        if isinstance(each, torch.Tensor)
+        else type(each).__name__
+        for each in results
+    ]
 
 
 for number, (name, bound) in enumerate(LAB.finished.MEDALS.items(), 2):

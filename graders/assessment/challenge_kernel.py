@@ -11,26 +11,32 @@ from graders.labs.lab06_cuda_basics import filled, place
 from graders.tools import Lab, Passes, Wrong, ask, at_most, check
 
 HINTS = {
-    "compile": "This is the first complaint; those after it often follow from it. Keep the "
-    "kernel's name and parameters: it gets a block of 256 threads for each row.",
-    "fault": "The last row ends where x ends, and may have fewer than 4,096 numbers: guard "
-    "what is beyond. What other threads have written is read behind a barrier.",
+    "compile": "This is the first complaint of the compiler, and later ones often follow "
+    "from it. Keep the name and the parameters of the kernel. It is launched with a block of "
+    "256 threads for each row.",
+    "fault": "The last row ends where x ends, and a row may have fewer than 4,096 numbers. "
+    "Check each index against `columns`. A thread may read what other threads have written "
+    "only behind a barrier.",
     "codes": "A scale is the largest |x| of the whole row, divided by 127. A code is x / "
-    "scale, rounded to the nearest whole number: rintf, for a cast alone cuts off.",
-    "far": "Lanes of a warp read or write numbers that lie far from each other, and each takes "
-    "a sector of its own. Neighbouring threads take neighbouring numbers.",
-    "twice": "x comes from memory twice: once for the largest number, once for the codes. Keep "
-    "a thread's share in registers in between. Or each thread stores the scale: let one do it.",
-    "narrow": "More requests than bytes need: a thread can load 16 bytes at once, as float4, "
-    "and store four codes at once.",
-    "banks": "Each load or store of a warp is a pass, and more where its lanes meet in a bank. "
-    "Shuffles need none: they find the largest of the eight warps' numbers, too.",
-    "local": "An array whose index the compiler does not know lies in local memory, and that "
-    "is device memory: let every loop over it have a constant end, and #pragma unroll.",
-    "registers": "With more than 64 registers a thread an SM holds fewer than half of its "
-    "threads, and too few loads are under way.",
-    "gpu": "The counts are right, and the GPU waits. Profile it with ncu: how many bytes are "
-    "under way, and what do warps wait for?",
+    "scale, rounded to the nearest integer. rintf rounds, but a cast alone cuts off.",
+    "far": "The lanes of a warp read or write numbers that are far from each other, and each "
+    "lane needs a sector of its own. Let neighbouring threads take neighbouring numbers.",
+    "twice": "Memory moves x more than once: once for the largest number, and again for the "
+    "codes. Keep the numbers of a thread in registers in between.",
+    "stores": "x is read only once, but the stores move more bytes than the results have. "
+    "Let a thread store four codes at once, and let only one thread store the scale.",
+    "narrow": "There are more requests than necessary. A thread can load 16 bytes at once, "
+    "as float4, and store four codes at once.",
+    "banks": "Each load or store of a warp in shared memory is at least one pass, and more "
+    "if its lanes meet in a bank. Shuffles do not need shared memory, and they can also find "
+    "the largest of the numbers of the eight warps.",
+    "local": "If the compiler does not know an index into an array, the array is in local "
+    "memory, which is device memory. Let every loop over the array have a constant end, and "
+    "write #pragma unroll before it.",
+    "registers": "If a thread uses more than 64 registers, an SM has room for fewer than "
+    "half of its threads, and too few loads are in flight.",
+    "gpu": "The counts are right, but the GPU waits. Profile the kernel with ncu: how many "
+    "bytes are in flight, and what do the warps wait for?",
 }  # fmt: skip
 LAB = Lab(HINTS)
 LAB06 = sys.modules[LAB.finished.Kernels.__module__]
@@ -42,6 +48,7 @@ def launched(theirs, ours, rows: int, columns: int):
     tempfile.tempdir = os.getcwd()  # the runner's, which it empties
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
     x[0, -1], x[2:] = -9, 0
+    x[1, 8 + columns // 2048] = -8  # in the first, second or third of four numbers
     q, scales = torch.full(x.shape, 77, dtype=torch.int8), torch.full((rows,), torch.nan)
     hint = "compile"
     try:
@@ -71,7 +78,10 @@ def memory(theirs, ours, lesson):
     each = ours.moved(counts) / (rows * columns)
     check("bytes moved for a number", each, at_most(10), "far")
     yield f"bronze: {each:.2f} bytes for each number, of no more than 10"
-    check("bytes moved for a number", each, at_most(5.1), "twice")
+    loads = 32 * counts.load_sectors / (rows * columns)
+    hint = "twice" if loads > 4.1 else "stores"
+    fact = f"bytes moved for a number, {loads:.2f} of them by loads"
+    check(fact, each, at_most(5.1), hint)
     yield "silver: of no more than 5.1, and 5 are the least: 4 of x, 1 of the codes"
     found, least = ours.requests(counts) / rows, 2 * columns / 128 + 1
     check("loads and stores of warps for a row", found, at_most(1.1 * least), "narrow")

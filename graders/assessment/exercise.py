@@ -29,99 +29,143 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
 
 from graders import runner
-from graders.runner import Bench, Judge, Lesson, load
-from graders.tools import ROOT, Lab, ask, before
+from graders.runner import Bench, Judge, Lesson, Wrong, load
+from graders.tools import ROOT, Lab, ask, before, show
 
 # What is wrong, and where to look. `MORE` says how to fix it.
 HINTS = {
-    "steps": "A step is one update from 64 samples, and every sample of an epoch counts. What "
-    "else changes the number of updates changes the training.",
-    "first": "Before the first update nothing but data, order, normalisation and the model's "
-    "first weights can differ. Compare your first batch with that of the slow program.",
-    "later": "The first loss is right, so the forward pass is. Look at what comes after it: "
-    "gradients that add up, clipping, the optimizer's settings, the order of the next batch.",
-    "unseen": "Training is right, the mean over the validation samples is not. Did every "
-    "sample count once, and equally?",
-    "log": "log.csv is for those who come after you: one line for each step, with its loss.",
-    "elsewhere": "On an accelerator, something is not where its neighbour is.",
-    "device_curve": "The losses are right on the CPU and wrong on the device. A copy that was "
-    "not waited for, or a precision that is too low?",
-    "read": "How often does your program open the file? Put a print into the line that reads.",
-    "lists": "How many Python objects is a batch, on its way from the file to a tensor?",
-    "workers": "Look at the processes (top, or print the pids) when an epoch begins.",
-    "micro": "How many samples does one forward pass take, and how many would fit?",
-    "float64": "Print the dtype of what goes into a convolution. Who asked for it?",
-    "no_autocast": "In which precision do convolutions run on an accelerator?",
-    "converted": "The parameters themselves are in 16 bits: small updates are lost in them.",
-    "scaler": "For which number format was loss scaling invented, and is it in use here?",
-    "pageable": "A copy to the device may run beside the host's work. Here the host waits for "
-    "each. What must be true of the memory that is copied from?",
-    "constants": "Some tensors that cross to the device are the same in every step.",
-    "asks": "The host asks the device for a number in every step, and waits until it is there.",
-    "synchronize": "The host stops for the device in every step. Who needs that?",
-    "clip": "Between backward and the update the host asks for one number per parameter.",
-    "launches": "Count the operators of one forward pass. A kernel on few numbers costs its "
-    "launch, and a launch costs the same for few numbers as for many.",
-    "optimizer": "How many kernels does one update take, and how many parameters are there?",
-    "format": "Convolutions of images have a favourite order of the numbers in memory. Print "
-    "stride() of what goes in.",
-    "histograms": "Something large goes from the device to the host in every step.",
-    "log_opened": "Files are opened for writing in every step.",
-    "garbage": "Something walks over all objects of the process, again and again.",
-    "anomaly": "A switch for debugging is on. It notes a stack trace for every operator.",
-    "recompiles": "TORCH_LOGS=recompiles says how often the model is compiled, and why.",
-    "debug_backend": "Which backend does torch.compile use, and what does it make faster?",
-    "replicas": "The model is wrapped for several devices, in one process.",
-    "eval_graph": "Evaluation has no backward pass. Does it know?",
-    "slow": "Fix first what the steps above name. If nothing is left there: profile it "
-    "(chapter \"Memory and performance\"), and look at what train does beside its steps.",
+    "returned": "train must return what its docstring says. A function without a `return` "
+    "returns None.",
+    "steps": "The number of updates is different. One update uses 64 samples, and every "
+    "sample of an epoch is used.",
+    "first": "The first loss is already different. Before the first update, only the data, "
+    "their order, the normalisation and the first weights of the model matter. Compare your "
+    "first batch with the first batch of the slow program.",
+    "later": "The first loss is right, so the forward pass is right. Look at what comes "
+    "after it: gradients that add up, clipping, the optimizer, the order of the later "
+    "batches.",
+    "unseen": "The losses of training are right, but the mean loss over the validation "
+    "samples is not. Does every validation sample count exactly once, and do all count "
+    "equally? Is there one mean for each epoch?",
+    "log": "Other people read log.csv. It must have one line for each step, with the number "
+    "of the step and its loss, and nothing else. The first step has the number 1.",
+    "settings": "The optimizer does not have the settings of the slow program. Four steps "
+    "hardly show the difference, but a long training does.",
+    "elsewhere": "On an accelerator, two tensors that meet in one operator are on different "
+    "devices. The line that is named above is the first one that fails.",
+    "device_curve": "The losses are right on the CPU, but not on the device. Look for a copy "
+    "that nobody waited for, or for a precision that is too low.",
+    "read": "How often does your program open the file? Put a print into the function that "
+    "reads it.",
+    "lists": "How many Python objects does a batch consist of, on its way from the file to a "
+    "tensor?",
+    "workers": "Look at the worker processes (in top, or print their pids) when an epoch "
+    "begins.",
+    "micro": "How many samples are in one forward pass, and how many would fit into memory?",
+    "float64": "Print the dtype of the input of a convolution. Which line makes it so?",
+    "no_autocast": "In which precision should convolutions run on an accelerator?",
+    "converted": "The parameters themselves have 16 bits, so small updates are lost. Which "
+    "line converts them?",
+    "scaler": "For which number format was loss scaling invented? Does your program use this "
+    "format?",
+    "pageable": "A copy to the device can run while the host works, but here the host waits "
+    "for each copy. What must be true of the memory that is copied, and of the call?",
+    "constants": "Some of the tensors that are copied to the device are the same in every "
+    "step. Which ones?",
+    "asks": "In every step the host reads a number from the device, and it waits until the "
+    "number is there. Which lines need a number?",
+    "synchronize": "In every step the host waits until the device has done everything. Which "
+    "line waits, and who needs this?",
+    "clip": "Between the backward pass and the update, the host reads one number for each "
+    "parameter. Which function does this?",
+    "launches": "Count the operators in one forward pass. Launching a kernel costs the same "
+    "for few numbers as for many.",
+    "optimizer": "How many kernels does one update launch, and how many parameters are there?",
+    "format": "Convolutions of images are fastest with one order of the numbers in memory. "
+    "Print stride() of the input of a convolution.",
+    "histograms": "In every step, large tensors are copied from the device to the host. Who "
+    "reads the result?",
+    "log_opened": "Files are opened for writing in every step. How often does someone read "
+    "them?",
+    "garbage": "A call goes through all Python objects of the process, again and again. "
+    "Which one?",
+    "anomaly": "A setting for debugging is on. It records a stack trace for every operator.",
+    "recompiles": "The model is compiled again and again. TORCH_LOGS=recompiles prints how "
+    "often, and the reason.",
+    "debug_backend": "Which backend does torch.compile use, and does this backend make "
+    "anything faster?",
+    "replicas": "The model is wrapped for several devices in one process. How many devices "
+    "are there?",
+    "eval_graph": "Evaluation has no backward pass, but it stores everything for one.",
+    "slow": "First fix what the other steps name. If nothing is left, profile the program "
+    '(chapter "Memory and performance"), and look at what train does apart from its steps.',
 }  # fmt: skip
 MORE = {
-    "steps": "Keep BATCH samples to an update, and `order` as it is.",
-    "first": "torch.manual_seed(0), then Net(); the samples order(n, epoch) gives; pixels "
-    "divided by 255, then mean and std.",
-    "later": "Without micro-batches there is nothing to divide by; zero_grad after each step; "
-    "a norm of CLIP over all gradients together; AdamW with RATE; order(n, epoch).",
-    "unseen": "A mean of means is right only for batches of one size: weigh by their samples.",
-    "log": "Write f\"{step},{loss}\\n\" for all steps, at the end of an epoch or of training.",
-    "elsewhere": "Constants made in forward need device=x.device, or register_buffer.",
-    "device_curve": "Keep parameters, losses and sums in fp32; autocast in bf16; an event "
-    "before a pinned buffer is filled again.",
-    "read": "Read the file once, in __init__ or before the first epoch. What does not fit into "
-    "memory: torch.load(path, mmap=True), once.",
-    "lists": "Keep tensors: index the tensor of all images with a tensor of indices, and a "
-    "batch is one operator. tolist() is for the eye.",
-    "workers": "One DataLoader, made once, with persistent_workers=True; or no workers, where "
-    "a batch takes less than a process costs.",
-    "micro": "Accumulation is for batches that do not fit. 64 images do: one pass, no PARTS.",
-    "float64": "torch.float32 in what makes the batch, and no .double() on the model.",
-    "no_autocast": "torch.autocast(device.type, dtype=torch.bfloat16) around forward and loss.",
-    "converted": "Leave parameters in fp32; autocast casts what an operator takes.",
-    "scaler": "fp16 needs it, for its small exponent. fp32 and bf16 do not: take GradScaler "
-    "out. Its step asks the device each time whether there was an inf.",
-    "pageable": "pin_memory=True and to(device, non_blocking=True); or, where the data are "
-    "small, all of them on the device before the first step.",
-    "constants": "register_buffer for mean and std: they move with the model, once.",
-    "asks": "losses.append(loss.detach()); one tolist() at the end of an epoch.",
-    "synchronize": "Drop it. To measure, synchronize before the first and after the last step.",
-    "clip": "nn.utils.clip_grad_norm_ computes norm and factor on the device.",
-    "launches": "The loop over groups is nn.GroupNorm.",
-    "optimizer": "fused=True, or at least the default: foreach=False asks for a loop.",
-    "format": "The file has the channels last already: images.permute(0, 3, 1, 2) without "
-    "contiguous() keeps them there; and model.to(memory_format=torch.channels_last).",
-    "histograms": "Histograms once an epoch are enough, or none.",
-    "log_opened": "Collect lines; write them once an epoch.",
-    "garbage": "Drop gc.collect(). Memory that grows has an owner: find what keeps losses with "
-    "their graphs.",
-    "anomaly": "Drop set_detect_anomaly(True); use it on the step that makes the NaN.",
-    "recompiles": "An int attribute that changes in forward is a constant for the compiler: "
-    "drop self.calls, or count outside.",
-    "debug_backend": "backend=\"eager\" and \"aot_eager\" are for finding bugs. Take the "
-    "default where training is long; here, where it is short, no torch.compile.",
-    "replicas": "Drop nn.DataParallel. For several GPUs: DistributedDataParallel.",
-    "eval_graph": "with torch.no_grad(): around it, or torch.inference_mode().",
-    "slow": "torch.profiler.profile() around train, sorted by cpu_time_total. A compilation "
-    "counts, and takes longer than this training.",
+    "returned": "Return the losses of all steps and the validation losses of all epochs, as "
+    "two lists.",
+    "steps": "Use BATCH samples for each update, and leave `order` as it is.",
+    "first": "Call torch.manual_seed(0), then Net(). Take the samples that order(n, epoch) "
+    "gives. Divide the pixels by 255, then subtract the mean and divide by the standard "
+    "deviation.",
+    "later": "Divide the loss only if there are micro-batches. Call zero_grad after each "
+    "update. Clip the norm of all gradients together to CLIP. Use AdamW with RATE, and "
+    "order(n, epoch).",
+    "unseen": "A mean of means is right only if all batches have the same size. Multiply "
+    "each mean by the number of its samples, add up, and divide by the number of all samples.",
+    "log": 'Write f"{step},{loss}\n" for all steps, at the end of each epoch or of the '
+    "training.",
+    "settings": "Use torch.optim.AdamW with lr=RATE for all parameters. Only fused and "
+    "foreach may differ from the defaults.",
+    "elsewhere": "Make constants of the forward pass with device=x.device, or register them "
+    "with register_buffer.",
+    "device_curve": "Keep parameters, losses and sums in fp32, and use autocast with bf16. "
+    "Wait for an event before you fill a pinned buffer again.",
+    "read": "Read the file once, in __init__ or before the first epoch. If it does not fit "
+    "into memory, call torch.load(path, mmap=True) once.",
+    "lists": "Keep tensors. Index the tensor of all images with a tensor of indices: then a "
+    "batch is one operator.",
+    "workers": "Make one DataLoader for all epochs, with persistent_workers=True. Or use no "
+    "workers, because a batch costs less than a process here.",
+    "micro": "Micro-batches are for batches that do not fit into memory. 64 images do fit: "
+    "use one forward pass, without PARTS.",
+    "float64": "Use torch.float32 where the batch is made, and do not call .double() on the "
+    "model.",
+    "no_autocast": "Compute forward and loss within torch.autocast(device.type, "
+    "dtype=torch.bfloat16).",
+    "converted": "Leave the parameters in fp32. autocast converts the inputs of each "
+    "operator.",
+    "scaler": "Only fp16 needs loss scaling, because its exponent is small. Remove "
+    "GradScaler. In every step it also asks the device whether a gradient was infinite.",
+    "pageable": "Use pin_memory=True and to(device, non_blocking=True). Small data can also "
+    "be copied to the device as a whole before the first step.",
+    "constants": "Register mean and standard deviation with register_buffer, so that they "
+    "move with the model, once.",
+    "asks": "Use losses.append(loss.detach()), and one tolist() at the end of the epoch or "
+    "of the training.",
+    "synchronize": "Remove it. To measure, synchronize before the first step and after the "
+    "last one.",
+    "clip": "nn.utils.clip_grad_norm_ computes the norm and the factor on the device.",
+    "launches": "Replace the loop over groups by nn.GroupNorm.",
+    "optimizer": "Use fused=True, or at least the default. With foreach=False, AdamW loops "
+    "over the parameters.",
+    "format": "The file already has the channels last. images.permute(0, 3, 1, 2) without "
+    "contiguous() keeps them last in memory. Call "
+    "model.to(memory_format=torch.channels_last) as well.",
+    "histograms": "Write histograms once an epoch, or never.",
+    "log_opened": "Collect the lines, and write them once an epoch.",
+    "garbage": "Remove gc.collect(). If memory grows, find what keeps it: often a list of "
+    "losses with their graphs.",
+    "anomaly": "Remove set_detect_anomaly(True). Use it only to find the step that makes a "
+    "NaN.",
+    "recompiles": "An attribute that is an int and changes in forward is a constant for the "
+    "compiler, so each value needs a new compilation. Remove self.calls, or count outside of "
+    "the model.",
+    "debug_backend": 'The backends "eager" and "aot_eager" are for finding bugs. Use the '
+    "default backend for a long training. This training is short, so do not compile.",
+    "replicas": "Remove nn.DataParallel. For several GPUs use DistributedDataParallel.",
+    "eval_graph": "Evaluate within torch.no_grad() or torch.inference_mode().",
+    "slow": "Use torch.profiler.profile() around train, and sort by cpu_time_total. A "
+    "compilation counts, and takes longer than this training.",
 }  # fmt: skip
 
 LAB = Lab(HINTS, more=MORE, borrows=False)
@@ -145,8 +189,13 @@ def data(train: int = TRAIN, unseen: int = UNSEEN) -> Iterator[Path]:
 
 def numbers(result: Any) -> list[list[float]]:
     """What `train` returned: losses of steps, losses of epochs."""
-    losses, validation = result
-    return [list(map(float, losses)), list(map(float, validation))]
+    try:
+        losses, validation = result
+        return [list(map(float, losses)), list(map(float, validation))]
+    except (TypeError, ValueError):
+        found = "None" if result is None else f"a {type(result).__name__}"
+        what = f"train returns {found}, and should return two lists of numbers"
+        raise Wrong(what, "returned") from None
 
 
 def report(lesson: Lesson, curve: tuple, truth: list, **found: Any) -> None:
@@ -160,15 +209,15 @@ def report(lesson: Lesson, curve: tuple, truth: list, **found: Any) -> None:
 
 
 DEBUGGING = "aot_eager", "aot_eager_decomp_partition", "eager"  # backends to find faults
-LOGGED = re.compile(r"\d.*,")
+LOGGED = re.compile(r"\s*(\d+)\s*,\s*([-+.\deinfa]+)\s*")
 
 
-def floats(tree: Any) -> int:
-    """How many floats a nest of lists holds."""
+def listed(tree: Any) -> int:
+    """How many Python numbers a nest of lists holds."""
     if isinstance(tree, (list, tuple)) and tree:
         if isinstance(tree[0], (list, tuple)):
-            return sum(map(floats, tree))
-        return len(tree) if isinstance(tree[0], float) else 0
+            return sum(map(listed, tree))
+        return len(tree) if isinstance(tree[0], (int, float)) else 0
     return 0
 
 
@@ -189,7 +238,7 @@ def watch_host(folder: Path) -> Path:
                 note("writes")
 
     def tensor(data: Any, **_: Any) -> None:
-        if not torch.compiler.is_compiling() and floats(data) > 256:
+        if not torch.compiler.is_compiling() and listed(data) > EPOCHS * (TRAIN + UNSEEN):
             note("lists")
 
     def workers(_: Any, source: DataLoader) -> None:
@@ -217,6 +266,13 @@ def watch_host(folder: Path) -> Path:
     return path
 
 
+def show_number(value: Any) -> str:
+    """A setting of an optimizer: a number, or several."""
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(show_number, value))})"
+    return f"{float(value):.4g}" if isinstance(value, (int, float, torch.Tensor)) else "none"
+
+
 def count_on_host(theirs: ModuleType, ours: ModuleType, lesson: Lesson) -> None:
     """Train on the CPU; report the curve, the truth, and what the host did."""
     cpu = torch.device("cpu")
@@ -226,7 +282,17 @@ def count_on_host(theirs: ModuleType, ours: ModuleType, lesson: Lesson) -> None:
         log.unlink()
         torch._dynamo.reset()
         torch._dynamo.utils.clear_compilation_metrics()
-        path = watch_host(folder)
+        path, updates = watch_host(folder), set()
+
+        def update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            for group in optimizer.param_groups:
+                decoupled = group.get("decoupled_weight_decay", False)
+                kind = "AdamW" if decoupled else type(optimizer).__name__
+                settings = ("lr", "betas", "eps", "weight_decay")
+                found = (f"{name}={show_number(group.get(name))}" for name in settings)
+                updates.add(f"{kind} with {', '.join(found)}")
+
+        optimizers.register_optimizer_step_pre_hook(update)
         curve = theirs.train(folder, cpu, EPOCHS)
         metrics = torch._dynamo.utils.get_compilation_metrics()
         notes = [line.split() for line in path.read_text().splitlines()]
@@ -242,7 +308,8 @@ def count_on_host(theirs: ModuleType, ours: ModuleType, lesson: Lesson) -> None:
         again=len(started) - len({samples for _, samples in started}),  # for the same data
         recompiled=sum(bool(getattr(each, "recompile_reason", None)) for each in metrics),
         debugging=", ".join(debugging),
-        logged=[float(line.split(",")[1]) for line in lines if LOGGED.match(line)],
+        logged=[[int(m[1]), float(m[2])] if m else None for m in map(LOGGED.fullmatch, lines)],
+        updates=sorted(updates),
     )  # fmt: skip
 
 
@@ -331,7 +398,7 @@ class Watch:
 
     def found(self, steps: int) -> dict[str, Any]:
         """What so many steps come to."""
-        self.settle()
+        self.settle("after")  # what was asked for after the last update
         counts, notes, parameters = self.counts, self.convolutions, len(self.parameters)
         training = [note for note in notes if note[0]] or notes  # the first ones of the run
         # of numbers that were asked for before updates: it is clipping if each has one
@@ -523,8 +590,10 @@ def compare(curve: list, truth: list, share: float) -> str:
         return "first"
     if off(losses, true_losses) > share:
         return "later"
-    if len(unseen) != len(true_unseen) or off(unseen, true_unseen) > share:
+    if len(unseen) != len(true_unseen):
         return "unseen"
+    if off(unseen, true_unseen) > share:  # the losses may be a little wrong, too
+        return "later" if off(losses, true_losses) > share / 10 else "unseen"
     return ""
 
 
@@ -541,8 +610,24 @@ def curve(bench):
     ask(not hint, f"{in_words(run.curve)}; the slow program has {in_words(run.truth)}", hint)
     losses, unseen = map(len, run.curve)
     yield f"{losses} losses and {unseen} validation losses, to {SAME:.1%}"
-    wrong = compare([run.logged, []], [run.truth[0], []], SAME)
-    ask(not wrong, f"of {run.steps} steps {len(run.logged)} stand in log.csv", "log")
+    lines = [line for line in run.logged if line is not None]
+    what = (
+        f"log.csv has {len(run.logged)} lines, and {len(lines)} of them are a step and a loss"
+    )
+    ask(
+        len(run.logged) == len(lines) == run.steps,
+        f"{what}; there were {run.steps} steps",
+        "log",
+    )
+    found = [number for number, _ in lines]
+    what = f"the steps in log.csv are {show(found)}; they should be 1 to {run.steps}"
+    ask(found == list(range(1, run.steps + 1)), what, "log")
+    wrong = compare([[loss for _, loss in lines], []], [run.truth[0], []], SAME)
+    ask(not wrong, "the losses in log.csv are not those of the steps", "log")
+    wanted = f"AdamW with lr={show_number(LAB.finished.RATE)}, betas=(0.9, 0.999), eps=1e-08, "
+    wanted += "weight_decay=0.01"
+    wrong = [each for each in run.updates if each != wanted]
+    ask(not wrong, f"parameters are updated by {' and '.join(wrong)}", "settings")
 
 
 @trial(2, "the curve on a device", "it trains on an accelerator as on the CPU", 1)
@@ -598,7 +683,7 @@ area(11, "constants", "what stays the same crosses once",
 area(12, "asking the device", "the host asks for nothing within an epoch",
      ("toy", "synchronize", lambda run: run.stops < run.steps,
       "in {steps} steps the host stopped for the device {stops} times"),
-     ("toy", "asks", lambda run: run.asked < run.steps,
+     ("toy", "asks", lambda run: run.asked < run.steps - 1,
       "in {steps} steps the host asked the device for {asked} numbers"))
 area(13, "clipping", "the device decides whether to clip",
      ("toy", "clip", lambda run: not run.clip,

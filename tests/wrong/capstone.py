@@ -14,6 +14,17 @@ wrong("rows_of_inputs", step=1, hint="rows_shape",
       old="config.sequence + 1", new="config.sequence")
 wrong("rows_of_replica_0", step=1, hint="rows_same",
       old="positions.chunk(config.dp)[replica]", new="positions.chunk(config.dp)[0]")
+wrong("rows_every_other", step=1, old=".chunk(config.dp)[replica]", new="[replica :: config.dp]")
+wrong("rows_of_the_names", step=1, hint="rows_text", old="""
+    ids = text(config.text)
+    last = len(ids) - config.sequence - 1
+""", new="""
+    ids = text()
+    last = len(ids) - config.sequence - 1
+""")
+wrong("rows_once", step=1, hint="rows_again",
+      old="config = self.config\nids = text(config.text)",
+      new="config = self.config\nself.generator.manual_seed(config.seed)\nids = text(config.text)")
 
 # step 2
 
@@ -33,6 +44,10 @@ wrong("cut_out_gathered", step=3, hint="tp_layouts",
       old="(output_layouts=Shard(1))", new="()")
 wrong("cut_without_norms", step=3, hint="tp_norms",
       old='plan |= {name: SequenceParallel() for name in ("norm1", "norm2")}', new="")
+wrong("cut_over_the_mesh", step=3, hint="tp_mesh", old='mesh["tp"], plan', new="mesh, plan")
+wrong("cut_returns_nothing", step=3, hint="returned",
+      old='return parallelize_module(module, mesh["tp"], plan)',
+      new='parallelize_module(module, mesh["tp"], plan)')
 
 # step 4
 
@@ -44,6 +59,12 @@ wrong("shard_over_all", step=4, hint="whole_mesh",
       old='mesh=mesh["dp"],', new="")
 wrong("shard_reduce_bf16", step=4, hint="reduce_dtype",
       old="dtype, reduce_dtype=torch.float32", new="dtype")
+wrong("shard_always_bf16", step=4, hint="param_dtype",
+      old="param_dtype=config.dtype", new="param_dtype=torch.bfloat16")
+wrong("shard_converts", step=4, hint="fp32_weights",
+      old='fully_shard(module, mesh', new='fully_shard(module.to(config.dtype), mesh')
+wrong("shard_keeps_whole", step=4, hint="not_freed",
+      old="mp_policy=policy)", new="mp_policy=policy, reshard_after_forward=False)")
 
 # step 5
 
@@ -70,6 +91,20 @@ wrong("clip_norms", step=5, hint="norm_of_norms", old=Body("clip"), new="""
 """)
 wrong("clip_nothing", step=5, hint="not_clipped",
       old="torch._foreach_mul_(shards, (config.clip / (norm + 1e-6)).clamp(max=1))", new="")
+wrong("accumulate_by_micro", step=5, hint="not_divided",
+      old="/ config.micro_batches", new="/ config.micro")
+wrong("accumulate_one_backward", step=5, hint="live", old=Body("accumulate"), new="""
+    total = 0.0
+    for part in rows.split(config.micro):
+        total += loss_of(model(part[:, :-1]), part[:, 1:]) / config.micro_batches
+    total.backward()
+    return total.detach()
+""")
+wrong("clip_of_each_stage", step=5, hint="norm_stage", old=Body("clip"), new="""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+""")
+wrong("clip_without_root", step=5, hint="norm", old="square.sqrt()", new="square")
 
 # step 6
 
@@ -87,13 +122,16 @@ wrong("schedule_unscaled", step=6, hint="pp_scale",
       old="loss_fn=loss_of", new="loss_fn=loss_of, scale_grads=False")
 wrong("stage_round_robin", step=6, hint="stage_layers",
       old=Body("layers_of_stage"), new="return range(stage, config.layers, config.pp)")
+wrong("schedule_without_loss", step=6, hint="pp_loss", old=", loss_fn=loss_of", new="")
+wrong("stage_of_two", step=6, hint="stage_layers",
+      old="each = config.layers // config.pp", new="each = 2")
 
 # step 7
 
 wrong("budget_all_kept", step=7, hint="kept",
       old="1 if config.recompute else 24 + 4 * config.tp", new="60")
-wrong("budget_no_logits", step=7, hint="too_small",
-      old='{"logits": logits}', new='{"block": 0, "logits": 0}')
+wrong("budget_no_block", step=7, hint="too_small",
+      old='{"logits": logits}', new='{"block": 0, "logits": logits // 2}')
 wrong("budget_nothing_whole", step=7, hint="gathered",
       old='{"logits": logits}', new='{"logits": logits, "gathered": 0, "block": 0}')
 wrong("budget_state_12", step=7, hint="state",
@@ -101,7 +139,10 @@ wrong("budget_state_12", step=7, hint="state",
 wrong("budget_total", step=7, hint="budget_keys",
       old='parts | {"logits": logits}', new="sum(parts.values()) + logits")
 wrong("budget_wide", step=7, hint="too_large",
-      old="4 * b * s * v", new="80 * b * s * v")
+      old="working = 2 *", new="working = 8 *")
+wrong("budget_one_live", step=7, hint="kept",
+      old="min(config.micro_batches, config.pp - stage) if config.pp > 1 else 1", new="1")
+wrong("budget_logits_everywhere", step=7, hint="logits", old="v * 4 * last", new="v * 4")
 
 # step 8
 
@@ -132,6 +173,30 @@ wrong("save_keeps_all", step=8, hint="not_dropped", old="""
 """, new="")
 wrong("save_without_name", step=8, hint="none_complete",
       old="unfinished.rename(finished)", new="")
+wrong("save_by_all_ranks", step=8, hint="one_rank",
+      old="""
+        if dist.get_rank() == 0:
+            shutil.rmtree(finished, ignore_errors=True)  # of a life that was resumed before it
+      """, new="""
+        if True:
+            shutil.rmtree(finished, ignore_errors=True)
+      """)
+wrong("save_keeps_two", step=8, hint="not_dropped", old="[: -config.keep]", new="[:-2]")
+wrong("save_without_barrier", step=8, hint="none_complete",
+      old="dist.barrier()  # nobody goes on before", new="pass  # nobody goes on before")
+wrong("save_with_a_mark", step=8, edits=[(Body("save"), """
+    root, step = Path(config.folder), int(state["step"])
+    folder = root / f"step-{step}"
+    dcp.save(state, checkpoint_id=folder)
+    if dist.get_rank() == 0:
+        (folder / "complete").touch()
+        for old in complete(config)[: -config.keep]:
+            shutil.rmtree(root / f"step-{old}")
+    dist.barrier()
+"""), (Body("complete"), """
+    marks = Path(config.folder).glob("step-*/complete")
+    return sorted(int(mark.parent.name[5:]) for mark in marks)
+""")])
 
 # step 9
 
@@ -145,6 +210,8 @@ wrong("load_parameters", step=9, hint="resume_moments", edits=[
     ('state["optimizer"]', "moments")])
 wrong("load_step_0", step=9, hint="resume_step",
       old='return int(state["step"])', new="return 0")
+wrong("load_needs_one", step=9, hint="resume_none",
+      old="max(complete(config), default=0)", new="max(complete(config))")
 
 # step 10
 

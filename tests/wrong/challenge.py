@@ -16,6 +16,21 @@ wrong("distances_broadcast", step=1, hint="memory", edits=[
     ("(least.sum() + x.square().sum()) / len(x)", "least.mean()")])
 wrong("error_of_scores", step=1, hint="error",
       old="(least.sum() + x.square().sum()) / len(x)", new="least.mean()")
+wrong("error_left_out", step=1, hint="returned",
+      old="return nearest, new, (least.sum() + x.square().sum()) / len(x)",
+      new="return nearest, new")
+wrong("last_code_left_out", step=1, hint="empty", old=", minlength=len(codes)", new="")
+wrong("results_kept", step=1, hint="kept", old="""
+    scores = torch.addmm(codes.square().sum(1), x, codes.t(), alpha=-2)  # [n, k]
+    least, nearest = scores.min(1)
+""", new="""
+    if fast_step.__dict__.get("last") == codes.data_ptr():
+        return fast_step.found
+    fast_step.last = codes.data_ptr()
+    scores = torch.addmm(codes.square().sum(1), x, codes.t(), alpha=-2)  # [n, k]
+    least, nearest = scores.min(1)
+    fast_step.found = nearest, codes.clone(), least.sum()
+""")
 wrong("means_of_none", step=1, hint="empty",
       old="torch.where(counts > 0, sums / counts, codes)", new="sums / counts")
 wrong("means_sums", step=1, hint="means",

@@ -10,6 +10,8 @@ wrong = Table("assessment/challenge_kernel.py")
 wrong("cut_off", step=1, hint="codes",
       old="(signed char)(scale > 0 ? (int)rintf(a / scale) : 0)",
       new="(signed char)(scale > 0 ? a / scale : 0)")
+wrong("largest_with_its_sign", step=1, hint="codes",
+      old="fmaxf(fabsf(v[k].x), fabsf(v[k].y))", new="fmaxf(v[k].x, v[k].y)")
 wrong("room_for_less", step=1, hint="codes", old="SHARE = 4", new="SHARE = 3")
 wrong("no_barrier", step=1, hint="fault", old="""
   __syncthreads();
@@ -67,6 +69,14 @@ wrong("tree", step=2, hint="banks", edits=[
   }
   most = part[0];
 """)])
+
+wrong("one_code_each", step=2, hint="stores",
+      old="out[i] = {code(v[k].x), code(v[k].y), code(v[k].z), code(v[k].w)};", new="""
+{
+      signed char* at = (signed char*)(out + i);
+      at[0] = code(v[k].x), at[1] = code(v[k].y), at[2] = code(v[k].z), at[3] = code(v[k].w);
+    }
+""")
 
 # step 3
 

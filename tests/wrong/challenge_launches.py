@@ -13,6 +13,10 @@ wrong("gradients_elsewhere", step=1, hint="gradients",
 wrong("gradients_squared", step=1, hint="gradients", old="self.g.square()", new="self.g.square_()")
 wrong("moments_uncorrected", step=1, hint="update",
       old="self.v / (1 - BETA2**self.t)", new="self.v / (1 - BETA2)")
+wrong("moment_uncorrected", step=1, hint="update",
+      old="self.m / (1 - BETA1**self.t)", new="self.m")
+wrong("parameters_not_copied", step=1, hint="moved",
+      old="p.data, p.grad = own.copy_(p.data), grad", new="p.data, p.grad = own, grad")
 wrong("one_ratio", step=1, hint="ratio",
       old="self.owner = torch.arange(len(rows)).repeat",
       new="self.owner = torch.zeros(len(rows), dtype=int).repeat")

@@ -20,6 +20,13 @@ wrong("mean_of_means", step=1, hint="unseen",
 """)
 wrong("pixels_not_divided", step=1, hint="first",
       old="images / 255", new="images.float()")
+wrong("adam", step=1, hint="settings", old="optim.AdamW", new="optim.Adam")
+wrong("clips_each", step=1, hint="later",
+      old="nn.utils.clip_grad_norm_(parameters, CLIP)",
+      new="for parameter in parameters:\n    nn.utils.clip_grad_norm_([parameter], CLIP)")
+wrong("log_begins_at_0", step=1, hint="log", old="start=1", new="start=0")
+wrong("losses_only", step=1, hint="returned",
+      old="return losses, torch.stack(validation).tolist()", new="return losses")
 wrong("twice_the_rate", step=1, hint="later",
       old="RATE, fused", new="2 * RATE, fused")
 
@@ -58,6 +65,8 @@ wrong("reads_each_step", step=3, hint="read",
 
 wrong("through_lists", step=4, hint="lists",
       old='data["images"]', new='torch.tensor((data["images"] / 1.0).tolist())')
+wrong("through_lists_of_bytes", step=4, hint="lists",
+      old='data["images"]', new='torch.tensor(data["images"].tolist())')
 
 # step 5
 
@@ -160,6 +169,8 @@ wrong("constants_each_step", step=11, hint="constants",
 
 # step 12
 
+wrong("items_at_the_end", step=12,
+      old="losses = torch.stack(losses).tolist()", new="losses = [loss.item() for loss in losses]")
 wrong("item_before_backward", step=12, hint="asks",
       old="loss.backward()",
       new="if loss.isnan():\n    raise FloatingPointError\nloss.backward()")
@@ -216,8 +227,6 @@ wrong("optimizer_loop", step=15, hint="optimizer",
 # step 16
 
 wrong("channels_first", step=16, hint="format",
-      old="(0, 3, 1, 2)", new="(0, 3, 1, 2).contiguous()")
-wrong("weights_only", step=16, hint="format",
       old="(0, 3, 1, 2)", new="(0, 3, 1, 2).contiguous()")
 
 # step 17

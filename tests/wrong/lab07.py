@@ -27,9 +27,29 @@ wrong("places_moved", step=1, hint="made_and_moved",
       old=Body("Net.places"), new="return torch.arange(x.shape[1]).to(x.device)")
 wrong("places_on_cpu", step=1, hint="made_on_cpu",
       old=Body("Net.places"), new="return torch.arange(x.shape[1])")
-wrong("net_swaps_moments", step=1, hint="other",
+wrong("net_swaps_moments", step=1, hint="logits",
       old='self.register_buffer("mean", mean)\nself.register_buffer("std", std)',
       new='self.register_buffer("mean", std)\nself.register_buffer("std", mean)')
+wrong("device_check_available", step=1, old=Body("pick_device"), new="""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+""")
+wrong("device_is_a_string", step=1, hint="returned", old=Body("pick_device"), new="""
+    if not torch.accelerator.is_available():
+        return "cpu"
+    return torch.accelerator.current_accelerator().type
+""")
+wrong("places_by_cumsum", step=1, old=Body("Net.places"),
+      new="return torch.ones(x.size(1), dtype=int, device=x.device).cumsum(0) - 1")
+wrong("places_kept", step=1, hint="places", old=Body("Net.places"), new="""
+    if not hasattr(self, "numbers"):
+        self.numbers = torch.arange(x.shape[1], device=x.device)
+    return self.numbers
+""")
+wrong("build_adam", step=1, hint="adamw",
+      old="return model, torch.optim.AdamW(", new="return model, torch.optim.Adam(")
+wrong("build_without_rate", step=1, hint="adamw",
+      old="return model, torch.optim.AdamW(model.parameters(), lr=RATE)",
+      new="return model, torch.optim.AdamW(model.parameters())")
 
 # step 2
 
@@ -57,6 +77,17 @@ wrong("sender_synchronizes", step=2, hint="waits_for_all",
 wrong("sender_waits_for_itself", step=2, hint="waits_for_newest",
       old="self.events[slot] = torch.Event(self.device)\nself.events[slot].record()",
       new="event = torch.Event(self.device)\nevent.record()\nevent.synchronize()")
+wrong("sender_always_float", step=2, hint="buffer_kind",
+      old="torch.empty_like(like)", new="torch.empty(like.shape)")
+wrong("sender_for_three_slots", step=2, hint="one_buffer",
+      old="for _ in range(slots)", new="for _ in range(3)")
+wrong("sender_sends_the_batch", step=2, hint="pageable",
+      old="there = self.buffers[slot].to", new="there = batch.to")
+wrong("sender_uses_the_first", step=2, hint="one_buffer", edits=[
+    ("self.buffers[slot].copy_", "self.buffers[0].copy_"),
+    ("there = self.buffers[slot]", "there = self.buffers[0]")])
+wrong("sender_none", step=2, hint="returned",
+      old="self.events[slot].record()\nreturn there", new="self.events[slot].record()")
 
 # step 3
 
@@ -70,11 +101,17 @@ wrong("loader_pageable", step=3, hint="loader_pageable",
       old='pin_memory=device.type != "cpu",', new="")
 wrong("loader_pins_for_cpu", step=3, hint="pinned_for_cpu",
       old='device.type != "cpu"', new="True")
-wrong("loader_shuffles", step=3, hint="order",
-      old="sampler=order(data),", new="shuffle=True,")
 wrong("loader_repeats", step=3, hint="order",
       old="    sampler=order(data),\n    num_workers=workers,",
       new="    sampler=list(order(data)),\n    num_workers=workers,")
+wrong("loader_drops_the_last", step=3, hint="batches",
+      old="pin_memory=device.type", new="drop_last=True, pin_memory=device.type")
+wrong("loader_two_workers", step=3, hint="workers",
+      old="num_workers=workers,\npersistent_workers=workers > 0,",
+      new="num_workers=2,\npersistent_workers=True,")
+wrong("loader_one_worker_less", step=3, hint="workers",
+      old="num_workers=workers,\npersistent_workers=workers > 0,",
+      new="num_workers=max(0, workers - 1),\npersistent_workers=workers > 1,")
 
 # step 4
 
@@ -115,18 +152,35 @@ wrong("prefetch_unrecorded", step=4, hint="unrecorded",
       old="for tensor in there:\n    tensor.record_stream(compute)", new="")
 wrong("prefetch_waits_the_wrong_way", step=4, hint="not_waited",
       old="compute.wait_event(arrived)", new="copies.wait_event(arrived)")
+wrong("prefetch_copies_one", step=4, hint="on_host",
+      old="[tensor.to(device, non_blocking=True) for tensor in batch]",
+      new="[batch[0].to(device, non_blocking=True), batch[1]]")
+wrong("prefetch_gives_none", step=4, hint="empty_source",
+      old="    upcoming = following\nif upcoming is not None:\n    yield hand_over(*upcoming)",
+      new="    upcoming = following\nyield hand_over(*upcoming) if upcoming else None")
+wrong("prefetch_hands_over_the_next", step=4, hint="other_batch",
+      old="        yield hand_over(*upcoming)\n    upcoming = following",
+      new="        yield hand_over(*following)\n    upcoming = following")
+wrong("prefetch_reads_all", step=4, hint="reads_all",
+      old="upcoming = None\nfor batch in source:",
+      new="upcoming = None\nfor batch in list(source):")
+wrong("prefetch_stays_in_copies", step=4, hint="stream_left", old="""
+    if upcoming is not None:
+        yield hand_over(*upcoming)
+    upcoming = following
+""", new="""
+    with copies:
+        if upcoming is not None:
+            yield hand_over(*upcoming)
+    upcoming = following
+""")
+wrong("prefetch_waits_for_the_stream", step=4, hint="waits_for_both",
+      old="compute.wait_event(arrived)", new="compute.wait_stream(copies)")
 
 # step 5
 
 wrong("epoch_accumulates", step=5, hint="accumulated",
       old="optimizer.zero_grad()\nlogits = model(x)", new="logits = model(x)")
-wrong("epoch_asks_for_nan", step=5, hint="asks_each_step",
-      old="loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()", new="""
-    loss = F.cross_entropy(logits, y, ignore_index=-1)
-    if loss.isnan():
-        raise RuntimeError("the loss is not a number")
-    loss.backward()
-""")
 wrong("epoch_counts_all", step=5, hint="all_counted", old=Body("train_epoch"), new="""
     sums = torch.zeros(3, device=next(model.parameters()).device)
     samples = 0
@@ -188,6 +242,27 @@ wrong("epoch_no_step", step=5, hint="not_trained", old="""
     loss.backward()
     optimizer.step()
 """, new="loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()")
+wrong("epoch_asks_for_the_first", step=5, hint="asks_each_step",
+      old="sums = new if sums is None else sums + new",
+      new="if sums is None:\n    print(loss.item())\nsums = new if sums is None else sums + new")
+wrong("epoch_asks_for_three", step=5, old=Body("train_epoch"), new="""
+    total, right, count = torch.zeros(3, device=next(model.parameters()).device).unbind()
+    for x, y in source:
+        optimizer.zero_grad()
+        logits, known = model(x), (y >= 0).sum()
+        loss = F.cross_entropy(logits, y, ignore_index=-1, reduction="sum")
+        (loss / known).backward()
+        optimizer.step()
+        total, count = total + loss.detach(), count + known
+        right = right + (logits.argmax(1) == y).sum()
+    return total.item() / count.item(), right.item() / count.item()
+""")
+wrong("epoch_in_percent", step=5, hint="accuracy",
+      old="    raise RuntimeError(\"the loss is not a number\")\nreturn total / count, right / count",
+      new="    raise RuntimeError(\"the loss is not a number\")\nreturn total / count, 100 * right / count")
+wrong("epoch_learns_no_label", step=5, hint="unlabelled",
+      old="loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()",
+      new="loss = F.cross_entropy(logits, y)\nloss.backward()")
 
 # step 6
 
@@ -224,9 +299,22 @@ wrong("mixed_new_sums", step=6, hint="not_in_place",
       old="sums += torch", new="sums = sums + torch")
 wrong("sums_in_bf16", step=6, hint="sums_dtype",
       old="zeros(3, device=device)", new="zeros(3, device=device, dtype=torch.bfloat16)")
-wrong("mixed_counts_all", step=6, hint="other",
-      old="torch.stack([loss.detach() * known, right, known])",
-      new="torch.stack([loss.detach() * known, right, known + 1])")
+wrong("sums_are_any", step=6, hint="sums_start", old="zeros(3, device=device)",
+      new="empty(3, device=device)")
+wrong("sums_in_fp64", step=6, old="zeros(3, device=device)",
+      new="zeros(3, device=device, dtype=torch.float64)")
+wrong("mixed_keeps_graphs", step=6, hint="graph_kept",
+      old="[loss.detach() * known, right, known]", new="[loss * known, right, known]")
+wrong("mixed_loss_from_fp32", step=6,
+      old="    loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()",
+      new="loss = F.cross_entropy(logits.float(), y, ignore_index=-1)\nloss.backward()")
+wrong("mixed_no_step", step=6, hint="not_trained", old="""
+        loss = F.cross_entropy(logits, y, ignore_index=-1)
+    loss.backward()
+    optimizer.step()
+""", new="    loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()")
+wrong("mixed_swaps_sums", step=6, hint="sums_order",
+      old="[loss.detach() * known, right, known]", new="[loss.detach() * known, known, right]")
 
 # step 7
 
@@ -264,6 +352,17 @@ wrong("replay_no_warm_up", step=7, hint="no_warm_up",
       old="self.step(x, y)", new="")
 wrong("replay_stale", step=7, hint="stale_input",
       old="self.x.copy_(x)\nself.y.copy_(y)", new="self.x, self.y = x, y")
+wrong("optimizer_another_rate", step=7, hint="adamw",
+      old="torch.tensor(RATE, device=device)", new="torch.tensor(1e-3, device=device)")
+wrong("rate_added", step=7, hint="rate_value", old=".fill_(value)", new=".add_(value)")
+wrong("rate_of_one_group", step=7, hint="rate_groups",
+      old='for group in optimizer.param_groups:\n    group["lr"].fill_(value)',
+      new='optimizer.param_groups[0]["lr"].fill_(value)')
+wrong("replay_after_two", step=7, hint="warm_count",
+      old="self.step, self.warm, self.graph = step, warm, None",
+      new="self.step, self.warm, self.graph = step, 2, None")
+wrong("replay_warms_once_more", step=7, hint="warm_count",
+      old="self.warm > 0", new="self.warm >= 0")
 
 # step 8
 
@@ -283,16 +382,12 @@ wrong("record_no_shapes", step=8, hint="no_shapes",
       old=", record_shapes=True", new="")
 wrong("record_no_schedule", step=8, hint="no_schedule",
       old="activities=activities, schedule=plan", new="activities=activities")
-wrong("record_never_steps", step=8, hint="no_schedule",
-      old="step()\nprofiler.step()", new="step()")
 wrong("record_another_round", step=8, hint="no_schedule",
       old="active=count, repeat=1", new="active=count")
 wrong("record_nowhere", step=8, hint="no_trace",
       old="profiler.export_chrome_trace(str(path))", new="")
 wrong("record_without_warm", step=8, hint="step_count",
       old="range(warm + count)", new="range(count)")
-wrong("record_other_steps", step=8, hint="other",
-      old="step()\nprofiler.step()", new="torch.ones(1)\nstep()\nprofiler.step()")
 wrong("trace_total", step=8, hint="total_time",
       old='own[around[-1][0]] -= event["dur"]', new="pass")
 wrong("trace_all_ancestors", step=8, hint="grandchildren",
@@ -306,8 +401,6 @@ wrong("trace_all_steps", step=8, hint="all_steps", edits=[
     ("calls[name, shapes] / steps, time / steps", "calls[name, shapes], time")])
 wrong("trace_unsorted", step=8, hint="row_order",
       old="own.most_common()", new="own.items()")
-wrong("trace_every_event", step=8, hint="other",
-      old='event.get("cat") == "cpu_op"]', new='"dur" in event]')
 wrong("hot_calls_of_all_steps", step=8, hint="hot_calls",
       old="[POINTS, CHANNELS]], BATCH", new="[POINTS, CHANNELS]], 2 * BATCH")
 wrong("hot_optimizer", step=8, hint="hot_name",
@@ -316,3 +409,18 @@ wrong("hot_product_of_the_model", step=8, hint="hot_shapes",
       old="[[POINTS, POINTS], [POINTS, CHANNELS]]", new="[[BATCH, CLASSES], [CLASSES, WIDTH]]")
 wrong("hot_wrapper", step=8, hint="wrapper",
       old='return "aten::mm",', new='return "aten::matmul",')
+wrong("measure_least", step=8, hint="not_median",
+      old="statistics.median(times)", new="min(times)")
+wrong("measure_milliseconds", step=8, hint="seconds",
+      old="statistics.median(times)", new="1e3 * statistics.median(times)")
+wrong("measure_three_first", step=8, hint="calls_of_work",
+      old="for _ in range(warm):\n    work()", new="for _ in range(3):\n    work()")
+wrong("record_to_a_path", step=8, hint="no_trace", old="str(path)", new="path")
+wrong("record_two_first", step=8, hint="warm_recorded", old="warmup=warm", new="warmup=2")
+wrong("trace_adjacent", step=8, hint="adjacent",
+      old='around[-1][1] <= event["ts"]', new='around[-1][1] < event["ts"]')
+wrong("trace_shorter_first", step=8, hint="ties",
+      old='(event["ts"], -event["dur"])', new='event["ts"]')
+wrong("trace_of_two_steps", step=8, hint="all_steps",
+      old='steps = sum(name.startswith("ProfilerStep") for name in {e.get("name", "") for e in events})',
+      new="steps = 2")
