@@ -324,7 +324,7 @@ SHAPES = ((5, 10, False), (8, 7, False), (4, 3, True), (5, 2, False), (3, 4, Tru
 
 
 @LAB.alone(
-    1, "what a format can hold", "limits and spacing of fp16, bf16 and fp8",
+    1, "what a format can hold", "the limits and the spacing of all formats are right",
     "format_numbers spacing",
     crashes={"math domain|positive input|NaN to integer": "spacing_sign"},
 )  # fmt: skip
@@ -405,7 +405,8 @@ def without_casts():
 
 
 @LAB.alone(
-    2, "round to bf16, by its bits", "every number as torch's cast, and NaN stays NaN",
+    2, "round to bf16, by its bits",
+    "every number is rounded as by torch's cast, and NaN stays NaN",
     "to_bf16",
 )  # fmt: skip
 def rounding(module, lab, lesson):
@@ -472,7 +473,8 @@ def power_of(scale: Any) -> str:
 
 
 @LAB.step(
-    3, "the gradients that fp16 loses", "the share that is lost, and one scale for all ranks",
+    3, "the gradients that fp16 loses",
+    "the fraction that is lost is right, and all ranks have the same scale",
     "share_lost loss_scale", worlds=(1, 2),
     crashes={"NoneType": "reduce_none", "negative shift": "scale_below_one"},
 )  # fmt: skip
@@ -500,7 +502,7 @@ def scale(module, lab, lesson):
             what = f"with the scale {scale:g} the share is {found!r}, not {true:.4f}"
             raise Wrong(what, named(found, hints))
         ask(same(given, g, 0, 0), "share_lost has changed the gradients", "argument_changed")
-    yield "the share that fp16 loses"
+    yield "the fraction that fp16 loses is right"
     last = lesson.rank == lesson.world - 1
     g = torch.tensor([1e-9, 5e-3, -0.03] if last else [1e-9, 3e-4, 1.5e-3])
     given = g.clone()
@@ -690,7 +692,8 @@ class SpyOptimizer(Counted):
 
 @LAB.step(
     4, "a scaler that finds the scale",
-    "scale, unscale, skip on any rank's overflow, fall and grow; clipping in its place",
+    "an overflow on any rank skips the step, the scale falls and grows, and clipping is in "
+    "its place",
     "Scaler scaled_step", worlds=(1, 2),
     crashes={
         "called twice since": "unscaled_twice", "non-empty TensorList": "no_gradients",
@@ -701,7 +704,7 @@ def scaler(module, lab, lesson):
     probe_unscale(module, lesson)
     yield "gradients are unscaled, and every rank knows of every overflow"
     probe_step(module)
-    yield "a step is taken or skipped as it should"
+    yield "a step is taken or skipped as it should be"
     probe_update(module)
     yield "the scale falls and grows as it should"
     true = math.sqrt(20)
@@ -748,7 +751,8 @@ OUTPUTS = {
 
 
 @LAB.alone(
-    5, "autocast", "types predicted, functions that work under autocast, the loss in fp32",
+    5, "autocast",
+    "the dtypes are predicted, two functions work under autocast, and the loss is in fp32",
     "output_dtypes make_product make_squares loss_under_autocast",
     crashes={
         "invalid gradient at|incorrect number of grad": "product_gradient",
@@ -768,11 +772,11 @@ def autocast(module, lab, lesson):
                 if found[name] != true[name]:
                     what = f"with {low} on {kind}, your dtype of {name} is {found[name]}"
                     raise Wrong(what, hint)
-    yield "the dtypes of twelve outputs, on a CPU and on a GPU"
+    yield "the dtypes of the twelve outputs are right, on a CPU and on a GPU"
     judge_product(module.make_product("cpu"))
-    yield "a product of one's own, with its gradients, in autocast and outside"
+    yield "the product and its gradients are right, in autocast and outside"
     judge_squares(module.make_squares("cpu"))
-    yield "a sum of squares in fp32"
+    yield "the sum of squares is in fp32"
 
     notes: dict[str, Any] = {}
 
@@ -865,7 +869,8 @@ def judge_squares(squares: Any) -> None:
 
 
 @LAB.alone(
-    6, "weights that bf16 cannot keep", "master weights as in fp32, and every byte counted",
+    6, "weights that bf16 cannot keep",
+    "the master weights are those of training in fp32, and every byte is counted",
     "MasterAdam bytes_per_parameter",
     crashes={
         "non-leaf": "master_leaf", "assign|same dtype|grad_dtype": "gradient_type",
@@ -897,7 +902,7 @@ def master(module, lab, lesson):
     kind = f"self.inner is {type(inner).__name__} with lr = {settings['lr']:g}"
     adam = isinstance(inner, torch.optim.Adam) and usual
     ask(adam and settings["lr"] == 2e-3, f"{kind}, not Adam with lr = 0.002", "inner_wrong")
-    yield "copies in fp32, and an Adam on them"
+    yield "there are copies in fp32, and an Adam works on them"
     true, stale = ([s.float().clone().requires_grad_() for s in starts] for _ in range(2))
     adams = [torch.optim.Adam(copies, lr=2e-3) for copies in (true, stale)]
     for _ in range(20):
@@ -930,7 +935,7 @@ def master(module, lab, lesson):
         ask(kept, what, "gradient_gone")
     if left:
         raise Wrong(f"master.grad is left, {left[0].itemsize} bytes each", "gradient_kept")
-    yield "20 steps as in fp32, rounded to bf16 at the end"
+    yield "20 steps give the weights of fp32, rounded to bf16"
     for recipe in ("fp32", "bf16", "master"):
         found, true = module.bytes_per_parameter(recipe), lab.bytes_per_parameter(recipe)
         ask_for_names(found, true, (int, float), f"bytes_per_parameter({recipe!r})")
@@ -967,15 +972,15 @@ def with_gradients(*gradients: float | None) -> list[nn.Parameter]:
 
 
 @LAB.step(
-    7, "on the wire", "the mean in every type, its error against float64, the bytes sent",
+    7, "on the wire", "the mean, its error against float64, and the number of bytes are right",
     "average_gradients reduction_error bytes_sent", worlds=(3, 2),
     crashes={"NoneType": "none_gradient", "assign a gradient|grad_dtype": "own_type"},
 )  # fmt: skip
 def reduction(module, lab, lesson):
     judge_average(module, lesson)
-    yield "the mean, in the type that was asked for"
+    yield "the mean is right, and it was sent in the dtype that was asked for"
     judge_error(module, lesson)
-    yield "the error, against float64"
+    yield "the error against float64 is right"
     judge_bytes_sent(module, lesson.world)
 
 
@@ -1093,7 +1098,8 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @LAB.step(
-    8, "three precisions, one loss", "the six moments of a step in order, every byte held",
+    8, "three precisions, one loss",
+    "the step is right in three precisions, and every byte is predicted",
     "train_step bytes_held", worlds=(2,), crashes={"NoneType": "reduce_none"},
 )  # fmt: skip
 def training(module, lab, lesson):
@@ -1106,7 +1112,7 @@ def training(module, lab, lesson):
         judge_training_step(module, lesson, low, scaled, times * batch)
         if low != torch.float16:
             continue
-        yield "the six moments in order, with a scaler and without"
+        yield "the gradients are right, with a scaler and without"
     judge_bytes_held(module)
 
 

@@ -306,7 +306,7 @@ def ask_for_number(found: Any, what: str) -> None:
 
 @LAB.alone(
     1, "which thread does which element",
-    "every element is done once, by a thread that exists, in as many blocks as needed",
+    "every element is done once, and no block more than necessary is launched",
     "vector_add blocks_for",
 )  # fmt: skip
 def index(theirs, ours, lesson):
@@ -349,7 +349,7 @@ def sectors_mistake(found: dict[int, Any]) -> str:
 
 @LAB.alone(
     2, "a grid that strides",
-    "any grid does all elements, neighbours by neighbours, and sectors are foretold",
+    "a grid of any size does all elements, and the numbers of sectors are right",
     "add_in_strides sectors",
 )  # fmt: skip
 def strides(theirs, ours, lesson):
@@ -446,7 +446,7 @@ def shuffles(theirs, ours, lesson):
 
 @LAB.alone(
     5, "a transpose, and the banks",
-    "every shape is transposed, 4 sectors and 1 pass a request", "transpose",
+    "every shape is transposed, with 4 sectors and 1 pass for each request", "transpose",
 )  # fmt: skip
 def transposed(theirs, ours, lesson):
     cases = []
@@ -491,7 +491,8 @@ def transposed(theirs, ours, lesson):
 
 
 @LAB.alone(
-    6, "atomics", "nothing is lost in the histogram, and the blocks meet once for each bin",
+    6, "atomics",
+    "no count is lost, and each block adds each of its bins once to global memory",
     "histogram",
 )  # fmt: skip
 def atomics(theirs, ours, lesson):
@@ -553,7 +554,7 @@ class SpyKernel:
 
 @LAB.alone(
     7, "softmax in Triton",
-    "rows of any length and stride have torch's softmax, and nothing else is written",
+    "rows of any length and stride get the softmax of torch, and nothing else is written",
     "softmax_kernel softmax", crashes={"power of 2": "power_of_two"},
 )  # fmt: skip
 def softmax(theirs, ours, lesson):
@@ -618,7 +619,7 @@ def judge_softmax(
 
 @LAB.alone(
     8, "a tiled matrix product",
-    "products of any shape are right, and each number loaded is used 16 times", "matmul",
+    "products of any shape are right, and each loaded number is used 16 times", "matmul",
 )  # fmt: skip
 def product(theirs, ours, lesson):
     cases = []
