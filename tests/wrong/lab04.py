@@ -409,11 +409,13 @@ wrong("sent_two_bytes", step=7, hint="sent_size",
 
 # step 8
 
-wrong("right_train_clip_imported", step=8, edits=[
+wrong("train_clip_imported_first", step=8, hint="clip_before", edits=[
     ("from torch.amp import custom_bwd, custom_fwd",
      "from torch.amp import custom_bwd, custom_fwd\nfrom torch.nn.utils import clip_grad_norm_"),
-    ("    scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), CLIP)",
-     "    scaler.unscale_(optimizer)\nclip_grad_norm_(model.parameters(), CLIP)")])
+    ("if scaler is not None:\n    scaler.unscale_(optimizer)\n"
+     "nn.utils.clip_grad_norm_(model.parameters(), CLIP)\nif scaler is None:",
+     "clip_grad_norm_(model.parameters(), CLIP)\nif scaler is not None:\n"
+     "    scaler.unscale_(optimizer)\nif scaler is None:")])
 wrong("held_bias_casts", step=8, hint="held_casts",
       old="size * MATRICES", new="size * PSI")
 wrong("held_low_gradients", step=8, hint="held_fp32",
@@ -468,3 +470,8 @@ wrong("train_clips_lower", step=8, hint="clip_limit",
       new="    scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), 0.1)")
 wrong("train_loss_sum", step=8, hint="loss_own",
       old="loss.detach() / dist.get_world_size()", new="loss.detach()")
+wrong("train_backward_twice", step=8, hint="gradients_differ",
+      old="(loss if scaler is None else scaler.scale(loss)).backward()", new="""
+    loss.backward(retain_graph=True)
+    (loss if scaler is None else scaler.scale(loss)).backward()
+""")
