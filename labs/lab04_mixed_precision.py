@@ -360,7 +360,7 @@ def share_lost(gradients: torch.Tensor, scale: float) -> float:
 def loss_scale(gradients: torch.Tensor) -> float:
     """The largest power of two that leaves the largest gradient of all ranks finite in fp16."""
     # >>> solution 3: the largest size on any rank, by all_reduce; then the power of two
-    # hint: dist.ReduceOp.MAX; math.frexp(65504 / x)[1] - 1 is the whole part of its log2
+    # hint: dist.ReduceOp.MAX; math.frexp(y) returns (f, k) with y = f * 2^k, f in [0.5, 1)
     largest = gradients.abs().max()
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return 2.0 ** (math.frexp(65504 / largest.item())[1] - 1)
@@ -652,7 +652,7 @@ def make_product(kind: str) -> type[torch.autograd.Function]:
 
 
 def make_squares(kind: str) -> type[torch.autograd.Function]:
-    """A Function, apply(x) = sum of x², which computes in fp32 whatever it is given."""
+    """A Function, apply(x) = sum of x², which under autocast computes in fp32."""
     # >>> solution 5: a class with forward(ctx, x) and backward(ctx, gradient)
 
     class Squares(torch.autograd.Function):
@@ -758,7 +758,7 @@ class MasterAdam:
     @torch.no_grad()
     def step(self) -> None:
         """Hand the gradients to the copies, step there, round back; keep no fp32 gradient."""
-        # >>> solution 6: master.grad in fp32, self.inner.step(), parameter.copy_(master)
+        # >>> solution 6: gradients for the copies, a step of self.inner, and the way back
         for parameter, master in zip(self.parameters, self.master, strict=True):
             master.grad = parameter.grad.float()
         self.inner.step()

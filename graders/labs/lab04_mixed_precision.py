@@ -8,6 +8,8 @@ is run with spies, which take notes.
 
 import contextlib
 import math
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -16,160 +18,304 @@ import torch
 import torch._dynamo  # the first optimizer would, in every process
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from graders.runner import Lesson
-from graders.tools import Lab, Wrong, named, near, same
+from graders.tools import Lab, Watch, Wrong, ask, named, near, same
 
 HINTS = {
-    "numbers_kind": 'Return a dict with the keys "max", "smallest_normal", '
-    '"smallest_subnormal" and "eps", each with a number.',
-    "bias": "Everything is off by the same power of two: the bias is 2^(e-1) - 1.",
-    "infinity_code": "The largest exponent field is taken by infinity and NaN. The largest "
-    "number has the field below it: 2^e - 2.",
-    "max_mantissa": "That is a power of two. The largest number has all bits of the mantissa "
-    "set: times 2 - 2^-m.",
-    "finite_max": "A format without infinity uses the largest exponent field for numbers, "
-    "too: 2^e - 1.",
-    "nan_code": "The code with all bits set is NaN, also without infinity: M is 2^m - 2 at "
-    "most.",
-    "normal_exponent": "The field E = 0 is that of zero and the subnormals. The smallest "
-    "normal number has E = 1.",
-    "subnormal": "A subnormal number is 2^(1-B) M/2^m: it has the exponent of the smallest "
-    "normal one, and the smallest has M = 1.",
-    "epsilon": "Epsilon is the step from 1.0 to the next number, 2^-m; half of it is the "
-    "largest error of rounding there.",
-    "spacing_relative": "The spacing is the same from one power of two to the next: take the "
-    "power of two in x, not x itself.",
-    "spacing_power": "That is the spacing of another power of two: it goes by the largest one "
-    "not above |x|. frexp's f is below 1, so its k is one too large.",
-    "spacing_subnormal": "Below the smallest normal number the spacing stays what it is there.",
-    "spacing_sign": "x may be negative, and log2 wants a positive number: take its size.",
-    "bf16_kind": "Return a tensor of x's shape in torch.bfloat16: "
-    ".to(torch.int16).view(torch.bfloat16) of the upper halves.",
-    "rounding_cast": "The cast is what you are to write: integers only, until the upper halves "
-    "are viewed as torch.bfloat16.",
-    "rounding_in_place": "x has changed: x.view shares its memory. bits + 1 makes a new "
-    "tensor, bits += 1 does not.",
-    "truncated": "What lies above the half is rounded down: that is a cut. Add 0x7FFF, and "
-    "the odd bit, before you shift.",
-    "ties_up": "All ties are rounded away from zero. Add 0x8000 only if the upper half is "
+    "returns_none": "Your function returns None. End it with a `return` statement.",
+    "reduce_none": "Your code uses the return value of a function that returns None. Such a "
+    "function is dist.all_reduce: it returns None, and it writes its result into the tensor "
+    "that it is given.",
+    "argument_changed": "Your function changes its argument, but the caller still needs the "
+    "old numbers. Methods whose name ends with _, operators such as /=, and collectives change "
+    "a tensor in place.",
+    "iterable_once": "`parameters` may be a generator, as model.parameters() is, and a "
+    "generator can be read only once. Read it in one loop, or use a list of its elements.",
+    "dict_kind": "Return a dict with all of the names that the docstring and the text list, "
+    "and with a value for each of them.",
+    "bias": "All numbers are wrong by the same power of two. The bias must be 2^(e-1) - 1.",
+    "infinity_code": "The largest exponent field stands for infinity and NaN. The largest "
+    "number uses the field below it, which is 2^e - 2.",
+    "max_mantissa": "max is a power of two, so all bits of its mantissa are 0. In the largest "
+    "number all of these bits are set, which gives a factor of 2 - 2^-m.",
+    "finite_max": "A format without infinity uses the largest exponent field, 2^e - 1, for "
+    "numbers too.",
+    "nan_code": "In a format without infinity, the code with all bits set is still NaN. So the "
+    "mantissa field of the largest number is 2^m - 2.",
+    "normal_exponent": "The exponent field 0 belongs to zero and to the subnormal numbers. The "
+    "smallest normal number has the field 1.",
+    "subnormal": "A subnormal number is 2^(1-B) · M / 2^m. It has the exponent of the smallest "
+    "normal number, and the smallest subnormal number has M = 1.",
+    "epsilon": "Epsilon is the distance from 1.0 to the next number, which is 2^-m. Half of it "
+    "is the largest rounding error near 1.0.",
+    "spacing_relative": "The spacing is constant from one power of two to the next, so it does "
+    "not grow with x itself. Use the power of two in x.",
+    "spacing_power": "This is the spacing at a different power of two. Use the largest power "
+    "of two that is not above |x|. The fraction of math.frexp is below 1, so its exponent is "
+    "larger by one.",
+    "spacing_subnormal": "Below the smallest normal number the spacing does not become "
+    "smaller. It stays what it is at the smallest normal number.",
+    "spacing_format": "The spacing is right for fp16, but not for a different format. The "
+    "smallest normal number depends on the argument `exponent`.",
+    "spacing_sign": "x may be negative, and a logarithm needs a positive number. Use the "
+    "absolute value of x.",
+    "bf16_kind": "to_bf16 must return a tensor of dtype torch.bfloat16 that has the shape of "
+    "x. Keep the shape, and view the upper halves as torch.bfloat16 after they are int16.",
+    "bf16_value": "An upper half is a pattern of bits and not a value. .to(torch.bfloat16) "
+    "converts a value, and .view(torch.bfloat16) keeps the bits of an int16 tensor.",
+    "rounding_cast": "Your code lets torch round, but the rounding is what you must write. Use "
+    "integers only, until you view the upper halves as torch.bfloat16.",
+    "rounding_in_place": "x has changed, because x.view shares the memory of x. `bits + 1` "
+    "makes a new tensor, but `bits += 1` changes x.",
+    "zero_exponent": "Zeros and subnormal numbers are rounded by the same rule as all other "
+    "numbers. They need no special case.",
+    "carry_early": "Numbers whose lower half is below 0x8000 were rounded up. What you add to "
+    "the bits is too large: it may be at most 0x7FFF, and 1 more if the upper half is odd.",
+    "truncated": "Numbers whose lower half is above 0x8000 were rounded down. What you add to "
+    "the bits before the shift is too small.",
+    "ties_up": "All ties were rounded away from zero. Add 0x8000 only if the upper half is "
     "odd, and 0x7FFF otherwise.",
-    "ties_odd": "Ties go to the wrong neighbour: the bit to look at is the lowest of the "
-    "upper half, (bits >> 16) & 1.",
-    "nan_lost": "NaN did not stay NaN: its carry may run into the sign. Put 0x7FC0 where "
-    "x.isnan().",
-    "share_alive": "Compare only gradients that are not zero to begin with: they alone can be "
-    "lost, and they are what the share is of.",
-    "share_subnormal": "A subnormal number is not lost: it has fewer digits. Count what is 0.",
-    "share_late": "Scale before the cast. A gradient that has become zero stays zero.",
-    "share_percent": "Return a share between 0 and 1.",
-    "scale_own": "The ranks have different scales, and their gradients cannot be added. "
-    "all_reduce the largest size with ReduceOp.MAX.",
-    "scale_sign": "The largest gradient may be negative: take abs() first.",
-    "scale_power": "The scale must be a power of two, or it costs a digit.",
-    "scale_up": "With this scale the largest gradient overflows: round the logarithm down.",
-    "scale_small": "Twice this scale would still be finite. 2^k <= 65504 / max: frexp gives k "
-    "+ 1.",
-    "not_divided": "After unscale_ every gradient is what it was, divided by the scale, in "
-    "place. A parameter without gradient is no hindrance.",
+    "ties_odd": "Some ties were rounded to the wrong one of their two neighbors. A tie is "
+    "rounded up only if the lowest bit of the upper half, (bits >> 16) & 1, is set.",
+    "infinity": "Infinity must stay infinity, and the largest fp32 numbers must become "
+    "infinity. Only NaN needs a special case.",
+    "nan_lost": "A NaN did not stay NaN, because the carry can reach the exponent and the "
+    "sign. Use the bits of a NaN, such as 0x7FC0, wherever x.isnan() is true.",
+    "share_alive": "Count only the gradients that are not zero in fp32. Only these can be "
+    "lost, and the result is the fraction of them that is lost.",
+    "share_subnormal": "A subnormal number is not lost, it only has fewer digits. Count the "
+    "gradients that are exactly 0 in fp16.",
+    "share_limit": "The limit below which a gradient is lost is wrong. A cast rounds to "
+    "nearest: half of the smallest subnormal number becomes 0, and a number above this half "
+    "does not.",
+    "share_left": "This is the fraction that is not lost.",
+    "share_late": "Multiply by the scale before the cast. A gradient that has become zero in "
+    "fp16 stays zero.",
+    "share_percent": "Return a fraction between 0 and 1, and neither a percentage nor a number "
+    "of gradients.",
+    "scale_own": "The ranks have different scales, so their gradients cannot be added up. Take "
+    "the largest absolute value of all ranks, by an all_reduce with ReduceOp.MAX.",
+    "scale_sum": "The all_reduce added up the largest gradients of the ranks. Use "
+    "ReduceOp.MAX, because the default is a sum.",
+    "scale_sign": "The largest gradient may be negative. Use absolute values.",
+    "scale_power": "The scale must be a power of two. Any other factor costs a digit.",
+    "scale_up": "With this scale the largest gradient overflows. Round the logarithm down.",
+    "scale_small": "Twice this scale would also leave the largest gradient finite. Look for "
+    "the largest k with 2^k · max|g| <= 65504. math.frexp returns a k that is larger by one.",
+    "scale_limit": "The limit is 65504, the largest number of fp16. It is not a power of two, "
+    "and the largest gradient may be equal to it.",
+    "scale_below_one": "A gradient may be larger than 65504, and then the scale is below 1. "
+    "The logarithm is negative in this case: int() rounds it up, and math.floor() rounds it "
+    "down.",
+    "not_divided": "After unscale_, every gradient must be its old value divided by the scale. "
+    "Divide in place, and skip parameters without a gradient.",
+    "all_groups": "Only the gradients of the first group of parameters were treated. An "
+    "optimizer may have several, so use gradients_of(optimizer).",
     "flag_missing": "unscale_ must set self.overflow to True or False.",
-    "nan_missed": "Infinity of either sign and NaN all count: what is not isfinite().",
-    "one_gradient": "An overflow in one of the gradients was not seen: look at all of them, "
-    "and never set the flag back.",
-    "flag_own": "Only the rank with the overflow knows of it: the others will step. "
-    "all_reduce the flag with ReduceOp.MAX.",
-    "not_skipped": "A step with an overflow must be skipped: no optimizer.step().",
-    "step_unscales": "step() was called without unscale_ before it, and must unscale itself: "
-    "self.overflow is None then.",
-    "unscaled_twice": "The gradients were unscaled twice. step() does it only if "
-    "self.overflow is None; and update() sets it back to None.",
-    "never_steps": "Without overflow step() calls optimizer.step(), once.",
-    "backoff": "After an overflow the scale is halved.",
-    "count_kept": "Good steps count in a row: an overflow sets them back to 0.",
-    "growth": "The scale is doubled by the good step which makes growth_interval of them, no "
-    "sooner and no later, and counting begins anew at 0.",
-    "verdict_kept": "update() ends the step: self.overflow must be None again.",
-    "loss_not_scaled": "backward belongs to scaler.scale(loss), not to the loss.",
-    "clip_before": "The gradients were clipped while they were scaled: unscale_ first. The "
-    "norm of scaled gradients is always over the limit, and little is left after unscaling.",
-    "clip_missing": "The gradients reach the optimizer unclipped: nn.utils.clip_grad_norm_.",
-    "own_step": "optimizer.step() was called directly: scaler.step(optimizer) does it, or not.",
-    "update_missing": "scaler.update() belongs to the end of every step: without it the scale "
-    "never changes.",
-    "not_zeroed": "Gradients are left, and the next backward adds to them: zero_grad.",
-    "matmul_low": "Products and linear layers are on the list of low precision, whatever "
-    "their inputs are.",
-    "norm_fp32": "Its input is fp32 here, and LayerNorm is never on the low list.",
-    "softmax_kind": "softmax is on the fp32 list of a GPU. On a CPU it is on no list, and "
-    "takes what it gets.",
-    "no_list": "On no list: the output has the type of the input. A Python number changes "
-    "nothing.",
-    "widest": "Two types meet, and the wider one wins.",
-    "float64": "float64 is left alone.",
+    "flag_finite": "All gradients are finite, but self.overflow is True. Look at every number "
+    "with isfinite(). A sum or a norm of large numbers can overflow by itself.",
+    "nan_missed": "Infinity of both signs and NaN are overflows. isfinite() is False for all "
+    "three.",
+    "one_gradient": "The overflow of one gradient was not noticed. Look at all gradients, and "
+    "never set the flag back to 0.",
+    "flag_own": "Only the rank with the overflow knows of it, so the other ranks would step. "
+    "Combine the flags of all ranks by an all_reduce with ReduceOp.MAX.",
+    "flag_sum": "All ranks have an overflow, and it was not noticed. A sum of flags can be "
+    "larger than 1. Use ReduceOp.MAX.",
+    "no_gradients": "A rank may have no gradients at all. It must take part in the all_reduce "
+    "too, because the other ranks wait for it.",
+    "not_skipped": "The optimizer must not step after an overflow.",
+    "step_unscales": "step() was called without unscale_() before it, and then self.overflow "
+    "is None. In this case step() must unscale the gradients itself.",
+    "unscaled_twice": "The gradients were unscaled twice. step() must unscale them only if "
+    "self.overflow is None, and update() must set self.overflow back to None.",
+    "never_steps": "If there was no overflow, the optimizer must step exactly once.",
+    "step_updates": "step() must change neither the scale nor self.overflow. update() does "
+    "that, and the caller calls it.",
+    "backoff": "After an overflow the scale must be halved. It may become smaller than 1.",
+    "count_kept": "Good steps count in a row, so an overflow must set good_steps back to 0.",
+    "growth": "The scale must be doubled by the good step that completes growth_interval of "
+    "them, no sooner and no later. good_steps then starts again at 0.",
+    "verdict_kept": "update() ends the step, so it must set self.overflow back to None.",
+    "torch_scaler": "scaled_step must also work with torch's GradScaler. Use only the methods "
+    "scale, unscale_, step and update of the scaler.",
+    "loss_not_scaled": "backward must start from scaler.scale(loss), and not from the loss.",
+    "no_gradient": "All gradients are zero or None when the optimizer steps. Call backward "
+    "before that, and set the gradients to zero only at the end.",
+    "clip_before": "The gradients were clipped while they were scaled. Call unscale_ before. "
+    "The norm of scaled gradients is nearly always above the limit, so too little is left of "
+    "them after unscaling.",
+    "clip_missing": "The gradients were not clipped before the step. Call "
+    "nn.utils.clip_grad_norm_.",
+    "clip_limit": "The gradients were clipped, but their norm is not the given limit. Look at "
+    "the limit that you pass.",
+    "clip_value": "clip_grad_value_ limits each number by itself. Limit the norm of all "
+    "gradients together, with nn.utils.clip_grad_norm_.",
+    "clip_always": "The norm of the gradients was below the limit, and they were changed "
+    "anyway. Clipping must never make gradients larger.",
+    "own_step": "scaler.step(optimizer) must be called in every step, and optimizer.step() "
+    "never directly. The scaler skips the step after an overflow.",
+    "update_missing": "scaler.update() must be called at the end of every step. Without it the "
+    "scale never changes.",
+    "update_first": "scaler.update() was called before scaler.step(). It forgets whether there "
+    "was an overflow, so call it last.",
+    "not_zeroed": "The gradients are still there after the step, and the next backward would "
+    "add to them. Call optimizer.zero_grad().",
+    "matmul_low": "Matrix products and linear layers are on the list of low precision, "
+    "whatever the dtypes of their inputs are.",
+    "norm_fp32": "The input of the LayerNorm is in fp32 here, and a LayerNorm is never on the "
+    "list of low precision.",
+    "softmax_kind": "On a GPU softmax is on the fp32 list. On a CPU it is on no list, so its "
+    "output has the dtype of its input.",
+    "no_list": "The operator is on no list, so its output has the dtype of its input. A number "
+    "of Python does not change the dtype.",
+    "widest": "Two dtypes meet in an operator that is on no list. The wider dtype wins.",
+    "float64": "Autocast leaves float64 as it is.",
     "loss_list": "Losses such as mse_loss are on the fp32 list.",
-    "island": "In the island there is no autocast: fp32 times fp32.",
-    "no_custom_bwd": "backward runs outside autocast, on a low gradient and fp32 tensors: "
-    "both decorators, custom_fwd on forward and custom_bwd on backward.",
-    "product_fp32": "Under autocast the product should be low: no cast_inputs here.",
-    "product_gradient": "y = x Wᵀ: the gradient of x is g W, that of the weight gᵀ x.",
-    "squares_range": "300² is more than fp16 holds: cast_inputs=torch.float32 in custom_fwd.",
-    "squares_gradient": "The gradient of the sum of x² is 2 x, times what comes in.",
-    "forward_outside": "The model must run inside torch.autocast(kind, low).",
-    "low_ignored": "The type that was asked for is not used: pass low on. None means no "
-    "autocast at all.",
-    "loss_inside": "mean_loss belongs outside the region, where nothing is cast.",
-    "loss_low": "The model's output is in 16 bits here: mean_loss(output.float(), rows).",
-    "master_fp32": "self.master holds an fp32 copy of each parameter.",
-    "master_leaf": "Adam takes leaves only. Detach before you copy: detach().float().clone().",
-    "inner_wrong": "self.inner must be an Adam on the copies, with the learning rate that was "
-    "given.",
-    "gradient_type": "The copies are fp32, and so must their gradients be: .float().",
-    "gradient_missing": "The copies do not move: give each its gradient before the inner step.",
-    "not_copied_back": "The copies move, and the parameters do not: parameter.copy_(master).",
-    "master_overwritten": "The copies lost what bf16 cannot keep. Never read them back from "
-    "the parameters: it is the parameters that follow.",
-    "gradient_kept": "The fp32 gradient is left after the step, 4 bytes per parameter: set "
-    "master.grad to None.",
-    "bytes_kind": 'Return a dict with "parameters", "gradients", "master" and "moments".',
-    "bytes_16": "Parameters and gradients are in 16 bits in both recipes with bf16.",
-    "bytes_master": "Only the recipe with master weights has a copy, in fp32: 4 bytes.",
-    "bytes_moments": "Adam has two moments, in the type of what it works on: the copy is fp32.",
-    "wire_type": "What is sent must have the type `wire`: cast before the all-reduce.",
-    "average_divisor": "A mean is the sum, divided by the ranks once.",
-    "divided_late": "The sum overflowed in fp16 before it was divided: divide first.",
-    "not_written": "The gradients are unchanged: `to` makes a copy, so copy the mean back.",
-    "own_type": "Gradients keep their own type; only what is sent is in 16 bits.",
-    "none_gradient": "A parameter may have no gradient: leave it out.",
-    "error_ratio": "Divide by the norm of the truth: an error means little without a scale.",
-    "error_fp32": "An fp32 mean is not exact: compute the truth in float64, from own.double().",
-    "error_own": "The truth is the mean over all ranks: all_reduce, and divide.",
-    "sent_twice": "An all-reduce is a reduce-scatter and an all-gather: (N-1)/N of the "
-    "buffer, twice.",
-    "sent_size": "Bytes, not numbers: wire.itemsize of each.",
-    "not_averaged": "The ranks' gradients were not averaged: average_gradients, after "
-    "backward.",
-    "average_low": "Here the gradients are averaged in fp32: the type is an argument.",
-    "unscale_early": "Average first, then unscale: then an overflow is everywhere, and what "
-    "is judged is what will be used.",
-    "clip_local": "The clipped norm is that of this rank's gradients, and a mean of clipped "
-    "gradients is another one. Average first.",
-    "loss_own": "Return the mean loss over all ranks, without the scale: all_reduce the loss, "
-    "detached, and divide by the ranks.",
-    "gradients_gone": "Leave the gradients where they are: the loop zeroes them.",
-    "held_fp32": "Autocast changes no parameter: they, their gradients and both moments are "
-    "in fp32 in every precision.",
-    "held_casts": "A cast is a 16-bit copy of the weight matrices, without biases; in fp32 "
-    "there is none.",
-    "held_norm": "LayerNorm's input is in fp32 in all cases, and its statistics are two fp32 "
-    "numbers for each row.",
-    "held_products": "What up takes (1 unit), what GELU takes (4) and what down takes (4) are "
-    "in autocast's type, or 4 bytes without it.",
+    "island": "Autocast is off in the inner region, and both factors are in fp32 there.",
+    "function_kind": "Return the class itself, which is a torch.autograd.Function. The caller "
+    "calls its method apply.",
+    "function_ctx": "torch passes ctx to forward and backward as their first argument, before "
+    "the tensors. Add it.",
+    "device_type": "custom_fwd and custom_bwd are called before they decorate: pass "
+    "device_type=kind to them.",
+    "no_custom_bwd": "backward runs outside of autocast, where a low gradient meets fp32 "
+    "tensors. Decorate forward with custom_fwd, and backward with custom_bwd.",
+    "product_fp32": "Under autocast the product must have the dtype of the region. Do not use "
+    "cast_inputs here.",
+    "product_cast": "The product must have the dtype of the region under autocast, and the "
+    "dtype of its inputs outside. Do not cast x and weight by hand.",
+    "product_forward": "apply(x, weight) must return x weightᵀ. Look at what forward "
+    "multiplies.",
+    "product_gradient": "backward must return one gradient for x and one for weight, in this "
+    "order, each with the shape of its argument. Derive them from y = x Wᵀ.",
+    "squares_range": "fp16 cannot hold 300². Decorate forward with custom_fwd, and let its "
+    "argument cast_inputs cast x to fp32.",
+    "squares_sum": "apply(x) must return one number, the sum of all x².",
+    "squares_gradient": "backward must return the derivative of the sum of x², multiplied by "
+    "the gradient that it is given.",
+    "forward_outside": "The model must run inside torch.autocast(rows.device.type, low).",
+    "low_ignored": "The dtype that was asked for is not used. Pass `low` on. If `low` is None, "
+    "there must be no autocast.",
+    "loss_inside": "Call mean_loss outside of the region, where nothing is cast.",
+    "loss_low": "The output of the model is in 16 bits. Cast it to fp32 before mean_loss.",
+    "loss_value": "The loss must be mean_loss of the output and the rows, both in fp32. Look "
+    "at the order of the arguments, and at what was cast.",
+    "loss_graph": "backward must be able to start from the loss. Return the tensor, and use "
+    "neither detach() nor item() nor no_grad().",
+    "master_fp32": "self.master must be a list that has an fp32 copy of each parameter.",
+    "master_leaf": "Adam accepts leaf tensors only. Detach each parameter before you copy it.",
+    "inner_wrong": "self.inner must be a torch.optim.Adam on the copies. It needs the learning "
+    "rate that was passed, and the defaults for everything else.",
+    "gradient_type": "A gradient must have the dtype of its tensor. Cast the gradients for the "
+    "fp32 copies to fp32, and leave those of the parameters as they are.",
+    "gradient_missing": "The copies do not change. Give each copy its gradient before the "
+    "inner optimizer steps.",
+    "not_copied_back": "The copies change, but the parameters do not follow. Write every copy "
+    "back into its parameter after the step.",
+    "parameter_type": "The parameters must stay in 16 bits. Write into them with copy_, and do "
+    "not assign .data.",
+    "master_overwritten": "The copies have lost what bf16 cannot hold. Never read them back "
+    "from the parameters. Only the parameters follow the copies.",
+    "gradient_kept": "The fp32 gradient is still there after the step, which costs 4 bytes for "
+    "each parameter. Set master.grad to None.",
+    "gradient_gone": "The gradients of the parameters are gone or different after step(). Only "
+    "zero_grad() may remove them.",
+    "bytes_16": "In both recipes with bf16, parameters and gradients are in 16 bits.",
+    "bytes_master": "Only the recipe with master weights has a copy. The copy is in fp32, "
+    "which is 4 bytes.",
+    "bytes_moments": "Adam has two moments, in the dtype of the tensors that it works on. With "
+    "master weights these are the fp32 copies.",
+    "wire_type": "The tensors that are sent must have the dtype `wire`. Cast them before the "
+    "all-reduce.",
+    "average_divisor": "A mean is the sum over the ranks, divided once by their number.",
+    "not_reduced": "These are the gradients of this rank alone, or of only some ranks. An "
+    "all-reduce with async_op=True needs a wait(), and dist.reduce gives its result to one "
+    "rank only.",
+    "divided_late": "The gradients overflowed in fp16 before they were divided. Divide them by "
+    "the number of ranks before the cast and before the all-reduce.",
+    "not_written": "The gradients did not change. .to(…) makes a copy, so write the mean back "
+    "into each gradient.",
+    "own_type": "Every gradient must keep its own dtype, whatever was sent. Write the mean "
+    "into it with copy_.",
+    "none_gradient": "A parameter may have no gradient. Its .grad is None then, and it must "
+    "stay None. Skip the parameter.",
+    "error_ratio": "The error is a ratio of two norms. The divisor is the norm of the true "
+    "mean.",
+    "error_fp32": "A mean that is computed in fp32 is not the exact one. Compute the truth in "
+    "float64, from own.double().",
+    "error_own": "The truth is the mean of `own` over all ranks. Add it up by an all_reduce, "
+    "and divide by the number of ranks.",
+    "sent_parts": "An all-reduce is a reduce-scatter and an all-gather. In each of the two, a "
+    "rank sends N - 1 of the N parts of the buffer.",
+    "sent_twice": "This is half of what is sent. An all-reduce is a reduce-scatter and an "
+    "all-gather, and each of them sends this number of bytes.",
+    "sent_world": "The number does not follow from the arguments. N is the argument `ranks`, "
+    "and not the number of ranks in the group of this process.",
+    "sent_size": "The result must be in bytes, so the size of one element matters. It is "
+    "wire.itemsize.",
+    "not_averaged": "The optimizer sees gradients that are not the mean over the ranks. Call "
+    "average_gradients between backward and the step, for all parameters.",
+    "average_low": "The gradients must be averaged in fp32 here. Pass torch.float32 to "
+    "average_gradients.",
+    "unscale_early": "The gradients were unscaled before they were averaged. Average first, so "
+    "that an overflow of one rank reaches all ranks before unscale_ looks for it.",
+    "clip_local": "Each rank clipped its own gradients. The limit is for the norm of the mean, "
+    "so average first.",
+    "gradients_differ": "The optimizer does not see the gradients of one backward from this "
+    "loss. Run backward once, and change the gradients only by averaging, unscaling and "
+    "clipping.",
+    "loss_own": "Return the mean of the loss over all ranks, without the scale. Divide the "
+    "detached loss by the number of ranks, and add it up by an all_reduce.",
+    "gradients_gone": "No gradients are there after the step. Leave them, because the loop "
+    "sets them to zero.",
+    "held_fp32": "Autocast changes no parameter. Parameters, gradients and both moments are in "
+    "fp32 in every precision.",
+    "held_casts": "The casts are 16-bit copies of the weight matrices, without the biases. In "
+    "fp32 there are none.",
+    "held_norm": "The input of LayerNorm is in fp32 in every precision. Its statistics are two "
+    "fp32 numbers for each row.",
+    "held_layers": "These are the activations of one block. Every block saves its own.",
+    "held_rows": "The activations do not fit the number of rows. Use the argument `rows`.",
+    "held_products": "Linear `up` saves its input (1 unit), GELU saves its input (4 units), "
+    "and `down` saves its input (4 units). These are in the dtype of autocast, or in fp32 "
+    "without autocast.",
     "other": "The numbers fit no common mistake. Print one tensor before and after, on every "
-    "rank, and compare with the text of the step.",
+    "rank, and compare them with the text of the step.",
 }
 
 
 LAB = Lab(HINTS, ranks_named=True)
+
+
+def ask_for_result(found: Any, call: str) -> None:
+    """Raise `Wrong` if a function of the learner's returned None."""
+    ask(found is not None, f"{call} returns None", "returns_none")
+
+
+def ask_for_names(found: Any, true: dict, kind: type | tuple, call: str) -> None:
+    """Raise `Wrong` unless a function of the learner's returned a dict with these names."""
+    ask_for_result(found, call)
+    ask(isinstance(found, dict), f"{call} returns a {type(found).__name__}", "dict_kind")
+    missing = [name for name in true if not isinstance(found.get(name), kind)]
+    ask(not missing, f"{call} has no value for {', '.join(missing)}", "dict_kind")
+
+
+@contextlib.contextmanager
+def expecting_no_none(module: ModuleType, hint: str) -> Iterator[None]:
+    """Raise `Wrong` with this hint, and with the line, where the learner's code uses None."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == module.__file__]
+        if "NoneType" not in str(error) or not lines:
+            raise
+        what = f"your code failed: {type(error).__name__}, line {lines[-1]}: {error}"
+        raise Wrong(what, hint) from error
 
 
 # --- step 1 -------------------------------------------------------------------------------
@@ -177,20 +323,19 @@ LAB = Lab(HINTS, ranks_named=True)
 SHAPES = ((5, 10, False), (8, 7, False), (4, 3, True), (5, 2, False), (3, 4, True))
 
 
-@LAB.step(
-    1, "what a format can hold", "limits and spacing of fp16, bf16 and fp8",
-    "format_numbers spacing", worlds=(1,),
-    crashes={"math domain|positive input": "spacing_sign"},
+@LAB.alone(
+    1, "what a format can hold", "the limits and the spacing of all formats are right",
+    "format_numbers spacing",
+    crashes={"math domain|positive input|NaN to integer": "spacing_sign"},
 )  # fmt: skip
 def formats(module, lab, lesson):
     for e, m, finite in SHAPES:
-        what = f"of {e} exponent and {m} mantissa bits{', finite' if finite else ''}, "
+        what = f"format_numbers({e}, {m}, {finite})"
         found, true = module.format_numbers(e, m, finite), lab.format_numbers(e, m, finite)
-        if not isinstance(found, dict) or set(found) != set(true):
-            raise Wrong(f"format_numbers({e}, {m}, {finite}) is {found!r}", "numbers_kind")
+        ask_for_names(found, true, (int, float), what)
         ratio = [found[key] / true[key] for key in ("max", "smallest_normal")]
         if ratio[0] == ratio[1] != 1:
-            raise Wrong(f"{what}max is {found['max']:g}", "bias")
+            raise Wrong(f"{what}: max is {found['max']:g}, not {true['max']:g}", "bias")
         top, part = true["max"], 2.0**-m
         power = 2.0 ** math.floor(math.log2(top))
         known = {"max_mantissa": power}
@@ -207,10 +352,12 @@ def formats(module, lab, lesson):
         }
         for key, hints in checks.items():
             if found[key] != true[key]:
-                raise Wrong(f"{what}{key} is {found[key]:g}", named(found[key], hints))
+                wrong = f"{what}: {key} is {found[key]:g}, not {true[key]:g}"
+                raise Wrong(wrong, named(found[key], hints))
     yield "the limits of five formats are right"
     for x in (1.0, 3.0, -3.0, 0.4, 1000.0, 3 * 2.0**-18):
         found, true = module.spacing(x, 5, 10), lab.spacing(x, 5, 10)
+        ask_for_result(found, f"spacing({x:g}, 5, 10)")
         if found != true:
             power = 2.0 ** (math.frexp(x)[1] - 1)
             known = {
@@ -218,59 +365,86 @@ def formats(module, lab, lesson):
                 "spacing_power": [2 * true, true / 2],
                 "spacing_relative": [x * 2.0**-10, abs(x) * 2.0**-10],
             }
-            raise Wrong(f"the spacing of fp16 at {x:g} is {found!r}", named(found, known))
+            what = f"the spacing of fp16 at {x:g} is {found!r}, not {true:g}"
+            raise Wrong(what, named(found, known))
+    for x, e, m in ((2.0**-20, 8, 7), (2.0**-8, 4, 3)):
+        found, true = module.spacing(x, e, m), lab.spacing(x, e, m)
+        what = f"spacing({x:g}, {e}, {m}) is {found!r}, not {true:g}"
+        ask(found == true, what, "spacing_format")
 
 
 # --- step 2 -------------------------------------------------------------------------------
 
 
+class NoCast(TorchDispatchMode):
+    """Raise `Wrong` where numbers of a wider floating-point type become bf16."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        wide = any(t.is_floating_point() and t.dtype != torch.bfloat16 for t in given)
+        low = isinstance(result, torch.Tensor) and result.dtype == torch.bfloat16
+        views = [t.data_ptr() for t in given if t.dtype != torch.bfloat16]
+        if wide and low and result.numel() and result.data_ptr() not in views:
+            raise Wrong("to_bf16 lets torch cast", "rounding_cast")
+        return result
+
+
 @contextlib.contextmanager
 def without_casts():
     """Raise `Wrong` where a floating-point tensor is cast to bf16."""
-    real = torch.Tensor.to
 
-    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if tensor.is_floating_point() and torch.bfloat16 in (*args, *kwargs.values()):
-            refuse(tensor)
-        return real(tensor, *args, **kwargs)
+    def refuse(*_: Any, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
+        if dtype == torch.bfloat16:
+            raise Wrong("to_bf16 lets torch cast", "rounding_cast")
+        return real(*_, dtype=dtype, **__)
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise Wrong("to_bf16 lets torch cast", "rounding_cast")
-
-    names = {"to": to, "bfloat16": refuse, "type": refuse}
-    with mock.patch.multiple(torch.Tensor, **names):
+    real = torch.tensor
+    with NoCast(), mock.patch.object(torch, "tensor", refuse):
         yield
 
 
-@LAB.step(
-    2, "round to bf16, by its bits", "every number as torch's cast, and NaN stays NaN",
-    "to_bf16", worlds=(1,),
+@LAB.alone(
+    2, "round to bf16, by its bits",
+    "every number is rounded as by torch's cast, and NaN stays NaN",
+    "to_bf16",
 )  # fmt: skip
 def rounding(module, lab, lesson):
     generator = torch.Generator().manual_seed(2)
-    upper = torch.randint(0, 0x7F70, (500,), generator=generator, dtype=torch.int64)
+    upper = torch.randint(0x80, 0x7F70, (500,), generator=generator, dtype=torch.int64)
     sign = torch.randint(0, 2, (500,), generator=generator, dtype=torch.int64) << 31
-    upper = (upper << 16) | sign
     low = torch.randint(1, 0x8000, (500,), generator=generator, dtype=torch.int64)
+    low[:4], upper[:4] = torch.tensor([1, 1, 0x7FFF, 0x7FFF]), 0x3F80 + torch.arange(4)
+    upper = (upper << 16) | sign
+    small = torch.tensor([0, 1 << 31, 0x10000, 0x8001, 0x18000, 0x7F8000, 0x80400001])
     cases = {
         "numbers of bf16": upper,
         "numbers below a half": upper | low,
         "numbers above a half": upper | (0x8000 + low),
         "ties": upper | 0x8000,
+        "zeros and subnormal numbers": small,
         "infinity and the largest": torch.tensor([0x7F800000, 0xFF800000, 0x7F7FFFFF]),
         "NaN": torch.tensor([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFFC00000]),
     }
+    hints = {
+        "zeros and subnormal numbers": "zero_exponent", "numbers below a half": "carry_early",
+        "numbers above a half": "truncated", "ties": "ties_odd",
+        "infinity and the largest": "infinity",
+    }  # fmt: skip
     for name, bits in cases.items():
         x = bits.where(bits < 2**31, bits - 2**32).to(torch.int32).view(torch.float32)
+        x = x.view(20, 25) if name == "numbers below a half" else x
         given = x.clone()
         true = x.bfloat16()
         with without_casts():
             found = module.to_bf16(given)
+        ask_for_result(found, "to_bf16")
         if not isinstance(found, torch.Tensor) or found.dtype != torch.bfloat16:
             kind = getattr(found, "dtype", type(found).__name__)
             raise Wrong(f"to_bf16 returns {kind}", "bf16_kind")
         if found.shape != true.shape:
-            raise Wrong(f"to_bf16 returns the shape {tuple(found.shape)}", "bf16_kind")
+            shapes = f"the shape {tuple(found.shape)} for x of shape {tuple(x.shape)}"
+            raise Wrong(f"to_bf16 returns {shapes}", "bf16_kind")
         if not torch.equal(given.view(torch.int32), x.view(torch.int32)):
             raise Wrong("to_bf16 has changed its argument", "rounding_in_place")
         if name == "NaN":
@@ -279,9 +453,9 @@ def rounding(module, lab, lesson):
             continue
         wrong = found.view(torch.int16) != true.view(torch.int16)
         if wrong.any():
-            what = f"{name}: {int(wrong.sum())} of {len(x)} are wrong"
+            what = f"{name}: {int(wrong.sum())} of {x.numel()} are wrong"
             away = found.float().abs() > x.abs()
-            hint = {"numbers above a half": "truncated", "ties": "ties_odd"}.get(name, "other")
+            hint = hints.get(name, "bf16_value" if wrong.all() else "other")
             if name == "ties" and away.all():
                 hint = "ties_up"
             raise Wrong(what, hint)
@@ -291,80 +465,125 @@ def rounding(module, lab, lesson):
 # --- step 3 -------------------------------------------------------------------------------
 
 
+def power_of(scale: Any) -> str:
+    """A scale in a sentence, as a power of two if it is one."""
+    if not isinstance(scale, (int, float)) or scale <= 0:
+        return repr(scale)
+    return f"2^{math.log2(scale):g}"
+
+
 @LAB.step(
-    3, "the gradients that fp16 loses", "the share that is lost, and one scale for all ranks",
-    "share_lost loss_scale", worlds=(2, 1),
+    3, "the gradients that fp16 loses",
+    "the fraction that is lost is right, and all ranks have the same scale",
+    "share_lost loss_scale", worlds=(1, 2),
+    crashes={"NoneType": "reduce_none", "negative shift": "scale_below_one"},
 )  # fmt: skip
 def scale(module, lab, lesson):
-    # 40 zeros, 30 that are lost, 20 subnormal, 10 normal; times 64 only 15 of them are lost
-    sizes = [0.0] * 40 + [2.0**-34] * 15 + [-(2.0**-28)] * 15 + [2.0**-20] * 20 + [0.5] * 10
+    # 40 zeros; 28 that are lost, 3 of them exactly a half of the smallest number of fp16; two
+    # of three quarters of it, 20 subnormal, 10 normal; times 64 only 15 are lost
+    sizes = [0.0] * 40 + [2.0**-34] * 15 + [-(2.0**-28)] * 10 + [2.0**-25] * 3
+    sizes += [1.5 * 2.0**-25] * 2 + [2.0**-20] * 20 + [0.5] * 10
     g = torch.tensor(sizes)
     for scale, true, known in (
-        (1.0, 0.5, {"share_alive": [0.3, 0.7, 70 / 60], "share_subnormal": [50 / 60, 0.9]}),
-        (64.0, 0.25, {"share_late": 0.5, "share_alive": [0.15, 0.55]}),
-    ):
-        found = module.share_lost(g, scale)
+        (1.0, 28 / 60, {
+            "share_alive": [28 / 100, 68 / 100, 68 / 60], "share_limit": [30 / 60, 25 / 60],
+            "share_subnormal": [50 / 60, 0.9], "share_left": 32 / 60,
+        }),
+        (64.0, 15 / 60, {
+            "share_late": 28 / 60, "share_alive": [0.15, 0.55], "share_left": 45 / 60,
+            "share_subnormal": 30 / 60,
+        }),
+    ):  # fmt: skip
+        given = g.clone()
+        found = module.share_lost(given, scale)
+        ask_for_result(found, "share_lost")
         if not near(found, true):
-            hints = known | {"share_percent": 100 * true}
-            what = f"with scale {scale:g} the share is {found!r}, and {true} is true"
+            hints = known | {"share_percent": [100 * true, 60 * true, 60 * (1 - true)]}
+            what = f"with the scale {scale:g} the share is {found!r}, not {true:.4f}"
             raise Wrong(what, named(found, hints))
-    yield "the share that fp16 loses"
+        ask(same(given, g, 0, 0), "share_lost has changed the gradients", "argument_changed")
+    yield "the fraction that fp16 loses is right"
     last = lesson.rank == lesson.world - 1
-    g = torch.tensor([1e-9, 5e-3, -0.02] if last else [1e-9, 3e-4, 2e-3])
-    found, true = module.loss_scale(g), 2.0**21  # times 0.02 it is 41,943
+    g = torch.tensor([1e-9, 5e-3, -0.03] if last else [1e-9, 3e-4, 1.5e-3])
+    given = g.clone()
+    found, true = module.loss_scale(given), 2.0**21  # times 0.03 it is 62,915
+    ask_for_result(found, "loss_scale")
     if not near(found, true):
-        known = {"scale_sign": 2.0**23, "scale_up": 2 * true, "scale_small": true / 2}
-        known |= {} if last else {"scale_own": 2.0**24}
+        small = "scale_small" if lesson.world == 1 else "scale_sum"
+        known = {"scale_sign": 2.0**23, "scale_up": 2 * true, small: true / 2}
+        known |= {} if last else {"scale_own": 2.0**25}
         hint = named(found, known)
         if isinstance(found, (int, float)) and found > 0 and math.log2(found) % 1:
             hint = "scale_power"
-        raise Wrong(f"the scale is {found!r}, and 2^21 is right", hint)
+        raise Wrong(f"the scale is {power_of(found)}, not 2^21", hint)
+    ask(same(given, g, 0, 0), "loss_scale has changed the gradients", "argument_changed")
+    for largest, power, hint in (
+        (65504 * 2.0**-30, 30, "scale_limit"),
+        (65530 * 2.0**-30, 29, "scale_limit"),
+        (-65530 * 2.0**3, -4, "scale_below_one"),
+    ):
+        found = module.loss_scale(torch.tensor([1e-9, largest]))
+        what = f"the largest gradient is {abs(largest):g}, and the scale is {power_of(found)}"
+        ask(near(found, 2.0**power), f"{what}, not 2^{power}", hint)
 
 
 # --- step 4 -------------------------------------------------------------------------------
 
 
 class Counted:
-    """An optimizer that only counts its steps."""
+    """An optimizer with two groups of parameters that only counts its steps."""
 
     def __init__(self, gradients: list):
         parameters = [nn.Parameter(torch.zeros(2)) for _ in gradients]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else torch.tensor(gradient)
-        self.param_groups, self.steps = [{"params": parameters}], 0
+        self.param_groups, self.steps = group(parameters), 0
 
     @property
     def gradients(self) -> list[torch.Tensor]:
-        return [p.grad for p in self.param_groups[0]["params"] if p.grad is not None]
+        return LAB.finished.gradients_of(self)
 
     def step(self) -> None:
         self.steps += 1
 
     def zero_grad(self, *_: Any, **__: Any) -> None:
-        for parameter in self.param_groups[0]["params"]:
-            parameter.grad = None
+        for each in self.param_groups:
+            for parameter in each["params"]:
+                parameter.grad = None
 
 
-def make_scaler(module: ModuleType, **settings: Any) -> Any:
-    return module.Scaler("cpu", 8.0, **settings)
+def group(parameters: list) -> list[dict[str, Any]]:
+    """Two groups of parameters; the second has all but the first parameter."""
+    return [{"params": parameters[:1]}, {"params": parameters[1:]}]
+
+
+def make_scaler(module: ModuleType, value: float = 8.0, **settings: Any) -> Any:
+    return module.Scaler("cpu", value, **settings)
 
 
 def probe_unscale(module: ModuleType, lesson: Lesson) -> None:
-    scaler, optimizer = (
-        make_scaler(module),
-        Counted([[8.0, -16.0], None, [0.0, 4.0]]),
-    )
+    scaler = make_scaler(module)
+    optimizer = Counted([[8.0, -16.0], None, [0.0, 4.0]])
     scaler.unscale_(optimizer)
     found, true = torch.stack(optimizer.gradients), torch.tensor([[1.0, -2.0], [0.0, 0.5]])
     if not same(found, true, 1e-5, 1e-9):
-        raise Wrong(f"gradients 8, -16, 0, 4 become {found.flatten().tolist()}", "not_divided")
+        hint = "all_groups" if same(found[0], true[0], 1e-5, 1e-9) else "not_divided"
+        become = ", ".join(f"{each:g}" for each in found.flatten().tolist())
+        what = f"with a scale of 8, the gradients 8, -16, 0 and 4 become {become}"
+        raise Wrong(what, hint)
     if scaler.overflow is None or isinstance(scaler.overflow, torch.Tensor):
         raise Wrong(f"self.overflow is {scaler.overflow!r}", "flag_missing")
-    if scaler.overflow:
-        raise Wrong("self.overflow is True, and all gradients are finite", "other")
+    ask(
+        not scaler.overflow, "all gradients are small, and self.overflow is True", "flag_finite"
+    )
+    scaler = make_scaler(module)
+    scaler.unscale_(Counted([[3e38, 3e38], [3e38, -3e38]]))
+    what = "all gradients are 3e38 or -3e38, and self.overflow is True"
+    ask(not scaler.overflow, what, "flag_finite")
     everybody, one = range(lesson.world), [lesson.world - 1]
+    missed = "nan_missed" if lesson.world == 1 else "flag_sum"
     for value, where, owners, hint in (
-        (-math.inf, 2, everybody, "nan_missed"),
+        (-math.inf, 2, everybody, missed),
         (math.nan, 2, everybody, "nan_missed"),
         (math.inf, 0, everybody, "one_gradient"),
         (math.inf, 1, everybody, "one_gradient"),
@@ -374,11 +593,21 @@ def probe_unscale(module: ModuleType, lesson: Lesson) -> None:
         if lesson.rank in owners:
             gradients[where][0] = value
         scaler = make_scaler(module)
-        scaler.unscale_(Counted(gradients))
+        optimizer = Counted(gradients)
+        scaler.unscale_(optimizer)
         if not scaler.overflow:
             which = "all ranks" if owners is everybody else f"rank {one[0]}"
             what = f"{value} in gradient {where} of {which}, and overflow is False here"
             raise Wrong(what, hint)
+        finite = 2 if where == 0 else 0
+        right = same(optimizer.gradients[finite], torch.tensor([1.0, 2.0]) / 8)
+        what = f"gradient {where} has an overflow, and gradient {finite} was not divided"
+        ask(right, what, "not_divided")
+    nothing = lesson.rank == one[0]  # this rank has no gradients
+    scaler = make_scaler(module)
+    scaler.unscale_(Counted([None] if nothing else [[math.inf, 1.0]]))
+    what = f"rank {one[0]} has no gradients, and self.overflow is {scaler.overflow!r} here"
+    ask(bool(scaler.overflow) is (lesson.world > 1), what, "no_gradients")
 
 
 def probe_step(module: ModuleType) -> None:
@@ -393,10 +622,13 @@ def probe_step(module: ModuleType) -> None:
             raise Wrong("the optimizer steps after an overflow", "not_skipped")
         if not overflow and optimizer.steps != 1:
             raise Wrong(f"the optimizer steps {optimizer.steps} times", "never_steps")
+        state = scaler.overflow, scaler.value, scaler.good_steps
+        what = "after step(), (overflow, value, good_steps) of the scaler is"
+        ask(state == (overflow, 8.0, 0), f"{what} {state}", "step_updates")
 
 
 def probe_update(module: ModuleType) -> None:
-    ours, theirs = (make_scaler(m, growth_interval=3) for m in (module, LAB.finished))
+    ours, theirs = (make_scaler(m, 2.0, growth_interval=3) for m in (module, LAB.finished))
     for flag in (0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0):
         before = theirs.value, theirs.good_steps
         ours.value, ours.good_steps = before
@@ -405,7 +637,7 @@ def probe_update(module: ModuleType) -> None:
             scaler.update()
         what = "an overflow" if flag else f"good step {before[1] + 1} of 3"
         what = f"after {what} the scale goes from {before[0]:g} to {ours.value:g}"
-        what = f"{what}, good_steps to {ours.good_steps}"
+        what = f"{what}, and good_steps is {ours.good_steps}"
         if ours.value != theirs.value:
             raise Wrong(what, "backoff" if flag else "growth")
         if ours.good_steps != theirs.good_steps:
@@ -419,6 +651,7 @@ class SpyScaler:
 
     def __init__(self, events: list[str], value: float = 64.0):
         self.events, self.value, self.norm, self.inside = events, value, math.nan, False
+        self.seen: list[torch.Tensor] = []  # what unscale_ was given
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         self.events.append("scale")
@@ -426,6 +659,7 @@ class SpyScaler:
 
     def unscale_(self, optimizer: Any) -> None:
         self.events.append("unscale_")
+        self.seen = [gradient.clone() for gradient in LAB.finished.gradients_of(optimizer)]
         for gradient in LAB.finished.gradients_of(optimizer):
             gradient.div_(self.value)
 
@@ -445,40 +679,53 @@ class SpyScaler:
 
 class SpyOptimizer(Counted):
     def __init__(self, scaler: SpyScaler, events: list[str], parameters: list):
-        self.param_groups, self.steps = [{"params": parameters}], 0
+        self.param_groups, self.steps = group(parameters), 0
         self.scaler, self.events = scaler, events
+        self.used: list[torch.Tensor] = []  # the gradients at the step
 
     def step(self) -> None:
         self.steps += 1
+        self.used = [gradient.clone() for gradient in self.gradients]
         if not self.scaler.inside:
             self.events.append("optimizer")
 
 
 @LAB.step(
     4, "a scaler that finds the scale",
-    "scale, unscale, skip on any rank's overflow, fall and grow; clipping in its place",
-    "Scaler scaled_step", worlds=(2, 1), crashes={"called twice since": "unscaled_twice"},
+    "an overflow on any rank skips the step, the scale falls and grows, and clipping is in "
+    "its place",
+    "Scaler scaled_step", worlds=(1, 2),
+    crashes={
+        "called twice since": "unscaled_twice", "non-empty TensorList": "no_gradients",
+        "'SpyScaler' object has no": "torch_scaler", "NoneType": "reduce_none",
+    },
 )  # fmt: skip
 def scaler(module, lab, lesson):
     probe_unscale(module, lesson)
     yield "gradients are unscaled, and every rank knows of every overflow"
     probe_step(module)
-    yield "a step is taken or skipped as it should"
+    yield "a step is taken or skipped as it should be"
     probe_update(module)
     yield "the scale falls and grows as it should"
-    events: list[str] = []
-    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
-    scaler = SpyScaler(events)
-    optimizer = SpyOptimizer(scaler, events, [weight])
-    module.scaled_step(scaler, optimizer, weight.square().sum(), 0.5)  # gradient (2, 4)
-    judge_events(events, scaler)
-    if weight.grad is not None and weight.grad.any():
-        raise Wrong("gradients are left after the step", "not_zeroed")
-    if not near(scaler.norm, 0.5, 1e-3):
-        true = math.sqrt(20)
-        known = {"clip_before": [0.5 / 64], "clip_missing": true}
-        what = f"the gradients reach the optimizer with norm {scaler.norm:.4f}, limit 0.5"
-        raise Wrong(what, named(scaler.norm, known, 1e-3))
+    true = math.sqrt(20)
+    for limit, norm in ((0.5, 0.5), (2 * true, true)):
+        events: list[str] = []
+        weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+        scaler = SpyScaler(events)
+        optimizer = SpyOptimizer(scaler, events, [weight])
+        module.scaled_step(scaler, optimizer, weight.square().sum(), limit)  # gradient (2, 4)
+        judge_events(events, scaler)
+        if weight.grad is not None and weight.grad.any():
+            raise Wrong("gradients are left after the step", "not_zeroed")
+        if not near(scaler.norm, norm, 1e-3):
+            known = {"clip_before": [0.5 / 64], "clip_missing": true, "no_gradient": 0.0}
+            known["clip_value"] = math.sqrt(0.5)
+            if norm == true:
+                known = {"clip_before": [2 * true / 64], "clip_always": scaler.norm}
+            what = f"the norm of the gradients is {scaler.norm:.4f} at the step"
+            other = "clip_limit"
+            what = f"{what}, not {norm:.4f}, with a limit of {limit:.4f}"
+            raise Wrong(what, named(scaler.norm, known, 1e-3, other))
 
 
 def judge_events(events: list[str], scaler: SpyScaler) -> None:
@@ -491,7 +738,7 @@ def judge_events(events: list[str], scaler: SpyScaler) -> None:
     if "update" not in events:
         raise Wrong(what, "update_missing")
     if events.index("update") < events.index("step"):
-        raise Wrong(what, "other")
+        raise Wrong(what, "update_first")
 
 
 # --- step 5 -------------------------------------------------------------------------------
@@ -503,50 +750,33 @@ OUTPUTS = {
 }  # fmt: skip
 
 
-@LAB.step(
-    5, "autocast", "types predicted, functions that work under autocast, the loss in fp32",
-    "output_dtypes make_product make_squares loss_under_autocast", worlds=(1,),
-    crashes={"same dtype|_fwd_used_autocast|_dtype'": "no_custom_bwd"},
+@LAB.alone(
+    5, "autocast",
+    "the dtypes are predicted, two functions work under autocast, and the loss is in fp32",
+    "output_dtypes make_product make_squares loss_under_autocast",
+    crashes={
+        "invalid gradient at|incorrect number of grad": "product_gradient",
+        "forward\\(\\) takes|backward\\(\\) takes": "function_ctx",
+        "keyword-only argument: 'device_type'": "device_type",
+        "cannot be multiplied": "product_forward",
+        "same dtype|_fwd_used_autocast|_dtype'": "no_custom_bwd",
+        "does not require grad": "loss_graph",
+    },
 )  # fmt: skip
 def autocast(module, lab, lesson):
     for kind in ("cpu", "cuda"):
         for low in (torch.bfloat16, torch.float16):
             found, true = module.output_dtypes(kind, low), lab.output_dtypes(kind, low)
+            ask_for_names(found, true, torch.dtype, "output_dtypes")
             for name, hint in OUTPUTS.items():
-                ours = found.get(name) if isinstance(found, dict) else found
-                if ours != true[name]:
-                    raise Wrong(f"{name} on {kind} is said to be {ours}", hint)
-    yield "the dtypes of twelve outputs, on a CPU and on a GPU"
-
-    torch.manual_seed(5)
-    x, w, g = torch.randn(3, 4), torch.randn(2, 4), torch.randn(3, 2)
-    product = module.make_product("cpu")
-    for low in (None, torch.float16):
-        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
-        region = torch.autocast("cpu", low) if low else contextlib.nullcontext()
-        with region:
-            y = product.apply(a, b)
-        if low and y.dtype != low:
-            raise Wrong(f"under autocast the product is {y.dtype}", "product_fp32")
-        if not same(y, x @ w.T, 0.03, 1e-9):
-            raise Wrong("the product is not that of x and the weight", "other")
-        y.backward(g.to(y.dtype))
-        for name, ours, true in (("x", a, g @ w), ("weight", b, g.T @ x)):
-            if ours.grad is None or not (ours.grad - true).norm() < 0.01 * true.norm():
-                raise Wrong(f"the gradient of {name} is wrong", "product_gradient")
-    yield "a product of one's own, with its gradients, in autocast and outside"
-    squares = module.make_squares("cpu")
-    with torch.autocast("cpu", torch.float16):
-        x = torch.tensor([300.0, -1.0], dtype=torch.float16, requires_grad=True)
-        y = squares.apply(x)
-    if y.dtype != torch.float32 or not y.isfinite():
-        raise Wrong(
-            f"the squares of 300 and -1 sum to {y.item():g}, {y.dtype}", "squares_range"
-        )
-    (y / 8).backward()
-    if not same(x.grad, torch.tensor([75.0, -0.25]), 1e-5, 1e-9):
-        raise Wrong(f"the gradient is {x.grad.tolist()}", "squares_gradient")
-    yield "a sum of squares in fp32"
+                if found[name] != true[name]:
+                    what = f"with {low} on {kind}, your dtype of {name} is {found[name]}"
+                    raise Wrong(what, hint)
+    yield "the dtypes of the twelve outputs are right, on a CPU and on a GPU"
+    judge_product(module.make_product("cpu"))
+    yield "the product and its gradients are right, in autocast and outside"
+    judge_squares(module.make_squares("cpu"))
+    yield "the sum of squares is in fp32"
 
     notes: dict[str, Any] = {}
 
@@ -563,7 +793,9 @@ def autocast(module, lab, lesson):
     module.mean_loss = mean_loss
     model, rows = Spy(lab.WIDTH, lab.WIDTH), lab.make_batches()[0]
     for low in (torch.float16, torch.bfloat16, None):
+        notes.clear()
         loss = module.loss_under_autocast(model, rows, low)
+        ask_for_result(loss, "loss_under_autocast")
         ran = notes.get("forward")
         if low is not None and ran is None:
             raise Wrong("the model runs without autocast", "forward_outside")
@@ -572,60 +804,141 @@ def autocast(module, lab, lesson):
         inside, dtype = notes.get("loss", (False, torch.float32))
         if inside:
             raise Wrong("mean_loss runs under autocast", "loss_inside")
+        kind = type(loss).__name__
+        ask(
+            isinstance(loss, torch.Tensor),
+            f"loss_under_autocast returns a {kind}",
+            "loss_graph",
+        )
         if dtype != torch.float32 or loss.dtype != torch.float32:
             raise Wrong(f"mean_loss is computed from {dtype}", "loss_low")
+        true = lab.loss_under_autocast(model, rows, low).item()
+        what = f"with {low} the loss is {loss.item():.6f}, not {true:.6f}"
+        ask(near(loss.item(), true, 1e-5), what, "loss_value")
         model.zero_grad()
         loss.backward()
+
+
+def ask_for_function(function: Any, name: str) -> None:
+    """Raise `Wrong` if this is not a torch.autograd.Function."""
+    ask_for_result(function, name)
+    what = f"{name} returns {type(function).__name__}, which has no method apply"
+    ask(hasattr(function, "apply"), what, "function_kind")
+
+
+def judge_product(product: Any) -> None:
+    """Raise `Wrong` unless this Function is a product, in autocast and outside."""
+    ask_for_function(product, "make_product")
+    torch.manual_seed(5)
+    x, w, g = torch.randn(3, 4), torch.randn(2, 4), torch.randn(3, 2)
+    for low in (None, torch.float16, torch.bfloat16):
+        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+        with torch.autocast("cpu", low) if low else contextlib.nullcontext():
+            y = product.apply(a, b)
+        ask_for_result(y, "forward of the product")
+        where = f"under autocast to {low}" if low else "outside of autocast"
+        if y.dtype != (low or torch.float32):
+            hint = "product_fp32" if y.dtype == torch.float32 else "product_cast"
+            raise Wrong(f"{where} the dtype of the product is {y.dtype}", hint)
+        right = y.shape == (3, 2) and (y - x @ w.T).norm() < 0.03 * (x @ w.T).norm()
+        ask(right, f"{where} the product is not x weightᵀ", "product_forward")
+        y.backward(g.to(y.dtype))
+        for name, ours, true in (("x", a, g @ w), ("weight", b, g.T @ x)):
+            if ours.grad is None or not (ours.grad - true).norm() < 0.02 * true.norm():
+                raise Wrong(f"{where} the gradient of {name} is wrong", "product_gradient")
+
+
+def judge_squares(squares: Any) -> None:
+    """Raise `Wrong` unless this Function is a sum of squares in fp32."""
+    ask_for_function(squares, "make_squares")
+    with torch.autocast("cpu", torch.float16):
+        x = torch.tensor([300.0, -1.0], dtype=torch.float16, requires_grad=True)
+        y = squares.apply(x)
+    ask_for_result(y, "forward of the squares")
+    what = f"for 300 and -1 apply(x) is {y.tolist()}, of {y.dtype}"
+    ask(y.dtype == torch.float32 and y.isfinite().all(), what, "squares_range")
+    ask(y.shape == () and near(y.item(), 90001.0), f"{what}, not 90001", "squares_sum")
+    (y / 8).backward()
+    what = (
+        f"the gradient of the sum of squares of 300 and -1, divided by 8, is {x.grad.tolist()}"
+    )
+    ask(same(x.grad, torch.tensor([75.0, -0.25]), 1e-5, 1e-9), what, "squares_gradient")
 
 
 # --- step 6 -------------------------------------------------------------------------------
 
 
-@LAB.step(
-    6, "weights that bf16 cannot keep", "master weights as in fp32, and every byte counted",
-    "MasterAdam bytes_per_parameter", worlds=(1,),
-    crashes={"non-leaf": "master_leaf", "assign|same dtype|grad_dtype": "gradient_type"},
+@LAB.alone(
+    6, "weights that bf16 cannot keep",
+    "the master weights are those of training in fp32, and every byte is counted",
+    "MasterAdam bytes_per_parameter",
+    crashes={
+        "non-leaf": "master_leaf", "assign|same dtype|grad_dtype": "gradient_type",
+        "empty parameter list": "iterable_once",
+    },
 )  # fmt: skip
 def master(module, lab, lesson):
     torch.manual_seed(6)
-    start = torch.linspace(0.5, 1.0, 16).bfloat16()
-    parameter = nn.Parameter(start.clone())
-    optimizer = module.MasterAdam([parameter], lr=1e-3)
+    starts = [torch.linspace(0.5, 1.0, 16).bfloat16(), torch.linspace(-1, -0.5, 4).bfloat16()]
+    parameters = [nn.Parameter(start.clone()) for start in starts]
+    optimizer = module.MasterAdam((parameter for parameter in parameters), lr=2e-3)
     masters, inner = getattr(optimizer, "master", None), getattr(optimizer, "inner", None)
-    if not isinstance(masters, list) or [getattr(m, "dtype", None) for m in masters] != [
-        torch.float32
-    ]:
-        kinds = [str(getattr(m, "dtype", m)) for m in masters or []]
-        raise Wrong(f"self.master holds {kinds}", "master_fp32")
-    if not same(masters[0], start, 1e-5, 1e-9):
-        raise Wrong("the copy is not equal to the parameter", "master_fp32")
+    what = f"self.master is a {type(masters).__name__}"
+    ask(isinstance(masters, (list, tuple, nn.ParameterList)), what, "master_fp32")
+    ask(
+        len(masters), "self.master is empty, although there are two parameters", "iterable_once"
+    )
+    kinds = [str(getattr(m, "dtype", m)) for m in masters]
+    what = f"for two parameters self.master holds {', '.join(kinds)}"
+    ask(kinds == ["torch.float32"] * 2, what, "master_fp32")
+    equal = all(map(same, masters, starts))
+    ask(equal, "the copies are not equal to the parameters", "master_fp32")
     worked = [p for group in getattr(inner, "param_groups", []) for p in group["params"]]
-    if not any(p is masters[0] for p in worked) or inner.param_groups[0]["lr"] != 1e-3:
-        raise Wrong("self.inner is not an Adam on self.master with lr = 0.001", "inner_wrong")
-    yield "a copy in fp32, and an Adam on it"
-    true = start.float().clone().requires_grad_()
-    adam = torch.optim.Adam([true], lr=1e-3)
+    for one in masters:
+        found = any(p is one for p in worked)
+        ask(found, "self.inner is not an optimizer on self.master", "inner_wrong")
+    settings = inner.param_groups[0]
+    usual = settings.get("weight_decay") == 0 and settings.get("betas") == (0.9, 0.999)
+    kind = f"self.inner is {type(inner).__name__} with lr = {settings['lr']:g}"
+    adam = isinstance(inner, torch.optim.Adam) and usual
+    ask(adam and settings["lr"] == 2e-3, f"{kind}, not Adam with lr = 0.002", "inner_wrong")
+    yield "there are copies in fp32, and an Adam works on them"
+    true, stale = ([s.float().clone().requires_grad_() for s in starts] for _ in range(2))
+    adams = [torch.optim.Adam(copies, lr=2e-3) for copies in (true, stale)]
     for _ in range(20):
-        gradient = (torch.rand(16) + 0.5).bfloat16()
-        parameter.grad, true.grad = gradient.clone(), gradient.float()
+        for p, exact, read in zip(parameters, true, stale, strict=True):
+            p.grad = (torch.rand(p.shape) + 0.5).bfloat16()
+            exact.grad = read.grad = p.grad.float()
+            read.data = read.data.bfloat16().float()  # the mistake: read from the parameters
+        given = [p.grad.clone() for p in parameters]
         optimizer.step()
-        adam.step()
-    left, master = masters[0].grad, optimizer.master[0]
-    if not same(master, true.detach(), 1e-5, 1e-9):
-        if torch.equal(master.float(), start.float()):
-            raise Wrong("after 20 steps the copy is what it was", "gradient_missing")
-        rounded = torch.equal(master.float(), master.bfloat16().float())
-        hint = "master_overwritten" if rounded else "other"
-        raise Wrong("after 20 steps the copy is not that of Adam in fp32", hint)
-    if not torch.equal(parameter.detach(), true.detach().bfloat16()):
-        raise Wrong("the parameters are not the copy, rounded", "not_copied_back")
-    if left is not None:
-        raise Wrong(f"master.grad is left, {left.nbytes // 16} bytes each", "gradient_kept")
-    yield "20 steps as in fp32, rounded to bf16 at the end"
+        for adam in adams:
+            adam.step()
+        for p in parameters:
+            what = f"a parameter is in {p.dtype} after step()"
+            ask(p.dtype == torch.bfloat16, what, "parameter_type")
+    left = [one.grad for one in optimizer.master if one.grad is not None]
+    for p, master, exact, read, start, gradient in zip(
+        parameters, optimizer.master, true, stale, starts, given, strict=True
+    ):
+        if not same(master, exact.detach(), 1e-5, 1e-9):
+            if torch.equal(master.float(), start.float()):
+                raise Wrong("after 20 steps the copy is what it was", "gradient_missing")
+            rounded = torch.equal(master.float(), master.bfloat16().float())
+            rounded = rounded or same(master, read.detach(), 1e-5, 1e-9)
+            hint = "master_overwritten" if rounded else "other"
+            raise Wrong("after 20 steps the copy is not that of Adam in fp32", hint)
+        if not torch.equal(p.detach(), exact.detach().bfloat16()):
+            raise Wrong("the parameters are not the copies, rounded to bf16", "not_copied_back")
+        kept = p.grad is not None and same(p.grad, gradient, 0, 0)
+        what = "after step() the gradient of a parameter is not what it was before"
+        ask(kept, what, "gradient_gone")
+    if left:
+        raise Wrong(f"master.grad is left, {left[0].itemsize} bytes each", "gradient_kept")
+    yield "20 steps give the weights of fp32, rounded to bf16"
     for recipe in ("fp32", "bf16", "master"):
         found, true = module.bytes_per_parameter(recipe), lab.bytes_per_parameter(recipe)
-        if not isinstance(found, dict) or set(found) != set(true):
-            raise Wrong(f"bytes_per_parameter({recipe!r}) is {found!r}", "bytes_kind")
+        ask_for_names(found, true, (int, float), f"bytes_per_parameter({recipe!r})")
         for kind, hint in (
             ("parameters", "bytes_16"),
             ("gradients", "bytes_16"),
@@ -633,174 +946,296 @@ def master(module, lab, lesson):
             ("moments", "bytes_moments"),
         ):
             if found[kind] != true[kind]:
-                raise Wrong(f"{recipe}: {kind} take {found[kind]} bytes", hint)
+                what = f"recipe {recipe}: {kind} are {found[kind]} bytes, not {true[kind]}"
+                raise Wrong(what, hint)
 
 
 # --- step 7 -------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def noting_types(types: list[torch.dtype]):
-    """Note the type of each tensor that is all-reduced."""
-    real = dist.all_reduce
+def types_sent(call: Callable[[], Any]) -> set[str]:
+    """The dtypes of all tensors that collectives are given while this is called."""
+    with Watch() as watch:
+        call()
+    words = ("reduce", "gather", "alltoall", "all_to_all", "broadcast_", "send")
+    return {dtype for name, dtype in watch.launched if any(w in name for w in words)}
 
-    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        types.append(tensor.dtype)
-        return real(tensor, *args, **kwargs)
 
-    with mock.patch.object(dist, "all_reduce", all_reduce):
-        yield
+def with_gradients(*gradients: float | None) -> list[nn.Parameter]:
+    """Parameters of three numbers with these gradients; the last one is in bf16."""
+    parameters = [nn.Parameter(torch.zeros(3)) for _ in gradients]
+    parameters[-1] = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = torch.full_like(parameter, gradient).detach()
+    return parameters
 
 
 @LAB.step(
-    7, "on the wire", "the mean in every type, its error against float64, the bytes sent",
-    "average_gradients reduction_error bytes_sent", worlds=(2, 3),
-    crashes={"NoneType": "none_gradient"},
+    7, "on the wire", "the mean, its error against float64, and the number of bytes are right",
+    "average_gradients reduction_error bytes_sent", worlds=(3, 2),
+    crashes={"NoneType": "none_gradient", "assign a gradient|grad_dtype": "own_type"},
 )  # fmt: skip
 def reduction(module, lab, lesson):
-    n, rank = lesson.world, lesson.rank
-    mean = (n + 1) / 2
-    for wire in (torch.float32, torch.bfloat16, torch.float16):
-        parameters = [nn.Parameter(torch.zeros(3)) for _ in range(3)]
-        for i in (0, 2):
-            parameters[i].grad = torch.full((3,), 2.0 * (rank + 1))
-        types: list[torch.dtype] = []
-        with noting_types(types):
-            module.average_gradients(parameters, wire)
-        if set(types) - {wire}:
-            raise Wrong(f"asked for {wire}, sent is {types[0]}", "wire_type")
-        for i in (0, 2):
-            gradient = parameters[i].grad
-            found = gradient.float().mean().item()
-            if not near(found, 2 * mean, 0.02):
-                what = f"sent as {wire}, the mean is {found:.4g} and not {2 * mean:g}"
-                known = {"not_written": 2.0 * (rank + 1)}
-                known["average_divisor"] = [2 * mean * n, 2 * mean / n]
-                raise Wrong(what, named(found, known, 0.02))
-            if gradient.dtype != torch.float32:
-                raise Wrong(f"sent as {wire}, the gradient is {gradient.dtype}", "own_type")
-    parameters[0].grad = torch.full((3,), 60_000.0)
-    module.average_gradients(parameters[:1], torch.float16)
-    if not parameters[0].grad.isfinite().all():
-        raise Wrong("60,000 on every rank has an infinite mean", "divided_late")
-    yield "the mean, in the type that was asked for"
+    judge_average(module, lesson)
+    yield "the mean is right, and it was sent in the dtype that was asked for"
+    judge_error(module, lesson)
+    yield "the error against float64 is right"
+    judge_bytes_sent(module, lesson.world)
 
-    generator = torch.Generator().manual_seed(rank)
+
+def judge_average(module: ModuleType, lesson: Lesson) -> None:
+    """Raise `Wrong` unless gradients are averaged. Those of the ranks are 3, 5, 7."""
+    n, own = lesson.world, 2.0 * lesson.rank + 3
+    mean = n + 2.0
+    with expecting_no_none(module, "reduce_none"):
+        module.average_gradients(with_gradients(own, own), torch.float32)
+    for wire in (torch.float32, torch.bfloat16, torch.float16):
+        parameters = with_gradients(own, None, own)
+        types = types_sent(lambda p=parameters, w=wire: module.average_gradients(p, w))
+        if types - {str(wire)}:
+            what = f"asked for {wire}, sent is {', '.join(sorted(types))}"
+            raise Wrong(what, "wire_type")
+        ask(parameters[1].grad is None, "a gradient that was None is a tensor", "none_gradient")
+        for parameter in (parameters[0], parameters[2]):
+            found = parameter.grad.float().mean().item()
+            if not near(found, mean, 0.02):
+                what = f"sent as {wire}, the mean is {found:.4g}, not {mean:g}"
+                known = {"not_written": own, "not_reduced": own / n}
+                known["average_divisor"] = [mean * n, mean / n, (2 * n + 1) / n]
+                one = any(call.name == "reduce" for call in lesson.calls)
+                other = "not_reduced" if one else "other"
+                raise Wrong(what, named(found, known, 0.02, other))
+            if parameter.grad.dtype != parameter.dtype:
+                what = f"sent as {wire}, a gradient in {parameter.dtype} is"
+                raise Wrong(f"{what} now in {parameter.grad.dtype}", "own_type")
+    parameters = with_gradients(own, own)
+    module.average_gradients(iter(parameters), torch.float32)
+    found = [parameter.grad.float().mean().item() for parameter in parameters]
+    right = all(near(each, mean, 0.02) for each in found)
+    what = f"for a generator of parameters, the means are {found}, not {mean:g}"
+    ask(right, what, "iterable_once")
+    for gradient, what in (
+        (60_000.0, "60,000 on every rank has"),
+        (
+            100_000.0 if lesson.rank == 0 else 0.0,
+            "100,000 on rank 0 and 0 on the other ranks have",
+        ),
+    ):
+        parameters = with_gradients(gradient, gradient)
+        module.average_gradients(parameters, torch.float16)
+        finite = parameters[0].grad.isfinite().all()
+        ask(finite, f"in fp16, {what} an infinite mean", "divided_late")
+
+
+def judge_error(module: ModuleType, lesson: Lesson) -> None:
+    """Raise `Wrong` unless the error of a mean is measured against float64."""
+    n, generator = lesson.world, torch.Generator().manual_seed(lesson.rank)
     own = torch.randn(1000, generator=generator)
     true = own.double()
     dist.all_reduce(true)
     true /= n
-    for what, ours in (("exact in fp32", true.float()), ("off by 1 %", 1.01 * true.float())):
-        found = module.reduction_error(ours, own.clone())
+    off = true.float()
+    off[::2] *= 1.02
+    for what, ours in (("off by 2% in part", off), ("exact in fp32", true.float())):
+        given = own.clone()
+        with expecting_no_none(module, "reduce_none"):
+            found = module.reduction_error(ours, given)
+        ask_for_result(found, "reduction_error")
         error = ((ours.double() - true).norm() / true.norm()).item()
-        if near(found, error, 1e-3):
-            continue
-        absolute = (ours.double() - true).norm().item()
-        against = [own.double(), own.double() / n, true * n]
-        mistaken = [((ours.double() - a).norm() / a.norm()).item() for a in against]
-        known = {"error_ratio": [absolute, absolute / 1000**0.5], "error_own": mistaken}
-        hint = named(found, known, 1e-3)
-        if hint == "other" and what.startswith("exact"):
-            hint = "error_fp32"
-        raise Wrong(f"a mean {what} has the error {found!r}, {error:.3g} is right", hint)
-    yield "the error, against float64"
-    for wire in (torch.float32, torch.bfloat16):
-        found, true = module.bytes_sent(1200, 4, wire), 1800.0 * wire.itemsize
-        if not near(found, true):
-            what = f"1,200 numbers on 4 ranks as {wire}: {found!r} bytes"
-            sizes = [1800.0, 14400.0]
-            hint = named(found, {"sent_size": sizes, "sent_twice": found})
+        if not near(found, error, 1e-3):
+            absolute = (ours.double() - true).norm().item()
+            against = [own.double(), own.double() / n, true * n]
+            mistaken = [((ours.double() - a).norm() / a.norm()).item() for a in against]
+            known = {"error_own": [*mistaken, 0.0], "error_ratio": absolute}
+            hint = named(found, known if what != "exact in fp32" else {}, 1e-3, "error_ratio")
+            hint = "error_fp32" if what == "exact in fp32" else hint
+            what = f"the error of a mean that is {what} is {found!r}"
+            raise Wrong(f"{what}, not {error:.3g}", hint)
+        what = "reduction_error has changed `own`"
+        ask(same(given, own, 0, 0), what, "argument_changed")
+
+
+def judge_bytes_sent(module: ModuleType, n: int) -> None:
+    """Raise `Wrong` unless the bytes of an all-reduce are right."""
+    wires = (torch.float32, torch.bfloat16, torch.float64)
+    found = [module.bytes_sent(1200, 4, wire) for wire in wires]
+    ask_for_result(found[0], "bytes_sent")
+    for wire, each in zip(wires, found, strict=True):
+        true = 1800.0 * wire.itemsize
+        if not near(each, true):
+            what = f"for 1,200 numbers on 4 ranks as {wire}: {each!r} bytes, not {true:g}"
+            here = 2400 * (n - 1) / n * wire.itemsize
+            known = {"sent_twice": true / 2, "sent_world": here, "sent_size": 8 * true}
+            alike = found[0] == found[1]
+            hint = "sent_size" if alike else named(each, known, other="sent_parts")
             raise Wrong(what, hint)
 
 
 # --- step 8 -------------------------------------------------------------------------------
 
 
+def flat(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All gradients in one vector."""
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def clipped(gradients: torch.Tensor, limit: float) -> torch.Tensor:
+    """The gradients, with a norm of at most this limit."""
+    return gradients * min(1.0, limit / gradients.norm().item())
+
+
+def averaged(own: torch.Tensor) -> torch.Tensor:
+    """The mean over all ranks."""
+    mean = own.clone()
+    dist.all_reduce(mean)
+    return mean / dist.get_world_size()
+
+
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two vectors agree but for rounding in fp32."""
+    return a.shape == b.shape and bool((a - b).norm() <= 1e-4 * b.norm())
+
+
 @LAB.step(
-    8, "three precisions, one loss", "the six moments of a step in order, every byte held",
-    "train_step bytes_held", worlds=(2,),
+    8, "three precisions, one loss",
+    "the step is right in three precisions, and every byte is predicted",
+    "train_step bytes_held", worlds=(2,), crashes={"NoneType": "reduce_none"},
 )  # fmt: skip
 def training(module, lab, lesson):
     share = lab.BATCH // lesson.world
-    rows = lab.make_batches()[0][lesson.rank * share :][:share].clone()
-    for low, scaled in ((None, False), (torch.float16, True)):
-        events: list[str] = []
-        asked: dict[str, Any] = {}
-        model = lab.build_model()
-        parameters = list(model.parameters())
-        scaler = SpyScaler(events)
-        optimizer = SpyOptimizer(scaler, events, parameters)
-        parameters[-1].register_hook(lambda _, events=events: events.append("backward"))
+    batch = lab.make_batches()[0][lesson.rank * share :][:share]
+    # rows times 4 have gradients that are clipped, and other rows do not
+    for low, scaled, times in (
+        (None, False, 4.0), (torch.float16, True, 4.0), (torch.bfloat16, False, 1.0),
+    ):  # fmt: skip
+        judge_training_step(module, lesson, low, scaled, times * batch)
+        if low != torch.float16:
+            continue
+        yield "the gradients are right, with a scaler and without"
+    judge_bytes_held(module)
 
-        def forward(model, rows, low, events=events, asked=asked):
-            events.append("forward")
-            asked["low"] = low
-            return asked.setdefault("loss", lab.loss_under_autocast(model, rows, low))
 
-        def average(parameters, wire, events=events, asked=asked):
-            events.append("average")
-            asked["wire"] = wire
-            lab.average_gradients(parameters, wire)
+def judge_training_step(
+    module: ModuleType,
+    lesson: Lesson,
+    low: torch.dtype | None,
+    scaled: bool,
+    rows: torch.Tensor,
+) -> None:
+    """Raise `Wrong` unless one step is right: its calls, its gradients, what it returns."""
+    lab, events = LAB.finished, []
+    asked: dict[str, Any] = {}
+    model = lab.build_model()
+    parameters = list(model.parameters())
+    scaler = SpyScaler(events)
+    scaler.overflow = False
+    optimizer = SpyOptimizer(scaler, events, parameters)
+    parameters[-1].register_hook(lambda _: events.append("backward"))
 
-        real_clip = nn.utils.clip_grad_norm_
+    def forward(model, rows, low):
+        events.append("forward")
+        asked["low"] = low
+        return lab.loss_under_autocast(model, rows, low)
 
-        def clip(*args, events=events, real=real_clip, **kwargs):
-            events.append("clip")
-            return real(*args, **kwargs)
+    def average(parameters, wire):
+        events.append("average")
+        asked["wire"] = wire
+        lab.average_gradients(parameters, wire)
 
-        module.loss_under_autocast, module.average_gradients = forward, average
-        with (
-            mock.patch.object(nn.utils, "clip_grad_norm_", clip),
-            mock.patch.object(module, "clip_grad_norm_", clip, create=True),  # imported by name
-        ):
-            returned = module.train_step(
-                model, optimizer, scaler if scaled else None, rows, low
-            )
-        what = f"{'with' if scaled else 'without'} a scaler the order is {', '.join(events)}"
-        if asked.get("low", 0) != low:
-            raise Wrong(f"asked for {low}, the forward gets {asked.get('low')}", "low_ignored")
-        if "average" not in events:
-            raise Wrong(what, "not_averaged")
-        if scaled:
-            judge_events(events, scaler)
-        place = {name: events.index(name) for name in set(events)}
-        if asked["wire"] != torch.float32:
-            raise Wrong(f"gradients are averaged in {asked['wire']}", "average_low")
-        if place["average"] < place.get("backward", -1):
-            raise Wrong(what, "not_averaged")
-        if scaled and place.get("unscale_", math.inf) < place["average"]:
-            raise Wrong(what, "unscale_early")
-        if "clip" not in place:
-            raise Wrong(what, "clip_missing")
-        if place["clip"] < place["average"]:
-            raise Wrong(what, "clip_local")
-        if scaled and place["clip"] < place.get("unscale_", math.inf):
-            raise Wrong(what, "clip_before")
-        if optimizer.steps != 1:
-            raise Wrong(f"the optimizer steps {optimizer.steps} times", "never_steps")
-        if not any(p.grad is not None and p.grad.any() for p in parameters):
-            raise Wrong("no gradient is left after the step", "gradients_gone")
-        mean = asked["loss"].detach().double()
-        dist.all_reduce(mean)
-        mean = mean.item() / lesson.world
-        if not near(returned, mean, 1e-5):
-            raise Wrong(f"returned is {returned!r}, the mean loss is {mean:.5f}", "loss_own")
-        yield "with a scaler, too" if scaled else "the six moments in order, without a scaler"
+    real_clip = nn.utils.clip_grad_norm_
+
+    def clip(*args, **kwargs):
+        events.append("clip")
+        return real_clip(*args, **kwargs)
+
+    module.loss_under_autocast, module.average_gradients = forward, average
+    with (
+        mock.patch.object(nn.utils, "clip_grad_norm_", clip),
+        mock.patch.object(module, "clip_grad_norm_", clip, create=True),  # imported by name
+    ):
+        returned = module.train_step(model, optimizer, scaler if scaled else None, rows, low)
+    order = [each for i, each in enumerate(events) if each != (events[i - 1] if i else None)]
+    what = f"{'with' if scaled else 'without'} a scaler the order is {', '.join(order)}"
+    ask(asked.get("low", low) == low, f"asked for {low}, forward gets {asked.get('low')}",
+        "low_ignored")  # fmt: skip
+    if scaled:
+        judge_events(events, scaler)
+    ask(optimizer.steps == 1, f"the optimizer steps {optimizer.steps} times", "never_steps")
+    wire = asked.get("wire", torch.float32)
+    ask(wire == torch.float32, f"gradients are averaged in {wire}", "average_low")
+    judge_gradients(lab, scaler if scaled else None, optimizer, rows, low, what)
+    if not any(p.grad is not None and p.grad.any() for p in parameters):
+        raise Wrong("no gradient is left after the step", "gradients_gone")
+    ask_for_result(returned, "train_step")
+    mean = averaged(lab.loss_under_autocast(lab.build_model(), rows, low).detach()).item()
+    what = f"train_step returns {returned!r}, the mean loss is {mean:.5f}"
+    ask(near(returned, mean, 1e-5), what, "loss_own")
+
+
+def judge_gradients(
+    lab: ModuleType, scaler: SpyScaler | None, optimizer: SpyOptimizer, rows: torch.Tensor,
+    low: torch.dtype | None, order: str,
+) -> None:  # fmt: skip
+    """Raise `Wrong` unless the optimizer saw the mean of the gradients, clipped."""
+    scale, events = 1.0 if scaler is None else scaler.value, optimizer.events
+    model = lab.build_model()
+    (lab.loss_under_autocast(model, rows, low) * scale).backward()
+    own = flat(p.grad for p in model.parameters())
+    mean = averaged(own)
+    limit = lab.CLIP
+    local, best = averaged(clipped(own / scale, limit)), clipped(mean / scale, limit)
+    if not optimizer.used or not any(gradient.any() for gradient in optimizer.used):
+        raise Wrong("all gradients are zero or None at the step", "no_gradient")
+    used = flat(optimizer.used)
+    if scaler is not None and not equal(flat(scaler.seen), mean):
+        if equal(flat(scaler.seen), own) and "average" in scaler.events:
+            raise Wrong(order, "unscale_early")
+        if "clip" in scaler.events[: scaler.events.index("unscale_")]:
+            raise Wrong(order, "clip_before")
+    if equal(used, best):
+        return
+    known = {
+        "clip_missing": [mean / scale], "clip_local": [local, clipped(local, limit)],
+        "not_averaged": [own / scale, clipped(own / scale, limit)],
+        "clip_value": [(mean / scale).clamp(-limit, limit)],
+    }  # fmt: skip
+    if mean.norm() / scale <= limit:
+        along = torch.cosine_similarity(used, mean, dim=0) > 0.999
+        known["clip_always"] = [used] if along and used.norm() < limit * 1.001 else []
+        known["gradients_differ"] = [2 * mean / scale]
+        known["clip_missing"] = []
+    else:
+        along = torch.cosine_similarity(used, mean, dim=0) > 0.999
+        known["clip_limit"] = [used] if along else []
+    hints = (name for name, each in known.items() if any(equal(used, one) for one in each))
+    hint = next(hints, "gradients_differ")
+    hint = hint if events.count("backward") == 1 else "gradients_differ"
+    apart = ((used - best).norm() / best.norm()).item() if used.shape == best.shape else 1.0
+    what = f"at the step the gradients are {apart:.0%} of their norm away from the right ones"
+    raise Wrong(f"{what}, and {order}", hint)
+
+
+def judge_bytes_held(module: ModuleType) -> None:
+    """Raise `Wrong` unless every byte of a training step is predicted."""
+    lab = LAB.finished
     for low, size in ((None, 4), (torch.bfloat16, 2), (torch.float16, 2)):
         found, true = module.bytes_held(low, 6), lab.bytes_held(low, 6)
-        if not isinstance(found, dict) or set(found) != set(true):
-            raise Wrong(f"bytes_held returns {found!r}", "other")
-        unit = 6 * lab.WIDTH * lab.LAYERS
-        first = 4 * unit + 8 * 6 * lab.LAYERS
+        ask_for_names(found, true, (int, float), "bytes_held")
+        unit, rows = 6 * lab.WIDTH * lab.LAYERS, 6 * lab.LAYERS
+        first = 4 * unit + 8 * rows
+        held = true["activations"]
         known = {
-            "held_norm": [true["activations"] - 8 * 6 * lab.LAYERS]
-            + [true["activations"] - part * unit for part in (2, 4)],
-            "held_products": found["activations"],
+            "held_norm": [held - 8 * rows, held - 2 * rows * (4 - size), held - 4 * rows]
+            + [held - part * unit for part in (2, 4)],
+            "held_layers": held / lab.LAYERS,
+            "held_rows": [held * 2, held * 4, held / 6],
         }
-        assert true["activations"] == first + 9 * size * unit
+        assert held == first + 9 * size * unit
         hints = dict.fromkeys(("parameters", "gradients", "moments"), "held_fp32")
-        hints |= {"casts": "held_casts", "activations": named(found["activations"], known)}
+        hints["casts"] = "held_casts"
+        hints["activations"] = named(found["activations"], known, other="held_products")
         for kind, hint in hints.items():
             if found[kind] != true[kind]:
-                what = f"{low or 'fp32'}, 6 rows: {kind} take {found[kind]} bytes"
-                raise Wrong(f"{what}, and {true[kind]} are held", hint)
+                what = f"in {low or 'fp32'} with 6 rows, your number for {kind} is"
+                raise Wrong(f"{what} {found[kind]} bytes, and {true[kind]} are held", hint)

@@ -23,7 +23,7 @@ wrong("numbers_subnormal", step=1, hint="subnormal",
       old="1 - bias - mantissa", new="-bias - mantissa")
 wrong("numbers_top", step=1, hint="infinity_code",
       old="2**exponent - 2, 2**mantissa - 1", new="(2**exponent - 1, 2**mantissa - 1)")
-wrong("numbers_tuple", step=1, hint="numbers_kind", old=Body("format_numbers"), new="""
+wrong("numbers_tuple", step=1, hint="dict_kind", old=Body("format_numbers"), new="""
     bias = 2 ** (exponent - 1) - 1
     if finite:
         top, fraction = (2**exponent - 1, 2**mantissa - 2)
@@ -47,6 +47,10 @@ wrong("spacing_shrinks", step=1, hint="spacing_subnormal",
 wrong("spacing_times_eps", step=1, hint="spacing_relative", edits=[
     ("power = math.frexp(x)[1] - 1", ""),
     ("2.0 ** (max(power, smallest) - mantissa)", "max(x, 2.0**smallest) * 2.0 ** (-mantissa)")])
+wrong("numbers_not_returned", step=1, hint="returns_none",
+      old=Body("format_numbers"), new="bias = 2 ** (exponent - 1) - 1")
+wrong("spacing_of_fp16", step=1, hint="spacing_format",
+      old="smallest = 2 - 2 ** (exponent - 1)", new="smallest = -14")
 
 # step 2
 
@@ -66,8 +70,20 @@ wrong("bf16_no_nan", step=2, hint="nan_lost",
       old="upper = torch.where(x.isnan(), 0x7FC0, upper)", new="")
 wrong("bf16_wrong_bit", step=2, hint="ties_odd",
       old="(bits + 0x7FFF + odd)", new="bits + 0x8000 - odd")
-wrong("bf16_infinity_is_nan", step=2, hint="other",
+wrong("bf16_infinity_is_nan", step=2, hint="infinity",
       old="x.isnan(), 0x7FC0", new="~x.isfinite(), 0x7FC0")
+wrong("bf16_copied", step=2, hint="rounding_cast", old=Body("to_bf16"),
+      new="return torch.empty_like(x, dtype=torch.bfloat16).copy_(x)")
+wrong("bf16_value", step=2, hint="bf16_value",
+      old="upper.to(torch.int16).view(torch.bfloat16)", new="upper.to(torch.bfloat16)")
+wrong("bf16_flat", step=2, hint="bf16_kind",
+      old="upper.to(torch.int16).view(torch.bfloat16)",
+      new="torch.tensor(upper.flatten().tolist()).short().view(torch.bfloat16)")
+wrong("bf16_flushes", step=2, hint="zero_exponent",
+      old="x.isnan(), 0x7FC0, upper)",
+      new="x.isnan(), 0x7FC0, upper).where(x.abs() >= 2**-126, 0)")
+wrong("bf16_half_and_odd", step=2, hint="carry_early",
+      old="(bits + 0x7FFF + odd)", new="(bits + 0x8000 + odd)")
 
 # step 3
 
@@ -89,6 +105,24 @@ wrong("share_scaled_after", step=3, hint="share_late",
       old="(gradients * scale).half()", new="(gradients.half() * scale)")
 wrong("share_subnormals", step=3, hint="share_subnormal",
       old="half() == 0", new="half().abs() < 2.0**-14")
+wrong("scale_changes_gradients", step=3, hint="argument_changed",
+      old="gradients.abs().max", new="gradients.abs_().max")
+wrong("scale_is_sum", step=3, hint="scale_sum",
+      old="(largest, op=dist.ReduceOp.MAX)", new="(largest)")
+wrong("scale_of_none", step=3, hint="reduce_none",
+      old="dist.all_reduce(largest,", new="largest = dist.all_reduce(largest,")
+wrong("scale_of_power", step=3, hint="scale_limit",
+      old="math.frexp(65504 / largest.item())[1] - 1",
+      new="15 - math.floor(math.log2(largest.item()))")
+wrong("scale_strictly_below", step=3, hint="scale_limit",
+      old="65504 / largest", new="65503 / largest")
+wrong("scale_by_int", step=3, hint="scale_below_one",
+      old="math.frexp(65504 / largest.item())[1] - 1",
+      new="int(math.log2(65504 / largest.item()))")
+wrong("share_below_smallest", step=3, hint="share_limit",
+      old="(gradients * scale).half() == 0", new="(gradients * scale).abs() < 2**-24")
+wrong("share_that_stays", step=3, hint="share_left",
+      old="(lost.sum() / alive.sum())", new="(1 - lost.sum() / alive.sum())")
 
 # step 4
 
@@ -134,11 +168,49 @@ wrong("update_no_backoff", step=4, hint="backoff",
       old="self.value / 2, 0", new="(self.value, 0)")
 wrong("update_remembers", step=4, hint="verdict_kept",
       old="self.overflow = None", new="pass")
-wrong("scaled_step_updates_first", step=4, hint="other",
+wrong("scaled_step_updates_first", step=4, hint="update_first",
       old="scaler.step(optimizer)\nscaler.update()\noptimizer.zero_grad()",
       new="scaler.update()\nscaler.step(optimizer)\noptimizer.zero_grad()")
 wrong("unscale_positive", step=4, hint="nan_missed",
       old="not gradient.isfinite().all()", new="(~(gradient < torch.inf)).any()")
+wrong("scaled_step_clips_always", step=4, hint="clip_always",
+      old="nn.utils.clip_grad_norm_(parameters, limit)", new="""
+    norm = nn.utils.get_total_norm([p.grad for p in parameters])
+    torch._foreach_mul_([p.grad for p in parameters], limit / norm)
+""")
+wrong("scaled_step_clips_values", step=4, hint="clip_value",
+      old="nn.utils.clip_grad_norm_(p", new="nn.utils.clip_grad_value_(p")
+wrong("scaled_step_limit", step=4, hint="clip_limit",
+      old="(parameters, limit)", new="(parameters, CLIP)")
+wrong("scaled_step_looks_inside", step=4, hint="torch_scaler",
+      old="scaler.step(optimizer)\nscaler.update()\noptimizer.zero_grad()", new="""
+    if not scaler.overflow:
+        scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""")
+wrong("scaled_step_zeroes_first", step=4, hint="no_gradient",
+      old="scaler.step(optimizer)\nscaler.update()\noptimizer.zero_grad()",
+      new="optimizer.zero_grad()\nscaler.step(optimizer)\nscaler.update()")
+wrong("step_updates", step=4, hint="step_updates",
+      old="if not self.overflow:\n    optimizer.step()",
+      new="if not self.overflow:\n    optimizer.step()\nself.update()")
+wrong("unscale_first_group", step=4, hint="all_groups",
+      old="for gradient in gradients_of(optimizer):",
+      new="for gradient in [p.grad for p in optimizer.param_groups[0]['params']]:")
+wrong("unscale_flags_added", step=4, hint="flag_sum", edits=[
+    ("(flag, op=dist.ReduceOp.MAX)", "(flag)"), ("bool(flag.item())", "flag.item() == 1")])
+wrong("unscale_no_gradients", step=4, hint="no_gradients",
+      old="flag = torch.zeros((), device=self.device)", new="""
+    flag = torch.zeros((), device=self.device)
+    if not gradients_of(optimizer):
+        self.overflow = False
+        return
+""")
+wrong("unscale_norm", step=4, hint="flag_finite",
+      old="not gradient.isfinite().all()", new="not gradient.norm().isfinite()")
+wrong("update_whole_numbers", step=4, hint="backoff",
+      old="self.value / 2, 0", new="(self.value // 2, 0)")
 
 # step 5
 
@@ -190,6 +262,29 @@ wrong("squares_low", step=5, hint="squares_range",
       new="@custom_fwd(device_type=kind)\ndef forward(ctx, x):")
 wrong("squares_no_two", step=5, hint="squares_gradient",
       old="2 * gradient", new="gradient")
+wrong("dtypes_missing", step=5, hint="dict_kind",
+      old='"island": wide,', new="")
+wrong("loss_of_swapped", step=5, hint="loss_value",
+      old="mean_loss(output.float(), rows)", new="mean_loss(rows, output.float())")
+wrong("loss_item", step=5, hint="loss_graph",
+      old="mean_loss(output.float(), rows)", new="mean_loss(output.float(), rows).item()")
+wrong("product_apply", step=5, hint="function_kind",
+      old="return Product", new="return Product.apply")
+wrong("product_decorator_bare", step=5, hint="device_type", old="""
+    @custom_bwd(device_type=kind)
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+""", new="@custom_bwd\ndef backward(ctx, gradient):\n    x, weight = ctx.saved_tensors")
+wrong("product_gradients_swapped", step=5, hint="product_gradient",
+      old="gradient @ weight, gradient.mT @ x", new="(gradient.mT @ x, gradient @ weight)")
+wrong("product_in_half", step=5, hint="product_cast",
+      old="x @ weight.mT", new="x.half() @ weight.half().mT")
+wrong("product_no_ctx", step=5, hint="function_ctx",
+      old="def forward(ctx, x, weight):", new="def forward(x, weight):")
+wrong("product_not_transposed", step=5, hint="product_forward",
+      old="x @ weight.mT", new="x @ weight")
+wrong("squares_mean", step=5, hint="squares_sum",
+      old="x.square().sum()", new="x.square().mean()")
 
 # step 6
 
@@ -199,10 +294,6 @@ wrong("bytes_low_moments", step=6, hint="bytes_moments",
       old='4 if recipe == "bf16" else 8', new='8 if recipe == "fp32" else 4')
 wrong("bytes_no_copy", step=6, hint="bytes_master",
       old='4 if recipe == "master" else 0', new="0")
-wrong("bytes_sum", step=6, hint="bytes_kind", edits=[
-    ('return {\n    "parameters": size,', 'held = {\n    "parameters": size,'),
-    ('    "moments": 4 if recipe == "bf16" else 8,\n}',
-     '    "moments": 4 if recipe == "bf16" else 8,\n}\nreturn sum(held.values())')])
 wrong("master_keeps_gradient", step=6, hint="gradient_kept",
       old="master.grad = None", new="")
 wrong("master_low", step=6, hint="master_fp32",
@@ -222,6 +313,23 @@ wrong("master_unused", step=6, hint="inner_wrong",
       old="master, lr", new="parameters, lr")
 wrong("master_default_rate", step=6, hint="inner_wrong",
       old="torch.optim.Adam(self.master, lr=lr)", new="torch.optim.Adam(self.master, lr=lr / 2)")
+wrong("master_adamw", step=6, hint="inner_wrong",
+      old="torch.optim.Adam(self.master", new="torch.optim.AdamW(self.master")
+wrong("master_no_rate", step=6, hint="inner_wrong",
+      old="torch.optim.Adam(self.master, lr=lr)", new="torch.optim.Adam(self.master)")
+wrong("master_of_generator", step=6, hint="iterable_once",
+      old="clone() for parameter in self.parameters", new="clone() for parameter in parameters")
+wrong("master_as_data", step=6, hint="parameter_type",
+      old="parameter.copy_(master)\nmaster.grad = None",
+      new="parameter.data = master.data\nmaster.grad = None")
+wrong("master_clears_gradients", step=6, hint="gradient_gone",
+      old="master.grad = None", new="master.grad = parameter.grad = None")
+wrong("master_starts_from_parameters", step=6, hint="master_overwritten",
+      old="master.grad = parameter.grad.float()",
+      new="master.copy_(parameter)\nmaster.grad = parameter.grad.float()")
+wrong("right_master_parameter_list", step=6,
+      old="[parameter.detach().float().clone() for parameter in self.parameters]",
+      new="nn.ParameterList(p.detach().float() for p in self.parameters)")
 
 # step 7
 
@@ -250,14 +358,64 @@ wrong("sent_numbers", step=7, hint="sent_size",
       old="* wire.itemsize", new="")
 wrong("sent_once", step=7, hint="sent_twice",
       old="2 * (ranks - 1)", new="(ranks - 1)")
+wrong("average_cast_first", step=7, hint="divided_late",
+      old="(parameter.grad / dist.get_world_size()).to(wire)",
+      new="parameter.grad.to(wire) / dist.get_world_size()")
+wrong("average_in_two_loops", step=7, hint="iterable_once",
+      old=Body("average_gradients"), new="""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad /= dist.get_world_size()
+    for parameter in parameters:
+        if parameter.grad is not None:
+            sent = parameter.grad.to(wire)
+            dist.all_reduce(sent)
+            parameter.grad.copy_(sent)
+""")
+wrong("average_fills_none", step=7, hint="none_gradient",
+      old="if parameter.grad is not None:", new="""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if True:
+""")
+wrong("average_functional_fp32", step=7, hint="wire_type",
+      old=Body("average_gradients"), new="""
+    import torch.distributed._functional_collectives as functional
+
+    for parameter in parameters:
+        if parameter.grad is not None:
+            mean = parameter.grad / dist.get_world_size()
+            parameter.grad.copy_(functional.all_reduce(mean, "sum", dist.group.WORLD))
+""")
+wrong("average_is_none", step=7, hint="reduce_none",
+      old="dist.all_reduce(sent)", new="sent = dist.all_reduce(sent)")
+wrong("average_not_awaited", step=7, hint="not_reduced",
+      old="dist.all_reduce(sent)", new="dist.all_reduce(sent, async_op=True)")
+wrong("average_in_fp32_gradients", step=7, hint="own_type",
+      old="parameter.grad.copy_(sent)", new="parameter.grad = sent.float()")
+wrong("error_changes_own", step=7, hint="argument_changed",
+      old="true = own.double() / dist.get_world_size()\ndist.all_reduce(true)",
+      new="dist.all_reduce(own)\ntrue = own.double() / dist.get_world_size()")
+wrong("error_largest", step=7, hint="error_ratio",
+      old="(mean.double() - true).norm() / true.norm()",
+      new="((mean.double() - true) / true).abs().max()")
+wrong("sent_all", step=7, hint="sent_parts",
+      old="2 * (ranks - 1) / ranks", new="2")
+wrong("sent_in_this_group", step=7, hint="sent_world",
+      old="(ranks - 1) / ranks * numbers",
+      new="(dist.get_world_size() - 1) / dist.get_world_size() * numbers")
+wrong("sent_two_bytes", step=7, hint="sent_size",
+      old="* wire.itemsize", new="* 2")
 
 # step 8
 
-wrong("right_train_clip_imported", step=8, edits=[
+wrong("train_clip_imported_first", step=8, hint="clip_before", edits=[
     ("from torch.amp import custom_bwd, custom_fwd",
      "from torch.amp import custom_bwd, custom_fwd\nfrom torch.nn.utils import clip_grad_norm_"),
-    ("    scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), CLIP)",
-     "    scaler.unscale_(optimizer)\nclip_grad_norm_(model.parameters(), CLIP)")])
+    ("if scaler is not None:\n    scaler.unscale_(optimizer)\n"
+     "nn.utils.clip_grad_norm_(model.parameters(), CLIP)\nif scaler is None:",
+     "clip_grad_norm_(model.parameters(), CLIP)\nif scaler is not None:\n"
+     "    scaler.unscale_(optimizer)\nif scaler is None:")])
 wrong("held_bias_casts", step=8, hint="held_casts",
       old="size * MATRICES", new="size * PSI")
 wrong("held_low_gradients", step=8, hint="held_fp32",
@@ -289,3 +447,31 @@ wrong("train_unscale_early", step=8, hint="unscale_early", edits=[
     """)])
 wrong("train_zeroes", step=8, hint="gradients_gone",
       old="return mean.item()", new="optimizer.zero_grad()\nreturn mean.item()")
+wrong("held_by_one_block", step=8, hint="held_layers",
+      old="LAYERS * block", new="block")
+wrong("held_by_all_rows", step=8, hint="held_rows",
+      old="unit = rows * WIDTH", new="rows = BATCH // dist.get_world_size()\nunit = rows * WIDTH")
+wrong("right_train_own_loops", step=8, edits=[
+    ("average_gradients(model.parameters(), torch.float32)", """
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+    """),
+    ("    scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), CLIP)", """
+        scaler.unscale_(optimizer)
+    total = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    nn.utils.clip_grads_with_norm_(model.parameters(), CLIP, total)
+    """)])
+wrong("train_averages_one", step=8, hint="gradients_differ",
+      old="average_gradients(model.parameters(), torch.float32)",
+      new="average_gradients(list(model.parameters())[-1:], torch.float32)")
+wrong("train_clips_lower", step=8, hint="clip_limit",
+      old="    scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), CLIP)",
+      new="    scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), 0.1)")
+wrong("train_loss_sum", step=8, hint="loss_own",
+      old="loss.detach() / dist.get_world_size()", new="loss.detach()")
+wrong("train_backward_twice", step=8, hint="gradients_differ",
+      old="(loss if scaler is None else scaler.scale(loss)).backward()", new="""
+    loss.backward(retain_graph=True)
+    (loss if scaler is None else scaler.scale(loss)).backward()
+""")

@@ -1,7 +1,7 @@
 """Wrong answers to labs/lab06_cuda_basics.py."""
 
 # fmt: off
-from wrong import Table
+from wrong import Body, Table
 
 wrong = Table("labs/lab06_cuda_basics.py")
 
@@ -24,6 +24,18 @@ wrong("blocks_floor", step=1, hint="blocks_down",
       old="(n + threads - 1)", new="n")
 wrong("blocks_one_more", step=1, hint="blocks_more",
       old="(n + threads - 1) // threads", new="n // threads + 1")
+wrong("add_all_by_one", step=1, hint="one_element",
+      old="int i = blockIdx.x * blockDim.x + threadIdx.x;\nif (i < n) c[i] = a[i] + b[i];",
+      new="""
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+      for (int i = 0; i < n; i++) c[i] = a[i] + b[i];
+""")
+wrong("add_to_nothing", step=1, hint="reads_output",
+      old="if (i < n) c[i] =", new="if (i < n) c[i] +=")
+wrong("add_not_returned", step=1, hint="returns_none",
+      old=Body("vector_add"), new="pass")
+wrong("blocks_fraction", step=1, hint="whole_number",
+      old="(n + threads - 1) // threads", new="n / threads")
 
 # step 2
 
@@ -50,6 +62,15 @@ wrong("stride_own_pieces", step=2, hint="own_pieces", old="""
     int all = gridDim.x * blockDim.x, piece = (n + all - 1) / all;
     int first = (blockIdx.x * blockDim.x + threadIdx.x) * piece;
     for (int i = first; i < first + piece && i < n; i++) c[i] = a[i] + b[i];
+""")
+wrong("sectors_31_lanes", step=2, hint="sectors_lanes",
+      old="for lane in range(32)}", new="for lane in range(31)}")
+wrong("stride_one_thread", step=2, hint="idle_threads", old="""
+    int all = gridDim.x * blockDim.x;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) c[i] = a[i] + b[i];
+""", new="""
+    if (threadIdx.x == 0)
+      for (int i = blockIdx.x; i < n; i += gridDim.x) c[i] = a[i] + b[i];
 """)
 
 # step 3
@@ -82,6 +103,28 @@ wrong("tree_returns_early", step=3, hint="zero_fill",
       old="part[t] = i < n ? x[i] : 0;", new="if (i >= n) return;\npart[t] = x[i];")
 wrong("tree_stops_early", step=3, hint="rounds",
       old="0; half /= 2", new="1; half /= 2")
+wrong("tree_first_block", step=3, hint="block_offset",
+      old="part[t] = i < n ? x[i] : 0;", new="part[t] = t < n ? x[t] : 0;")
+wrong("tree_half_is_all", step=3, hint="tree_index",
+      old="half = blockDim.x / 2; half > 0; half", new="half = blockDim.x; half > 0; half")
+wrong("tree_of_one_thread", step=3, hint="serial_sum",
+      old="""
+    part[t] = i < n ? x[i] : 0;
+    __syncthreads();
+    for (int half = blockDim.x / 2; half > 0; half /= 2) {
+      if (t < half) part[t] += part[t + half];
+      __syncthreads();
+    }
+    if (t == 0) sums[blockIdx.x] = part[0];
+""", new="""
+    if (t == 0) {
+      float sum = 0;
+      for (int j = i; j < i + blockDim.x && j < n; j++) sum += x[j];
+      sums[blockIdx.x] = sum;
+    }
+""")
+wrong("tree_place_of_thread", step=3, hint="sum_place",
+      old="[blockIdx.x] = part[0", new="[i] = part[0")
 
 # step 4
 
@@ -121,6 +164,15 @@ wrong("warp_still_shared", step=4, hint="still_shared", old="""
       float v = sum_of_warp(part[t]);
       if (t == 0) sums[blockIdx.x] = v;
 """)
+wrong("warp_every_lane_writes", step=4, hint="warp_place",
+      old="if (lane == 0) part[warp", new="part[warp")
+wrong("warp_leaves_early", step=4, hint="lanes_missing",
+      old="float v = sum_of_warp(i < n ? x[i] : 0);",
+      new="if (i >= n) return;\nfloat v = sum_of_warp(x[i]);")
+wrong("warp_one_place", step=4, hint="sum_place",
+      old="if (lane == 0) sums[blockIdx.x", new="if (lane == 0) sums[0")
+wrong("warp_returns_nothing", step=4, hint="returns_none",
+      old="return v;", new="")
 
 # step 5
 
@@ -155,6 +207,12 @@ wrong("transpose_same_guard", step=5, hint="edge",
       old="columns && column < rows", new="rows && column < columns")
 wrong("transpose_padded_by_two", step=5, hint="banks",
       old="tile[32][33];", new="tile[32][34];")
+wrong("transpose_row_length", step=5, hint="edge",
+      old="x[(row + k) * columns + column]", new="x[(row + k) * rows + column]")
+wrong("transpose_small_tile", step=5, hint="tile_size",
+      old="tile[32][33];", new="tile[16][33];")
+wrong("transpose_tile_stays", step=5, hint="tile_not_turned",
+      old="= tile[threadIdx.x][k]", new="= tile[k][threadIdx.x]")
 
 # step 6
 
@@ -172,6 +230,30 @@ wrong("histogram_one_bin_each", step=6, hint="bins_left",
       new="if (threadIdx.x < bins) atomicAdd(&counts[threadIdx.x], mine[threadIdx.x")
 wrong("histogram_plus_plus", step=6, hint="not_atomic",
       old="atomicAdd(&mine[x[i]], 1);", new="mine[x[i]]++;")
+wrong("histogram_adds_all", step=6, hint="counts_more",
+      old="for (int b = threadIdx.x; b < bins; b += blockDim.x) atomicAdd(&counts",
+      new="for (int b = 0; b < bins; b++) atomicAdd(&counts")
+wrong("histogram_barrier_in_loop", step=6, hint="divergent_barrier",
+      old="""
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
+      atomicAdd(&mine[x[i]], 1);
+    __syncthreads();
+""", new="""
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
+      atomicAdd(&mine[x[i]], 1);
+      __syncthreads();
+    }
+""")
+wrong("histogram_old_count", step=6, hint="not_atomic",
+      old="atomicAdd(&mine[x[i]], 1);", new="""
+    {
+      int old = mine[x[i]];
+      mine[x[i]] = old + 1;
+    }
+""")
+wrong("histogram_one_block_adds", step=6, hint="counts_less",
+      old="atomicAdd(&counts[b], mine[b]);",
+      new="if (blockIdx.x == 0) atomicAdd(&counts[b], mine[b]);")
 
 # step 7
 
@@ -191,6 +273,18 @@ wrong("softmax_stride_is_columns", step=7, hint="row_stride",
       old="x.stride(0), y.stride(0)", new="columns, columns")
 wrong("softmax_zeros", step=7, hint="mask_other",
       old='-float("inf")', new="0.0")
+wrong("softmax_block_of_100", step=7, hint="block_small",
+      old="block = triton.next_power_of_2(columns)", new="block = 128")
+wrong("softmax_by_torch", step=7, hint="programs",
+      old=Body("softmax"), new="y.copy_(x.softmax(1))")
+wrong("softmax_first_row", step=7, hint="rows_left",
+      old="row = tl.program_id(0)", new="row = tl.program_id(1)")
+wrong("softmax_grid_number", step=7, hint="grid_kind",
+      old="softmax_kernel[(rows,)]", new="softmax_kernel[rows]")
+wrong("softmax_of_2", step=7, hint="softmax_formula",
+      old="tl.exp(x -", new="tl.exp2(x -")
+wrong("softmax_other_way", step=7, hint="x_changed",
+      old="(x, y, x.stride(0)", new="(y, x, x.stride(0)")
 
 # step 8
 
@@ -231,3 +325,20 @@ wrong("right_matmul_barrier_first", step=8, edits=[
      "}\nif (row < m && column < n) c[row * n + column] = sum;")])
 wrong("matmul_whole_steps", step=8, hint="last_tile",
       old="; k0 < k; k0", new="; k0 + 16 <= k; k0")
+wrong("matmul_b_by_row", step=8, hint="tile_indices",
+      old="b_tile[j][threadIdx.x];", new="b_tile[threadIdx.x][j];")
+wrong("matmul_loop_over_k", step=8, hint="tile_size",
+      old="j < 16; j++", new="j < k; j++")
+wrong("matmul_row_length", step=8, hint="row_lengths",
+      old="a[row * k + ka]", new="a[row * m + ka]")
+wrong("matmul_store_everything", step=8, hint="store_guard",
+      old="if (row < m && column < n) c[row", new="c[row")
+wrong("matmul_store_each_step", step=8, hint="store_once",
+      old="  __syncthreads();\n}\nif (row < m && column < n) c[row * n + column] = sum;",
+      new="""
+      __syncthreads();
+      if (row < m && column < n) c[row * n + column] = sum;
+    }
+""")
+wrong("matmul_sum_in_loop", step=8, hint="sum_kept",
+      old="int ka = k0 + threadIdx.x, kb", new="sum = 0;\nint ka = k0 + threadIdx.x, kb")
