@@ -8,10 +8,8 @@ later training steps.
 import inspect
 import random
 import re
-import traceback
 from collections.abc import Callable, Iterator
 from numbers import Integral
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -30,6 +28,7 @@ from graders.tools import (
     Wrong,
     ask,
     before,
+    described,
     judge_devices,
     same,
     second_machine,
@@ -386,15 +385,6 @@ class Reference:
                 if factor > 1e-3 and same(gradient, factor * whole):
                     verdicts[name] = round(factor, 4)
         return verdicts
-
-
-def described(error: Exception, module: ModuleType) -> tuple[str, str]:
-    """Return a sentence about an error, and the learner's line of code that caused it."""
-    trace = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in trace if frame.filename == module.__file__]
-    where = f", line {frames[-1].lineno}" if frames else ""
-    text = " ".join(f"{error}".split())[:200]
-    return f"{type(error).__name__}{where}: {text}", frames[-1].line if frames else ""
 
 
 class Training:
