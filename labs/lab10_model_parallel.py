@@ -1109,9 +1109,9 @@ if __name__ == "__main__":
 # **What is the norm of the gradient?** Clipping needs the norm of the gradient of the *whole*
 # model. Its square is a sum over parts on different ranks. Add over tp and pp, and count
 # everything once. Every piece counts. A whole parameter has $t$ copies in the tp group, and
-# only one of them counts. All replicas have the same gradient after the average, so leave out dp.
-#
 # only one of them counts. All replicas have the same gradient after the average: leave out dp.
+#
+# **Which ranks scale their gradients?** All ranks scale by the same factor, and only if the
 # norm is above the limit.
 #
 # **What to do.** Write `my_share`, `average_gradients` and `clip_gradients`.
