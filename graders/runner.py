@@ -10,9 +10,9 @@ is how both are written.
   processes are forked from one that has imported torch and never runs the learner's code; a
   group of three is ready in a fraction of a second.
 - Ranks are told who they are as torchrun tells them, and always run on the CPU.
-- `dist`'s collectives are recorded as they are called. An asynchronous all-reduce delivers its
-  result in `wait()` and not a moment earlier: the latest the contract allows. Who does not
-  wait sees that every time, not once in a thousand steps.
+- `dist`'s collectives are recorded as they are called. An asynchronous all-reduce or broadcast
+  delivers its result in `wait()` and not a moment earlier: the latest the contract allows. Who
+  does not wait sees that every time, not once in a thousand steps.
 - A group that uses no processor time for `PATIENCE` seconds, every rank of it asleep, hangs. A
   machine under load does not look so. The limit is for endless loops, and counts the processor
   time of the busiest rank: where much else runs, a step takes longer and gets its verdict.
@@ -409,11 +409,12 @@ class Lesson:
 
         `members`: the ranks of the group, unless it is the group of all ranks.
         """
-        if isinstance(tensor, (list, tuple)):
-            tensor = tensor[0] if tensor else None
-        numel, sent = 0, 0
-        if isinstance(tensor, torch.Tensor):
-            numel, sent = tensor.numel(), scores.sent(name, tensor.nbytes, n)
+        tensors = list(tensor) if isinstance(tensor, (list, tuple)) else [tensor]
+        if name != "all_reduce_coalesced":  # of other lists, the first tensor says enough
+            del tensors[1:]
+        tensors = [each for each in tensors if isinstance(each, torch.Tensor)]
+        numel = sum(each.numel() for each in tensors)
+        sent = scores.sent(name, sum(each.nbytes for each in tensors), n) if tensors else 0
         call = [name, numel, asynchronous, self.current_phase, detail, sent]
         self._send({"call": call, "members": list(members)})
         self.calls.append(Call(*call, members=tuple(members)))
@@ -425,7 +426,7 @@ class Lesson:
             "all_reduce all_gather all_gather_object all_to_all barrier broadcast "
             "broadcast_object_list gather irecv isend recv reduce reduce_scatter scatter send "
             "all_gather_into_tensor reduce_scatter_tensor all_to_all_single all_gather_single "
-            "reduce_scatter_single"
+            "reduce_scatter_single all_reduce_coalesced"
         )
         for name in names.split():
             if hasattr(dist, name):
@@ -485,7 +486,7 @@ class Lesson:
                 self.calls[number].returned, self.calls[number].touched = True, touched
                 self._send({"returned": number, "touched": touched})
 
-            if name == "all_reduce" and asynchronous and not by_itself:
+            if name in ("all_reduce", "broadcast") and asynchronous and not by_itself:
                 result = tensor.detach().clone()
                 rest = {key: value for key, value in kwargs.items() if key != "tensor"}
                 return Pending(real(result, *args[1:], **rest), tensor, result, tell)

@@ -19,7 +19,7 @@ def sent(name: str, size: int, n: int) -> float:
         return 0
     if name in ("gather", "scatter"):
         return (n - 1) * size
-    if name == "all_reduce":
+    if name in ("all_reduce", "all_reduce_coalesced"):
         return 2 * (n - 1) / n * size
     if name.startswith("reduce_scatter") or name in ("all_gather", "all_to_all"):
         return (n - 1) * size  # it is one of n parts

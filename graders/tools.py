@@ -19,6 +19,7 @@ import functools
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -167,6 +168,15 @@ def show(value: Any) -> str:
     """A value in a sentence: short."""
     text = f"{value:.3g}" if isinstance(value, float) else str(value)
     return text if len(text) < 90 else text[:87] + "…"
+
+
+def described(error: Exception, module: ModuleType) -> tuple[str, str]:
+    """Return a sentence about an error, and the learner's line of code that caused it."""
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if frame.filename == module.__file__]
+    where = f", line {frames[-1].lineno}" if frames else ""
+    text = " ".join(f"{error}".split())[:200]
+    return f"{type(error).__name__}{where}: {text}", frames[-1].line if frames else ""
 
 
 class Passes:

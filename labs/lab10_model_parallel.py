@@ -1,38 +1,44 @@
 # %% [markdown]
 # # Lab 10: Tensor and pipeline parallelism
 #
-# When a model no longer fits on one GPU, or one GPU is too slow for it, there are two ways to
-# cut it. **Tensor parallelism** cuts every matrix, so that all ranks work on every layer.
-# **Pipeline parallelism** cuts the stack of layers, so that each rank works on its own, and
-# hands the result to the next. In this lab you cut a small GPT in the first way, then in the
-# second, then in both, and run copies of that by data parallelism. Whatever the cut, the
-# outputs, the gradients and the losses must be those of one process.
+# If a model does not fit on one GPU, or if one GPU is too slow for it, you can cut the model in
+# two ways. **Tensor parallelism** cuts every matrix, so that all ranks work on every layer.
+# **Pipeline parallelism** cuts the stack of layers. Each rank then computes its own layers and
+# sends the result to the next rank. In this lab you cut a small GPT in the first way, then in
+# the second way, and then in both ways at once. Finally you train several copies of the cut
+# model with data parallelism. With every cut, the outputs, the gradients and the losses must
+# equal those of a single process.
+#
+# You can run the finished lab on the CPU, or with one GPU per process. The number of ranks must
+# be 1, 2, 4 or 8:
 #
 #     torchrun --nproc-per-node=4 labs/lab10_model_parallel.py
 #
-# runs the finished lab, on the CPU or on one GPU per process, with 1, 2, 4 or 8 ranks. To do it
-# yourself:
+# To solve the lab yourself, create a copy with blanks, run the copy, and have it graded:
 #
-#     python labs/start.py 10
+#     python labs/start.py 10                               # creates my_labs/lab10_...
 #     torchrun --nproc-per-node=4 my_labs/lab10_model_parallel.py
-#     python labs/check.py my_labs/lab10_model_parallel.py
+#     python labs/check.py my_labs/lab10_model_parallel.py  # grades it with 1, 2, 4 and 8 ranks
 #
-# The first line writes your copy, with blanks, to `my_labs/`. The last one grades it, step by
-# step, at 1, 2, 4 and 8 ranks; `--step 2` grades one step, `--output` shows what failing ranks
-# printed. Work in a clone of the repository, with its Python: `make test WHAT=labs` sets it up
-# once, and `source .venv/bin/activate` puts torchrun on the path.
+# With `--step 2`, `check.py` grades only step 2 and the steps that step 2 needs. With
+# `--output`, it also shows what the failing ranks printed. You need a clone of the repository
+# and its Python environment. The command `make test WHAT=labs` creates the environment, and you
+# need it only once. The command `source .venv/bin/activate` makes `torchrun` available in your
+# shell.
 #
-# There are eight steps. Each has a text, one or more blanks for you to fill, and a check
-# which prints what it proved. Your copy runs as far as the first blank and says in one line
-# what belongs there; the long report below that line is torchrun's. If your copy stops
-# without a word, press Ctrl-C and run `check.py`: ranks that wait for each other print
-# nothing. In `check.py` every step stands on finished versions of the steps before it, so you
-# can take them in any order (but for step 7, which needs your step 6). Allow four to five
-# hours. Lab 02 comes first: you should know what an all-reduce does to gradients. Chapter 03
-# derives what you write here: read it to "The two ends: vocabulary" before step 1, and "What
-# goes wrong in a pipeline" before step 6. (The lab writes $d$ for the chapter's $N_d$
-# replicas, and stage $i$ for its rank $r$ of a pipeline.)
-
+# Each of the eight steps has a text, one or more blanks for you to fill, and a check. The check
+# prints what it has proved. Your copy runs up to the first blank, and there it prints one line
+# that says what is missing. The long report below that line comes from `torchrun`, and you can
+# ignore it. Ranks that wait for each other print nothing. If your copy stops without a message,
+# press Ctrl-C and run `check.py`. The checker grades each step with finished versions of the
+# other steps, so you can solve the steps in any order. Step 7 is the only exception, because it
+# needs your step 6.
+#
+# Plan four to five hours for the lab. Solve lab 02 first, because you should know how an
+# all-reduce averages gradients. Chapter 03 derives the methods of this lab. Read it up to the
+# section "The two ends: vocabulary" before step 1, and the section "What goes wrong in a
+# pipeline" before step 6. Two symbols differ: the lab writes $d$ for the number of replicas,
+# which the chapter calls $N_d$, and stage $i$ for the rank $r$ of a pipeline.
 # %%
 import copy
 import os
@@ -45,20 +51,23 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # import it before init: a later import keeps the group alive
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 
 def say(text: str) -> None:
-    """Print once, not once per rank."""
+    """Print a line on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
-    """End on a blank or on a failed check with one sentence from one rank."""
+    """Print one sentence from one rank for a blank or a failed check, in place of a traceback.
+
+    Every other error is reported as usual.
+    """
     blank = issubclass(kind, NotImplementedError)
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
@@ -66,7 +75,7 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
     line = getattr(error, "line", (own if blank else checks)[-1].lineno)
     if os.environ.get("RANK", "0") != "0":
-        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        # Rank 0 prints first, and then its torchrun ends the others. All ranks reach a blank.
         time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
@@ -74,28 +83,30 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
 
 if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start me with: torchrun --nproc-per-node=4 lab10_model_parallel.py")
+        sys.exit("start this lab with: torchrun --nproc-per-node=4 lab10_model_parallel.py")
     if os.environ["WORLD_SIZE"] not in ("1", "2", "4", "8"):
         if os.environ["RANK"] != "0":
-            time.sleep(60)  # one rank says it; torchrun then ends the others
+            time.sleep(60)  # only rank 0 prints the sentence, and torchrun ends the others
         sys.exit("4 heads and 4 layers are cut into equal parts: start 1, 2, 4 or 8 ranks")
     sys.excepthook = stop_kindly
 
 # %% [markdown]
-# The cells under `if __name__ == "__main__":` run when you start the file. `check.py` imports
-# the file and calls what you wrote, so keep code of your own inside functions or such cells.
+# Cells that begin with `if __name__ == "__main__":` run only when you start the file.
+# `check.py` imports the file and calls the functions that you wrote. If you add code of your
+# own, put it inside a function or inside such a cell.
 #
-# ## The truth: one process, the whole model
+# ## The reference: one process with the whole model
 #
-# A GPT with nothing left out that matters for the cuts: an embedding, four blocks of attention
-# and MLP, each behind a LayerNorm and with a residual connection around it, a last LayerNorm,
-# a head. It is small ($h = 32$, $a = 4$ heads, $L = 4$ layers, a vocabulary of 32), and it
-# computes in float64: then a correct cut agrees with the whole model in some twelve digits, and
-# an error cannot hide in the rounding.
+# The model is a small GPT. It has an embedding, four blocks, a last LayerNorm and a head. Each
+# block consists of attention and an MLP. Each of the two has a LayerNorm before it and a
+# residual connection around it. The sizes are $h = 32$, $a = 4$ heads, $L = 4$ layers and a
+# vocabulary of 32. The model computes in float64. A correct cut then agrees with the whole
+# model in about twelve digits, and rounding cannot hide an error.
 #
-# The five batches hold sequences in which each token follows from the one before by a rule,
-# with one token in ten at random. One process trains on them by SGD with momentum, with the
-# gradient clipped to a norm of 1. Its five losses are what step 8 must arrive at.
+# The five batches contain sequences in which a rule computes each token from the token before
+# it. One token in ten is random. One process trains on these batches with SGD and momentum, and
+# it clips the gradient to a norm of 1. In step 8, your cut model must reach the same five
+# losses.
 
 # %%
 VOCABULARY, HIDDEN, HEADS, LAYERS, SEQUENCE = 32, 32, 4, 4, 8
@@ -104,7 +115,7 @@ LEARNING_RATE, MOMENTUM, CLIP = 0.3, 0.9, 1.0
 
 
 class Embedding(nn.Module):
-    """Tokens [b, s] to activations [b, s, h]: what the token is plus where it stands."""
+    """Map tokens [b, s] to activations [b, s, h]: token vector plus position vector."""
 
     def __init__(self):
         super().__init__()
@@ -116,7 +127,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; one matrix makes the queries, keys and values of all heads."""
+    """Causal self-attention. One matrix computes the queries, keys and values of all heads."""
 
     def __init__(self):
         super().__init__()
@@ -132,7 +143,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Up to four times the width, GeLU, and down again."""
+    """A layer to four times the width, GeLU, and a layer back to the width."""
 
     def __init__(self):
         super().__init__()
@@ -144,7 +155,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a LayerNorm and with a residual connection around it."""
+    """Attention and an MLP, each after a LayerNorm and with a residual connection around it."""
 
     def __init__(self):
         super().__init__()
@@ -157,7 +168,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The whole model: tokens [b, s] to logits [b, s, V]."""
+    """The whole model. It maps tokens [b, s] to logits [b, s, V]."""
 
     def __init__(self):
         super().__init__()
@@ -174,11 +185,11 @@ class GPT(nn.Module):
 
 
 def build_model(device: torch.device | str = "cpu") -> GPT:
-    """The whole model, the same wherever it is built."""
+    """Return the whole model. Every process gets the same parameters."""
     torch.manual_seed(10)
     model = GPT().double()
     with torch.no_grad():
-        for block in model.blocks:  # LayerNorms that do something
+        for block in model.blocks:  # so that no LayerNorm is trivial
             for norm in (block.norm1, block.norm2):
                 norm.weight.add_(torch.randn(HIDDEN) / 4)
                 norm.bias.add_(torch.randn(HIDDEN) / 4)
@@ -186,7 +197,10 @@ def build_model(device: torch.device | str = "cpu") -> GPT:
 
 
 def make_batches() -> list[torch.Tensor]:
-    """Five batches of tokens [16, 9]: the first 8 of a row are inputs, the last 8 targets."""
+    """Return five batches of tokens [16, 9].
+
+    The first 8 tokens of a row are the inputs, and the last 8 tokens are the targets.
+    """
     generator = torch.Generator().manual_seed(10)
     tokens = torch.randint(VOCABULARY, (BATCHES, BATCH, SEQUENCE + 1), generator=generator)
     noise = torch.rand(tokens.shape, generator=generator) < 0.1
@@ -197,14 +211,15 @@ def make_batches() -> list[torch.Tensor]:
 
 
 def mean_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean cross-entropy of logits [b, s, V] for targets [b, s]."""
+    """Return the mean cross-entropy of logits [b, s, V] for targets [b, s]."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 class SGD:
-    """SGD with momentum. It looks at each number by itself, so it works on pieces as it is.
+    """SGD with momentum.
 
-    torch.optim.SGD does the same; here it would cost each of the processes a second of imports.
+    It updates each number independently of all others, so it also works on the pieces of a cut
+    model. torch.optim.SGD does the same, but each process would need a second to import it.
     """
 
     def __init__(self, model: nn.Module):
@@ -213,7 +228,7 @@ class SGD:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the parameters, and forget the gradients."""
+        """Update the parameters, and set the gradients to None."""
         for parameter, velocity in zip(self.parameters, self.velocities, strict=True):
             velocity.mul_(MOMENTUM).add_(parameter.grad)
             parameter -= LEARNING_RATE * velocity
@@ -221,7 +236,7 @@ class SGD:
 
 
 def train_alone() -> tuple[list[float], list[float]]:
-    """Train the whole model in one process; return losses and gradient norms, step by step."""
+    """Train the whole model in one process. Return the loss and gradient norm of each step."""
     model = build_model()
     optimizer, losses, norms = SGD(model), [], []
     for tokens in make_batches():
@@ -234,27 +249,30 @@ def train_alone() -> tuple[list[float], list[float]]:
 
 
 def in_row(numbers: Sequence[float], digits: int = 4) -> str:
+    """Return the numbers in one line, with this many decimals."""
     return " ".join(f"{number:.{digits}f}" for number in numbers)
 
 
 if __name__ == "__main__":
     TRUE_LOSSES, TRUE_NORMS = train_alone()
-    say(f"the truth: one process, losses {in_row(TRUE_LOSSES)}")
+    say(f"reference: the losses of one process are {in_row(TRUE_LOSSES)}")
 
 # %% [markdown]
 # ## Step 1: three kinds of groups
 #
-# Let there be $p$ pipeline stages, $t$ tensor-parallel ranks in each, and $d$ copies of the
-# whole (data parallelism): $N = p \cdot d \cdot t$ ranks. Think of them as a box with three
-# axes. A rank has a place on each: its *stage*, its *replica*, its *shard*. And it talks along
-# three lines: to the ranks that differ from it in the shard alone (the **tp group**), in the
-# replica alone (dp), in the stage alone (pp).
+# **Why.** Let there be $p$ pipeline stages, $t$ tensor-parallel ranks in each stage, and $d$
+# copies of the whole model (data parallelism). The number of ranks is $N = p \cdot d \cdot t$.
+# Think of the ranks as a box with three axes. Each rank has a place on each axis: its *stage*,
+# its *replica* and its *shard*. A rank communicates along three lines. The ranks that differ
+# from it only in the shard are its **tp group**. The ranks that differ only in the replica are
+# its dp group, and those that differ only in the stage are its pp group.
 #
-# Which rank stands where is a matter of wires. Ranks are numbered machine by machine, so
-# neighbours in number share the fastest links. Tensor parallelism sends the most and waits for
-# it four times a layer: its ranks must be neighbours. A pipeline sends one activation per stage
-# and micro-batch, which the slowest link can carry. Hence the order $(p, d, t)$, with $t$ the
-# fastest to change: `rank = (stage * d + replica) * t + shard`. For $N = 8$, $p = d = t = 2$:
+# The network decides which rank should have which place. Ranks are numbered machine by machine,
+# so ranks with neighbouring numbers share the fastest links. Tensor parallelism sends the most,
+# and each layer waits for it four times. Its ranks must therefore be neighbours. A pipeline
+# sends one activation per stage and micro-batch, which even the slowest link can carry. The
+# order of the axes is therefore $(p, d, t)$, and the index of $t$ changes fastest:
+# `rank = (stage * d + replica) * t + shard`. For $N = 8$ and $p = d = t = 2$, the groups are:
 #
 # | kind | its groups |
 # |---|---|
@@ -262,18 +280,27 @@ if __name__ == "__main__":
 # | dp | 0 2, 1 3, 4 6, 5 7 |
 # | pp | 0 4, 1 5, 2 6, 3 7 |
 #
-# `dist.new_group` makes a group, and it is itself a collective of *all* ranks: every rank calls
-# it for every group, in the same order, also for those to which it does not belong. torch names
-# the groups in the order of these calls. If each rank made only its own group, two different
-# groups would get the same name. They would then get mixed up, or wait for each other.
+# **What to do.** Write `lines` and `join`. The function `dist.new_group` makes a group, and it
+# is itself a collective of *all* ranks. Every rank must call it for every group, in the same
+# order, also for the groups to which the rank does not belong. PyTorch names the groups in the
+# order of these calls. If each rank made only its own group, two different groups would get the
+# same name. They would then get mixed up, or wait for each other.
+#
+# **Check.** The lab compares your groups with those of a `DeviceMesh`, which is PyTorch's name
+# for the box. It also adds up the ranks of each group, because a group that is mixed up has a
+# wrong sum. Four ranks form a box of 2 × 1 × 2 here. Run this step with 8 ranks as well, where
+# every axis has two ranks.
 
 
 # %%
 def lines(world: int, pp: int, tp: int) -> dict[str, list[list[int]]]:
-    """The groups of each kind, as lists of ranks: {"pp": [...], "dp": [...], "tp": [...]}."""
-    # >>> solution 1: lay the ranks out as [pp, dp, tp], then read the lines along each axis
-    # hint: the box is a tensor of all rank numbers, and dp follows from the two other sizes
-    # hint: Tensor.movedim moves an axis. Which lists are the rows if that axis is the last?
+    """Return the groups of each kind as lists of ranks.
+
+    The result is {"pp": [...], "dp": [...], "tp": [...]}.
+    """
+    # >>> solution 1: arrange the ranks as [pp, dp, tp], and return the lines along each axis
+    # hint: The box can be a tensor of all rank numbers. dp follows from the two other sizes.
+    # hint: Tensor.movedim moves an axis. What are the rows if this axis is the last one?
     box = torch.arange(world).view(pp, -1, tp)
     return {
         kind: box.movedim(axis, -1).flatten(0, 1).tolist()
@@ -283,8 +310,8 @@ def lines(world: int, pp: int, tp: int) -> dict[str, list[list[int]]]:
 
 
 def join(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Make all these groups, together with all other ranks; return the one I belong to."""
-    # >>> solution 1: call dist.new_group(ranks) for each of the groups, and keep mine
+    """Make all these groups, together with all other ranks. Return the group of this rank."""
+    # >>> solution 1: call dist.new_group(ranks) for every group, and return that of this rank
     mine = None
     for ranks in groups:
         group = dist.new_group(ranks)
@@ -295,13 +322,13 @@ def join(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
 
 
 class Grid:
-    """Where this rank stands among pp × dp × tp ranks, and the groups it talks in."""
+    """The place of this rank among pp × dp × tp ranks, and its groups."""
 
     def __init__(self, pp: int = 1, tp: int = 1):
         groups = lines(dist.get_world_size(), pp, tp)
         self.tp_group, self.dp_group = join(groups["tp"]), join(groups["dp"])
         self.pp_group = join(groups["pp"])
-        self.back_group = join(groups["pp"])  # the same ranks again, see step 6
+        self.back_group = join(groups["pp"])  # the same ranks, for gradients (step 6)
         self.shard, self.tp = dist.get_rank(self.tp_group), tp
         self.stage, self.pp = dist.get_rank(self.pp_group), pp
         self.replica, self.dp = dist.get_rank(self.dp_group), len(groups["dp"][0])
@@ -316,12 +343,12 @@ class Grid:
 
 
 def start() -> torch.device:
-    """Join the process group: one accelerator per local rank where there are enough."""
+    """Join the process group. Return the accelerator of this rank, or the CPU."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
-        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        dist.init_process_group("gloo")  # on the CPU, because mps has no collectives
         return torch.device("cpu")
     device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
     torch.accelerator.set_device_index(local_rank)
@@ -329,16 +356,11 @@ def start() -> torch.device:
     return device
 
 
-# %% [markdown]
-# The check compares your groups with those of a `DeviceMesh`, torch's own name for the box,
-# and adds up the ranks of each group: a group that is mixed up does not have the right sum.
-# Four ranks are 2 × 1 × 2 here, so run this step with 8 as well, where every axis has two.
-
 # %%
 if __name__ == "__main__":
     device = start()
     world = dist.get_world_size()
-    TP = PP = min(world, 4)  # as many as the steps on one kind of cut use
+    TP = PP = min(world, 4)  # the number of ranks in the steps with one kind of cut
 
     def check_groups() -> None:
         pp, tp = {1: (1, 1), 2: (1, 2), 4: (2, 2), 8: (2, 2)}[world]
@@ -347,7 +369,7 @@ if __name__ == "__main__":
         )
         grid, groups = Grid(pp, tp), lines(world, pp, tp)
         assert [grid.stage, grid.replica, grid.shard] == list(mesh.get_coordinate()), (
-            "my coordinates are not those of the DeviceMesh"
+            "the place of this rank is not the one in the DeviceMesh"
         )
         for kind, group in zip(
             ("pp", "dp", "tp"), (grid.pp_group, grid.dp_group, grid.tp_group), strict=True
@@ -367,41 +389,49 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 2: two conjugate operators
 #
-# In tensor parallelism, an activation $x$ goes *whole* into every rank of the group, each rank
-# computes a part from it, and the parts are added to a whole again. What does backward ask of
-# these two places?
+# **Why.** In tensor parallelism, every rank of the group gets the *whole* activation $x$ and
+# computes one part from it. Then the parts are added. The backward pass must treat these two
+# places differently:
 #
-# - Where $x$ enters, every rank $i$ computes a part $y_i$ of its own from it, and so
-#   $\partial \ell / \partial x$ is a sum with one term from each $y_i$. Rank $i$ can compute
-#   that term alone. Nothing happens in forward; in backward the terms are **all-reduced**.
-# - Where the parts meet: $z = \sum_i y_i$ is an **all-reduce** in forward. In backward,
-#   $\partial \ell / \partial y_i = \partial \ell / \partial z$: every rank has it already.
-#   Nothing happens.
+# - Each rank $i$ computes its own part $y_i$ from $x$. The gradient
+#   $\partial \ell / \partial x$ is therefore a sum with one term for each $y_i$, and rank $i$
+#   can compute only its own term. So where $x$ enters, the forward pass does nothing, and the
+#   backward pass needs an **all-reduce** of the terms.
+# - The sum $z = \sum_i y_i$ needs an **all-reduce** in the forward pass. In the backward pass,
+#   $\partial \ell / \partial y_i = \partial \ell / \partial z$, and every rank already has
+#   this gradient. So the backward pass does nothing.
 #
-# The Megatron-LM paper calls them $f$ and $g$: each is the other's reverse. Autograd cannot
-# find this out by itself, as it sees one process only. So you tell it, by an
-# `autograd.Function` each. If $f$ did not sum, every rank would go on with its own term of the
-# gradient: no error, and wrong gradients in all layers before. If $g$ summed in backward too,
-# what comes out of it would be $t$ times too large, and $t^2$ times behind a second one.
+# The Megatron-LM paper calls these two operators $f$ and $g$. Each is the reverse of the other.
+# Autograd cannot derive their backward passes, because it sees only one process. You define
+# them with one `autograd.Function` each. If $f$ did not sum, every rank would continue with its
+# own term of the gradient. You would get no error, but wrong gradients in all earlier layers.
+# If $g$ also summed in the backward pass, its gradient would be $t$ times too large. Behind a
+# second $g$ it would be $t^2$ times too large.
+#
+# **What to do.** Write the forward and backward functions of $f$ and $g$.
+#
+# **Check.** The lab computes $\ell = \sum_i (w_i x)^2$, where only rank $i$ knows
+# $w_i = i + 1$. The exact results are $\ell = \sum w_i^2 \, x^2$ and
+# $\partial \ell / \partial x = 2 \sum w_i^2 \, x$.
 
 
 # %%
 def all_reduced(
     x: torch.Tensor, group: dist.ProcessGroup, op: dist.ReduceOp = dist.ReduceOp.SUM
 ) -> torch.Tensor:
-    """The reduction over the group, in a new tensor: dist.all_reduce overwrites its own."""
+    """Return the reduction over the group in a new tensor. `x` keeps its values."""
     total = x.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, op, group=group)
     return total
 
 
 class CopyToShards(torch.autograd.Function):
-    """f: the same in forward, an all-reduce over the tp group in backward."""
+    """The operator f: forward returns x, and backward is an all-reduce over the tp group."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        # >>> solution 2: remember the group for backward, and return x as it is
-        # hint: ctx.group = group; return x.view_as(x): autograd wants a new tensor
+        # >>> solution 2: store the group for backward, and return x unchanged
+        # hint: Autograd needs a new tensor, such as x.view_as(x). Store things in ctx.
         ctx.group = group
         return x.view_as(x)
         # <<< solution
@@ -409,17 +439,17 @@ class CopyToShards(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         # >>> solution 2: return the gradient of x, and None for the group
-        # hint: all_reduced above does not overwrite its argument
+        # hint: all_reduced, which is defined above, does not overwrite its argument.
         return all_reduced(gradient, ctx.group), None
         # <<< solution
 
 
 class SumOverShards(torch.autograd.Function):
-    """g: an all-reduce over the tp group in forward, the same in backward."""
+    """The operator g: forward is an all-reduce over the tp group, backward changes nothing."""
 
     @staticmethod
     def forward(ctx, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        # >>> solution 2: return the sum of all ranks' parts
+        # >>> solution 2: return the sum of the parts of all ranks
         return all_reduced(part, group)
         # <<< solution
 
@@ -431,33 +461,30 @@ class SumOverShards(torch.autograd.Function):
 
 
 def copy_to_shards(x: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Apply f in the tp group."""
     return CopyToShards.apply(x, grid.tp_group)
 
 
 def sum_over_shards(part: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Apply g in the tp group."""
     return SumOverShards.apply(part, grid.tp_group)
-
-
-# %% [markdown]
-# The check takes $\ell = \sum_i (w_i x)^2$, where rank $i$ knows $w_i = i + 1$ alone. On paper,
-# $\ell = \sum w_i^2 \, x^2$ and $\partial \ell / \partial x = 2 \sum w_i^2 \, x$.
 
 
 # %%
 def assert_same(ours: torch.Tensor, true: torch.Tensor, what: str) -> None:
-    """Fail unless the tensors agree in some ten digits."""
+    """Raise an error unless the tensors agree in about nine digits."""
     torch.testing.assert_close(
         ours.detach().cpu(),
         true.detach().cpu(),
         rtol=1e-9,
         atol=1e-11,
-        msg=f"{what} not that of the whole model: check.py has a hint",
+        msg=f"{what} not that of the whole model; check.py gives a hint",
     )
 
 
 @contextmanager
 def all_reduced_numbers() -> Iterator[list[int]]:
-    """Collect the number of elements of each call of dist.all_reduce."""
+    """Yield a list that receives the number of elements of each call of dist.all_reduce."""
     sizes, real = [], dist.all_reduce
 
     def counting(tensor, *args, **kwargs):
@@ -494,70 +521,76 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 3: a column and a row make an MLP
 #
-# The MLP computes $\mathrm{GeLU}(x A) B$. Cut $A$ by columns, $A = [A_1, A_2]$: then
-# $x A = [x A_1, x A_2]$, and as GeLU looks at each number by itself, every rank can apply it to
-# its own part, without a word to the others. That leaves each rank with some *columns* of the
-# hidden activation, which are just what the corresponding *rows* of $B$ are multiplied by:
+# **Why.** The MLP computes $\mathrm{GeLU}(x A) B$. Cut $A$ by columns, $A = [A_1, A_2]$. Then
+# $x A = [x A_1, x A_2]$. GeLU computes each number independently, so every rank can apply it to
+# its own part without communication. Each rank then has some *columns* of the hidden
+# activation. These columns are multiplied by the corresponding *rows* of $B$:
 #
 # $$\mathrm{GeLU}(x A) \, B = \mathrm{GeLU}(x A_1) \, B_1 + \mathrm{GeLU}(x A_2) \, B_2$$
 #
-# One sum at the end, over activations of the size of $x$: one all-reduce in forward ($g$), one
-# in backward (by $f$, where $x$ went in). Cut the other way round, a sum would be due *before*
-# GeLU, for the sum of two GeLUs is not the GeLU of the sum.
+# One sum at the end is enough, over activations that have the size of $x$. This is one
+# all-reduce in the forward pass ($g$) and one in the backward pass (by $f$, where $x$ enters).
+# If you cut the matrices in the opposite way, you need a sum *before* GeLU, because the sum of
+# two GeLUs is not the GeLU of the sum.
 #
-# Mind two things. `nn.Linear` keeps its weight as `[out, in]`, the transpose of $A$: columns of
-# $A$ are rows of `weight`. And the biases: that of the first matrix belongs to the columns, and
-# is cut with them. That of the second is added once, to the finished sum. Added to the parts,
-# it would count $t$ times.
+# **What to do.** Write `ColumnLinear` and `RowLinear`, and be careful with two things.
+# `nn.Linear` stores its weight as `[out, in]`, the transpose of $A$. The columns of $A$ are
+# therefore rows of `weight`. The second thing is the bias. The bias of the first matrix belongs
+# to the columns, and it is cut with them. The bias of the second matrix must be added once, to
+# the finished sum. If it were added to the parts, it would count $t$ times.
 #
-# `cut` takes a piece of a tensor and notes that it is one; step 8 will ask for that. A
-# parameter which is not cut is kept whole, in equal copies, on all ranks of the tp group.
+# The function `cut` returns a piece of a tensor and marks it as a piece, because step 8 needs
+# the mark. A parameter that is not cut is whole, and all ranks of the tp group have equal
+# copies of it.
+#
+# **Check.** The lab compares the output and all gradients with those of the whole MLP, and it
+# counts the all-reduces.
 
 
 # %%
 def cut(full: torch.Tensor, dim: int, grid: Grid) -> nn.Parameter:
-    """This rank's piece of `full`, one of tp equal pieces along `dim`, as a parameter."""
+    """Return the piece of this rank as a parameter: one of tp equal pieces along `dim`."""
     piece = nn.Parameter(full.detach().chunk(grid.tp, dim)[grid.shard].clone())
     piece.is_cut = True
     return piece
 
 
 def whole(full: torch.Tensor) -> nn.Parameter:
-    """A copy of `full` as a parameter."""
+    """Return a copy of `full` as a parameter."""
     return nn.Parameter(full.detach().clone())
 
 
 class ColumnLinear(nn.Module):
-    """Whole input [b, s, in] to this rank's columns of the output, [b, s, out/t]."""
+    """Map the whole input [b, s, in] to the columns of this rank, [b, s, out/t]."""
 
     def __init__(self, full: nn.Linear, grid: Grid):
         super().__init__()
         self.grid = grid
-        # >>> solution 3: set self.weight and self.bias, pieces of full.weight and full.bias
-        # hint: full.weight is [out, in], full.bias is [out]
+        # >>> solution 3: set self.weight and self.bias to pieces of full.weight and full.bias
+        # hint: full.weight has the shape [out, in], and full.bias has the shape [out].
         self.weight = cut(full.weight, 0, grid)
         self.bias = cut(full.bias, 0, grid)
         # <<< solution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # >>> solution 3: F.linear, with one of the two operators where x enters
+        # >>> solution 3: call F.linear, and one of the two operators of step 2 where x enters
         return F.linear(copy_to_shards(x, self.grid), self.weight, self.bias)
         # <<< solution
 
 
 class RowLinear(nn.Module):
-    """This rank's columns of the input, [b, s, in/t], to the whole output [b, s, out]."""
+    """Map the columns of this rank, [b, s, in/t], to the whole output [b, s, out]."""
 
     def __init__(self, full: nn.Linear, grid: Grid):
         super().__init__()
         self.grid = grid
-        # >>> solution 3: set self.weight and self.bias; one of them is cut, the other whole
+        # >>> solution 3: set self.weight and self.bias: one of them is cut, and one is whole
         self.weight = cut(full.weight, 1, grid)
         self.bias = whole(full.bias)
         # <<< solution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # >>> solution 3: F.linear, the sum over the shards, and the bias at the right moment
+        # >>> solution 3: call F.linear, sum over the shards, and add the bias at the right time
         return sum_over_shards(F.linear(x, self.weight), self.grid) + self.bias
         # <<< solution
 
@@ -574,14 +607,14 @@ class ParallelMLP(nn.Module):
 
 
 # %% [markdown]
-# How does one compare gradients of pieces? Cutting is linear, so the gradient of a piece is the
-# piece of the gradient. `expected_gradients` puts the gradients of the whole model in the place
-# of its weights and cuts *that* in the same way.
+# The check must compare the gradients of pieces. Cutting is linear, so the gradient of a piece
+# is the piece of the gradient. `expected_gradients` puts the gradients of the whole model in
+# the place of its parameters, and then it cuts the result in the same way.
 
 
 # %%
 def expected_gradients(full: nn.Module, split: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """The cut model, with the pieces of the whole model's gradients as its parameters."""
+    """Return the cut model whose parameters are the pieces of the gradients of `full`."""
     gradients = copy.deepcopy(full)
     for slot, parameter in zip(gradients.parameters(), full.parameters(), strict=True):
         slot.data = parameter.grad.clone()
@@ -591,7 +624,7 @@ def expected_gradients(full: nn.Module, split: Callable[[nn.Module], nn.Module])
 def compare_with_whole(
     full: nn.Module, split: Callable[[nn.Module], nn.Module], x: torch.Tensor
 ) -> tuple[int, int]:
-    """Assert equal outputs and gradients; return the all-reduces in forward and backward."""
+    """Compare outputs and gradients. Return the all-reduces in forward and in backward."""
     ours, mine = split(full), x.clone().requires_grad_()
     theirs = x.clone().requires_grad_()
     with all_reduced_numbers() as forward:
@@ -615,8 +648,8 @@ if __name__ == "__main__":
         x = torch.randn(2, SEQUENCE, HIDDEN, dtype=torch.float64).to(device)
         counts = compare_with_whole(full, lambda mlp: ParallelMLP(mlp, grid), x)
         say(
-            f"step 3: MLP, t = {TP}: output and gradients of the whole;"
-            f" all-reduces: {counts[0]} forward, {counts[1]} backward"
+            f"step 3: MLP, t = {TP}: output and gradients equal those of the whole MLP;"
+            f" all-reduces: {counts[0]} in forward, {counts[1]} in backward"
         )
 
     check_mlp()
@@ -624,41 +657,50 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 4: heads over ranks, and a whole block
 #
-# Attention splits by nature: no head looks at another. Rank $r$ of $t$ takes $a/t$ heads. The
-# matrix that makes queries, keys and values is cut by columns, the output projection by rows,
-# and the attention between them needs no communication: the pattern of the MLP once more.
+# **Why.** Attention is easy to cut, because no head depends on another head. Each of the $t$
+# ranks computes $a/t$ heads. The matrix that computes queries, keys and values is cut by
+# columns, and the output projection is cut by rows. The attention between them needs no
+# communication. This is the same pattern as in the MLP.
 #
-# But the three are fused into one matrix, for one product of matrices is faster than three.
-# The rows of `qkv.weight` are first all queries, then all keys, then all values, each head by
-# head: $q_1 q_2 q_3 q_4 \, k_1 k_2 k_3 k_4 \, v_1 v_2 v_3 v_4$. Cut in two as it stands, rank 0
-# would get all queries and half of the keys, without any error, for the shapes fit. So first
-# put the rows in the order $q_1 q_2 k_1 k_2 v_1 v_2 \, q_3 q_4 k_3 k_4 v_3 v_4$: now each half
-# is a small attention of its own. (This is why a checkpoint of Megatron-LM has its rows in
-# another order than one of Hugging Face, and must be converted.)
+# However, queries, keys and values come from one fused matrix, because one product of matrices
+# is faster than three. The rows of `qkv.weight` are first all queries, then all keys, then all
+# values, and each kind is ordered by heads:
+# $q_1 q_2 q_3 q_4 \, k_1 k_2 k_3 k_4 \, v_1 v_2 v_3 v_4$. If you cut this matrix in two as it
+# is, rank 0 gets all queries and half of the keys. You get no error, because the shapes fit. So
+# first put the rows in the order
+# $q_1 q_2 k_1 k_2 v_1 v_2 \, q_3 q_4 k_3 k_4 v_3 v_4$. Now each half is a complete small
+# attention. (For the same reason, a checkpoint of Megatron-LM has its rows in a different order
+# from a checkpoint of Hugging Face, and it must be converted.)
 #
-# A block is then complete: its LayerNorms and residual connections work on whole activations,
-# which all ranks of the tp group have. They all do the same work on them, and get the same
-# gradients, as $f$ has summed up what comes from the shards. Nothing has to be done for them.
+# With attention and the MLP, a block is complete. Its LayerNorms and residual connections work
+# on whole activations, which all ranks of the tp group have. All these ranks do the same work
+# and get the same gradients, because $f$ has summed the gradients of the shards. You do not
+# need to do anything for them.
+#
+# **What to do.** Write `rows_by_shard` and the forward function of `ParallelAttention`.
+#
+# **Check.** The lab compares the output and all gradients of a block with those of the whole
+# block.
 
 
 # %%
 def rows_by_shard(tp: int) -> torch.Tensor:
-    """The order of the 3h rows of a fused QKV in which each of tp equal pieces is complete."""
-    # >>> solution 4: from [q, k, v] of all heads to [q, k, v] of the first h/tp rows, then next
-    # hint: give the 3h row numbers three axes: kind (q, k, v), shard, row. Which come first?
+    """Return an order of the 3h rows of a fused QKV: each of tp equal pieces is complete."""
+    # >>> solution 4: return the row numbers, first those of q, k and v of the first shard
+    # hint: Give the 3h row numbers three axes: kind (q, k, v), shard, row.
     return torch.arange(3 * HIDDEN).view(3, tp, -1).transpose(0, 1).flatten()
     # <<< solution
 
 
 def reordered(linear: nn.Linear, rows: torch.Tensor) -> nn.Linear:
-    """The same layer with its outputs in another order."""
+    """Return the same layer with its outputs in a different order."""
     result = copy.deepcopy(linear)
     result.weight.data, result.bias.data = linear.weight.data[rows], linear.bias.data[rows]
     return result
 
 
 class ParallelAttention(nn.Module):
-    """Causal self-attention with its heads over the tp group."""
+    """Causal self-attention whose heads are distributed over the tp group."""
 
     def __init__(self, full: Attention, grid: Grid):
         super().__init__()
@@ -667,8 +709,8 @@ class ParallelAttention(nn.Module):
         self.out = RowLinear(full.out, grid)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # >>> solution 4: Attention.forward, with as many heads as this rank has
-        # hint: self.qkv(x) is [b, s, 3h/t] here, and self.out expects [b, s, h/t]
+        # >>> solution 4: do the same as Attention.forward, with the heads that this rank has
+        # hint: Here, self.qkv(x) has the shape [b, s, 3h/t], and self.out expects [b, s, h/t].
         heads = HEADS // self.grid.tp
         q, k, v = (  # each [b, s, h/t] -> [b, a/t, s, h/a]
             part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
@@ -679,7 +721,7 @@ class ParallelAttention(nn.Module):
 
 
 class ParallelBlock(nn.Module):
-    """A block, cut over the tp group; its LayerNorms are whole on every rank."""
+    """A block that is cut over the tp group. Its LayerNorms are whole on every rank."""
 
     def __init__(self, full: Block, grid: Grid):
         super().__init__()
@@ -702,9 +744,9 @@ if __name__ == "__main__":
         held = sum(p.numel() for p in ParallelBlock(full, grid).parameters())
         total = sum(p.numel() for p in full.parameters())
         say(
-            f"step 4: block, t = {TP}: output and gradients of the whole;"
-            f" all-reduces: {counts[0]} forward, {counts[1]} backward;"
-            f" {held:,} of {total:,} parameters on a rank"
+            f"step 4: block, t = {TP}: output and gradients equal those of the whole block;"
+            f" all-reduces: {counts[0]} in forward, {counts[1]} in backward;"
+            f" each rank has {held:,} of {total:,} parameters"
         )
 
     check_block()
@@ -712,43 +754,50 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 5: the loss without the logits
 #
-# With a vocabulary of 100,000 and more, the head is the largest matrix of a model, and the
-# logits are its largest activation. Cut by columns, the head leaves each rank with the logits
-# of its own part of the vocabulary, `[b, s, V/t]`. To gather them would cost $b s V$ numbers.
-# But the loss of one position needs only three:
+# **Why.** With a vocabulary of 100,000 or more tokens, the head is the largest matrix of a
+# model, and the logits are its largest activation. If the head is cut by columns, each rank has
+# the logits of its own part of the vocabulary, `[b, s, V/t]`. An all-gather of the logits would
+# send $b s V$ numbers. But the loss of one position depends on only three numbers:
 #
 # $$\ell = \log \sum_j e^{z_j - M} - (z_y - M), \qquad M = \max_j z_j$$
 #
-# the maximum, the sum, and the logit of the target $y$, each an all-reduce of $b s$ numbers.
+# These numbers are the maximum, the sum, and the logit of the target $y$. Each of them needs an
+# all-reduce of $b s$ numbers.
 #
-# - $M$ is there against overflow ($e^{1000}$ is infinite). It must be one number for all ranks:
-#   sums of $e^{z_j - M_r}$ with an $M_r$ for each rank cannot be added. The loss does not
-#   depend on $M$, so no gradient flows through it.
-# - The target's logit is on one rank. That rank looks it up; the others contribute 0.
-# - The sums are what $g$ is for: then the gradient of this rank's logits is the softmax minus
-#   one at the target, from this rank's numbers alone.
+# - $M$ prevents overflow, because $e^{1000}$ is infinite in floating point. All ranks must use
+#   the same $M$. If each rank used its own maximum $M_r$, the sums of $e^{z_j - M_r}$ could not
+#   be added. The loss does not depend on $M$, so no gradient flows through it.
+# - Only one rank has the logit of the target. This rank looks it up, and the others contribute
+#   0.
+# - For both sums, use $g$. The gradient of the logits of this rank is then the softmax, minus 1
+#   at the target. It needs only numbers that this rank has.
+#
+# **What to do.** Fill the three blanks of `vocabulary_parallel_loss`.
+#
+# **Check.** The lab compares the loss and the gradient of the logits with those of the whole
+# vocabulary. It also counts the numbers that the all-reduces process.
 
 
 # %%
 def vocabulary_parallel_loss(
     logits: torch.Tensor, targets: torch.Tensor, grid: Grid
 ) -> torch.Tensor:
-    """The mean cross-entropy for logits [b, s, V/t], this rank's columns, and targets [b, s].
+    """Return the mean cross-entropy of targets [b, s] for logits [b, s, V/t] of this rank.
 
-    Targets count over the whole vocabulary. The result is the same on all ranks of the group.
+    The targets count over the whole vocabulary. All ranks of the tp group get the same loss.
     """
     width = logits.size(-1)
-    # >>> solution 5: highest, the largest logit of the whole vocabulary, [b, s]
-    # hint: all_reduced(tensor, grid.tp_group, dist.ReduceOp.MAX) carries no gradient
+    # >>> solution 5: set highest to the largest logit of the whole vocabulary, [b, s]
+    # hint: all_reduced(tensor, grid.tp_group, dist.ReduceOp.MAX) has no gradient.
     highest = all_reduced(logits.amax(dim=-1), grid.tp_group, dist.ReduceOp.MAX)
     # <<< solution
     shifted = logits - highest.unsqueeze(-1)
-    # >>> solution 5: total, the sum of exp(shifted) over the whole vocabulary, [b, s]
+    # >>> solution 5: set total to the sum of exp(shifted) over the whole vocabulary, [b, s]
     total = sum_over_shards(shifted.exp().sum(dim=-1), grid)
     # <<< solution
-    # >>> solution 5: target, z_y - M of the formula, [b, s], from the rank that has the target
-    # hint: this rank has the tokens from grid.shard * width on; a place that it does not have
-    # hint: must still be a valid index for gather: clamp it, and multiply what you find by 0
+    # >>> solution 5: set target to z_y - M, [b, s], which one rank has and all ranks need
+    # hint: The first token of this rank is grid.shard * width. If a target is on another rank,
+    # hint: gather still needs a valid index. Its result must then count as 0.
     place = targets - grid.shard * width
     mine = (place >= 0) & (place < width)
     found = shifted.gather(-1, place.clamp(0, width - 1).unsqueeze(-1)).squeeze(-1)
@@ -774,8 +823,8 @@ if __name__ == "__main__":
         assert_same(loss, true, "the loss is")
         assert_same(mine.grad, cut(z.grad, -1, grid), "the gradient of the logits is")
         say(
-            f"step 5: loss, t = {TP}: loss and gradient of the whole;"
-            f" {len(sizes)} all-reduces of {sum(sizes)} numbers in all, for {z.numel()} logits"
+            f"step 5: loss, t = {TP}: loss and gradient equal those of the whole vocabulary;"
+            f" {len(sizes)} all-reduces of {sum(sizes)} numbers, for {z.numel()} logits"
         )
 
     check_loss()
@@ -783,44 +832,56 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 6: a pipeline
 #
-# Now the other cut. Stage $i$ of $p$ holds the layers from $i L / p$ on; the first has the
-# embedding too, the last one the LayerNorm, the head and the loss. In forward a stage receives
-# an activation `[b, s, h]` from the one before, and sends its own to the next. Backward goes
-# the other way: it receives the gradient of what it sent, and sends the gradient of what it
-# received. Autograd does the part within the stage, if you tell it two things: that the
-# received activation is a *leaf that requires a gradient* (or there will be nothing to send
-# back), and *which gradient to start from* (`output.backward(gradient)`).
+# **Why.** Now you cut the stack of layers. Stage $i$ of $p$ has $L / p$ layers, beginning with
+# layer $i L / p$. The first stage also has the embedding. The last stage also has the last
+# LayerNorm, the head and the loss. In the forward pass, a stage receives an activation
+# `[b, s, h]` from the stage before it, and it sends its own activation to the next stage. In
+# the backward pass, it receives the gradient of the activation that it sent. Then it sends the
+# gradient of the activation that it received.
 #
-# With one batch only one stage would work at a time. So the batch goes through in $m$
-# **micro-batches**, one behind the other. A stage keeps for each micro-batch that is under way
-# what its backward will need: the input and the output with its graph. Gradients add up over
-# micro-batches, and each loss is a mean over its own: it must be divided by $m$.
+# Autograd computes the gradients within a stage, but it needs two pieces of information. The
+# received activation must be a *leaf that requires a gradient*, because otherwise there is no
+# gradient to send back. And autograd must know *with which gradient it starts*:
+# `output.backward(gradient)`.
 #
-# The schedule of GPipe: all $m$ forwards, then all $m$ backwards.
+# If the batch were processed as one piece, only one stage would work at a time. So the batch is
+# cut into $m$ **micro-batches**, which go through the stages one after the other. For each
+# micro-batch on its way, a stage stores what its backward pass needs: the input, and the output
+# with its graph. The gradients of the micro-batches are added. Each loss is a mean over its own
+# micro-batch, so it must be divided by $m$.
 #
-# **Sends must not wait.** `dist.send` may return only when the other side has received, and a
-# stage that waits for its neighbour while this one waits for it will do so for ever. GPipe
-# happens to be safe; step 7 is not. So start the send with `dist.isend`, keep the `Work` and
-# the tensor (its memory must not be given away), and wait for all of them at the end. There is
-# a second trap on a GPU: with NCCL the messages of one group go out one after the other, in the
-# order of the calls, and so a send that nobody has received yet holds up the receive behind it.
-# Activations and gradients therefore have a group each, `grid.pp_group` and `grid.back_group`:
-# in neither of them does a message ever wait for one that travels the other way. (The other way
-# out is `dist.batch_isend_irecv`, which starts a send and a receive together; chapter 03 takes
-# it.)
+# The GPipe schedule runs all $m$ forward passes, and then all $m$ backward passes.
+#
+# **A send must not wait.** `dist.send` may return only after the other side has received the
+# message. If two stages wait in a send to each other, they wait forever. GPipe avoids this by
+# its order, but the schedule of step 7 does not. So start each send with `dist.isend`, and
+# store the `Work` and the tensor. The memory of the tensor must not be reused before the
+# message is sent. Wait for all sends at the end.
+#
+# With NCCL on GPUs there is a second problem. The messages of one group are sent one after the
+# other, in the order of the calls. A send that no rank receives yet therefore blocks the
+# receive after it. Activations and gradients need one group each, `grid.pp_group` and
+# `grid.back_group`. In each group, all messages then travel in one direction, and no message
+# waits for a message in the opposite direction. (A different solution is
+# `dist.batch_isend_irecv`, which starts a send and a receive together. Chapter 03 uses it.)
+#
+# **What to do.** Write `layers_of`, four methods of `Pipeline`, and `gpipe`.
+#
+# **Check.** The lab sends one batch of 16 sequences through the pipeline in 8 micro-batches. It
+# compares the loss and all gradients with those of one process and the whole batch.
 
 
 # %%
 def layers_of(stage: int, pp: int) -> range:
-    """Which of the `LAYERS` layers a stage holds."""
-    # >>> solution 6: the range of the stage's layers, LAYERS / pp in a row
+    """Return the numbers of the layers of a stage."""
+    # >>> solution 6: return the range of the LAYERS / pp consecutive layers of the stage
     share = LAYERS // pp
     return range(stage * share, (stage + 1) * share)
     # <<< solution
 
 
 class Stage(nn.Module):
-    """What a rank holds: the layers of its stage, each cut over its tp group."""
+    """The layers of one stage, each of which is cut over the tp group."""
 
     def __init__(self, full: GPT, grid: Grid):
         super().__init__()
@@ -835,7 +896,7 @@ class Stage(nn.Module):
             self.head = ColumnLinear(full.head, grid)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Tokens or activations to activations, or in the last stage to logits [b, s, V/t]."""
+        """Map tokens or activations to activations, in the last stage to logits [b, s, V/t]."""
         if self.grid.first:
             x = self.embedding(x)
         for block in self.blocks:
@@ -844,52 +905,52 @@ class Stage(nn.Module):
 
 
 class Pipeline:
-    """One training step of one stage: `forward(k)`, `backward(k)` for micro-batches k < m."""
+    """One training step of one stage, with `forward(k)` and `backward(k)` for micro-batch k."""
 
     def __init__(
         self, stage: Stage, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ):
         self.stage, self.grid, self.m = stage, stage.grid, len(inputs)
-        self.inputs, self.targets = inputs, targets  # each m times [b, s]
+        self.inputs, self.targets = inputs, targets  # each has m tensors [b, s]
         self.live: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # k: (input, output)
-        self.peak = 0  # the most that were ever live at once
+        self.peak = 0  # the largest number of micro-batches that were live at once
         self.sends: list[tuple[dist.Work, torch.Tensor]] = []
         self.loss = torch.zeros((), dtype=torch.float64, device=inputs[0].device)
 
     def group_to(self, stage: int) -> dist.ProcessGroup:
-        """The group for what I send to a stage: activations go on, gradients go back."""
+        """Return the group for messages to a stage: one for activations, one for gradients."""
         return self.grid.pp_group if stage > self.grid.stage else self.grid.back_group
 
     def group_from(self, stage: int) -> dist.ProcessGroup:
-        """The group for what I receive from a stage."""
+        """Return the group for messages from a stage."""
         return self.grid.pp_group if stage < self.grid.stage else self.grid.back_group
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Start to send an activation or a gradient to stage `to`; do not wait."""
-        # >>> solution 6: isend in the right group, and keep (work, tensor) in self.sends
-        # hint: send tensor.detach().contiguous(), and keep exactly what you sent
-        # hint: group_dst counts within the group, as stages do; dst counts over all ranks
+        """Start to send an activation or a gradient to stage `to`, and do not wait."""
+        # >>> solution 6: call isend in the right group, and append (work, tensor) to self.sends
+        # hint: Send tensor.detach().contiguous(), and store exactly the tensor that you sent.
+        # hint: group_dst counts within the group, as stages do. dst counts over all ranks.
         tensor = tensor.detach().contiguous()
         work = dist.isend(tensor, group=self.group_to(to), group_dst=to)
         self.sends.append((work, tensor))
         # <<< solution
 
     def receive(self, source: int) -> torch.Tensor:
-        """Wait for an activation or a gradient, [b, s, h], from stage `source`."""
+        """Wait for an activation or a gradient [b, s, h] from stage `source`, and return it."""
         shape = (*self.inputs[0].shape, HIDDEN)
-        # >>> solution 6: receive into an empty float64 tensor of that shape, return it
-        # hint: dist.recv(tensor, group=..., group_src=...)
+        # >>> solution 6: receive into an empty float64 tensor of this shape, and return it
+        # hint: Call dist.recv(tensor, group=..., group_src=...).
         tensor = torch.empty(shape, dtype=torch.float64, device=self.loss.device)
         dist.recv(tensor, group=self.group_from(source), group_src=source)
         return tensor
         # <<< solution
 
     def forward(self, k: int) -> None:
-        """Take micro-batch k through this stage, and keep what its backward will need."""
-        # >>> solution 6: get the input, run the stage, send the output or add to self.loss
-        # hint: self.inputs[k] in the first stage; elsewhere receive(...).requires_grad_()
-        # hint: in the last stage the output is the loss, with self.targets[k], over self.m
-        # hint: self.live[k] = (input, output)
+        """Run the forward pass of micro-batch k, and store what its backward pass needs."""
+        # >>> solution 6: get the input, run the stage, then send the output or add to self.loss
+        # hint: The input is self.inputs[k] in the first stage. Other stages receive it.
+        # hint: In the last stage, the output is the loss of self.targets[k], divided by self.m.
+        # hint: Store the pair (input, output) in self.live[k].
         grid = self.grid
         taken = self.inputs[k] if grid.first else self.receive(grid.stage - 1).requires_grad_()
         output = self.stage(taken)
@@ -903,9 +964,9 @@ class Pipeline:
         self.peak = max(self.peak, len(self.live))
 
     def backward(self, k: int) -> None:
-        """Take micro-batch k back through this stage, and forget it."""
-        # >>> solution 6: take k out of self.live, run backward, send the input's gradient back
-        # hint: the last stage starts from its loss, the others from the gradient they receive
+        """Run the backward pass of micro-batch k, and remove k from `live`."""
+        # >>> solution 6: take k out of self.live, run backward, send back the input's gradient
+        # hint: The last stage starts with its loss, the others with the gradient they receive.
         taken, output = self.live.pop(k)
         if self.grid.last:
             output.backward()
@@ -916,14 +977,14 @@ class Pipeline:
         # <<< solution
 
     def finish(self) -> None:
-        """Wait until everything sent has arrived."""
+        """Wait until all messages of this stage are sent."""
         for work, _ in self.sends:
             work.wait()
         self.sends.clear()
 
 
 def gpipe(pipe: Pipeline) -> None:
-    """All forwards, then all backwards."""
+    """Run all forward passes, and then all backward passes."""
     # >>> solution 6: call pipe.forward(k) and pipe.backward(k), each once for every k < pipe.m
     for k in range(pipe.m):
         pipe.forward(k)
@@ -932,16 +993,11 @@ def gpipe(pipe: Pipeline) -> None:
     # <<< solution
 
 
-# %% [markdown]
-# The check sends one batch of 16 sequences through in 8 micro-batches, and compares the loss
-# and all gradients with those of one process and the whole batch.
-
-
 # %%
 def step_of_pipeline(
     grid: Grid, schedule: Callable[[Pipeline], None], m: int, device: torch.device
 ) -> Pipeline:
-    """Take the first batch through; assert the loss and the gradients of the whole model."""
+    """Run one step with the first batch. Compare loss and gradients with the whole model."""
     full, tokens = build_model(device), make_batches()[0].to(device)
     stage = Stage(full, grid)
     pipe = Pipeline(stage, tokens[:, :-1].chunk(m), tokens[:, 1:].chunk(m))
@@ -959,7 +1015,7 @@ def step_of_pipeline(
 
 
 def peaks(pipe: Pipeline) -> list[int]:
-    """The peak of live micro-batches of every stage."""
+    """Return the largest number of live micro-batches of each stage."""
     found = torch.zeros(pipe.grid.pp, dtype=torch.int64, device=pipe.loss.device)
     found[pipe.grid.stage] = pipe.peak
     return all_reduced(found, pipe.grid.pp_group).tolist()
@@ -970,8 +1026,8 @@ if __name__ == "__main__":
     def check_gpipe() -> None:
         pipe = step_of_pipeline(Grid(pp=PP), gpipe, 8, device)
         say(
-            f"step 6: GPipe, p = {PP}, m = 8: loss and gradients of the whole;"
-            f" peak live by stage {peaks(pipe)}"
+            f"step 6: GPipe, p = {PP}, m = 8: loss and gradients equal those of one process;"
+            f" live micro-batches of each stage, at most: {peaks(pipe)}"
         )
 
     check_gpipe()
@@ -979,27 +1035,33 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 7: one forward, one backward
 #
-# GPipe keeps all $m$ micro-batches alive before the first backward, and $m$ should be large: a
-# stage is idle for $p - 1$ of $m + p - 1$ slots. So memory grows with what makes the pipeline
-# efficient. The fix: begin each backward as soon as possible. The last stage can run the
-# backward of a micro-batch right after its forward. The stage before it gets the gradient one
-# slot later, and so on: stage $i$ needs $p - 1 - i$ forwards of a lead, the **warm-up**, and
-# from then on does one forward and one backward in turn (**1F1B**). At the end it runs the
-# backwards that are left.
+# **Why.** GPipe keeps all $m$ micro-batches in memory before the first backward pass. But $m$
+# should be large, because a stage is idle for $p - 1$ of $m + p - 1$ slots. So the memory grows
+# with the number that makes the pipeline efficient. The solution is to start each backward pass
+# as soon as possible. The last stage can run the backward pass of a micro-batch directly after
+# its forward pass. The stage before it receives the gradient one slot later, and so on. Stage
+# $i$ therefore runs $p - 1 - i$ forward passes first, which are its **warm-up**. After that it
+# alternates one forward and one backward pass (**1F1B**). At the end it runs the remaining
+# backward passes.
 #
-# At no time are more than $p - i$ micro-batches alive in stage $i$: at most $p$, whatever $m$
-# is. The bubble is as long as before, and the gradients are the same.
+# Stage $i$ never has more than $p - i$ live micro-batches. This is at most $p$, and it does not
+# depend on $m$. The idle time is the same as before, and so are the gradients.
 #
-# For $p = 4$, $m = 8$, stage 1: F0 F1 · F2 B0 · F3 B1 · F4 B2 · … · F7 B5 · B6 B7. Two forwards
-# to warm up, six pairs, two backwards. And with fewer micro-batches than the warm-up asks for,
-# $m < p - 1 - i$? Then all of them are warm-up.
+# For $p = 4$ and $m = 8$, stage 1 runs F0 F1 · F2 B0 · F3 B1 · F4 B2 · … · F7 B5 · B6 B7. These
+# are two forward passes as the warm-up, six pairs, and two backward passes. If there are fewer
+# micro-batches than the warm-up needs, $m < p - 1 - i$, then all of them belong to the warm-up.
+#
+# **What to do.** Write `one_f_one_b`.
+#
+# **Check.** The lab makes the same comparison as in step 6, with 2 and with 8 micro-batches. It
+# also compares the number of live micro-batches with $\min(p - i, m)$.
 
 
 # %%
 def one_f_one_b(pipe: Pipeline) -> None:
-    """Warm up, then one forward and one backward in turn, then the backwards that are left."""
+    """Run the warm-up, then pairs of one forward and one backward, then the other backwards."""
     # >>> solution 7: call pipe.forward(k) and pipe.backward(k), each in the order of k
-    # hint: the stage is pipe.grid.stage, of pipe.grid.pp; there are pipe.m micro-batches
+    # hint: The stage is pipe.grid.stage of pipe.grid.pp. There are pipe.m micro-batches.
     warm_up = min(pipe.grid.pp - 1 - pipe.grid.stage, pipe.m)
     for k in range(warm_up):
         pipe.forward(k)
@@ -1021,8 +1083,8 @@ if __name__ == "__main__":
             found, bound = peaks(pipe), [min(PP - i, m) for i in range(PP)]
             assert found == bound, f"{found} micro-batches are live, and {bound} are enough"
         say(
-            f"step 7: 1F1B, p = {PP}, m = 8: loss and gradients of the whole;"
-            f" peak live by stage {found}"
+            f"step 7: 1F1B, p = {PP}, m = 8: loss and gradients equal those of one process;"
+            f" live micro-batches of each stage, at most: {found}"
         )
 
     check_1f1b()
@@ -1030,38 +1092,45 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 8: all three
 #
-# The three cuts do not get in each other's way, as long as each piece of work is done along the
-# right axis of the box. Four questions decide that.
+# **Why.** You can combine all three kinds of parallelism if you do each piece of work along the
+# right axis of the box. Four questions decide this.
 #
-# **Who reads which samples?** Only replicas differ in their data. All ranks of a tp group work
-# on the same activations, and all stages of a pipeline on the same micro-batches: so the batch
-# is cut in $d$, not in $N$, and the place of a rank is its replica, not its rank.
+# **Which rank reads which samples?** Only replicas read different data. All ranks of a tp group
+# work on the same activations, and all stages of a pipeline work on the same micro-batches. So
+# the batch is cut into $d$ parts and not into $N$ parts, and the replica of a rank selects its
+# part.
 #
-# **Whose gradients are averaged?** Two ranks hold the same parameter, and have seen different
-# data, if they differ in the replica alone: average over the dp group. Another shard or another
-# stage has another parameter, and to average with that is nonsense which happens to have the
-# right shape. What of the LayerNorms and the biases that all ranks of a tp group have a copy
-# of? Their gradients are equal already, and whole.
+# **Which gradients are averaged?** Two ranks have the same parameters and different data if
+# they differ only in the replica. So average over the dp group. A different shard or stage
+# has different parameters. An average with these parameters makes no sense, although the shapes
+# may fit. The LayerNorms and the whole biases have a copy on every rank of a tp group. Their
+# gradients are already equal and complete.
 #
-# **What is the gradient's norm?** Clipping needs the norm of the *whole* model's gradient. Its
-# square is a sum over parts that lie on different ranks. Add up along tp and pp, and count
-# everything once: every piece counts, but of a whole parameter, of which the tp group has $t$
-# copies, only one. And the replicas have one and the same gradient now: dp is left out.
+# **What is the norm of the gradient?** Clipping needs the norm of the gradient of the *whole*
+# model. Its square is a sum over parts on different ranks. Add over tp and pp, and count
+# everything once. Every piece counts. A whole parameter has $t$ copies in the tp group, and
+# only one of them counts. All replicas have the same gradient after the average: leave out dp.
 #
-# **Who scales?** All, by the same factor, and only if the norm is over the limit.
+# **Which ranks scale their gradients?** All ranks scale by the same factor, and only if the
+# norm is above the limit.
+#
+# **What to do.** Write `my_share`, `average_gradients` and `clip_gradients`.
+#
+# **Check.** The lab trains with several layouts of the ranks, and compares the losses and the
+# gradient norms with those of one process.
 
 
 # %%
 def my_share(batch: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """The rows of the global batch which this rank's replica works on, [b/d, s + 1]."""
-    # >>> solution 8: cut the rows into equal parts, one for each replica
+    """Return the rows of the global batch for the replica of this rank, [b/d, s + 1]."""
+    # >>> solution 8: cut the rows into equal parts, and return the part of this replica
     return batch.chunk(grid.dp)[grid.replica]
     # <<< solution
 
 
 def average_gradients(stage: nn.Module, grid: Grid) -> None:
     """Replace every gradient by its mean over the replicas, in place."""
-    # >>> solution 8: all-reduce each parameter.grad in one of the groups, and divide
+    # >>> solution 8: all-reduce each parameter.grad in the right group, and divide it
     for parameter in stage.parameters():
         dist.all_reduce(parameter.grad, group=grid.dp_group)
         parameter.grad /= grid.dp
@@ -1071,11 +1140,11 @@ def average_gradients(stage: nn.Module, grid: Grid) -> None:
 def clip_gradients(stage: nn.Module, grid: Grid, limit: float) -> float:
     """Scale all gradients so that their norm over the whole model is at most `limit`.
 
-    Returns the norm before. As torch does, scales by limit / (norm + 1e-6) if that is below 1.
+    Return the norm before scaling. The factor is limit / (norm + 1e-6) if this is below 1.
     """
-    # >>> solution 8: sum the squares, each number of the model once; square root; scale
-    # hint: getattr(parameter, "is_cut", False) is True for a piece that `cut` made
-    # hint: let one shard count the whole parameters; add up over tp_group, then pp_group
+    # >>> solution 8: add the squares of all numbers of the model, take the root, and scale
+    # hint: getattr(parameter, "is_cut", False) is True for a piece that `cut` made.
+    # hint: Only one shard may count the whole parameters. Add over two of the groups.
     square = torch.zeros((), dtype=torch.float64, device=next(stage.parameters()).device)
     for parameter in stage.parameters():
         if getattr(parameter, "is_cut", False) or grid.shard == 0:
@@ -1091,13 +1160,12 @@ def clip_gradients(stage: nn.Module, grid: Grid, limit: float) -> float:
 
 
 # %% [markdown]
-# The rest is a training loop like any other. Note what `train` does not contain: no word on how
-# many ranks there are.
+# The rest is an ordinary training loop. Note that `train` contains no number of ranks.
 
 
 # %%
 def train(grid: Grid, device: torch.device) -> tuple[list[float], list[float], int]:
-    """Train on the five batches; return losses, gradient norms and the parameters held here."""
+    """Train on the five batches. Return losses, gradient norms and the number of parameters."""
     stage = Stage(build_model(device), grid)
     optimizer, losses, norms = SGD(stage), [], []
     for batch in make_batches():
@@ -1109,7 +1177,7 @@ def train(grid: Grid, device: torch.device) -> tuple[list[float], list[float], i
         average_gradients(stage, grid)
         norms.append(clip_gradients(stage, grid, CLIP))
         optimizer.step()
-        loss = all_reduced(pipe.loss, grid.pp_group)  # the last stage has it, the others 0
+        loss = all_reduced(pipe.loss, grid.pp_group)  # the other stages have 0
         losses.append(all_reduced(loss, grid.dp_group).item() / grid.dp)
     return losses, norms, sum(p.numel() for p in stage.parameters())
 
@@ -1117,7 +1185,7 @@ def train(grid: Grid, device: torch.device) -> tuple[list[float], list[float], i
 if __name__ == "__main__":
 
     def check_composition() -> None:
-        layouts = {  # (pp, tp); the rest is dp
+        layouts = {  # (pp, tp), and dp follows
             1: [(1, 1)],
             2: [(1, 1), (1, 2), (2, 1)],
             4: [(1, 2), (2, 1), (2, 2)],
@@ -1136,28 +1204,31 @@ if __name__ == "__main__":
                     torch.tensor(true),
                     rtol=1e-6,
                     atol=0.0,
-                    msg=f"the {what} are {in_row(ours)}, of one process {in_row(true)}",
+                    msg=f"{what}: {in_row(ours)}; those of one process: {in_row(true)}",
                 )
             say(
-                f"step 8: pp × dp × tp = {pp} × {grid.dp} × {tp}: {held:,} of {total:,}"
-                f" parameters on rank 0, losses {in_row(losses)}"
+                f"step 8: pp × dp × tp = {pp} × {grid.dp} × {tp}: rank 0 has {held:,} of"
+                f" {total:,} parameters, and the losses are {in_row(losses)}"
             )
 
     check_composition()
-    say(f"every split is the model of one process, loss {TRUE_LOSSES[-1]:.4f}")
+    say(f"with every cut, the last loss is {TRUE_LOSSES[-1]:.4f}, as in one process")
     dist.destroy_process_group()
 
 # %% [markdown]
 # ## Where to go from here
 #
-# This is the skeleton of Megatron-LM: its layers, its schedule, its order of the axes. What it
-# has in addition does not change the mathematics: activations cut along the sequence between
-# the blocks (sequence parallelism), several chunks of layers per stage (interleaving),
-# communication that overlaps with computation, optimizer state cut over dp. Try:
+# You have written the core of Megatron-LM: its layers, its schedule and the order of its axes.
+# Megatron-LM adds several methods that do not change the mathematics. It cuts the activations
+# between the blocks along the sequence (sequence parallelism). It gives each stage several
+# groups of layers (interleaving). It overlaps communication with computation, and it cuts the
+# optimizer state over dp. Try this:
 #
-# - Run with 8 ranks. Then change the order of the axes in `lines`: which checks still pass, and
-#   what would be slower on real machines?
-# - Tie the head to the embedding. Then the first and the last stage hold copies of one
-#   parameter: which gradients must be added, over which ranks, and who counts for the norm?
-# - Cut the embedding by rows of the vocabulary. You have all the operators it takes.
-# - Take `is_cut` away from one weight. Which check notices?
+# - Run the lab with 8 ranks. Then change the order of the axes in `lines`. Which checks still
+#   pass, and what would be slower on real machines?
+# - Let the head use the weights of the embedding. The first and the last stage then have copies
+#   of one parameter. Which gradients must be added, over which ranks, and which rank counts
+#   them for the norm?
+# - Cut the embedding by rows of the vocabulary. You have already written all operators that
+#   this needs.
+# - Remove `is_cut` from one weight. Which check fails?

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from graders.runner import Group
-from graders.tools import Lab, ask, at_most, before, check, groups_wanted, named, show
+from graders.tools import Lab, ask, at_most, before, check, groups_wanted, named, same, show
 
 HINTS = {
     "not_all": "dist.new_group is a collective. Every rank must call it for every group, in "
@@ -32,7 +32,8 @@ HINTS = {
     "not_padded": "The length of the tensor need not be a multiple of local. Pad it at its "
     "end, and leave the padding out of the result.",
     "piece_size": "The sizes do not fit together, although this length needs no padding. A "
-    "piece must have 1/local of the elements of the padded tensor.",
+    "piece must have 1/local of the elements of the padded tensor, where local is the number "
+    "of ranks in the group of the node.",
     "one_node": "The result is the sum over one node only. The rails must add the pieces of "
     "the nodes.",
     "twice": "Some values are added more than once. After the reduce-scatter, a rank must work "
@@ -40,6 +41,8 @@ HINTS = {
     "not_gathered": "Each rank has the sum in its own piece only, and the other pieces lie on "
     "the other ranks of its node. Gather them within the node.",
     "not_sum": "The function must return the sum over all ranks, and not the mean.",
+    "not_waited": "Your code does not wait for an all-reduce that it starts. Pass no async_op, "
+    "or call wait() on the Work before you use the piece.",
     "in_place": "The tensor of the caller still has its old values. Copy the sum into it.",
     "wire": "The tensor that is sent must be bf16.",
     "not_sent": "The hook must send the bucket with one dist.all_reduce, with async_op=True.",
@@ -57,6 +60,8 @@ HINTS = {
     "you round, multiply what was sent by the world size again.",
     "shared": "Each bucket needs a residual of its own, which must stay until this bucket "
     "comes again. Keep one for each bucket.index().",
+    "state": "What rounding took must be stored in `state`, because each run of training has a "
+    "Feedback of its own. Store nothing in the function or in a global variable.",
     "waits": "The hook must not wait, because DDP cannot go on with backward until the hook "
     "returns. Start the all-reduce with async_op=True, and do the rest in a callback of its "
     "future.",
@@ -66,6 +71,8 @@ HINTS = {
     "Increase the count of steps before you compare it with `every`.",
     "never": "After `every` steps, the weights of the ranks must be equal. Look at whether "
     "every rank gets the mean, and copies it into its weights.",
+    "all_weights": "Every parameter must be averaged, and each must get its own "
+    "piece of the flat tensor.",
     "all_groups": "An optimizer may have several groups of parameters, and the weights of all "
     "of them must be averaged. Look at which of optimizer.param_groups you use.",
     "sum": "The weights are the sum over the ranks. Divide it by the number of ranks.",
@@ -120,6 +127,10 @@ def groups(theirs, ours, lesson):
         ):
             is_group = isinstance(group, dist.ProcessGroup)
             found = sorted(dist.get_process_group_ranks(group)) if is_group else show(group)
+            what = f"make_groups({local}) returns a {type(group).__name__} as the {name}"
+            outside = group == dist.GroupMember.NON_GROUP_MEMBER
+            ask(is_group or outside, f"{what}, and not a process group", "two_groups")
+            found = "a group to which the rank does not belong" if outside else found
             check(f"with local = {local}, the {name} of rank {rank}", found, true, name)
 
 
@@ -131,7 +142,8 @@ SENDING = (
 )
 MISTAKES = {
     "unchanged": "in_place", "the sum of a node": "one_node", "too much": "twice",
-    "the mean": "not_sum", (ONE_PIECE := "the sum in one piece only"): "not_gathered",
+    "the mean": "not_sum", "half of the sum": "not_sum", "not waited for": "not_waited",
+    (ONE_PIECE := "the sum in one piece only"): "not_gathered",
 }  # fmt: skip
 REDUCES, GATHERS = re.compile("reduce_scatter"), re.compile("all_gather|all_to_all|broadcast")
 SIZES = r"[sS]hape|size|divisible|equal|multiple"
@@ -169,7 +181,7 @@ def two_levels(theirs, ours, lesson):
                 ask(fits, what, "piece_size")
                 raise
         known = {"the sum": truth, "unchanged": own, "the sum of a node": within}
-        known |= {"the mean": truth / lesson.world}
+        known |= {"the mean": truth / lesson.world, "half of the sum": truth / 2}
         names = {call.name for call in lesson.calls if call.phase == "sum"}
         found = next((name for name, t in known.items() if torch.equal(flat, t)), None)
         if found is None:
@@ -179,8 +191,19 @@ def two_levels(theirs, ours, lesson):
                 found = ONE_PIECE
         elif found == "unchanged" and any(map(REDUCES.match, names)) and result is None:
             found = found if any(map(GATHERS.match, names)) else ONE_PIECE
+        calls = [c for c in lesson.calls if c.phase == "sum" and c.name == "all_reduce"]
+        if found != "the sum" and any(c.asynchronous and not c.returned for c in calls):
+            found = "not waited for"
         lesson.fact(f"{n} numbers become", found)
         lesson.fact(f"of {n} numbers, sent between nodes", rail_numel[0])
+    node, rail = ours.make_groups(lesson.world)  # one node of four ranks
+    flat = (torch.arange(8) + 1.0) * (lesson.rank + 1)
+    try:
+        theirs.all_reduce_two_levels(flat, node, rail)
+    except RuntimeError as error:
+        if not re.search(SIZES, str(error)):
+            raise
+    lesson.fact("on one node of 4 ranks, the numbers become the sum", same(flat, truth[:8]))
 
 
 @two_levels.judge
@@ -195,6 +218,7 @@ def _(group):
     ask(sent != 33, padded, "padded_always")
     on_all(group, "of 64 numbers, sent between nodes", at_most(32), "between")
     on_all(group, "of 65 numbers, sent between nodes", at_most(33), "between")
+    on_all(group, "on one node of 4 ranks, the numbers become the sum", True, "piece_size")
 
 
 # --- 3: a hook ----------------------------------------------------------------------------
@@ -253,7 +277,7 @@ def watch_waits() -> Waits:
     "bf16_hook", own="bf16_hook Feedback",
 )  # fmt: skip
 def hook(theirs, ours, lesson):
-    kinds, sent, means = set(), torch.zeros(2, 256), []
+    kinds, sent, means, firsts = set(), torch.zeros(2, 256), [], []
     now, waits = [0], watch_waits()
     real = dist.ProcessGroup.allreduce
 
@@ -282,7 +306,7 @@ def hook(theirs, ours, lesson):
         """How far the sum of what was sent is from that of 8 equal gradients."""
         state = theirs.Feedback()
         sent.zero_()
-        for _ in range(8):
+        for again in range(8):
             for i in buckets:
                 now[0], waits.inside = i, True
                 future = theirs.bf16_hook(state, Bucket(gradients[i].clone(), i))
@@ -292,6 +316,8 @@ def hook(theirs, ours, lesson):
                 ask(isinstance(future, torch._C.Future), what, "future")
                 mean = future.wait()
                 means.append(mean[0] if isinstance(mean, (list, tuple)) else mean)
+                if again == i == 0:
+                    firsts.append(sent[0].clone())
         wanted = 8 * gradients[list(buckets)]
         found = sent[list(buckets)]
         return min(error(found, wanted), error(4 * found, wanted))  # divided before, or after
@@ -320,6 +346,8 @@ def hook(theirs, ours, lesson):
     hint = named(one, known, 1e-3, "feedback_scale")
     ask(one <= 5e-4, what.format("one bucket", one), hint)
     ask(two <= 5e-4, what.format("two buckets", two), "shared")
+    what = "the first call with a new Feedback() sends other numbers than in the run before"
+    ask(torch.equal(*firsts), what, "state")
     relative = error(means[-1].float(), truth[1])
     check("the relative error of the mean", relative, at_most(0.02), "mean")
     check("the dtype of the mean", str(means[-1].dtype), "torch.float32", "mean")
@@ -329,13 +357,13 @@ def hook(theirs, ours, lesson):
 
 
 @step(4, "local SGD", "one collective for `every` steps, and the mean of all weights",
-      "LocalSGD")  # fmt: skip
+      "LocalSGD", worlds=(4, 2))  # fmt: skip
 def local(theirs, ours, lesson):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     optimizer = torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.5)
     trainer = theirs.LocalSGD(optimizer, every=3)
-    firsts = [part.weight.flatten()[0] for part in model]
+    firsts, bias = [part.weight.flatten()[0] for part in model], model[0].bias.detach().clone()
     start = torch.stack(firsts).tolist()
     moved: list[list[float]] = [[], []]  # of the two groups of parameters
     for step in range(6):
@@ -345,6 +373,8 @@ def local(theirs, ours, lesson):
             trainer.step()
         for part, place, was in zip(moved, model, start, strict=True):
             part.append(round(place.weight.flatten()[0].item() - was, 3))
+        if step == 2:
+            lesson.fact("bias moved", round((model[0].bias - bias)[0].item(), 3))
     lesson.fact("moved", moved[0])
     lesson.fact("second group moved", moved[1])
     lesson.fact("start", start[0])
@@ -352,7 +382,9 @@ def local(theirs, ours, lesson):
 
 @local.judge
 def _(group):
-    # rank r moves by -0.5 (r + 1) in each step alone; the mean of the ranks is -1.25
+    # rank r moves by -0.5 (r + 1) in each step alone; the mean of n ranks is -0.25 (n + 1)
+    n = group.world
+    due = 0.75 * (n + 1)
     calls = [c for c in group.ranks[0].calls if c.phase.startswith("step")]
     phases = sorted({c.phase for c in calls})
     hint = "too_often" if len(phases) > 2 else "when"
@@ -362,15 +394,21 @@ def _(group):
     apart, start = max(after) - min(after), group.facts("start")[0]
     idle = all(abs(moved) < 1e-3 for moved in after)
     ask(not idle, "after step 3 no weight has moved", "no_step")
-    hint = "gradients" if abs(apart - 1.5) < 1e-3 and phases else "never"
+    hint = "gradients" if abs(apart - 0.5 * (n - 1)) < 1e-3 and phases else "never"
     ask(apart <= 1e-3, f"after step 3 the weights have moved by {[*after]}", hint)
-    mean = f"after step 3 the mean of the weights has moved by {after[0]}; it should be -3.75"
-    alone = [-1.5 * (rank + 1) for rank in range(4)]
-    known = {"sum": 3 * start - 15, "one_rank": alone, "of_gradients": 2.5 - start}
-    ask(abs(after[0] + 3.75) <= 1e-2, mean, named(after[0], known, 1e-2))
+    mean = f"after step 3 the mean of the weights has moved by {after[0]}; it should be {-due}"
+    alone = [-1.5 * (rank + 1) for rank in range(n)]
+    known = {
+        "sum": (n - 1) * start - n * due, "one_rank": alone,
+        "of_gradients": (n + 1) / 2 - start,
+    }  # fmt: skip
+    ask(abs(after[0] + due) <= 1e-2, mean, named(after[0], known, 1e-2))
+    biases = group.facts("bias moved")
+    what = f"after step 3, a bias has moved by {biases}; it should be {-due} on all ranks"
+    ask(all(abs(each + due) <= 1e-2 for each in biases), what, "all_weights")
     second = [moved[2] for moved in group.facts("second group moved")]
     what = "after step 3, the weights of the second group of parameters have moved by"
-    ask(all(abs(each + 3.75) <= 1e-2 for each in second), f"{what} {second}", "all_groups")
+    ask(all(abs(each + due) <= 1e-2 for each in second), f"{what} {second}", "all_groups")
     ask(len(calls) <= 2, f"two averages call {len(calls)} collectives", "one_by_one")
-    alone = tuple(round(-3.75 - 0.5 * (r + 1), 3) for r in range(4))
+    alone = tuple(round(-due - 0.5 * (r + 1), 3) for r in range(n))
     ask(then == alone, f"after step 4 the weights have moved by {[*then]}", "other")

@@ -5,13 +5,11 @@ that a single process has at this point, so that a mistake does not change the g
 later training steps.
 """
 
-import contextlib
+import inspect
 import random
 import re
-import traceback
 from collections.abc import Callable, Iterator
 from numbers import Integral
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -23,12 +21,14 @@ from torch.distributed import device_mesh
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from graders.runner import Call, Pending
 from graders.tools import (
     Lab,
     Lesson,
     Wrong,
     ask,
     before,
+    described,
     judge_devices,
     same,
     second_machine,
@@ -50,6 +50,9 @@ HINTS = {
     "use the accelerators if there are enough.",
     "device_index": "The index of a device must be LOCAL_RANK. RANK counts the processes of "
     "all machines, and without an index every process would use device 0.",
+    "gloo_on_gpu": "Each rank has a GPU of its own, but your code joins a group that uses "
+    "gloo, the library for CPUs. On GPUs, use NCCL. Pass device_id=device and no backend: "
+    "PyTorch then chooses the library that fits the device.",
     "shared_device": "The machine has fewer accelerators than processes, so two ranks share a "
     "device, which NCCL refuses. In this case, use the CPU and gloo.",
     "same_shard": "All ranks read the same samples, so N ranks do the work of one rank. Let "
@@ -69,6 +72,9 @@ HINTS = {
     "overlap": "Several ranks read the same samples, beyond the few that padding repeats. All "
     "ranks must slice the same order: seed the generator with the epoch and not with the "
     "rank, and return order[rank::world].",
+    "not_repeated": "shard() returns different indices when it is called again with the same "
+    "arguments, so a run cannot be repeated, and a rank that starts again reads other samples. "
+    "Keep no generator between the calls: make one in each call, and seed it with the epoch.",
     "unseeded": "Each process shuffles differently. Give torch.randperm a generator that "
     "every process seeds with the epoch.",
     "fixed_shards": "Each rank reads the same samples in every epoch, and only their order "
@@ -117,8 +123,12 @@ HINTS = {
     "hook_too_early": "A hook uses .grad before autograd has set it, so it is None. Register "
     "the hook with register_post_accumulate_grad_hook of each parameter: it is called when "
     ".grad is complete.",
-    "broadcast_none": "Your code uses the return value of dist.broadcast, which is None. "
-    "dist.broadcast writes into the tensor that you pass.",
+    "broadcast_none": "Your code uses None as if it were a tensor. dist.broadcast returns "
+    "None, because it writes into the tensor that you pass. And .grad is None before the first "
+    "backward pass.",
+    "broadcast_not_waited": "Your code does not wait for the broadcasts that it starts. Pass "
+    "no async_op, or call wait() on every Work. (Here, a broadcast delivers its result only "
+    "when your code waits for it.)",
     "no_bound": "Your code looks for a bucket after the last one. Compare self.launched with "
     "len(self.buckets) before you use self.buckets[self.launched].",
     "not_noted": "Parameters are still in the `waiting` set of their bucket, although their "
@@ -126,6 +136,12 @@ HINTS = {
     "finished_twice": "accumulate() calls finish() more than once. The first call has already "
     "divided the gradients and prepared the buckets for the next backward pass. Call it once, "
     "at the end.",
+    "other_parameter": "A hook uses the gradient of a different parameter, which is not ready "
+    "yet. Autograd passes the right parameter to the hook as its argument, so use that one. "
+    "A lambda or a function in a loop sees the last value of the loop variable.",
+    "more_each_step": "A later training step starts more all-reduces than the first one, so "
+    "some gradients are reduced several times. Register each hook once, in __init__, and not "
+    "in forward.",
     "hook_called": "Your code calls the hook while it registers it, when there is no gradient "
     "yet. Pass the method itself, without parentheses and arguments.",
     "not_a_tensor": "The collective got something that is not a tensor. dist.all_reduce works "
@@ -133,6 +149,9 @@ HINTS = {
     "hook_kind": "Your code registers its hooks with register_hook. Such a hook is called with "
     "the gradient, before the gradient is in .grad. Use register_post_accumulate_grad_hook, "
     "which calls the hook with the parameter when .grad is complete.",
+    "broadcast_gradients": "A broadcast gives every rank the gradients of one rank, so the "
+    "samples of the other ranks do not count. The mean needs the gradients of all ranks: use "
+    "dist.all_reduce.",
     "one_rank_only": "dist.reduce gives the sum to one rank only, and the other ranks keep "
     "numbers that mean nothing. Every rank needs the sum: use dist.all_reduce.",
     "other_operation": "The all-reduce does not add the gradients. The mean needs the sum over "
@@ -159,6 +178,8 @@ HINTS = {
     "one_backward": "The losses of several micro-batches exist at the same time, and so do "
     "their activations. Micro-batches are meant to save this memory. Run the backward pass of "
     "each micro-batch before the forward pass of the next one.",
+    "retained": "With retain_graph=True, the activations of a micro-batch stay in memory after "
+    "its backward pass. No graph is used twice here, so leave this argument out.",
     "silent_not_kept": "Inside no_sync, the hook must still make the gradient a view of its "
     "bucket. Otherwise each gradient has memory of its own, next to its bucket, until the last "
     "micro-batch. Call keep_in_bucket in every backward pass.",
@@ -187,10 +208,18 @@ HINTS = {
     "that is larger than `bucket_bytes` gets a bucket of its own.",
     "not_views": "A gradient has memory of its own, outside its bucket. Make each view from a "
     "slice of `flat` with view_as, and set parameter.grad to this view.",
+    "stale_gradients": "The first training step is right, but a later one is not: zero_grad() "
+    "set the gradients to None, and the backward pass made new tensors. Your code still uses "
+    "the old ones. Read parameter.grad again in every training step.",
     "reallocated": "The first training step is right, but a later one is not: zero_grad() set "
     "the gradients to None, the backward pass made new tensors, and your code reduced the old "
     "ones. In the hook, if the gradient is not the view of the bucket, copy it into the view "
     "and set parameter.grad to the view.",
+    "views_overlap": "Several gradients share the same elements of a bucket. Each parameter "
+    "needs a slice of its own: increase the offset by parameter.numel() after each slice.",
+    "same_numbers": "keep_in_bucket compares the numbers of the gradient with those of the "
+    "view. A different tensor can have the same numbers, for example zeros. Compare the "
+    "addresses, which data_ptr() returns.",
     "zero_gradients": "The numbers of the gradients are lost. Copy a gradient into its view of "
     "the bucket *before* you set parameter.grad to the view.",
     "old_values": "The bucket still contained the gradients of the training step before. A new "
@@ -213,8 +242,19 @@ HINTS = {
     "forward and backward pass of the last micro-batch outside `with ddp.no_sync():`.",
     "not_restored": "After an exception inside no_sync, the backward pass launches nothing. "
     "Put the `yield` into a try block, and restore self.sync in its finally block.",
-    "nested": "The end of an inner no_sync makes the outer one communicate. Restore the "
-    "previous value of self.sync, which is not always True.",
+    "nested": "A no_sync inside another one makes the backward pass communicate. Set self.sync "
+    "to False at the beginning, and restore its previous value at the end. The previous value "
+    "is not always True.",
+    "swallowed": "An exception inside the `with` block must reach the caller, but your no_sync "
+    "ends it. Use try and finally, without except.",
+    "shared_sync": "no_sync changes an attribute of the class, and this changes all objects of "
+    "the class. Set the attribute of this object: self.sync.",
+    "launched_early": "A bucket was launched before all of its gradients were complete. Inside "
+    "no_sync, no parameter may leave `waiting`, because later micro-batches still add to its "
+    "gradient. Outside, a bucket may be launched only when its `waiting` is empty.",
+    "kept_late": "The gradients are right if an earlier micro-batch has already made each "
+    "gradient a view of its bucket, and wrong otherwise. A bucket may be launched only after "
+    "its last gradient is in it, so call keep_in_bucket before launch_in_order.",
     "loss_not_divided": "The gradients are too large, because the backward passes add the "
     "gradients of all micro-batches. Divide each loss by the number of micro-batches.",
     "loss_wrong": "The gradients have the right direction but the wrong length. Divide each "
@@ -227,6 +267,10 @@ HINTS = {
     "DistributedDataParallel(module, ...).",
     "not_bucket_view": "Without gradient_as_bucket_view=True, DDP copies gradients into the "
     "buckets and out again. Pass gradient_as_bucket_view=True.",
+    "averaged_again": "PyTorch's DDP has already averaged the gradients when the backward pass "
+    "ends. Remove the further collectives: they send the same number of bytes once more.",
+    "device_ids": "On the CPU, DDP accepts no device. Pass device_ids=None there, and a list "
+    "with the index of the GPU otherwise.",
     "finish_of_torch": "PyTorch's DDP has no finish(). It waits and divides by itself before "
     "the backward pass of the last micro-batch ends. Remove this call.",
     "no_yield": "no_sync() is a context manager made from a generator, so it must reach "
@@ -343,30 +387,27 @@ class Reference:
         return verdicts
 
 
-def described(error: Exception, module: ModuleType) -> tuple[str, str]:
-    """Return a sentence about an error, and the learner's line of code that caused it."""
-    trace = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in trace if frame.filename == module.__file__]
-    where = f", line {frames[-1].lineno}" if frames else ""
-    text = " ".join(f"{error}".split())[:200]
-    return f"{type(error).__name__}{where}: {text}", frames[-1].line if frames else ""
-
-
 class Training:
     """Three training steps of a model, with a verdict for each gradient in each of them.
 
     `why(step)` raises `Wrong` if it can say why the gradients of this training step are wrong,
-    or why this training step failed.
+    or why this training step failed. `buckets`: the gradients should be views of buckets.
     """
 
     def __init__(
         self, lesson: Lesson, model: Model, backward: Callable[[Reference], None],
-        why: Callable[[int], None] | None = None,
+        why: Callable[[int], None] | None = None, buckets: bool = False,
     ):  # fmt: skip
         self.lesson, self.reference = lesson, Reference(lesson.rank, lesson.world)
+        self.stale = "reallocated" if buckets else "stale_gradients"
         self.model, self.why, self.error = model, why, None
+        self.hooks_when_ready = any(p._post_accumulate_grad_hooks for p in model.parameters())
         self.sums_only = True  # every all-reduce adds
+        self.waited_in = None  # the last phase in which the code waited for a collective
+        self.waited_early = False  # and then started another one
         before(dist, "all_reduce", self._note_operation)
+        before(Pending, "wait", lambda work, *_: self._note_wait())
+        before(torch._C.Future, "wait", lambda future: future.done() or self._note_wait())
         state, start = model.state_dict(), self.reference.states[0]
         self.starts_equal = all(torch.equal(state[name], start[name]) for name in start)
         self.gradients = []
@@ -387,13 +428,17 @@ class Training:
         self, tensor: Any = None, op: Any = dist.ReduceOp.SUM, *_: Any, **__: Any
     ) -> None:
         self.sums_only = self.sums_only and op == dist.ReduceOp.SUM
+        phase = self.lesson.current_phase
+        self.waited_early = self.waited_early or phase == self.waited_in
+
+    def _note_wait(self) -> None:
+        self.waited_in = self.lesson.current_phase
 
     def judge(self, accumulating: bool = False) -> Iterator[str]:
         """Raise `Wrong` for the first training step with a wrong gradient or a wrong call."""
         ask(self.starts_equal, "the ranks start with different models", "no_initial_broadcast")
-        calls = [call for call in self.lesson.calls if call.name != "broadcast"]
         for step, verdicts in enumerate(self.gradients):
-            here = [call for call in calls if call.phase.startswith(f"step {step}")]
+            here = self._calls_of(step)
             if set(verdicts.values()) != {"right"} or any(call.touched for call in here):
                 if step > 0:
                     yield "the gradients of training step 1 equal those of a single process"
@@ -403,6 +448,11 @@ class Training:
         if self.error is not None:
             self._explain_error(self.error)
         yield "the gradients equal those of a single process in every training step"
+
+    def _calls_of(self, step: int) -> list[Call]:
+        """Return the collectives of a training step: broadcasts only if nothing else."""
+        calls = [call for call in self.lesson.calls if call.phase.startswith(f"step {step}")]
+        return [call for call in calls if call.name != "broadcast"] or calls
 
     def _explain_error(self, error: Exception) -> None:
         """Raise the `Wrong` that fits this error of the learner's code, or the error itself."""
@@ -423,7 +473,8 @@ class Training:
                 raise Wrong(what, "returns_none")
             if any(p.grad is None for p in trained):
                 early = self.why and "unsupported operand" not in text
-                raise Wrong(what, "hook_too_early" if early else "returns_none")
+                hint = "other_parameter" if self.hooks_when_ready else "hook_too_early"
+                raise Wrong(what, hint if early else "returns_none")
             raise Wrong(what, "none_gradient")
         if "of type torch.Tensor" in text:
             raise Wrong(what, "not_a_tensor")
@@ -433,9 +484,16 @@ class Training:
         """Raise the `Wrong` that fits these verdicts and these calls of one training step."""
         found = set(verdicts.values())
         when = f"in training step {step + 1} of {STEPS_TRAINED}, "
+        first = len(self._calls_of(0))
+        what = f"{when}your code calls {len(here)} collectives, and {first} in the first one"
+        ask(len(here) <= first, what, "more_each_step")
         if any(call.touched for call in here):
             what = f"{when}a gradient changed while its all-reduce was running"
-            raise Wrong(what, "not_forgotten" if step else "touched")
+            hint = "launched_early" if accumulating else "touched"
+            raise Wrong(what, "not_forgotten" if step else hint)
+        if {call.name for call in here} == {"broadcast"}:
+            what = f"{when}every rank has the gradients of one rank"
+            raise Wrong(what, "broadcast_gradients")
         if {call.name for call in here} == {"reduce"}:
             what = f"{when}only one rank gets the sum of the gradients"
             raise Wrong(what, "one_rank_only")
@@ -452,7 +510,7 @@ class Training:
         if found == {"own"}:
             reduced, not_reduced = "copy_reduced", "not_reduced"
             if step > 0:
-                reduced, not_reduced = "reallocated", "first_step_only"
+                reduced, not_reduced = self.stale, "first_step_only"
             what = f"{when}every rank has the gradients of its own samples"
             raise Wrong(what, reduced if here else not_reduced)
         factors = {verdict for verdict in found if isinstance(verdict, float)}
@@ -469,7 +527,10 @@ class Training:
             own = sorted(name for name, verdict in verdicts.items() if verdict == "own")
             what = f"{when}{len(own)} of {len(verdicts)} gradients are not averaged"
             raise Wrong(f"{what}: {', '.join(own)}", "subset")
-        ask(not (step and here), f"{when}the gradients are no longer right", "reallocated")
+        twice = found <= {"right", *factors} and factors and max(factors) < 1
+        what = f"{when}some gradients are {min(factors, default=0):g} times the right ones"
+        ask(accumulating or not twice, what, "divided_twice")
+        ask(not (step and here), f"{when}the gradients are no longer right", self.stale)
         hint = "micro_batch_lost" if accumulating else "other"
         raise Wrong(f"{when}the gradients differ from those of a single process", hint)
 
@@ -494,8 +555,16 @@ def start(theirs, ours, lesson):
     is_device = isinstance(device, torch.device)
     ask(is_device, "start() does not return a torch.device", "not_a_device")
 
+    takes = inspect.signature(dist.init_process_group)
+
     def pick(number: int, rank: int) -> str:
-        group = {"init_process_group": mock.Mock(), "get_world_size": lambda *_: 2 * n}
+        """Return the device of a rank, and check the group that it joins."""
+        joined: list[dict[str, Any]] = []
+
+        def join(*args: Any, **kwargs: Any) -> None:
+            joined.append(takes.bind(*args, **kwargs).arguments)
+
+        group = {"init_process_group": join, "get_world_size": lambda *_: 2 * n}
         group["get_rank"] = lambda *_: rank + n
         group["init_device_mesh"] = mock.Mock()  # makes the group, too
         with (
@@ -504,9 +573,24 @@ def start(theirs, ours, lesson):
             mock.patch.multiple(device_mesh, **group),
             mock.patch.multiple(theirs, create=True, **group),
         ):
-            return str(theirs.start())
+            device = str(theirs.start())
+        for each in joined:
+            for name, true in (("rank", rank + n), ("world_size", 2 * n)):
+                what = f"on the second of two machines, {name} {true} joins the group as"
+                what += f" {name} {(given := each.get(name, -1))}"
+                ask(given in (-1, true), what, "not_joined")
+            backend = str(each.get("backend")).lower()
+            what = f"with {number} accelerators for {n} ranks, the device is {device}, and the"
+            what += f" backend is {backend}"
+            ask(device == "cpu" or backend != "gloo", what, "gloo_on_gpu")
+            ask(device != "cpu" or backend != "nccl", what, "no_gpu")
+        return device
 
     yield from judge_devices(n, pick, n, n - 1)
+    names = [pick(n + 1, rank) for rank in range(n)]
+    what = f"on the second of two machines with {n + 1} accelerators each, the devices are"
+    right = names == [f"cuda:{rank}" for rank in range(n)]
+    ask(right, f"{what} {', '.join(names)}", "device_index")
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -520,7 +604,7 @@ def lengths(world: int) -> tuple[int, ...]:
 @LAB.step(
     2, "give each rank its own samples",
     "every sample is read, all shards have the same length, and each epoch has a new order",
-    "shard", worlds=(2, 3, 4, 1),
+    "shard", worlds=(2, 3, 4, 1), crashes={"tuple index out of range": "uneven"},
 )  # fmt: skip
 def shard(theirs, ours, lesson):
     n = lesson.world
@@ -563,6 +647,9 @@ def _(group):
             hint = "unseeded" if absent and extra and differ else hint
             what = f"samples that no rank reads: {absent}; repeated reads: {extra}"
             raise Wrong(f"{case}, {what}", hint)
+        again = [cut[rank] for rank, cut in enumerate(group.facts(f"all {length}"))]
+        what = f"{case}, a second call of shard() for epoch 0 returns other indices"
+        ask(again == list(shards), what, "not_repeated")
         yield f"{case}, every sample is read; samples that are read twice: {extra}"
         if length > n:
             for epoch, other in ((1, later), (2, latest)):
@@ -588,6 +675,9 @@ def broadcast(theirs, ours, lesson):
         theirs.broadcast_state(model)
     lesson.meet()
     state, first = model.state_dict(), Model(seed=0).state_dict()
+    late = [c for c in lesson.calls if c.name == "broadcast" and not c.returned]
+    what = f"nothing waits for {len(late)} of {len(lesson.calls)} collectives"
+    ask(not late, what, "broadcast_not_waited")
     wrong = {name for name in first if not torch.equal(state[name], first[name])}
     own = all(torch.equal(state[name], mine[name]) for name in wrong)
     ask(own, "the tensors do not have the values of rank 0", "other_source")
@@ -625,8 +715,9 @@ def average(theirs, ours, lesson):
 
 
 def train_overlapping(
-    lesson: Lesson, model: Model, ddp: nn.Module, why: Callable[[int], None]
-) -> Iterator[str]:
+    lesson: Lesson, model: Model, ddp: nn.Module, why: Callable[[int], None],
+    buckets: bool = False,
+) -> Iterator[str]:  # fmt: skip
     """Train, and check that all-reduces start during the backward pass without a wait."""
 
     def backward(reference: Reference) -> None:
@@ -636,17 +727,19 @@ def train_overlapping(
         with lesson.phase(f"{step} finish"):
             ddp.finish()
 
-    yield from Training(lesson, model, backward, why).judge()
+    training = Training(lesson, model, backward, why, buckets)
+    yield from training.judge()
     ask(
         any(call.phase.endswith(("backward", "finish")) for call in lesson.calls),
         "no collective was seen in backward or in finish()", "not_seen",
     )  # fmt: skip
     during = [call for call in lesson.calls if call.phase.endswith("backward")]
     ask(during, "no all-reduce started before the backward pass ended", "not_early")
-    waits = not all(call.asynchronous for call in during)
     count = sum(not call.asynchronous for call in during)
     what = f"the backward pass waits for {count} of its {len(during)} all-reduces"
-    ask(not waits, what, "synchronous")
+    ask(not count, what, "synchronous")
+    what = "the backward pass waits for an all-reduce before it starts the next one"
+    ask(not training.waited_early, what, "synchronous")
 
 
 @LAB.step(
@@ -730,6 +823,9 @@ def buckets(theirs, ours, lesson):
         for p, view in bucket.views.items()
     )
     ask(shared, "the views do not share the memory of their bucket", "not_views")
+    starts = [view.data_ptr() for bucket in buckets for view in bucket.views.values()]
+    what = f"the {len(starts)} views start at {len(set(starts))} different addresses"
+    ask(len(set(starts)) == len(starts), what, "views_overlap")
     model = make_model(lesson)
     ddp = theirs.BucketDDP(model, BUCKET_BYTES)
     begun = mock.Mock(wraps=ddp.begin)
@@ -739,13 +835,26 @@ def buckets(theirs, ours, lesson):
         if step > 0:
             ask(begun.called, "begin() was not called after a training step", "not_begun")
 
-    yield from train_overlapping(lesson, model, ddp, why)
+    yield from train_overlapping(lesson, model, ddp, why, buckets=True)
     pieces = {memory_of(p.grad) for p in model.parameters() if p.grad is not None}
     what = f"the gradients are in {len(pieces)} tensors of memory"
     ask(len(pieces) == 4, f"{what}, and not in the {len(FILLED)} buckets", "not_views")
+    parameter, view = next(iter(ddp.buckets[0].views.items()))
+    parameter.grad = view.clone()
+    ddp.keep_in_bucket(parameter)
+    what = "a gradient outside its bucket stays there if it has the same numbers as its view"
+    ask(memory_of(parameter.grad) == memory_of(view), what, "same_numbers")
 
 
 # --- steps 7 and 8 ------------------------------------------------------------------------
+
+
+def has_saved_tensors(node: Any) -> bool:
+    """Return whether the node of a product still has its saved tensors. Backward frees them."""
+    try:
+        return node._saved_other is not None
+    except RuntimeError:  # they are freed
+        return False
 
 
 class Accumulation:
@@ -758,14 +867,14 @@ class Accumulation:
 
     def __init__(self, accumulate: Callable, ddp: nn.Module, sent: Callable[[], int]):
         self.accumulate, self.ddp, self.sent, self.counts = accumulate, ddp, sent, []
-        self.together, self.finished = 0, mock.Mock()
+        self.together, self.finished, self.retained = 0, mock.Mock(), False
         self.finishes: list[int] = []  # calls of finish() in each completed training step
         if hasattr(ddp, "finish"):
             ddp.finish = self.finished = mock.Mock(wraps=ddp.finish)
 
     def __call__(self, reference: Reference) -> None:
         size, start, silent = SHARD // MICRO_BATCHES, self.sent(), []
-        open_losses = 0
+        open_losses, graphs = 0, []
 
         def backward_runs(_: torch.Tensor) -> None:
             nonlocal open_losses
@@ -775,10 +884,12 @@ class Accumulation:
             nonlocal open_losses
             silent.append(self.sent() - start)
             self.together = max(self.together, open_losses)
+            self.retained = self.retained or any(map(has_saved_tensors, graphs))
             loss = reference.loss(model, samples)
             if loss.requires_grad:
                 open_losses += 1
                 loss.register_hook(backward_runs)
+                graphs[:] = [loss.grad_fn.next_functions[0][0]]
             return loss
 
         parts = [reference.mine[first : first + size] for first in range(0, SHARD, size)]
@@ -814,8 +925,12 @@ def accumulate(theirs, ours, lesson):
         outside = sum(memory_of(gradient) not in flats for gradient in gradients)
         what = f"after a backward pass inside no_sync, {outside} of {len(gradients)} gradients "
         ask(not outside, f"{what}are not in their buckets", "silent_not_kept")
+        what = "no_sync changes the attribute `sync` of the class AccumulatingDDP"
+        ask(getattr(theirs.AccumulatingDDP, "sync", True), what, "shared_sync")
         with ddp.no_sync():
-            pass
+            reference.loss(ddp, reference.mine).backward()
+        what = "inside a second no_sync within the first one, the backward pass communicates"
+        ask(sent() == earlier, what, "nested")
         reference.loss(ddp, reference.mine).backward()
     what = "after a second no_sync inside the first one, the backward pass communicates"
     ask(sent() == earlier, what, "nested")
@@ -831,24 +946,37 @@ def accumulate(theirs, ours, lesson):
         called = all(backward.finishes[: step + 1])
         ask(called, "accumulate() ended without a call of finish()", "not_finished")
 
-    training = Training(lesson, model, backward, why)
+    training = Training(lesson, model, backward, why, buckets=True)
     for forwards, silent, total in backward.counts:
         what = f"{silent} of {total} all-reduces started before the last micro-batch"
         ask(forwards != MICRO_BATCHES or not silent, what, "no_sync_unused")
     yield from training.judge(accumulating=True)
     ask_for_one_graph(backward)
-    with contextlib.suppress(InterruptedError), ddp.no_sync():
-        raise InterruptedError
-    earlier = sent()
+    swallowed = True
+    try:
+        with ddp.no_sync():
+            raise InterruptedError
+    except InterruptedError:
+        swallowed = False
+    earlier, training.reference.step = sent(), 0
+    model.load_state_dict(training.reference.states[0])
+    model.zero_grad()
     training.reference.loss(ddp, training.reference.mine).backward()
     what = "after an exception inside no_sync, the backward pass starts no all-reduce"
     ask(sent() > earlier, what, "not_restored")
+    ask(not swallowed, "an exception inside no_sync does not leave the context", "swallowed")
+    ddp.finish()
+    found = set(training.reference.compare(model, 0).values())
+    what = "the gradients of one backward pass without micro-batches are wrong"
+    ask(found == {"right"}, what, "kept_late")
 
 
 def ask_for_one_graph(backward: Accumulation) -> None:
     """Raise `Wrong` if a forward pass began before the backward pass of an earlier one."""
     what = f"a forward pass began while {backward.together} earlier losses had no backward pass"
     ask(not backward.together, what, "one_backward")
+    what = "a backward pass does not free the tensors that its graph has saved"
+    ask(not backward.retained, what, "retained")
 
 
 @LAB.step(
@@ -856,7 +984,7 @@ def ask_for_one_graph(backward: Accumulation) -> None:
     "with 5 micro-batches, the gradients equal those of a single process, and only the last "
     "micro-batch communicates",
     "wrap accumulate_with_torch", worlds=(2, 3, 4, 1),
-    crashes={"no attribute 'finish'": "finish_of_torch"},
+    crashes={"no attribute 'finish'": "finish_of_torch", "^Distrib.*device_ids": "device_ids"},
 )  # fmt: skip
 def with_torch(theirs, ours, lesson):
     sizes: list[int] = []
@@ -874,11 +1002,14 @@ def with_torch(theirs, ours, lesson):
     yield "wrap() returns a DistributedDataParallel whose gradients are views of its buckets"
     ddp.register_comm_hook(None, count)
     backward = Accumulation(theirs.accumulate_with_torch, ddp, lambda: len(sizes))
-    training = Training(lesson, model, backward)
+    training = Training(lesson, model, backward, buckets=True)
     for _, silent, total in backward.counts:
         what = f"{silent} of {total} buckets were sent before the last micro-batch"
         ask(not silent, what, "forward_outside")
     what = "in a training step, no bucket was sent"
     ask(all(total for _, _, total in backward.counts), what, "all_silent")
     yield from training.judge(accumulating=True)
+    calls = [call for call in lesson.calls if call.phase.startswith("step")]
+    what = f"DDP sent {len(sizes)} buckets, but there were {len(calls)} collectives"
+    ask(len(calls) <= len(sizes), what, "averaged_again")
     ask_for_one_graph(backward)

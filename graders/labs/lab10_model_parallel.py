@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -54,7 +54,8 @@ HINTS = {
     "once, so its gradient is the gradient of the sum, and every rank has that already. A "
     "second sum makes it t times too large.",
     "not_tp_group": "The sum must go over the tp group. Without the argument `group`, "
-    "dist.all_reduce uses the group of all ranks.",
+    "dist.all_reduce uses the group of all ranks. Store the group in ctx, and not in the "
+    "class, because the next call may get a different group.",
     "in_place": "The argument must keep its values, because other code may still need it. "
     "dist.all_reduce overwrites its tensor. Reduce a copy, as all_reduced does.",
     "gradient_count": "backward must return one value for each argument of forward: the "
@@ -71,6 +72,7 @@ HINTS = {
     "[out, in]. So cut along dimension 1.",
     "row_bias": "The output of a row-parallel layer is whole, so its bias must be whole too, "
     "and it must be added to the output. Use whole(), and not cut().",
+    "shared_bias": "The layer needs parameters of its own. Use whole(), which makes a copy.",
     "not_marked": "A piece must have the attribute is_cut, which cut() sets, and a whole "
     "parameter must not have it, because step 8 uses it to count. nn.Parameter(cut(...)) makes "
     "a new parameter without the attribute.",
@@ -108,6 +110,14 @@ HINTS = {
     "dist.ReduceOp.MAX.",
     "overflow": "The exponential function overflows. Before it, subtract the largest logit of "
     "the whole vocabulary. all_reduced adds unless you pass dist.ReduceOp.MAX.",
+    "underflow": "The sum of exponentials is 0 at some position, because too much was "
+    "subtracted. Subtract for each position its own largest logit of the whole vocabulary. "
+    "all_reduced adds unless you pass dist.ReduceOp.MAX.",
+    "logits_gathered": "The loss must not send the logits, which are the largest activation of "
+    "a model. Each position needs three numbers only: the maximum, the sum, and the logit of "
+    "the target.",
+    "target_not_shifted": "The logarithm of `total` lacks M, so the logit of the target must "
+    "lack it as well. Look up the target in `shifted`.",
     "total_not_summed": "The sum of exponentials covers only the part of the vocabulary that "
     "this rank has. sum_over_shards must add these sums.",
     "target_not_masked": "The ranks that do not have the target must contribute 0. Of the tp "
@@ -139,12 +149,12 @@ HINTS = {
     "one_group": "Activations and gradients must use different groups. With NCCL, the messages "
     "of one group go out in the order of the calls, so a send that nobody receives yet would "
     "hold up the receive behind it. group_to and group_from return the right group.",
-    "live_key": "forward(k) must store micro-batch k in self.live under the key k, and a "
-    "schedule may call backward(k) only after forward(k). Look at both numbers.",
+    "live_key": "forward(k) must store micro-batch k in self.live under the key k. A schedule "
+    "may call backward(k) only once, and only after forward(k). Look at both numbers.",
     "live_pair": "self.live[k] must be the pair (input, output), in this order. In the last "
     "stage, the output is the loss.",
-    "send_pairs": "self.sends must contain pairs (work, tensor), because finish() unpacks "
-    "them.",
+    "send_pairs": "self.sends must contain pairs (work, tensor). finish() unpacks them, and "
+    "the tensor must exist until its message has been sent.",
     "last_only": "Only the gradients of the last micro-batch are left. Gradients add up by "
     "themselves, so nothing may set them to None or to zero between the micro-batches.",
     "which_micro_batch": "forward(k) must use the inputs and the targets of micro-batch k. "
@@ -190,6 +200,9 @@ HINTS = {
     "stage must wait longest. So the warm-up must get shorter from stage to stage.",
     "few_micro_batches": "If there are fewer micro-batches than the warm-up needs, all of them "
     "are warm-up. Use the smaller of the two numbers.",
+    "stage_number": "Look at how the warm-up is computed. The number of this stage is "
+    "pipe.grid.stage, and the number of stages is pipe.grid.pp. If several pipelines run at "
+    "the same time, the rank and the number of ranks are different numbers.",
     "backward_order": "The backwards must run in the order of k, as the forwards do.",
     "share_by_rank": "The ranks of one replica got different samples, but its stages and its "
     "shards work on the same samples. Cut the batch into grid.dp parts, and choose the part by "
@@ -203,6 +216,8 @@ HINTS = {
     "average_divisor": "The sum goes over the replicas, so divide it by grid.dp.",
     "not_averaged": "Some gradients are still those of this replica alone. Every parameter "
     "needs the average over the replicas, also the whole ones.",
+    "not_waited": "Your code does not wait for the all-reduces that it starts. Pass no "
+    "async_op, or call wait() on every Work before you use the gradients.",
     "whole_reduced": "A parameter that is whole on every rank of the tp group has its whole "
     "gradient there already. Only average it over the replicas.",
     "norm_returned": "clip_gradients must return the norm that the gradient had before it was "
@@ -295,6 +310,13 @@ def groups(module, lab, lesson):
         found = module.lines(*box)
         good = isinstance(found, dict) and set(found) == set(KINDS)
         ask(good, f"lines() returns a {type(found).__name__}", "lines_kind")
+        for kind in KINDS:
+            is_list = all(isinstance(ranks, Sequence) for ranks in found[kind])
+            kinds = (
+                {type(r).__name__ for ranks in found[kind] for r in ranks} if is_list else ""
+            )
+            what = f"lines() returns {show(found[kind])} for {kind}"
+            ask(is_list and kinds == {"int"}, what, "lines_kind")
         check_lines(box, found, lab.lines(*box))
     yield "lines() finds the groups of every box"
 
@@ -343,7 +365,7 @@ def check_lines(box: tuple[int, int, int], found: dict, true: dict) -> None:
     "f reduces in backward alone, g in forward alone, and both in the tp group",
     "CopyToShards SumOverShards copy_to_shards sum_over_shards", worlds=(4, 2, 1),
     crashes={
-        "incorrect number of gradients": "gradient_count",
+        "incorrect number of gradients|gradient different than None": "gradient_count",
         "Backward' object has no attribute": "not_stored",
     },
 )  # fmt: skip
@@ -368,6 +390,7 @@ def operators(module, lab, lesson):
         y = apply(argument, grid)
         expect(f"forward of {name}", y, true, f"{name}_forward", known)
         yield f"forward of {name}"
+        apply(given.clone(), SimpleNamespace(tp_group=dist.group.WORLD))  # a different group
         intact = same(argument, given, *TIGHT)
         y.backward(gradient)
         found, hint = argument.grad, f"{name}_backward"
@@ -411,6 +434,8 @@ def linear(module, lab, lesson):
         known = {"the whole bias": true.bias, "a piece of the bias": mine(true.bias)}
         what, hint = f"the bias of {name}Linear", f"{name.lower()}_bias"
         expect(what, layer.bias, out(true.bias), hint, known)
+        what = f"{name}Linear uses the bias of the whole model itself"
+        ask(layer.bias is not true.bias, what, "shared_bias")
         marks = [getattr(each, "is_cut", False) for each in (layer.weight, layer.bias)]
         what = f"is_cut of the weight and of the bias of {name}Linear on rank {lesson.rank} is"
         what += f" {marks[0]} and {marks[1]}; it should be True and {dim == 0}"
@@ -538,14 +563,15 @@ def mistaken_losses(
         return sum(part.exp().sum(-1) for part in parts).log()
 
     def target(
-        parts: Sequence[torch.Tensor], offset: int = width, masked: bool = True, more: int = 0
-    ) -> list[torch.Tensor]:
+        parts: Sequence[torch.Tensor], offset: int = width, masked: bool = True, more: int = 0,
+        least: int = 0,
+    ) -> list[torch.Tensor]:  # fmt: skip
         """What each of the ranks contributes."""
         found = []
         for rank, part in enumerate(parts):
             place = targets - rank * offset
             logit = part.gather(-1, place.clamp(0, width - 1).unsqueeze(-1)).squeeze(-1)
-            mine = (place >= 0) & (place < width + more)
+            mine = (place >= least) & (place < width + more)
             found.append(logit * mine if masked else logit)
         return found
 
@@ -575,6 +601,19 @@ def mistaken_losses(
             true - found[shard],
             "target_not_summed",
         ),
+        "the loss with the last column for each target that is to the right of a part": (
+            true - sum(target(shifted, more=1 << 30)),
+            "target_not_masked",
+        ),
+        "the loss without the targets in the first column of a part": (
+            true - sum(target(shifted, least=1)),
+            "target_not_masked",
+        ),
+        "the loss with a target from which no maximum is subtracted": (
+            true - sum(target(z.chunk(tp, -1))),
+            "target_not_shifted",
+        ),
+        "minus infinity": (torch.tensor(-math.inf), "underflow"),
         "the sum over the positions": (targets.numel() * (true - sum(found)), "loss_not_mean"),
         NOT_FINITE: (torch.tensor(math.inf), "overflow"),
     }
@@ -589,6 +628,7 @@ def mistaken_losses(
 def loss(module, lab, lesson):
     grid = lab.Grid(tp=lesson.world)
     z = 3 * random(2, 5, lab.VOCABULARY) + 900  # exp overflows without the maximum
+    z[0, 0] -= 2000  # and with a maximum over several positions, it is 0 here
     generator = torch.Generator().manual_seed(8)
     targets = torch.randint(lab.VOCABULARY, (2, 5), generator=generator)
     whole, mine = z.clone().requires_grad_(), lab.cut(z, -1, grid)
@@ -598,6 +638,9 @@ def loss(module, lab, lesson):
         loss = module.vocabulary_parallel_loss(mine, targets, grid)
     known = mistaken_losses(z, targets, grid.shard, grid.tp)
     expect("the loss", loss, true, known=known)
+    sent = sum(call.numel for call in lesson.calls if call.phase == "loss")
+    what = f"for {targets.numel()} positions the loss sends {sent} numbers"
+    ask(sent <= 6 * targets.numel(), what, "logits_gathered")
     yield "the loss is that of the whole vocabulary"
     if loss.requires_grad:
         loss.backward()
@@ -708,8 +751,10 @@ class Run:
     m: int
     events: list[str] = field(default_factory=list)  # F0 F1 B0 ..., as they begin
     live: int = 0  # micro-batches, at the end
-    gradients: str = ""  # "right", or "times_m": m times too large
+    gradients: str = ""  # "right", or "times_m": too large by this factor
+    factor: float = 1.0
     loss: bool = False  # is right, in the last stage
+    graph: bool = False  # the loss has one
     stale: list[int] = field(default_factory=list)  # were live after their backward
     forgotten: int = 0  # sends that nobody waited for
     unread: int = 0  # receives that nobody waited for
@@ -771,6 +816,10 @@ def run_pipeline(
     pipe.forward, pipe.backward = logged("F", pipe.forward), logged("B", pipe.backward)
     schedule(pipe)
     lesson.fact("scheduled", m)
+    pairs = all(len(pair) == 2 for pair in pipe.sends if isinstance(pair, (tuple, list)))
+    kept = pairs and all(isinstance(each, torch.Tensor) for *_, each in pipe.sends)
+    what = f"rank {lesson.rank} has an entry in self.sends without the tensor that it sent"
+    ask(kept, what, "send_pairs")
     with lesson.phase("finish"):
         pipe.finish()
     left = [message.name for message in MESSAGES if not message.waited]
@@ -779,9 +828,14 @@ def run_pipeline(
     true = lab.mean_loss(full(inputs), targets)
     true.backward()
     run.loss = not grid.last or same(torch.as_tensor(pipe.loss), true, *TIGHT)
+    run.graph = getattr(pipe.loss, "requires_grad", False)
     true = list(lab.expected_gradients(full, lambda whole: lab.Stage(whole, grid)).parameters())
     found, m_times = [each.grad for each in stage.parameters()], [m * each for each in true]
-    run.gradients = verdict(found, *TIGHT, right=true, times_m=m_times)
+    run.gradients, run.factor = verdict(found, *TIGHT, right=true, times_m=m_times), float(m)
+    if run.gradients == "other" and found[0] is not None:
+        run.factor = ((found[0] * true[0]).sum() / true[0].square().sum()).item()
+        scaled = [run.factor * each for each in true]
+        run.gradients = verdict(found, *TIGHT, times_m=scaled)
     if run.gradients == "other":
         run.gradients = kind_of_gradients(lab, grid, found, m)
     lesson.fact("through", True)
@@ -823,7 +877,8 @@ def kind_of_gradients(lab: ModuleType, grid: Any, found: list[torch.Tensor], m: 
 def check_numbers(runs: list[Run]) -> Judge:
     """Gradients and loss."""
     m, pp = runs[0].m, runs[0].pp
-    what = f"with {m} micro-batches the gradients are {m} times those of one process"
+    what = f"with {m} micro-batches the gradients are {runs[-1].factor:.3g} times those of one"
+    what += " process"
     ask(any(run.gradients != "times_m" for run in runs), what, "loss_not_divided")
     wrong = [run.stage for run in runs if run.gradients != "right"]
     if wrong:
@@ -834,6 +889,8 @@ def check_numbers(runs: list[Run]) -> Judge:
     yield f"{pp} stages, {m} micro-batches: the gradients of one process"
     good = all(run.loss for run in runs)
     ask(good, "self.loss is not the loss of one process", "loss_not_added")
+    graph = any(run.graph for run in runs)
+    ask(not graph, "self.loss has a graph", "loss_not_added")
 
 
 def check_leads(runs: list[Run]) -> None:
@@ -851,8 +908,8 @@ def check_leads(runs: list[Run]) -> None:
         ask("B" not in run.letters or run.lead == run.due, what, "warm_up_short")
 
 
-def stuck_in_pipeline(group: Group) -> None:
-    """Why stages wait for each other."""
+def stuck_in_pipeline(group: Group, leads: Sequence[int] = (8, 2)) -> None:
+    """Why stages wait for each other. `leads`: numbers of micro-batches that run as 1F1B."""
     sending = [str(r) for r, waits in enumerate(group.facts("in send")) if waits]
     what = f"rank {', '.join(sending)} waits until a message that it has sent is received"
     ask(not sending, what, "blocking_send")
@@ -861,7 +918,7 @@ def stuck_in_pipeline(group: Group) -> None:
         run = Run(**rank.facts[f"m={m}"]) if m and f"m={m}" in rank.facts else None
         complete = run is None or len(set(run.events)) == 2 * m
         ask(complete, f"with {m} micro-batches rank {r} runs only {run}", "each_once")
-    for m in (8, 2):
+    for m in leads:
         runs = [Run(**fact) for fact in group.facts(f"m={m}") if fact]
         if len(runs) == group.world:
             check_leads(runs)
@@ -881,6 +938,7 @@ PIPELINE = {
         "implicitly created only for scalar": "start_gradient",
         "does not require grad": "detached",
         "not part of|not in group|Invalid rank|invalid rank": "group_rank",
+        r"forward\(-": "stage_number",
         r"with \d+ micro-batches": "few_micro_batches",
         "cannot unpack non-iterable": "send_pairs",
         r"^\d+$": "live_key",
@@ -891,7 +949,10 @@ PIPELINE = {
 @LAB.step(
     6, "a pipeline",
     "GPipe has the loss and gradients of one process, in one pipeline and in two at once",
-    "layers_of Pipeline gpipe", **PIPELINE,
+    "layers_of Pipeline gpipe", **PIPELINE | {
+        "stuck": lambda group: stuck_in_pipeline(group, leads=()),
+        "crashes": PIPELINE["crashes"] | {r"with \d+ micro-batches": "each_once"},
+    },
 )  # fmt: skip
 def pipeline(module, lab, lesson):
     for pp in (1, 2, 4):
@@ -902,12 +963,13 @@ def pipeline(module, lab, lesson):
         ]
         layers = ", ".join(map(str, layers))
         ask(good, f"with {pp} stages, layers_of returns {layers}", "layers")
+    m = 2 if lesson.world == 2 else 4  # 4 is also the number of rows and MICRO_BATCHES
     for pp in (4, 2) if lesson.world == 4 else (lesson.world,):  # 2 of 4: groups 0 2 and 1 3
-        runs = run_pipeline(module, lab, lesson, module.gpipe, pp, 4)
+        runs = run_pipeline(module, lab, lesson, module.gpipe, pp, m)
         for run in runs:
             what = f"rank {run.rank} runs {run}"
-            ask(run.letters == "FFFFBBBB", what, "not_gpipe")
-            ask(run.events[:4] == ["F0", "F1", "F2", "F3"], what, "each_once")
+            ask(run.letters == "F" * m + "B" * m, what, "not_gpipe")
+            ask(run.events[:m] == [f"F{k}" for k in range(m)], what, "each_once")
         yield from check_numbers(runs)
     if lesson.world == 1:  # an order in which the micro-batches must not be confused
         run_pipeline(module, lab, lesson, mixed, 1, 4)
@@ -928,9 +990,14 @@ def mixed(pipe: Any) -> None:
     **PIPELINE,
 )  # fmt: skip
 def one_each(module, lab, lesson):
-    for m in (8, 2):
-        runs = run_pipeline(module, lab, lesson, module.one_f_one_b, lesson.world, m)
-        check_leads(runs)
+    two_pipelines = [(2, 2)] if lesson.world == 4 else []
+    for pp, m in [(lesson.world, 8), (lesson.world, 2), *two_pipelines]:
+        runs = run_pipeline(module, lab, lesson, module.one_f_one_b, pp, m)
+        try:
+            check_leads(runs)
+        except Wrong as wrong:
+            ask(pp == lesson.world, f"in two pipelines, {wrong.what}", "stage_number")
+            raise
         for run in runs:
             what, lead = f"stage {run.stage} runs {run}", run.due - 1
             in_order = sorted(run.events, key=lambda event: event[0]) == sorted(run.events)
@@ -1042,6 +1109,10 @@ def check_average(lesson: Lesson, grid: Any, parameters: list[nn.Parameter]) -> 
         name = verdict(parameter.grad, *TIGHT, **known)
         wrong += [] if name == "right" else [(name, is_cut(parameter))]
     if wrong:
+        late = any(
+            c.asynchronous and not c.returned for c in lesson.calls if c.phase == "average"
+        )
+        ask(not late, f"on rank {lesson.rank} nothing waits for an all-reduce", "not_waited")
         kinds = {name for name, _ in wrong}
         what = f"of {len(parameters)} gradients on rank {lesson.rank} {len(wrong)} are wrong"
         what += f": {', '.join(sorted(kinds - {'other'}))}" * (kinds != {"other"})
@@ -1073,9 +1144,11 @@ def check_norm(
 
     true, here = total((0, 2)), own[2] == 0
     what = f"rank {rank} finds the norm {found:.4f}, that of the whole model is {true:.4f}"
-    norms = [math.sqrt(sum(squares)) for place, squares in ranks if place[1] == own[1]]
+    mine = [(place, squares) for place, squares in ranks if place[1] == own[1]]
+    norms = [math.sqrt(sum(squares)) for _, squares in mine]
+    once = [math.sqrt(sum(squares[place[2] > 0 :])) for place, squares in mine]
     known = {
-        "norm_of_norms": [true**2, sum(norms)],
+        "norm_of_norms": [true**2, sum(norms), sum(once)],
         "norm_returned": true * min(1.0, limit / (true + 1e-6)),
         "norm_local": [total(()), total((), whole=here)],
         "norm_copies": total((0, 2), copies=True),

@@ -57,6 +57,7 @@ wrong("right_groups_of_members_alone", step=1, old=Body("make_groups"), new="""
     alone = {"use_local_synchronization": True}
     return dist.new_group(node, **alone), dist.new_group(rail, **alone)
 """)
+wrong("groups_of_lists", step=1, hint="two_groups", old="[dist.new_group(ranks) for ranks in groups][index]", new="groups[index]")
 
 # step 2
 
@@ -137,6 +138,9 @@ wrong("right_levels_functional", step=2, old=Body("all_reduce_two_levels"), new=
     piece = functional.all_reduce(piece, "sum", rail)
     flat.copy_(functional.all_gather_tensor(piece, 0, node)[: len(flat)])
 """)
+wrong("levels_not_waited", step=2, hint="not_waited", old="dist.all_reduce(piece, group=rail)", new="dist.all_reduce(piece, group=rail, async_op=True)")
+wrong("levels_local_of_two", step=2, hint="piece_size", old="local = dist.get_world_size(node)", new="local = 2")
+wrong("levels_divided_by_nodes", step=2, hint="not_sum", old="flat.copy_(padded[: len(flat)])", new="flat.copy_(padded[: len(flat)] / 2)")
 
 # step 3
 
@@ -223,6 +227,7 @@ wrong("right_hook_divides_last", step=3, old=Body("bf16_hook"), new="""
     future = dist.all_reduce(sent, dist.ReduceOp.SUM, None, True).get_future()
     return future.then(lambda done: done.value()[0].float() / world)
 """)
+wrong("hook_residual_outside", step=3, hint="state", edits=[("state.residual.get(bucket.index())", "bf16_hook.__dict__.get('left', {}).get(bucket.index())"), ("state.residual[bucket.index()] = wanted - sent.float() * world", "bf16_hook.__dict__.setdefault('left', {})[bucket.index()] = wanted - sent.float() * world")])
 
 # step 4
 
@@ -300,3 +305,5 @@ wrong("right_local_counts_around", step=4, old=Body("LocalSGD.step"), new="""
     if not self.steps:
         self.average()
 """)
+wrong("local_matrices_only", step=4, hint="all_weights", old='for p in group["params"]]', new='for p in group["params"] if p.ndim > 1]')
+wrong("local_divided_by_four", step=4, hint="other", old="flat /= dist.get_world_size()", new="flat /= 4")

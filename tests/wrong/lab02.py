@@ -59,6 +59,19 @@ wrong("right_start_explicit", step=1, old=Body("start"), new="""
 """)
 wrong("start_one_gpu", step=1, hint="device_index", old="current_accelerator().type, local_rank)", new="current_accelerator().type)")
 wrong("start_off_by_one", step=1, hint="no_accelerator", old="device_count() >= local_world", new="device_count() > local_world")
+wrong("start_rank_modulo_devices", step=1, hint="device_index", edits=[
+  ("device = torch.device(torch.accelerator.current_accelerator().type, local_rank)\ntorch.accelerator.set_device_index(local_rank)",
+   "local_rank = int(os.environ['RANK']) % torch.accelerator.device_count()\ndevice = torch.device(torch.accelerator.current_accelerator().type, local_rank)\ntorch.accelerator.set_device_index(local_rank)")])
+wrong("start_passes_local_ranks", step=1, hint="not_joined", old='    dist.init_process_group("gloo")\nreturn device', new='    dist.init_process_group("gloo", rank=local_rank, world_size=local_world)\nreturn device')
+wrong("start_gloo_on_gpus", step=1, hint="gloo_on_gpu", old='torch.accelerator.set_device_index(local_rank)\ndist.init_process_group(device_id=device)', new='torch.accelerator.set_device_index(local_rank)\ndist.init_process_group("gloo")')
+wrong("start_nccl_on_the_cpu", step=1, hint="no_gpu", old=Body("start"), new="""
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if torch.cuda.device_count() >= local_world:
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
+""")
 
 # step 2
 
@@ -155,6 +168,19 @@ wrong("shard_global_state", step=2, hint="unseeded", old=Body("shard"), new="""
     order += [order[i % length] for i in range(-length % world)]
     return order[rank::world]
 """)
+wrong("shard_generator_survives", step=2, hint="not_repeated", old=Body("shard"), new="""
+    import random
+    if not hasattr(shard, "random"):
+        shard.random = random.Random(0)
+    order = list(range(length))
+    shard.random.shuffle(order)
+    order += [order[i % length] for i in range(-length % world)]
+    return order[rank::world]
+""")
+wrong("shard_by_chunk", step=2, hint="uneven", old=Body("shard"), new="""
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(epoch))
+    return order.chunk(world)[rank].tolist()
+""")
 
 # step 3
 
@@ -239,6 +265,8 @@ wrong("broadcast_uses_none", step=3, hint="broadcast_none", old=Body("broadcast_
         received = dist.broadcast(tensor, src=0)
         tensor.copy_(received.clone())
 """)
+wrong("broadcast_not_waited", step=3, hint="broadcast_not_waited", old="dist.broadcast(tensor.detach(), src=0)", new="dist.broadcast(tensor.detach(), src=0, async_op=True)")
+wrong("broadcast_of_gradients", step=3, hint="broadcast_none", old="dist.broadcast(tensor.detach(), src=0)", new="dist.broadcast(tensor.grad, src=0)")
 
 # step 4
 
@@ -361,6 +389,14 @@ wrong("right_average_all_then_wait", step=4, old=Body("average_gradients"), new=
     works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
     for work in works:
         work.wait()
+""")
+wrong("average_broadcasts", step=4, hint="broadcast_gradients", old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="dist.broadcast(parameter.grad, src=0)")
+wrong("average_of_old_gradients", step=4, hint="stale_gradients", old=Body("average_gradients"), new="""
+    if not hasattr(average_gradients, "grads"):
+        average_gradients.grads = [p.grad for p in module.parameters() if p.grad is not None]
+    for g in average_gradients.grads:
+        dist.all_reduce(g)
+        g /= dist.get_world_size()
 """)
 
 # step 5
@@ -555,6 +591,27 @@ wrong("right_hooks_on_clones_of_gradients", step=5, edits=[
             parameter.grad = gradient / dist.get_world_size()
         self.started.clear()
     """)])
+wrong("hooks_wait_at_once", step=5, hint="synchronous", edits=[("self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))", "work = dist.all_reduce(parameter.grad, async_op=True)\nwork.wait()\nparameter.grad /= dist.get_world_size()"), (Body("HookDDP.finish"), "self.started.clear()")])
+wrong("hooks_wait_for_a_future", step=5, hint="synchronous", old="self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))", new="work = dist.all_reduce(parameter.grad, async_op=True)\nwork.get_future().wait()\nself.started.append((parameter, work))")
+wrong("hooks_bind_late", step=5, hint="other_parameter", old="parameter.register_post_accumulate_grad_hook(self.start)", new="parameter.register_post_accumulate_grad_hook(lambda _: self.start(parameter))")
+wrong("hooks_in_forward", step=5, hint="more_each_step", edits=[("parameter.register_post_accumulate_grad_hook(self.start)", "pass"),
+ (Body("HookDDP.forward"), """
+    for p in self.module.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(self.start)
+    return self.module(*inputs)
+""")])
+wrong("right_hooks_coalesced", step=5, old="self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))", new="self.started.append((parameter, dist.all_reduce_coalesced([parameter.grad], async_op=True)))")
+wrong("right_hooks_divide_in_futures", step=5, edits=[("self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))", """
+    world = dist.get_world_size()
+    future = dist.all_reduce(parameter.grad, async_op=True).get_future()
+    self.started.append((parameter, future.then(lambda f: f.value()[0].div_(world))))
+"""), (Body("HookDDP.finish"), "torch.futures.wait_all([f for _, f in self.started])\nself.started.clear()")])
+wrong("right_hooks_finish_in_a_callback", step=5, old="self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))", new="""
+    if not self.started:
+        torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+    self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
+""")
 
 # step 6
 
@@ -696,6 +753,23 @@ wrong("right_buckets_compared", step=6, old=Body("BucketDDP.launch_in_order"), n
         bucket.work = dist.all_reduce(bucket.flat, async_op=True)
         self.launched = self.launched + 1
 """)
+wrong("buckets_wait_at_launch", step=6, hint="synchronous", old="bucket.work = dist.all_reduce(bucket.flat, async_op=True)", new="bucket.work = dist.all_reduce(bucket.flat, async_op=True)" + "\nbucket.work.wait()")
+wrong("buckets_compare_numbers", step=6, hint="same_numbers", old="parameter.grad.data_ptr() != view.data_ptr()", new="not torch.equal(parameter.grad, view)")
+wrong("buckets_overlap", step=6, hint="views_overlap", old=Body("make_buckets"), new="""
+    groups, room = [], 0
+    for p in reversed(parameters):
+        if not groups or p.nbytes > room:
+            groups.append([])
+            room = bucket_bytes
+        groups[-1].append(p)
+        room -= p.nbytes
+    buckets = []
+    for group in groups:
+        flat = torch.zeros(sum(p.numel() for p in group))
+        buckets.append(Bucket(flat, {p: flat[: p.numel()].view_as(p) for p in group}))
+    return buckets
+""")
+wrong("buckets_divided_for_each_view", step=6, hint="divided_twice", old="bucket.work.wait()\nbucket.flat /= dist.get_world_size()", new="bucket.work.wait()\nfor p in bucket.views:\n    bucket.flat /= dist.get_world_size()")
 
 # step 7
 
@@ -897,6 +971,51 @@ wrong("right_accumulate_divides_buckets", step=7, old=Body("accumulate"), new=""
     for bucket in ddp.buckets:
         bucket.flat /= len(micro_batches)
 """)
+wrong("no_sync_of_the_class", step=7, hint="shared_sync", old=Body("AccumulatingDDP.no_sync"), new="""
+    before, AccumulatingDDP.sync = AccumulatingDDP.sync, False
+    try:
+        yield
+    finally:
+        AccumulatingDDP.sync = before
+""")
+wrong("accumulate_discards_when_silent", step=7, hint="launched_early", old=Body("AccumulatingDDP.on_gradient"), new="""
+    self.keep_in_bucket(parameter)
+    if not self.sync:
+        self.bucket_of[parameter].waiting.discard(parameter)
+    else:
+        self.launch_in_order(parameter)
+""")
+wrong("no_sync_swallows", step=7, hint="swallowed", old=Body("AccumulatingDDP.no_sync"), new="""
+    before, self.sync = self.sync, False
+    try:
+        yield
+    except Exception:
+        pass
+    self.sync = before
+""")
+wrong("accumulate_retains_graphs", step=7, hint="retained", old=Body("accumulate"), new="""
+    losses = []
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for each in silent:
+            loss = loss_of(ddp, each) / len(micro_batches)
+            loss.backward(retain_graph=True)
+            losses.append(loss)
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("no_sync_inverts", step=7, hint="nested", old=Body("AccumulatingDDP.no_sync"), new="""
+    self.sync = not self.sync
+    try:
+        yield
+    finally:
+        self.sync = not self.sync
+""")
+wrong("accumulate_launches_first", step=7, hint="kept_late", old=Body("AccumulatingDDP.on_gradient"), new="""
+    if self.sync:
+        self.launch_in_order(parameter)
+    self.keep_in_bucket(parameter)
+""")
 
 # step 8
 
@@ -975,4 +1094,13 @@ wrong("right_torch_sets_the_flag", step=8, old=Body("accumulate_with_torch"), ne
     for i, each in enumerate(micro_batches, start=1):
         ddp.require_backward_grad_sync = i == len(micro_batches)
         (loss_of(ddp, each) / len(micro_batches)).backward()
+""")
+wrong("torch_device_on_the_cpu", step=8, hint="device_ids", old="device_ids=None if device.type == \"cpu\" else [device.index],", new="device_ids=[device.index],")
+wrong("torch_averages_again", step=8, hint="averaged_again", old=Body("accumulate_with_torch"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for each in silent:
+            (loss_of(ddp, each) / len(micro_batches)).backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+    average_gradients(ddp.module)
 """)

@@ -88,6 +88,14 @@ wrong("right_predict_by_model", step=1, old=Body("predict"), new="""
     saved = float(rows * (blocks * block + 4 * hidden + 4 * width))
     return 4 * psi, 4 * psi, 8 * psi, saved
 """)
+wrong("measure_by_formula", step=1, hint="formula", old=Body("measure_parts"), new="""
+    model = build()
+    psi = sum(p.numel() for p in model.parameters())
+    before = memory.used
+    loss = mean_square(model(inputs), targets)
+    activations = memory.used - before
+    return Parts(4 * psi, 4 * psi, 8 * psi, activations)
+""")
 
 # step 2
 
@@ -164,6 +172,10 @@ wrong("right_log_recorded_and_dropped", step=2, old="""
     with torch.no_grad():
         after = mean_square(model(inputs), targets)
 """, new="after = mean_square(model(inputs), targets)")
+wrong("growth_of_the_last_call", step=2, hint="few_calls", old="before = memory.used\nfor _ in range(times):\n    step()\nreturn (memory.used - before) / times", new="for _ in range(times):\n    before = memory.used\n    step()\nreturn memory.used - before")
+wrong("growth_rounded_down", step=2, hint="rounded_down", old="/ times", new="// times")
+wrong("log_strings", step=2, hint="log_values", old="(before.item(), after.item())", new="(str(before.item()), str(after.item()))")
+wrong("log_leaves_eval", step=2, hint="log_mode", old="with torch.no_grad():\n    after = mean_square(model(inputs), targets)", new="with torch.no_grad():\n    after = mean_square(model(inputs), targets)\nmodel.eval()")
 
 # step 3
 
@@ -240,6 +252,23 @@ wrong("right_evaluation_at_the_end", step=3, old=Body("evaluate"), new="""
     outputs, targets = map(torch.cat, zip(*pairs))
     return mean_square(outputs, targets), outputs
 """)
+wrong("evaluation_freezes", step=3, hint="frozen", old=Body("evaluate"), new="""
+    training = model.training
+    model.eval()
+    for p in model.parameters():
+        p.requires_grad = False
+    total, rows, outputs = 0.0, 0, []
+    for x, y in batches:
+        outputs.append(model(x))
+        total += mean_square(outputs[-1], y).item() * len(x)
+        rows += len(x)
+    model.train(training)
+    return total / rows, torch.cat(outputs)
+""")
+wrong("evaluation_turns_grad_off", step=3, hint="grad_left_off", old="with torch.inference_mode():", new="torch.set_grad_enabled(False)\nif True:")
+wrong("evaluation_restores_the_top", step=3, hint="mode", old="model.train(training)", new="model.training = training")
+wrong("evaluation_sum", step=3, hint="loss_sum", old="total / rows", new="total")
+wrong("evaluation_last_loss", step=3, hint="last_batch", old="total += mean", new="total = mean")
 
 # step 4
 
@@ -304,6 +333,18 @@ wrong("right_update_by_division", step=4, old=Body("update"), new="""
     root += EPSILON
     p.addcdiv_(m, root.mul_(1 - BETA1**t), value=-ETA)
 """)
+wrong("update_with_old_moments", step=4, hint="old_moments", old=Body("update"), new="""
+    denominator = v.sqrt().div_(math.sqrt(1 - BETA2**t)).add_(EPSILON)
+    p.addcdiv_(m, denominator, value=-ETA / (1 - BETA1**t))
+    m.lerp_(g, 1 - BETA1)
+    v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
+""")
+wrong("update_correction_outside_the_root", step=4, hint="root", old="math.sqrt(1 - BETA2**t)", new="(1 - BETA2**t)")
+wrong("update_without_rate", step=4, hint="rate", old="value=-ETA / (1", new="value=-1 / (1")
+wrong("update_changes_the_gradient", step=4, hint="gradient_changed", old="m.lerp_(g, 1 - BETA1)\nv.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)", new="m.lerp_(g, 1 - BETA1)\nv.mul_(BETA2).add_(g.square_(), alpha=1 - BETA2)")
+wrong("backward_binds_late", step=4, hint="gradient_none", old="p.register_post_accumulate_grad_hook(self.ready)", new="p.register_post_accumulate_grad_hook(lambda _: self.ready(p))")
+wrong("backward_keeps_gradients", step=4, hint="grad_kept", old="p.grad = None", new="state.setdefault('history', []).append(p.grad)\np.grad = None")
+wrong("update_without_epsilon", step=4, hint="epsilon", old=".add_(EPSILON)", new="")
 
 # step 5
 
@@ -396,6 +437,11 @@ wrong("right_rows_by_int", step=5, old=Body("rows_that_fit"), new="""
         raise OutOfMemory
     return int((limit - fixed) / each)
 """)
+wrong("pieces_by_chunk", step=5, hint="rows_at_once", old="inputs.split(rows), targets.split(rows), keep.split(rows)", new="inputs.chunk(rows), targets.chunk(rows), keep.chunk(rows)")
+wrong("pieces_loss_with_graph", step=5, hint="loss_returned", old="total += loss.item()", new="total = total + loss")
+wrong("rows_not_returned", step=5, hint="returned", old="return rows\n# <<< solution", new="# <<< solution")
+wrong("rows_error_of_torch", step=5, hint="rows_none", old='raise OutOfMemory("not one row fits")', new='raise torch.OutOfMemoryError("no")')
+wrong("pieces_by_rows", step=5, hint="share", old=".sum() / counted", new=".sum() / rows")
 
 # step 6
 
@@ -469,6 +515,9 @@ wrong("right_checkpoint_by_grad", step=6,
 wrong("right_checkpoint_copies", step=6,
       old="ctx.saved_tensors[0].detach().requires_grad_()",
       new="ctx.saved_tensors[0].clone().requires_grad_()")
+wrong("checkpoint_saves_twice", step=6, hint="kept_twice", old="ctx.save_for_backward(x)", new="ctx.save_for_backward(x, x.clone())")
+wrong("checkpoint_zeroes", step=6, hint="parameters_missed", old="output.backward(gradient)\nreturn None, x.grad", new="ctx.block.zero_grad()\noutput.backward(gradient)\nreturn None, x.grad")
+wrong("checkpoint_without_gradient", step=6, hint="ones", old="output.backward(gradient)\nreturn None, x.grad", new="output.backward()\nreturn None, x.grad")
 
 # step 7
 
@@ -527,6 +576,9 @@ wrong("right_peak_by_sums", step=7, old=Body("predicted_peak"), new="""
     left = [unit.kept if i in chosen else unit.held for i, unit in enumerate(units)]
     return max(sum(left[:i]) + unit.held for i, unit in enumerate(units))
 """)
+wrong("peak_of_all_held", step=7, hint="left_behind", old="before += unit.kept if i in chosen else unit.held", new="before += unit.held")
+wrong("choose_from_one", step=7, hint="choose_kind", old="best = flops, set(chosen)", new="best = flops, {i + 1 for i in chosen}")
+wrong("choose_fails", step=7, hint="nothing_fits", old="return best and best[1]", new="return best[1]")
 
 # step 8
 
@@ -696,3 +748,4 @@ wrong("right_profile_by_start", step=8, old=Body("profile_memory"), new="""
     profiler.stop()
     profiler.export_chrome_trace(str(path))
 """)
+wrong("peak_keeps_the_freed", step=8, hint="held_freed", old='used -= living.pop(entry["addr"])["size"]', new='used -= living[entry["addr"]]["size"]')

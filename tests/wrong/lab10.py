@@ -85,6 +85,8 @@ wrong("right_lines_by_ranges", step=1, old=Body("lines"), new="""
         "pp": [range(k, world, inner) for k in range(inner)],
     }
 """)
+wrong("lines_not_flat", step=1, hint="lines_kind", old=".flatten(0, 1).tolist()", new=".tolist()")
+wrong("lines_of_tensors", step=1, hint="lines_kind", old=".flatten(0, 1).tolist()", new=".flatten(0, 1)")
 
 # step 2
 
@@ -134,6 +136,8 @@ wrong("right_g_functional", step=2, old=Body("SumOverShards.forward"), new="""
     from torch.distributed._functional_collectives import all_reduce
     return all_reduce(part, "sum", group)
 """)
+wrong("f_gradients_swapped", step=2, hint="gradient_count", old="return all_reduced(gradient, ctx.group), None", new="return None, all_reduced(gradient, ctx.group)")
+wrong("f_group_of_the_class", step=2, hint="not_tp_group", edits=[("ctx.group = group\nreturn x.view_as(x)", "CopyToShards.group = group\nreturn x.view_as(x)"), ("return all_reduced(gradient, ctx.group), None", "return all_reduced(gradient, CopyToShards.group), None")])
 
 # step 3
 
@@ -196,6 +200,7 @@ wrong("right_column_by_slices", step=3, old="self.weight = cut(full.weight, 0, g
     self.weight = nn.Parameter(rows.clone())
     self.weight.is_cut = True
 """)
+wrong("row_bias_of_the_whole", step=3, hint="shared_bias", old="self.bias = whole(full.bias)", new="self.bias = full.bias")
 
 # step 4
 
@@ -295,6 +300,15 @@ wrong("right_maximum_by_gather", step=5,
     dist.all_gather(every, own, group=grid.tp_group)
     highest = torch.stack(every).amax(0)
 """)
+wrong("loss_one_maximum", step=5, hint="underflow", old="all_reduced(logits.amax(dim=-1), grid.tp_group, dist.ReduceOp.MAX)", new="all_reduced(logits.amax(), grid.tp_group, dist.ReduceOp.MAX).expand(targets.shape)")
+wrong("loss_gathers", step=5, hint="logits_gathered", old=Body("vocabulary_parallel_loss"), new="""
+    parts = [torch.empty_like(logits) for _ in range(grid.tp)]
+    dist.all_gather(parts, logits.detach().contiguous(), group=grid.tp_group)
+    parts[grid.shard] = logits
+    return mean_loss(torch.cat(parts, -1), targets)
+""")
+wrong("loss_target_not_shifted", step=5, hint="target_not_shifted", old="found = shifted.gather", new="found = logits.gather")
+wrong("loss_half_of_the_mask", step=5, hint="target_not_masked", old="mine = (place >= 0) & (place < width)", new="mine = place >= 0")
 
 # step 6
 
@@ -560,6 +574,8 @@ wrong("right_clip_by_torch", step=8, old=Body("clip_gradients"), new="""
     nn.utils.clip_grads_with_norm_(parameters, limit, square.sqrt())
     return square.sqrt().item()
 """)
+wrong("average_not_waited", step=8, hint="not_waited", old="dist.all_reduce(parameter.grad, group=grid.dp_group)", new="dist.all_reduce(parameter.grad, group=grid.dp_group, async_op=True)")
+wrong("norm_roots_added", step=8, hint="norm_of_norms", edits=[("dist.all_reduce(square, group=grid.tp_group)", "square = square.sqrt()\ndist.all_reduce(square, group=grid.tp_group)"), ("norm = square.sqrt().item()", "norm = square.item()")])
 wrong("right_forward_by_branches", step=6, old=Body("Pipeline.forward"), new="""
     if self.grid.first:
         taken = self.inputs[k]
@@ -579,6 +595,15 @@ wrong("right_send_by_group", step=6, old=Body("Pipeline.send"), new="""
     tensor = tensor.detach().contiguous()
     self.sends.append((self.group_to(to).send([tensor], to, 0), tensor))
 """)
+wrong("forward_loss_with_graph", step=6, hint="loss_not_added", old="self.loss += output.detach()", new="self.loss = self.loss + output")
+wrong("forward_divided_by_a_constant", step=6, hint="loss_not_divided", old="grid) / self.m", new="grid) / MICRO_BATCHES")
+wrong("send_keeps_no_tensor", step=6, hint="send_pairs", old="self.sends.append((work, tensor))", new="self.sends.append((work, None))")
+wrong("gpipe_of_a_constant", step=6, hint="each_once", old=Body("gpipe"), new="""
+    for k in range(MICRO_BATCHES):
+        pipe.forward(k)
+    for k in range(MICRO_BATCHES):
+        pipe.backward(k)
+""")
 wrong("right_schedule_by_list", step=7, old=Body("one_f_one_b"), new="""
     lead = min(pipe.grid.pp - 1 - pipe.grid.stage, pipe.m)
     order = [(pipe.forward, k) for k in range(lead)]
@@ -588,3 +613,5 @@ wrong("right_schedule_by_list", step=7, old=Body("one_f_one_b"), new="""
     for call, k in order:
         call(k)
 """)
+wrong("warm_up_by_rank", step=7, hint="stage_number", old="pipe.grid.pp - 1 - pipe.grid.stage", new="pipe.grid.pp - 1 - dist.get_rank()")
+wrong("warm_up_by_world", step=7, hint="stage_number", old="pipe.grid.pp - 1 - pipe.grid.stage", new="dist.get_world_size() - 1 - pipe.grid.stage")
