@@ -713,7 +713,8 @@ def fsdp(theirs, ours, lesson):
     ask(not missing, f"{missing} of {len(layers)} layers are no units of their own", "units")
     ask("" in units, "the layers are units, and the model is not", "no_root")
     begin = len(lesson.calls)
-    returned(ours.make_batches()[0][:1])
+    with torch.no_grad():
+        returned(ours.make_batches()[0][:1])
     gathers = sum(call.name.startswith("all_gather") for call in lesson.calls[begin:])
     what = f"a forward calls {gathers} all-gathers for {len(layers)} layers"
     ask(gathers == len(layers), what, "units")
@@ -728,7 +729,7 @@ def fsdp(theirs, ours, lesson):
         ours.mean_loss(alone(rows), rows).backward()
         norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 1e9).item()
         gradient = torch.cat([p.grad.flatten() for p in alone.parameters()])
-        model = ours.shard(ours.build_model())
+        model, returned = returned or ours.shard(ours.build_model()), None
         recorder, events, parts = Recorder(model), [], []
 
         def see(_: Any, inputs: tuple, rows: torch.Tensor = rows, parts: list = parts) -> None:
