@@ -1190,7 +1190,7 @@ def judge_ends(group: Group, step: Step) -> None:
         if rank.end == "error" and rank.error["doing"] == "import" and kind != "SystemExit":
             what = f"the file cannot be imported: {kind}{where}: {text}"
             raise Wrong(what, IMPORT_HINTS.get(kind, "import"))
-        if kind == "NotImplementedError":
+        if kind == "NotImplementedError" and re.match(r"step \d+: ", text):
             raise Blank(re.sub(r"^step \d+: ", "", text) + where)
         if kind == "LookupError" and not where:
             raise Wrong(f"the file has no {text}", "missing")

@@ -844,7 +844,7 @@ def clip_gradients(gradients: Sequence[torch.Tensor], limit: float) -> float:
 def accumulate(
     model: Net, inputs: torch.Tensor, targets: torch.Tensor, micro_batches: int
 ) -> torch.Tensor:
-    """Leave the gradients of the mean loss over all rows; return that loss, detached.
+    """Leave the gradients of the mean loss over these rows; return that loss, detached.
 
     Runs as many micro-batches, of equal numbers of rows, one after the other.
     """
@@ -1081,7 +1081,7 @@ if __name__ == "__main__":
         with Memory(device) as memory:
             model, adam = build_sharded(device)
         layer = 4 * 4 * HIDDEN * (HIDDEN + 1)  # bytes of a block's linear, with its bias
-        bound = 4 * PSI // world + 2 * layer
+        bound = 4 * PSI // world + 4 * layer
         assert memory.peak <= bound, (
             f"building took {memory.peak:,} bytes, and {bound:,} are enough"
         )

@@ -1,4 +1,7 @@
-"""Wrong answers to labs/lab03_fsdp.py."""
+"""Wrong answers to labs/lab03_fsdp.py, each with the hint that it must get.
+
+An entry without a hint is a right answer that is written in a different way.
+"""
 
 # fmt: off
 from wrong import Body, Table
@@ -216,3 +219,173 @@ wrong("meta_first_rows", step=8, hint="first_rows",
 wrong("meta_no_biases", step=8, hint="not_written",
       old="ours.to_local().copy_(my_rows(drawn, ours))",
       new="module.weight.to_local().copy_(my_rows(whole.weight, module.weight))")
+
+# --- found by grading other answers -------------------------------------------------------
+
+# step 1
+
+wrong("bytes_not_returned", step=1, hint="bytes", old=Body("bytes_per_rank"), new="pass")
+wrong("stage_room_twice", step=1, hint="room",
+      old="+ room <= limit", new="+ 2 * room <= limit")
+
+# step 2
+
+wrong("layout_always_padded", step=2, hint="layout_length",
+      old="-(-count // n) * n", new="(count // n + 1) * n")
+wrong("layout_not_returned", step=2, hint="layout_returned",
+      old="return flat, windows", new="return flat")
+wrong("layout_of_float32", step=2, hint="layout_dtype",
+      old="tensors[0].new_zeros(-(-count // n) * n)", new="torch.zeros(-(-count // n) * n)")
+wrong("zero1_all_reduces", step=2, hint="all_reduced",
+      old="dist.reduce_scatter(self.shard.grad, list(self.gradient.chunk(self.n)))", new="""
+    dist.all_reduce(self.gradient)
+    self.shard.grad.copy_(self.gradient.chunk(self.n)[dist.get_rank()])
+""")
+wrong("zero1_divided_twice", step=2, hint="mean",
+      old="self.shard.grad /= self.n\nself.adam.step()",
+      new="self.shard.grad /= self.n**2\nself.adam.step()")
+wrong("zero1_gather_not_awaited", step=2, hint="not_passed_round",
+      old="dist.all_gather(list(self.flat.chunk(self.n)), self.shard.detach())",
+      new="dist.all_gather(list(self.flat.chunk(self.n)), self.shard.detach(), async_op=True)")
+wrong("zero1_input_is_no_list", step=2, hint="chunk_list",
+      old="dist.reduce_scatter(self.shard.grad, list(self.gradient.chunk(self.n)))",
+      new="dist.reduce_scatter(self.shard.grad, self.gradient)")
+wrong("zero1_without_adam", step=2, hint="not_updated",
+      old="self.shard.grad /= self.n\nself.adam.step()", new="self.shard.grad /= self.n")
+
+# step 3
+
+wrong("bucket_all_reduces", step=3, hint="all_reduced", old="""
+    self.shard.grad = torch.empty_like(self.shard)
+    dist.reduce_scatter(self.shard.grad, list(flat.chunk(self.n)))
+""", new="""
+    dist.all_reduce(flat)
+    self.shard.grad = flat.chunk(self.n)[dist.get_rank()].clone()
+""")
+wrong("bucket_freed_first", step=3, hint="freed_early", old="""
+    flat, _ = lay_out([p.grad for p in self.parameters], self.n)
+    for p in self.parameters:
+        p.grad = None
+""", new="""
+    for p in self.parameters:
+        p.grad = None
+    flat, _ = lay_out([p.grad for p in self.parameters], self.n)
+""")
+wrong("bucket_reversed", step=3, hint="gradient_order",
+      old="[p.grad for p in self.parameters]", new="[p.grad for p in self.parameters[::-1]]")
+wrong("zero2_zeroed_first", step=3, hint="not_updated", old="""
+    self.adam.step()
+    for bucket in self.buckets:
+""", new="""
+    self.adam.zero_grad()
+    self.adam.step()
+    for bucket in self.buckets:
+""")
+
+# step 4
+
+wrong("backward_all_reduces", step=4, hint="all_reduced",
+      old="dist.reduce_scatter(self.shard.grad, list(gradient.chunk(self.n)))", new="""
+    dist.all_reduce(gradient)
+    self.shard.grad.copy_(gradient.chunk(self.n)[dist.get_rank()])
+""")
+wrong("free_replaces", step=4, hint="free",
+      old=Body("Unit.free"), new="self.whole = self.whole.detach().clone()")
+wrong("gather_into_a_graph", step=4, hint="no_graph",
+      old="self.whole.data.chunk(self.n)", new="self.whole.chunk(self.n)")
+wrong("gather_shares_the_version", step=4, hint="no_graph",
+      old="self.whole.data.chunk(self.n)", new="self.whole.detach().chunk(self.n)")
+wrong("hook_without_argument", step=4, hint="hook_call",
+      old="lambda gradient: self.gather()", new="self.gather")
+wrong("hook_returns_whole", step=4, hint="hook_returns",
+      old="lambda gradient: self.gather()", new="lambda gradient: (self.gather(), self.whole)[1]")
+
+# step 5
+
+wrong("shard_bf16", step=5, hint="precision", old="fully_shard(unit, mesh=mesh)", new="""
+    policy = torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    fully_shard(unit, mesh=mesh, mp_policy=policy)
+""")
+wrong("shard_model_alone", step=5, hint="two_results",
+      old="fully_shard(model, mesh=mesh)\nreturn model, make_adam(list(model.parameters()))",
+      new="return fully_shard(model, mesh=mesh)")
+wrong("shard_no_mesh", step=5, hint="no_mesh",
+      old="fully_shard(unit, mesh=mesh)", new="fully_shard(unit)")
+wrong("shard_other_adam", step=5, hint="make_adam",
+      old="fully_shard(model, mesh=mesh)\nreturn model, make_adam(list(model.parameters()))",
+      new="fully_shard(model, mesh=mesh)\nreturn model, torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)")
+wrong("shard_root_first", step=5, hint="root_alone",
+      old="for unit in model.units():\n    fully_shard(unit, mesh=mesh)\nfully_shard(model, mesh=mesh)",
+      new="fully_shard(model, mesh=mesh)\nfor unit in model.units():\n    fully_shard(unit, mesh=mesh)")
+wrong("shard_units_together", step=5, hint="root_alone",
+      old="for unit in model.units():\n    fully_shard(unit, mesh=mesh)",
+      new="fully_shard(model.units(), mesh=mesh)")
+
+# step 6
+
+wrong("accumulate_averages", step=6, hint="fsdp_averages",
+      old="mean_square(model(x), y) / micro_batches",
+      new="mean_square(model(x), y) / micro_batches / dist.get_world_size()")
+wrong("accumulate_backward_at_the_end", step=6, hint="one_backward", old="""
+        loss.backward()
+        total += loss.detach()
+    return total
+""", new="""
+        total = total + loss
+    total.backward()
+    return total.detach()
+""")
+wrong("accumulate_no_sync_of_units", step=6, hint="no_sync",
+      old="loss = mean_square(model(x), y) / micro_batches", new="""
+    last = len(y) and torch.equal(y, targets.chunk(micro_batches)[-1])
+    for unit in model.units():
+        unit.set_requires_gradient_sync(last)
+    loss = mean_square(model(x), y) / micro_batches
+""")
+wrong("accumulate_two", step=6, hint="one_forward",
+      old="zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True)",
+      new="zip(inputs.chunk(2), targets.chunk(2), strict=True)")
+wrong("accumulate_zeroes", step=6, hint="gradient_lost",
+      old="loss = mean_square(model(x), y) / micro_batches",
+      new="model.zero_grad()\nloss = mean_square(model(x), y) / micro_batches")
+wrong("clip_first_tensor", step=6, hint="norm_tensors",
+      old="sum(gradient.square().sum() for gradient in gradients)",
+      new="gradients[0].square().sum()")
+wrong("clip_no_root", step=6, hint="norm_square",
+      old="square.sqrt().item()", new="square.item()")
+wrong("clip_returns_nothing", step=6, hint="norm_returned",
+      old="    gradient *= scale\nreturn norm", new="    gradient *= scale")
+
+# step 7
+
+wrong("load_another_key", step=7, hint="key_lost",
+      old='"adam": moments, "step": step}', new='"adam": moments, "steps": step}')
+wrong("load_not_set", step=7, hint="not_set",
+      old="set_state_dict(model, adam, model_state_dict=parameters, optim_state_dict=moments)",
+      new="")
+wrong("save_by_all", step=7, hint="group",
+      old="state = {\"model\": parameters, \"adam\": moments, \"step\": step}\ndcp.save(state, checkpoint_id=folder, process_group=group)",
+      new="dcp.save({\"model\": parameters, \"adam\": moments, \"step\": step}, checkpoint_id=folder)")
+wrong("save_on_rank_0", step=7, hint="one_writer",
+      old="state = {\"model\": parameters, \"adam\": moments, \"step\": step}\ndcp.save(state, checkpoint_id=folder, process_group=group)", new="""
+    state = {"model": parameters, "adam": moments, "step": step}
+    if dist.get_rank() == 0:
+        dcp.save(state, checkpoint_id=folder, process_group=group)
+""")
+
+# step 8
+
+wrong("meta_distribute_tensor", step=8,
+      old="ours.to_local().copy_(my_rows(drawn, ours))", new="""
+    rows = torch.distributed.tensor.distribute_tensor(
+        drawn.detach(), ours.device_mesh, ours.placements
+    )
+    ours.copy_(rows)
+""")
+wrong("meta_moved", step=8, hint="meta_copy",
+      old="model.to_empty(device=device)", new="model.to(device)")
+wrong("meta_never_allocated", step=8, hint="on_meta",
+      old="model.to_empty(device=device)", new="")
+wrong("meta_other_adam", step=8, hint="meta_adam",
+      old="model.to_empty(device=device)",
+      new="model.to_empty(device=device)\nadam = make_adam([nn.Parameter(torch.empty(1))])")

@@ -1,4 +1,7 @@
-"""Wrong answers to labs/lab05_deepspeed.py."""
+"""Wrong answers to labs/lab05_deepspeed.py, each with the hint that it must get.
+
+An entry without a hint is a right answer that is written in a different way.
+"""
 
 # fmt: off
 from wrong import Body, Table
@@ -278,7 +281,7 @@ wrong("shard_layers", step=7, hint="no_root",
       old="fully_shard(model, mesh=mesh)", new="")
 wrong("shard_whole", step=7, hint="units",
       old=Body("shard"), new="fully_shard(model)\nreturn model")
-wrong("fsdp_scales_up", step=7, hint="other",
+wrong("fsdp_scales_up", step=7, hint="fsdp_clip",
       old="nn.utils.clip_grad_norm_(model.parameters(), CLIP)\noptimizer.step()\noptimizer.zero_grad()\ndist.all_reduce(total)",
       new="""
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()
@@ -319,3 +322,177 @@ wrong("whole_in_bf16", step=8, hint="whole_weights",
         whole = get_fp32_state_dict_from_zero_checkpoint(folder)
     return {name: tensor.bfloat16() for name, tensor in whole.items()}
 """)
+
+# --- found by grading other answers -------------------------------------------------------
+
+# step 1
+
+wrong("config_asserts", step=1, hint="not_divisible", old="""
+    if rest or accumulation == 0:
+        raise ValueError(f"{batch} rows cannot be cut for {ranks} ranks of {micro} rows each")
+""", new="assert not rest and accumulation")
+wrong("config_batch_alone", step=1, hint="batch_keys",
+      old='"train_micro_batch_size_per_gpu": micro,\n"gradient_accumulation_steps": accumulation,',
+      new="")
+wrong("config_one_step_refused", step=1, hint="divisible",
+      old="if rest or accumulation == 0:", new="if rest or accumulation < 2:")
+wrong("config_shared", step=1, hint="shared", edits=[
+    ("def make_config(", """
+        SHARED = {
+            "reduce_bucket_size": WIDTH * WIDTH,
+            "stage3_prefetch_bucket_size": WIDTH * WIDTH,
+            "stage3_param_persistence_threshold": 0,
+        }
+
+
+        def make_config(
+    """),
+    ('return {\n    "train_batch_size": batch,',
+     'SHARED["stage"] = stage\nreturn {\n    "train_batch_size": batch,'),
+    ("""
+    "zero_optimization": {
+        "stage": stage,
+        "reduce_bucket_size": WIDTH * WIDTH,
+        "stage3_prefetch_bucket_size": WIDTH * WIDTH,
+        "stage3_param_persistence_threshold": 0,
+    },
+""", """
+    "zero_optimization": SHARED,
+""")])
+wrong("config_two_sizes", step=1,
+      old='"gradient_accumulation_steps": accumulation,', new="")
+
+# step 2
+
+wrong("engine_not_returned", step=2, hint="engine_first", old="""
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+""", new="deepspeed.initialize(model=model, optimizer=optimizer, config=config)")
+wrong("engine_other_model", step=2, hint="optimizer_other", old="""
+    optimizer = build_optimizer(model)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+""", new="""
+    optimizer = build_optimizer(build_model(device))
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+""")
+wrong("engine_other_optimizer", step=2, hint="optimizer_other", old="""
+    optimizer = build_optimizer(model)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+""", new="""
+    optimizer = torch.optim.AdamW(model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+""")
+wrong("loop_calls_forward", step=2,
+      old="loss = mean_loss(engine(x), x)", new="loss = mean_loss(engine.forward(x), x)")
+wrong("loop_clips", step=2, hint="own_work",
+      old="engine.backward(loss)\nengine.step()", new="""
+    engine.backward(loss)
+    nn.utils.clip_grad_norm_(engine.module.parameters(), CLIP)
+    engine.step()
+""")
+wrong("loop_max_of_losses", step=2, hint="loss_other",
+      old="loss.detach() / engine", new="loss.detach() ** 2 / engine")
+wrong("loop_no_backward", step=2, hint="step_each",
+      old="engine.backward(loss)\nengine.step()", new="engine.step()")
+wrong("loop_reduces_to_one", step=2, hint="loss_local", old="""
+        total += loss.detach() / engine.gradient_accumulation_steps()
+    dist.all_reduce(total)
+""", new="""
+        total += loss.detach() / engine.gradient_accumulation_steps()
+    dist.reduce(total, dst=0)
+""")
+wrong("loop_returns_nothing", step=2, hint="loss_kind", old="""
+        total += loss.detach() / engine.gradient_accumulation_steps()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+""", new="""
+        total += loss.detach() / engine.gradient_accumulation_steps()
+    dist.all_reduce(total)
+""")
+
+# step 3
+
+wrong("held_in_all", step=3, hint="kinds",
+      old="4 / ranks if stage == 3 else 4.0", new="(4 / ranks if stage == 3 else 4.0) * PSI")
+wrong("held_moments_and_master", step=3, hint="moments_two", old="""
+    "master": 4 / ranks if stage >= 1 else 0.0,
+    "moments": 8 / ranks if stage >= 1 else 8.0,
+""", new="""
+    "master": 4 / ranks if stage >= 1 else 0.0,
+    "moments": 12 / ranks if stage >= 1 else 8.0,
+""")
+
+# step 4
+
+wrong("held_bf16_sum_whole", step=4, hint="gradients_stage",
+      old="gradients / ranks if stage >= 2 else float(gradients)",
+      new="gradients / ranks if stage >= 2 and not fp32_sum else float(gradients)")
+
+# step 5
+
+wrong("paper_not_in_stage_1", step=5, hint="paper_reduce",
+      old='"use_multi_rank_bucket_allreduce": False,',
+      new='"use_multi_rank_bucket_allreduce": config["zero_optimization"]["stage"] == 1,')
+
+# step 6
+
+wrong("offload_parameters_too", step=6, hint="offload_what", old=Body("offloaded"), new="""
+    block = {"device": "cpu", "pin_memory": device.type != "cpu"}
+    moved = {"offload_optimizer": block, "offload_param": {"device": "cpu"}}
+    zero = config["zero_optimization"] | moved
+    return config | {"zero_optimization": zero, "zero_force_ds_cpu_optimizer": False}
+""")
+wrong("offload_to_the_device", step=6, hint="offload_what", old=Body("offloaded"), new="""
+    block = {"device": device.type, "pin_memory": device.type != "cpu"}
+    zero = config["zero_optimization"] | {"offload_optimizer": block}
+    return config | {"zero_optimization": zero, "zero_force_ds_cpu_optimizer": False}
+""")
+
+# step 7
+
+wrong("fsdp_all_rows", step=7, hint="rows_same",
+      old="rows.chunk(dist.get_world_size())[dist.get_rank()].split(micro)",
+      new="rows.split(micro)")
+wrong("fsdp_at_once", step=7, hint="micro_size",
+      old="[dist.get_rank()].split(micro)", new="[dist.get_rank()].split(len(rows))")
+wrong("fsdp_backward_at_the_end", step=7, hint="fsdp_backward", old="""
+    for x in mine:
+        loss = mean_loss(model(x), x) / len(mine)
+        loss.backward()
+        total += loss.detach()
+""", new="""
+    for x in mine:
+        total = total + mean_loss(model(x), x) / len(mine)
+    total.backward()
+    total = total.detach()
+""")
+wrong("fsdp_divides_by_rows", step=7, hint="fsdp_divided",
+      old="mean_loss(model(x), x) / len(mine)", new="mean_loss(model(x), x) / micro")
+wrong("fsdp_last_loss", step=7, hint="loss_last",
+      old="loss.backward()\ntotal += loss.detach()", new="loss.backward()\ntotal = loss.detach()")
+wrong("fsdp_zeroes_between", step=7, hint="fsdp_gradient",
+      old="loss.backward()\ntotal += loss.detach()",
+      new="optimizer.zero_grad()\nloss.backward()\ntotal += loss.detach()")
+wrong("shard_kept", step=7, hint="reshard",
+      old="fully_shard(layer, mesh=mesh)",
+      new="fully_shard(layer, mesh=mesh, reshard_after_forward=False)")
+wrong("shard_nothing_returned", step=7, hint="shard_returned",
+      old="fully_shard(model, mesh=mesh)\nreturn model", new="fully_shard(model, mesh=mesh)")
+wrong("shard_root_first", step=7, hint="units",
+      old="for layer in model.layers:\n    fully_shard(layer, mesh=mesh)\nfully_shard(model, mesh=mesh)",
+      new="fully_shard(model, mesh=mesh)\nfor layer in model.layers:\n    fully_shard(layer, mesh=mesh)")
+wrong("shard_together", step=7, hint="units",
+      old="for layer in model.layers:\n    fully_shard(layer, mesh=mesh)",
+      new="fully_shard(list(model.layers), mesh=mesh)")
+
+# step 8
+
+wrong("resume_if_a_folder", step=8, hint="silent_restart",
+      old="if path is None:", new="if not Path(folder).exists():")
+wrong("resume_loads_nothing", step=8, hint="resume_weights",
+      old="path, state = engine.load_checkpoint(folder)", new='path, state = folder, {"step": 7}')
+wrong("save_another_name", step=8, edits=[
+    ('client_state={"step": step}', 'client_state={"next_batch": step}'),
+    ('state["step"]', 'state["next_batch"]')])
+wrong("save_not_the_latest", step=8, hint="not_found",
+      old='client_state={"step": step}', new='client_state={"step": step}, save_latest=False')
