@@ -1,10 +1,10 @@
-"""What one transformer layer keeps for backward, counted tensor by tensor beside the formula.
+"""What one transformer layer keeps for backward, counted and compared with the formula.
 
-Korthikanti et al. (2022, Section 4.1) count the bytes of a layer in 16 bits: attention 11sbh +
-5as²b, MLP 19sbh, two layer norms 4sbh, together sbh(34 + 5as/h). The program builds that
-layer, asks autograd for every tensor it saves (saved_tensors_hooks), and counts each storage
-once. Then it changes one thing at a time: the dropout of the CPU, fused attention, full
-recomputation.
+Korthikanti et al. (2022, Section 4.1) count the bytes of a layer in 16 bits: 11sbh + 5as²b for
+attention, 19sbh for the MLP, and 4sbh for two layer norms. The sum is sbh(34 + 5as/h). The
+program builds this layer. With saved_tensors_hooks it gets every tensor that autograd saves,
+and it counts each storage once. Then it changes one thing at a time: it uses the dropout of the
+CPU, fused attention, and full recomputation.
 """
 
 from collections import Counter
@@ -21,11 +21,12 @@ S, B, H, A = 256, 2, 256, 8  # sequence, batch, hidden, heads
 
 
 class Saved:
-    """Bytes that autograd keeps for backward, by part; a storage counts once."""
+    """Bytes that autograd keeps for backward, for each part. Each storage counts once."""
 
     def __init__(self, module: nn.Module) -> None:
         self.seen = {p.untyped_storage().data_ptr() for p in module.parameters()}
-        self.alive: list[torch.UntypedStorage] = []  # so that no address is used again
+        # keeps every storage alive, so that its address is not used again
+        self.alive: list[torch.UntypedStorage] = []
         self.parts: Counter[str] = Counter()
 
     @contextmanager
@@ -44,7 +45,7 @@ class Saved:
 
 
 def dropout_with_byte_mask(x: torch.Tensor) -> torch.Tensor:
-    """What `F.dropout` runs on a GPU: the mask is kept as one byte per element."""
+    """The dropout that `F.dropout` uses on a GPU: its mask has one byte per element."""
     return torch.native_dropout(x, 0.1, True)[0]
 
 
@@ -53,7 +54,7 @@ def dropout_of_cpu(x: torch.Tensor) -> torch.Tensor:
 
 
 class Layer(nn.Module):
-    """A transformer layer as the formula has it: pre-norm, GELU, three dropouts."""
+    """The transformer layer of the formula, with pre-norm, GELU and three dropouts."""
 
     def __init__(self, dropout=dropout_with_byte_mask, fused: bool = False) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ def measure_recomputed(layer: Layer) -> Counter[str]:
     x = torch.randn(B, S, H, dtype=torch.bfloat16, requires_grad=True)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        return layer(x, Saved(layer))  # what is saved inside is dropped again
+        return layer(x, Saved(layer))  # the tensors saved inside are freed again
 
     with saved.part("layer input"):
         checkpoint(run, x, use_reentrant=False)
@@ -114,7 +115,7 @@ def report(title: str, parts: Counter[str], formula: dict[str, float]) -> None:
 
 
 def check_layer(layer: nn.Module, a: int, x: torch.Tensor, *more: object) -> None:
-    """On x [b, s, h] it is torch's own layer, where the norms' weights come last."""
+    """Compare with torch's layer on x [b, s, h]. The weights of its norms come last."""
     h = x.shape[-1]
     library = nn.TransformerEncoderLayer(
         h, a, 4 * h, 0, "gelu", batch_first=True, norm_first=True

@@ -1,6 +1,6 @@
-"""Ring against recursive doubling: which all-reduce is faster depends on the size.
+"""The size of the tensor decides whether a ring or recursive doubling is faster.
 
-Both are built from send and recv. With messages that take α + β·bytes,
+Both all-reduces are built from send and recv. If a message takes α + β·bytes, they take
 
     ring                  2(n-1) α  +  2(n-1)/n · β S
     recursive doubling    log2(n) α  +  log2(n) · β S
@@ -70,14 +70,14 @@ ALGORITHMS: dict[str, Callable] = {"ring": ring, "recursive doubling": recursive
 
 
 def steps_and_bytes(name: str, n: int, size: float) -> tuple[float, float]:
-    """How many messages in a row, and how many bytes they carry in all."""
+    """Return the number of messages in a row, and the total number of their bytes."""
     if name == "ring":
         return 2 * (n - 1), 2 * (n - 1) / n * size
     return math.log2(n), math.log2(n) * size
 
 
 def measure(name: str, size: int) -> float:
-    """Seconds of the fastest of a few runs, as the slowest rank saw it."""
+    """Seconds of the fastest of a few runs, as measured by the slowest rank."""
     tensor, scratch = torch.ones(size // 4), torch.empty(size // 4)
     times = []
     for _ in range(2 if size > 2**22 else 6):
@@ -97,7 +97,7 @@ def measure(name: str, size: int) -> float:
 
 
 def fit(measured: dict[str, list[float]], n: int) -> tuple[float, float]:
-    """One α and one β for both curves; every point counts by its relative error."""
+    """Fit one α and one β to both curves. Every point counts by its relative error."""
     rows, ones = [], []
     for name, seconds in measured.items():
         for size, t in zip(SIZES, seconds, strict=True):
@@ -110,7 +110,7 @@ def fit(measured: dict[str, list[float]], n: int) -> tuple[float, float]:
 
 
 def crossing(measured: dict[str, list[float]]) -> float:
-    """The size at which the ring overtakes, interpolated; medians of three smooth the ratio."""
+    """Interpolate the size from which the ring is faster. Medians of three smooth the ratio."""
     ratio = [math.log(r / d) for r, d in zip(*measured.values(), strict=True)]
     smooth = [statistics.median(ratio[max(i - 1, 0) : i + 2]) for i in range(len(ratio))]
     for i in range(len(smooth) - 1, 0, -1):
@@ -125,7 +125,7 @@ def human(size: float) -> str:
 
 
 def predict_crossing(alpha: float, beta: float, n: int) -> float:
-    """The size at which both take the same time by the model."""
+    """The size at which both all-reduces take the same time according to the model."""
     factor = (2 * (n - 1) - math.log2(n)) / (math.log2(n) - 2 * (n - 1) / n)
     return factor * alpha / beta
 
@@ -164,10 +164,10 @@ def main() -> None:
     n = int(os.environ.get("WORLD_SIZE", "0"))
     if n < 4 or n & (n - 1):
         sys.exit("all_reduce_crossing.py needs 4 or 8 ranks, started by torchrun")
-    dist.init_process_group("gloo")  # it reads the host's clock, so tensors of the host
+    dist.init_process_group("gloo")  # the host's clock measures only work on the CPU
     torch.set_num_threads(1)
 
-    # Sizes and algorithms take turns, so that a slow second of the machine hits all of them.
+    # Every round measures all sizes and algorithms, so a slow second affects all of them.
     measured = {name: [math.inf] * len(SIZES) for name in ALGORITHMS}
     for _ in range(ROUNDS):
         for i, size in enumerate(SIZES):
@@ -193,14 +193,14 @@ def main() -> None:
         large = sum(ring_times[-3:]) / sum(doubling_times[-3:])
         assert small > max(1.0, 1.5 * large), (small, large)
         factor, predicted = (predict_crossing(*each, n) for each in ((1, 1), (alpha, beta)))
-        # If the times are computed from the model, the fit must find its α, β and crossing.
+        # If the times are computed from the model, the fit must return its α, β and crossing.
         made = {name: [] for name in ALGORITHMS}
         for name, size in itertools.product(ALGORITHMS, SIZES):
             messages, carried = steps_and_bytes(name, n, size)
             made[name].append(3e-4 * messages + 2e-9 * carried)
         expected = [3e-4, 2e-9, predict_crossing(3e-4, 2e-9, n)]
         torch.testing.assert_close([*fit(made, n), crossing(made)], expected, rtol=0.05, atol=0)
-        # One large tensor that takes half as long again must not change α.
+        # One large tensor that takes 50% more time must not change α.
         made["ring"][-1] *= 1.5
         assert math.isclose(fit(made, n)[0], 3e-4, rel_tol=0.05)
         print(f"crossing, predicted: {factor:g} α/β, ≈{predicted / 2**10:.0f} KiB")

@@ -1,8 +1,8 @@
-"""All-reduce = reduce-scatter + all-gather: the same sums in two separate operations.
+"""A reduce-scatter and an all-gather give the same sums as an all-reduce.
 
 After the reduce-scatter, each rank owns one finished chunk of the sum. A rank that needs only
 this chunk can stop there, which saves half of the traffic. In ZeRO, rank r makes the optimizer
-step of chunk r, and the ranks gather the parameters where DDP would have gathered gradients.
+step of chunk r. The ranks then gather parameters, where DDP would have gathered gradients.
 """
 
 import os
@@ -14,12 +14,12 @@ import torch.distributed as dist
 
 
 def all_reduce_in_two(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum of `x` over all ranks; its length is a multiple of the world size."""
+    """Return the sum of `x` over all ranks. Its length is a multiple of the world size."""
     n = dist.get_world_size()
     chunk = torch.empty_like(x.chunk(n)[0])
-    dist.reduce_scatter(chunk, list(x.chunk(n)))  # rank r: the sum of chunk r over all ranks
+    dist.reduce_scatter(chunk, list(x.chunk(n)))  # rank r gets the sum of chunk r
     total = torch.empty_like(x)
-    dist.all_gather(list(total.chunk(n)), chunk)  # the chunks are views: filled in place
+    dist.all_gather(list(total.chunk(n)), chunk)  # the chunks are views of `total`
     return total
 
 

@@ -1,4 +1,4 @@
-"""An asynchronous collective returns immediately, and its result is there after wait.
+"""An asynchronous collective returns immediately, and its result is complete after wait.
 
 Rank 0 starts an all-reduce and looks at its tensor before the other ranks start theirs. The
 other ranks wait until rank 0 writes a key to the store, so the output does not depend on luck.
@@ -21,7 +21,7 @@ import torch.distributed as dist
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) < 2:
         sys.exit("async_work.py needs 2 ranks or more, started by torchrun")
-    dist.init_process_group("gloo")  # the host looks at the data, so it is in host memory
+    dist.init_process_group("gloo")  # the host reads the data, so it is in host memory
     rank, n = dist.get_rank(), dist.get_world_size()
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False

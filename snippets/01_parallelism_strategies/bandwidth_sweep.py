@@ -1,10 +1,10 @@
-"""A bandwidth sweep over sizes and collectives that runs on any cluster, with NCCL or gloo.
+"""Measures the bandwidth of each collective for many sizes, on any cluster, with NCCL or gloo.
 
-For each collective and size it prints the time, the algorithm bandwidth S/t and the bus
-bandwidth, both as nccl-tests defines them (its doc/PERFORMANCE.md): S is the size of the whole
-array, for all-gather the output and for reduce-scatter the input; bus bandwidth is S/t times
-a factor that counts how much of S has to leave the busiest rank. Compare the bus bandwidth of
-the largest size with the data sheet of the slowest link.
+For each collective and size, the program prints the time t, the algorithm bandwidth S/t and the
+bus bandwidth. Both bandwidths are defined as in nccl-tests (its doc/PERFORMANCE.md). S is the
+size of the whole array, which is the output of an all-gather and the input of a reduce-scatter.
+The bus bandwidth is S/t times a factor: the bytes that the busiest rank has to send, over S.
+Compare the bus bandwidth of the largest size with the datasheet of the slowest link.
 
     torchrun --nproc-per-node=8 bandwidth_sweep.py --max 4G --only all_reduce all_to_all
 """
@@ -54,7 +54,7 @@ def prepare(name: str, whole: torch.Tensor) -> tuple[Callable[[], object], torch
 
 
 def check(name: str, device: torch.device) -> None:
-    """Compare the result of one small call with the result that its name promises.
+    """Compare the result of one small call with the definition of the collective.
 
     Every rank starts with different numbers of both signs, so a sum differs from a maximum. If
     the output is a separate tensor, it starts with NaN. A call that does nothing then fails.
@@ -80,7 +80,7 @@ def check(name: str, device: torch.device) -> None:
 
 
 def seconds_per_call(call: Callable, device: torch.device, budget: float) -> float:
-    """Mean time of one call, as the slowest rank saw it, over about `budget` seconds."""
+    """Mean time of one call on the slowest rank, measured for about `budget` seconds."""
 
     def run(times: int) -> float:
         dist.barrier()
@@ -93,13 +93,13 @@ def seconds_per_call(call: Callable, device: torch.device, budget: float) -> flo
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         return slowest.item()
 
-    run(2)  # connections are opened and buffers allocated on first use
-    once = run(2)  # a maximum, so all ranks repeat equally often
+    run(2)  # the first use opens connections and allocates buffers
+    once = run(2)  # a maximum, so all ranks repeat the same number of times
     return run(max(2, min(100, int(budget / once))))
 
 
 def check_clock(device: torch.device) -> None:
-    """Time a call that sleeps: its mean is the time of one call, and not of all of them."""
+    """Time a call that sleeps. The mean must be the time of one call, not of all calls."""
     calls: list[None] = []
     dist.barrier()  # the first call opens connections
     begin = time.perf_counter()

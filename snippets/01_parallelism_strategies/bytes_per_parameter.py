@@ -1,10 +1,11 @@
-"""Sixteen bytes for every parameter: what training with Adam keeps, counted on real tensors.
+"""Training with Adam keeps about sixteen bytes for each parameter, counted on real tensors.
 
-Three ways to keep the state. Plain fp32: parameters, gradients and two moments of 4 bytes each.
-Mixed precision as the ZeRO paper counts it (Rajbhandari et al., 2020, Section 3.1): parameters
-and gradients in 16 bits, and for the optimizer an fp32 master copy and two fp32 moments. And
-the same with gradients accumulated in fp32, as large runs do. The update is checked against
-torch.optim.Adam, and the sum against what the operating system says the process holds.
+The program compares three ways to keep the state. In plain fp32, the parameters, the gradients
+and two moments have 4 bytes each. In mixed precision as in the ZeRO paper (Rajbhandari et al.,
+2020, Section 3.1), parameters and gradients have 16 bits, and the optimizer has a master copy
+and two moments in fp32. The third way is the same, but gradients are accumulated in fp32, as in
+large runs. The update is compared with torch.optim.Adam, and the total number of bytes is
+compared with the memory of the process that the operating system reports.
 """
 
 import ctypes
@@ -19,12 +20,12 @@ import torch
 from torch import nn
 
 LAYERS, WIDTH = 8, 1024
-STEPS = 5  # of the check against torch.optim.Adam
+STEPS = 5  # in the comparison with torch.optim.Adam
 LR, BETA1, BETA2, EPS = 1e-3, 0.9, 0.999, 1e-8
 
 
 class MixedPrecisionAdam:
-    """Adam for 16-bit parameters: master weights and both moments in fp32."""
+    """Adam for 16-bit parameters, with master weights and both moments in fp32."""
 
     def __init__(self, model: nn.Module, fp32_gradients: bool) -> None:
         self.parameters = list(model.parameters())
@@ -42,7 +43,7 @@ class MixedPrecisionAdam:
     def accumulate_into(total: torch.Tensor):
         def hook(parameter: nn.Parameter) -> None:
             total.add_(parameter.grad)
-            parameter.grad = None  # the 16-bit gradient lives for one layer only
+            parameter.grad = None  # the gradient in 16 bits exists for one layer only
 
         return hook
 
@@ -56,25 +57,25 @@ class MixedPrecisionAdam:
         for parameter, gradient, master, first, second in zip(
             self.parameters, self.gradients(), self.master, self.first, self.second, strict=True
         ):
-            gradient = gradient.float()  # one tensor at a time, gone at the end of the turn
+            gradient = gradient.float()  # one tensor at a time, freed in the next iteration
             first.lerp_(gradient, 1 - BETA1)
             second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
             root = second.sqrt().div_(math.sqrt(correction2)).add_(EPS)
             master.addcdiv_(first, root, value=-LR / correction1)
-            parameter.copy_(master)  # rounded to 16 bits for the next forward
+            parameter.copy_(master)  # rounded to 16 bits for the next forward pass
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the storages behind `tensors`, each storage once."""
+    """Bytes of the storages of `tensors`. Each storage counts once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 
 
 def resident() -> int:
-    """Bytes of memory this process holds, 0 where the system has no /proc."""
+    """Bytes of memory that this process uses, or 0 if the system has no /proc."""
     gc.collect()
     with suppress(OSError, AttributeError, TypeError):  # glibc only
-        ctypes.CDLL(None).malloc_trim(0)  # give back what was freed, so that it is not counted
+        ctypes.CDLL(None).malloc_trim(0)  # return freed memory, so that it is not counted
     statm = Path("/proc/self/statm")
     pages = int(statm.read_text().split()[1]) if statm.exists() else 0
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -103,7 +104,7 @@ def mixed(fp32_gradients: bool) -> tuple[dict[str, int], int, list]:
 
 
 def check_against_torch(fp32_gradients: bool, steps: int) -> None:
-    """Give torch.optim.Adam the same gradients; every master weight must follow its weights."""
+    """Give torch.optim.Adam the same gradients. The master weights must equal its weights."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).to(torch.bfloat16)
     ours = MixedPrecisionAdam(model, fp32_gradients)
@@ -113,14 +114,14 @@ def check_against_torch(fp32_gradients: bool, steps: int) -> None:
         sums = [torch.zeros_like(w) for w in ours.master]
         for _ in range(2):  # micro-batches
             x = torch.randn(16, 32, dtype=torch.bfloat16)
-            x[:, 0] = 0  # whose weights have no gradient: only epsilon prevents 0/0
+            x[:, 0] = 0  # its weights get gradient 0, so only epsilon prevents 0/0
             loss = model(x).square().mean()
             parts = torch.autograd.grad(loss, ours.parameters, retain_graph=True)
             for total, part in zip(sums, parts, strict=True):
                 total += part
             loss.backward()
         for weight, gradient, total in zip(reference, ours.gradients(), sums, strict=True):
-            assert (gradient - total).norm() <= 0.01 * total.norm()  # 16 bits round
+            assert (gradient - total).norm() <= 0.01 * total.norm()  # rounding to 16 bits
             weight.grad = gradient.float().clone()
         ours.step()
         adam.step()
@@ -155,7 +156,7 @@ def main() -> None:
         "bf16": lambda: mixed(fp32_gradients=False),
         "bf16, fp32 grads": lambda: mixed(fp32_gradients=True),
     }
-    for make in columns.values():  # load every kernel before memory is watched
+    for make in columns.values():  # load every kernel before memory is measured
         make()
     counted, watched = {}, {}
     for name, make in columns.items():

@@ -1,21 +1,22 @@
-"""Choose a layout by explicit rules: enumerate, keep what fits, take the least overhead.
+"""Explicit rules choose a layout: of all layouts that fit into memory, one with low overhead.
 
-A layout is TP × PP × DP, what DP shards, and whether layers are recomputed. Its memory follows
-from the formulas of this chapter; its overhead is the time beyond the FLOPs of the model, as a
-share of it: recomputation, the pipeline's bubble, and communication that nothing hides. The
-same memory formula is held against layouts that were really used: seven rows of Table 1 in
-Narayanan et al. (2021), and the first of Table 4 in the Llama 3 paper.
+A layout consists of TP × PP × DP, of the states that DP shards, and of the decision whether
+layers are recomputed. Its memory follows from the formulas of this chapter. Its overhead is the
+additional time, as a fraction of the time for the FLOPs of the model. This time is needed for
+recomputation, for the bubble of the pipeline, and for communication that is not hidden. The
+memory formula is also compared with layouts that were really used: seven rows of Table 1 in
+Narayanan et al. (2021), and the first row of Table 4 in the Llama 3 paper.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 GPUS_PER_NODE = 8
-REACHED = 0.5  # of the peak, while a GPU computes
-LINK = 0.8  # of the datasheet's rate, in a collective
-STEP, STEP_BETWEEN = 3.4e-6, 14e-6  # seconds of a ring's step in a node, between nodes (NCCL)
-CHUNKS = 4  # of layers on each pipeline stage, interleaved
-ROOM = 0.9  # of the memory: the rest is for logits, buffers, fragments
+REACHED = 0.5  # fraction of the peak, while a GPU computes
+LINK = 0.8  # fraction of the datasheet's rate, in a collective
+STEP, STEP_BETWEEN = 3.4e-6, 14e-6  # seconds per ring step in a node, between nodes (NCCL)
+CHUNKS = 4  # number of chunks of layers on each pipeline stage, interleaved
+ROOM = 0.9  # fraction of the memory: the rest is for logits, buffers, fragments
 
 
 @dataclass
@@ -55,22 +56,22 @@ class Layout:
 
 
 def chunks(model: Model, layout: Layout) -> int:
-    """Runs of layers on one stage: more of them make the bubble smaller."""
+    """Number of chunks of layers on one stage. More chunks make the bubble smaller."""
     return max(1, min(CHUNKS, model.layers // layout.pp)) if layout.pp > 1 else 1
 
 
 def state_bytes(model: Model, layout: Layout) -> float:
-    """2 + 2 + 12 bytes for each parameter that a rank holds, less what DP shards."""
+    """2 + 2 + 12 bytes for each parameter of a rank. DP divides the bytes that it shards."""
     held = model.parameters / (layout.tp * layout.pp)
     if layout.shards == "everything":
-        two_layers = 2 * 2 * model.parameters / model.layers / layout.tp  # gathered at a time
+        two_layers = 2 * 2 * model.parameters / model.layers / layout.tp  # gathered at once
         return 16 * held / layout.dp + two_layers
     optimizer = 12 * held / (layout.dp if layout.shards == "optimizer" else 1)
     return 4 * held + optimizer
 
 
 def activation_bytes(model: Model, layout: Layout) -> float:
-    """Of the first stage, which keeps the most: one sequence per micro-batch, TP with SP."""
+    """Bytes on the first stage, the largest: one sequence per micro-batch, TP with SP."""
     layer = 34 * model.sequence * model.hidden / layout.tp
     layer_input = 2 * model.sequence * model.hidden / layout.tp
     in_flight = layout.pp + (layout.pp - 1) / chunks(model, layout)  # interleaved 1F1B
@@ -83,7 +84,7 @@ def fits(model: Model, layout: Layout, gpu: Gpu) -> bool:
 
 
 def overhead(model: Model, layout: Layout, gpu: Gpu) -> float:
-    """Time beyond 6ΨT, as a share of it."""
+    """The time beyond that of 6ΨT FLOPs, as a fraction of that time."""
     gpus = layout.tp * layout.pp * layout.dp
     micro_batches = model.batch // layout.dp
     tokens = model.batch * model.sequence
@@ -92,32 +93,34 @@ def overhead(model: Model, layout: Layout, gpu: Gpu) -> float:
     held = model.parameters / (layout.tp * layout.pp)
     nvlink, network = LINK * gpu.nvlink, LINK * gpu.network
     between = nvlink if gpus <= GPUS_PER_NODE else network
-    # TP is innermost, DP next: the DP ranks of a node want the same bytes and share its cards
+    # TP is innermost, then DP: the DP ranks of a node need the same bytes and share its cards
     sharing = min(layout.dp, GPUS_PER_NODE // layout.tp)
     replicas = min(nvlink, sharing * between)
     nodes = layout.dp // sharing if gpus > GPUS_PER_NODE else 1
-    ring = (layout.dp - nodes) * STEP + (nodes - 1) * STEP_BETWEEN  # α of one gather or scatter
-    ring *= model.layers / layout.pp  # one for each layer
+    ring = (layout.dp - nodes) * STEP + (nodes - 1) * STEP_BETWEEN  # α of one collective
+    ring *= model.layers / layout.pp  # one collective for each layer
 
     recompute = 1 / 3 if layout.recompute else 0.0
     runs = chunks(model, layout)
-    filled = micro_batches + (layout.pp - 1) / runs  # in times of a micro-batch on a stage
-    trip = layout.pp + (micro_batches - 1) / runs  # longer, if there are fewer than stages
+    filled = micro_batches + (layout.pp - 1) / runs  # unit: time of a micro-batch on a stage
+    trip = layout.pp + (micro_batches - 1) / runs  # longer if micro-batches < stages
     bubble = max(filled, trip) / micro_batches - 1
     tp_bytes = 4 * 2 * (layout.tp - 1) / layout.tp * activation
     tp = tp_bytes * model.layers / layout.pp * micro_batches / nvlink
     pp = 2 * activation / layout.tp * micro_batches / between if layout.pp > 1 else 0.0
-    if layout.shards == "everything":  # gather, gather, scatter in every micro-batch
+    if layout.shards == "everything":  # two gathers and a scatter per micro-batch
         dp = micro_batches * (6 * held / replicas + 3 * ring)
         dp = max(0.0, dp - compute)
-    else:  # hidden by the last micro-batch's backward (and the gather by the next forward)
+    else:
+        # the backward pass of the last micro-batch hides the reduction of gradients, and the
+        # next forward pass hides the gather of parameters
         dp = 4 * held * (layout.dp - 1) / layout.dp / replicas + 2 * ring
         dp = max(0.0, dp - 2 / 3 * compute / micro_batches)
     return (1 + recompute) * (1 + bubble) - 1 + (tp + pp + dp) / compute
 
 
 def layouts(model: Model, gpus: int) -> Iterator[Layout]:
-    """All layouts the rules allow."""
+    """All layouts that the rules allow."""
     for tp in (1, 2, 4, GPUS_PER_NODE):  # rule 1: TP stays inside a node
         for pp in (1, 2, 4, 8, 16, 32, 64):
             dp = gpus // (tp * pp)
@@ -126,14 +129,15 @@ def layouts(model: Model, gpus: int) -> Iterator[Layout]:
             if model.batch % dp:  # rule 2: no more replicas than sequences in the batch
                 continue
             for shards in ("nothing", "optimizer", "everything"):
-                if shards == "everything" and pp > 1:  # rule 3: PP with ZeRO-1, not FSDP,
-                    continue  # which would gather every stage again for each micro-batch
+                # rule 3: PP with ZeRO-1. FSDP would gather every stage for each micro-batch
+                if shards == "everything" and pp > 1:
+                    continue
                 for recompute in (False, True):
                     yield Layout(tp, pp, dp, shards, recompute)
 
 
 def choose(model: Model, gpus: int, gpu: Gpu) -> Layout | None:
-    """The simplest layout within five points of the least overhead; None if nothing fits."""
+    """The simplest layout within five points of the least overhead, or None if none fits."""
     cost = {
         str(layout): (overhead(model, layout, gpu), layout)
         for layout in layouts(model, gpus)

@@ -1,6 +1,6 @@
-"""Shows which chunks each rank sends, step by step, and so why each collective has its factor.
+"""Shows which chunks each rank sends in each step, which explains the factor of a collective.
 
-The program plays ring algorithms like those of NCCL with sets instead of numbers. A set
+The program simulates ring algorithms like those of NCCL with sets instead of numbers. A set
 contains the ranks whose contributions are in a chunk. In one step a rank sends at most one
 chunk and receives at most one chunk. The program checks that a rank sends only what it has,
 that no contribution is added twice, and that every rank ends with what the collective defines.
@@ -21,7 +21,7 @@ State = list[dict[Chunk, frozenset[int]]]  # [rank][chunk]: the contributions th
 
 
 def around_the_ring(first: int, steps: range) -> list[list[Send]]:
-    """In each step, every rank sends one chunk to the right: first the chunk rank + first."""
+    """In each step, every rank sends a chunk to the right. Its first chunk is rank + first."""
     return [[(r, (r + 1) % N, ((r + first - k) % N,)) for r in range(N)] for k in steps]
 
 
@@ -68,7 +68,7 @@ def end_of(name: str) -> State:
 
 
 def play(name: str, steps: list[list[Send]]) -> list[list[frozenset[int]]]:
-    """Make all sends; return the contributions in each sent chunk. Fails on a wrong result."""
+    """Make all sends. Return the contributions in each sent chunk. Fails on a wrong result."""
     state, sent = start_of(name), []
     for sends in steps:
         for ends in zip(*(send[:2] for send in sends), strict=True):
@@ -84,7 +84,7 @@ def play(name: str, steps: list[list[Send]]) -> list[list[frozenset[int]]]:
 
 
 def chunks_of(steps: list[list[Send]]) -> list[int]:
-    """How many chunks each rank sends."""
+    """The number of chunks that each rank sends."""
     return [sum(source == r for sends in steps for source, *_ in sends) for r in range(N)]
 
 
@@ -94,7 +94,7 @@ def text(x: float, y: float, words: str, colour: str, size: int, anchor: str = "
 
 
 def panel(left: float, top: float, name: str, steps: list[list[Send]]) -> str:
-    """A row for each rank, a column for each step, and a square for each sent chunk."""
+    """Draw a row for each rank, a column for each step, and a square for each sent chunk."""
     most = max(chunks_of(steps))
     words = f"{most} chunks: {most / N:g} S"
     if min(chunks_of(steps)) < most:
@@ -148,7 +148,7 @@ def main() -> None:
         print(f"  {name:26}{chunks!s:16}busiest {float(busiest):.2f} S, {len(steps)} steps")
         assert name not in factors or busiest == factors[name]
     ring, through = (chunks_of(played[name]) for name in ("all-reduce", [*played][-1]))
-    # The same number of chunks in total: the ring is faster because all ranks send at a time.
+    # Both send the same number of chunks. The ring is faster, because all ranks send at once.
     assert sum(ring) == sum(through) == 2 * (N - 1) * N and max(through) == N * (N - 1)
     with open("chunks_sent.svg", "w", encoding="utf-8") as file:
         file.write(draw(played))

@@ -1,11 +1,11 @@
-"""The bytes that each collective has to send, and the bytes that gloo writes to its sockets.
+"""Compares the bytes that each collective has to send with those that gloo really sends.
 
 For an array of S bytes on n ranks the busiest rank has to send at least 2(n-1)/n·S in an
 all-reduce, (n-1)/n·S in its halves and in an all-to-all, and S as the root of a broadcast. The
 kernel of the operating system counts the bytes that each process wrote. CPU and Linux only.
 
 gloo sends more in three cases. Its reduce_scatter runs one all-reduce for the chunk of each
-rank, and each rank keeps only its own chunk, so it sends the bytes of a whole all-reduce. The
+rank, and each rank keeps only its own chunk. This sends the bytes of a whole all-reduce. The
 root of its broadcast sends the whole tensor to log2(n) ranks. Its reduce sends a little more.
 """
 
@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 
 MIB = 2**20
-ELEMENTS = 3 * MIB  # 12 MiB of float32; 2, 3 and 4 ranks divide it
+ELEMENTS = 3 * MIB  # 12 MiB of float32, divisible by 2, 3 and 4 ranks
 
 
 def all_bytes_written() -> int:
-    """Bytes this process has given to write calls, sockets included."""
+    """Bytes that this process has passed to write calls, also of sockets."""
     return int(Path("/proc/self/io").read_text().split("wchar:")[1].split()[0])
 
 

@@ -1,12 +1,12 @@
-"""A collective, step by step: who sends which chunk to whom, what each rank sends, how long.
+"""Shows the messages of a collective step by step, with their bytes and their time.
 
-Five collectives, each by a ring, a tree, recursive doubling and a hierarchy of nodes, as lists
-of messages. A step is over when its slowest message has come, after α + β·bytes of the link
-that it takes: one inside a node, one between nodes. The program prints one case, with the
-other algorithms beside it. Without arguments it also plays every plan with sets in place of
-numbers, asserts what the definition of the collective says, and that the time is the
-formula's; and draws collective_steps.svg. The page "Collective algorithms,
-step by step" has the same numbers.
+The program has five collectives. A ring, a tree, recursive doubling and a hierarchy of nodes
+implement each of them as a list of messages. A step is over when its slowest message has
+arrived. A message takes α + β·bytes of its link, and a link is inside a node or between nodes.
+The program prints one case and compares it with the other algorithms. Without arguments it also
+simulates every plan with sets instead of numbers. It checks the result with the definition of
+the collective, and the time with the formula. It also draws collective_steps.svg. The page
+"Collective algorithms, step by step" has the same numbers.
 """
 
 import argparse
@@ -20,12 +20,12 @@ COLLECTIVES = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broa
 ALGORITHMS = ["ring", "tree", "doubling", "hierarchical"]
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
-Message = tuple[int, int, list[int], bool]  # from, to, chunks, added to what is there
+Message = tuple[int, int, list[int], bool]  # from, to, chunks, whether the target adds them
 Plan = list[list[Message]]  # the messages of each step
 
 
 def pass_round(members: Sequence[int], blocks: list, first: int, add: bool) -> Plan:
-    """Each member sends a block to the next, and in the next step the one it has received."""
+    """Each member sends a block to the next member, and then each block that it received."""
     n = len(members)
     return [
         [
@@ -37,7 +37,7 @@ def pass_round(members: Sequence[int], blocks: list, first: int, add: bool) -> P
 
 
 def spread(members: Sequence[int], chunks: list[int]) -> Plan:
-    """A binomial tree: in every step all who have the chunks send them to one who has not."""
+    """A binomial tree: in every step, each rank with the chunks sends them to one without."""
     n = len(members)
     return [
         [(members[i], members[i + d], chunks, False) for i in range(min(d, n - d))]
@@ -46,12 +46,12 @@ def spread(members: Sequence[int], chunks: list[int]) -> Plan:
 
 
 def powers(n: int) -> list[int]:
-    """1, 2, 4, … below n."""
+    """The powers of two below n: 1, 2, 4, …"""
     return [1 << k for k in range((n - 1).bit_length())]
 
 
 def together(plans: list[Plan]) -> Plan:
-    """Plans of disjoint ranks, run at the same time."""
+    """Merge plans of disjoint ranks, so that they run at the same time."""
     return [list(itertools.chain(*steps)) for steps in zip(*plans, strict=True)]
 
 
@@ -63,12 +63,12 @@ def ring(collective: str, n: int) -> Plan:
         return pass_round(ranks, own, -1, True)
     if collective == "all-gather":
         return pass_round(ranks, own, 0, False)
-    if collective == "broadcast":  # the chunks follow each other down a chain
+    if collective == "broadcast":  # the root sends all chunks along a chain of ranks
         return [
             [(r, r + 1, [k - r], False) for r in range(n - 1) if 0 <= k - r < n]
             for k in range(2 * n - 2)
         ]
-    # all-to-all: in step k to the rank k places on
+    # all-to-all: in step k, rank r sends to rank r + k
     return [
         [(r, (r + k) % n, [r * n + (r + k) % n], False) for r in ranks] for k in range(1, n)
     ]
@@ -95,7 +95,7 @@ def doubling(collective: str, n: int) -> Plan:
     ranks = range(n)
     if collective == "all-reduce":
         return [[(r, r ^ d, list(ranks), True) for r in ranks] for d in powers(n)]
-    if collective == "all-to-all":  # what is on the wrong side of bit d changes sides
+    if collective == "all-to-all":  # send the pieces whose target differs in bit d
         return [
             [
                 (
@@ -114,7 +114,7 @@ def doubling(collective: str, n: int) -> Plan:
     ]
     if collective == "all-gather":
         return gather
-    if collective == "reduce-scatter":  # halving: the same way back
+    if collective == "reduce-scatter":  # halving: the all-gather in reverse
         return [[(to, r, chunks, True) for r, to, chunks, _ in step] for step in gather[::-1]]
     scatter = [
         [(r, r + d, list(range(r + d, r + 2 * d)), False) for r in range(0, n, 2 * d)]
@@ -124,14 +124,14 @@ def doubling(collective: str, n: int) -> Plan:
 
 
 def there(rank: int, source: int, target: int, d: int) -> bool:
-    """Before the step of distance d, does `rank` hold this piece, and has it to send it?"""
+    """Whether `rank` has this piece before the step of distance d, and has to send it."""
     held = source // d == rank // d and target % d == rank % d
     return held and (target ^ rank) & d > 0
 
 
 def hierarchical(collective: str, n: int, g: int) -> Plan:
     nodes = [range(first, first + g) for first in range(0, n, g)]
-    rails = [range(place, n, g) for place in range(g)]  # the ranks of one place in each node
+    rails = [range(place, n, g) for place in range(g)]  # ranks with the same local rank
     if collective == "broadcast":
         everything = list(range(n))
         return spread(rails[0], everything) + together([spread(x, everything) for x in nodes])
@@ -167,7 +167,7 @@ def hierarchical(collective: str, n: int, g: int) -> Plan:
 
 
 def plan(collective: str, algorithm: str, n: int, g: int) -> Plan:
-    """The messages of every step. Raises ValueError where there is no such algorithm."""
+    """The messages of every step. Raises ValueError if there is no such algorithm."""
     if algorithm == "tree" and collective == "all-to-all":
         raise ValueError("no tree: all pieces would pass through its root")
     if algorithm == "doubling" and n & (n - 1):
@@ -180,7 +180,7 @@ def plan(collective: str, algorithm: str, n: int, g: int) -> Plan:
 
 
 def play(collective: str, n: int, steps: Plan) -> list[list[dict[int, frozenset[int]]]]:
-    """What each rank holds, before each step and at the end: for a chunk, its summands."""
+    """The summands of each chunk on each rank, before each step and at the end."""
     everyone = range(n)
     begin: dict[str, list] = {
         "all-gather": [{r: frozenset({r})} for r in everyone],
@@ -205,7 +205,7 @@ def play(collective: str, n: int, steps: Plan) -> list[list[dict[int, frozenset[
 
 
 def expected(collective: str, n: int, rank: int) -> dict[int, frozenset[int]]:
-    """What the definition of a collective says that a rank holds."""
+    """The chunks of a rank and their summands, by the definition of the collective."""
     total, everyone = frozenset(range(n)), range(n)
     return {
         "all-reduce": dict.fromkeys(everyone, total),
@@ -216,8 +216,8 @@ def expected(collective: str, n: int, rank: int) -> dict[int, frozenset[int]]:
     }[collective]
 
 
-# In a formula t(x) = α + βx is the time of x bytes: t inside a node, t′ between nodes, and τ on
-# the slower of the links that a step takes.
+# In the formulas, t(x) = α + βx is the time of x bytes inside a node, and t′(x) is their time
+# between nodes. τ(x) is their time on the slower of the links that a step uses.
 FORMULAS = {
     ("ring", "all-reduce"): "2(n−1) · τ(S/n)",
     ("ring", "reduce-scatter"): "(n−1) · τ(S/n)",
@@ -248,7 +248,7 @@ Link = tuple[float, float]  # α in seconds, β in seconds per byte
 def closed_form(
     collective: str, algorithm: str, n: int, g: int, size: float, inner: Link, outer: Link
 ) -> float:
-    """Seconds by the formula, which knows of no message."""
+    """Seconds according to the formula, which does not use the list of messages."""
 
     def t(x: float) -> float:
         return inner[0] + inner[1] * x
@@ -260,13 +260,15 @@ def closed_form(
         return t(x) if g == n else max(t(x), between(x)) if g > 1 else between(x)
 
     def at(d: int, x: float) -> float:
-        """A step of distance d: inside the nodes as long as d is less than g."""
+        """The time of a step of distance d, which is inside the nodes if d is less than g."""
         return t(x) if d < g else between(x)
 
     half = collective in ("reduce-scatter", "all-gather")
-    if algorithm == "ring" and collective == "broadcast":  # fills and drains inside a node
+    # in the first and last g-1 steps, all messages are inside a node
+    if algorithm == "ring" and collective == "broadcast":
         return 2 * (g - 1) * t(size / n) + 2 * (n - g) * either(size / n)
-    if algorithm == "ring" and collective == "all-to-all" and g < n:  # or g places on
+    # in the first and last g-1 steps, only some messages are between nodes
+    if algorithm == "ring" and collective == "all-to-all" and g < n:
         near = 2 * (g - 1)
         return near * either(size / n) + (n - 1 - near) * between(size / n)
     if algorithm == "ring":
@@ -288,7 +290,7 @@ def closed_form(
 
 
 def step_times(steps: Plan, n: int, g: int, size: float, inner: Link, outer: Link) -> list:
-    """Seconds of each step, and the message that decides: (seconds, chunks, between nodes)."""
+    """For each step, its slowest message: (seconds, chunks, whether it is between nodes)."""
     times = []
     for step in steps:
         slowest = (0.0, 0, False)
@@ -309,12 +311,12 @@ def bytes_sent(steps: Plan, n: int, size: float) -> list[float]:
 
 
 def least(collective: str, n: int) -> float:
-    """The share of S that the busiest rank has to send or receive: the factor of busbw."""
+    """The factor of busbw: bytes that the busiest rank must send or receive, divided by S."""
     return {"all-reduce": 2 * (n - 1) / n, "broadcast": 1}.get(collective, (n - 1) / n)
 
 
 def digits(x: float) -> str:
-    """Three significant digits, and all of those before the point."""
+    """Format x with three significant digits, and with all digits before the point."""
     if x >= 1000:
         return str(math.floor(x + 0.5))
     return f"{float(Context(prec=3, rounding=ROUND_HALF_UP).create_decimal(x)):.12g}"
@@ -340,11 +342,11 @@ def facts(
     collective: str, algorithm: str, n: int, g: int, size: float, inner: Link, outer: Link,
     step: int,
 ) -> dict:  # fmt: skip
-    """What is said about one case after so many of its steps."""
+    """The printed values of one case after `step` of its steps."""
     steps = plan(collective, algorithm, n, g)
     times = step_times(steps, n, g, size, inner, outer)
     terms: list[list] = []
-    for _, chunks, far in times:  # equal steps in a row are one term of the sum
+    for _, chunks, far in times:  # consecutive equal steps are one term of the sum
         if terms and terms[-1][1:] == [chunks, far]:
             terms[-1][0] += 1
         else:
@@ -381,7 +383,7 @@ def facts(
 
 
 def draw() -> str:
-    """The steps of four all-reduces on a line of time, for a short tensor and a long one."""
+    """Draw a timeline of four all-reduces, for a small tensor and for a large tensor."""
     colours, ink, muted = ["#0b6e99", "#c2410c"], "#1f2937", "#52525b"
     inner, outer = (5e-6, 1 / 450e9), (20e-6, 1 / 50e9)
     parts = []
@@ -416,7 +418,7 @@ def draw() -> str:
 
 
 def check(inner: Link, outer: Link, size: float) -> int:
-    """Every plan keeps its promise; returns how many there are."""
+    """Check every plan with the definition and the formula. Return the number of plans."""
     count = 0
     for n in range(2, 17):
         for g in [g for g in powers(n) if n % g == 0] + [n]:
@@ -430,7 +432,7 @@ def check(inner: Link, outer: Link, size: float) -> int:
                     for rank, held in enumerate(end):
                         wanted = expected(collective, n, rank)
                         assert held | wanted == held, (collective, algorithm, n, g, rank)
-                    for step in steps:  # one port: a rank sends one message, and receives one
+                    for step in steps:  # a rank sends and receives at most one message
                         for side in (0, 1):
                             busy = [message[side] for message in step]
                             assert len(set(busy)) == len(busy), (collective, algorithm, n, g)
@@ -471,7 +473,7 @@ def main() -> None:
     if unit not in UNITS or not number.isdigit() or not int(number):
         sys.exit("--size: a whole number and KiB, MiB or GiB, as in 64MiB")
     if min(args.alpha, args.far_alpha) < 0 or min(args.rate, args.far_rate) <= 0:
-        sys.exit("a latency is no less than 0, and a rate more than 0")
+        sys.exit("a latency must be at least 0, and a rate must be more than 0")
     size = int(number) * UNITS[unit]
     inner, outer = (
         (args.alpha / 1e6, 1e-9 / args.rate),
@@ -489,14 +491,14 @@ def main() -> None:
     print(f"{args.collective} of {in_bytes(size)} by {args.algorithm}: {n} ranks, {where}")
     print(f"T = {said['formula']}\n  = {said['sum']} = {said['time']}")
     print(f"after step {step} of {count}: {said['passed']}; sent by rank 0…: {said['so far']}")
-    print(f"sent in all: {said['sent']}; no algorithm's busiest rank less than {said['least']}")
+    print(f"sent in total: {said['sent']}; lower bound for the busiest rank: {said['least']}")
     print(f"algbw {said['algbw']}, busbw {said['busbw']}")
     for name, (first, *rest) in said["others"].items():
         mark = "  fastest" * (name == said["fastest"])
         print(f"{name:12}  {first:>8}", *(f"{each:>10}" for each in rest), mark, sep="")
     if len(sys.argv) == 1:
         plans = check(inner, outer, size) + check(outer, inner, 2**10)
-        print(f"{plans // 2} plans: each ends as its collective says, in the formula's time")
+        print(f"{plans // 2} plans: results equal the definition, times equal the formula")
         with open("collective_steps.svg", "w", encoding="utf-8") as file:
             file.write(draw())
 

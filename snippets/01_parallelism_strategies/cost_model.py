@@ -1,4 +1,4 @@
-"""Two numbers that predict an all-reduce: α and β, fitted on some sizes and tested on others.
+"""Two numbers, α and β, are fitted on some sizes and predict the all-reduce of other sizes.
 
 The time of dist.all_reduce is modelled as α + β·S. The fit uses every second size from 1 KiB to
 4 MiB and minimizes the relative error, so that a microsecond at 1 KiB counts as much as a
@@ -27,7 +27,7 @@ ROUNDS = 2
 
 
 def measure_all_reduce(size: int) -> float:
-    """Seconds of the fastest of a few all-reduces, as the slowest rank saw it."""
+    """Seconds of the fastest of a few all-reduces, as measured by the slowest rank."""
     tensor = torch.empty(size // 4)
     assert tensor.nbytes == size
     times = []
@@ -49,7 +49,7 @@ def fit(sizes: list[int], seconds: list[float], terms: str = "αβ") -> tuple[fl
     fitted; the other constant is zero.
     """
     s, t = torch.tensor(sizes).double(), torch.tensor(seconds).double()
-    columns = {"α": 1 / t, "β": s / t}  # (α + β·s) / t should be one
+    columns = {"α": 1 / t, "β": s / t}  # (α + β·s) / t should equal 1
     rows = torch.stack([columns[term] for term in terms], dim=1)
     found = torch.linalg.lstsq(rows, torch.ones_like(t)[:, None]).solution[:, 0].tolist()
     constants = dict(zip(terms, found, strict=True))
@@ -57,7 +57,7 @@ def fit(sizes: list[int], seconds: list[float], terms: str = "αβ") -> tuple[fl
 
 
 def worst_factor(alpha: float, beta: float, seconds: dict[int, float]) -> float:
-    """The largest factor between a predicted and a measured time, over the sizes held out."""
+    """The largest factor between predicted and measured time, over the sizes held out."""
     factors = []
     for size in HELD_OUT:
         predicted = alpha + beta * size
@@ -66,7 +66,7 @@ def worst_factor(alpha: float, beta: float, seconds: dict[int, float]) -> float:
     return max(factors)
 
 
-# Times that follow the model exactly must give its two constants back.
+# For times that follow the model exactly, the fit must return its two constants.
 made = fit(FITTED, [2e-3 + 1e-9 * size for size in FITTED])
 assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(made, (2e-3, 1e-9), strict=True))
 # One size that takes three times as long must not change α, the time of the small sizes.
@@ -111,9 +111,9 @@ def draw(seconds: dict[int, float], alpha: float, beta: float) -> None:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) < 2:
         sys.exit("cost_model.py needs 2 ranks or more, started by torchrun")
-    dist.init_process_group("gloo")  # it reads the host's clock, so tensors of the host
+    dist.init_process_group("gloo")  # the host's clock measures only work on the CPU
 
-    # Each round measures all sizes, so a short disturbance does not hit one size alone.
+    # Each round measures all sizes, so a short disturbance does not affect only one size.
     rounds = [[measure_all_reduce(size) for size in SIZES] for _ in range(ROUNDS)]
     seconds = dict(zip(SIZES, map(min, zip(*rounds, strict=True)), strict=True))
 

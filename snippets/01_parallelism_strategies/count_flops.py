@@ -1,10 +1,11 @@
-"""FLOPs of a training step, counted operator by operator beside 6ΨT.
+"""The FLOPs of a training step are counted for every operator, and compared with 6ΨT.
 
-A weight multiplies and adds once for each token: 2 FLOPs forward. Backward does that twice, for
-the gradient of the input and of the weight: 4. So 6ΨT for T tokens, plus attention, which has
-no weights. FlopCounterMode watches every operator. On the meta device tensors have shapes and
-no memory, so that GPT-3 itself is counted on a laptop. With recomputation the count is that of
-equation (3) in Narayanan et al. (2021): 96Bslh²(1 + s/6h + V/16lh).
+In the forward pass, each weight needs one multiplication and one addition per token, which are
+2 FLOPs. The backward pass needs 4 FLOPs, because it computes the gradients of the input and of
+the weight. For T tokens the sum is 6ΨT. The FLOPs of attention, which has no weights, are
+added to it. FlopCounterMode counts every operator. On the meta device, tensors have a shape but
+no memory, so a laptop can count GPT-3. With recomputation, the count equals equation (3) in
+Narayanan et al. (2021): 96Bslh²(1 + s/6h + V/16lh).
 """
 
 import torch
@@ -32,7 +33,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder with tied embeddings; the causal mask changes no count and is left out."""
+    """A decoder with tied embeddings, without a causal mask, which would change no count."""
 
     def __init__(self, layers: int, h: int, a: int, s: int, vocabulary: int) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class GPT(nn.Module):
 
 
 def count(model: nn.Module, ids: torch.Tensor) -> tuple[int, int]:
-    """FLOPs of forward and of backward."""
+    """The FLOPs of the forward pass and of the backward pass."""
     with FlopCounterMode(display=False) as forward:
         loss = model(ids).sum()
     with FlopCounterMode(display=False) as backward:
@@ -66,7 +67,7 @@ def equation_3(b: int, s: int, layers: int, h: int, vocabulary: int) -> float:
 
 
 def check_layer(layer: nn.Module, a: int, x: torch.Tensor, *more: object) -> None:
-    """On x [b, s, h] it is torch's own layer, where the norms' weights come last."""
+    """Compare with torch's layer on x [b, s, h]. The weights of its norms come last."""
     h = x.shape[-1]
     library = nn.TransformerEncoderLayer(
         h, a, 4 * h, 0, "gelu", batch_first=True, norm_first=True
@@ -92,7 +93,7 @@ def main() -> None:
         psi = sum(p.numel() for p in model.parameters())
         forward, backward = count(model, ids)
         total, simple = forward + backward, 6 * psi * b * s
-        attention = 12 * layers * b * s**2 * h  # QKᵀ and PV: 4s²h forward, twice that backward
+        attention = 12 * layers * b * s**2 * h  # QKᵀ and PV: 4s²h forward, 8s²h backward
 
         print(f"{name}: Ψ = {psi:,}, T = {b * s:,}")
         print(
@@ -100,7 +101,7 @@ def main() -> None:
         )
         print(f"  6ΨT = {simple:.4g} is {100 * simple / total:.1f}% of what was counted")
         print(f"  attention 12Lbs²h = {attention:.4g}: {100 * attention / total:.1f}%")
-        matrices = 12 * layers * h**2 + vocabulary * h  # what multiplies: no biases, no norms
+        matrices = 12 * layers * h**2 + vocabulary * h  # without biases and norms
         assert total == 6 * matrices * b * s + attention
         model.recompute = True
         with set_checkpoint_early_stop(False):

@@ -1,13 +1,14 @@
-"""The critical batch size: why twice the data-parallel ranks stop halving the steps.
+"""Above the critical batch size, twice the data-parallel ranks no longer halve the steps.
 
-McCandlish et al. (2018) model the steps S and the samples E = S·B that reach a given loss with
-a batch of B as K = K_min(1 + B_crit/B), E = E_min(1 + B/B_crit), and predict B_crit from the
-noise of the gradient, tr(Σ)/|G|². Data parallelism measures that noise for nothing: the norm
-of a rank's gradient before the all-reduce, and of the mean after it (their Appendix A.1).
+McCandlish et al. (2018) model the K steps and the E = K·B samples that reach a given loss with
+a batch of B samples: K = K_min(1 + B_crit/B) and E = E_min(1 + B/B_crit). They predict B_crit
+from the noise of the gradient, tr(Σ)/|G|². Data parallelism can measure this noise at no
+additional cost. It needs the norm of a rank's gradient before the all-reduce, and the norm of
+the mean gradient after it (their Appendix A.1).
 
-The program trains a linear regression by SGD with the best of many learning rates for each
-batch, counts steps to the same loss, fits the two constants, and measures the noise scale
-along the way. Draws critical_batch.svg.
+The program trains a linear regression by SGD, with the best of many learning rates for each
+batch. It counts the steps to the same loss, fits the two constants, and measures the noise
+scale during the training. Draws critical_batch.svg.
 """
 
 import matplotlib
@@ -18,8 +19,8 @@ import torch
 
 FEATURES, LABEL_NOISE = 16, 0.5
 BATCHES = [2**k for k in range(11)]
-RATES = torch.logspace(-2.5, 0.3, 32)  # learning rates, all tried at once
-TARGET = 0.02  # of the excess loss at the start
+RATES = torch.logspace(-2.5, 0.3, 32)  # learning rates, all tried at the same time
+TARGET = 0.02  # fraction of the excess loss at the start
 MAX_STEPS = 4000
 SCALES = torch.logspace(0, -1, FEATURES)  # standard deviation of each feature
 
@@ -30,12 +31,12 @@ def sample(batch: tuple[int, ...], truth: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def excess_loss(w: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """The expected loss above the least possible: half the mean of (x·(w - truth))²."""
+    """The expected loss minus the least possible loss: half the mean of (x·(w - truth))²."""
     return 0.5 * ((w - truth) * SCALES).square().sum(dim=-1)
 
 
 def steps_to_target(batch: int, truth: torch.Tensor) -> int:
-    """Steps until the excess loss, averaged over runs, is reached with the best rate."""
+    """Steps with the best rate until the excess loss, averaged over runs, is at the target."""
     runs = max(4, min(32, 2048 // batch))
     w = torch.zeros(runs, len(RATES), FEATURES)
     target = TARGET * excess_loss(torch.zeros(FEATURES), truth)
@@ -43,19 +44,19 @@ def steps_to_target(batch: int, truth: torch.Tensor) -> int:
         x, y = sample((runs, batch), truth)  # [runs, batch, features], [runs, batch]
         errors = w @ x.transpose(1, 2) - y[:, None]  # [runs, rates, batch]
         w -= RATES[:, None] * (errors @ x) / batch
-        if (excess_loss(w, truth).mean(dim=0) <= target).any():  # too large a rate is NaN
+        if (excess_loss(w, truth).mean(dim=0) <= target).any():  # NaN: rate too high
             return step
     raise RuntimeError(f"a batch of {batch} did not reach the target in {MAX_STEPS} steps")
 
 
 def noise_scale(w: torch.Tensor, truth: torch.Tensor, ranks: int = 4, b: int = 64) -> float:
-    """tr(Σ)/|G|² from the gradients that `ranks` data-parallel ranks have anyway."""
+    """Estimate tr(Σ)/|G|² from the gradients that `ranks` data-parallel ranks have anyway."""
     signal = noise = 0.0
     for _ in range(500):
         x, y = sample((ranks, b), truth)
         gradients = ((x @ w - y)[..., None] * x).mean(dim=1)  # one per rank
         small = gradients.square().sum(dim=1).mean().item()  # |g|² before the all-reduce
-        big = gradients.mean(dim=0).square().sum().item()  # and after it
+        big = gradients.mean(dim=0).square().sum().item()  # the same after it
         big_b = ranks * b
         signal += (big_b * big - b * small) / (big_b - b)  # estimates |G|²
         noise += (small - big) / (1 / b - 1 / big_b)  # estimates tr(Σ)
@@ -63,7 +64,7 @@ def noise_scale(w: torch.Tensor, truth: torch.Tensor, ranks: int = 4, b: int = 6
 
 
 def descend(truth: torch.Tensor, share: float) -> torch.Tensor:
-    """Follow the exact gradient until the excess loss is this share of what it was."""
+    """Follow the exact gradient until the excess loss is `share` of the initial excess loss."""
     w = torch.zeros(FEATURES)
     start = excess_loss(w, truth)
     while excess_loss(w, truth) > share * start:
@@ -72,7 +73,7 @@ def descend(truth: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def fit(steps: list[int]) -> tuple[float, float]:
-    """K_min and B_crit of K = K_min(1 + B_crit/B), least squares of the relative error."""
+    """Fit K_min and B_crit of K = K_min(1 + B_crit/B) to the least squared relative error."""
     counted = torch.tensor(steps, dtype=torch.float64)
     inverse = 1 / torch.tensor(BATCHES, dtype=torch.float64)
     rows = torch.stack([1 / counted, inverse / counted], dim=1)
@@ -113,7 +114,7 @@ def draw(steps: list[int], k_min: float, critical: float, noise: dict[str, float
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # small tensors
+    torch.set_num_threads(1)  # the tensors are small
     torch.manual_seed(0)
     truth = torch.full((FEATURES,), 2 / FEATURES**0.5)
     steps = [steps_to_target(batch, truth) for batch in BATCHES]

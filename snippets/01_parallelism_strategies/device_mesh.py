@@ -50,10 +50,10 @@ def main() -> None:
     if mesh.get_rank() == 0:
         print(*lines, sep="\n")
 
-    # A tensor-parallel sum and a data-parallel mean, each in its own group.
+    # The tensor-parallel sum and the data-parallel mean use different groups.
     value = torch.tensor([float(mesh.get_rank())], device=device_type)
     dist.all_reduce(value, group=mesh.get_group("tp"))
-    assert value.item() == (0 + 1 if mesh.get_rank() < 2 else 2 + 3)  # of the row alone
+    assert value.item() == (0 + 1 if mesh.get_rank() < 2 else 2 + 3)  # the sum over this row
     dist.all_reduce(value, op=dist.ReduceOp.SUM, group=mesh.get_group("dp"))
     value /= mesh["dp"].size()
     assert value.item() == (0 + 1 + 2 + 3) / 2

@@ -1,4 +1,4 @@
-"""Draws what every collective leaves on each rank, from what the library really did.
+"""Draws the chunks of each rank after every collective, from real results of the library.
 
 Each rank starts with four chunks. One element of a chunk is 1, and the position of this
 element is the number of the source rank and of the chunk. A sum of chunks therefore lists its
@@ -26,12 +26,12 @@ State = list[list[Cell]]  # [rank][slot]
 
 
 def amount(rank: int, chunk: int) -> int:
-    """The last element of this chunk: different in each chunk, and negative in every second."""
+    """The last element of this chunk: different in each chunk, and negative in half of them."""
     return (-1) ** (rank + chunk) * (10 * rank + chunk + 1)
 
 
 def marked_chunks(rank: int) -> torch.Tensor:
-    """The chunks of this rank: [slot, N * N marks and an amount]."""
+    """The chunks of this rank, [slot, N * N marks and an amount]."""
     x = torch.zeros(N, N * N + 1)
     for chunk in range(N):
         x[chunk, rank * N + chunk] = 1
@@ -40,7 +40,7 @@ def marked_chunks(rank: int) -> torch.Tensor:
 
 
 def run(name: str, x: torch.Tensor) -> torch.Tensor:
-    """Call one operation. Return the chunks of this rank afterwards; zeros mean no chunk."""
+    """Call one operation. Return the chunks of this rank afterwards. Zeros mean no chunk."""
     rank, out = dist.get_rank(), torch.zeros_like(x)
     at_root = rank == ROOT
     if name == "send / recv":
@@ -72,7 +72,7 @@ def run(name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def shown_before(name: str, rank: int) -> torch.Tensor:
-    """The chunks of this rank that the operation uses, and zeros for the others."""
+    """The chunks of this rank that the operation uses, and zeros for all other chunks."""
     x = marked_chunks(rank)
     if rank != ROOT and name in ("broadcast", "scatter", "send / recv"):
         return torch.zeros_like(x)
@@ -187,7 +187,7 @@ def main() -> None:
         shown = [{p for r in state for slot in r for p in slot} for state in (before, after)]
         assert shown[0] == shown[1], f"{name}: the picture loses or adds a chunk"
         panels[name] = (before, after)
-    assert grid(0, 0, expected("broadcast")).count(COLOURS[ROOT]) == N * N  # of the source
+    assert grid(0, 0, expected("broadcast")).count(COLOURS[ROOT]) == N * N  # colour of the root
 
     if rank == 0:
         with open("every_collective.svg", "w", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 """gloo reports "unsupported gloo device" if the wheel lacks the transport that gloo looks up.
 
-PyTorch's gloo looks up a transport by a name: a variable contains the name, or the operating
+PyTorch's gloo looks up a transport by a name. A variable contains the name, or the operating
 system determines it. Linux wheels contain the transport TCP but not UV, so on Linux the name UV
 reproduces the error of those Windows wheels that were built without UV.
 """
@@ -29,7 +29,7 @@ def try_gloo(rank: int, path: str, variables: dict[str, str], pipe) -> None:
 
 
 def outcome(**variables: str) -> str:
-    """What two processes with these variables report; both must report the same."""
+    """The report of two processes with these variables. Both must report the same."""
     fork = get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         pipes = [fork.Pipe() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""In-network reduction: the bytes of an all-reduce and of its halves when the switch adds.
+"""Counts the bytes of an all-reduce and of its two halves in a ring and in a switch that adds.
 
 Each GPU is connected to one switch by a port, and a port has two directions. In a ring, a GPU
 forwards partial sums that another GPU will add to. A switch that can add (NVIDIA's SHARP) reads
@@ -16,7 +16,7 @@ KIB = 1024
 
 
 class Switch:
-    """The ports of n GPUs. Each port counts the bytes up to the switch and down from it."""
+    """The ports of n GPUs. Each port counts the bytes to the switch and from the switch."""
 
     def __init__(self, n: int) -> None:
         self.up, self.down = [0] * n, [0] * n
@@ -27,14 +27,14 @@ class Switch:
         return tensor.clone()
 
     def load_sum(self, parts: list[torch.Tensor], target: int) -> torch.Tensor:
-        """One read by `target`: all ports send, the switch adds, one sum is returned."""
+        """`target` reads a sum: all ports send, and the switch adds and returns one sum."""
         for port, part in enumerate(parts):
             self.up[port] += part.nbytes
         self.down[target] += parts[0].nbytes
         return torch.stack(parts).sum(dim=0)
 
     def store_all(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        """One write by `source`, which the switch copies to every port."""
+        """`source` writes a tensor, and the switch copies it to every port."""
         self.up[source] += tensor.nbytes
         self.down = [port + tensor.nbytes for port in self.down]
         return tensor
@@ -117,7 +117,7 @@ def main() -> None:
         n: formula(n, False, "reduce+gather") / formula(n, True, "reduce+gather")
         for n in reported
     }
-    rate = reported[8] / ratio[8]  # fitted to 8 GPUs; the other three are predictions
+    rate = reported[8] / ratio[8]  # fitted to 8 GPUs, and predicts the other three
     print(
         f"all-reduce of H100s: with 8 GPUs, 480 GB/s of bus bandwidth are {rate:.0f} on a port"
     )
@@ -125,18 +125,18 @@ def main() -> None:
         predicted = rate * ratio[n]
         print(f"  {n} GPUs at this rate: {predicted:.0f} predicted, {reported[n]} reported")
         assert abs(predicted / reported[n] - 1) < 0.025
-        assert abs(rate * ratio[8] / reported[n] - 1) > 0.04  # one constant would be worse
+        assert abs(rate * ratio[8] / reported[n] - 1) > 0.04  # a constant would predict worse
 
     print("nodes of 8 H100 and of 72 GB200, at 40% of their FLOP/s; cards of 50 GB/s")
-    rows: dict[str, list[str]] = {}  # FLOP/s and links are of NVIDIA's datasheets
+    rows: dict[str, list[str]] = {}  # FLOP/s and links from NVIDIA's datasheets
     for gpus, flops, link in ((8, 989e12, 450e9), (72, 2500e12, 900e9)):
-        p, card, total = 0.4 * flops, 50e9, 1152  # 144 nodes of 8, or 16 of 72
+        p, card, total = 0.4 * flops, 50e9, 1152  # 144 nodes of 8 GPUs, or 16 of 72 GPUs
         nodes, size = total // gpus, 1e9
         inside = 2 * (gpus - 1) / gpus * size / link
         inside_adds = (1 + 1 / gpus) * size / link
         across = 2 * (nodes - 1) / nodes * size / gpus / card
-        across_adds = size / gpus / card  # once up, once down
-        halves_add = 2 * size / link  # one after the other, around the cards' part
+        across_adds = size / gpus / card  # sent up and down once
+        halves_add = 2 * size / link  # one before and one after the cards' part
         experts = math.ceil(p / card), math.ceil(p / link)
         for name, value in (
             ("all-reduce of 1 GB in a node, ring", f"{1e3 * inside:.2f} ms"),
@@ -156,13 +156,13 @@ def main() -> None:
     for name, values in rows.items():
         print(f"  {name:46} " + "  ".join(f"{value:>14}" for value in values))
     for name, by_hand in {
-        # 7/4 GB at 450 GB/s and 143/576 at 50; 71/36 at 900 and 15/576 at 50
+        # 7/4 GB at 450 GB/s and 143/576 GB at 50; 71/36 GB at 900 and 15/576 GB at 50 GB/s
         "all-reduce of 1 GB over 1,152 GPUs": ["8.85 ms", "2.71 ms"],
-        # 2 GB at 450 GB/s and 1/8 at 50; 2 at 900 and 1/72 at 50
+        # 2 GB at 450 GB/s and 1/8 GB at 50; 2 GB at 900 and 1/72 GB at 50 GB/s
         "  if all switches add": ["6.94 ms", "2.50 ms"],
-        # 14 and 142 of 9 · 16,384, times 879 and 1,111 FLOPs a byte
+        # 14 and 142, divided by 9 · 16,384, times 879 and 1,111 FLOPs per byte
         "TP of a node, the same": ["8%", "107%"],
-        "EP 64: choices that cross the network": ["88%", "0%"],  # 7 of 8 nodes; none of 1
+        "EP 64: choices that cross the network": ["88%", "0%"],  # 7 of 8 nodes, 0 of 1 node
     }.items():
         assert rows[name] == by_hand, (name, rows[name])
 

@@ -1,57 +1,61 @@
-"""What each dimension of one layout sends in a step, and how long the link needs for it.
+"""Computes how much each dimension of one layout sends in a step, and the time on its link.
 
-The layout is the first row of Table 4 in the Llama 3 paper: 405B parameters on 8,192 H100, TP 8
-× PP 16 × DP 64, 32 sequences of 8,192 tokens for each data-parallel replica. Context
-parallelism is that of the table's third row, 16 sequences of 131,072 tokens over CP 16. The
-model is dense; the row of experts says what it would send if it were not. Rates are the
-datasheets': NVLink 450 GB/s one way, a 400 Gb/s network card per GPU 50 GB/s.
+The layout is the first row of Table 4 in the Llama 3 paper: 405B parameters on 8,192 H100, with
+TP 8 × PP 16 × DP 64. Each data-parallel replica has 32 sequences of 8,192 tokens. Context
+parallelism is that of the third row of the table, with 16 sequences of 131,072 tokens over
+CP 16. The model is dense. The line of EP shows how much it would send if it had experts. The
+rates are from datasheets: NVLink sends 450 GB/s one way, and the 400 Gb/s network card of each
+GPU sends 50 GB/s.
 """
 
 PARAMETERS, LAYERS, HIDDEN, SEQUENCE = 405e9, 126, 16384, 8192
 TP, PP, DP, MICRO_BATCHES = 8, 16, 64, 32  # micro-batches of one sequence
 ACHIEVED = 430e12  # FLOP/s per GPU, as the table reports
 NVLINK, NETWORK = 450e9, 50e9  # bytes/s one way
-NODE = 8  # GPUs, and network cards
+NODE = 8  # GPUs in a node, and also network cards in a node
 
 
 def tensor_parallel() -> float:
-    """Four all-reduces of [1, s, h] in 16 bits per layer: two forward, two backward.
+    """Bytes of four all-reduces of [1, s, h] in 16 bits per layer, two of them in backward.
 
-    With sequence parallelism each becomes a reduce-scatter and an all-gather, the same bytes;
-    and backward repeats one of the gathers of each pair, a quarter more.
+    With sequence parallelism, each all-reduce becomes a reduce-scatter and an all-gather with
+    the same bytes. Backward also repeats one gather of each pair, which adds 25%.
     """
     all_reduce = 2 * (TP - 1) / TP * (2 * SEQUENCE * HIDDEN)
     return 4 * all_reduce * LAYERS / PP * MICRO_BATCHES
 
 
 def pipeline_parallel() -> float:
-    """An activation to the next stage, a gradient to the one before, cut over the TP ranks."""
+    """Bytes sent to the next stage (activations) and to the previous stage (gradients).
+
+    Both are cut over the TP ranks.
+    """
     return 2 * (2 * SEQUENCE * HIDDEN / TP) * MICRO_BATCHES
 
 
 def context_parallel(ranks: int = 16, sequence: int = 131072, micro_batches: int = 16) -> float:
-    """Keys and values gathered in forward, again in backward, and their gradients scattered.
+    """Bytes of the keys and values, gathered in forward and backward, and of their gradients.
 
-    Of 128 heads 8 have keys and values of their own; each TP rank has one of these.
+    The 128 heads share 8 heads of keys and values. Each TP rank has one of these 8 heads.
     """
     keys_and_values = 2 * (2 * sequence * HIDDEN) * (8 / 128) / TP
     return 3 * (ranks - 1) / ranks * keys_and_values * LAYERS / PP * micro_batches
 
 
 def expert_parallel(ranks: int = 8, chosen: int = 2) -> float:
-    """Each token to its experts and back, in forward and in backward: four all-to-alls."""
+    """Bytes of four all-to-alls: tokens to their experts and back, in forward and backward."""
     all_to_all = (ranks - 1) / ranks * chosen * (2 * SEQUENCE * HIDDEN / TP)
     return 4 * all_to_all * LAYERS / PP * MICRO_BATCHES
 
 
 def data_parallel() -> float:
-    """Gradients reduce-scattered in fp32, parameters all-gathered once in 16 bits."""
+    """Bytes of a reduce-scatter of gradients in fp32 and a gather of 16-bit parameters."""
     held = PARAMETERS / (TP * PP)
     return (DP - 1) / DP * (4 + 2) * held
 
 
 def fully_sharded_alone() -> float:
-    """No TP, no PP: all parameters gathered twice, gradients scattered in fp32."""
+    """Bytes without TP and PP: parameters are gathered twice, gradients reduced in fp32."""
     return (2 + 2 + 4) * PARAMETERS
 
 

@@ -21,14 +21,14 @@ import torch.distributed as dist
 
 # --8<-- [start:parsers]
 def old_parser() -> argparse.ArgumentParser:
-    """The parser of a script for torch 1: the launcher wrote an underscore."""
+    """The parser of a script for torch 1, whose launcher wrote an underscore."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=0)
     return parser
 
 
 def new_parser() -> argparse.ArgumentParser:
-    """A parser for every launcher: both spellings, and LOCAL_RANK if there is no argument."""
+    """A parser for every launcher. It accepts both spellings, and the default is LOCAL_RANK."""
     parser = argparse.ArgumentParser()
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     parser.add_argument("--local-rank", "--local_rank", type=int, default=local_rank)
@@ -39,7 +39,7 @@ def new_parser() -> argparse.ArgumentParser:
 
 
 def check_new_parser() -> None:
-    """On a second node of four GPUs, where the rank is not the local rank; both spellings."""
+    """Check both spellings on a second node, where the rank differs from the local rank."""
     with mock.patch.dict(os.environ, {"RANK": "5", "LOCAL_RANK": "1"}):
         for given, expected in (([], 1), (["--local-rank=3"], 3), (["--local_rank=3"], 3)):
             assert new_parser().parse_args(given).local_rank == expected, given

@@ -1,9 +1,9 @@
-"""Eight ranks as a 2 × 2 × 2 layout: which ranks form the groups of each dimension, and why.
+"""Shows which of eight ranks form the groups of each dimension of a 2 × 2 × 2 layout.
 
-init_device_mesh lays the ranks out in row-major order: the last dimension is innermost, its
-groups are neighbours. With four GPUs to a node, ranks 0 to 3 share one machine. So the
-dimension that sends most (TP) comes last, and only the one that sends least often (DP) leaves
-the node.
+init_device_mesh arranges the ranks in row-major order. The last dimension is innermost, so each
+of its groups consists of neighbouring ranks. With four GPUs per node, ranks 0 to 3 are in the
+same node. The dimension that sends the most bytes (TP) should therefore be the last. Then only
+the groups of the dimension that sends least often (DP) cross nodes.
 """
 
 import os
@@ -17,7 +17,7 @@ GPUS_PER_NODE = 4
 
 
 def groups_of(mesh, dimension: str) -> list[list[int]]:
-    """All groups of this dimension, found by asking every rank for its own."""
+    """All groups of this dimension, from an all-gather of the group of each rank."""
     mine = dist.get_process_group_ranks(mesh.get_group(dimension))
     everybody: list = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
@@ -40,7 +40,7 @@ def report(order: tuple[str, ...], device: str) -> None:
             listed = " ".join(str(list(group)) for group in groups)
             print(f"  {dimension}: {listed}   {outside} of {len(groups)} groups cross nodes")
 
-    value = torch.tensor([float(rank)], device=device)  # each group sums its own ranks
+    value = torch.tensor([float(rank)], device=device)  # each group sums over its ranks
     dist.all_reduce(value, group=mesh.get_group("tp"))
     assert value.item() == sum(dist.get_process_group_ranks(mesh.get_group("tp")))
     coordinates: list = [None] * dist.get_world_size()
@@ -68,7 +68,7 @@ def main() -> None:
         sys.exit("start this program with: torchrun --nproc-per-node=8 mesh.py")
     device = start().type
     report(("dp", "pp", "tp"), device)
-    report(("tp", "pp", "dp"), device)  # the wrong way round
+    report(("tp", "pp", "dp"), device)  # the wrong order
     dist.destroy_process_group()
 
 

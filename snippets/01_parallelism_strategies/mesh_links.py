@@ -1,4 +1,4 @@
-"""A picture of two meshes on two nodes: which groups stay inside a node, and which do not.
+"""Draws two meshes on two nodes, and shows which groups stay inside a node.
 
 Eight ranks are numbered node by node. A mesh of 2 replicas (dp) and 4 tensor-parallel ranks
 (tp) can have tp or dp as its last dimension. The groups of the last dimension consist of
@@ -12,7 +12,7 @@ NODES, PER_NODE = 2, 4
 SIZES = {"dp": 2, "tp": 4}
 PANEL, CELL, GAP, HEIGHT = 350, 62, 16, 316
 INK, MUTED = "#1f2937", "#52525b"
-COLOURS = ["#0b6e99", "#15803d"]  # of a tensor-parallel group
+COLOURS = ["#0b6e99", "#15803d"]  # of the two tensor-parallel groups
 NETWORK = "#c2410c"
 
 
@@ -24,7 +24,7 @@ def groups(order: tuple[str, str], dimension: str) -> list[list[int]]:
 
 
 def crossing_links(group: list[int]) -> int:
-    """How many links between neighbours of this group connect two nodes."""
+    """The number of links between neighbours of this group that connect two nodes."""
     return sum(a // PER_NODE != b // PER_NODE for a, b in pairwise(group))
 
 
@@ -41,7 +41,7 @@ def corner(left: float, rank: int) -> tuple[float, float]:
 def link(left: float, a: int, b: int, colour: str, shift: float, drop: float) -> str:
     (xa, ya), (xb, yb) = corner(left, a), corner(left, b)
     half = CELL / 2
-    if ya == yb:  # in one node: below the boxes
+    if ya == yb:  # in one node, the link is below the boxes
         path = f"M{xa + half + shift:g} {ya + 44} v{drop} H{xb + half - shift:g} v{-drop}"
     else:
         path = f"M{xa + half + shift:g} {ya + 44} L{xb + half + shift:g} {yb}"

@@ -1,4 +1,4 @@
-"""Ranks log different metrics: a loop over the names adds up values of different metrics.
+"""If ranks log different metrics, a loop over the names adds values of different metrics.
 
 Each rank reduces its own metrics in the order of their names. Rank 1 has `code_loss` where the
 other ranks have `math_loss`. All ranks call the same number of all-reduces with equal shapes,
@@ -35,24 +35,24 @@ def start() -> torch.device:
 
 
 def metrics_of(rank: int, same: bool) -> Metrics:
-    """What one rank has to log in this step: two metrics, each a mean over some tokens."""
+    """The metrics that one rank logs in this step: two means, each over some tokens."""
     tokens, answers = 10.0 * (1 + rank), 5.0 * (1 + rank)
     subject = "math_loss" if same or rank != 1 else "code_loss"
     return {"loss": (tokens * (2 + rank), tokens), subject: (answers * (6 + rank), answers)}
 
 
 def reduce_my_names(metrics: Metrics, device: torch.device) -> dict[str, float]:
-    """One all-reduce for each name of this rank, in sorted order."""
+    """Call one all-reduce for each name of this rank, in sorted order."""
     means = {}
     for name in sorted(metrics):
         pair = torch.tensor(metrics[name], device=device)
-        dist.all_reduce(pair)  # nothing here says which metric this is
+        dist.all_reduce(pair)  # the call does not contain the name of the metric
         means[name] = (pair[0] / pair[1]).item()
     return means
 
 
 def reduce_union(metrics: Metrics, device: torch.device) -> dict[str, float]:
-    """One all-reduce for the names of all ranks; a rank without a name adds 0 and counts 0."""
+    """Call one all-reduce for all names. A rank that lacks a name adds 0 and counts 0."""
     names_by_rank: list = [None] * dist.get_world_size()
     dist.all_gather_object(names_by_rank, sorted(metrics))
     names = sorted(set().union(*names_by_rank))

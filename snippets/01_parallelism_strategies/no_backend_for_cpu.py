@@ -3,7 +3,7 @@
 A process group has one backend for each type of device. `init_process_group("nccl")` creates a
 group for CUDA tensors only, and a collective on a CPU tensor then fails. Without a GPU the
 program makes the same kind of group with gloo: `"cuda:gloo"` is a group for CUDA tensors only.
-It also tries `barrier`, which needs a tensor of its own.
+It also tries `barrier`, which creates its own tensor.
 
     (no flag)      a group for CUDA tensors only
     --fix          a group with a backend for each of the two device types
@@ -19,14 +19,14 @@ import torch.distributed as dist
 
 
 def all_reduce_ranks(group: dist.ProcessGroup | None) -> float:
-    """The sum of the numbers of all ranks, as a tensor on the CPU."""
+    """The sum of the numbers of all ranks, from an all-reduce of a tensor on the CPU."""
     number = torch.tensor(float(1 + dist.get_rank()))
     dist.all_reduce(number, group=group)
     return number.item()
 
 
 def outcome(call, *arguments) -> str:
-    """What the call returns, or the first line of its error."""
+    """The result of the call, or the first line of its error."""
     try:
         return f"{call(*arguments)}"
     except RuntimeError as error:

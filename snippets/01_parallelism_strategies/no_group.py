@@ -1,7 +1,7 @@
 """Default process group has not been initialized: code for many processes runs in one.
 
 Started with `python`, a training script has no process group unless it creates one. Every call
-that needs the group then raises this error. The fix asks `is_initialized` first, so that the
+that needs the group then raises this error. The fix calls `is_initialized` first, so that the
 same script runs in one process and in many. SyncBatchNorm has done so since torch 2.0.
 
     (no flag)      calls without a group
@@ -84,7 +84,7 @@ def main() -> None:
     elif "RANK" in os.environ:  # torchrun has set it
         dist.init_process_group("gloo")
     # --8<-- [end:init]
-    loss = torch.tensor(1.0 + 2 * number)  # 1, 3, 5, …: the mean of the first n is n
+    loss = torch.tensor(1.0 + 2 * number)  # the mean of the first n of 1, 3, 5, … is n
     mean = average(loss)
     if number == 0:
         print(f"started: {started}, in the group: {world_size()}, average {mean.item():.1f}")

@@ -9,12 +9,12 @@ shows 1b000 as 1B:00.0.
 from collections.abc import Callable
 
 NODES = 2
-BUSES = (0x1B000, 0x43000, 0x52000, 0x9D000)  # of the GPUs of a node
+BUSES = (0x1B000, 0x43000, 0x52000, 0x9D000)  # bus numbers of the GPUs of a node
 Habit = Callable[[int, int], int]
 
 
 def first_fault(index_of: Habit, visible: Callable[[int], tuple[int, ...]], ranks: int) -> str:
-    """The first error when `ranks` ranks start on each node, or an empty text.
+    """The first error if each node starts `ranks` ranks, or an empty text if there is no error.
 
     `index_of` returns the index that a rank sets, from its rank and its local rank. `visible`
     returns the GPUs that CUDA_VISIBLE_DEVICES shows to a local rank. CUDA numbers them from 0.

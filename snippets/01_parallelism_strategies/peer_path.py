@@ -1,8 +1,8 @@
-"""Whether writes between two GPUs stay below a PCIe switch, or are sent up to the processor.
+"""Shows whether writes between two GPUs stay below a PCIe switch or go through the processor.
 
 Two GPUs below one PCIe switch can exchange data through the switch. If a bridge between them
 has access control services (ACS), it may redirect the requests to the root complex. Linux
-shows what decides it. Each device has a folder inside the folder of the bridge above it, and
+shows this setting. Each device has a folder inside the folder of the bridge above it, and
 the file `config` has the registers of the device. The program needs root, because other users
 can read only 64 bytes of `config`, and the registers of ACS are above 256.
 """
@@ -12,11 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-GPUS = ("0x0300", "0x0302")  # the classes of display and 3D controllers begin so
+GPUS = ("0x0300", "0x0302")  # first digits of the classes of display and 3D controllers
 NVIDIA, AMD = "0x10de", "0x1002"
-ACS = 0x0D  # the extended capability's number
-# what sends a request or its answer up: redirected requests, redirected completions, and
-# the vector of ports that a request must not leave by; as drivers/pci/p2pdma.c asks
+ACS = 0x0D  # the number of the extended capability
+# bits that send a request or its answer upwards: redirected requests, redirected completions,
+# and the vector of the ports that a request must not use, as in drivers/pci/p2pdma.c
 REDIRECTS = {0x04: "ReqRedir+", 0x08: "CmpltRedir+", 0x20: "EgressCtrl+"}
 
 
@@ -27,14 +27,14 @@ def acs_control(config: bytes) -> int | None:
     Raises `PermissionError` if `config` ends before the extended capabilities.
     """
     if len(config) < 256:
-        raise PermissionError("the registers are cut off: start me as root")
+        raise PermissionError("the registers are cut off: start this program as root")
     at, seen = 0x100, set()
-    while 0x100 <= at <= len(config) - 8 and at not in seen:  # 256 bytes: no PCIe, no list
+    while 0x100 <= at <= len(config) - 8 and at not in seen:  # no list without PCIe
         seen.add(at)
         header = int.from_bytes(config[at : at + 4], "little")
         if header & 0xFFFF == ACS:
             return int.from_bytes(config[at + 6 : at + 8], "little")
-        at = header >> 20 & 0xFFC  # 0 ends the list
+        at = header >> 20 & 0xFFC  # 0 is the end of the list
     return None
 
 
@@ -55,12 +55,12 @@ def crossed(one: Path, other: Path) -> tuple[list[Path], bool]:
         folder for end in (one, other)
         for folder in itertools.takewhile(lambda each: each != common, end.parents)
     ]  # fmt: skip
-    bridges = [port for port in ports if (port / "config").exists()]  # not the host's folder
+    bridges = [port for port in ports if (port / "config").exists()]  # no host folder
     return bridges, not (common / "config").exists()
 
 
 def say(devices: Path) -> int:
-    """Print the path between any two GPUs. Return how many paths a bridge makes longer."""
+    """Print the path between any two GPUs. Return the number of paths that are redirected."""
     real = [each.resolve() for each in sorted(devices.iterdir())]
     gpus = [
         each for each in real
@@ -88,7 +88,7 @@ def say(devices: Path) -> int:
 
 def play(folder: Path, control: int) -> Path:
     """Write the folders of two GPUs below one switch and a third GPU at a second processor."""
-    top = folder / "pci0000:00/0000:00:01.0/0000:01:00.0"  # the switch's upper port
+    top = folder / "pci0000:00/0000:00:01.0/0000:01:00.0"  # the upper port of the switch
     ports = [top / "0000:02:00.0", top / "0000:02:01.0"]
     far = folder / "pci0000:80/0000:80:01.0"
     gpus = [ports[0] / "0000:03:00.0", ports[1] / "0000:04:00.0", far / "0000:81:00.0"]
@@ -98,7 +98,7 @@ def play(folder: Path, control: int) -> Path:
         (each / "class").write_text("0x030200\n" if each in gpus else "0x060400\n")
         (each / "vendor").write_text(f"{NVIDIA}\n" if each in gpus else "0x1000\n")
         registers = bytearray(4096)
-        # another capability first; it names where the next begins
+        # a different capability comes first, and contains the address of the next one
         registers[0x100:0x104] = (0x148 << 20 | 1 << 16 | 0x0001).to_bytes(4, "little")
         if each in ports:
             registers[0x148:0x14C] = (1 << 16 | ACS).to_bytes(4, "little")

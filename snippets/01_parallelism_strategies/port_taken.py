@@ -1,4 +1,4 @@
-"""EADDRINUSE, address already in use: another job, or a process of the last job, uses the port.
+"""EADDRINUSE, address already in use: another job or a process of the last job uses the port.
 
 The store listens on MASTER_PORT of the first node. Two jobs with the same port on one machine
 get this error, and so does a job whose predecessor has left a process running. The program
@@ -36,7 +36,7 @@ def main() -> int:
             message = str(error).splitlines()[0].replace(str(taken), "PORT")
             print(f"{type(error).__name__}: {message}", flush=True)
             return 1
-        assert len({taken, store.port, serve(port).port}) == 3  # two of our jobs differ, too
+        assert len({taken, store.port, serve(port).port}) == 3  # also for two jobs
         print("store.port is free: the system chose it")
     return 0
 

@@ -1,8 +1,9 @@
-"""The price of a training run from five numbers, beside three published runs.
+"""Computes the price of a run from five numbers, and compares it with three published runs.
 
-FLOPs = 6ΨD for D tokens (8ΨD if every layer is recomputed). A GPU that does X of them per
-second gives seconds = FLOPs / (n·X), X being the peak times the utilization. Days and
-GPU-hours follow, and dollars from a price per GPU-hour that you bring.
+Training on D tokens needs 6ΨD FLOPs, or 8ΨD FLOPs if every layer is recomputed. If each of n
+GPUs computes X FLOPs per second, the run takes FLOPs / (n·X) seconds. X is the peak times the
+utilization. Days and GPU-hours follow from the seconds. Dollars follow from a price per
+GPU-hour, which you pass as an argument.
 """
 
 import argparse
@@ -14,8 +15,8 @@ class Run:
     parameters: float
     tokens: float
     gpus: int
-    achieved: float  # FLOP/s per GPU; MFU times peak
-    recomputed: bool = False  # whether `achieved` counts the second forward as work
+    achieved: float  # FLOP/s per GPU, which is MFU times peak
+    recomputed: bool = False  # whether `achieved` also counts the second forward pass
 
     def flops(self) -> float:
         return (8 if self.recomputed else 6) * self.parameters * self.tokens
@@ -44,12 +45,13 @@ def published_runs() -> None:
     print("Llama 3 405B, 15.6T tokens, 16,384 H100 at 400 TFLOP/s (its Table 4):")
     llama = Run(405e9, 15.6e12, gpus=16384, achieved=400e12)
     print(f"  6ΨD = {llama.flops():.2e} FLOPs; the paper says 3.8e+25")
-    reported = 30.84e6  # GPU-hours, the model card of Llama 3.1
+    reported = 30.84e6  # GPU-hours, from the model card of Llama 3.1
     print(
         f"  {llama.gpu_hours() / 1e6:.1f}M GPU-hours; the model card says {reported / 1e6:.2f}M"
     )
     layers, hidden, sequence = 126, 16384, 8192
-    attention = 12 * layers * hidden * sequence / 2 / (6 * llama.parameters)  # causal: half
+    # a causal mask needs half of the scores
+    attention = 12 * layers * hidden * sequence / 2 / (6 * llama.parameters)
     print(f"  causal attention at s = 8,192 adds {100 * attention:.1f}% to 6ΨD")
     corrected = llama.gpu_hours() * (1 + attention) / 0.9
     print(f"  with it, and 90% effective training time: {corrected / 1e6:.1f}M GPU-hours")

@@ -1,9 +1,9 @@
-"""Timed out waiting for clients: one rank never arrives, and a roll call finds out which one.
+"""Timed out waiting for clients: one rank never arrives, and a roll call finds this rank.
 
 The world size is 3, and only ranks 0 and 2 come. Typical reasons are a node that is down, a
 firewall that drops packets, or a WORLD_SIZE that counts nodes instead of processes. By default
 the store waits 30 minutes with gloo and 10 minutes with NCCL. Then it reports how many ranks
-came, and not which ranks.
+came, but not which ranks.
 
     (no flag)     two of three ranks come, and the time limit is 5 seconds
     --ask         each rank writes its number to a store before init_process_group, and rank 0
@@ -26,7 +26,7 @@ LIMIT = timedelta(seconds=5)
 
 
 def roll_call(rank: int) -> dist.TCPStore:
-    """Rank 0 prints which ranks are missing. Keep the store, which runs in rank 0."""
+    """Rank 0 prints the missing ranks. Keep the returned store, because it runs in rank 0."""
     port = int(os.environ["PORT_2"])  # not the port of the process group
     store = dist.TCPStore(
         "127.0.0.1", port, is_master=rank == 0, wait_for_workers=False, timeout=LIMIT
@@ -75,7 +75,8 @@ def main() -> int:
     args = parser.parse_args()
     os.environ |= {"WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": free_port(), "PORT_2": free_port()}
-    fork = multiprocessing.get_context("fork")  # torch is imported: the limit is for joining
+    # a forked process need not import torch, so the time limit covers only the rendezvous
+    fork = multiprocessing.get_context("fork")
     ranks = (0, 1, 2) if args.fix else (0, 2)
     processes = [fork.Process(target=worker, args=(rank, args.ask)) for rank in ranks]
     for process in processes:

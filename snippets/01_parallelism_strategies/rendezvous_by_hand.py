@@ -1,4 +1,4 @@
-"""Rendezvous by hand: processes that know one address become the ranks of one process group.
+"""In a rendezvous, processes that know only one address become the ranks of a process group.
 
 Four processes start with the host and the port of a key-value store, and know nothing more. A
 counter in the store gives each process its rank, in the order of arrival. One process writes a
@@ -43,7 +43,7 @@ def work(host: str, port: int, results: multiprocessing.Queue) -> None:
 def main() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # free port
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed"])  # imported once, not in each process
+    context.set_forkserver_preload(["torch.distributed"])  # imported only once
     results = context.Queue()
     arguments = ("127.0.0.1", server.port, results)
     processes = [context.Process(target=work, args=arguments) for _ in range(WORLD_SIZE)]
@@ -57,7 +57,7 @@ def main() -> None:
         print(f"rank {rank}: all_reduce gives {total}, store.get gives {greeting!r}")
     assert [row[0] for row in rows] == list(range(WORLD_SIZE))
     own_keys = ["arrived", "complete", "greeting"]
-    assert server.check(own_keys) and server.num_keys() > len(own_keys)  # and those of gloo
+    assert server.check(own_keys) and server.num_keys() > len(own_keys)  # gloo also has keys
     print(f"processes that asked the counter: {server.add('arrived', 0)}")
     sys.exit(any(process.exitcode for process in processes))
 

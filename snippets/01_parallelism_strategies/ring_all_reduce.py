@@ -1,4 +1,4 @@
-"""All-reduce from send and recv: sum a tensor over every rank by passing chunks around a ring.
+"""An all-reduce from send and recv sums a tensor over all ranks, in chunks around a ring.
 
 Each rank sends 2(n-1)/n times the tensor. If the ranks themselves compute the sums, every
 algorithm has at least one rank that sends this much (Patarasuk and Yuan, 2009). The program
@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 MIB = 2**20
-ELEMENTS = 3 * MIB  # 12 MiB of float32; 2, 3, 4 and 8 ranks divide it
+ELEMENTS = 3 * MIB  # 12 MiB of float32, divisible by 2, 3, 4 and 8 ranks
 
 
 def ring_all_reduce(tensor: torch.Tensor) -> int:
-    """Sum `tensor` over all ranks in place; return the bytes this rank sent.
+    """Sum `tensor` over all ranks in place. Return the bytes that this rank sent.
 
     `tensor` is contiguous, and its length is a multiple of the world size.
     """
@@ -39,12 +39,12 @@ def ring_all_reduce(tensor: torch.Tensor) -> int:
             work.wait()
 
     # --8<-- [start:steps]
-    # reduce-scatter: after n-1 steps, rank r holds the finished sum of chunk r+1
+    # reduce-scatter: after n-1 steps, rank r has the finished sum of chunk r+1
     for step in range(n - 1):
         pass_on(chunks[(rank - step) % n])
         chunks[(rank - step - 1) % n].add_(incoming)
 
-    # all-gather: the finished chunks go round once more
+    # all-gather: the ranks send the finished chunks around the ring
     for step in range(n - 1):
         pass_on(chunks[(rank - step + 1) % n])
         chunks[(rank - step) % n].copy_(incoming)
@@ -95,8 +95,8 @@ def main() -> None:
 
     assert sent == 2 * (n - 1) * size // n
     assert torch.equal(ours, numbers * (n * (n + 1) // 2))
-    assert torch.equal(ours, reference)  # whole numbers below 2^24: no rounding
-    assert begin is None or sent <= middle - begin <= 1.1 * sent + MIB  # and headers
+    assert torch.equal(ours, reference)  # whole numbers below 2^24 are not rounded
+    assert begin is None or sent <= middle - begin <= 1.1 * sent + MIB  # with headers
     if rank == 0:
         theory = 2 * (n - 1) / n * size
         print(f"n = {n}, S = {size / MIB:.0f} MiB: equal to dist.all_reduce")

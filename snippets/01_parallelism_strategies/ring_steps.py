@@ -1,9 +1,10 @@
-"""A picture of the ring: which sums each rank holds after every step, and what it sends next.
+"""Draws the sums of each rank after every step of a ring, and the chunk that it sends next.
 
-The program plays ring_all_reduce with sets in place of numbers: a set holds the ranks whose
-contributions are in a chunk. So it can check that nothing is added twice, that after n-1 steps
-each rank holds one finished chunk, and after 2(n-1) steps all of them. A column is a rank, a
-row a chunk, each stripe a summand; the framed square is sent to the right-hand neighbour next.
+The program simulates ring_all_reduce with sets instead of numbers. A set contains the ranks
+whose contributions are in a chunk. The program checks that no contribution is added twice, that
+each rank has one finished chunk after n-1 steps, and all chunks after 2(n-1) steps.
+In the picture, a column is a rank, a row is a chunk, and a stripe is a summand. The square with
+a frame is sent to the right neighbour in the next step.
 """
 
 N = 4
@@ -11,7 +12,7 @@ COLOURS = ["#0b6e99", "#c2410c", "#15803d", "#7c3aed"]
 INK, MUTED = "#1f2937", "#52525b"
 CELL, PITCH = 23, 25
 
-State = list[list[frozenset[int]]]  # [rank][chunk]: the ranks whose contributions it holds
+State = list[list[frozenset[int]]]  # [rank][chunk]: the ranks whose contributions it contains
 
 
 def play() -> list[tuple[State, list[int | None]]]:

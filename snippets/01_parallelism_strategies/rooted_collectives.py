@@ -1,8 +1,9 @@
-"""Collectives with a root, and send and recv: the tensors of all ranks before and after.
+"""Shows the tensors of all ranks before and after each collective with a root.
 
 Rank r starts with the numbers 10r, 10r+1, 10r+2 and 10r+3, so that each number shows where it
 comes from. Each function calls one operation on all ranks and checks the result of this rank.
-The table has a column for each rank, and a line before and after the operation.
+The first operation is send and recv, which is not a collective. The table has a column for each
+rank, and a line before and after the operation.
 """
 
 import os
@@ -21,7 +22,7 @@ def numbers(rank: int, device: torch.device) -> torch.Tensor:
 
 
 def send_and_recv(x: torch.Tensor) -> torch.Tensor:
-    """Point to point: rank 0 sends to rank 3, and the other ranks call nothing."""
+    """Rank 0 sends to rank 3, and the other ranks call nothing. This is not a collective."""
     if dist.get_rank() == 0:
         dist.send(x, dst=3)
     elif dist.get_rank() == 3:

@@ -12,12 +12,12 @@ import sys
 import torch
 import torch.distributed as dist
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks for GPUs only later
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch searches for GPUs later
 
 
 # --8<-- [start:load]
 def save(state: dict[str, torch.Tensor]) -> None:
-    """Save as rank 0 of a run on GPUs would: all tensors in the file have the device cuda:0."""
+    """Save as on rank 0 with a GPU: all tensors in the file have the device cuda:0."""
     torch.serialization.register_package(-1, lambda storage: "cuda:0", lambda *_: None)
     torch.save(state, "checkpoint.pt")
 
@@ -28,7 +28,7 @@ def load_and_ask() -> tuple[dict[str, torch.Tensor], list[str]]:
 
     def keep(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         asked.append(location)
-        return storage  # it is still on the CPU; None would mean: move it to `location`
+        return storage  # the storage on the CPU. None would move it to `location`
 
     return torch.load("checkpoint.pt", map_location=keep), asked
 

@@ -71,8 +71,8 @@ def main() -> int:
         sys.exit("start this program with: torchrun --nproc-per-node=4 send_deadlock.py")
 
     # gloo, also on a machine with GPUs: its time limit raises an exception, and the time limit
-    # of NCCL ends the process. The default group ends the program in order. What may fail runs
-    # in a second group. Rank 0 gives up first, so its error is a time-out.
+    # of NCCL ends the process. The default group synchronizes the exit. The calls that may fail
+    # use a second group. The limit of rank 0 is the shortest, so its error is a time-out.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.barrier()

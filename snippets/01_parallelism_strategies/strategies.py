@@ -1,8 +1,8 @@
-"""One transformer and one batch, and how each strategy cuts them over four ranks: a picture.
+"""Draws how each strategy cuts one transformer and one batch over four ranks.
 
-Two functions say who owns what: a cell of the batch (a sequence and a stretch of its tokens),
-and a cell of the model (a layer and a quarter of it). The picture draws them, and the table
-counts them, so that the two cannot disagree. Plain Python writes the SVG.
+Two functions return the owner of a cell. A cell of the batch is a part of the tokens of one
+sequence, and a cell of the model is a quarter of one layer. The picture and the table both use
+these functions, so the two cannot differ. Plain Python writes the SVG.
 """
 
 RANKS, LAYERS = 4, 4
@@ -22,27 +22,27 @@ CAPTIONS = {  # name: (what is cut, what is sent)
 
 
 def owner_of_tokens(strategy: str, sequence: int, stretch: int) -> int | None:
-    """Which rank computes on these tokens; ALL if every rank does."""
+    """Return the rank that computes these tokens, or ALL if every rank computes them."""
     if strategy in ("DP", "FSDP", "EP"):
         return sequence
     if strategy in ("TP + SP", "CP"):
         return stretch
-    return ALL  # TP: all ranks see all tokens; PP: all tokens pass through all ranks
+    return ALL  # with TP and with PP, every rank processes all tokens
 
 
 def owner_of_weights(strategy: str, layer: int, quarter: int) -> int | None:
-    """Which rank stores this quarter of this layer; ALL if every rank does."""
+    """Return the rank that stores this quarter of the layer, or ALL if every rank stores it."""
     if strategy in ("FSDP", "TP", "TP + SP"):
         return quarter
     if strategy == "PP":
         return layer
-    if strategy == "EP" and layer % 2:  # every other layer is a layer of experts
+    if strategy == "EP" and layer % 2:  # every second layer has experts
         return quarter
     return ALL
 
 
 def share(owner, strategy: str, rows: int, columns: int) -> float:
-    """The part of all cells that rank 0 has."""
+    """The fraction of all cells that rank 0 has."""
     cells = [owner(strategy, row, column) for row in range(rows) for column in range(columns)]
     return sum(cell in (0, ALL) for cell in cells) / len(cells)
 
@@ -55,7 +55,7 @@ def label(x: float, y: float, words: str, colour: str, size: int, weight: str = 
 
 
 def grid(x: float, y: float, cell: tuple[float, float], owner, strategy: str) -> list[str]:
-    """A 4 × 4 grid of cells in their owners' colours, grey where every rank has a copy."""
+    """Draw 4 × 4 cells in the colours of their owners. Grey: every rank has a copy."""
     parts = []
     for row in range(4):
         for column in range(4):
@@ -104,7 +104,7 @@ def draw() -> str:
 def main() -> None:
     with open("strategies.svg", "w", encoding="utf-8") as file:
         file.write(draw())
-    # who cuts inside a sequence, inside a layer, and which of two layers has experts
+    # the strategies that cut inside a sequence, that cut inside a layer, and layers of experts
     assert [s for s in CAPTIONS if owner_of_tokens(s, 0, 1) == 1] == ["TP + SP", "CP"]
     assert [s for s in CAPTIONS if owner_of_weights(s, 0, 1) == 1] == ["FSDP", "TP", "TP + SP"]
     assert [owner_of_weights("EP", layer, 1) for layer in range(LAYERS)] == [ALL, 1, ALL, 1]

@@ -1,7 +1,7 @@
-"""Rows and columns of a 2×2 grid as groups. Every rank must call new_group for every group.
+"""Every rank must call new_group for every group, here the rows and columns of a 2×2 grid.
 
 Ranks 0 1 / 2 3 form a square. Each rank belongs to one row and one column, and has a rank in
-both groups. Look at the loops: every rank creates all four groups in the same order, also the
+each of them. Look at the loops: every rank creates all four groups in the same order, also the
 groups to which it does not belong. For such a group it gets a placeholder that it cannot use.
 """
 
@@ -20,7 +20,7 @@ def make_groups(layout: list[list[int]]) -> dist.ProcessGroup:
     """Create a group for each list of ranks. Return the group to which this rank belongs."""
     mine = None
     for ranks in layout:
-        group = dist.new_group(ranks)  # members or not: every rank calls it
+        group = dist.new_group(ranks)  # every rank calls it, member or not
         if dist.get_rank() in ranks:
             mine = group
         else:

@@ -1,4 +1,4 @@
-"""Two collectives in a different order: the result is a wrong number, and nothing is reported.
+"""Two collectives in a different order give a wrong number, and no error is reported.
 
 Collectives are matched only by their order. Rank 1 reduces the count before the loss, and the
 other ranks reduce the loss before the count. With equal shapes and dtypes, the backend adds
@@ -44,13 +44,13 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "0")) < 2:
         sys.exit("swapped_order.py needs 2 ranks or more, started by torchrun")
 
-    # The default group ends the program in order. What may fail runs in a second group.
+    # The default group synchronizes the exit. The calls that may fail use a second group.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
 
-    sums, samples = (5.0, 9.0) if rank == 1 else (3.0, 7.0)  # with two ranks: a mean of 0.5
+    sums, samples = (5.0, 9.0) if rank == 1 else (3.0, 7.0)  # with two ranks, the mean is 0.5
     loss = torch.tensor([sums])
     count = torch.tensor([samples, samples] if args.shapes else [samples])
     failed = False
@@ -63,7 +63,7 @@ def main() -> int:
             print(f"RuntimeError: {parts[0].split('. Rank')[0]}")
             print(f"Collectives differ{parts[-1]}", flush=True)
     else:
-        # The others: losses 3 and counts 7, the first call adds what rank 1 calls a count.
+        # The other ranks have loss 3 and count 7. The first call adds the count of rank 1.
         others = dist.get_world_size() - 1
         first, second = 3.0 * others + 9.0, 7.0 * others + 5.0
         swapped = (second, first) if rank == 1 else (first, second)

@@ -1,8 +1,9 @@
-"""Collectives without a root: all-gather, reduce-scatter, all-reduce, all-to-all and barrier.
+"""Shows the tensors of all ranks before and after each collective without a root.
 
 Rank r starts with the numbers 10r, 10r+1, 10r+2 and 10r+3, so that each number shows where it
 comes from. Every rank passes the same kind of arguments and gets the same kind of result. The
-sums over four ranks are 60, 64, 68 and 72.
+sums over four ranks are 60, 64, 68 and 72. The collectives are all-gather, reduce-scatter,
+all-reduce, all-to-all and barrier.
 """
 
 import os
@@ -37,7 +38,7 @@ def reduce_scatter(x: torch.Tensor) -> torch.Tensor:
 
 
 def all_reduce(x: torch.Tensor) -> torch.Tensor:
-    """Every rank gets the sum, in the tensor that it passed."""
+    """Every rank gets the sum. It replaces the values of the tensor that the rank passed."""
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     assert x.tolist() == [60, 64, 68, 72]
     return x

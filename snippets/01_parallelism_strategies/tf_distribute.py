@@ -1,8 +1,9 @@
-"""TensorFlow's MultiWorkerMirroredStrategy beside DDP: the same two processes, the same losses.
+"""TensorFlow's MultiWorkerMirroredStrategy gives the same losses as DDP in the same processes.
 
-Each process is a rank of torch's group and a worker of TensorFlow's cluster. Both train one
-model from the same weights on the same shards of each batch, and one process on the whole.
-Needs TensorFlow: pip install -r requirements/tensorflow.txt
+Each process is a rank of torch's group and a worker of TensorFlow's cluster. Both libraries
+train the same model from the same weights, on the same shards of each batch. They are compared
+with training on the whole batch in one process. The program needs TensorFlow:
+pip install -r requirements/tensorflow.txt
 """
 
 import importlib.util
@@ -15,8 +16,8 @@ if importlib.util.find_spec("tensorflow") is None:
     sys.exit("this needs TensorFlow: pip install -r requirements/tensorflow.txt")
 
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}  # both on the CPU
-# torch imports triton where it is installed, whose library beside TensorFlow's ends the process
-# with a segmentation fault (tensorflow-cpu 2.21.0, triton 3.7.1)
+# torch imports triton if it is installed. If the libraries of triton and of TensorFlow are both
+# loaded, the process ends with a segmentation fault (tensorflow-cpu 2.21.0, triton 3.7.1).
 if importlib.util.find_spec("triton"):
     sys.modules["triton"] = None
 
@@ -36,7 +37,7 @@ def make_model() -> nn.Module:
 
 
 def data(step: int, rank: int, n: int) -> np.ndarray:
-    """This rank's rows of a step's global batch: [batch / n, h]."""
+    """The rows of this rank in the global batch of a step, [batch / n, h]."""
     rows = np.random.default_rng(step).standard_normal((BATCH, H), dtype=np.float32)
     return rows[rank::n]
 
@@ -59,8 +60,8 @@ def train_torch(model: nn.Module, rank: int, n: int) -> list[float]:
 
 # --8<-- [start:tensorflow]
 def train_tensorflow(strategy, rank: int, n: int) -> tuple[list[float], list[np.ndarray]]:
-    """Losses of this worker's rows, and the weights at the end."""
-    with strategy.scope():  # variables made here are mirrored on every worker
+    """The losses of the rows of this worker, and the weights at the end."""
+    with strategy.scope():  # every worker has a copy of the variables created here
         weights = [tf.Variable(p.detach().numpy()) for p in make_model().parameters()]
         optimizer = tf.keras.optimizers.SGD(LR)
         optimizer.build(weights)
@@ -73,7 +74,7 @@ def train_tensorflow(strategy, rank: int, n: int) -> tuple[list[float], list[np.
                 hidden = tf.tanh(x @ tf.transpose(up) + up_bias)
                 y = hidden @ tf.transpose(down) + down_bias
                 squares = (y - tf.sin(x[:, :1])) ** 2
-                # gradients are summed over the workers: divide by the global batch
+                # gradients are summed over the workers, so divide by the global batch
                 loss = tf.nn.compute_average_loss(squares[:, 0], global_batch_size=BATCH)
             gradients = tape.gradient(loss, weights)
             optimizer.apply_gradients(zip(gradients, weights, strict=True))
@@ -90,7 +91,7 @@ def train_tensorflow(strategy, rank: int, n: int) -> tuple[list[float], list[np.
 
 # --8<-- [start:cluster]
 def describe_cluster(rank: int, n: int) -> None:
-    """TF_CONFIG is what torchrun's variables are to torch: every worker's address, and ours."""
+    """Set TF_CONFIG, which has the addresses of all workers and the index of this worker."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         ours: list = [None] * n

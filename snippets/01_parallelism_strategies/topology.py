@@ -1,8 +1,9 @@
-"""What this machine has: cores, memory, GPUs, the links between them, the way to others.
+"""Reports the cores, the memory and the GPUs of this machine, their links, and the network.
 
-Everything a launch depends on, in one report: how many ranks fit, whether two GPUs reach each
-other's memory, over NVLink or through the host, and how fast the network claims to be. Without
-a GPU it says so in one sentence. `--details` names the network interfaces.
+The report contains everything on which a launch depends: the number of ranks that fit, whether
+two GPUs can access the memory of each other, over NVLink or through the host, and the speed of
+the network according to its drivers. Without a GPU, the program prints that there is none.
+`--details` lists the network interfaces.
 """
 
 import argparse
@@ -23,16 +24,16 @@ COMMON_ANCESTOR = {  # nvmlGpuTopologyLevel_t: where the PCIe paths of two GPUs 
 
 
 def host() -> tuple[int, float]:
-    """Cores this process may use, and GiB of memory."""
+    """The number of cores that this process may use, and the GiB of memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return cores or 1, pages / 2**30
 
 
 def interfaces() -> dict[str, int]:
-    """Network interfaces that are up, with the Mb/s their drivers state; 0 if they do not."""
+    """Network interfaces that are up, with the Mb/s that their drivers report, or 0."""
     found = {}
-    for path in sorted(Path("/sys/class/net").glob("*")):  # empty where this is not Linux
+    for path in sorted(Path("/sys/class/net").glob("*")):  # empty if this is not Linux
         try:
             up = int((path / "flags").read_text(), 16) & 1  # IFF_UP
         except (OSError, ValueError):
@@ -43,12 +44,12 @@ def interfaces() -> dict[str, int]:
             speed = int((path / "speed").read_text())
         except (OSError, ValueError):
             speed = 0
-        found[path.name] = max(speed, 0)  # virtual interfaces answer -1
+        found[path.name] = max(speed, 0)  # virtual interfaces report -1
     return found
 
 
 def infiniband() -> list[str]:
-    """Ports of RDMA devices, with the rate that the kernel reports."""
+    """The ports of RDMA devices, with the rate that the kernel reports."""
     return [
         f"{port.parts[-3]} port {port.name}: {(port / 'rate').read_text().strip()}"
         for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
@@ -56,12 +57,12 @@ def infiniband() -> list[str]:
 
 
 def nvlinks(pynvml, handle) -> int:
-    """How many NVLink connections of this GPU are up."""
+    """The number of NVLink connections of this GPU that are up."""
     up = 0
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             up += pynvml.nvmlDeviceGetNvLinkState(handle, link)
-        except pynvml.NVMLError:  # no such link on this GPU
+        except pynvml.NVMLError:  # this GPU has no such link
             break
     return up
 
@@ -73,7 +74,7 @@ def report_nvidia(count: int) -> None:
         print("  for NVLink and PCIe: pip install nvidia-ml-py")
         return
     pynvml.nvmlInit()
-    # NVML counts all GPUs of the machine, CUDA only those it is shown: match them by UUID
+    # NVML lists all GPUs of the machine, and CUDA lists only the visible GPUs: match by UUID
     handles = [
         pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(i).uuid}")
         for i in range(count)
@@ -121,7 +122,7 @@ def main() -> None:
 
     cores, memory = host()
     used = b"x" * 2**26
-    assert host() == (cores, memory)  # what there is, and not what is free
+    assert host() == (cores, memory)  # all memory, and not only free memory
     del used
     if hasattr(os, "sched_setaffinity"):  # the cores of this process, not of the machine
         allowed = os.sched_getaffinity(0)
@@ -131,7 +132,7 @@ def main() -> None:
     print(f"host: ≈{cores} cores, ≈{memory:.0f} GiB of memory")
     report_gpus()
     network = interfaces()
-    assert "lo" not in network  # leads to no other machine
+    assert "lo" not in network  # lo reaches only this machine
     fastest = max(network.values(), default=0)
     print(f"network: ≈{len(network)} interfaces up, fastest ≈{fastest} Mb/s (0: not stated)")
     print(f"RDMA ports: ≈{len(infiniband())}")

@@ -1,4 +1,4 @@
-"""Two groups, and two ranks that enter their collectives in a different order: both wait.
+"""Two ranks that use two groups in a different order wait for each other: a deadlock.
 
 Ranks 0 and 1 train, and each has one half of every layer. Rank 2 generates text and needs the
 new weights. The halves are joined by an all-gather in the group of the trainers, and rank 0
@@ -7,8 +7,8 @@ each layer as soon as it is gathered. Rank 1 first gathers all layers. At layer 
 for rank 0 in the first group, and rank 0 waits for rank 1 in the second group.
 
     (no flag)   ranks 0 and 1 belong to both groups: a deadlock, which ends with a time-out
-    --apart     the second group has ranks 0 and 2 only: the same loops, and they complete
-    --fix       all three again, and every rank enters both groups in the same order
+    --apart     the second group has only ranks 0 and 2, and the same loops complete
+    --fix       the second group has all three ranks, and the order is the same on every rank
 """
 
 import argparse
@@ -19,7 +19,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-TRAINERS, LAYERS, SIZE = (0, 1), 2, 1024  # elements of a layer
+TRAINERS, LAYERS, SIZE = (0, 1), 2, 1024  # SIZE is the number of elements of a layer
 
 
 def layer(index: int) -> torch.Tensor:
@@ -28,11 +28,11 @@ def layer(index: int) -> torch.Tensor:
 
 
 class Weights:
-    """Gathers and broadcasts the layers; records the collective that this rank has entered."""
+    """Gathers and broadcasts the layers. Records the collective that this rank has entered."""
 
     def __init__(self, receivers: list[int], in_vain: bool) -> None:
         self.waits_in = "nothing"
-        # rank 0 gives up first, so its error is a time-out and not a broken connection
+        # the limit of rank 0 is shorter, so its error is a time-out, not a broken connection
         limit = timedelta(seconds=(3 if dist.get_rank() == 0 else 5) if in_vain else 60)
         # every rank creates both groups, member or not
         self.trainers = dist.new_group(list(TRAINERS), timeout=limit)
@@ -53,13 +53,13 @@ class Weights:
         return whole
 
     def update(self, same_order: bool) -> list[torch.Tensor]:
-        """Every layer, on every rank."""
+        """Return all layers, on every rank."""
         rank = dist.get_rank()
         if rank not in TRAINERS:
             return [self.send(i, torch.empty(SIZE)) for i in range(LAYERS)]
         if rank == 0 or same_order:
             return [self.send(i, self.gather(i)) for i in range(LAYERS)]
-        gathered = [self.gather(i) for i in range(LAYERS)]  # not the order of rank 0
+        gathered = [self.gather(i) for i in range(LAYERS)]  # a different order from rank 0
         return [self.send(i, whole) for i, whole in enumerate(gathered)]
 
 
@@ -74,7 +74,7 @@ def main() -> int:
     rank = dist.get_rank()
     receivers = [0, 2] if args.apart else [0, 1, 2]
     weights = Weights(receivers, in_vain=not (args.apart or args.fix))
-    if args.fix:  # what differs from the deadlock is the order, and not the members
+    if args.fix:  # only the order differs from the deadlock, and not the members
         assert dist.get_process_group_ranks(weights.transfer) == [0, 1, 2]
     dist.barrier()
 

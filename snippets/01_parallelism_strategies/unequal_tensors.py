@@ -1,4 +1,4 @@
-"""Ranks that bring tensors of unequal size or dtype: an aborted process, or wrong sums.
+"""If ranks pass tensors of unequal size or dtype, a process aborts or the sums are wrong.
 
 A collective assumes that all ranks pass tensors of equal size and dtype. gloo compares only
 the length of a message. A message that is longer than expected aborts the process with
@@ -47,7 +47,7 @@ def main() -> int:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start this program with: torchrun --nproc-per-node=2 unequal_tensors.py")
 
-    # The default group ends the program in order. What may fail runs in a second group.
+    # The default group synchronizes the exit. The calls that may fail use a second group.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.barrier()
@@ -60,7 +60,7 @@ def main() -> int:
     try:
         if args.fix:
             rows = gather_uneven(x, group)
-            # Also if rank 0 has more numbers, and integers. No row is longer than five floats.
+            # Test it also if rank 0 has more numbers, and integers. A row has at most 5 floats.
             dtype = torch.int32 if rank == 0 else torch.float32
             other = gather_uneven(torch.full((5 - rank,), 1 + rank, dtype=dtype), group)
             assert [row.tolist() for row in other] == [[1.0] * 5, [2.0] * 4]

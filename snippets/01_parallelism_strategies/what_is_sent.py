@@ -1,14 +1,14 @@
-"""What four strategies send, counted: data, sharded, tensor and pipeline parallelism.
+"""Counts the bytes that data, sharded, tensor and pipeline parallelism send in one step.
 
-Each strategy does one forward and backward of x + W₂·gelu(W₁x) by hand, on its own cut of the
-work. Its result is compared with one process that has everything, and the bytes that a rank
-writes to its sockets with the formula. S = 4Ψ bytes of parameters, A = 4bsh bytes of
-activations:
+Each strategy computes one forward and one backward pass of x + W₂·gelu(W₁x), each with its own
+cut of the work. The result is compared with that of one process that has all data and weights.
+The bytes that a rank writes to its sockets are compared with the formula. With S = 4Ψ bytes of
+parameters and A = 4bsh bytes of activations, the formulas are
 
-    data      one all-reduce of the gradients               2(n-1)/n · S
-    sharded   parameters gathered twice, gradients reduced  3(n-1)/n · S
-    tensor    an all-reduce forward, one backward           2 · 2(n-1)/n · A
-    pipeline  the activation forward, its gradient back     A to each neighbour
+    data      one all-reduce of the gradients                   2(n-1)/n · S
+    sharded   two gathers of parameters, a gradient reduction   3(n-1)/n · S
+    tensor    an all-reduce in forward and one in backward      2 · 2(n-1)/n · A
+    pipeline  an activation forward, a gradient backward        A to each neighbour
 """
 
 import os
@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-B, SEQUENCE, H = 2, 96, 192  # 1, 2, 3 and 4 ranks divide 4H
+B, SEQUENCE, H = 2, 96, 192  # 4H is divisible by 1, 2, 3 and 4 ranks
 KIB = 1024
 
 
 class CopyToRanks(torch.autograd.Function):
-    """Forward: nothing, every rank has x. Backward: sum the ranks' gradients of x."""
+    """f: a copy in forward, because every rank has x, and an all-reduce in backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -36,7 +36,7 @@ class CopyToRanks(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """Forward: sum the ranks' partial products. Backward: nothing, all have the gradient."""
+    """g: an all-reduce in forward, and a copy in backward: all ranks have the gradient."""
 
     @staticmethod
     def forward(ctx, term):
@@ -67,7 +67,7 @@ def data_parallel(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> 
 def sharded(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     shards = torch.cat([w1.flatten(), w2.flatten()]).chunk(n)
-    mine = shards[rank].clone()  # all that this rank keeps
+    mine = shards[rank].clone()  # this rank keeps only this shard
 
     def gather() -> tuple[torch.Tensor, torch.Tensor]:
         parts = [torch.empty_like(mine) for _ in range(n)]
@@ -78,13 +78,13 @@ def sharded(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> None:
     x = batches[rank]
     assert x.shape == (B, SEQUENCE, H)  # its own batch, no more
     with torch.no_grad():
-        hidden = x @ gather()[0]  # forward; the gathered parameters are freed
+        hidden = x @ gather()[0]  # forward, then the gathered parameters are freed
     full = [w.clone().requires_grad_() for w in gather()]  # gathered again for backward
     torch.testing.assert_close(x @ full[0], hidden)
     block(x, *full).square().mean().backward()
     outgoing = torch.cat([w.grad.flatten() for w in full]) / n
     incoming = torch.empty_like(outgoing)
-    dist.all_to_all_single(incoming, outgoing)  # a reduce-scatter: exchange the chunks, add
+    dist.all_to_all_single(incoming, outgoing)  # a reduce-scatter: exchange chunks, then add
     reduced = incoming.view(n, -1).sum(dim=0)
     torch.testing.assert_close(reduced, whole_gradient(w1, w2, batches).chunk(n)[rank])
 
@@ -108,7 +108,7 @@ def tensor_parallel(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -
 
 
 def pipeline_parallel(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> None:
-    """Every rank is a stage of one block, with the same weights in each for brevity."""
+    """Every rank is a stage of one block. For brevity, all stages have the same weights."""
     rank, n = dist.get_rank(), dist.get_world_size()
     x = batches[0].clone()
     if rank > 0:
@@ -135,14 +135,14 @@ def pipeline_parallel(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor)
 
 
 def whole_gradient(w1: torch.Tensor, w2: torch.Tensor, batches: torch.Tensor) -> torch.Tensor:
-    """The gradient that one process with the batches of all ranks computes, flattened."""
+    """The flat gradient that one process computes from the batches of all ranks."""
     alone = [w.clone().requires_grad_() for w in (w1, w2)]
     block(batches, *alone).square().mean().backward()
     return torch.cat([w.grad.flatten() for w in alone])
 
 
 def bytes_written() -> int | None:
-    """Bytes this process has given to write calls, sockets included; None if nobody counts."""
+    """Bytes that this process has passed to write calls, also of sockets, or None."""
     counters = Path("/proc/self/io")
     if dist.get_backend() != "gloo" or not counters.exists():
         return None  # NCCL does not write to its peers through the kernel
@@ -185,7 +185,7 @@ def main() -> None:
         print(f"{n} ranks, S = {parameters / KIB:.0f} KiB, A = {activations / KIB:.0f} KiB")
         print(f"sent by rank {rank} in one step, KiB    formula  counted")
     for strategy, predicted in strategies.items():
-        dist.all_reduce(torch.zeros(1, device=device))  # all ranks begin together
+        dist.all_reduce(torch.zeros(1, device=device))  # all ranks start together
         before = bytes_written()
         strategy(w1, w2, batches)
         after = bytes_written()

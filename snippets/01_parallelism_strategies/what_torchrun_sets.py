@@ -14,12 +14,12 @@ import sys
 import torch.distributed as dist
 
 NODES, PER_NODE = 2, 2
-WHO = ["RANK", "LOCAL_RANK", "GROUP_RANK"]  # the group of torchrun's agent: the node
+WHO = ["RANK", "LOCAL_RANK", "GROUP_RANK"]  # GROUP_RANK is the number of the node
 HOW_MANY = ["WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"]
 ATTEMPT = ["TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"]
 WHERE = ["MASTER_ADDR", "MASTER_PORT"]
 INK, MUTED = "#1f2937", "#52525b"
-ROW, BAR = 60, 44  # of the picture: the height of a rank, and the width of an operation
+ROW, BAR = 60, 44  # in the picture, the height of a rank and the width of an operation
 
 
 def text(x: float, y: float, words: str, colour: str, size: int, anchor: str = "middle") -> str:
@@ -32,7 +32,7 @@ def box(x: float, y: float, width: float, height: float, style: str) -> str:
 
 
 def draw(columns: list[dict[str, str]]) -> str:
-    """Nodes and ranks on the left, then from left to right what all ranks do together."""
+    """Draw nodes and ranks on the left, then from left to right the steps of all ranks."""
     line, top, bottom = f'fill="none" stroke="{MUTED}"', 58, 58 + ROW * len(columns)
     parts = []
     for node in sorted({int(column["GROUP_RANK"]) for column in columns}):
@@ -86,7 +86,7 @@ def report() -> None:
 
 
 def status_of(agents: list[subprocess.Popen]) -> int:
-    """1 if one of the agents fails, and 0 otherwise."""
+    """Return 1 if one of the agents fails, and 0 if none fails."""
     return int(any(agent.wait(timeout=600) for agent in agents))
 
 

@@ -1,10 +1,11 @@
-"""Which model fits which GPU: 16 bytes a parameter and the activations of a single sequence.
+"""Computes the memory of several models, and how many GPUs of each kind they need at least.
 
-The state must be somewhere, and the activations of at least one sequence beside it: 34sbh per
-layer with fused attention, 2sbh per layer and one layer's 34sbh with full recomputation. The
-last columns divide the sum by what a GPU holds: the fewest GPUs that could hold the run if
-everything could be cut evenly. Sizes are those of Table 1 in Narayanan et al. (2021), of GPT-3
-and of Table 3 in the Llama 3 paper; memory is from the vendors' datasheets.
+Training must store the state, which has 16 bytes per parameter, and the activations of at least
+one sequence. With fused attention, the activations are 34sbh bytes per layer. With full
+recomputation, they are 2sbh bytes per layer and 34sbh bytes for one layer. The last columns
+divide the sum by the memory of a GPU. The result is the smallest number of GPUs, if everything
+could be cut evenly. The sizes are those of Table 1 in Narayanan et al. (2021), of GPT-3 and of
+Table 3 in the Llama 3 paper. The memory is from the datasheets of the vendors.
 """
 
 import math
@@ -23,11 +24,11 @@ class Model:
     sequence: int
 
     def state(self) -> float:
-        """Bytes of parameters, gradients and Adam's state."""
+        """Bytes of the parameters, the gradients and the state of Adam."""
         return BYTES_PER_PARAMETER * self.parameters
 
     def activations(self, recompute: bool) -> float:
-        """Bytes that one sequence leaves for backward, in 16 bits with fused attention."""
+        """Bytes that one sequence keeps for backward, in 16 bits with fused attention."""
         layer_input = 2 * self.sequence * self.hidden
         layer = 34 * self.sequence * self.hidden
         return self.layers * layer_input + layer if recompute else self.layers * layer

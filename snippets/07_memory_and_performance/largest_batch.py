@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
 
 def check_layer(layer: nn.Module, a: int, x: torch.Tensor, *more: object) -> None:
-    """On x [b, s, h] it is torch's own layer, where the norms' weights come last."""
+    """Compare with torch's layer on x [b, s, h]. The weights of its norms come last."""
     h = x.shape[-1]
     library = nn.TransformerEncoderLayer(
         h, a, 4 * h, 0, "gelu", batch_first=True, norm_first=True
