@@ -126,4 +126,5 @@ def main() -> int:
 if __name__ == "__main__":
     status = main()
     dist.destroy_process_group()
-    sys.exit(status)
+    sys.stdout.flush()
+    os._exit(status)  # DTensor's caches keep the meshes and their groups alive until the end
