@@ -77,6 +77,8 @@ HINTS = {
     "Keep no generator between the calls: make one in each call, and seed it with the epoch.",
     "unseeded": "Each process shuffles differently. Give torch.randperm a generator that "
     "every process seeds with the epoch.",
+    "not_shuffled": "Almost every index is followed by the next one, so the samples are hardly "
+    "shuffled. Use torch.randperm, which gives every order the same probability.",
     "fixed_shards": "Each rank reads the same samples in every epoch, and only their order "
     "changes. Shuffle all indices first, and take the part of the rank afterwards.",
     "epoch_ignored": "The order is the same in every epoch. Seed the generator with `epoch`. "
@@ -192,6 +194,12 @@ HINTS = {
     "finish().",
     "no_initial_broadcast": "The ranks start with different models. Keep the call of "
     "broadcast_state in __init__.",
+    "not_sent_by_torch": "The ranks start with different models. The constructor of DDP sends "
+    "the model of rank 0 to the other ranks of its group. Keep init_sync=True, which is the "
+    "default, and use the group of all ranks.",
+    "launched_late": "A bucket is complete, but its all-reduce starts only when other buckets "
+    "are complete, too. Launch each bucket as soon as it is complete and all buckets before it "
+    "are launched.",
     "bucket_list": "make_buckets() must return a list of Bucket. Return the list at the end of "
     "the function.",
     "fill_order": "The first bucket contains the first parameters, whose gradients are ready "
@@ -568,12 +576,20 @@ def start(theirs, ours, lesson):
         group["get_rank"] = lambda *_: rank + n
         group["init_device_mesh"] = mock.Mock()  # makes the group, too
         with (
-            second_machine(number, rank, n),
+            second_machine(number, rank, n) as chosen,
             mock.patch.multiple(dist, **group),
             mock.patch.multiple(device_mesh, **group),
             mock.patch.multiple(theirs, create=True, **group),
         ):
             device = str(theirs.start())
+        indices = [
+            torch.device("cuda", each.args[0]).index
+            for each in chosen.mock_calls
+            if isinstance(next(iter(each.args), None), int)
+        ]
+        what = f"on the second of two machines, local rank {rank} sets the current device to"
+        what += f" {', '.join(map(str, indices))}"
+        ask(device == "cpu" or set(indices) <= {rank}, what, "device_index")
         for each in joined:
             for name, true in (("rank", rank + n), ("world_size", 2 * n)):
                 what = f"on the second of two machines, {name} {true} joins the group as"
@@ -655,6 +671,10 @@ def _(group):
             for epoch, other in ((1, later), (2, latest)):
                 what = f"{case}, epochs 0 and {epoch} have the same order"
                 ask(shards[0] != other[0], what, "epoch_ignored")
+        pairs = zip(shards[0], shards[0][1:], strict=False)
+        follow = sum((a + 1) % length == b for a, b in pairs) if n == 1 else 0
+        what = f"{case}, {follow} of the {length} indices are followed by the next index"
+        ask(follow <= length // 2, what, "not_shuffled")
         if length == 12 * n and n > 1:
             fixed = all(set(a) == set(b) for a, b in zip(shards, later, strict=True))
             what = f"{case}, each rank reads the same samples in epochs 0 and 1"
@@ -844,6 +864,17 @@ def buckets(theirs, ours, lesson):
     ddp.keep_in_bucket(parameter)
     what = "a gradient outside its bucket stays there if it has the same numbers as its view"
     ask(memory_of(parameter.grad) == memory_of(view), what, "same_numbers")
+    for number, bucket in enumerate(ddp.buckets, start=1):
+        earlier = len(lesson.calls)
+        for parameter, view in bucket.views.items():
+            parameter.grad = torch.zeros_like(view)
+            ddp.on_gradient(parameter)
+            what = f"a gradient of bucket {number} does not become a view of the bucket"
+            ask(memory_of(parameter.grad) == memory_of(view), what, "not_views")
+        sent = len(lesson.calls) - earlier
+        what = f"when bucket {number} is complete, {sent} all-reduces start"
+        ask(sent == 1, what, "launched_late")
+    ddp.finish()
 
 
 # --- steps 7 and 8 ------------------------------------------------------------------------
@@ -1008,6 +1039,7 @@ def with_torch(theirs, ours, lesson):
         ask(not silent, what, "forward_outside")
     what = "in a training step, no bucket was sent"
     ask(all(total for _, _, total in backward.counts), what, "all_silent")
+    ask(training.starts_equal, "the ranks start with different models", "not_sent_by_torch")
     yield from training.judge(accumulating=True)
     calls = [call for call in lesson.calls if call.phase.startswith("step")]
     what = f"DDP sent {len(sizes)} buckets, but there were {len(calls)} collectives"

@@ -84,6 +84,8 @@ HINTS = {
     "torch.inference_mode(). Neither eval() nor detach() turns recording off.",
     "all_at_once": "More rows than those of one batch went through the model at a time. Run "
     "the model once for each batch, and put only the outputs together.",
+    "loss_rounded": "The loss is near the true one, but not equal to it. Return the number "
+    "without rounding it, and add up in float32 or better.",
     "evaluation_memory": "Nothing is recorded, but more memory is in use than necessary. Keep "
     "only the outputs of the batches, and each of them once.",
     "batches_once": "`batches` is an iterable, and it may be a generator, which can be read "
@@ -259,7 +261,7 @@ HINTS = {
     "and the maker of the last allocation.",
     "returned": "The function must return its result. Look for a missing return.",
     "other": "The numbers fit no common mistake. Print your numbers next to the numbers that "
-    "you expect, for one row and one block.",
+    "you expect, for an example that is small enough to compute by hand.",
 }  # fmt: skip
 
 
@@ -291,7 +293,7 @@ def rows_of(n: int, seed: int = 5, width: int = 4) -> tuple[torch.Tensor, torch.
 )  # fmt: skip
 def parts(module, lab, lesson):
     # of these sizes, no two mistakes give the same number
-    for width, hidden, blocks, rows in ((10, 8, 3, 7), (32, 64, 8, 256)):
+    for width, hidden, blocks, rows in ((11, 8, 3, 7), (32, 64, 8, 256)):
         p, g, s, saved = module.predict(width, hidden, blocks, rows)
         true = lab.predict(width, hidden, blocks, rows)
         where = f"width {width}, h = {hidden}, {blocks} blocks, {rows} rows"
@@ -473,6 +475,8 @@ def evaluation(module, lab, lesson):
         "last_batch": [means[-1], 7 * means[-1], 7 * means[-1] / 187],
     }, 1e-4)  # fmt: skip
     ask(same(loss, true_loss), f"the loss is {loss:.4f}, not {true_loss:.4f}", hint)
+    exact = math.isclose(loss, true_loss, rel_tol=1e-5)
+    ask(exact, f"the loss is {loss:.7f}, not {true_loss:.7f}", "loss_rounded")
     yield "outputs and loss"
     ask(recording, "after evaluate, autograd does not record", "grad_left_off")
     frozen = sum(not p.requires_grad for p in model.parameters())

@@ -24,7 +24,18 @@ from torch.distributed import distributed_c10d
 from torch.nn import functional as F
 
 from graders.runner import Group, Judge, Lesson
-from graders.tools import Lab, Wrong, ask, groups_wanted, named, near, same, show, verdict
+from graders.tools import (
+    Lab,
+    Wrong,
+    ask,
+    described,
+    groups_wanted,
+    named,
+    near,
+    same,
+    show,
+    verdict,
+)
 
 HINTS = {
     "lines_kind": 'lines() must return a dict with the keys "pp", "dp" and "tp". Each value '
@@ -64,6 +75,13 @@ HINTS = {
     "ctx, in forward.",
     "no_pieces": "Each layer needs self.weight and self.bias, which __init__ sets. cut() makes "
     "a piece of a tensor, and whole() makes a copy.",
+    "first_piece": "Every rank has the piece of the first rank. Choose the piece by "
+    "grid.shard, as cut() does.",
+    "heads_apart": "Attention returns the axes in the order [b, heads, s, h/a]. Transpose the "
+    "axes of the heads and of the tokens back before you join the heads in the last axis.",
+    "several_groups": "With a single tp group the result is right, but with two tp groups it "
+    "is not. The rank among all ranks and the world size then differ from the place and the "
+    "size of the tp group. Use grid.shard and grid.tp.",
     "column_dim": "nn.Linear stores its weight as [out, in], the transpose of A in xA. The "
     "columns of A are the rows of weight, so cut along dimension 0.",
     "column_bias": "The bias of a column-parallel layer has one number for each output. Cut it "
@@ -403,6 +421,22 @@ def operators(module, lab, lesson):
 # --- step 3 -------------------------------------------------------------------------------
 
 
+def in_two_groups(
+    lab: ModuleType, lesson: Lesson, what: str, run: Callable[[Any], torch.Tensor],
+    true: torch.Tensor,
+) -> None:  # fmt: skip
+    """With four ranks, compare a result in two tp groups of two ranks with the true one."""
+    if lesson.world != 4:
+        return
+    grid = lab.Grid(tp=2)
+    try:
+        found = run(grid)
+    except (IndexError, RuntimeError) as error:
+        what = f"with two tp groups of two ranks, {described(error, lesson.module)[0]}"
+        raise Wrong(what, "several_groups") from error
+    expect(f"with two tp groups of two ranks, the {what}", found, true, "several_groups")
+
+
 @LAB.step(
     3, "a column and a row make an MLP",
     "both layers and the MLP have the outputs and gradients of the whole",
@@ -428,6 +462,7 @@ def linear(module, lab, lesson):
         known = {
             "cut along the other dimension": mine(true.weight, 1 - dim),
             "the whole weight": true.weight,
+            "the piece of the first rank": (true.weight.chunk(t, dim)[0], "first_piece"),
         }
         what, hint = f"the weight of {name}Linear", f"{name.lower()}_dim"
         expect(what, layer.weight, mine(true.weight, dim), hint, known)
@@ -483,6 +518,7 @@ def linear(module, lab, lesson):
     x = random(2, lab.SEQUENCE, lab.HIDDEN)
     with lesson.phase("forward"):
         expect("the output of the MLP", module.ParallelMLP(full, grid)(x), full(x))
+    in_two_groups(lab, lesson, "MLP", lambda pair: module.ParallelMLP(full, pair)(x), full(x))
 
 
 # --- step 4 -------------------------------------------------------------------------------
@@ -523,10 +559,28 @@ def attention(module, lab, lesson):
             "scaled_dot_product_attention",
             lambda q, k, v, **_: real(q, k, v),
         ),
+        (
+            "attention whose heads are not transposed back",
+            "heads_apart",
+            F,
+            "scaled_dot_product_attention",
+            lambda q, k, v, **_: (
+                real(q, k, v, is_causal=True)
+                .reshape(len(q), q.size(2), q.size(1), -1)
+                .transpose(1, 2)
+            ),
+        ),
     ):
         with mock.patch.object(place, attribute, mistake):
             known[name] = theirs(x), hint
     expect("the output of attention", ours(x), full.attention(x), known=known)
+    in_two_groups(
+        lab,
+        lesson,
+        "output of attention",
+        lambda pair: module.ParallelAttention(full.attention, pair)(x),
+        full.attention(x),
+    )
     yield "attention has the output of the whole"
 
     block = module.ParallelBlock(full, grid)
@@ -646,6 +700,13 @@ def loss(module, lab, lesson):
         loss.backward()
     true = lab.cut(whole.grad, -1, grid)
     expect("the gradient of the logits", mine.grad, true, "loss_gradient")
+    in_two_groups(
+        lab,
+        lesson,
+        "loss",
+        lambda pair: module.vocabulary_parallel_loss(lab.cut(z, -1, pair), targets, pair),
+        lab.mean_loss(z, targets),
+    )
 
 
 # --- steps 6 and 7 ------------------------------------------------------------------------

@@ -61,8 +61,6 @@ wrong("uniform_low_counter", step=2, hint="counter", old=Body("uniform"), new=""
     b = first % 4
     return (words[b : b + n] >> 8).float() / 2**24
 """)
-wrong("uniform_no_offset", step=2, hint="offset",
-      old="(offset & MASK), zero + (offset >> 32)", new="2, zero")
 wrong("uniform_other_counter", step=2, hint="counter",
       old="[quarters & MASK, quarters >> 32, zero + (offset & MASK), zero + (offset >> 32)]",
       new="[zero + (offset & MASK), zero + (offset >> 32), quarters & MASK, quarters >> 32]")
@@ -85,8 +83,6 @@ wrong("uniform_not_cut", step=2, hint="length",
 wrong("dropout_from_fours", step=3, hint="first", edits=[
     ("offset, first, x.numel()", "offset, first // 4 * 4, x.numel()"),
     ("offset, first, grad.numel()", "offset, first // 4 * 4, grad.numel()")])
-wrong("dropout_from_zero", step=3, hint="first",
-      old="first, x.numel", new="0, x.numel")
 wrong("dropout_keeps_p", step=3, hint="share",
       old="kept = uniform(seed, offset, first, x.numel()).view_as(x) >= p",
       new="return x * (uniform(seed, offset, first, x.numel()).view_as(x) < p) / (1 - p)")
@@ -144,11 +140,6 @@ wrong("chance_sum", step=4, hint="draws",
 
 # step 5
 
-wrong("linear_floats", step=5, hint="dequantized", old=Body("Int8Linear.forward"), new="""
-    rows, row_scale = quantize_rows(x)
-    weight = self.weight.float() * self.scale
-    return (rows.float() * row_scale) @ weight.t() + self.bias
-""")
 wrong("linear_one_scale", step=5, hint="scales",
       old="out = sums.float() * row_scale * self.scale.t()",
       new="return sums.float() * row_scale + self.bias")
@@ -161,8 +152,6 @@ wrong("rows_half", step=5, hint="unused",
       old="x.abs().amax(1, keepdim=True) / 127", new="x.abs().amax(1, keepdim=True) / 64")
 wrong("rows_one_scale", step=5, hint="one_scale",
       old="x.abs().amax(1, keepdim=True) / 127", new="(x.abs().max() / 127).expand(len(x), 1)")
-wrong("rows_zero", step=5, hint="zero_row",
-      old="scale = torch.where(scale == 0, 1.0, scale)", new="pass")
 wrong("linear_always_bias", step=5, hint="no_bias",
       old="return out if self.bias is None else out + self.bias", new="return out + self.bias")
 wrong("linear_broadcast", step=5, hint="dequantized",

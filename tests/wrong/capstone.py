@@ -72,8 +72,6 @@ wrong("accumulate_last_loss", step=5, hint="loss_value",
       old="total += loss.detach()", new="total = loss.detach()")
 wrong("accumulate_over_dp", step=5, hint="over_dp",
       old="/ config.micro_batches", new="/ config.micro_batches / config.dp")
-wrong("accumulate_summed", step=5, hint="not_divided",
-      old="/ config.micro_batches", new="")
 wrong("accumulate_zeroes", step=5, hint="rows_lost",
       old="loss.backward()", new="model.zero_grad()\nloss.backward()")
 wrong("clip_always", step=5, hint="clip_grows",
@@ -167,10 +165,6 @@ wrong("save_clears_first", step=8, hint="overwritten",
             shutil.rmtree(root / f"step-{old}")
     dcp.save(state, checkpoint_id=unfinished)
 """)
-wrong("save_keeps_all", step=8, hint="not_dropped", old="""
-    for old in complete(config)[: -config.keep]:
-        shutil.rmtree(root / f"step-{old}")
-""", new="")
 wrong("save_without_name", step=8, hint="none_complete",
       old="unfinished.rename(finished)", new="")
 wrong("save_by_all_ranks", step=8, hint="one_rank",

@@ -1104,3 +1104,32 @@ wrong("torch_averages_again", step=8, hint="averaged_again", old=Body("accumulat
     (loss_of(ddp, last) / len(micro_batches)).backward()
     average_gradients(ddp.module)
 """)
+
+# steps 1 to 8, found later
+
+wrong("start_sets_the_rank", step=1, hint="device_index", old="torch.accelerator.set_device_index(local_rank)",
+      new="torch.accelerator.set_device_index(int(os.environ['RANK']))")
+wrong("shard_rotates", step=2, hint="not_shuffled", old="order = torch.randperm(length, generator=generator).tolist()", new="""
+    start = int(torch.randint(length, (1,), generator=generator))
+    order = [(start + i) % length for i in range(length)]
+""")
+wrong("right_average_by_messages", step=4, old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    n, r = dist.get_world_size(), dist.get_rank()
+    every = [parameter.grad.clone() for _ in range(n)]
+    ops = [dist.P2POp(dist.isend, every[r], i) for i in range(n) if i != r]
+    ops += [dist.P2POp(dist.irecv, every[i], i) for i in range(n) if i != r]
+    for work in dist.batch_isend_irecv(ops) if ops else ():
+        work.wait()
+    parameter.grad = sum(every) / n
+""")
+wrong("buckets_kept_before_the_first_launch", step=6, hint="not_views",
+      old="if parameter.grad.data_ptr() != view.data_ptr():", new="if self.launched == 0:")
+wrong("buckets_launch_all_at_the_end", step=6, hint="launched_late", old=Body("BucketDDP.launch_in_order"), new="""
+    self.bucket_of[parameter].waiting.discard(parameter)
+    if any(bucket.waiting for bucket in self.buckets):
+        return
+    for bucket in self.buckets:
+        bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+        self.launched += 1
+""")
+wrong("torch_sends_no_model", step=8, hint="not_sent_by_torch", old="    gradient_as_bucket_view=True,\n)", new="    gradient_as_bucket_view=True,\n    init_sync=False,\n)")

@@ -64,11 +64,6 @@ wrong("sender_marks_early", step=2, hint="mark_early", edits=[
     ("self.events[slot] = torch.Event(self.device)\nself.events[slot].record()", "")])
 wrong("sender_never_waits", step=2, hint="overwritten",
       old="self.events[slot].record()", new="")
-wrong("sender_one_buffer", step=2, hint="one_buffer",
-      old="[torch.empty_like(like).pin_memory() for _ in range(slots)]",
-      new="[torch.empty_like(like).pin_memory()] * slots")
-wrong("sender_pageable", step=2, hint="pageable",
-      old="torch.empty_like(like).pin_memory()", new="torch.empty_like(like)")
 wrong("sender_pins_each", step=2, hint="pins_each",
       old=Body("Sender.send"),
       new="self.count += 1\nreturn batch.pin_memory().to(self.device, non_blocking=True)")
@@ -150,8 +145,6 @@ wrong("prefetch_same_stream", step=4, hint="same_stream",
       old="torch.Stream(device=device)", new="torch.accelerator.current_stream(device)")
 wrong("prefetch_unrecorded", step=4, hint="unrecorded",
       old="for tensor in there:\n    tensor.record_stream(compute)", new="")
-wrong("prefetch_waits_the_wrong_way", step=4, hint="not_waited",
-      old="compute.wait_event(arrived)", new="copies.wait_event(arrived)")
 wrong("prefetch_copies_one", step=4, hint="on_host",
       old="[tensor.to(device, non_blocking=True) for tensor in batch]",
       new="[batch[0].to(device, non_blocking=True), batch[1]]")
@@ -196,20 +189,6 @@ wrong("epoch_counts_all", step=5, hint="all_counted", old=Body("train_epoch"), n
         sums += torch.stack([loss.detach() * known, right, known])
     total, right, _ = sums.tolist()
     return total / samples, right / samples
-""")
-wrong("epoch_items", step=5, hint="asks_each_step", old=Body("train_epoch"), new="""
-    total, right, count = 0.0, 0, 0
-    for x, y in source:
-        optimizer.zero_grad()
-        logits = model(x)
-        loss = F.cross_entropy(logits, y, ignore_index=-1)
-        loss.backward()
-        optimizer.step()
-        known = (y >= 0).sum().item()
-        total += loss.item() * known
-        right += (logits.argmax(1) == y).sum().item()
-        count += known
-    return total / count, right / count
 """)
 wrong("epoch_keeps_graphs", step=5, hint="graph_kept", edits=[
     ("sums = None", "sums = torch.zeros(3, device=next(model.parameters()).device)"),
@@ -370,8 +349,6 @@ wrong("measure_cold", step=8, hint="warm_up_measured",
       old="for _ in range(warm):\n    work()", new="")
 wrong("measure_launches", step=8, hint="not_synchronized",
       old="work()\ntorch.accelerator.synchronize()", new="work()")
-wrong("measure_mean", step=8, hint="not_median",
-      old="statistics.median(times)", new="statistics.mean(times)")
 wrong("measure_own_clock", step=8, hint="own_clock",
       old="clock() - begin", new="time.perf_counter() - begin")
 wrong("measure_queue", step=8, hint="queued_before",
@@ -382,8 +359,6 @@ wrong("record_no_shapes", step=8, hint="no_shapes",
       old=", record_shapes=True", new="")
 wrong("record_no_schedule", step=8, hint="no_schedule",
       old="activities=activities, schedule=plan", new="activities=activities")
-wrong("record_another_round", step=8, hint="no_schedule",
-      old="active=count, repeat=1", new="active=count")
 wrong("record_nowhere", step=8, hint="no_trace",
       old="profiler.export_chrome_trace(str(path))", new="")
 wrong("record_without_warm", step=8, hint="step_count",
@@ -397,8 +372,6 @@ wrong("trace_one_thread", step=8, hint="threads",
       old='open_in.setdefault(event["tid"], [])', new='open_in.setdefault("all", [])')
 wrong("trace_by_name", step=8, hint="by_name",
       old='json.dumps(event["args"].get("Input Dims", []))', new='"[]"')
-wrong("trace_all_steps", step=8, hint="all_steps", edits=[
-    ("calls[name, shapes] / steps, time / steps", "calls[name, shapes], time")])
 wrong("trace_unsorted", step=8, hint="row_order",
       old="own.most_common()", new="own.items()")
 wrong("hot_calls_of_all_steps", step=8, hint="hot_calls",

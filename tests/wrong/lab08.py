@@ -749,3 +749,8 @@ wrong("right_profile_by_start", step=8, old=Body("profile_memory"), new="""
     profiler.export_chrome_trace(str(path))
 """)
 wrong("peak_keeps_the_freed", step=8, hint="held_freed", old='used -= living.pop(entry["addr"])["size"]', new='used -= living[entry["addr"]]["size"]')
+
+# steps 1 to 8, found later
+
+wrong("predict_mask_of_the_input", step=1, hint="other", old="mask = 4 * hidden", new="mask = hidden")
+wrong("evaluation_rounds", step=3, hint="loss_rounded", old="return total / rows,", new="return round(total / rows, 4),")

@@ -152,8 +152,6 @@ wrong("flat_inside", step=4, hint="flat_ranks",
 wrong("hierarchical_copies", step=5, hint="not_in_place",
       old="list(tensor.chunk(dist.get_world_size(inner)))",
       new="[piece.clone() for piece in tensor.chunk(dist.get_world_size(inner))]")
-wrong("hierarchical_flat", step=5, hint="still_flat",
-      old=Body("hierarchical_all_reduce"), new="dist.all_reduce(tensor)")
 wrong("hierarchical_inside", step=5, hint="inside_only",
       old=Body("hierarchical_all_reduce"), new="dist.all_reduce(tensor, group=inner)")
 wrong("hierarchical_leader", step=5, hint="leader", old=Body("hierarchical_all_reduce"), new="""
@@ -205,8 +203,6 @@ wrong("traffic_all_layers", step=6, hint="tp_layers",
       old="4 * layers / pp", new="4 * layers")
 wrong("traffic_attention_only", step=6, hint="traffic",
       old="12 * hidden**2", new="4 * hidden**2")
-wrong("traffic_dp_whole", step=6, hint="dp_whole",
-      old="12 * hidden**2 * layers / (tp * pp)", new="12 * hidden**2 * layers")
 wrong("traffic_forward_only", step=6, hint="tp_forward",
       old="4 * layers", new="2 * layers")
 wrong("traffic_numbers", step=6, hint="width",
@@ -253,13 +249,6 @@ wrong("hook_sum", step=7, hint="not_divided",
       old="/ dist.get_world_size(group)", new="")
 wrong("hook_tensor", step=7, hint="not_a_future",
       old="return work.get_future().then(widen)", new="")
-wrong("hook_waits", step=7, hint="hook_waits", old=Body("bf16_hook"), new="""
-    narrow = bucket.buffer().to(torch.bfloat16)
-    dist.all_reduce(narrow, group=group)
-    future = torch.futures.Future()
-    future.set_result(narrow.float() / dist.get_world_size(group))
-    return future
-""")
 wrong("hook_world", step=7, hint="world_group",
       old="group, async_op", new="dist.group.WORLD, async_op")
 wrong("hook_all_ranks", step=7, hint="divided_by_world",

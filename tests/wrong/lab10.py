@@ -615,3 +615,20 @@ wrong("right_schedule_by_list", step=7, old=Body("one_f_one_b"), new="""
 """)
 wrong("warm_up_by_rank", step=7, hint="stage_number", old="pipe.grid.pp - 1 - pipe.grid.stage", new="pipe.grid.pp - 1 - dist.get_rank()")
 wrong("warm_up_by_world", step=7, hint="stage_number", old="pipe.grid.pp - 1 - pipe.grid.stage", new="dist.get_world_size() - 1 - pipe.grid.stage")
+
+# steps 1 to 8, found later
+
+wrong("column_first_piece", step=3, hint="first_piece", old="self.weight = cut(full.weight, 0, grid)", new="""
+    n = full.weight.size(0) // grid.tp
+    self.weight = nn.Parameter(full.weight.detach()[:n].clone())
+    self.weight.is_cut = True
+""")
+wrong("column_by_rank", step=3, hint="several_groups", old="self.weight = cut(full.weight, 0, grid)", new="""
+    rows = full.weight.detach().chunk(grid.tp)[dist.get_rank()]
+    self.weight = nn.Parameter(rows.clone())
+    self.weight.is_cut = True
+""")
+wrong("attention_by_world", step=4, hint="several_groups", old="HEADS // self.grid.tp", new="HEADS // dist.get_world_size()")
+wrong("attention_not_transposed", step=4, hint="heads_apart", old="y = F.scaled_dot_product_attention(q, k, v, is_causal=True)\nreturn self.out(y.transpose(1, 2).flatten(2))  # -> [b, s, h/t] -> [b, s, h]",
+      new="y = F.scaled_dot_product_attention(q, k, v, is_causal=True)\nreturn self.out(y.reshape(x.size(0), x.size(1), -1))")
+wrong("loss_by_rank", step=5, hint="several_groups", old="targets - grid.shard * width", new="targets - dist.get_rank() * width")
