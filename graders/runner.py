@@ -122,7 +122,8 @@ class Call:
     detail: str = ""
     sent: float = 0  # bytes that leave this rank, if rings do the collectives
     members: tuple[int, ...] = ()  # the ranks of its group, if not all
-    returned: bool = False  # the call came back (if asynchronous: it was waited for)
+    returned: bool = False  # the call came back (if asynchronous: its result was delivered)
+    waited: bool = False  # this rank called wait() on an asynchronous call
     touched: bool = False  # the tensor was changed between the launch and the wait
 
 
@@ -325,8 +326,9 @@ class Bench:
 class Pending:
     """The Work of an asynchronous all-reduce that delivers its result in `wait`."""
 
-    def __init__(self, work: dist.Work, target: torch.Tensor, result: torch.Tensor, tell):
+    def __init__(self, work: dist.Work, target: torch.Tensor, result: torch.Tensor, tell, call):
         self._work, self._target, self._result, self._tell = work, target, result, tell
+        self.call = call
         self._sent = target.detach().clone()
 
     def _deliver(self) -> None:
@@ -338,11 +340,13 @@ class Pending:
 
     def wait(self, *args: Any) -> bool:
         done = self._work.wait(*args)
+        self.call.waited = True  # a callback delivers without wait(), and at any time
         self._deliver()
         return done
 
     def is_completed(self) -> bool:
         if self._work.is_completed():
+            self.call.waited = True
             self._deliver()
         return self._tell is None
 
@@ -492,7 +496,8 @@ class Lesson:
             if name in ("all_reduce", "broadcast") and asynchronous and not by_itself:
                 result = tensor.detach().clone()
                 rest = {key: value for key, value in kwargs.items() if key != "tensor"}
-                return Pending(real(result, *args[1:], **rest), tensor, result, tell)
+                call = self.calls[number]
+                return Pending(real(result, *args[1:], **rest), tensor, result, tell, call)
             value = real(*args, **kwargs)
             if by_itself or not asynchronous:
                 tell()

@@ -697,7 +697,7 @@ def hook(theirs, ours, lesson):
     what = f"the hook returns an object of type {type(future).__name__}"
     ask(is_future, what, "not_a_future")
     for call in lesson.calls:
-        waits = not call.asynchronous or (call.name == "all_reduce" and call.returned)
+        waits = not call.asynchronous or (call.name == "all_reduce" and call.waited)
         ask(not waits, f"the hook waits for its {call.name}", "hook_waits")
     ask(calls, "the hook called no collective", "not_sent")
     for name, _, ranks, _ in calls:
