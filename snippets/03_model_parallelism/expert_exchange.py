@@ -71,7 +71,7 @@ def draw(rows: list[list[int]], back: list[list[int]]) -> str:
         words = f"{received[rank]} rows"
         parts.append(rank_box(292, y, width, words, COLOURS[rank]))
         if received[rank] < longest:
-            parts.append(put_text(474, y + 10, "waits", MUTED, "end"))
+            parts.append(put_text(482, y + 10, "waits", MUTED, "end"))
         parts.append(rank_box(608, y, 108, f"{TOKENS} results", MUTED))
     return "\n".join([*parts, "</svg>", ""])
 
