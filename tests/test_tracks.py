@@ -185,7 +185,7 @@ def test_labs_take_what_they_say_themselves(track: Track) -> None:
                 continue
             for lab in (ROOT / "labs").glob(f"{row.read[0]}_*.py"):
                 text = re.sub(r"\n# ", " ", lab.read_text("utf-8"))
-                said = re.search(r"Allow (\w+)(?: to (\w+))? hours", text)
+                said = re.search(r"(?:Allow|Plan) (\w+)(?: to (\w+))? hours", text)
                 if said:
                     low, high = words[said[1]], words[said[2] or said[1]]
                     assert low * 60 <= row.minutes <= high * 60, lab.name
