@@ -1241,7 +1241,7 @@ def _judge_stopped(group: Group, step: Step) -> None:
     where = f": when the checker stopped {them}, {' and '.join(lines)}" if lines else ""
     endless = Wrong(f"{_who(step, *waiting)} did not end{where}", "endless")
     calls = [rank.calls[-1:] for rank in group.ranks if rank.busy]
-    if any(not last or last[0].returned for last in calls):
+    if any(not last or last[0].returned or last[0].asynchronous for last in calls):
         raise endless  # a rank works outside of a collective, and others may wait for it
     if step.stuck is not None:
         step.stuck(group)
