@@ -3,8 +3,8 @@
 Each row is a rank, and time goes from left to right. A rank has its own tokens and two of the
 eight experts. The router chooses one expert for each token. An all-to-all brings the tokens to
 the ranks of their experts (dispatch), the experts compute, and a second all-to-all brings the
-results back (combine). A line stands for the rows that one rank sends to another, and its width
-for their number. All ranks wait for the rank with most rows. Draws expert_exchange.svg.
+results back (combine). A line shows the rows that one rank sends to another, and its width
+shows how many these are. All ranks wait for the rank with most rows. Draws expert_exchange.svg.
 """
 
 import torch

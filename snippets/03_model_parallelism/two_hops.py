@@ -82,7 +82,7 @@ def main() -> None:
         assert reached >= {(1, gpu) for gpu in WANTED}  # every expert gets the token
         have = {(0, LOCAL)}
         for begin, end, link in messages:
-            assert begin in have  # nobody forwards a token that it does not have
+            assert begin in have  # a GPU forwards only a token that it has
             assert (link == "network") == (begin[0] != end[0])
             have.add(end)
         links = Counter(link for *_, link in messages)
