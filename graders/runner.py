@@ -11,8 +11,8 @@ is how both are written.
   group of three is ready in a fraction of a second.
 - Ranks are told who they are as torchrun tells them, and always run on the CPU.
 - `dist`'s collectives are recorded as they are called. An asynchronous all-reduce or broadcast
-  delivers its result in `wait()` and not a moment earlier: the latest the contract allows. Who
-  does not wait sees that every time, not once in a thousand steps.
+  delivers its result only in `wait()`, which is the latest moment that PyTorch allows. If the
+  learner's code does not wait, the result is therefore wrong in every run, and not only rarely.
 - A group that uses no processor time for `PATIENCE` seconds, every rank of it asleep, hangs. A
   machine under load does not look so. The limit is for endless loops, and counts the processor
   time of the busiest rank: where much else runs, a step takes longer and gets its verdict.

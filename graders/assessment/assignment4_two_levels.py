@@ -60,8 +60,8 @@ HINTS = {
     "you round, multiply what was sent by the world size again.",
     "shared": "Each bucket needs a residual of its own, which must stay until this bucket "
     "comes again. Keep one for each bucket.index().",
-    "state": "What rounding took must be stored in `state`, because each run of training has a "
-    "Feedback of its own. Store nothing in the function or in a global variable.",
+    "state": "The rounding error must be stored in `state`, because each training run has its "
+    "own Feedback object. Store nothing in the function or in a global variable.",
     "waits": "The hook must not wait, because DDP cannot go on with backward until the hook "
     "returns. Start the all-reduce with async_op=True, and do the rest in a callback of its "
     "future.",

@@ -77,8 +77,9 @@ HINTS = {
     "Keep no generator between the calls: make one in each call, and seed it with the epoch.",
     "unseeded": "Each process shuffles differently. Give torch.randperm a generator that "
     "every process seeds with the epoch.",
-    "not_shuffled": "Almost every index is followed by the next one, so the samples are hardly "
-    "shuffled. Use torch.randperm, which gives every order the same probability.",
+    "not_shuffled": "Almost every index is followed by the next one, so the samples are "
+    "almost in their original order. Use torch.randperm, which gives every order the same "
+    "probability.",
     "fixed_shards": "Each rank reads the same samples in every epoch, and only their order "
     "changes. Shuffle all indices first, and take the part of the rank afterwards.",
     "epoch_ignored": "The order is the same in every epoch. Seed the generator with `epoch`. "

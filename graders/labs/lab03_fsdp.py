@@ -206,7 +206,7 @@ LIST = r"of type List\[torch.Tensor\]"  # what torch says when it gets one tenso
 def expect(lesson: Lesson, good: Any, what: str, hint: str = "other") -> None:
     """Raise `Wrong`, with a sentence that says what is wrong on this rank, unless this is good.
 
-    The ranks meet before, so that all of those on which it is wrong can report it.
+    All ranks wait for each other first, so that each rank with a wrong result can report it.
     """
     lesson.meet()
     ask(good, f"on rank {lesson.rank}, {what}", hint)

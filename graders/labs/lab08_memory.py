@@ -670,7 +670,7 @@ def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int
     ask(loss is not None, "accumulate returns nothing", "loss_returned")
     ours = [p.grad for p in model.parameters()]
     most = max((n for n, _ in seen), default=0)
-    what = f"{most} rows went through at a time, and {rows} were allowed"
+    what = f"{most} rows were processed together, and {rows} are allowed"
     ask(most <= rows, what, "rows_at_once")
     found = verdict(
         ours,

@@ -141,7 +141,8 @@ HINTS = {
     "calls all-reduce only in these layers.",
     "tp_pieces": "TP all-reduces the whole activation. Each rank holds one term of the sum "
     "for every number, and not a part of the numbers.",
-    "pp_layers": "A stage sends only at its border, once for all of its layers.",
+    "pp_layers": "A stage sends activations and gradients only at its border to another "
+    "stage. It sends them once, and not once for each of its layers.",
     "pp_ends": "With two stages, each stage has one neighbour and sends once: an activation "
     "or a gradient. Only a stage in the middle sends both. A single stage sends nothing.",
     "pp_forward": "A stage in the middle sends an activation to the next stage, and a "
