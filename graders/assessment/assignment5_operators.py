@@ -125,7 +125,7 @@ HINTS = {
     "they are. Look for functions whose names end in _, and for augmented assignments.",
     "compiler": "The checker compiles your kernel by g++, and g++ is not installed. Install "
     "it.",
-    "other": "The numbers fit no common mistake. Compare with a case that you compute by "
+    "other": "No known mistake gives these numbers. Compare with a case that you compute by "
     "hand, for example n = 3 and k = 2.",
 }  # fmt: skip
 import_late_parts()

@@ -88,7 +88,7 @@ HINTS = {
     "0. The codes are between -127 and 127, because 128 does not fit into int8 and wraps "
     "around to -128.",
     "one_scale": "All rows have the same scale, so a row of small numbers loses its digits. "
-    "Each row needs a scale of its own.",
+    "Each row needs its own scale.",
     "unused": "The scale of a row is wrong. After the division by the scale, the largest "
     "absolute value of the row must be exactly 127.",
     "nearest": "Some codes are not the nearest integers. Look at how you convert the divided "

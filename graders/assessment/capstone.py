@@ -130,9 +130,9 @@ HINTS = {
     "gradient and 8 bytes of moments. Matrices are cut by tp and by dp, but norms only by "
     "dp. Embedding and head are on one stage each.",
     "gathered": '"gathered" must count what FSDP has gathered: the weights and gradients of '
-    "complete units. Without a pipeline, at most two blocks and both ends of the model are "
-    "complete at the same time. With a pipeline, the whole stage is complete, from the first "
-    "backward pass to the last.",
+    "complete units. Without a pipeline, at most two blocks and the embedding and the head "
+    "are complete at the same time. With a pipeline, the whole stage is complete, from the "
+    "first backward pass to the last.",
     "kept": "With recomputation, a block keeps only its input, and each rank has s / tp "
     "positions of it. Stage i of p has the inputs of at most p - i micro-batches in memory.",
     "logits": "The last stage holds logits in fp32 for one micro-batch, a few copies of "
@@ -148,7 +148,7 @@ HINTS = {
     "part. Give it its final name only when dcp.save has returned. complete() must recognize "
     "a complete checkpoint by its name.",
     "overwritten": "A rank died while it saved, and the older checkpoint is gone as well. "
-    "Write every checkpoint to a folder of its own, and remove an old one only when the new "
+    "Write every checkpoint to a new folder, and remove an old one only when the new "
     "one is complete.",
     "none_complete": "save has returned, but complete() does not list the checkpoint. It "
     "must have its final name on every rank when save returns, so the ranks must wait for "
@@ -185,7 +185,7 @@ HINTS = {
     "What is different after load?",
     "slow": "The finished program needs much less processor time for the same steps. Look "
     "for work that is done twice, or for a collective in a loop.",
-    "other": "The numbers fit no common mistake. Try one rank first, then two.",
+    "other": "No known mistake gives these numbers. Try one rank first, then two.",
 }  # fmt: skip
 
 LAB = Lab(HINTS, borrows=False)

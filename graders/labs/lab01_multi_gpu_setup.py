@@ -186,7 +186,7 @@ HINTS = {
     "links_other": "A link is slow if its latency is more than `factor` times the median of "
     "its kind, or if its bandwidth is less than the median of its kind divided by `factor`.",
     "one_key": "All ranks wrote to the same key, so only the text of the last one remains. "
-    "Every rank needs a key of its own in each call.",
+    "Every rank needs its own key in each call.",
     "joined_key": "Two different pairs of call and rank have the same key. For example, call "
     "1 of rank 10 and call 11 of rank 0 both end with 110. Put a separator between the call "
     "and the rank.",

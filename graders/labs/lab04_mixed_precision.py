@@ -284,8 +284,8 @@ HINTS = {
     "held_products": "Linear `up` saves its input (1 unit), GELU saves its input (4 units), "
     "and `down` saves its input (4 units). These are in the dtype of autocast, or in fp32 "
     "without autocast.",
-    "other": "The numbers fit no common mistake. Print one tensor before and after, on every "
-    "rank, and compare them with the text of the step.",
+    "other": "No known mistake gives these numbers. Print one tensor before and after, on "
+    "every rank, and compare them with the text of the step.",
 }
 
 

@@ -162,7 +162,7 @@ HINTS = {
     "zero_force_ds_cpu_optimizer is false. This key belongs to the top level.",
     "shard_returned": "shard must return the model that it was given. Look at the return "
     "statement.",
-    "units": "Every layer must be a unit of its own. Call fully_shard for each of "
+    "units": "Every layer must be a separate unit. Call fully_shard for each of "
     "model.layers first, and for the model after that. Parameters that are wrapped by one "
     "call are gathered together.",
     "no_root": "Call fully_shard for the model too, after its layers. The outermost call "

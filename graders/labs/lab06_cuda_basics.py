@@ -51,7 +51,7 @@ HINTS = {
     "all threads.",
     "idle_threads": "The sums are right, but only some threads of a block work. All threads "
     "must begin with an element of their own.",
-    "sectors_few": "From a stride of 8 floats on, each lane touches a sector of its own. There "
+    "sectors_few": "From a stride of 8 floats on, each lane touches a different sector. There "
     "are 32 lanes, so the number cannot become larger.",
     "sectors_bytes": "Lane l reads the float number l * stride. A float has 4 bytes, and a "
     "sector has 32.",
@@ -167,8 +167,8 @@ HINTS = {
     "the loop.",
     "not_tiled": "The product is right, but every thread loads whole rows or columns. In each "
     "step a thread loads one element of each tile, and reads the others in shared memory.",
-    "other": "The numbers fit no common mistake. Take the smallest size that fails, and do by "
-    "hand what thread 0 of block 0 does.",
+    "other": "No known mistake gives these numbers. Take the smallest size that fails, and do "
+    "by hand what thread 0 of block 0 does.",
 }
 
 LAB = Lab(HINTS)

@@ -59,7 +59,7 @@ HINTS = {
     "overwritten": "A buffer was filled again before its copy had been done, and so the "
     "device got the later batch. The host must wait for the event of a slot before it fills "
     "the buffer of this slot.",
-    "one_buffer": "Every slot needs a buffer and an event of its own. Look at how many "
+    "one_buffer": "Every slot needs its own buffer and its own event. Look at how many "
     "tensors __init__ makes, and at which of them send uses.",
     "mark_early": "The host waits for an event, but a buffer is still filled too early. "
     "Compare the order in send with this: wait for the slot's event, fill the buffer, launch "
@@ -93,7 +93,7 @@ HINTS = {
     "mark_elsewhere": "The stream `compute` waits for an event, but this event is not behind "
     "the copies. Record the event in the stream of the copies, after the copies.",
     "waits_for_both": "The stream `compute` waits for more than it needs, so it has nothing "
-    "to do while the next batch is copied. Each batch needs an event of its own. Note that "
+    "to do while the next batch is copied. Each batch needs its own event. Note that "
     "wait_stream waits for everything that was launched before.",
     "host_waits": "The host waits where only the device should wait. compute.wait_event lets "
     "the stream wait, and the host continues.",
@@ -232,7 +232,7 @@ HINTS = {
     "loop: what does the loop run over?",
     "hot_name": "Another operator has more own time. Print the first rows of read_trace, and "
     "copy the name as the trace has it.",
-    "other": "The numbers fit no common mistake. Compare with the finished lab's check of "
+    "other": "No known mistake gives these numbers. Compare with the finished lab's check of "
     "this step, and print what differs.",
 }
 

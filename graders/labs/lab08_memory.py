@@ -260,8 +260,8 @@ HINTS = {
     "peak_kind": "at_peak must return three values: the size, a list of pairs (maker, bytes), "
     "and the maker of the last allocation.",
     "returned": "The function must return its result. Look for a missing return.",
-    "other": "The numbers fit no common mistake. Print your numbers next to the numbers that "
-    "you expect, for an example that is small enough to compute by hand.",
+    "other": "No known mistake gives these numbers. Print your numbers next to the numbers "
+    "that you expect, for an example that is small enough to compute by hand.",
 }  # fmt: skip
 
 
