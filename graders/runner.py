@@ -368,6 +368,17 @@ class Pending:
 Pending.__name__ = "Work"  # errors of the learner's code show this name
 
 
+# functions of torch.distributed whose calls are recorded
+COLLECTIVES = [
+    "all_reduce", "all_gather", "all_gather_object", "all_to_all", "barrier", "broadcast",
+    "broadcast_object_list", "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter",
+    "scatter", "send", "all_gather_into_tensor", "reduce_scatter_tensor",
+    "all_to_all_single", "all_gather_single", "reduce_scatter_single",
+    "all_reduce_coalesced",
+]  # fmt: skip
+FUNCTIONAL = ("all_reduce", "all_reduce_coalesced", "all_reduce_inplace")
+
+
 class Lesson:
     """What a probe works with: the learner's module, who this rank is, and where facts go."""
 
@@ -430,18 +441,12 @@ class Lesson:
 
     def watch_collectives(self) -> None:
         """Record every collective that is called through torch.distributed."""
-        names = (
-            "all_reduce all_gather all_gather_object all_to_all barrier broadcast "
-            "broadcast_object_list gather irecv isend recv reduce reduce_scatter scatter send "
-            "all_gather_into_tensor reduce_scatter_tensor all_to_all_single all_gather_single "
-            "reduce_scatter_single all_reduce_coalesced"
-        )
-        for name in names.split():
+        for name in COLLECTIVES:
             if hasattr(dist, name):
                 setattr(dist, name, self._watched(name, getattr(dist, name)))
         # P2POp accepts these functions only
         distributed_c10d.isend, distributed_c10d.irecv = dist.isend, dist.irecv
-        for name in ("all_reduce", "all_reduce_coalesced", "all_reduce_inplace"):
+        for name in FUNCTIONAL:
             by_itself = name != "all_reduce_inplace"
             watched = self._watched(name, getattr(functional, name), by_itself, direct=True)
             setattr(functional, name, watched)
@@ -468,7 +473,7 @@ class Lesson:
         `by_itself`: the function returns at once, and its result waits when it is used.
         `direct`: calls that torch makes itself, as a DTensor does, are not recorded.
         """
-        takes = inspect.signature(real)
+        takes = _signature(real)
         torchs = os.path.dirname(torch.__file__) + os.sep
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -508,6 +513,12 @@ class Lesson:
 
         watched.__name__ = watched.__qualname__ = name
         return watched
+
+
+@functools.cache
+def _signature(function: Callable) -> inspect.Signature:
+    """The parameters of a function: computed in the checker once, for all ranks."""
+    return inspect.signature(function)
 
 
 def load(path: str | Path, name: str = "learner") -> ModuleType:
@@ -844,6 +855,10 @@ class Runner:
         lab = lab_of(self.lab)
         if lab.early:
             _ = lab.finished
+        for module, names in ((dist, COLLECTIVES), (functional, FUNCTIONAL)):
+            for name in names:
+                if hasattr(module, name):
+                    _signature(getattr(module, name))
         gc.collect()
         gc.freeze()  # a collection in a rank would write to, and so copy, every page
         return self
@@ -947,10 +962,12 @@ class Runner:
                     group.ranks[r].output = (kept + text.decode(errors="replace"))[:KEPT_OUTPUT]
             for r in waiting:
                 rank = group.ranks[r]
-                self._receive(rank, events[r])
+                if events[r] in ready:
+                    self._receive(rank, events[r])
                 if processes[r].sentinel in ready:  # or somebody has written there
                     seeming.add(r)
-                if rank.end == "waiting" and not processes[r].is_alive():
+                look = r in seeming or not ready
+                if look and rank.end == "waiting" and not processes[r].is_alive():
                     self._receive(rank, events[r])
                     if rank.end == "waiting":
                         rank.end, rank.status = "left", processes[r].exitcode

@@ -9,6 +9,7 @@ pipeline work (lab 10, capstone), beside 1F1B.
 
 import argparse
 import ast
+import functools
 import os
 import re
 import signal
@@ -83,11 +84,17 @@ def lab_name(path: Path) -> str:
     return name
 
 
-def names_of(program: bytes) -> set[str]:
+def names_in(code: list[ast.stmt]) -> set[str]:
     """The functions and classes of a program, without those that most programs have."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    found = {each.name for each in ast.parse(program).body if isinstance(each, kinds)}
+    found = {each.name for each in code if isinstance(each, kinds)}
     return found - {"main", "start", "check", "stop_at_blank"}
+
+
+@functools.cache
+def names_of(finished: Path) -> set[str]:
+    """The functions and classes of a finished lab, if the file exists."""
+    return names_in(ast.parse(finished.read_bytes()).body) if finished.is_file() else set()
 
 
 def look_inside(path: Path, name: str) -> None:
@@ -96,7 +103,7 @@ def look_inside(path: Path, name: str) -> None:
     if b"\0" in program:
         sys.exit(f"{path} is not a text in UTF-8: save it again in this encoding")
     try:
-        code, found = ast.parse(program).body, names_of(program)
+        code = ast.parse(program).body
     except (SyntaxError, ValueError):
         return  # the grading itself reports the error and its line
     docstrings = [
@@ -106,12 +113,11 @@ def look_inside(path: Path, name: str) -> None:
         empty = "has no code" if program.strip() else "is empty"
         sys.exit(f"{path} {empty}: python labs/start.py writes a new copy into my_labs/")
     finished = {grader.stem: ROOT / grader.relative_to(ROOT / "graders") for grader in GRADERS}
-    own = names_of(finished[name].read_bytes()) if finished[name].is_file() else found
+    found = names_in(code)
+    own = names_of(finished[name]) or found
     if 2 * len(found & own) > len(own):
         return
-    defined = {
-        stem: names_of(file.read_bytes()) for stem, file in finished.items() if file.is_file()
-    }
+    defined = {stem: names_of(file) for stem, file in finished.items() if names_of(file)}
     often = Counter(each for names in defined.values() for each in names)
     common = {
         stem: sum(often[each] == 1 for each in found & names) for stem, names in defined.items()
@@ -229,9 +235,11 @@ class Grading:
         return True
 
 
-def grade_file(path: Path, options: argparse.Namespace, stores: runner.Stores) -> Grading:
-    """Grade all steps of a file, or one and those it needs."""
-    chosen, name = options.step, lab_name(path)
+def grade_file(
+    path: Path, name: str, options: argparse.Namespace, stores: runner.Stores
+) -> Grading:
+    """Grade all steps of a file of this lab, or one and those it needs."""
+    chosen = options.step
     lab = runner.lab_of(name)
     if chosen is not None and chosen not in [step.number for step in lab.steps]:
         sys.exit(f"{name} has steps 1 to {len(lab.steps)}, there is no step {chosen}")
@@ -306,7 +314,10 @@ def main() -> None:
         sys.exit("a report is of all steps of a lab, and of one file of it")
     try:
         with runner.Stores() as stores:
-            results = [grade_file(path, options, stores) for path in options.files]
+            results = [
+                grade_file(path, name, options, stores)
+                for path, name in zip(options.files, names, strict=True)
+            ]
     except KeyboardInterrupt:
         sys.exit("stopped")
     except OSError as error:
