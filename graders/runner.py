@@ -189,6 +189,7 @@ class Step:
     joins: bool = True  # the group is initialised before the probe
     symmetric: bool = True  # all ranks must call the same collectives
     crashes: dict[str, str] = field(default_factory=dict)  # an error's text matches: the hint
+    compiles: bool = False  # it calls torch.compile, so a rank may use the whole limit
     order_hint: str = "order"  # for ranks which call collectives in different orders
     probe: Callable[..., Judge | None] | None = None
     together: Callable[[Group], Judge | None] | None = None
@@ -839,10 +840,10 @@ class Runner:
         self.lab, self.limit, self.visible = lab, limit, visible or {}
         self.stores, self.shared = stores or Stores(), stores is not None
 
-    @property
-    def own(self) -> float:
+    def own(self, step: Step) -> float:
         """Processor seconds that one rank may use itself for a step at one world size."""
-        return min(self.limit, max(LEAST_OWN, OWN * self.limit))
+        share = 1.0 if step.compiles else OWN
+        return min(self.limit, max(LEAST_OWN, share * self.limit))
 
     def __enter__(self) -> "Runner":
         if why := machine.cannot_meet():
@@ -927,7 +928,7 @@ class Runner:
                 os.set_blocking(receive.fileno(), False)  # whoever has the pipe can write half
                 events.append(receive)
                 outputs.append(read)
-            self._listen(group, folder, processes, events, outputs)
+            self._listen(group, folder, processes, events, outputs, self.own(step))
             if group.stopped in ("asleep", "limit"):
                 self._ask_for_lines(group, str(path), processes, events)
         finally:
@@ -937,7 +938,13 @@ class Runner:
         return group
 
     def _listen(
-        self, group: Group, folder: Path, processes: list, events: list, outputs: list
+        self,
+        group: Group,
+        folder: Path,
+        processes: list,
+        events: list,
+        outputs: list,
+        own: float,
     ) -> None:
         clock, failed = Clock(folder), math.inf  # when a rank failed, by the clock
         grace = LONGEST_GRACE if LINUX else GRACE
@@ -987,7 +994,7 @@ class Runner:
                 group.stopped = "failure"
             elif clock.asleep > PATIENCE:
                 group.stopped = "asleep"
-            elif clock.over(self.limit) or max(clock.used(processes)) > self.own:
+            elif clock.over(self.limit) or max(clock.used(processes)) > own:
                 group.stopped = "limit"
                 used = clock.used(processes)
                 for rank, seconds in zip(group.ranks, used, strict=True):

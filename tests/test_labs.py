@@ -5,6 +5,7 @@ in one process.
 """
 
 import ast
+import dataclasses
 import importlib
 import mmap
 import os
@@ -800,8 +801,12 @@ def test_an_endless_loop_is_ended_and_the_line_of_each_rank_is_named(tmp_path: P
 
 def test_a_rank_may_use_a_tenth_of_the_limit_itself() -> None:
     run = grading.runner()
-    own = {limit: run.Runner("lab02_ddp", limit).own for limit in (0.5, 3.0, 60.0, 200.0)}
-    assert own == {0.5: 0.5, 3.0: 1.0, 60.0: 6.0, 200.0: 20.0}
+    limits = (0.5, 3.0, 60.0, 200.0)
+    step = grading.grader("lab02_ddp").LAB[1]
+    own = [run.Runner("lab02_ddp", limit).own(step) for limit in limits]
+    assert own == [0.5, 1.0, 6.0, 20.0]
+    compiles = dataclasses.replace(step, compiles=True)
+    assert [run.Runner("lab02_ddp", limit).own(compiles) for limit in limits] == [*limits]
 
 
 @pytest.mark.parametrize("program", ["check.py", "start.py"])

@@ -137,7 +137,7 @@ def launches(theirs, ours, lesson):
 
 
 @LAB.alone(4, "gold", "one graph for all steps, of at most eight kernels", "FastLamb",
-           needs=(1, 2, 3))  # fmt: skip
+           needs=(1, 2, 3), compiles=True)  # fmt: skip
 @torch.no_grad()
 def graph(theirs, ours, lesson):
     own, optimizer = made(theirs, ours)
