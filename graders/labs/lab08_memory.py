@@ -946,13 +946,14 @@ def device_trace(*entries: tuple[str, int | None, int, str]) -> list[dict]:
     return history
 
 
-HISTORY = device_trace(  # the peak comes while what was at 512 still waits: 1,110 bytes
+HISTORY = device_trace(  # the peak comes while what was at 512 still waits: 1,050 bytes
     ("free_requested", 900, 5000, ""), ("free_completed", 900, 5000, ""),
     ("alloc", 4096, 120, "warm"), ("free_requested", 4096, 120, ""),
     ("free_completed", 4096, 120, ""),
     ("segment_alloc", 0, 20480, "step"), ("alloc", 512, 400, "load"), ("alloc", 0, 300, "step"),
-    ("free_requested", 512, 400, "load"), ("alloc", 1024, 350, "step"),
-    ("alloc", 1536, 60, "sum"), ("free_completed", 512, 400, "load"),
+    ("alloc", 1720, 20, "bias"), ("free_requested", 512, 400, "load"),
+    ("alloc", 1024, 270, "step"), ("alloc", 1536, 60, "sum"),
+    ("free_completed", 512, 400, "load"),
     ("alloc", 512, 100, "log"),
     ("alloc", 2048, 150, "load"), ("oom", None, 9000, "load"),
     ("free_requested", 0, 300, "step"), ("free_completed", 0, 300, "step"),
@@ -1023,7 +1024,7 @@ def allocator(module, lab, lesson):
     true = lab.at_peak(HISTORY)
     ever = sum(entry["size"] for entry in HISTORY if entry["action"] == "alloc")
     what = f"at the peak {size} bytes live, not {true.size}"
-    hint = named(size, {"free_requested": 960, "held_ever": ever, "unknown_free": 0})
+    hint = named(size, {"free_requested": 900, "held_ever": ever, "unknown_free": 0})
     ask(size == true.size, what, hint)
     held, sizes = [tuple(each) for each in held], dict(held)
     what = f"{held} hold the peak, not {true.held}"

@@ -148,7 +148,7 @@ wrong("growth_nothing", step=2, hint="returned",
 wrong("log_extended", step=2, hint="log_values",
       old="log.append((before.item(), after.item()))",
       new="log.extend((before.item(), after.item()))")
-wrong("log_without_dropout", step=2, hint="log_values",
+wrong("log_without_dropout", step=2, hint="log_mode",
       old="with torch.no_grad():", new="model.eval()\nwith torch.no_grad():")
 wrong("log_zeroed_first", step=2, hint="no_update", old=Body("logged_step"), new="""
     before = mean_square(model(inputs), targets)
@@ -767,13 +767,6 @@ wrong("measure_peak_of_forward", step=1, hint="peak_of_forward",
       old="activations = memory.used - parameters", new="activations = memory.peak - parameters")
 wrong("growth_one_call_short", step=2, hint="few_calls",
       old="for _ in range(times):\n    step()", new="for _ in range(times - 1):\n    step()")
-wrong("log_loss_without_dropout", step=2, hint="log_mode",
-      old="with torch.no_grad():\n    after = mean_square(model(inputs), targets)", new="""
-    model.eval()
-    with torch.no_grad():
-        after = mean_square(model(inputs), targets)
-    model.train()
-""")
 wrong("update_keeps_corrected_m", step=4, hint="moments_corrected",
       old="p.addcdiv_(m, denominator, value=-ETA / (1 - BETA1**t))",
       new="p.addcdiv_(m.div_(1 - BETA1**t), denominator, value=-ETA)")

@@ -187,7 +187,7 @@ wrong("row_bias_of_one_rank", step=3, hint="bias_one", old=Body("RowLinear.forwa
         part = part + self.bias
     return sum_over_shards(part, self.grid)
 """)
-wrong("row_copies_first", step=3, hint="shard_gradient",
+wrong("row_copies_first", step=3, hint="row_input",
       old="sum_over_shards(F.linear(x,", new="sum_over_shards(F.linear(copy_to_shards(x, self.grid),")
 wrong("row_without_bias", step=3, hint="row_bias",
       old="F.linear(x, self.weight), self.grid) + self.bias",
@@ -654,8 +654,6 @@ wrong("bias_times_zero", step=3, hint="bias_one",
 wrong("f_on_the_output", step=3, hint="column_input",
       old="F.linear(copy_to_shards(x, self.grid), self.weight, self.bias)",
       new="copy_to_shards(F.linear(x, self.weight, self.bias), self.grid)")
-wrong("f_into_the_row", step=3, hint="row_input",
-      old="F.linear(x, self.weight), self.grid)", new="F.linear(copy_to_shards(x, self.grid), self.weight), self.grid)")
 wrong("heads_last", step=4, hint="heads_swapped",
       old="part.unflatten(-1, (heads, -1))", new="part.unflatten(-1, (-1, heads))")
 wrong("scale_of_the_shard", step=4, hint="scale",
