@@ -91,8 +91,6 @@ HINTS = {
     "rank 0 as the source on every rank: src=0.",
     "buffers": "The buffers were not broadcast, because module.parameters() does not contain "
     "them. Broadcast module.buffers() as well.",
-    "not_persistent": "A buffer that was registered with persistent=False was not broadcast. "
-    "It is not in state_dict(), but module.buffers() contains it.",
     "own_tensors": "The parameters and buffers of the module itself were not broadcast, only "
     "those of its children. module.parameters() and module.buffers() contain both.",
     "parameters": "The buffers equal those of rank 0, but the parameters do not, because "
@@ -319,7 +317,7 @@ BUCKET_BYTES = 180  # one of the buckets is filled exactly
 
 
 class Model(nn.Module):
-    """A model with two branches, a frozen parameter and three buffers, one not persistent.
+    """A model with two branches, a frozen parameter and three buffers.
 
     With `right_first` it computes the branches in the opposite order. The numbers are the same,
     but the gradients of the branches become ready in the opposite order.
@@ -335,7 +333,7 @@ class Model(nn.Module):
         # the last parameter of the list is used first, so its gradient is ready last
         self.scale = nn.ParameterDict({"input": nn.Parameter(torch.zeros(4))})
         self.register_buffer("mean", torch.zeros(4))
-        self.register_buffer("std", torch.zeros(4), persistent=False)
+        self.register_buffer("std", torch.zeros(4))
         self.last.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         with torch.no_grad():
             for tensor in [*self.parameters(), self.mean]:
@@ -735,7 +733,6 @@ def broadcast(theirs, ours, lesson):
     if wrong:
         yield f"{len(first) - len(wrong)} of {len(first)} tensors equal those of rank 0"
         hint = "buffers" if wrong & {"mean", "std", "last.seen"} else "not_broadcast"
-        hint = "not_persistent" if wrong == {"std"} else hint
         hint = "own_tensors" if wrong == {"offset", "mean", "std"} else hint
         hint = "frozen" if wrong == {"offset"} else hint
         hint = "parameters" if wrong == {name for name, _ in model.named_parameters()} else hint

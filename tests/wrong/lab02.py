@@ -1138,10 +1138,6 @@ wrong("torch_sends_no_model", step=8, hint="not_sent_by_torch", old="    gradien
 
 wrong("hash_of_a_text", step=2, hint="unseeded",
       old="manual_seed(epoch)", new='manual_seed(hash(f"epoch {epoch}") % 2**31)')
-wrong("broadcast_state_dict", step=3, hint="not_persistent", old=Body("broadcast_state"), new="""
-    for tensor in module.state_dict().values():
-        dist.broadcast(tensor, src=0)
-""")
 wrong("broadcast_children", step=3, hint="own_tensors", old=Body("broadcast_state"), new="""
     for child in module.children():
         for tensor in [*child.parameters(), *child.buffers()]:
