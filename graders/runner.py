@@ -1,27 +1,30 @@
-"""Runner: one step of a lab in fresh processes, and what each of its ranks did.
+"""Runner: executes one step of a lab in new processes, and judges the result of each rank.
 
-A step is judged where it runs: on every rank of a new group of processes, by a generator that
-calls what the learner wrote, yields what is right, and raises `Wrong` for the first mistake.
-What only all ranks together show is said by a second generator, which runs in the checker and
-sees the facts that the ranks reported and every collective that they called. `graders.tools`
-is how both are written.
+A step is judged by two generators, which `graders.tools` helps to write. The first one runs on
+every rank of a new group of processes. It calls the learner's function, yields a line for each
+correct result, and raises `Wrong` for the first mistake. The second one runs in the checker. It
+finds mistakes that only all ranks together show, from the facts that the ranks reported and
+from every collective that they called.
 
-- Every group is new: nothing survives from an earlier step or world size. On Linux the
-  processes are forked from one that has imported torch and never runs the learner's code; a
-  group of three is ready in a fraction of a second.
-- Ranks are told who they are as torchrun tells them, and always run on the CPU.
-- `dist`'s collectives are recorded as they are called. An asynchronous all-reduce or broadcast
-  delivers its result in `wait()` and not a moment earlier: the latest the contract allows. Who
-  does not wait sees that every time, not once in a thousand steps.
-- A group that uses no processor time for `PATIENCE` seconds, every rank of it asleep, hangs. A
-  machine under load does not look so. The limit is for endless loops, and counts the processor
-  time of the busiest rank: where much else runs, a step takes longer and gets its verdict.
-- After a group, everything it left is killed, processes that detached themselves too (Linux:
-  the checker adopts orphans).
-- What ranks take of the machine, and change on it, has limits: `graders.limits`.
+- Every group of processes is new, so nothing remains from an earlier step or world size. On
+  Linux the processes are forked from a process that has imported torch and never runs the
+  learner's code. A group of three ranks then starts in a fraction of a second.
+- Ranks get the same environment variables as under torchrun, and always run on the CPU.
+- The collectives of `dist` are recorded when they are called. An asynchronous all-reduce or
+  broadcast delivers its result only in `wait()`, which is the latest moment that PyTorch
+  allows. If the learner's code does not wait, the result is therefore wrong in every run, and
+  not only rarely.
+- A group hangs if all its ranks sleep and use no processor time for `PATIENCE` seconds. On a
+  machine under load, a rank that waits for a processor does not sleep, so it does not count as
+  hanging. A second limit ends endless loops. It counts the processor time of the busiest rank,
+  not the time on the clock, so a step on a busy machine takes longer but is still judged.
+- After a group, all its processes are killed, also those that detached themselves. (On Linux,
+  the checker becomes the parent of such orphans.)
+- `graders.limits` limits how much of the machine the ranks can use or change.
 
-A *trial* is a step that decides itself what to run on its bench, in one folder: groups one
-after the other, some of whose ranks die on purpose, and whole commands as a user types them.
+A *trial* is a step that decides itself what to run in its folder. It can run several groups one
+after the other, kill some of their ranks on purpose, and run complete commands as a user types
+them.
 """
 
 import contextlib

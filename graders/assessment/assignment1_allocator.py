@@ -26,10 +26,11 @@ HINTS = {
     "Compare block.stream with the stream of the request.",
     "too_small": "best_fit must never return a block that is smaller than the request. Compare "
     "block.size with size.",
-    "always_split": "In a large segment, a rest of SMALL bytes or less must stay with its "
-    "block. It could serve no large request, so as a separate block it would never be used.",
-    "never_split": "The rest must become a free block of its own in `cached`. Otherwise nobody "
-    "can use it as long as the first block lives.",
+    "always_split": "In a large segment, a rest of SMALL bytes or less must stay part of the "
+    "block. Such a rest is too small for a large request, so a separate block would never be "
+    "used.",
+    "never_split": "The rest must become a separate free block in `cached`. Otherwise no "
+    "request can use the rest while the first block is in use.",
     "small_rest": "In a small segment, a rest of MIN_BLOCK bytes or more must become a block. "
     "Only in a large segment must the rest be larger than SMALL.",
     "empty_rest": "If the block has exactly the requested size, nothing is left. In a small "
@@ -55,8 +56,8 @@ HINTS = {
     "handed out again. Remove it from `cached`.",
     "listed_twice": "The same block is in `cached` twice, so it could be handed out twice. "
     "Before you add the merged block, remove its parts.",
-    "lost": "The blocks in `cached` must have all bytes that were freed. Add the size of each "
-    "neighbour to the merged block, and put the merged block into `cached`.",
+    "lost": "Some freed bytes are missing from `cached`. Add the size of each neighbour to "
+    "the merged block, and put the merged block into `cached`.",
     "merged_used": "A neighbour may be merged only if its state is \"free\". A block whose "
     'state is "waiting" is still read by another stream.',
     "across": "The driver may place two segments side by side, but a block must not extend "
@@ -68,8 +69,9 @@ HINTS = {
     "event_of_use": "The event was recorded before the last kernel that reads the block. "
     "Record it in free, because only then is it certain that no more kernels will read the "
     "block.",
-    "held_back": "A block that no other stream used must be free at once. Its own stream runs "
-    "its kernels in order, so later kernels cannot overtake earlier ones.",
+    "held_back": "The block was not free immediately, although no other stream used it. Such "
+    "a block needs no event: its own stream runs kernels in order, so later kernels cannot "
+    "overtake earlier ones.",
     "users_kept": "The users of an earlier tensor are still in block.users, so the block now "
     "waits for streams that do not read it. Clear block.users when the block is freed or given "
     "back.",
@@ -83,15 +85,15 @@ HINTS = {
     "self.waiting. Otherwise the next call gives the same block back again.",
     "skipped": "Two blocks could be given back, but collect gave back only one. A loop over a "
     "list skips elements when it also removes elements from this list, so loop over a copy.",
-    "stops": "One block must still wait, but collect must look at the blocks after it as well. "
-    "Different streams finish in any order.",
+    "stops": "collect stopped at a block that must still wait. It must also check the blocks "
+    "after this block, because the streams can finish in any order.",
     "host_waits": "free and collect must not wait for the device. Use query, which tells "
     "whether an event has passed, and never synchronize.",
     "asked_size": "Ask the driver for `wanted` bytes, which is the size of a whole segment, "
     "and not for the size of the request.",
-    "no_retry": "The device is full of blocks that nobody uses. Give every cached block that "
-    "is a whole segment back to the driver with device.free, and ask again. Loop over a copy "
-    "of the list.",
+    "no_retry": "The device is full of cached blocks that are not in use. Give every cached "
+    "block that is a whole segment back to the driver with device.free, and ask again. Loop "
+    "over a copy of the list.",
     "waits_forgotten": "Blocks that wait for a stream can also be given back. On a full "
     "device, first synchronize and collect, and then free the cached segments.",
     "still_cached": "A segment that was given back to the driver is still in `cached`, so it "
@@ -337,9 +339,7 @@ def streams(theirs, ours, lesson):
         device.launch(stream)
     allocator.free(again)
     same = again is block and again.state != "free"
-    what = (
-        "streams 2 and 3 used the block only in its earlier life, but the block waits for them"
-    )
+    what = "streams 2 and 3 used only an earlier tensor of this block, but it waits for them"
     ask(not same, what, "users_kept")
 
     device, allocator, block = new()

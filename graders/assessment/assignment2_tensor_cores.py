@@ -30,25 +30,27 @@ HINTS = {
     "bits. Pass every operand through to_tf32 before mma, also the rest that is left after the "
     "first rounding.",
     "no_mma": "mma was not called, so the product does not use the tensor cores.",
-    "one_product": "The error is that of one TF32 product. Each small part must be multiplied "
-    "by the large part of the other matrix.",
+    "one_product": "The error is as large as the error of a single TF32 product. To reduce "
+    "it, multiply each small part by the large part of the other matrix.",
     "half_split": "One of the two mixed products is missing: small part of a by large part of "
     "b, or large part of a by small part of b.",
-    "four_products": "The product of the two small parts is no larger than the rounding error "
-    "of the sum. Leave it out, so that three calls of mma are enough.",
-    "wrong_product": "The result is far from a @ b. The product of the two large parts has "
-    "nearly the whole value. Did you add it?",
+    "four_products": "mma was called more than three times. Leave out the product of the two "
+    "small parts, because it is no larger than the rounding error of the sum. Three calls of "
+    "mma are enough.",
+    "wrong_product": "The result is far from a @ b. Most of the value comes from the product "
+    "of the two large parts. Check that your code adds this product.",
     "three": "im2col must return three values: the rows, ho and wo.",
-    "size": "ho = (h + 2·padding - dilation·(kernel - 1) - 1) // stride + 1. The formula for "
-    "wo has w in place of h.",
+    "size": "ho or wo is wrong. With padding, the image has h + 2·padding rows, and a dilated "
+    "kernel covers dilation·(kernel - 1) + 1 rows. Count the positions of the kernel if it "
+    "moves by `stride` rows. The columns work in the same way. Both results must be ints.",
     "kernel": "The function is right for kernels of 3 × 3 and wrong for another size. Use the "
     "argument `kernel`.",
     "rows": "The rows contain other numbers than x has in these places. Padding must be zero, "
     "and im2col must not round anything.",
-    "pixels": "The rows are right, but they are in another order. The order of the pixels is "
-    "image, row, column, and the column changes fastest.",
-    "order": "Each row contains the right numbers in another order. The order within a row is "
-    "kernel row, kernel column, channel, and the channel changes fastest.",
+    "pixels": "Each row is right, but the rows are in the wrong order. The order of the "
+    "pixels must be image, row, column, and the column changes fastest.",
+    "order": "Each row contains the right numbers, but in the wrong order. The order within a "
+    "row must be kernel row, kernel column, channel, and the channel changes fastest.",
     "dilation": "The rows are right without dilation. With dilation, neighbouring places of "
     "the kernel are `dilation` pixels apart.",
     "arguments": "The result has another shape than that of torch's convolution. Pass the size "
@@ -73,11 +75,11 @@ HINTS = {
     "no_algorithm": "choose must return one of the candidates, which are Algorithm objects, or "
     "None.",
     "none_permitted": "If no candidate is permitted, choose must return None.",
-    "again": "A case that was measured is measured again. Keep the choice for each key, also "
+    "again": "choose measured the same case twice. Store the choice for each key, and keep it "
     "while other cases are measured.",
-    "key": "Two cases that differ share one choice. The key needs the shape, the dtype and the "
-    "memory format of x, the shape of the weight, and whether the choice must be "
-    "deterministic.",
+    "key": "Two different cases got the same stored choice. The key must contain the shape, "
+    "the dtype and the memory format of x, the shape of the weight, and whether the choice "
+    "must be deterministic.",
     "workspace": "An algorithm is permitted if its workspace is at most the limit. A larger "
     "one must neither be chosen nor run.",
     "nondeterministic": "If self.deterministic is set, skip every algorithm that is not "
@@ -103,7 +105,7 @@ def rounding(theirs, ours, lesson):
         given = numbers.clone()
         found = theirs.to_tf32(given)
         ask(found is not None, "to_tf32 returned None", "no_return")
-        ask(torch.equal(given, numbers), "x is another tensor after the call", "changes_x")
+        ask(torch.equal(given, numbers), "the call changed the numbers in x", "changes_x")
         what = f"x has the shape {list(numbers.shape)}, and the result has {list(found.shape)}"
         ask(found.shape == numbers.shape, what, "shape")
         return found
@@ -119,10 +121,10 @@ def rounding(theirs, ours, lesson):
     what = "the largest relative error for the numbers 3e38, 1e-30 and 0"
     check(what, error.max().item(), at_most(2.0**-6), "range")
     left = (found.view(torch.int32) & 0x1FFF).bool().sum().item()
-    check("of 4096 results, so many have more than 10 bits", left, 0, "bits_left")
+    check("number of the 4096 results that have more than 10 bits", left, 0, "bits_left")
     exact = x.view(torch.int32).bitwise_and(~0x1FFF).view(torch.float32)
     off = (rounded(exact) != exact).sum().item()
-    check("of 4096 numbers with 10 bits, so many change", off, 0, "too_coarse")
+    check("number of the 4096 numbers with 10 bits that change", off, 0, "too_coarse")
 
     def units(*steps: float) -> list[float]:
         """What 1 + this many units of the tenth bit become, in the same units."""

@@ -34,8 +34,8 @@ HINTS = {
     "while it writes its output, so both live then. A buffer in `keep` lives to the end.",
     "reborn": "A node that writes a buffer in place does not create it again. A buffer lives "
     "from the first node that writes it.",
-    "no_reuse": "The memory of a buffer must be used again after the last node that "
-    "touches it.",
+    "no_reuse": "The plan does not use the memory of a buffer again. After the last node that "
+    "reads or writes a buffer, a later buffer must be able to use its bytes.",
     "first_gap": "A gap between two living buffers was left empty. Each buffer must get the "
     "lowest offset where it fits, also if it fills the gap exactly.",
     "inputs_planned": "A buffer that is read before it is written is an input and already has "
@@ -68,15 +68,17 @@ HINTS = {
     "used for the first time.",
     "bucket": "The smallest bucket that is large enough does the least work. A bucket of "
     "exactly the right size is large enough.",
-    "input_rows": "graph.input has as many rows as its bucket, and x may have fewer. Capture "
-    "the graph for the size of the bucket, and copy x into the first rows of graph.input.",
+    "input_rows": "The number of rows of graph.input must be the size of its bucket, but x "
+    "may have fewer rows. Capture the graph for the size of the bucket, and copy x into the "
+    "first rows of graph.input.",
     "stale": "The graph did not compute with x. Before the replay, copy x into the memory of "
-    "graph.input. The graph ignores another tensor under this name. Return the first rows of "
-    "the output.",
+    "graph.input. If you assign a different tensor to graph.input, the graph ignores it. "
+    "Return the first rows of the output.",
     "not_replayed": "Each call that has a bucket must replay its graph. Otherwise the output "
     "is that of an earlier call.",
     "replayed_twice": "Each call that has a bucket must replay its graph exactly once.",
-    "rows": "The result must have as many rows as x, and not as many as the bucket.",
+    "rows": "The number of rows of the result must be the number of rows of x, and not the "
+    "size of the bucket.",
     "borrowed": "A later call overwrote this result, because it shares the memory of "
     "graph.output. Return a copy.",
     "too_large": "If x has more rows than the largest bucket, return the result of self.plain.",
@@ -112,7 +114,7 @@ def capture(theirs, ours, lesson):
         with theirs.Capture() as capture:
             result = function()
         good = torch.is_tensor(result) and torch.equal(result, true)
-        ask(good, f"{what} has another result than without the capture", "not_run")
+        ask(good, f"{what} has a different result than without the capture", "not_run")
         found, made = [], {}
         for i, node in enumerate(capture.nodes):
             ask(isinstance(node, ours.Node), f"self.nodes contains {node!r}", "nodes")

@@ -58,10 +58,10 @@ HINTS = {
     "kept in the step before.",
     "feedback_scale": "What is kept must have the scale of the gradient. If you divide before "
     "you round, multiply what was sent by the world size again.",
-    "shared": "Each bucket needs a residual of its own, which must stay until this bucket "
+    "shared": "Each bucket needs its own residual, which must stay until this bucket "
     "comes again. Keep one for each bucket.index().",
-    "state": "What rounding took must be stored in `state`, because each run of training has a "
-    "Feedback of its own. Store nothing in the function or in a global variable.",
+    "state": "The rounding error must be stored in `state`, because each training run has its "
+    "own Feedback object. Store nothing in the function or in a global variable.",
     "waits": "The hook must not wait, because DDP cannot go on with backward until the hook "
     "returns. Start the all-reduce with async_op=True, and do the rest in a callback of its "
     "future.",
@@ -86,7 +86,7 @@ HINTS = {
     "is missing in the mean.",
     "no_step": "The optimizer must use the gradients in every step. Call optimizer.step() in "
     "each call of step(), and leave the gradients as they are before it.",
-    "other": "The numbers fit no common mistake. Compare your result with that of one "
+    "other": "No known mistake gives these numbers. Compare your result with that of one "
     "all_reduce, on two ranks.",
 }  # fmt: skip
 LAB = Lab(HINTS)

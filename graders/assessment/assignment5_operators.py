@@ -19,13 +19,13 @@ HINTS = {
     "flipped": "An output comes too early, so the kernel reads x at later times than t. In a "
     "causal filter, y[t] must only use x[t] and earlier numbers. Look at the index of x: it "
     "must become smaller when j grows.",
-    "reversed_taps": "The taps are used from the last to the first. w[0] must meet x[t], and "
-    "w[1] must meet x[t - 1]. Look at the index of w.",
+    "reversed_taps": "The taps are used from the last to the first. w[0] must be multiplied "
+    "by x[t], and w[1] must be multiplied by x[t - 1]. Look at the index of w.",
     "outside": "The checker has put NaN before and behind x and w in memory, and some of "
     "these NaN are in y. The kernel must read k taps only. Look at the condition that ends "
     "the loop over j.",
-    "adds_to_y": "The kernel adds its sums to what was in y before. The memory of y may hold "
-    "any numbers at first, so the kernel must overwrite them.",
+    "adds_to_y": "The kernel adds its sums to the old content of y. The memory of y may "
+    "contain any numbers at first, so the kernel must overwrite them.",
     "leak": "At the beginning of a row, the sums contain the end of the row before. The row "
     "must count as zero before its first number. Look at the condition that ends the loop: "
     "for which j is t - j still inside the row?",
@@ -39,17 +39,18 @@ HINTS = {
     "single": "The numbers have only the precision of a float. The sum must be a double, as "
     "x, w and y are.",
     "long_filter": "The result is wrong if the filter has more taps than the signal has "
-    "numbers. The taps that meet only zeros must add nothing. Look at loops and slices that "
-    "depend on n - j or n - k.",
+    "numbers. Taps that are multiplied only by zeros must add nothing. Look at loops and "
+    "slices that depend on n - j or n - k.",
     "not_registered": "`register` must register an operator under the name that it is given, "
     "and return it. Look at the decorator torch.library.custom_op, and at the last line.",
     "none": "A function returned None where a result is needed. Look for a `return` that is "
     "missing, or for one that is not reached.",
     "arguments": "The kernel takes the number of rows, then the length of a row, and then the "
     "number of taps. Compare the order of your arguments with the kernel's.",
-    "pointer": "At an address that the kernel received there are other numbers than in the "
-    "tensor. The order of the addresses is x, w, y. A tensor to which no variable refers is "
-    "freed at once, so keep each converted copy in a variable until the kernel has returned.",
+    "pointer": "An address that the kernel received does not contain the numbers of the "
+    "tensor. The addresses must be passed in the order x, w, y. Python frees a tensor "
+    "immediately if no variable refers to it, so keep each converted copy in a variable until "
+    "the kernel has returned.",
     "strided": "The numbers of a transposed tensor or of a slice do not lie next to each "
     "other in memory, but the kernel expects that they do. Convert the tensor before you take "
     "its address.",
@@ -58,16 +59,16 @@ HINTS = {
     "dtype": "The kernel reads and writes only fp64 numbers, and the result must have the "
     "dtype of x. Look at the dtypes of the three tensors whose addresses you pass, and at "
     "what you return.",
-    "fake": "The operator cannot be called without numbers. A compiler calls it with tensors "
-    "that have a shape but no memory. Register a function that returns an empty tensor for "
-    "this case.",
+    "fake": "The operator cannot be called with a tensor that has no data. A compiler calls "
+    "it with tensors that have a shape but no memory. Register a function that returns an "
+    "empty tensor for this case.",
     "fake_result": "The fake returns a tensor that does not fit the result of the operator. "
     "Shape, dtype and device must all follow from x.",
     "fake_strides": "The fake returns other strides than the operator itself. A compiler "
     "relies on the strides of the fake, also for a transposed x.",
     "no_autograd": "The result has no gradient. Register a backward for the operator.",
-    "saved": "backward unpacks another number of tensors than was saved. The function that "
-    "you pass as setup_context must save what backward needs.",
+    "saved": "The number of tensors that backward unpacks differs from the number that was "
+    "saved. The function that you pass as setup_context must save what backward needs.",
     "grad_count": "backward must return one value for each argument of forward, in the same "
     "order. A tensor that needs a gradient gets its gradient, a tensor of the same shape. "
     "Every other argument gets None.",
@@ -87,8 +88,8 @@ HINTS = {
     "inverse_size": "The inverse transform has another size than the transforms. irfft cannot "
     "know whether the size was even or odd, and assumes an even one. Look at the size that "
     "you pass to it.",
-    "correlation": "The result is a correlation: each tap meets later numbers of x. Look at "
-    "the product of the two spectra.",
+    "correlation": "The result is a correlation, because each tap is multiplied by later "
+    "numbers of x. Look at the product of the two spectra.",
     "slow_size": "fast_size must return the smallest number from n on, n itself included, "
     "that has no prime factors other than 2, 3, 5 and 7. A number may have the same factor "
     "several times.",
@@ -101,8 +102,8 @@ HINTS = {
     "fft_dtype": "The result must have the dtype of x.",
     "fft_rows": "The function fails for an x of one dimension or of three. Look for an index "
     "that assumes two dimensions.",
-    "dense": "A tensor with as many numbers as the whole matrix was made. Select the rows "
-    "that the entries need by their indices instead.",
+    "dense": "Your code created a tensor as large as the whole m × n matrix. Select only the "
+    "rows that the entries need, by their indices.",
     "product": "The product is wrong. The entry e adds values[e] times the row cols[e] of "
     "dense to the row rows[e] of the result.",
     "shape": "The result must have m rows and the columns and the dtype of dense, also if the "
@@ -117,14 +118,14 @@ HINTS = {
     "and grad, so rows and cols change places.",
     "index": "An index is larger than the tensor allows. `rows` are rows of the result and of "
     "its gradient, and `cols` are rows of dense. Look for a place where they are exchanged.",
-    "state": "A result is wrong after the function was called again. Each call needs memory "
-    "of its own. Keep everything in ctx or in local variables, and nothing on the class or in "
-    "a global variable.",
+    "state": "A result became wrong when the function was called again, so each call needs "
+    "its own memory. Keep everything in ctx or in local variables, and nothing on the class "
+    "or in a global variable.",
     "in_place": "The function changed a tensor that it received. It must leave its inputs as "
     "they are. Look for functions whose names end in _, and for augmented assignments.",
     "compiler": "The checker compiles your kernel by g++, and g++ is not installed. Install "
     "it.",
-    "other": "The numbers fit no common mistake. Compare with a case that you compute by "
+    "other": "No known mistake gives these numbers. Compare with a case that you compute by "
     "hand, for example n = 3 and k = 2.",
 }  # fmt: skip
 import_late_parts()

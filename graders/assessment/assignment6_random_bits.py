@@ -13,9 +13,10 @@ from graders.tools import Lab, Passes, Watch, at_most, check, import_late_parts
 
 HINTS = {
     "rounds": "The number of rounds is wrong. Philox4x32-10 has ten rounds.",
-    "key": "The words are those of another sequence of keys. The first round uses the key as "
-    "it is. After each round, WEYL is added to the key, each word to its own, and 32 bits of "
-    "the sums are kept. Look also at which word of the key is used where.",
+    "key": "The keys of the rounds are wrong. The first round uses the key as it is. After "
+    "each round, add the first word of WEYL to the first word of the key, and the second word "
+    "to the second word. Keep 32 bits of each sum. Also check where each word of the key is "
+    "used.",
     "multipliers": "The two multipliers are exchanged. MULTIPLIERS[0] belongs to the word a, "
     "and MULTIPLIERS[1] to the word c.",
     "halves": "The high and the low halves of the products are exchanged. Look at the order "
@@ -47,11 +48,11 @@ HINTS = {
     "of 4.",
     "offset": "The offset is not used, or only its low 32 bits are.",
     "seed": "The high 32 bits of the seed are not used. A seed has 64 bits.",
-    "not_scaled": "What is kept has the wrong size. It must be divided by 1 - p, once, in "
-    "forward and in backward, so that the mean stays the same.",
+    "not_scaled": "The elements that are kept have the wrong values. They must be divided by "
+    "1 - p, once in forward and once in backward, so that the mean stays the same.",
     "share": "The wrong elements are zero. An element is kept if its uniform number is p or "
     "larger, so about the fraction p of the elements becomes zero.",
-    "stored": "Something as large as x is kept for backward. backward must draw the mask "
+    "stored": "A tensor as large as x is saved for backward. backward must draw the mask "
     "again, from a few numbers that forward has saved.",
     "mask": "Zeros are not where they should be. The mask must come from the numbers that "
     "uniform() returns for this seed and this offset, for the elements from `first` on.",
@@ -68,16 +69,17 @@ HINTS = {
     "order. Arguments without a gradient get None.",
     "like_x": "The result must have the shape and the dtype of x.",
     "fractions": "The result contains numbers that are not integers.",
-    "same_way": "Equal numbers were all rounded to the same side. Some of them must be "
-    "rounded up and some down, and each element needs a uniform number of its own.",
+    "same_way": "All equal numbers were rounded in the same direction. Some of them must be "
+    "rounded up and some down, so each element needs a different uniform number.",
     "biased": "The mean of the results is not x. The fraction is the distance from the next "
     "lower integer, also for negative numbers. The probability to round up must be this "
     "fraction.",
-    "draws": "Equal seeds and offsets must give equal results, and other seeds or offsets "
-    "must give others. Look at the arguments with which the uniform numbers are drawn.",
+    "draws": "Equal seeds and offsets must give equal results, and a different seed or offset "
+    "must give a different result. Look at the arguments with which the uniform numbers are "
+    "drawn.",
     "moves_integers": "An integer was changed. Its fraction is 0, so it must never be rounded "
-    "up. A uniform number can be exactly 0. And x + u is rounded to fp32, which can reach the "
-    "next integer if x is large.",
+    "up. Check two cases. A uniform number can be exactly 0. For a large x, rounding x + u to "
+    "fp32 can give the next integer.",
     "pair": "quantize_rows must return two tensors: the codes and the scales.",
     "codes": "The codes must be int8, of the shape of x, and there is one scale for each row, "
     "of the shape [rows, 1].",
@@ -86,9 +88,9 @@ HINTS = {
     "0. The codes are between -127 and 127, because 128 does not fit into int8 and wraps "
     "around to -128.",
     "one_scale": "All rows have the same scale, so a row of small numbers loses its digits. "
-    "Each row needs a scale of its own.",
-    "unused": "The scale of a row is wrong. With it, the largest absolute value of the row "
-    "must become exactly 127.",
+    "Each row needs its own scale.",
+    "unused": "The scale of a row is wrong. After the division by the scale, the largest "
+    "absolute value of the row must be exactly 127.",
     "nearest": "Some codes are not the nearest integers. Look at how you convert the divided "
     "numbers to integers.",
     "int8_sums": "The sums wrapped around. A sum of products of int8 numbers needs int32.",

@@ -22,11 +22,12 @@ HINTS = {
     "call.",
     "random": "Two calls of samples() return different numbers, so the results of two "
     "functions cannot be compared. Use fixed numbers, or set the seed in the function.",
-    "slow_fails": "The slow function itself fails for a sample, so the sample says nothing "
-    "about a patch. Each number of a gradient needs memory of its own, and a gradient must "
-    "not require gradients.",
-    "good_refused": "A right patch does not pass these samples. Its results may differ from "
-    "those of the slow function by rounding. Look for infinities and NaN in your samples.",
+    "slow_fails": "The slow function itself fails for a sample, so the sample cannot test a "
+    "patch. Each element of a gradient needs its own place in memory, and a gradient must not "
+    "require gradients.",
+    "good_refused": "Your samples reject a correct patch. The results of a correct patch may "
+    "differ from those of the slow function by rounding. Look for infinities and NaN in your "
+    "samples.",
     "always_clips": "A patch that also makes short gradients longer passes your samples. One "
     "sample needs a norm that is below the limit and not zero.",
     "never_clips": "A patch that never clips passes your samples. One sample needs a norm "
@@ -55,7 +56,7 @@ HINTS = {
     "missed": 'There is a difference, and the verdict is "same". A difference of at least 2% '
     'in which nine of ten rounds agree must be reported, in both directions.',
     "order": "The machine became slower during the measurement, and the verdict blames the "
-    "patch. Both functions must meet the slow machine equally often. Look at the order of the "
+    "patch. A slow machine must affect both functions equally often. Look at the order of the "
     "calls.",
     "by_round": "The two functions were compared although the machine was faster for one of "
     "them. Each ratio must come from two times of the same round.",
@@ -81,13 +82,13 @@ HINTS = {
     "returns a norm of 0 then.",
     "norm": "fast_clip must return the norm of all gradients before clipping, as an fp32 "
     "tensor without dimensions.",
-    "not_same": "fast_clip computes something else than slow_clip for the sample that is "
-    "named. Compare the two functions on it, first the norms, and then the gradients.",
+    "not_same": "The results of fast_clip and slow_clip differ for the sample that is named. "
+    "Compare the two functions on this sample, first the norms, and then the gradients.",
     "host": "The host waits for a value of a tensor. This happens in item(), tolist(), "
     "numpy(), cpu() and float(), and in an `if` or a min() of tensors. Everything can be "
     "computed by operators on tensors.",
-    "copies": "One launch made new tensors with as many numbers as all gradients together. "
-    "Work on the gradients themselves.",
+    "copies": "One launch created new tensors that are together as large as all gradients. "
+    "Use operators that change the gradients in place.",
     "launches": "The number of launches grows with the number of gradients. Look for a loop "
     "over gradients. The operators torch._foreach_… take the whole list in one launch.",
     "many_launches": "The number of launches does not grow with the number of gradients, but "

@@ -129,9 +129,10 @@ HINTS = {
     "state": "For each of its parameters, a rank holds 4 bytes of weight, 4 bytes of "
     "gradient and 8 bytes of moments. Matrices are cut by tp and by dp, but norms only by "
     "dp. Embedding and head are on one stage each.",
-    "gathered": "This is what FSDP has gathered: weights and gradients of whole units. "
-    "Without a pipeline, at most two blocks and the ends are whole at once. With a pipeline, "
-    "the whole stage is, from the first backward pass to the last.",
+    "gathered": '"gathered" must count what FSDP has gathered: the weights and gradients of '
+    "complete units. Without a pipeline, at most two blocks and the embedding and the head "
+    "are complete at the same time. With a pipeline, the whole stage is complete, from the "
+    "first backward pass to the last.",
     "kept": "With recomputation, a block keeps only its input, and each rank has s / tp "
     "positions of it. Stage i of p has the inputs of at most p - i micro-batches in memory.",
     "logits": "The last stage holds logits in fp32 for one micro-batch, a few copies of "
@@ -144,46 +145,47 @@ HINTS = {
     "no_dcp": "Write the checkpoint with dcp.save, from all ranks. It writes the part of "
     "each rank so that any mesh can read it, and it returns when all ranks have written.",
     "half_counted": "A checkpoint counts as complete although a rank had not written its "
-    "part. Give it its final name only when dcp.save has returned, and let complete() go by "
-    "names.",
+    "part. Give it its final name only when dcp.save has returned. complete() must recognize "
+    "a complete checkpoint by its name.",
     "overwritten": "A rank died while it saved, and the older checkpoint is gone as well. "
-    "Write every checkpoint to a folder of its own, and remove an old one only when the new "
+    "Write every checkpoint to a new folder, and remove an old one only when the new "
     "one is complete.",
     "none_complete": "save has returned, but complete() does not list the checkpoint. It "
     "must have its final name on every rank when save returns, so the ranks must wait for "
     "the rank that renames.",
     "not_dropped": "Keep the newest config.keep checkpoints, neither more nor less. Drop an "
     "old one only after the new one has its name.",
-    "one_rank": "Several ranks rename or remove the same folder, and for the second one it "
-    "is gone. Let one rank do this, and let the other ranks wait for it.",
-    "left_over": "Each save leaves something beside the checkpoints. A copy takes time, and "
-    "a rank can die in the middle of it. Give the folder its final name by a rename, which "
-    "is one operation.",
+    "one_rank": "Several ranks rename or remove the same folder. After the first rank has "
+    "done this, the second rank does not find the folder. Let one rank do this, and let the "
+    "other ranks wait for it.",
+    "left_over": "After each save, there is something in the folder that is not a checkpoint. "
+    "A copy takes time, and a rank can die in the middle of it. Give the folder its final "
+    "name by a rename, which is one operation.",
     "steps_sorted": "complete() must return step numbers as ints, the oldest first. Step 10 "
     "comes after step 9, so sort by number and not by name.",
     "resume_step": "load must return the step after which the checkpoint was saved. With "
     "another number, training repeats steps or leaves them out.",
-    "resume_none": "The first run of all has no checkpoint. Then load must return 0 and "
+    "resume_none": "The very first run finds no checkpoint. load must then return 0 and "
     "change nothing.",
     "resume_model": "The parameters are not those of the newest complete checkpoint. "
     "dcp.load fills the state dict, and set_state_dict copies it into the model.",
     "resume_moments": "The parameters are right, but Adam's moments are not. Pass the state "
     "of the optimizer to set_state_dict.",
-    "resume_stream": "The data do not continue where they stopped. Give the generator of the "
-    "stream its saved state back.",
+    "resume_stream": "After load, the data do not continue where they stopped. Restore the "
+    "saved state of the stream's generator.",
     "not_truth": "Every part passes on its own, but the whole run does not have the losses "
     "of one process. Did you change code outside of the marked places?",
     "not_recovered": "A rank was killed, and the run did not reach its last step. Start it "
     "with torchrun --max-restarts=3 and --die=8:1, and read what the next life prints.",
-    "untold": "The run reports no step, so nobody can follow it. Call say with the line "
-    '"step 5/15 …" for each step that config.log asks for.',
+    "untold": "The run does not report its steps, so a user cannot see its progress. Call say "
+    'with the line "step 5/15 …" for each step that config.log asks for.',
     "lost_steps": "More steps were computed again than there are between two checkpoints. "
     "The next life must begin at the newest complete checkpoint.",
     "after_kill": "The run survived, but its losses are not those of an undisturbed run. "
     "What is different after load?",
     "slow": "The finished program needs much less processor time for the same steps. Look "
     "for work that is done twice, or for a collective in a loop.",
-    "other": "The numbers fit no common mistake. Try one rank first, then two.",
+    "other": "No known mistake gives these numbers. Try one rank first, then two.",
 }  # fmt: skip
 
 LAB = Lab(HINTS, borrows=False)

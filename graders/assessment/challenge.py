@@ -13,8 +13,8 @@ HINTS = {
     "comparison, and |x|² does not. Compute the distances in fp32, because some rows are "
     "almost as near to a second code.",
     "means": "The new codes are not the means of their rows.",
-    "empty": "A code without rows must stay where it is. It must not become NaN or zero, "
-    "also if it is the last code.",
+    "empty": "A code that is not the nearest code of any row must keep its values. It must "
+    "not become NaN or zero, even if it is the last code.",
     "error": "The mean squared distance is wrong. A term that does not change the minimum "
     "still counts in the error.",
     "changed": "x or codes of the caller were changed. Write results into new tensors.",

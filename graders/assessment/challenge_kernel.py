@@ -20,11 +20,11 @@ HINTS = {
     "codes": "A scale is the largest |x| of the whole row, divided by 127. A code is x / "
     "scale, rounded to the nearest integer. rintf rounds, but a cast alone cuts off.",
     "far": "The lanes of a warp read or write numbers that are far from each other, and each "
-    "lane needs a sector of its own. Let neighbouring threads take neighbouring numbers.",
+    "lane needs a different sector. Let neighbouring threads take neighbouring numbers.",
     "twice": "Memory moves x more than once: once for the largest number, and again for the "
     "codes. Keep the numbers of a thread in registers in between.",
-    "stores": "x is read only once, but the stores move more bytes than the results have. "
-    "Let a thread store four codes at once, and let only one thread store the scale.",
+    "stores": "x is read only once, but the stores move more bytes than the results have. Let "
+    "a thread store four codes with one store, and let only one thread store the scale.",
     "narrow": "There are more requests than necessary. A thread can load 16 bytes at once, "
     "as float4, and store four codes at once.",
     "banks": "Each load or store of a warp in shared memory is at least one pass, and more "

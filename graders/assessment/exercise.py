@@ -49,12 +49,12 @@ HINTS = {
     "equally? Is there one mean for each epoch?",
     "log": "Other people read log.csv. It must have one line for each step, with the number "
     "of the step and its loss, and nothing else. The first step has the number 1.",
-    "settings": "The optimizer does not have the settings of the slow program. Four steps "
-    "hardly show the difference, but a long training does.",
-    "elsewhere": "On an accelerator, two tensors that meet in one operator are on different "
-    "devices. The line that is named above is the first one that fails.",
+    "settings": "The optimizer does not have the settings of the slow program. The difference "
+    "is small after four steps, but it becomes large in a long training run.",
+    "elsewhere": "On an accelerator, two inputs of one operator are on different devices. The "
+    "line that is named above is the first one that fails.",
     "device_curve": "The losses are right on the CPU, but not on the device. Look for a copy "
-    "that nobody waited for, or for a precision that is too low.",
+    "whose result was used before the copy was done, or for a precision that is too low.",
     "read": "How often does your program open the file? Put a print into the function that "
     "reads it.",
     "lists": "How many Python objects does a batch consist of, on its way from the file to a "

@@ -105,7 +105,7 @@ HINTS = {
     "does it name, which cell of the row, and is it one row or all rows?",
     "facts_none": "gather_facts() returned None on every rank. dist.all_gather_object itself "
     "returns nothing, because it fills the list that it is given. Return this list.",
-    "facts_own": "Every place of the list must hold what the rank of this number passed. "
+    "facts_own": "Element r of the list must be the object that rank r passed. "
     "dist.all_gather_object fills the list that is its first argument. Its second argument is "
     "the object of this rank.",
     "facts_shape": "Every rank must get a list with one dictionary for each rank.",
@@ -132,8 +132,8 @@ HINTS = {
     "function settle(), which is written for you, waits only where there is something to wait "
     "for.",
     "process_time": "This clock counts only the time during which the processor works for "
-    "this process. It stands still while the process waits for a GPU or for the network. Use "
-    "a clock that always runs.",
+    "this process. It stops while the process waits for a GPU or for the network. Use a clock "
+    "that always runs.",
     "mean": "This is the mean of all timed calls. One disturbed call changes it a lot, and "
     "the median almost not at all.",
     "minimum": "This is the fastest call. It does not say how long a usual call takes. Return "
@@ -186,7 +186,7 @@ HINTS = {
     "links_other": "A link is slow if its latency is more than `factor` times the median of "
     "its kind, or if its bandwidth is less than the median of its kind divided by `factor`.",
     "one_key": "All ranks wrote to the same key, so only the text of the last one remains. "
-    "Every rank needs a key of its own in each call.",
+    "Every rank needs its own key in each call.",
     "joined_key": "Two different pairs of call and rank have the same key. For example, call "
     "1 of rank 10 and call 11 of rank 0 both end with 110. Put a separator between the call "
     "and the rank.",
@@ -199,17 +199,17 @@ HINTS = {
     "texts_kind": "exchange_metadata() must return a list with one place for each rank.",
     "bytes": "The store returns bytes, and the caller needs text. Decode what store.get "
     "returns.",
-    "endless_wait": "One rank did not come. The other ranks must wait for it until the "
+    "endless_wait": "One rank never set its key. The other ranks must wait for it until the "
     "timeout is over, and no longer, and then continue. store.get uses the timeout of the "
     "store itself. The second inline hint of this step names the error that store.wait "
     "raises, which must be caught.",
-    "no_place": "One rank did not come, and the list is shorter than the number of ranks. Put "
-    "None into the place of this rank, so that every other text stays in the place of its "
-    "rank.",
-    "placeholder": "One rank did not come, and its place must hold None. The program prints a "
-    "sentence of its own for None.",
-    "gave_up": "One rank did not come, and the texts of other ranks were lost with it. A rank "
-    "that is missing must not end the loop over the ranks, so catch the error for each rank "
+    "no_place": "One rank never set its key, and the list is shorter than the number of "
+    "ranks. Put None into the place of this rank, so that every other text stays in the place "
+    "of its rank.",
+    "placeholder": "One rank never set its key, and its place in the list must contain None. "
+    "The program prints a special sentence for None.",
+    "gave_up": "One rank never set its key, and the texts of other ranks were lost with it. A "
+    "missing rank must not end the loop over the ranks, so catch the error for each rank "
     "separately.",
     "no_collective": "This function must also work while the group is stuck. It may therefore "
     "call no collective and start no group. Use the store only.",
@@ -833,8 +833,8 @@ def exchange(theirs, ours, lesson):
 def compare(theirs: ModuleType, n: int) -> Judge:
     """Two calls that all ranks make, and one that one rank does not make.
 
-    In the first two calls rank 0 is late, so that others read what it said in the last call if
-    their keys are wrong. Which keys are the same, shows only if there are more than ten ranks.
+    In the first two calls rank 0 is late. If the keys are wrong, the other ranks then read the
+    text of an earlier call. Some equal keys occur only if there are more than ten ranks.
     """
     store = Meeting()
 

@@ -51,7 +51,7 @@ HINTS = {
     "use the accelerators if there are enough.",
     "device_index": "The index of a device must be LOCAL_RANK. RANK counts the processes of "
     "all machines, and without an index every process would use device 0.",
-    "gloo_on_gpu": "Each rank has a GPU of its own, but your code joins a group that uses "
+    "gloo_on_gpu": "Each rank has its own GPU, but your code joins a group that uses "
     "gloo, the library for CPUs. On GPUs, use NCCL. Pass device_id=device and no backend: "
     "PyTorch then chooses the library that fits the device.",
     "shared_device": "The machine has fewer accelerators than processes, so two ranks share a "
@@ -79,8 +79,9 @@ HINTS = {
     "unseeded": "Each process shuffles differently. Give torch.randperm a generator that "
     "every process seeds with the epoch itself. (Python's hash() of a text is different in "
     "each process.)",
-    "not_shuffled": "Almost every index is followed by the next one, so the samples are hardly "
-    "shuffled. Use torch.randperm, which gives every order the same probability.",
+    "not_shuffled": "Almost every index is followed by the next one, so the samples are "
+    "almost in their original order. Use torch.randperm, which gives every order the same "
+    "probability.",
     "fixed_shards": "Each rank reads the same samples in every epoch, and only their order "
     "changes. Shuffle all indices first, and take the part of the rank afterwards.",
     "epoch_ignored": "The order is the same in every epoch. Seed the generator with `epoch`. "
@@ -192,8 +193,8 @@ HINTS = {
     "retained": "With retain_graph=True, the activations of a micro-batch stay in memory after "
     "its backward pass. No graph is used twice here, so leave this argument out.",
     "silent_not_kept": "Inside no_sync, the hook must still make the gradient a view of its "
-    "bucket. Otherwise each gradient has memory of its own, next to its bucket, until the last "
-    "micro-batch. Call keep_in_bucket in every backward pass.",
+    "bucket. Otherwise each gradient has separate memory, in addition to its bucket, until the "
+    "last micro-batch. Call keep_in_bucket in every backward pass.",
     "not_early": "No all-reduce started before the backward pass ended. Start the all-reduces "
     "in a hook that you register with register_post_accumulate_grad_hook for each parameter.",
     "first_step_only": "The gradients are averaged only in the first training step. Look for "
@@ -225,8 +226,8 @@ HINTS = {
     "`bucket_bytes`: compare with > and not with >=.",
     "bucket_size": "The buckets have the wrong sizes. Close a bucket if the next parameter "
     "would make it larger than `bucket_bytes`, and count bytes and not elements. A parameter "
-    "that is larger than `bucket_bytes` gets a bucket of its own.",
-    "not_views": "A gradient has memory of its own, outside its bucket. Make each view from a "
+    "that is larger than `bucket_bytes` gets its own bucket.",
+    "not_views": "A gradient has separate memory, outside its bucket. Make each view from a "
     "slice of `flat` with view_as, and set parameter.grad to this view.",
     "stale_gradients": "The first training step is right, but a later one is not: zero_grad() "
     "set the gradients to None, and the backward pass made new tensors. Your code still uses "
@@ -240,7 +241,7 @@ HINTS = {
     "piece_sizes": "A piece of the flat tensor does not have the size of its parameter. Each "
     "piece must have parameter.numel() elements, and begin where the piece before it ends.",
     "views_overlap": "Several gradients share the same elements of a bucket. Each parameter "
-    "needs a slice of its own: increase the offset by parameter.numel() after each slice.",
+    "needs its own slice: increase the offset by parameter.numel() after each slice.",
     "same_numbers": "keep_in_bucket compares the numbers of the gradient with those of the "
     "view. A different tensor can have the same numbers, for example zeros. Compare the "
     "addresses, which data_ptr() returns.",
@@ -714,14 +715,11 @@ def _(group):
     crashes={"NoneType": "broadcast_none"},
 )  # fmt: skip
 def broadcast(theirs, ours, lesson):
-    def tensors(model: Model) -> dict[str, torch.Tensor]:
-        return dict([*model.named_parameters(), *model.named_buffers()])
-
-    model, mine = Model(lesson.rank), tensors(Model(lesson.rank))
+    model, mine = Model(lesson.rank), Model(lesson.rank).state_dict()
     with lesson.phase("broadcast"):
         theirs.broadcast_state(model)
     lesson.meet()
-    state, first = tensors(model), tensors(Model(seed=0))
+    state, first = model.state_dict(), Model(seed=0).state_dict()
     late = [c for c in lesson.calls if c.name == "broadcast" and not c.returned]
     what = f"nothing waits for {len(late)} of {len(lesson.calls)} collectives"
     ask(not late, what, "broadcast_not_waited")

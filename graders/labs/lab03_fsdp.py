@@ -48,7 +48,7 @@ HINTS = {
     "given tensors, so that a write to the flat tensor changes the views too.",
     "layout_returned": "lay_out must return two results: the flat tensor, and then the list "
     "of views. Look at the return statement.",
-    "shard_memory": "self.shard has memory of its own, so the shard is stored twice, and the "
+    "shard_memory": "self.shard has separate memory, so the shard is stored twice, and the "
     "model does not see Adam's update. nn.Parameter(view) shares the memory of the view.",
     "shard_part": "Rank r updates part r of the N equal parts of the flat tensor. Compare the "
     "index of your part with dist.get_rank().",
@@ -112,7 +112,7 @@ HINTS = {
     "Look at the return statement.",
     "not_wrapped": "The model is not sharded. fully_shard(module, mesh=mesh) changes a module "
     "in place.",
-    "root_alone": "Each of model.units() must be wrapped by a call of its own. Parameters "
+    "root_alone": "Each of model.units() must be wrapped by a separate call. Parameters "
     "that are wrapped together are gathered together. The order matters too: a call takes "
     "only the parameters that no earlier call has taken.",
     "no_root": "The model itself must be wrapped too, in the last call. This call takes the "
@@ -149,7 +149,7 @@ HINTS = {
     "the ranks itself, so divide only by the number of micro-batches.",
     "gradient_lost": "The gradient must be the sum over all micro-batches. Look for a "
     "zero_grad between them.",
-    "one_forward": "Each micro-batch needs a forward of its own. Cut the rows into "
+    "one_forward": "Each micro-batch needs its own forward. Cut the rows into "
     "`micro_batches` equal chunks, and run the model on one chunk at a time.",
     "one_backward": "All micro-batches were in memory together. Call backward for each chunk "
     "before the forward of the next one, so that only one chunk's activations are alive.",
@@ -206,7 +206,7 @@ LIST = r"of type List\[torch.Tensor\]"  # what torch says when it gets one tenso
 def expect(lesson: Lesson, good: Any, what: str, hint: str = "other") -> None:
     """Raise `Wrong`, with a sentence that says what is wrong on this rank, unless this is good.
 
-    The ranks meet before, so that all of those on which it is wrong can report it.
+    All ranks wait for each other first, so that each rank with a wrong result can report it.
     """
     lesson.meet()
     ask(good, f"on rank {lesson.rank}, {what}", hint)

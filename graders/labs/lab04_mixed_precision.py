@@ -76,8 +76,9 @@ HINTS = {
     "the bits is too large: it may be at most 0x7FFF, and 1 more if the upper half is odd.",
     "truncated": "Numbers whose lower half is above 0x8000 were rounded down. What you add to "
     "the bits before the shift is too small.",
-    "ties_up": "All ties were rounded away from zero. Add 0x8000 only if the upper half is "
-    "odd, and 0x7FFF otherwise.",
+    "ties_up": "All ties were rounded away from zero. The number that you add before the "
+    "shift must depend on the lowest bit of the upper half: a tie is rounded up only if this "
+    "bit is set.",
     "ties_odd": "Some ties were rounded to the wrong one of their two neighbors. A tie is "
     "rounded up only if the lowest bit of the upper half, (bits >> 16) & 1, is set.",
     "infinity": "Infinity must stay infinity, and the largest fp32 numbers must become "
@@ -164,8 +165,8 @@ HINTS = {
     "was an overflow, so call it last.",
     "not_zeroed": "The gradients are still there after the step, and the next backward would "
     "add to them. Call optimizer.zero_grad().",
-    "matmul_low": "Matrix products and linear layers are on the list of low precision, "
-    "whatever the dtypes of their inputs are.",
+    "matmul_low": "Matrix products and linear layers are on the list of low precision, so the "
+    "dtypes of their inputs do not matter.",
     "norm_fp32": "The input of the LayerNorm is in fp32 here, and a LayerNorm is never on the "
     "list of low precision.",
     "softmax_kind": "On a GPU softmax is on the fp32 list. On a CPU it is on no list, so its "
@@ -239,8 +240,8 @@ HINTS = {
     "the number of ranks before the cast and before the all-reduce.",
     "not_written": "The gradients did not change. .to(…) makes a copy, so write the mean back "
     "into each gradient.",
-    "own_type": "Every gradient must keep its own dtype, whatever was sent. Write the mean "
-    "into it with copy_.",
+    "own_type": "Every gradient must keep its own dtype, even if the mean was sent in a "
+    "different dtype. Write the mean into it with copy_.",
     "none_gradient": "A parameter may have no gradient. Its .grad is None then, and it must "
     "stay None. Skip the parameter.",
     "error_ratio": "The error is a ratio of two norms. The divisor is the norm of the true "
@@ -283,8 +284,8 @@ HINTS = {
     "held_products": "Linear `up` saves its input (1 unit), GELU saves its input (4 units), "
     "and `down` saves its input (4 units). These are in the dtype of autocast, or in fp32 "
     "without autocast.",
-    "other": "The numbers fit no common mistake. Print one tensor before and after, on every "
-    "rank, and compare them with the text of the step.",
+    "other": "No known mistake gives these numbers. Print one tensor before and after, on "
+    "every rank, and compare them with the text of the step.",
 }
 
 

@@ -58,8 +58,8 @@ HINTS = {
     "accumulated micro-batches is batch / (micro × ranks).",
     "whole_numbers": "The number of accumulated micro-batches must be an int. Divide by // "
     "or by divmod.",
-    "zero_block": "The key stage belongs into the dict zero_optimization. DeepSpeed ignores "
-    "it at the top level, and then trains in stage 0.",
+    "zero_block": "The key stage must be in the dict zero_optimization. DeepSpeed ignores it "
+    "at the top level, and then trains in stage 0.",
     "unknown_key": "DeepSpeed does not know this key at the top level, and ignores it "
     "without a message. Check the spelling, and check to which block the key belongs.",
     "unknown_zero_key": "zero_optimization has no such key. Check the spelling, and check "
@@ -162,7 +162,7 @@ HINTS = {
     "zero_force_ds_cpu_optimizer is false. This key belongs to the top level.",
     "shard_returned": "shard must return the model that it was given. Look at the return "
     "statement.",
-    "units": "Every layer must be a unit of its own. Call fully_shard for each of "
+    "units": "Every layer must be a separate unit. Call fully_shard for each of "
     "model.layers first, and for the model after that. Parameters that are wrapped by one "
     "call are gathered together.",
     "no_root": "Call fully_shard for the model too, after its layers. The outermost call "
@@ -710,7 +710,7 @@ def fsdp(theirs, ours, lesson):
     units = [name for name, part in returned.named_modules() if isinstance(part, kind)]
     layers = {f"layers.{number}" for number in range(ours.LAYERS)}
     missing = len(layers - set(units))
-    ask(not missing, f"{missing} of {len(layers)} layers are no units of their own", "units")
+    ask(not missing, f"{missing} of {len(layers)} layers are not separate units", "units")
     ask("" in units, "the layers are units, and the model is not", "no_root")
     begin = len(lesson.calls)
     with torch.no_grad():

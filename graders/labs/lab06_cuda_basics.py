@@ -51,7 +51,7 @@ HINTS = {
     "all threads.",
     "idle_threads": "The sums are right, but only some threads of a block work. All threads "
     "must begin with an element of their own.",
-    "sectors_few": "From a stride of 8 floats on, each lane touches a sector of its own. There "
+    "sectors_few": "From a stride of 8 floats on, each lane touches a different sector. There "
     "are 32 lanes, so the number cannot become larger.",
     "sectors_bytes": "Lane l reads the float number l * stride. A float has 4 bytes, and a "
     "sector has 32.",
@@ -60,9 +60,9 @@ HINTS = {
     "Count only the sectors that are touched.",
     "zero_fill": "Some threads have no element, and they did not write to their place in "
     "shared memory. They must write a 0 there, and no thread may leave the kernel early.",
-    "tree_index": "All threads have an element here, and still a place of part is read that no "
-    "thread has written. Each thread writes part[t]. Then half begins at blockDim.x / 2, and "
-    "only threads below half add.",
+    "tree_index": "All threads have an element here, but the kernel reads a place of part "
+    "that no thread has written. Each thread must write part[t]. Then half begins at "
+    "blockDim.x / 2, and only threads below half add.",
     "tree_barrier": "Two threads use the same place of part, and no barrier lies between. A "
     "barrier is needed after the numbers are written, and one after every round.",
     "serial_sum": "The sums are right, but one thread adds all numbers of its block while the "
@@ -158,8 +158,8 @@ HINTS = {
     "and it belongs to the sum too.",
     "sum_kept": "The result is the product of the last tiles alone. Set sum to 0 only once, "
     "before the loop.",
-    "tile_indices": "Already the product of two single tiles is wrong. An element needs a row "
-    "of the tile of a and a column of the tile of b. Compare how you write the tiles with how "
+    "tile_indices": "Even the product of two single tiles is wrong. An element needs a row of "
+    "the tile of a and a column of the tile of b. Compare how you write the tiles with how "
     "you read them.",
     "row_lengths": "The product of square matrices is right. A row of a has k elements, and a "
     "row of b or c has n elements.",
@@ -167,8 +167,8 @@ HINTS = {
     "the loop.",
     "not_tiled": "The product is right, but every thread loads whole rows or columns. In each "
     "step a thread loads one element of each tile, and reads the others in shared memory.",
-    "other": "The numbers fit no common mistake. Take the smallest size that fails, and do by "
-    "hand what thread 0 of block 0 does.",
+    "other": "No known mistake gives these numbers. Take the smallest size that fails, and do "
+    "by hand what thread 0 of block 0 does.",
 }
 
 LAB = Lab(HINTS)

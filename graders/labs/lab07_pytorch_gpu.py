@@ -55,11 +55,11 @@ HINTS = {
     "one of self.buffers, and copy to the device from there. Note that pin_memory() returns "
     "a new tensor, and leaves the old one as it is.",
     "blocking": "The source of the copy is pinned, but the host still waits. Which argument "
-    "of `to` or `copy_` lets the call return at once?",
+    "of `to` or `copy_` lets the call return before the copy is done?",
     "overwritten": "A buffer was filled again before its copy had been done, and so the "
     "device got the later batch. The host must wait for the event of a slot before it fills "
     "the buffer of this slot.",
-    "one_buffer": "Every slot needs a buffer and an event of its own. Look at how many "
+    "one_buffer": "Every slot needs its own buffer and its own event. Look at how many "
     "tensors __init__ makes, and at which of them send uses.",
     "mark_early": "The host waits for an event, but a buffer is still filled too early. "
     "Compare the order in send with this: wait for the slot's event, fill the buffer, launch "
@@ -93,12 +93,12 @@ HINTS = {
     "mark_elsewhere": "The stream `compute` waits for an event, but this event is not behind "
     "the copies. Record the event in the stream of the copies, after the copies.",
     "waits_for_both": "The stream `compute` waits for more than it needs, so it has nothing "
-    "to do while the next batch is copied. Each batch needs an event of its own. Note that "
+    "to do while the next batch is copied. Each batch needs its own event. Note that "
     "wait_stream waits for everything that was launched before.",
     "host_waits": "The host waits where only the device should wait. compute.wait_event lets "
     "the stream wait, and the host continues.",
-    "prefetch_blocking": "The host waits for every copy. Which argument of `to` lets the "
-    "call return at once?",
+    "prefetch_blocking": "The host waits for every copy. Which argument of `to` lets the call "
+    "return before the copy is done?",
     "same_stream": "The copies are in the stream of the kernels, so copies and kernels take "
     "turns. Launch the copies inside `with copies:`.",
     "stream_left": "The loop that uses prefetch launches its kernels into the stream of the "
@@ -166,7 +166,8 @@ HINTS = {
     "rate_replaced": "The captured step reads the tensor that the optimizer had when it was "
     "captured. Write the new value into this tensor, and do not put another object in its "
     "place.",
-    "rate_value": "After set_rate, the rate must be equal to `value`, whatever it was before.",
+    "rate_value": "After set_rate, the rate must be equal to `value`. The old rate must have "
+    "no effect.",
     "rate_groups": "An optimizer can have several parameter groups, and each has its own "
     "rate. set_rate must change all of them.",
     "stale_input": "The replays work on the batch of the capture. Copy each batch into the "
@@ -175,8 +176,9 @@ HINTS = {
     "of your own, for example clones of the first ones.",
     "not_replayed": "Capturing runs nothing. Every call after the warm-up needs one replay, "
     "and so does the call in which you capture.",
-    "no_warm_up": "What the step makes only once was made during the capture, and every "
-    "replay makes it again. Run the first `warm` calls without a graph.",
+    "no_warm_up": "The tensors that the step creates only in its first call were created "
+    "during the capture, so every replay creates them again. Run the first `warm` calls "
+    "without a graph.",
     "warm_count": "The first `warm` calls run the step once each, without a graph. Every "
     "later call replays the graph once. Count the calls of this object, and compare the "
     "count with its own `warm`.",
@@ -230,7 +232,7 @@ HINTS = {
     "loop: what does the loop run over?",
     "hot_name": "Another operator has more own time. Print the first rows of read_trace, and "
     "copy the name as the trace has it.",
-    "other": "The numbers fit no common mistake. Compare with the finished lab's check of "
+    "other": "No known mistake gives these numbers. Compare with the finished lab's check of "
     "this step, and print what differs.",
 }
 

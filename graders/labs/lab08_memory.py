@@ -279,8 +279,8 @@ HINTS = {
     "peak_kind": "at_peak must return three values: the size, a list of pairs (maker, bytes), "
     "and the maker of the last allocation.",
     "returned": "The function must return its result. Look for a missing return.",
-    "other": "The numbers fit no common mistake. Print your numbers next to the numbers that "
-    "you expect, for an example that is small enough to compute by hand.",
+    "other": "No known mistake gives these numbers. Print your numbers next to the numbers "
+    "that you expect, for an example that is small enough to compute by hand.",
 }  # fmt: skip
 
 
@@ -703,7 +703,7 @@ def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int
     ask(loss is not None, "accumulate returns nothing", "loss_returned")
     ours = [p.grad for p in model.parameters()]
     most = max((n for n, _ in seen), default=0)
-    what = f"{most} rows went through at a time, and {rows} were allowed"
+    what = f"{most} rows were processed together, and {rows} are allowed"
     ask(most <= rows, what, "rows_at_once")
     found = verdict(
         ours,

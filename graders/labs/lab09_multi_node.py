@@ -44,7 +44,7 @@ HINTS = {
     "This name is an argument.",
     "port": "--master-port must be the port at which node 0 listens. It is an argument, and "
     "it is the same on all nodes.",
-    "standalone": "--standalone starts a job on one machine only, with a port of its own on "
+    "standalone": "--standalone starts a job on one machine only, with a separate port on "
     "localhost.",
     "static_elastic": "Step 1 uses the static rendezvous. It needs the five options of the "
     "table and no option of an elastic rendezvous.",
@@ -123,7 +123,7 @@ HINTS = {
     "every rank has the sum of the node. A collective over all ranks adds this sum once for "
     "each rank.",
     "leader": "One rank of each node sends everything, while the other ranks wait. On a real "
-    "node, every rank can have a network card of its own. Let each rank send one piece.",
+    "node, every rank can have its own network card. Let each rank send one piece.",
     "not_in_place": "The tensor that was passed has not changed, but the docstring says that "
     "the sum must be in it. The pieces that chunk returns are views of the tensor. New "
     "tensors are not, and a new value of the name `tensor` changes nothing outside the "
@@ -141,7 +141,8 @@ HINTS = {
     "calls all-reduce only in these layers.",
     "tp_pieces": "TP all-reduces the whole activation. Each rank holds one term of the sum "
     "for every number, and not a part of the numbers.",
-    "pp_layers": "A stage sends only at its border, once for all of its layers.",
+    "pp_layers": "A stage sends activations and gradients only at its border to another "
+    "stage. It sends them once, and not once for each of its layers.",
     "pp_ends": "With two stages, each stage has one neighbour and sends once: an activation "
     "or a gradient. Only a stage in the middle sends both. A single stage sends nothing.",
     "pp_forward": "A stage in the middle sends an activation to the next stage, and a "

@@ -93,7 +93,7 @@ HINTS = {
     "[out, in]. So cut along dimension 1.",
     "row_bias": "The output of a row-parallel layer is whole, so its bias must be whole too, "
     "and it must be added to the output. Use whole(), and not cut().",
-    "shared_bias": "The layer needs parameters of its own. Use whole(), which makes a copy.",
+    "shared_bias": "The layer needs its own parameters. Use whole(), which makes a copy.",
     "not_marked": "A piece must have the attribute is_cut, which cut() sets, and a whole "
     "parameter must not have it, because step 8 uses it to count. nn.Parameter(cut(...)) makes "
     "a new parameter without the attribute.",
@@ -292,8 +292,9 @@ HINTS = {
     "clip_grows": "A gradient whose norm is below the limit became larger. Scale by limit / "
     "(norm + 1e-6) only if this factor is below 1.",
     "returned": "This function must return its result. Look for a missing return.",
-    "other": "The numbers fit no common mistake. Run with one rank first, then with two. Print "
-    "one tensor before and after your code on every rank, and compare it with the whole model.",
+    "other": "No known mistake gives these numbers. Run with one rank first, then with two. "
+    "Print one tensor before and after your code on every rank, and compare it with the "
+    "whole model.",
 }
 
 
