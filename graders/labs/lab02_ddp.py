@@ -5,6 +5,7 @@ that a single process has at this point, so that a mistake does not change the g
 later training steps.
 """
 
+import contextlib
 import inspect
 import random
 import re
@@ -76,7 +77,8 @@ HINTS = {
     "arguments, so a run cannot be repeated, and a rank that starts again reads other samples. "
     "Keep no generator between the calls: make one in each call, and seed it with the epoch.",
     "unseeded": "Each process shuffles differently. Give torch.randperm a generator that "
-    "every process seeds with the epoch.",
+    "every process seeds with the epoch itself. (Python's hash() of a text is different in "
+    "each process.)",
     "not_shuffled": "Almost every index is followed by the next one, so the samples are "
     "almost in their original order. Use torch.randperm, which gives every order the same "
     "probability.",
@@ -90,6 +92,8 @@ HINTS = {
     "rank 0 as the source on every rank: src=0.",
     "buffers": "The buffers were not broadcast, because module.parameters() does not contain "
     "them. Broadcast module.buffers() as well.",
+    "own_tensors": "The parameters and buffers of the module itself were not broadcast, only "
+    "those of its children. module.parameters() and module.buffers() contain both.",
     "parameters": "The buffers equal those of rank 0, but the parameters do not, because "
     "module.buffers() does not contain them. Broadcast module.parameters() as well.",
     "frozen": "The frozen parameters were not broadcast, although they take part in the "
@@ -139,6 +143,11 @@ HINTS = {
     "finished_twice": "accumulate() calls finish() more than once. The first call has already "
     "divided the gradients and prepared the buckets for the next backward pass. Call it once, "
     "at the end.",
+    "finished_early": "accumulate() calls finish() before the last micro-batch. finish() waits "
+    "for the buckets, which are launched in the backward pass of the last micro-batch. Call it "
+    "once, after the loop.",
+    "which_is_last": "Micro-batches that are equal, or the same object, were mistaken for the "
+    "last one. Find the last micro-batch by its position.",
     "other_parameter": "A hook uses the gradient of a different parameter, which is not ready "
     "yet. Autograd passes the right parameter to the hook as its argument, so use that one. "
     "A lambda or a function in a loop sees the last value of the loop variable.",
@@ -198,6 +207,9 @@ HINTS = {
     "not_sent_by_torch": "The ranks start with different models. The constructor of DDP sends "
     "the model of rank 0 to the other ranks of its group. Keep init_sync=True, which is the "
     "default, and use the group of all ranks.",
+    "launched_again": "The all-reduce of a bucket was started again. Each bucket must be "
+    "launched once in a training step. self.launched says how many buckets are launched "
+    "already.",
     "launched_late": "A bucket is complete, but its all-reduce starts only when other buckets "
     "are complete, too. Launch each bucket as soon as it is complete and all buckets before it "
     "are launched.",
@@ -224,6 +236,10 @@ HINTS = {
     "the gradients to None, the backward pass made new tensors, and your code reduced the old "
     "ones. In the hook, if the gradient is not the view of the bucket, copy it into the view "
     "and set parameter.grad to the view.",
+    "flat_graph": "The flat tensor of a bucket requires a gradient, as the parameters do. It "
+    "must be a new tensor that only has their number of elements.",
+    "piece_sizes": "A piece of the flat tensor does not have the size of its parameter. Each "
+    "piece must have parameter.numel() elements, and begin where the piece before it ends.",
     "views_overlap": "Several gradients share the same elements of a bucket. Each parameter "
     "needs its own slice: increase the offset by parameter.numel() after each slice.",
     "same_numbers": "keep_in_bucket compares the numbers of the gradient with those of the "
@@ -280,6 +296,8 @@ HINTS = {
     "ends. Remove the further collectives: they send the same number of bytes once more.",
     "device_ids": "On the CPU, DDP accepts no device. Pass device_ids=None there, and a list "
     "with the index of the GPU otherwise.",
+    "device_of_rank": "device_ids must contain the device that wrap() gets as its argument, "
+    "because the module is there.",
     "finish_of_torch": "PyTorch's DDP has no finish(). It waits and divides by itself before "
     "the backward pass of the last micro-batch ends. Remove this call.",
     "no_yield": "no_sync() is a context manager made from a generator, so it must reach "
@@ -317,12 +335,12 @@ class Model(nn.Module):
         self.scale = nn.ParameterDict({"input": nn.Parameter(torch.zeros(4))})
         self.register_buffer("mean", torch.zeros(4))
         self.register_buffer("std", torch.zeros(4))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.last.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         with torch.no_grad():
             for tensor in [*self.parameters(), self.mean]:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) / 2)
             self.std.copy_(torch.rand(4, generator=generator) + 1)
-            self.seen.fill_(seed + 1)
+            self.last.seen.fill_(seed + 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = (x - self.mean) / self.std * self.scale["input"] + self.offset
@@ -624,7 +642,13 @@ def lengths(world: int) -> tuple[int, ...]:
     "shard", worlds=(2, 3, 4, 1), crashes={"tuple index out of range": "uneven"},
 )  # fmt: skip
 def shard(theirs, ours, lesson):
-    n = lesson.world
+    def different_hash(value: Any) -> int:
+        """Return a hash that differs between the ranks for a text, as in separate processes."""
+        parts = value if isinstance(value, tuple) else (value,)
+        salted = any(isinstance(each, (str, bytes)) for each in parts)
+        return hash((lesson.rank, value) if salted else value)
+
+    n, theirs.hash = lesson.world, different_hash
     samples = theirs.shard(12 * n, lesson.rank, n, 0)
     kind = type(samples).__name__
     ask(kind == "list", f"shard() returns a {kind}, not a list", "not_a_list")
@@ -706,7 +730,8 @@ def broadcast(theirs, ours, lesson):
     ask(len(wrong) < len(first), what, "not_broadcast")
     if wrong:
         yield f"{len(first) - len(wrong)} of {len(first)} tensors equal those of rank 0"
-        hint = "buffers" if wrong & {"mean", "std", "seen"} else "not_broadcast"
+        hint = "buffers" if wrong & {"mean", "std", "last.seen"} else "not_broadcast"
+        hint = "own_tensors" if wrong == {"offset", "mean", "std"} else hint
         hint = "frozen" if wrong == {"offset"} else hint
         hint = "parameters" if wrong == {name for name, _ in model.named_parameters()} else hint
         raise Wrong(f"each rank keeps its own values in {', '.join(sorted(wrong))}", hint)
@@ -818,6 +843,7 @@ def memory_of(tensor: torch.Tensor) -> int:
     crashes={
         "buckets not launched, 0 ": "one_launch", "buckets not launched": "not_noted",
         "AVG": "average", "list index out of range": "no_bound",
+        r"^shape '.*' is invalid for input of size": "piece_sizes",
     },
     order_hint="launch_order",
 )  # fmt: skip
@@ -838,6 +864,8 @@ def buckets(theirs, ours, lesson):
         ask(found == wanted, what, hint)
     buckets = theirs.make_buckets(list(names), BUCKET_BYTES)
     yield f"{len(names)} parameters are in {len(buckets)} buckets, the last parameters first"
+    graph = any(bucket.flat.requires_grad for bucket in buckets)
+    ask(not graph, "the flat tensor of a bucket requires a gradient", "flat_graph")
     shared = all(
         memory_of(view) == memory_of(bucket.flat) and view.shape == p.shape
         for bucket in buckets
@@ -874,7 +902,7 @@ def buckets(theirs, ours, lesson):
             ask(memory_of(parameter.grad) == memory_of(view), what, "not_views")
         sent = len(lesson.calls) - earlier
         what = f"when bucket {number} is complete, {sent} all-reduces start"
-        ask(sent == 1, what, "launched_late")
+        ask(sent == 1, what, "launched_again" if sent > 1 else "launched_late")
     ddp.finish()
 
 
@@ -901,8 +929,19 @@ class Accumulation:
         self.accumulate, self.ddp, self.sent, self.counts = accumulate, ddp, sent, []
         self.together, self.finished, self.retained = 0, mock.Mock(), False
         self.finishes: list[int] = []  # calls of finish() in each completed training step
+        self.due = 0  # micro-batches that have not begun
         if hasattr(ddp, "finish"):
-            ddp.finish = self.finished = mock.Mock(wraps=ddp.finish)
+            finish = ddp.finish
+
+            def once() -> None:
+                try:
+                    finish()
+                except RuntimeError:
+                    what = f"accumulate() calls finish() {self.due} micro-batches too early"
+                    ask(self.due <= 0, what, "finished_early")
+                    raise
+
+            ddp.finish = self.finished = mock.Mock(wraps=once)
 
     def __call__(self, reference: Reference) -> None:
         size, start, silent = SHARD // MICRO_BATCHES, self.sent(), []
@@ -915,6 +954,7 @@ class Accumulation:
         def loss_of(model: nn.Module, samples: list[int]) -> torch.Tensor:
             nonlocal open_losses
             silent.append(self.sent() - start)
+            self.due -= 1
             self.together = max(self.together, open_losses)
             self.retained = self.retained or any(map(has_saved_tensors, graphs))
             loss = reference.loss(model, samples)
@@ -926,6 +966,7 @@ class Accumulation:
 
         parts = [reference.mine[first : first + size] for first in range(0, SHARD, size)]
         self.finished.reset_mock()
+        self.due = len(parts)
         try:
             self.accumulate(self.ddp, loss_of, parts)
             self.finishes.append(self.finished.call_count)
@@ -952,6 +993,12 @@ def accumulate(theirs, ours, lesson):
         reference.loss(ddp, reference.mine).backward()
         what = f"a backward pass inside no_sync started {sent() - earlier} all-reduces"
         ask(sent() == earlier, what, "no_sync_sends")
+        parameter = next(iter(ddp.buckets[0].views))
+        ddp.buckets[0].waiting = {parameter}  # as if it had no other parameter
+        ddp.on_gradient(parameter)
+        what = "inside no_sync, a bucket with a single parameter is launched"
+        ask(sent() == earlier, what, "no_sync_sends")
+        ddp.begin()
         flats = {memory_of(bucket.flat) for bucket in ddp.buckets}
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         outside = sum(memory_of(gradient) not in flats for gradient in gradients)
@@ -983,7 +1030,7 @@ def accumulate(theirs, ours, lesson):
         what = f"{silent} of {total} all-reduces started before the last micro-batch"
         ask(forwards != MICRO_BATCHES or not silent, what, "no_sync_unused")
     yield from training.judge(accumulating=True)
-    ask_for_one_graph(backward)
+    ask_for_one_graph(backward, training.reference)
     swallowed = True
     try:
         with ddp.no_sync():
@@ -1003,12 +1050,25 @@ def accumulate(theirs, ours, lesson):
     ask(found == {"right"}, what, "kept_late")
 
 
-def ask_for_one_graph(backward: Accumulation) -> None:
-    """Raise `Wrong` if a forward pass began before the backward pass of an earlier one."""
+def ask_for_one_graph(backward: Accumulation, reference: Reference) -> None:
+    """Raise `Wrong` if a forward pass began before the backward pass of an earlier one.
+
+    Raise it also if micro-batches that are equal are mistaken for the last one.
+    """
     what = f"a forward pass began while {backward.together} earlier losses had no backward pass"
     ask(not backward.together, what, "one_backward")
     what = "a backward pass does not free the tensors that its graph has saved"
     ask(not backward.retained, what, "retained")
+    start, silent, same_samples = backward.sent(), [], reference.mine[:1]
+
+    def loss_of(model: nn.Module, samples: list[int]) -> torch.Tensor:
+        silent.append(backward.sent() - start)
+        return reference.loss(model, samples)
+
+    reference.step = 0
+    backward.accumulate(backward.ddp, loss_of, [same_samples, same_samples])
+    what = f"of two equal micro-batches, the first one sends {silent[-1]} messages"
+    ask(not silent[-1], what, "which_is_last")
 
 
 @LAB.step(
@@ -1031,6 +1091,19 @@ def with_torch(theirs, ours, lesson):
     ask(isinstance(ddp, DistributedDataParallel), what, "not_torch")
     views = ddp.gradient_as_bucket_view
     ask(views, "the gradients are not views of the buckets", "not_bucket_view")
+    given: list[Any] = []
+
+    def note(self, module: nn.Module, device_ids: Any = None, *_: Any, **__: Any) -> None:
+        given.extend(device_ids or ())
+
+    with (
+        mock.patch.object(DistributedDataParallel, "__init__", note),
+        contextlib.suppress(Exception),  # this machine may have no such device
+    ):
+        theirs.wrap(nn.Linear(1, 1), torch.device("cuda", 1))
+    what = f"for the device cuda:1, wrap() passes device_ids={given}"
+    right = all(torch.device(*["cuda"] * isinstance(n, int), n).index == 1 for n in given)
+    ask(right, what, "device_of_rank")
     yield "wrap() returns a DistributedDataParallel whose gradients are views of its buckets"
     ddp.register_comm_hook(None, count)
     backward = Accumulation(theirs.accumulate_with_torch, ddp, lambda: len(sizes))
@@ -1045,4 +1118,4 @@ def with_torch(theirs, ours, lesson):
     calls = [call for call in lesson.calls if call.phase.startswith("step")]
     what = f"DDP sent {len(sizes)} buckets, but there were {len(calls)} collectives"
     ask(len(calls) <= len(sizes), what, "averaged_again")
-    ask_for_one_graph(backward)
+    ask_for_one_graph(backward, training.reference)

@@ -6,6 +6,7 @@ with the numbers that the common mistakes give, and the one that it equals names
 """
 
 import collections
+import functools
 import inspect
 import itertools
 import math
@@ -55,6 +56,8 @@ HINTS = {
     "wrong_group": "join() must return the group that contains this rank. For a rank outside "
     "of the group, new_group returns an object that is not a group. Look at the condition "
     "under which you keep a group.",
+    "join_again": "A second call of join() with the same lists must make new groups, because "
+    "step 6 needs two different groups of the same ranks. Keep no groups between the calls.",
     "f_forward": "In forward, f must return x unchanged, because every rank has the whole x "
     "already. The all-reduce of f belongs into its backward.",
     "f_backward": "In backward of f, each rank has only the term of the gradient that comes "
@@ -71,8 +74,8 @@ HINTS = {
     "dist.all_reduce overwrites its tensor. Reduce a copy, as all_reduced does.",
     "gradient_count": "backward must return one value for each argument of forward: the "
     "gradient of the tensor, and None for the group.",
-    "not_stored": "backward can use only what forward has stored in ctx. Store the group in "
-    "ctx, in forward.",
+    "not_stored": "backward can use only what forward has stored in ctx. Store the group as an "
+    "attribute of ctx, in forward. ctx.save_for_backward accepts tensors only.",
     "no_pieces": "Each layer needs self.weight and self.bias, which __init__ sets. cut() makes "
     "a piece of a tensor, and whole() makes a copy.",
     "first_piece": "Every rank has the piece of the first rank. Choose the piece by "
@@ -97,6 +100,9 @@ HINTS = {
     "column_input": "The whole x enters every shard, so the gradient of x is a sum over the "
     "shards. One of the two operators of step 2 makes that sum in backward. It belongs where x "
     "enters the layer.",
+    "row_input": "The input of a row-parallel layer is a part that only this rank has, so its "
+    "gradient is complete on this rank. An operator of step 2 is needed only where the parts "
+    "of the output are added.",
     "column_summed": "A column-parallel layer needs no sum and no gather in forward. Each rank "
     "must return the columns that it has computed.",
     "column_no_bias": "The output of a column-parallel layer must contain the bias. Look at "
@@ -123,6 +129,14 @@ HINTS = {
     "HEADS, each head is narrower, and it mixes the numbers of different heads.",
     "not_causal": "A token must not see the tokens after it. Pass is_causal=True to "
     "scaled_dot_product_attention.",
+    "heads_swapped": "Split the last axis of q, k and v into [heads, width of a head]. This "
+    "rank has HEADS / tp heads. Look at the order of the two sizes.",
+    "scale": "The products of queries and keys must be divided by the square root of the width "
+    "of one head. This width is HIDDEN / HEADS, and it does not depend on tp.",
+    "summed_again": "RowLinear has added the parts of all ranks already, so its output is "
+    "whole on every rank. A second sum makes it t times too large.",
+    "copied_again": "The gradient of x is t times too large. ColumnLinear calls copy_to_shards "
+    "itself, so do not call it a second time.",
     "own_maximum": "All ranks must subtract the same maximum, because sums of exponentials "
     "with different shifts cannot be added. Reduce the maximum over the tp group with "
     "dist.ReduceOp.MAX.",
@@ -138,6 +152,8 @@ HINTS = {
     "lack it as well. Look up the target in `shifted`.",
     "total_not_summed": "The sum of exponentials covers only the part of the vocabulary that "
     "this rank has. sum_over_shards must add these sums.",
+    "total_of_logs": "Logarithms of sums cannot be added. First add the exponentials of all "
+    "ranks with sum_over_shards. The last line of the function takes the logarithm.",
     "target_not_masked": "The ranks that do not have the target must contribute 0. Of the tp "
     "ranks, exactly one has the target. Look at what the other ranks add to the sum.",
     "target_offset": "The targets count over the whole vocabulary, but the columns of the "
@@ -155,8 +171,9 @@ HINTS = {
     "stages together must have every layer once, in order.",
     "group_rank": "Stages count within the pp group. Use the arguments group_dst= and "
     "group_src=, because dst= and src= count over all ranks.",
-    "leaf": "The received activation has no gradient that could be sent back. It arrives "
-    "without a graph, so call requires_grad_() on it before the stage uses it.",
+    "leaf": "The gradient that should be sent back is None. It is the gradient of the received "
+    "activation, which arrives without a graph. Call requires_grad_() on the activation before "
+    "the stage uses it, and read its attribute grad after backward.",
     "received": "receive() must return the tensor into which it has received. dist.recv fills "
     "its argument, and it returns the number of the sender.",
     "message": "Activations and gradients are float64, and a message fills exactly the tensor "
@@ -169,6 +186,16 @@ HINTS = {
     "hold up the receive behind it. group_to and group_from return the right group.",
     "live_key": "forward(k) must store micro-batch k in self.live under the key k. A schedule "
     "may call backward(k) only once, and only after forward(k). Look at both numbers.",
+    "first_and_last": "If there is only one stage, it is the first and the last stage at the "
+    "same time, and it exchanges no messages. Look at the conditions under which you send and "
+    "receive.",
+    "loss_of_part": "In the last stage, a rank has only the logits of its own part of the "
+    "vocabulary. Look at which loss function you call: mean_loss needs all logits.",
+    "one_buffer": "receive() must return a new tensor in each call. backward(k) needs the "
+    "activation of micro-batch k, and a later message must not overwrite it.",
+    "kept_original": "self.sends contains a different tensor than the one that isend got. "
+    "contiguous() can make a copy, and then the memory of this copy must not be reused. Store "
+    "exactly the tensor that you send.",
     "live_pair": "self.live[k] must be the pair (input, output), in this order. In the last "
     "stage, the output is the loss.",
     "send_pairs": "self.sends must contain pairs (work, tensor). finish() unpacks them, and "
@@ -189,10 +216,13 @@ HINTS = {
     "loss_not_added": "The gradients are right, but self.loss is not. In the last stage, add "
     "the loss of each micro-batch to it, divided by m and detached.",
     "sent_back": "The gradients of the last stage are right, but those of an earlier stage are "
-    "not. Each stage must send back the gradient of its input. After backward, the input that "
-    "you kept in self.live has it in its attribute grad.",
+    "not. Each stage must pass the gradient that it receives to output.backward, and it must "
+    "send back the gradient of its input. After backward, the input that you kept in self.live "
+    "has it in its attribute grad.",
     "each_once": "The schedule must call forward and backward exactly once for every "
     "micro-batch, and the forwards in the order of k.",
+    "same_order": "All stages must run the backwards in the same order, because the messages "
+    "between two stages are matched by the order of the calls.",
     "not_gpipe": "GPipe must run all forwards before the first backward.",
     "not_forgotten": "After backward(k), micro-batch k must no longer be in self.live, because "
     "its activations would stay in memory. Take it out with pop.",
@@ -209,7 +239,7 @@ HINTS = {
     "for it.",
     "not_1f1b": "All forwards run before all backwards. That is GPipe, which keeps all m "
     "micro-batches live. After the warm-up, each forward must be followed by a backward.",
-    "warm_up_long": "The warm-up is too long, so one micro-batch more than necessary is live. "
+    "warm_up_long": "The warm-up is too long, so more micro-batches are live than necessary. "
     "Stage i must run p - 1 - i forwards as its warm-up. The forward of the first pair comes "
     "after them.",
     "warm_up_short": "The warm-up is too short, so the stage waits for a gradient when it "
@@ -229,6 +259,8 @@ HINTS = {
     "of its own. Look at where you use grid.replica.",
     "share_lost": "my_share must return equal parts of the rows, and each row must belong to "
     "exactly one replica.",
+    "share_columns": "A row of the batch is one sequence, and it must stay whole. Cut the "
+    "batch along dimension 0.",
     "averaged_over_all": "The gradients were mixed with those of other parameters. Only the "
     "ranks of the dp group have the same parameter, so pass group=grid.dp_group.",
     "average_divisor": "The sum goes over the replicas, so divide it by grid.dp.",
@@ -240,6 +272,10 @@ HINTS = {
     "gradient there already. Only average it over the replicas.",
     "norm_returned": "clip_gradients must return the norm that the gradient had before it was "
     "scaled.",
+    "unmarked": "Only a piece has the attribute is_cut. A whole parameter has no such "
+    "attribute, so reading it needs a default value.",
+    "norm_one_shard": "Only the parameters of shard 0 were counted. The pieces of all shards "
+    "count, and only the whole parameters have copies on the other shards.",
     "norm_local": "This is the norm of what this rank holds. The squares must be added over "
     "the tp group and over the pp group.",
     "norm_one_axis": "The squares were added along one axis only. Both the shards and the "
@@ -345,6 +381,9 @@ def groups(module, lab, lesson):
     for other, calls in enumerate(everybody):
         what = f"rank 0 makes the groups {everybody[0]}, and rank {other} makes {calls}"
         ask(calls == everybody[0], what, "new_group_by_all")
+    again = groups_wanted(module, lambda: module.join(groups))
+    what = f"the second join() of the groups {everybody[rank]} makes the groups {again}"
+    ask(again == everybody[rank], what, "join_again")
     kept = module.join(groups)
     is_group = isinstance(kept, dist.ProcessGroup)
     kept = sorted(dist.get_process_group_ranks(kept)) if is_group else show(kept)
@@ -385,7 +424,7 @@ def check_lines(box: tuple[int, int, int], found: dict, true: dict) -> None:
     "CopyToShards SumOverShards copy_to_shards sum_over_shards", worlds=(4, 2, 1),
     crashes={
         "incorrect number of gradients|gradient different than None": "gradient_count",
-        "Backward' object has no attribute": "not_stored",
+        "Backward' object has no attribute|save_for_backward can only": "not_stored",
     },
 )  # fmt: skip
 def operators(module, lab, lesson):
@@ -502,14 +541,20 @@ def linear(module, lab, lesson):
         own, share = out(upstream) @ layer.weight.detach(), out(true.bias.grad)
         what = f"the gradient of RowLinear's bias on rank {lesson.rank} is None"
         ask(name == "Column" or layer.bias.grad is not None, what, "bias_one")
+        of_bias = {
+            "the sum over the shards": (sum(true.bias.grad.chunk(t)), "column_input"),
+        } if name == "Column" else {
+            "a t-th of it": (share / t, "bias_each"),
+            "zero": (torch.zeros_like(share), "bias_one"),
+        }  # fmt: skip
+        of_input = {
+            "what this rank alone has": (own, "column_input"),
+        } if name == "Column" else {
+            "the sum over the shards": (sum(whole_x.grad.chunk(t, -1)), "row_input"),
+        }  # fmt: skip
         for what, found, right, known in (
-            ("bias", layer.bias.grad, share, {"a t-th of it": (share / t, "bias_each")}),
-            (
-                "input",
-                our_x.grad,
-                into(whole_x.grad),
-                {"what this rank alone has": (own, "column_input")},
-            ),
+            ("bias", layer.bias.grad, share, of_bias),
+            ("input", our_x.grad, into(whole_x.grad), of_input),
             ("weight", layer.weight.grad, mine(true.weight.grad, dim), {}),
         ):
             what = f"the gradient of {name}Linear's {what}"
@@ -554,6 +599,24 @@ def attention(module, lab, lesson):
     for name, hint, place, attribute, mistake in (
         ("attention with all HEADS", "local_heads", lab, "HEADS", lab.HEADS * grid.tp),
         (
+            "attention whose heads have the width HEADS / tp",
+            "heads_swapped",
+            lab,
+            "HEADS",
+            lab.HIDDEN // lab.HEADS * grid.tp,
+        ),
+        *(
+            (
+                f"attention whose scale is 1 / √{width}",
+                "scale",
+                F,
+                "scaled_dot_product_attention",
+                functools.partial(real, scale=width**-0.5),
+            )
+            for width in {1, lab.SEQUENCE, lab.HIDDEN // grid.tp, lab.HIDDEN}
+            if width * lab.HEADS != lab.HIDDEN
+        ),
+        (
             "attention that sees later tokens",
             "not_causal",
             F,
@@ -574,15 +637,24 @@ def attention(module, lab, lesson):
     ):
         with mock.patch.object(place, attribute, mistake):
             known[name] = theirs(x), hint
-    expect("the output of attention", ours(x), full.attention(x), known=known)
+    our_x, whole_x = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y, true = ours(our_x), full.attention(whole_x)
+    known["the sum of t equal outputs"] = grid.tp * true, "summed_again"
+    expect("the output of attention", y, true, known=known)
     in_two_groups(
         lab,
         lesson,
         "output of attention",
         lambda pair: module.ParallelAttention(full.attention, pair)(x),
-        full.attention(x),
+        true,
     )
     yield "attention has the output of the whole"
+    if y.requires_grad:
+        y.square().sum().backward()
+    (true,) = torch.autograd.grad(true.square().sum(), whole_x)
+    known = {"t times the right one": (grid.tp * true, "copied_again")}
+    what = "the gradient of the input of attention"
+    expect(what, our_x.grad, true, "shard_gradient", known)
 
     block = module.ParallelBlock(full, grid)
     our_x, whole_x = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -619,13 +691,14 @@ def mistaken_losses(
 
     def target(
         parts: Sequence[torch.Tensor], offset: int = width, masked: bool = True, more: int = 0,
-        least: int = 0,
+        least: int = 0, around: bool = False,
     ) -> list[torch.Tensor]:  # fmt: skip
         """What each of the ranks contributes."""
         found = []
         for rank, part in enumerate(parts):
             place = targets - rank * offset
-            logit = part.gather(-1, place.clamp(0, width - 1).unsqueeze(-1)).squeeze(-1)
+            column = place % width if around else place.clamp(0, width - 1)
+            logit = part.gather(-1, column.unsqueeze(-1)).squeeze(-1)
             mine = (place >= least) & (place < width + more)
             found.append(logit * mine if masked else logit)
         return found
@@ -647,6 +720,14 @@ def mistaken_losses(
         "the loss with a target from every rank": (
             true - sum(target(shifted, masked=False)),
             "target_not_masked",
+        ),
+        "the loss with a number from every rank": (
+            true - sum(target(shifted, masked=False, around=True)),
+            "target_not_masked",
+        ),
+        "the loss with the sum of the ranks' logarithms": (
+            sum(part.logsumexp(-1) for part in shifted) - sum(found),
+            "total_of_logs",
         ),
         "the loss with targets that are looked up in the wrong columns": (
             true - sum(target(shifted, offset=0)),
@@ -749,6 +830,8 @@ class Message:
 def watch_messages(lesson: Lesson, grid: Any, numel: int) -> None:
     """Note the messages of this rank. Each has `numel` numbers of float64.
 
+    A tensor that is not contiguous is sent as a copy, because no tensor of the lab is one.
+
     The fact `in send` is True while the rank waits for a message that it has sent.
     """
     MESSAGES.clear()
@@ -764,6 +847,8 @@ def watch_messages(lesson: Lesson, grid: Any, numel: int) -> None:
         group = named.get("group") or dist.group.WORLD
         peer = named.get("group_dst", named.get("group_src"))
         there = named.get("dst", named.get("src")) if peer is None else None
+        what = f"rank {lesson.rank}, the only stage, {kind.split()[0]} a message"
+        ask(grid.pp > 1 or peer in (None, 0), what, "first_and_last")
         there = dist.get_global_rank(group, peer) if peer is not None else there
         if there is None:
             return
@@ -784,14 +869,17 @@ def watch_messages(lesson: Lesson, grid: Any, numel: int) -> None:
         real = getattr(real, "unwatched", real)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            named = TAKES[name].bind_partial(*args, **kwargs).arguments
+            bound = TAKES[name].bind_partial(*args, **kwargs)
+            named, given = bound.arguments, bound.arguments.get("tensor")
             kind = "sends" if "send" in name else "receives into a tensor of"
-            examine(named.get("tensor"), kind)
+            examine(given, kind)
             examine_way(kind, named)
-            work = real(*args, **kwargs)
+            if "send" in name and isinstance(given, torch.Tensor):
+                named["tensor"] = given.contiguous()
+            work = real(*bound.args, **bound.kwargs)
             if name in ("send", "recv"):
                 return work
-            return Message(lesson, name, work, (args, kwargs))
+            return Message(lesson, name, work, (given, args, kwargs))
 
         call.__name__ = call.__qualname__ = name
         call.unwatched = real
@@ -848,7 +936,7 @@ def run_pipeline(
     """
     lesson.fact("through", False)
     lesson.fact("scheduled", 0)
-    grid, full = lab.Grid(pp=pp), lab.build_model()
+    grid, full = lab.Grid(pp, lesson.world // pp), lab.build_model()
     tokens = lab.make_batches()[0]
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     stage = lab.Stage(full, grid)
@@ -870,11 +958,25 @@ def run_pipeline(
                 shape = getattr(pipe.live[k][-1], "shape", ())
                 what = f"the output in self.live[{k}] of the last stage has the shape"
                 ask(len(shape) == 0, f"{what} {[*shape]}", "live_pair")
+            taken = [x for x, *_ in pipe.live.values() if isinstance(x, torch.Tensor)]
+            if letter == "F" and not grid.first:
+                what = f"rank {lesson.rank} keeps {len(taken)} received activations in the same"
+                what += " memory"
+                places = {each.data_ptr() for each in taken}
+                ask(len(places) == len(taken), what, "one_buffer")
             if letter == "B" and k in pipe.live:
                 run.stale.append(k)
 
         return call
 
+    send = pipe.send
+
+    def send_strided(tensor: Any, to: int) -> None:
+        """Send a tensor that is not contiguous, as other models make it."""
+        is_tensor = isinstance(tensor, torch.Tensor) and tensor.ndim > 1
+        send(tensor.mT.contiguous().mT if is_tensor else tensor, to)
+
+    pipe.send = send_strided
     pipe.forward, pipe.backward = logged("F", pipe.forward), logged("B", pipe.backward)
     schedule(pipe)
     lesson.fact("scheduled", m)
@@ -882,6 +984,10 @@ def run_pipeline(
     kept = pairs and all(isinstance(each, torch.Tensor) for *_, each in pipe.sends)
     what = f"rank {lesson.rank} has an entry in self.sends without the tensor that it sent"
     ask(kept, what, "send_pairs")
+    for work, kept in pipe.sends:
+        sent = work._arguments[0] if isinstance(work, Message) else kept
+        what = f"rank {lesson.rank} has a different tensor in self.sends than it sent"
+        ask(sent.data_ptr() == kept.data_ptr(), what, "kept_original")
     with lesson.phase("finish"):
         pipe.finish()
     left = [message.name for message in MESSAGES if not message.waited]
@@ -999,6 +1105,8 @@ PIPELINE = {
         "'(NoneType|int)' object has no attribute|not (NoneType|int)$": "received",
         "implicitly created only for scalar": "start_gradient",
         "does not require grad": "detached",
+        "(too many|not enough) values to unpack|iteration over a 0-d": "live_pair",
+        "Target .* is out of bounds": "loss_of_part",
         "not part of|not in group|Invalid rank|invalid rank": "group_rank",
         r"forward\(-": "stage_number",
         r"with \d+ micro-batches": "few_micro_batches",
@@ -1032,6 +1140,8 @@ def pipeline(module, lab, lesson):
             what = f"rank {run.rank} runs {run}"
             ask(run.letters == "F" * m + "B" * m, what, "not_gpipe")
             ask(run.events[:m] == [f"F{k}" for k in range(m)], what, "each_once")
+            what = f"rank {runs[0].rank} runs {runs[0]}, and {what}"
+            ask(run.events == runs[0].events, what, "same_order")
         yield from check_numbers(runs)
     if lesson.world == 1:  # an order in which the micro-batches must not be confused
         run_pipeline(module, lab, lesson, mixed, 1, 4)
@@ -1088,6 +1198,7 @@ def value(i: int, parameter: nn.Parameter, replica: int, shard: int) -> float:
     "data, gradients and norm go along their own axes, and three steps of training have "
     "the losses of one process",
     "my_share average_gradients clip_gradients train", worlds=(4, 8, 2, 1), symmetric=False,
+    crashes={"has no attribute 'is_cut'": "unmarked"},
 )  # fmt: skip
 def composition(module, lab, lesson):
     grid = lab.Grid(*LAYOUTS[lesson.world])
@@ -1095,7 +1206,10 @@ def composition(module, lab, lesson):
     rows = torch.arange(16).view(16, 1).expand(16, 3).clone()
     share = module.my_share(rows, grid)
     ask(share is not None, f"my_share returns None on rank {lesson.rank}", "returned")
-    share = torch.as_tensor(share)[:, 0].tolist()
+    share = torch.as_tensor(share)
+    what = f"of a batch of shape [16, 3], my_share returns the shape {[*share.shape]}"
+    ask(share.shape[1:] == (3,), what, "share_columns")
+    share = share[:, 0].tolist()
     check_share(gathered((grid.replica, tuple(share))))
     yield "every replica has its share of the samples, the same on all of its ranks"
 
@@ -1122,7 +1236,8 @@ def composition(module, lab, lesson):
         ask(norm is not None, what, "norm_returned")
         norm = float(norm)
         if limit == 1.0:
-            check_norm(lesson.rank, norm, gathered((place, squares)), limit)
+            ranks, norms = zip(*gathered(((place, squares), norm)), strict=True)
+            check_norm(lesson.rank, norms, ranks, limit)
             yield "the norm is that of the whole model's gradient"
         pairs = zip(parameters, owns, strict=True)
         factors = [(parameter.grad.flatten()[0] / own).item() for parameter, own in pairs]
@@ -1187,12 +1302,14 @@ def check_average(lesson: Lesson, grid: Any, parameters: list[nn.Parameter]) -> 
 
 
 def check_norm(
-    rank: int, found: float, ranks: list[tuple[tuple, list[float]]], limit: float
+    rank: int, found: Sequence[float], ranks: Sequence[tuple[tuple, list[float]]], limit: float
 ) -> None:
     """Which ranks' squares must have been added up to give what was returned?
 
-    `ranks`: the place of each, and the squares of its whole and its cut parameters.
+    `found`: the norm on each rank. `ranks`: the place of each, and the squares of its whole and
+    its cut parameters.
     """
+    everywhere, found = all(near(each, found[rank]) for each in found), found[rank]
     own, _ = ranks[rank]
 
     def total(axes: Sequence[int], copies: bool = False, whole: bool = True) -> float:
@@ -1209,7 +1326,9 @@ def check_norm(
     mine = [(place, squares) for place, squares in ranks if place[1] == own[1]]
     norms = [math.sqrt(sum(squares)) for _, squares in mine]
     once = [math.sqrt(sum(squares[place[2] > 0 :])) for place, squares in mine]
+    first = math.sqrt(sum(sum(squares) for place, squares in mine if place[2] == 0))
     known = {
+        "norm_one_shard": first if everywhere else [],
         "norm_of_norms": [true**2, sum(norms), sum(once)],
         "norm_returned": true * min(1.0, limit / (true + 1e-6)),
         "norm_local": [total(()), total((), whole=here)],

@@ -1133,3 +1133,49 @@ wrong("buckets_launch_all_at_the_end", step=6, hint="launched_late", old=Body("B
         self.launched += 1
 """)
 wrong("torch_sends_no_model", step=8, hint="not_sent_by_torch", old="    gradient_as_bucket_view=True,\n)", new="    gradient_as_bucket_view=True,\n    init_sync=False,\n)")
+
+# all steps
+
+wrong("hash_of_a_text", step=2, hint="unseeded",
+      old="manual_seed(epoch)", new='manual_seed(hash(f"epoch {epoch}") % 2**31)')
+wrong("broadcast_children", step=3, hint="own_tensors", old=Body("broadcast_state"), new="""
+    for child in module.children():
+        for tensor in [*child.parameters(), *child.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+""")
+wrong("pieces_by_tensor_split", step=6, hint="piece_sizes",
+      old="zip(group, flat.split(sizes), strict=True)", new="zip(group, flat.tensor_split(sizes))")
+wrong("flat_by_cat", step=6, hint="flat_graph",
+      old="torch.zeros(sum(sizes), dtype=group[0].dtype, device=group[0].device)",
+      new="torch.cat([p.flatten() for p in group])")
+wrong("launched_again", step=6, hint="launched_again", old=Body("BucketDDP.launch_in_order"), new="""
+    self.bucket_of[parameter].waiting.discard(parameter)
+    for bucket in self.buckets:
+        if bucket.waiting:
+            break
+        bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+        self.launched += 1
+""")
+wrong("silent_hook_begins", step=7, hint="no_sync_sends",
+      old=Body("AccumulatingDDP.on_gradient"), new="""
+    super().on_gradient(parameter)
+    if not self.sync:
+        self.begin()
+""")
+wrong("last_by_comparison", step=7, hint="which_is_last", old=Body("accumulate"), new="""
+    for micro_batch in micro_batches:
+        if micro_batch == micro_batches[-1]:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+        else:
+            with ddp.no_sync():
+                (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("finish_after_each", step=7, hint="finished_early", old=Body("accumulate"), new="""
+    for i, micro_batch in enumerate(micro_batches):
+        with torch.enable_grad() if i == len(micro_batches) - 1 else ddp.no_sync():
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+        ddp.finish()
+""")
+wrong("device_always_first", step=8, hint="device_of_rank",
+      old="[device.index]", new="[0]")

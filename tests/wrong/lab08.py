@@ -148,7 +148,7 @@ wrong("growth_nothing", step=2, hint="returned",
 wrong("log_extended", step=2, hint="log_values",
       old="log.append((before.item(), after.item()))",
       new="log.extend((before.item(), after.item()))")
-wrong("log_without_dropout", step=2, hint="log_values",
+wrong("log_without_dropout", step=2, hint="log_mode",
       old="with torch.no_grad():", new="model.eval()\nwith torch.no_grad():")
 wrong("log_zeroed_first", step=2, hint="no_update", old=Body("logged_step"), new="""
     before = mean_square(model(inputs), targets)
@@ -754,3 +754,58 @@ wrong("peak_keeps_the_freed", step=8, hint="held_freed", old='used -= living.pop
 
 wrong("predict_mask_of_the_input", step=1, hint="other", old="mask = 4 * hidden", new="mask = hidden")
 wrong("evaluation_rounds", step=3, hint="loss_rounded", old="return total / rows,", new="return round(total / rows, 4),")
+
+# all steps
+
+wrong("predict_mask_of_bits", step=1, hint="mask_bytes", old="mask = 4 * hidden", new="mask = hidden // 2")
+wrong("predict_loss_of_hidden", step=1, hint="last_loss",
+      old="4 * rows * (hidden + width)", new="4 * rows * (hidden + hidden)")
+wrong("predict_one_statistic", step=1, hint="statistics", old="hidden + 2, hidden", new="hidden + 1, hidden")
+wrong("measure_activations_off_gradients", step=1, hint="gradients_when",
+      old="gradients = memory.used - parameters", new="gradients = memory.used - parameters - activations")
+wrong("measure_peak_of_forward", step=1, hint="peak_of_forward",
+      old="activations = memory.used - parameters", new="activations = memory.peak - parameters")
+wrong("growth_one_call_short", step=2, hint="few_calls",
+      old="for _ in range(times):\n    step()", new="for _ in range(times - 1):\n    step()")
+wrong("update_keeps_corrected_m", step=4, hint="moments_corrected",
+      old="p.addcdiv_(m, denominator, value=-ETA / (1 - BETA1**t))",
+      new="p.addcdiv_(m.div_(1 - BETA1**t), denominator, value=-ETA)")
+wrong("hooks_of_linear_layers", step=4, hint="no_hook",
+      old="for p in model.parameters():\n    p.register_post_accumulate_grad_hook(self.ready)", new="""
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            part.weight.register_post_accumulate_grad_hook(self.ready)
+            part.bias.register_post_accumulate_grad_hook(self.ready)
+""")
+wrong("rows_with_fixed_each", step=5, hint="rows_fixed",
+      old="(limit - fixed) // each", new="limit // (fixed + each)")
+wrong("stopped_at_padding", step=5, hint="stopped_early", old="loss = (square_of_rows(model(x), y) * k)", new="""
+    if not k.any():
+        break
+    loss = (square_of_rows(model(x), y) * k)
+""")
+wrong("keep_not_cut", step=5, hint="pieces_differ",
+      old="keep.split(rows), strict=True", new="itertools.repeat(keep[:rows])")
+wrong("forward_seeds", step=6, hint="forward_seeded",
+      old="ctx.save_for_backward(x)\nreturn block(x)", new="""
+    ctx.save_for_backward(x)
+    torch.manual_seed(0)
+    ctx.state = random_state(x.device)
+    return block(x)
+""")
+wrong("peak_without_own_input", step=7, hint="input_twice",
+      old="before + unit.held)", new="before + unit.held - unit.kept)")
+wrong("peak_of_an_iterator", step=7, hint="chosen_once",
+      old="chosen, before, peak = set(chosen), 0, 0", new="before, peak = 0, 0")
+wrong("largest_requested", step=8, hint="largest_asked",
+      old='max((b["size"] for', new='max((b["requested_size"] for')
+wrong("held_as_it_came", step=8, hint="held_order",
+      old="held.most_common()", new="list(held.items())")
+wrong("held_overwritten", step=8, hint="held_order",
+      old="held[maker(each)] += each", new="held[maker(each)] = each")
+wrong("last_is_the_largest_maker", step=8, hint="last_maker",
+      old="held.most_common(), maker(entry)", new="held.most_common(), held.most_common(1)[0][0]")
+wrong("order_by_operator", step=8, hint="not_first", old=Body("long_lived_first"), new="""
+    freed = {event.name.split()[0] for event in trace if event.size == 0}
+    return sorted(trace, key=lambda event: event.name.split()[0] in freed)
+""")

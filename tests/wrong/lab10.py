@@ -187,7 +187,7 @@ wrong("row_bias_of_one_rank", step=3, hint="bias_one", old=Body("RowLinear.forwa
         part = part + self.bias
     return sum_over_shards(part, self.grid)
 """)
-wrong("row_copies_first", step=3, hint="shard_gradient",
+wrong("row_copies_first", step=3, hint="row_input",
       old="sum_over_shards(F.linear(x,", new="sum_over_shards(F.linear(copy_to_shards(x, self.grid),")
 wrong("row_without_bias", step=3, hint="row_bias",
       old="F.linear(x, self.weight), self.grid) + self.bias",
@@ -632,3 +632,77 @@ wrong("attention_by_world", step=4, hint="several_groups", old="HEADS // self.gr
 wrong("attention_not_transposed", step=4, hint="heads_apart", old="y = F.scaled_dot_product_attention(q, k, v, is_causal=True)\nreturn self.out(y.transpose(1, 2).flatten(2))  # -> [b, s, h/t] -> [b, s, h]",
       new="y = F.scaled_dot_product_attention(q, k, v, is_causal=True)\nreturn self.out(y.reshape(x.size(0), x.size(1), -1))")
 wrong("loss_by_rank", step=5, hint="several_groups", old="targets - grid.shard * width", new="targets - dist.get_rank() * width")
+
+# all steps
+
+wrong("groups_kept_between_calls", step=1, hint="join_again", old=Body("join"), new="""
+    known, mine = globals().setdefault("KNOWN_GROUPS", {}), None
+    for ranks in groups:
+        if tuple(ranks) not in known:
+            known[tuple(ranks)] = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            mine = known[tuple(ranks)]
+    return mine
+""")
+wrong("group_saved_as_tensor", step=2, hint="not_stored",
+      old="ctx.group = group\nreturn x.view_as(x)", new="ctx.save_for_backward(group)\nreturn x.view_as(x)")
+wrong("bias_times_zero", step=3, hint="bias_one",
+      old="return sum_over_shards(F.linear(x, self.weight), self.grid) + self.bias", new="""
+    part = F.linear(x, self.weight) + self.bias * (self.grid.shard == 0)
+    return sum_over_shards(part, self.grid)
+""")
+wrong("f_on_the_output", step=3, hint="column_input",
+      old="F.linear(copy_to_shards(x, self.grid), self.weight, self.bias)",
+      new="copy_to_shards(F.linear(x, self.weight, self.bias), self.grid)")
+wrong("heads_last", step=4, hint="heads_swapped",
+      old="part.unflatten(-1, (heads, -1))", new="part.unflatten(-1, (-1, heads))")
+wrong("scale_of_the_shard", step=4, hint="scale",
+      old="return self.out(y.transpose(1, 2).flatten(2))  # -> [b, s, h/t] -> [b, s, h]", new="""
+    y = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=(HIDDEN // self.grid.tp) ** -0.5
+    )
+    return self.out(y.transpose(1, 2).flatten(2))
+""")
+wrong("summed_again", step=4, hint="summed_again",
+      old="return self.out(y.transpose(1, 2).flatten(2))  # -> [b, s, h/t] -> [b, s, h]",
+      new="return sum_over_shards(self.out(y.transpose(1, 2).flatten(2)), self.grid)")
+wrong("copied_again", step=4, hint="copied_again",
+      old="heads = HEADS // self.grid.tp", new="heads, x = HEADS // self.grid.tp, copy_to_shards(x, self.grid)")
+wrong("total_of_logarithms", step=5, hint="total_of_logs",
+      old="sum_over_shards(shifted.exp().sum(dim=-1), grid)", new="sum_over_shards(shifted.logsumexp(-1), grid).exp()")
+wrong("target_by_modulo", step=5, hint="target_not_masked",
+      edits=[("place.clamp(0, width - 1)", "(place % width)"), ("found * mine, grid", "found, grid")])
+wrong("send_keeps_the_original", step=6, hint="kept_original",
+      old=Body("Pipeline.send"), new="""
+    work = dist.isend(tensor.detach().contiguous(), group=self.group_to(to), group_dst=to)
+    self.sends.append((work, tensor))
+""")
+wrong("one_buffer_for_all", step=6, hint="one_buffer",
+      old="tensor = torch.empty(shape, dtype=torch.float64, device=self.loss.device)", new="""
+    if not hasattr(self, "buffer"):
+        self.buffer = torch.empty(shape, dtype=torch.float64, device=self.loss.device)
+    tensor = self.buffer
+""")
+wrong("loss_of_all_logits", step=6, hint="loss_of_part",
+      old="vocabulary_parallel_loss(output, self.targets[k], grid) / self.m", new="mean_loss(output, self.targets[k]) / self.m")
+wrong("live_without_input", step=6, hint="live_pair",
+      old="self.live[k] = taken, output", new="self.live[k] = output")
+wrong("first_or_last", step=6, hint="first_and_last",
+      old="if grid.last:\n    output = vocabulary_parallel_loss(output, self.targets[k], grid) / self.m", new="""
+    if grid.last and not grid.first:
+        output = vocabulary_parallel_loss(output, self.targets[k], grid) / self.m
+""")
+wrong("gradient_of_the_output_sent", step=6, hint="leaf",
+      old="self.send(taken.grad, self", new="self.send(output.grad, self")
+wrong("last_stage_in_another_order", step=6, hint="same_order",
+      old="for k in range(pipe.m):\n    pipe.forward(k)\nfor k in range(pipe.m):", new="""
+    for k in range(pipe.m):
+        pipe.forward(k)
+    for k in reversed(range(pipe.m)) if pipe.grid.last else range(pipe.m):
+""")
+wrong("share_of_columns", step=8, hint="share_columns",
+      old="batch.chunk(grid.dp)", new="batch.chunk(grid.dp, dim=1)")
+wrong("is_cut_of_whole", step=8, hint="unmarked",
+      old='if getattr(parameter, "is_cut", False) or', new="if parameter.is_cut or")
+wrong("shard_zero_alone", step=8, hint="norm_one_shard",
+      old='getattr(parameter, "is_cut", False) or grid.shard == 0', new="grid.shard == 0")
