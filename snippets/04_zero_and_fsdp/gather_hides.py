@@ -46,7 +46,12 @@ def tokens_backward(flops: float, bandwidth: float, gradient_bytes: int) -> floa
 
 
 def exposed(
-    tokens: float, flops: float, bandwidth: float, gradient_bytes: int, n: int, parameters: float
+    tokens: float,
+    flops: float,
+    bandwidth: float,
+    gradient_bytes: int,
+    n: int,
+    parameters: float,
 ) -> tuple[float, float]:
     """Simulate forward and backward. Return the seconds of each in which the GPU only waits.
 
