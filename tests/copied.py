@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import itertools
 import os
 import re
 import sys
@@ -135,11 +136,10 @@ class Way(NamedTuple):
     state: nn.Module  # which has state_dict() and load_state_dict()
 
 
-def of_ddp(ddp: nn.Module, case: Case, after: str = "", zero: bool = False) -> Way:
+def of_ddp(ddp: nn.Module, case: Case, after: str = "") -> Way:
     optimizer = case.kind(ddp.parameters(), **case.options)
     after_backward = getattr(ddp, after) if after else lambda: None
-    zero_grad = ddp.zero_grad if zero else optimizer.zero_grad
-    return Way(ddp, zero_grad, after_backward, optimizer.step, optimizer, ddp.module)
+    return Way(ddp, optimizer.zero_grad, after_backward, optimizer.step, optimizer, ddp.module)
 
 
 def alone(model: Model, case: Case) -> Way:
@@ -162,7 +162,10 @@ def hooked(model: Model, case: Case) -> Way:
 
 
 def bucketed(model: Model, case: Case) -> Way:
-    return of_ddp(program("02_ddp/buckets").BucketedDDP(model, 200), case, "wait", zero=True)
+    """Gradients are removed by the optimizer and set to zero by the wrapper, by turns."""
+    way = of_ddp(program("02_ddp/buckets").BucketedDDP(model, 200), case, "wait")
+    zero_grads = itertools.cycle([way.optimizer.zero_grad, way.model.zero_grad])
+    return way._replace(zero_grad=lambda: next(zero_grads)())
 
 
 def mini_ddp(model: Model, case: Case) -> Way:
@@ -185,7 +188,7 @@ def zero2(model: Model, case: Case) -> Way:
 def mini_fsdp(model: Model, case: Case) -> Way:
     units = [model.body["up"], model.body["rest"], model.norm]
     fsdp = program("04_zero_and_fsdp/mini_fsdp").MiniFSDP(model, units)
-    optimizer = case.kind(fsdp.shards(), **case.options)
+    optimizer = case.kind(fsdp.parameters(), **case.options)
     return Way(fsdp, optimizer.zero_grad, lambda: None, optimizer.step, optimizer, fsdp)
 
 
@@ -277,12 +280,6 @@ def backward_twice(make: Callable, case: Case = CASES["nested"]) -> Callable[[],
     return attempt
 
 
-def zeroed_by_the_optimizer() -> None:
-    way = build(bucketed, CASES["nested"], seed=0)
-    way.optimizer.zero_grad()
-    way.model(torch.arange(V)[None], scale=1.0)["logits"].square().mean().backward()
-
-
 def fsdp_of(model: nn.Module, *units: nn.Module) -> nn.Module:
     return program("04_zero_and_fsdp/mini_fsdp").MiniFSDP(model, units)
 
@@ -309,7 +306,7 @@ def checkpoints_and_units() -> None:
     fsdp(x[rank : rank + 1]).square().mean().backward()
     whole = [p.grad.flatten() for p in truth.parameters()]
     for pair, shard in zip(
-        zip(whole[::2], whole[1::2], strict=True), fsdp.shards(), strict=True
+        zip(whole[::2], whole[1::2], strict=True), fsdp.parameters(), strict=True
     ):
         flat = torch.cat(pair)
         flat = F.pad(flat, (0, -len(flat) % n))
@@ -320,6 +317,44 @@ def tied_over_two_units() -> None:
     model = Model()
     tied(model)
     fsdp_of(model, model.embedding, model.head)
+
+
+def parameters_of_shards() -> None:
+    """`parameters()`, `named_parameters()` and `zero_grad()` are of the shards."""
+    n = dist.get_world_size()
+    torch.manual_seed(0)
+    model = Model()
+    frozen(model)
+    psi = sum(p.numel() for p in model.parameters())
+    fsdp = fsdp_of(model, model.body["up"])
+    named = dict(fsdp.named_parameters())
+    assert [*named.values()] == [*fsdp.parameters()] == [unit.shard for unit in fsdp.units]
+    assert psi / n <= sum(p.numel() for p in fsdp.parameters()) < psi / n + len(fsdp.units)
+    assert {p.requires_grad for p in fsdp.parameters()} == {True, False}
+    SGD(fsdp.parameters(), lr=0.1)
+    for set_to_none in (False, True):
+        fsdp(torch.arange(V)[None], scale=1.0)["logits"].square().mean().backward()
+        gradients = [p.grad for p in fsdp.parameters() if p.requires_grad]
+        assert any(gradient.count_nonzero() for gradient in gradients)
+        fsdp.zero_grad(set_to_none)
+        for p in fsdp.parameters():
+            assert p.grad is None or not (set_to_none or p.grad.any())
+
+
+def frozen_after_sharding() -> None:
+    fsdp_of(Model()).requires_grad_(False)(torch.arange(V)[None], scale=1.0)
+
+
+def state_of_another_model() -> None:
+    fsdp = fsdp_of(Model())
+    state = fsdp.state_dict()
+    state["head.weights"] = state.pop("head.weight")
+    fsdp.load_state_dict(state)
+
+
+def state_of_another_shape() -> None:
+    fsdp = fsdp_of(Model())
+    fsdp.load_state_dict(fsdp.state_dict() | {"head.weight": torch.zeros(H, V)})
 
 
 def unit_without_tensors() -> None:
@@ -800,13 +835,17 @@ WAIT = "call wait\\(\\) after each backward"
 OTHERS = {  # name: what is tried, and the beginning of the sentence if it is refused
     "HookedDDP: two backwards": (backward_twice(hooked), WAIT),
     "BucketedDDP: two backwards": (backward_twice(bucketed), WAIT),
-    "BucketedDDP: zeroed by the optimizer": (
-        zeroed_by_the_optimizer,
-        "a gradient left its bucket",
-    ),
     "MiniFSDP: checkpoints": (checkpoints_and_units, None),
     "MiniFSDP: a weight of two units": (tied_over_two_units, ".*head.weight are in two units"),
     "MiniFSDP: a unit without tensors": (unit_without_tensors, "a unit returns tensors"),
+    "MiniFSDP: parameters()": (parameters_of_shards, None),
+    "MiniFSDP: frozen too late": (frozen_after_sharding, "freeze parameters before MiniFSDP"),
+    "MiniFSDP: cast too late": (lambda: fsdp_of(Model()).half(), "cast or move the module"),
+    "MiniFSDP: a state of another model": (
+        state_of_another_model,
+        ".*\\['head.weight', 'head.weights'\\]",
+    ),
+    "MiniFSDP: a state of another shape": (state_of_another_shape, ".*\\['head.weight'\\]"),
     "ColumnParallel, RowParallel, CopyToRanks, SumOverRanks": (linears_in_parallel, None),
     "GatherTokens, ScatterSum": (tokens_in_parallel, None),
     "Exchange, AllToAll": (exchanged, None),

@@ -1,8 +1,13 @@
-"""FSDP from scratch: parameters, gradients and Adam's state sharded, gathered unit by unit.
+"""FSDP from scratch: parameters, gradients and Adam's state are sharded and gathered by unit.
 
-A unit is a module whose parameters are laid out in one flat tensor; a rank keeps 1/N of it.
-Hooks gather the unit before its forward and again before its backward, free it after each, and
-reduce-scatter its gradient. While a unit computes, the next one's all-gather is under way.
+A unit is a module whose parameters are in one flat tensor. Each rank keeps 1/N of this tensor.
+Hooks gather the unit before its forward and again before its backward, free it after each of
+them, and reduce-scatter its gradient. While one unit computes, the all-gather of the next unit
+is running.
+
+The program trains with MiniFSDP on all ranks, and with the whole batch in one process, and
+compares the losses and the shards. Look at the last lines of the output: three transfers of Ψ
+elements, and never more than two units in memory.
 """
 
 import copy
@@ -20,15 +25,15 @@ from torch.utils._pytree import tree_leaves
 
 BATCH, STEPS, H, LAYERS = 48, 5, 60, 4  # 1, 2, 3 and 4 ranks divide the batch
 ELEMENT = 8  # bytes: float64, so that the order in which partial sums are added does not show
-Slot = tuple[nn.Module, str, nn.Parameter]  # a parameter, and where it stands
+Slot = tuple[nn.Module, str, nn.Parameter]  # the module of a parameter, its name there, itself
 
 
 class Unit:
-    """Parameters of `module` that have one dtype, and are all trained or all frozen."""
+    """Parameters of `module` that have one dtype and are all trained, or all frozen."""
 
     def __init__(self, module: nn.Module, slots: list[Slot], fsdp: "MiniFSDP") -> None:
         self.fsdp, self.index, self.gathering = fsdp, len(fsdp.units), None
-        parameters = list(dict.fromkeys(p for _, _, p in slots))  # a tied one is kept once
+        parameters = list(dict.fromkeys(p for _, _, p in slots))  # a tied parameter only once
         place = {p: i for i, p in enumerate(parameters)}
         self.names = [fsdp.names[p] for p in parameters]
         self.shapes = [p.shape for p in parameters]
@@ -36,12 +41,12 @@ class Unit:
         flat = torch.cat([p.detach().flatten() for p in parameters])
         self.sizes = [shape.numel() for shape in self.shapes]
         self.n, self.rank = dist.get_world_size(), dist.get_rank()
-        self.sizes.append(-len(flat) % self.n)  # padding, so that N shards are equal
+        self.sizes.append(-len(flat) % self.n)  # padding, so that all shards are equally long
         flat = torch.cat([flat, flat.new_zeros(self.sizes[-1])])
         dist.broadcast(flat, src=0)
         trained = parameters[0].requires_grad
-        self.shard = nn.Parameter(flat.chunk(self.n)[self.rank].clone(), trained)  # what stays
-        self.whole = flat.requires_grad_(trained)  # its storage will come and go
+        self.shard = nn.Parameter(flat.chunk(self.n)[self.rank].clone(), trained)
+        self.whole = flat.requires_grad_(trained)  # its memory exists only while it is needed
         if trained:
             self.whole.register_post_accumulate_grad_hook(self.reduce_gradient)
         for owner, name, _ in slots:
@@ -51,16 +56,16 @@ class Unit:
         module.register_forward_hook(self.after_forward)
 
     def launch_gather(self) -> None:
-        """Allocate the whole parameters and start to fill them; twice is as good as once."""
+        """Allocate the whole parameters and start to fill them, unless this has happened."""
         if self.gathering is None:
             self.whole.untyped_storage().resize_(self.whole.nbytes)
             chunks = list(self.whole.data.chunk(self.n))
             self.gathering = dist.all_gather(chunks, self.shard.data, async_op=True)
-            self.fsdp.account("all-gather", self.whole.nbytes, held=+1)
+            self.fsdp.record("all-gather", self.whole.nbytes)
 
     def gather(self, following: int) -> None:
-        """Finish this unit's all-gather, and start the one that is needed next."""
-        self.fsdp.waits += self.gathering is None  # nobody has started it: nothing hides it
+        """Finish this unit's all-gather, and start that of the unit that is needed next."""
+        self.fsdp.waits += self.gathering is None  # not prefetched, so nothing hides it
         self.launch_gather()
         if 0 <= following < len(self.fsdp.units):
             self.fsdp.units[following].launch_gather()
@@ -68,13 +73,12 @@ class Unit:
 
     def free(self) -> None:
         if self.gathering is not None:
-            self.gathering.wait()  # one that was started for a unit which did not run
+            self.gathering.wait()  # a prefetch for a unit that did not run may still write
             self.gathering = None
-            self.fsdp.account("freed", self.whole.nbytes, held=-1)
         self.whole.untyped_storage().resize_(0)
 
     def pieces(self) -> list[torch.Tensor]:
-        """The parameters, as views of the whole; autograd will join their gradients."""
+        """Return the parameters as views of the whole. Autograd joins their gradients."""
         pieces = self.whole.split(self.sizes)
         return [piece.view(s) for piece, s in zip(pieces, self.shapes, strict=False)]
 
@@ -85,7 +89,7 @@ class Unit:
             setattr(owner, name, pieces[i])
 
     def after_forward(self, _module: nn.Module, _inputs: tuple, output: object) -> None:
-        if not self.fsdp.in_backward:  # else a checkpoint recomputes, and backward comes next
+        if not self.fsdp.in_backward:  # a checkpoint recomputes in backward: do not free then
             self.free()
         tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
         tensors = [t for t in tensors if t.requires_grad]
@@ -101,32 +105,40 @@ class Unit:
         self.gather(following=self.index - 1)
 
     def reduce_gradient(self, whole: torch.Tensor) -> None:
-        """All gradients of the unit are there: keep the mean of this rank's shard of them."""
+        """When all gradients of the unit are ready: free it, and start the reduce-scatter."""
         self.fsdp.finish_reduction()  # of the unit above, which overlapped with this backward
         self.free()
         gradient, whole.grad = whole.grad, None
         part = torch.empty_like(self.shard)
         work = dist.reduce_scatter(part, list(gradient.chunk(self.n)), async_op=True)
         self.fsdp.reduction = work, self.shard, part
-        self.fsdp.account("reduce-scatter", gradient.nbytes)
+        self.fsdp.record("reduce-scatter", gradient.nbytes)
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Fill the shard from whole parameters."""
+        pieces = [state[names[0]].flatten().to(self.shard) for names in self.names]
+        flat = torch.cat([*pieces, self.shard.new_zeros(self.sizes[-1])])
+        self.shard.data.copy_(flat.chunk(self.n)[self.rank])
 
 
 class MiniFSDP(nn.Module):
-    """Shard `module`: each of `units`, which are modules in it, and the rest of it as one.
+    """Shard `module`: each module in `units` is one unit, and all other parameters are one.
 
-    The optimizer gets `shards()`, and treats every element alone. Gradients are dense. Name the
-    units in the order of their forward, an inner one before the outer; one has both ends of a
-    tied weight. Frozen parameters stay whole until backward ends. One that a backward does not
-    reach has a gradient of zeros, not None, if another of its unit and dtype is reached.
+    `parameters()` returns this rank's shards, so build the optimizer after sharding. The
+    optimizer must treat every element alone, and a norm of the shards is not the norm of all
+    ranks. Name the units in the order of their forward, an inner unit before an outer one. Both
+    modules of a tied weight must be in one unit. Freeze, cast and move the module before it is
+    sharded. Frozen parameters stay whole until backward ends. A parameter that backward does
+    not reach gets a gradient of zeros, not None, if backward reaches its unit.
     """
 
     def __init__(self, module: nn.Module, units: Iterable[nn.Module]) -> None:
         super().__init__()
         self.module, self.units, self.reduction, self.in_backward = module, [], None, False
-        self.bytes, self.held, self.peak, self.waits = {}, 0, 0, 0
+        self.bytes, self.peak, self.waits = {}, 0, 0
         for buffer in module.buffers():
             dist.broadcast(buffer, src=0)
-        self.names = defaultdict(list)  # several, if it is tied
+        self.names = defaultdict(list)  # a tied parameter has several names
         for name, parameter in module.named_parameters(remove_duplicate=False):
             self.names[parameter].append(name)
         placed: set[nn.Parameter] = set()
@@ -140,20 +152,22 @@ class MiniFSDP(nn.Module):
             for slots in groups.values():
                 placed.update(p for _, _, p in slots)
                 self.units.append(Unit(unit, slots, self))
-        self.names.clear()  # which would keep the whole parameters
+        self.names.clear()  # its keys are the whole parameters, which would stay in memory
+        self.shards = nn.ParameterList(unit.shard for unit in self.units)
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        self.in_backward = False  # a backward before may have ended with an error
+        if any(unit.shard.requires_grad != unit.whole.requires_grad for unit in self.units):
+            raise RuntimeError("freeze parameters before MiniFSDP shards them")
+        self.in_backward = False  # the backward before may have ended with an error
         output = self.module(*args, **kwargs)
         self.free()
         return output
 
-    def shards(self) -> list[nn.Parameter]:
-        """What the optimizer gets: of the parameters that are trained."""
-        return [unit.shard for unit in self.units if unit.shard.requires_grad]
+    def _apply(self, *_: object, **__: object) -> None:
+        raise RuntimeError("cast or move the module before MiniFSDP shards it")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Whole parameters and buffers by the names of `module`, the same on every rank."""
+        """Return whole parameters and buffers by their names in `module`, on every rank."""
         state = self.module.state_dict()  # the buffers
         for unit in self.units:
             unit.gather(following=-1)
@@ -163,17 +177,24 @@ class MiniFSDP(nn.Module):
         return state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        shapes = {name: tensor.shape for name, tensor in self.module.state_dict().items()}
+        for unit in self.units:
+            for names, shape in zip(unit.names, unit.shapes, strict=True):
+                shapes |= dict.fromkeys(names, shape)
+        wrong = {name for name in state.keys() | shapes if name not in state.keys() & shapes}
+        wrong |= {name for name in state.keys() - wrong if state[name].shape != shapes[name]}
+        if wrong:
+            raise RuntimeError(f"missing, unexpected or of another shape: {sorted(wrong)}")
         self.module.load_state_dict(state, strict=False)  # the buffers
         for unit in self.units:
-            pieces = [state[names[0]].flatten().to(unit.shard) for names in unit.names]
-            flat = torch.cat([*pieces, unit.shard.new_zeros(unit.sizes[-1])])
-            unit.shard.data.copy_(flat.chunk(unit.n)[unit.rank])
+            unit.load(state)
 
     def free(self) -> None:
         for unit in self.units:
             unit.free()
 
     def finish_reduction(self) -> None:
+        """Wait for the last reduce-scatter, and add its mean to the gradient of its shard."""
         if self.reduction is not None:
             work, shard, part = self.reduction
             work.wait()
@@ -182,15 +203,19 @@ class MiniFSDP(nn.Module):
             self.reduction = None
 
     def finish_backward(self) -> None:
-        """Backward must not return before the last reduction, nor leave anything whole."""
+        """Backward must not return before the last reduction, and must leave nothing whole."""
         self.finish_reduction()
         self.free()
         self.in_backward = False
 
-    def account(self, what: str, nbytes: int, held: int = 0) -> None:
-        self.bytes[what] = self.bytes.get(what, 0) + nbytes
-        self.held += held * nbytes
-        self.peak = max(self.peak, self.held)
+    def record(self, collective: str, nbytes: int) -> None:
+        """Add the bytes of a collective, and look at how much memory the units have now."""
+        self.bytes[collective] = self.bytes.get(collective, 0) + nbytes
+        self.peak = max(self.peak, self.allocated())
+
+    def allocated(self) -> int:
+        """Return the bytes of whole parameters that are in memory now."""
+        return sum(unit.whole.untyped_storage().nbytes() for unit in self.units)
 
 
 class Block(nn.Module):
@@ -227,8 +252,9 @@ def main() -> None:
     psi = sum(p.numel() for p in alone.parameters())
     ours = copy.deepcopy(alone)
     fsdp = MiniFSDP(ours, units=ours)
-    optimizer = torch.optim.Adam(fsdp.shards(), lr=0.01)
+    optimizer = torch.optim.Adam(fsdp.parameters(), lr=0.01)
     optimizer_alone = torch.optim.Adam(alone.parameters(), lr=0.01)
+    assert fsdp.allocated() == 0  # sharding has freed the whole parameters
 
     for step in range(STEPS):
         inputs = torch.randn(BATCH, H).to(device)
@@ -236,7 +262,9 @@ def main() -> None:
         fsdp.bytes.clear()
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(fsdp(mine), mine.sin())
+        assert fsdp.allocated() == 0  # nothing stays whole between forward and backward
         loss.backward()
+        assert fsdp.allocated() == 0
         optimizer.step()
 
         optimizer_alone.zero_grad()
@@ -245,7 +273,8 @@ def main() -> None:
         optimizer_alone.step()
         mean_loss = loss.detach() / n
         dist.all_reduce(mean_loss)
-        assert n == 1 or not torch.isclose(loss, mean_loss)  # of a part of the rows
+        assert n == 1 or not torch.isclose(loss, mean_loss)  # each rank has its own rows
+        torch.testing.assert_close(mean_loss, loss_alone.detach())
         if rank == 0:
             print(f"step {step}: loss {mean_loss:.5f}, one process {loss_alone:.5f}")
 
@@ -253,11 +282,11 @@ def main() -> None:
         truth = torch.cat([p.detach().flatten() for p in block.parameters()])
         truth = torch.cat([truth, truth.new_zeros(unit.sizes[-1])]).chunk(n)[rank]
         torch.testing.assert_close(unit.shard.detach(), truth)
-    assert fsdp.waits == 2 * STEPS  # the first of forward, the first of backward
+    assert fsdp.waits == 2 * STEPS  # only the first unit of forward, and of backward
     if rank == 0:
         print(f"N = {n}: all shards equal to one process")
-        kept = sum(shard.numel() for shard in fsdp.shards())
-        print(f"Ψ = {psi:,}; a rank keeps {kept:,}, {LAYERS} units of {psi // LAYERS:,}")
+        mine = sum(shard.numel() for shard in fsdp.parameters())
+        print(f"Ψ = {psi:,}; a rank keeps {mine:,}, {LAYERS} units of {psi // LAYERS:,}")
         gathered, reduced = fsdp.bytes["all-gather"], fsdp.bytes["reduce-scatter"]
         print("elements that go through collectives in one step, in units of Ψ:")
         print(f"  all-gather {gathered / (ELEMENT * psi):.2f}", end="")

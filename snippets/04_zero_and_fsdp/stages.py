@@ -1,9 +1,13 @@
-"""One engine, four stages of ZeRO: bytes held and bytes sent per rank, beside the formulas.
+"""One engine for DDP and the three stages of ZeRO: bytes in memory and bytes sent per rank.
 
-A model of L layers is trained in mixed precision: bf16 parameters and gradients, fp32 master
-weights and moments, 2 + 2 + 12 bytes per parameter. A stage decides what is cut: 0 nothing
-(DDP), 1 the optimizer, 2 gradients as well, 3 parameters as well. What is held is counted in
-tensors; what is sent is what the process gave to its sockets. Linux and CPU only.
+A model of L layers is trained in mixed precision: bf16 parameters and gradients, and fp32
+master weights and moments. These are 2 + 2 + 12 bytes per parameter. The stage decides which of
+them are sharded: none for 0 (DDP), the optimizer for 1, also the gradients for 2, and also the
+parameters for 3.
+
+The program prints the bytes of the tensors next to the formula. It also prints the bytes that
+the operating system has sent for this process next to the formula. It needs Linux, and it stays
+on the CPU.
 """
 
 import os
@@ -22,9 +26,9 @@ def all_gather(whole: torch.Tensor, shard: torch.Tensor) -> None:
 
 
 def reduce_scatter(whole: torch.Tensor) -> torch.Tensor:
-    """The mean over the ranks of this rank's chunk of `whole`.
+    """Return the mean over the ranks of this rank's chunk of `whole`.
 
-    By all-to-all, which sends (N-1)/N of the tensor; gloo's reduce-scatter sends twice that.
+    The all-to-all sends (N-1)/N of the tensor. The reduce-scatter of gloo sends twice as much.
     """
     received = torch.empty_like(whole)
     dist.all_to_all_single(received, whole)
@@ -32,7 +36,7 @@ def reduce_scatter(whole: torch.Tensor) -> torch.Tensor:
 
 
 class Layer:
-    """One H×H matrix, flat: [H²], or its shard [H²/N]; with gradient, master and moments."""
+    """One H×H matrix as a flat tensor [H²] or shard [H²/N], its gradient and its optimizer."""
 
     def __init__(self, initial: torch.Tensor, stage: int) -> None:
         self.stage, self.n = stage, dist.get_world_size()
@@ -43,20 +47,20 @@ class Layer:
         self.moments = [torch.zeros_like(self.master) for _ in range(2)]  # 8 bytes
 
     def whole(self) -> torch.Tensor:
-        """The matrix, [H, H]: stage 3 gathers it, whoever has used it drops it."""
+        """Return the matrix, [H, H]. Stage 3 gathers it, and the caller frees it after use."""
         if self.stage < 3:
             return self.parameter.view(H, H)
         whole = torch.empty(H * H, dtype=torch.bfloat16)
         all_gather(whole, self.parameter)
         return whole.view(H, H)
 
-    def keep(self, gradient: torch.Tensor) -> None:
-        """Backward has this layer's gradient: stages 2 and 3 reduce it at once."""
+    def store_gradient(self, gradient: torch.Tensor) -> None:
+        """Store the gradient that backward has computed. Stages 2 and 3 reduce it first."""
         flat = gradient.flatten()
         self.gradient = reduce_scatter(flat) if self.stage >= 2 else flat
 
     def step(self, t: int) -> None:
-        if self.stage < 2:  # stages 0 and 1 have kept the whole gradient until now
+        if self.stage < 2:  # stages 0 and 1 still have the whole gradient
             shard = reduce_scatter(self.gradient)
             if self.stage == 0:  # the other half of an all-reduce
                 all_gather(self.gradient, shard)
@@ -73,32 +77,32 @@ class Layer:
 
 
 def train(layers: list[Layer], inputs: torch.Tensor, t: int) -> dict[str, int]:
-    """One step, by hand, of y ← y + tanh(y Wᵀ) and a loss that is the mean of y².
+    """Run one step of y ← y + tanh(y Wᵀ), by hand. The loss is the mean of y².
 
-    Returns the bytes that are held when backward has ended.
+    Return the bytes in memory when backward has ended.
     """
-    kept = [inputs]
+    saved = [inputs]
     for layer in layers:
-        kept.append(kept[-1] + torch.tanh(kept[-1] @ layer.whole().T))  # [b, h]
-    gradient = 2 * kept[-1] / kept[-1].numel()
+        saved.append(saved[-1] + torch.tanh(saved[-1] @ layer.whole().T))  # [b, h]
+    gradient = 2 * saved[-1] / saved[-1].numel()
     for index in reversed(range(LAYERS)):
-        inner = kept[index + 1] - kept[index]  # tanh's output, from what is kept
+        inner = saved[index + 1] - saved[index]  # the output of tanh
         inner = gradient * (1 - inner * inner)
         gradient = gradient + inner @ layers[index].whole()
-        layers[index].keep(inner.T @ kept[index])  # [h, b] @ [b, h]
-    held = {
+        layers[index].store_gradient(inner.T @ saved[index])  # [h, b] @ [b, h]
+    in_memory = {
         "parameters": sum(layer.parameter.nbytes for layer in layers),
         "gradients": sum(layer.gradient.nbytes for layer in layers),
         "optimizer": sum(x.nbytes for layer in layers for x in (layer.master, *layer.moments)),
-        "activations": sum(x.nbytes for x in kept),
+        "activations": sum(x.nbytes for x in saved),
     }
     for layer in layers:
         layer.step(t)
-    return held
+    return in_memory
 
 
 def by_autograd(batches: list[torch.Tensor]) -> torch.Tensor:
-    """The same steps by autograd and torch.optim.Adam: all parameters, [L · H²]."""
+    """Return all parameters, [L · H²], after the same steps with autograd and torch's Adam."""
     torch.manual_seed(0)
     masters = [nn.Parameter(torch.randn(H * H) / H**0.5) for _ in range(LAYERS)]
     adam = torch.optim.Adam(masters, lr=1e-3)
@@ -115,7 +119,7 @@ def by_autograd(batches: list[torch.Tensor]) -> torch.Tensor:
 
 
 def all_bytes_written() -> int:
-    """Bytes this process has given to write calls, sockets included."""
+    """Return the bytes that this process has written so far, sockets included."""
     return int(Path("/proc/self/io").read_text().split("wchar:")[1].split()[0])
 
 
@@ -130,7 +134,7 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     psi = LAYERS * H * H
     if rank == 0:
-        print(f"N = {n}, Ψ = {psi:,}; bytes per rank, in units of Ψ, and the formula")
+        print(f"N = {n}, Ψ = {psi:,}; bytes per rank, divided by Ψ, and the formula")
         print("stage  parameters  gradients  optimizer    sum  formula", end="")
         print("  activations   sent  formula")
     reference = None
@@ -143,28 +147,28 @@ def main() -> None:
         for t, inputs in enumerate(batches, start=1):
             dist.barrier()
             before = all_bytes_written()
-            held = train(layers, inputs, t)
+            in_memory = train(layers, inputs, t)
             sent = (all_bytes_written() - before) / psi
         final = torch.cat([layer.whole().flatten() for layer in layers])
         if stage == 0:
             reference, truth = final, by_autograd(batches)
             off = (final.float() - truth).abs().mean() / (truth - initial).abs().mean()
-            assert off < 0.1, off  # rounded to bf16 here and there: some of Adam's signs differ
+            assert off < 0.1, off  # bf16 rounding changes some of the signs in Adam
         assert torch.equal(final, reference)  # the same sums of the same numbers
         by = [n if stage >= level else 1 for level in (3, 2, 1)]
-        expected = [size * psi // share for size, share in zip((2, 2, 12), by, strict=True)]
-        assert [held[k] for k in ("parameters", "gradients", "optimizer")] == expected
-        traffic = (3 if stage == 3 else 2) * 2 * (n - 1) / n  # of bf16 elements
-        assert traffic <= sent <= 1.05 * traffic + 0.01, (stage, sent)  # and some headers
+        expected = [size * psi // divisor for size, divisor in zip((2, 2, 12), by, strict=True)]
+        assert [in_memory[k] for k in ("parameters", "gradients", "optimizer")] == expected
+        traffic = (3 if stage == 3 else 2) * 2 * (n - 1) / n  # bytes per bf16 element
+        assert traffic <= sent <= 1.05 * traffic + 0.01, (stage, sent)  # plus headers
         if rank == 0:
-            p, g, o = (held[k] / psi for k in ("parameters", "gradients", "optimizer"))
+            p, g, o = (in_memory[k] / psi for k in ("parameters", "gradients", "optimizer"))
             print(
                 f"{stage:5}  {p:10.2f}  {g:9.2f}  {o:9.2f}  {p + g + o:5.2f}  "
-                f"{sum(expected) / psi:7.2f}  {held['activations'] / psi:11.2f}  "
+                f"{sum(expected) / psi:7.2f}  {in_memory['activations'] / psi:11.2f}  "
                 f" ≈{sent:.2f}  {traffic:7.2f}"
             )
     if rank == 0:
-        print(f"after {STEPS} steps all four hold the same parameters, bit for bit")
+        print(f"after {STEPS} steps all four have the same parameters, bit for bit")
 
 
 if __name__ == "__main__":

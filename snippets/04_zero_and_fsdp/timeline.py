@@ -1,9 +1,12 @@
-"""One step of ZeRO-3 on two resources, a GPU and a link: hidden above T = P/W, exposed below.
+"""One step of ZeRO-3 on a GPU and a link: hidden above T = P/W, exposed below.
 
-Six equal units. A gather takes g = 2Ψ/W per unit, a reduce-scatter in 16 bits as long, forward
-f = 2ΨT/P, backward 2f. The next unit's gather is issued when a unit begins to compute, its
-reduce-scatter when its backward has ended, and the link takes them in that order. Time is
-counted in g; f/g is T over P/W. Draws timeline.svg.
+The model has six equal units. The all-gather of a unit lasts g = 2Ψ/W per unit, and its
+reduce-scatter in bf16 lasts as long. Its forward lasts f = 2ΨT/P, and its backward 2f. The
+all-gather of the next unit is issued when a unit begins to compute, and the reduce-scatter of a
+unit when its backward has ended. The link works in the order in which the calls were issued.
+
+Times are in units of g, so f/g is T divided by P/W. Compare the column `exposed` above and
+below the ratio 1. The program also draws timeline.svg.
 """
 
 import matplotlib
@@ -23,7 +26,7 @@ Bar = tuple[str, str, int, float, float]  # resource, what, unit, start, end
 
 
 def step(f: float, g: float = 1.0) -> list[Bar]:
-    """Every operation of one step, with prefetch of one unit; the last unit stays gathered."""
+    """Return every operation of one step. One unit is prefetched; the last stays gathered."""
     bars: list[Bar] = []
     free = {"GPU": 0.0, "link": 0.0}
 
@@ -33,17 +36,17 @@ def step(f: float, g: float = 1.0) -> list[Bar]:
         bars.append((resource, what, unit, begin, begin + takes))
         return begin + takes
 
-    there = [0.0] * UNITS  # when a unit's parameters have arrived
-    there[0] = run("link", "gather", 0, 0.0, g)
+    arrived = [0.0] * UNITS  # when the parameters of a unit have arrived
+    arrived[0] = run("link", "gather", 0, 0.0, g)
     for unit in range(UNITS):
-        begins = max(free["GPU"], there[unit])
+        begins = max(free["GPU"], arrived[unit])
         if unit + 1 < UNITS:
-            there[unit + 1] = run("link", "gather", unit + 1, begins, g)
+            arrived[unit + 1] = run("link", "gather", unit + 1, begins, g)
         run("GPU", "forward", unit, begins, f)
     for unit in reversed(range(UNITS)):
-        begins = max(free["GPU"], there[unit])
+        begins = max(free["GPU"], arrived[unit])
         if unit > 0:
-            there[unit - 1] = run("link", "gather", unit - 1, begins, g)
+            arrived[unit - 1] = run("link", "gather", unit - 1, begins, g)
         done = run("GPU", "backward", unit, begins, 2 * f)
         run("link", "reduce", unit, done, g)
     return bars
@@ -72,7 +75,7 @@ def draw(cases: dict[str, list[Bar]]) -> None:
 
 
 def main() -> None:
-    print("T over P/W   step  compute  exposed  share of the step that computes")
+    print("T over P/W   step  compute  exposed  fraction of the step that computes")
     cases = {}
     for ratio in (4.0, 2.0, 1.0, 0.5, 0.25):
         bars = step(f=ratio)
@@ -83,9 +86,9 @@ def main() -> None:
             f"{ratio:10.2f}  {total:5.1f}  {compute:7.1f}  {total - compute:7.1f}"
             f"  {100 * compute / total:5.0f}%"
         )
-        if ratio >= 1:  # the first gather and the last reduce-scatter are all that sticks out
+        if ratio >= 1:  # only the first gather and the last reduce-scatter are exposed
             assert total - compute == 2.0
-        else:  # the link has 6 + 5 gathers and 6 reduce-scatters, and hardly a gap
+        else:  # the link has 6 + 5 gathers and 6 reduce-scatters, and almost no gap
             assert 17 <= total <= 17 + ratio
     draw(cases)
 

@@ -1,7 +1,11 @@
-"""Which part of the 16 bytes each of four ranks keeps, under DDP and the three stages of ZeRO.
+"""A picture of the 16 bytes per parameter: which of four ranks keeps which part of them.
 
-A column is a rank, its height the 16 bytes per parameter of mixed-precision Adam, cut into
-quarters by parameter. Filled is what the rank keeps. Draws who_keeps_what.svg.
+The program draws DDP and the three stages of ZeRO in who_keeps_what.svg. Each column is a rank,
+and its height is the 16 bytes per parameter of Adam in mixed precision. Each kind of state is
+cut into four shards, and the shards that the rank keeps are filled.
+
+The output adds up what all four ranks keep. DDP keeps four copies of everything, and ZeRO-3
+keeps exactly one.
 """
 
 import matplotlib
@@ -17,17 +21,18 @@ PARTS = {  # bytes per parameter, the first stage that shards it, colour
 }
 
 
-def kept(stage: int, rank: int) -> dict[str, list[bool]]:
-    """For each kind, which of the N shards rank `rank` keeps."""
+def shards_on_rank(stage: int, rank: int) -> dict[str, list[bool]]:
+    """Return, for each kind of state, which of the N shards this rank keeps."""
     return {
-        kind: [stage < shards_from or shard == rank for shard in range(N)]
-        for kind, (_, shards_from, _) in PARTS.items()
+        kind: [stage < first_stage or shard == rank for shard in range(N)]
+        for kind, (_, first_stage, _) in PARTS.items()
     }
 
 
 def bytes_kept(stage: int, rank: int) -> float:
-    """Per parameter of the model."""
-    return sum(PARTS[kind][0] * sum(mine) / N for kind, mine in kept(stage, rank).items())
+    """Return the bytes that this rank keeps, per parameter of the model."""
+    shards = shards_on_rank(stage, rank)
+    return sum(PARTS[kind][0] * sum(mine) / N for kind, mine in shards.items())
 
 
 def draw() -> None:
@@ -37,7 +42,7 @@ def draw() -> None:
         left = stage * (N + 1)
         for rank in range(N):
             bottom = 0.0
-            for kind, mine in kept(stage, rank).items():
+            for kind, mine in shards_on_rank(stage, rank).items():
                 size, _, colour = PARTS[kind]
                 for shard in range(N):
                     height = size / N
@@ -65,15 +70,20 @@ def draw() -> None:
 
 def main() -> None:
     formulas = (16, 4 + 12 / N, 2 + 14 / N, 16 / N)
-    assert all(kept(2, 0)["parameters"]) and not all(kept(2, 0)["gradients"])
+    # stage 1 shards the optimizer, stage 2 also the gradients, stage 3 also the parameters
+    sharded = [(), ("optimizer",), ("gradients", "optimizer"), tuple(PARTS)]
     for stage, formula in enumerate(formulas):
         for rank in range(N):
             assert bytes_kept(stage, rank) == formula
-        for kind in PARTS:  # nothing is lost: some rank keeps each shard
-            owners = zip(*(kept(stage, rank)[kind] for rank in range(N)), strict=True)
-            assert all(any(shard) for shard in owners)
+        for kind in PARTS:  # no shard is lost, and a sharded kind has no second copy
+            by_rank = [shards_on_rank(stage, rank)[kind] for rank in range(N)]
+            owners = [sum(shard) for shard in zip(*by_rank, strict=True)]
+            assert owners == [1 if kind in sharded[stage] else N] * N
         copies = sum(bytes_kept(stage, rank) for rank in range(N)) / 16
-        print(f"stage {stage}: {formula:4g} bytes per parameter, {copies:g} copies in all")
+        name = "DDP" if stage == 0 else f"ZeRO-{stage}"
+        print(
+            f"{name:6}: {formula:4g} bytes per parameter on a rank, copies in all: {copies:g}"
+        )
     draw()
 
 

@@ -1,8 +1,12 @@
-"""ZeRO-2 from scratch: gradients leave for their owner bucket by bucket, during backward.
+"""ZeRO-2 from scratch: during backward, each bucket of gradients is sent to its owners.
 
-As in ZeRO-1 every rank holds all parameters, and Adam's state for a shard. But a bucket of
-gradients is reduce-scattered as soon as backward has filled it, and freed: a rank keeps 1/N of
-the gradients, and besides at most the bucket in hand, as gradients and as the flat copy sent.
+As in ZeRO-1, every rank has all parameters, and Adam's state for one shard. But a bucket of
+gradients is reduce-scattered as soon as backward has filled it, and then it is freed. A rank
+keeps 1/N of the gradients. At its peak it also has one bucket twice: as gradients, and as the
+flat copy that is sent.
+
+Compare the last two lines of the output: the peak that the buckets recorded, and the sum of
+these parts.
 """
 
 import copy
@@ -20,7 +24,7 @@ ELEMENT = 8  # bytes: float64, so that the order in which partial sums are added
 
 
 class Bucket:
-    """Some parameters, flat, and this rank's shard of them and of their gradient."""
+    """A flat tensor for some parameters, and this rank's shard of it and of its gradient."""
 
     def __init__(self, parameters: list[nn.Parameter], zero: "ZeRO2") -> None:
         self.zero, self.parameters = zero, parameters
@@ -28,16 +32,16 @@ class Bucket:
         flat = torch.cat([p.detach().flatten() for p in parameters])
         self.flat = torch.cat([flat, flat.new_zeros(-len(flat) % self.n)])  # padded
         start = 0
-        for p in parameters:  # each becomes a window into the flat tensor
+        for p in parameters:  # each becomes a view of the flat tensor
             p.data = self.flat[start : start + p.numel()].view_as(p)
             p.register_post_accumulate_grad_hook(self.ready)
             start += p.numel()
-        self.shard = nn.Parameter(self.flat.chunk(self.n)[rank])  # also a window
+        self.shard = nn.Parameter(self.flat.chunk(self.n)[rank])  # also a view
         self.missing = len(parameters)
 
     def ready(self, parameter: nn.Parameter) -> None:
-        """A gradient is there. With the bucket's last one, send them away and free them."""
-        self.zero.hold(parameter.grad.nbytes)
+        """Count a finished gradient. With the last one of the bucket, reduce and free all."""
+        self.zero.record(parameter.grad.nbytes)
         self.missing -= 1
         if self.missing == 0:
             self.missing = len(self.parameters)
@@ -45,19 +49,19 @@ class Bucket:
             torch.cat(
                 [p.grad.flatten() for p in self.parameters], out=gradient[: self.filled()]
             )
-            self.zero.hold(gradient.nbytes)
+            self.zero.record(gradient.nbytes)
             for p in self.parameters:
-                self.zero.hold(-p.grad.nbytes)
+                self.zero.record(-p.grad.nbytes)
                 p.grad = None
             part = torch.empty_like(self.shard)
             dist.reduce_scatter(part, list(gradient.chunk(self.n)))
             part /= self.n
             if self.shard.grad is None:
                 self.shard.grad = part
-                self.zero.hold(part.nbytes)
-            else:  # a micro-batch before has left its own
+                self.zero.record(part.nbytes)
+            else:  # add to the gradient of the micro-batches before
                 self.shard.grad += part
-            self.zero.hold(-gradient.nbytes)
+            self.zero.record(-gradient.nbytes)
 
     def filled(self) -> int:
         return sum(p.numel() for p in self.parameters)
@@ -67,11 +71,11 @@ class Bucket:
 
 
 class ZeRO2:
-    """`kind(parameters, **options)`, with 1/N of its state and of the gradients on each rank.
+    """The optimizer `kind(parameters, **options)`, with 1/N of its state and of the gradients.
 
-    All ranks begin with the same model, and `kind` treats every element alone. A bucket has one
-    dtype and about `capacity` bytes. Each parameter that requires a gradient must get one in
-    every backward, a dense one.
+    All ranks must begin with the same model, and `kind` must treat every element alone. A
+    bucket has one dtype and about `capacity` bytes. In every backward pass, each parameter that
+    requires a gradient must get a dense gradient.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class ZeRO2:
         kind: type[torch.optim.Optimizer],
         **options: object,
     ) -> None:
-        self.held = self.peak = 0  # bytes of gradients on this rank
+        self.allocated = self.peak = 0  # bytes of gradients on this rank
         groups: list[list[nn.Parameter]] = []
         for p in reversed([p for p in parameters if p.requires_grad]):
             last = groups[-1] if groups else []
@@ -99,11 +103,12 @@ class ZeRO2:
         for bucket in self.buckets:
             bucket.gather()
             bucket.shard.grad = None
-        self.held = 0
+        self.allocated = 0
 
-    def hold(self, nbytes: int) -> None:
-        self.held += nbytes
-        self.peak = max(self.peak, self.held)
+    def record(self, nbytes: int) -> None:
+        """Add the bytes of gradients that were allocated, or subtract those that were freed."""
+        self.allocated += nbytes
+        self.peak = max(self.peak, self.allocated)
 
 
 def start() -> torch.device:
@@ -140,7 +145,7 @@ def main() -> None:
         optimizer.step()
         optimizer_alone.zero_grad()
         whole = nn.functional.mse_loss(alone(inputs), inputs.sin())
-        assert n == 1 or not torch.isclose(loss, whole)  # of a part of the rows
+        assert n == 1 or not torch.isclose(loss, whole)  # each rank has its own rows
         whole.backward()
         optimizer_alone.step()
     for parameter, truth in zip(ours.parameters(), alone.parameters(), strict=True):
@@ -152,10 +157,11 @@ def main() -> None:
     first = optimizer.buckets[0].flat.nbytes  # padded
     expected = sum(shards[1:]) + sizes[0] + first  # the others are shards by then
     assert optimizer.peak == expected
+    assert optimizer.allocated == 0  # every shard was used and freed
     if rank == 0:
         print(f"N = {n}, {LAYERS} buckets: equal to one process after {STEPS} steps of Adam")
         print(f"gradients, bytes: all {sum(sizes):,}, a shard of all {sum(shards):,}")
-        print(f"peak of this rank {optimizer.peak:,}")
+        print(f"peak of this rank: {optimizer.peak:,}")
         print(f"shards of {LAYERS - 1} buckets, and one bucket twice: {expected:,}")
 
 
