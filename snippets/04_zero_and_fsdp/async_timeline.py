@@ -32,22 +32,22 @@ class Plan(NamedTuple):
         return self.copy + max(0, self.write - self.every * self.step)
 
 
-class Span(NamedTuple):
-    """A part of the run."""
+class Interval(NamedTuple):
+    """A part of the run, which all ranks spend in the same way."""
 
     kind: str  # step, copy, write or wait
     start: int
     end: int
 
 
-def simulate(plan: Plan, saves: int, asynchronous: bool) -> list[Span]:
+def simulate(plan: Plan, saves: int, asynchronous: bool) -> list[Interval]:
     """Play the run second by second until all saves are written."""
     clock, steps, done, spans = 0, 0, 0, []
     writing_until = 0  # the second in which the thread has written its copy
 
     def spend(kind: str, seconds: int) -> None:
         nonlocal clock
-        spans.append(Span(kind, clock, clock + seconds))
+        spans.append(Interval(kind, clock, clock + seconds))
         clock += seconds
 
     while done < saves:
@@ -59,18 +59,18 @@ def simulate(plan: Plan, saves: int, asynchronous: bool) -> list[Span]:
         while clock < writing_until:  # result() of the previous save
             clock += 1
         if clock > begin:
-            spans.append(Span("wait", begin, clock))
+            spans.append(Interval("wait", begin, clock))
         spend("copy", plan.copy)
         if asynchronous:
             writing_until = clock + plan.write
-            spans.append(Span("write", clock, writing_until))
+            spans.append(Interval("write", clock, writing_until))
         else:
             spend("write", plan.write)
         done += 1
     return spans
 
 
-def stopped(spans: list[Span], asynchronous: bool) -> int:
+def stopped(spans: list[Interval], asynchronous: bool) -> int:
     """The time in which training stopped. The writing of the thread does not count."""
     kinds = {"copy", "wait"} if asynchronous else {"copy", "write"}
     return sum(span.end - span.start for span in spans if span.kind in kinds)
@@ -88,7 +88,7 @@ def box(x: float, y: float, width: float, height: float, words: str, colour: str
     return frame + caption(x + width / 2, y + height / 2 + 5, words, colour)
 
 
-def draw(synchronous: list[Span], asynchronous: list[Span], seconds: int) -> str:
+def draw(synchronous: list[Interval], asynchronous: list[Interval], seconds: int) -> str:
     """The picture as SVG: the synchronous run above, the asynchronous run below."""
     scale = (WIDTH - LEFT - 4) / seconds
     looks = {
