@@ -86,12 +86,17 @@ def draw(curves: dict[str, list[list[float]]]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "learning_rate", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4))
     colours = ["#52525b", "#0b6e99", "#7c3aed", "#c2410c", "#15803d"]
+    ends = []  # of the curves: last loss, name, colour
+    samples = [epoch * SAMPLES / 1000 for epoch in range(EPOCHS + 1)]
     for (name, runs), colour in zip(curves.items(), colours, strict=True):
         losses = [fmean(each) for each in zip(*runs, strict=True)]
-        samples = [epoch * SAMPLES / 1000 for epoch in range(EPOCHS + 1)]
         axes.plot(samples, losses, color=colour, linewidth=2, marker="o", markersize=4)
+        ends.append((losses[-1], name, colour))
+    lowest = 0.0
+    for last, name, colour in sorted(ends):  # a label is at its curve, or above the one below
+        lowest = max(last, lowest + 0.14)
         axes.annotate(
-            name, (samples[-1], losses[-1]), (8, -4), textcoords="offset points", color=colour
+            name, (samples[-1], lowest), (8, -4), textcoords="offset points", color=colour
         )
     axes.set(xlabel="samples seen (thousands)", ylabel="mean loss of three seeds (nats)")
     axes.set(ylim=(0.5, 2.5), xlim=(0, 32.5), xticks=range(0, 25, 4))

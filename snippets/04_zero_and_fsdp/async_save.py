@@ -1,37 +1,54 @@
-"""async_save: training goes on while the checkpoint is written, and the copy is of the call.
+"""Training continues while async_save writes the checkpoint, and the checkpoint is of the call.
 
-dcp.async_save copies the state to host memory before it returns (staging); a thread writes
-the copy. Steps taken meanwhile change the parameters, not the copy. The disk here is made slow:
-each rank's write takes two seconds longer, so that the overlap shows on any machine.
+dcp.async_save copies the state to host memory before it returns. This copy is called staging.
+A thread then writes the copy. Later steps change the parameters, but they do not change the
+copy. The disk of this program does not write before it is allowed to, so the order of events
+does not depend on the speed of the machine. Look at the number of files after each event.
 
-The writing ranks talk to one another, to plan and to agree on the end. They do so in a thread,
-so give them a process group of their own: collectives are matched by their order, and nobody
-orders those of the thread with those of training.
+The second save goes to a disk that is full. Neither async_save nor the next step reports it.
+Only result() raises the error of the thread.
+
+The ranks plan a save together, so the thread runs collectives. It needs a process group that no
+other thread uses. Collectives are matched by their order, and nothing orders the collectives of
+the thread relative to those of training.
 """
 
 import copy
+import errno
 import os
 import sys
-import time
+import threading
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-SLOW, STEPS = 2.0, 5  # seconds that the disk takes, at least; steps meanwhile
-WIDTH = 32
+STEPS, WIDTH = 5, 32  # steps during the save; features
+PATIENCE = 60  # seconds after which a thread that waits for training gives up
 
 
 class SlowDisk(dcp.FileSystemWriter):
-    """The writer of DCP, on a disk that takes its time."""
+    """The writer of DCP, on a disk that writes nothing before `ready` is set."""
+
+    ready = threading.Event()
 
     def write_data(self, plan, planner):
-        time.sleep(SLOW)
+        if not self.ready.wait(PATIENCE):
+            raise RuntimeError("training waited for the disk: the save was not asynchronous")
         return super().write_data(plan, planner)
+
+
+class FullDisk(dcp.FileSystemWriter):
+    """The writer of DCP, on a disk without free space."""
+
+    def write_data(self, plan, planner):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Net(nn.Module):
@@ -71,8 +88,14 @@ def start() -> torch.device:
     return device
 
 
+def files(folder: str) -> int:
+    """The number of files in a folder, or 0 if the folder does not exist."""
+    return sum(entry.is_file() for entry in Path(folder).rglob("*"))
+
+
 def main() -> None:
     device = start()
+    show = print if dist.get_rank() == 0 else lambda *_: None
     model, optimizer = build(0, device)
     for _ in range(2):
         step(model, optimizer)
@@ -80,24 +103,24 @@ def main() -> None:
     moments = copy.deepcopy([optimizer.state[p]["exp_avg"] for p in model.parameters()])
 
     # --8<-- [start:save]
-    writers = dist.new_group(backend="gloo")  # the thread's own: never training's group
+    writers = dist.new_group(backend="gloo")  # only the thread uses this group
     parameters, states = get_state_dict(model, optimizer)
-    begin = time.perf_counter()
     future = dcp.async_save(
         {"model": parameters, "optimizer": states},
         storage_writer=SlowDisk("checkpoint"),
         process_group=writers,
     )
-    returned = time.perf_counter() - begin  # the copy is made, nothing is written yet
+    show(f"async_save has returned: {files('checkpoint')} files")  # the copy is complete
     for _ in range(STEPS):
-        step(model, optimizer)  # changes the parameters, not the copy
-    still_writing = not future.done()
-    future.result()  # before the next save, and before the end: raises what the writer raised
-    written = time.perf_counter() - begin
+        step(model, optimizer)  # changes the parameters, but not the copy
+    show(f"{STEPS} steps later: {files('checkpoint')} files, done: {future.done()}")
+    dist.barrier()  # all ranks have counted
+    SlowDisk.ready.set()  # only now may the thread write
+    future.result()  # call it before the next save and before the program ends
+    show(f"result() has returned: {files('checkpoint')} files")
     # --8<-- [end:save]
 
-    taken = {state["step"].item() for state in optimizer.state.values()}
-    assert taken == {2 + STEPS}
+    assert {state["step"].item() for state in optimizer.state.values()} == {2 + STEPS}
     changed = [p.to_local().clone() for p in model.parameters()]
     fresh, fresh_optimizer = build(1, device)
     parameters, states = get_state_dict(fresh, fresh_optimizer)
@@ -108,13 +131,22 @@ def main() -> None:
     for parameter, then in zip(fresh.parameters(), moments, strict=True):
         loaded = fresh_optimizer.state[parameter]["exp_avg"]
         assert torch.equal(loaded.to_local(), then.to_local())
-    if dist.get_rank() == 0:
-        print(
-            f"async_save returned after ≈{returned:.2f} s, all written after ≈{written:.2f} s"
-        )
-        print(f"{STEPS} steps taken meanwhile; still writing after them: {still_writing}")
-        print("loaded parameters and moments: equal bit for bit to those of the call")
-        print("parameters when the writing ended: others")
+    show("the checkpoint has the parameters and moments of the call, bit for bit")
+    show(f"the model has other parameters after {STEPS} more steps")
+
+    # --8<-- [start:full]
+    full = {"storage_writer": FullDisk("full"), "process_group": writers}
+    future = dcp.async_save({"model": parameters}, **full)  # raises nothing
+    step(model, optimizer)  # raises nothing either
+    try:
+        future.result()
+    except CheckpointException as error:  # a BaseException: `except Exception` misses it
+        cause, _ = error.failures[0]
+        show(f"on a full disk, result() raises {type(error).__name__}: {cause}")
+    # --8<-- [end:full]
+    else:
+        raise AssertionError("the full disk was not noticed")
+    assert not Path("full", ".metadata").exists()
     dist.barrier()
     dist.destroy_process_group(writers)
 

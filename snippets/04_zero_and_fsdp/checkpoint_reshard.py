@@ -1,13 +1,15 @@
-"""A checkpoint saved by 4 ranks is loaded by 2 ranks and by 1, and no bit of it is lost.
+"""A checkpoint of 4 ranks is loaded by 4 ranks, by 2 ranks and by 1 rank, bit for bit.
 
-Each rank writes its own shards; one metadata file says which rows of which tensor lie where.
-A rank that loads reads the rows it needs from whichever files hold them, so the number of ranks
-is no part of the checkpoint. What is claimed, exactly:
+Each rank writes its own shards. One metadata file records which rows of which tensor are in
+which file. A rank that loads asks the metadata which files have its rows, so the number of
+ranks may change. The program proves two statements:
 
-- parameters, both Adam moments and the step counts are equal bit for bit, on any number of
-  ranks;
-- training goes on bit for bit with the same number of ranks; with another number it goes on up
-  to rounding, since a mean over 4 ranks and a mean over 2 add in another order.
+- Parameters, both Adam moments and step counts are equal bit for bit on any number of ranks.
+  The learning rate is that of the save, too.
+- Training continues bit for bit on the same number of ranks. On a different number of ranks it
+  continues up to rounding, because the gradient is then a sum of different partial sums.
+
+Look at the number of rows of up.weight on rank 0, and compare the losses below each other.
 """
 
 import hashlib
@@ -26,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 BATCH, WIDTH = 24, 48
 SAVED_AT, LAST = 3, 6  # steps
+RATE = 1e-2  # learning rate before the save
 
 
 class Regressor(nn.Module):
@@ -44,15 +47,15 @@ def build(seed: int, device: torch.device) -> tuple[nn.Module, torch.optim.Optim
     for layer in model.children():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, torch.optim.AdamW(model.parameters(), lr=RATE)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    """Train on this rank's part of each step's batch; return the loss of the whole batch."""
+    """Train on this rank's part of each batch. Return the losses of the whole batches."""
     rank, n = dist.get_rank(), dist.get_world_size()
     device, losses = next(model.parameters()).device, []
     for step in steps:
-        torch.manual_seed(1000 + step)  # the batch depends on the step and on nothing else
+        torch.manual_seed(1000 + step)  # the batch depends only on the step
         x = torch.randn(BATCH, WIDTH)[rank * BATCH // n : (rank + 1) * BATCH // n].to(device)
         assert len(x) == BATCH // n
         loss = nn.functional.mse_loss(model(x), x[:, :8].tanh())
@@ -67,15 +70,15 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> l
 
 # --8<-- [start:save]
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Every rank writes its shards of parameters and moments; rank 0 the metadata, last."""
+    """Write this rank's shards of parameters and moments. Rank 0 writes the metadata last."""
     parameters, moments = get_state_dict(model, optimizer)
     state = {"model": parameters, "optimizer": moments, "step": step}
     dcp.save(state, checkpoint_id="checkpoint")
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Fill a model and an optimizer, sharded in whatever way they are, from the checkpoint."""
-    parameters, moments = get_state_dict(model, optimizer)  # where each row is wanted
+    """Fill a sharded model and its optimizer from the checkpoint. Return the step."""
+    parameters, moments = get_state_dict(model, optimizer)  # the rows that this rank needs
     state = {"model": parameters, "optimizer": moments, "step": 0}
     dcp.load(state, checkpoint_id="checkpoint")
     set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments)
@@ -86,16 +89,17 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """A hash of every bit of the whole parameters, both moments and the step counts."""
-    found = hashlib.sha256()
+    """A hash of all bits of the whole parameters, both moments and the step counts."""
+    result = hashlib.sha256()
     for parameter in model.parameters():
         for tensor in (parameter, *optimizer.state[parameter].values()):
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            found.update(whole.detach().cpu().numpy().tobytes())
-    return found.hexdigest()
+            result.update(whole.detach().cpu().numpy().tobytes())
+    return result.hexdigest()
 
 
 def whole(model: nn.Module) -> list[torch.Tensor]:
+    """A copy of every parameter, gathered from all ranks."""
     return [parameter.full_tensor().detach().cpu() for parameter in model.parameters()]
 
 
@@ -127,6 +131,7 @@ def main() -> None:
     lines = []
     if sys.argv[1] == "save":
         train(model, optimizer, range(SAVED_AT))
+        optimizer.param_groups[0]["lr"] = RATE / 2  # as a schedule does
         save(model, optimizer, SAVED_AT)
         saved = digest(model, optimizer)
         losses = train(model, optimizer, rest)  # what an uninterrupted run does next
@@ -141,7 +146,8 @@ def main() -> None:
         reference = torch.load("reference.pt")
 
     step = load(model, optimizer)
-    assert digest(model, optimizer) == reference["digest"]
+    assert step == SAVED_AT and digest(model, optimizer) == reference["digest"]
+    assert optimizer.param_groups[0]["lr"] == RATE / 2  # only set_state_dict sets it
     rows = tuple(model.up.weight.to_local().shape)
     ranks = "1 rank" if n == 1 else f"{n} ranks"
     lines.append(f"{ranks} loaded step {step}: equal bit for bit; up.weight on rank 0 {rows}")
@@ -151,7 +157,7 @@ def main() -> None:
         torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-5)
     if sys.argv[1] == "save":
         assert bits and losses == reference["losses"]
-    lines.append("went on   " + "  ".join(f"{loss:.4f}" for loss in losses))
+    lines.append("continued " + "  ".join(f"{loss:.4f}" for loss in losses))
     lines.append("expected  " + "  ".join(f"{loss:.4f}" for loss in reference["losses"]))
     same = "bit for bit" if sys.argv[1] == "save" else "up to rounding"
     lines.append(f"parameters after step {LAST}: equal {same}")

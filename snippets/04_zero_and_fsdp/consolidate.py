@@ -1,9 +1,11 @@
-"""One file from a sharded checkpoint, in two ways, and either loads into a plain model.
+"""One file from a sharded checkpoint, made in two ways. A plain model loads either file.
 
-While the ranks run: get_model_state_dict with full_state_dict gathers parameter after
-parameter, and cpu_offload moves each whole one to rank 0's host memory; the other ranks keep
-nothing. Without any rank: dcp_to_torch_save reads the folder of a distributed checkpoint, in
-one process, later.
+While the ranks run: get_model_state_dict with full_state_dict gathers one parameter after the
+other, and cpu_offload moves each whole parameter to the host memory of rank 0. The other ranks
+get an empty dict.
+
+Later and without ranks: dcp_to_torch_save reads the folder of a distributed checkpoint in one
+process. Look at the number of entries on each rank.
 """
 
 import os
@@ -56,13 +58,13 @@ def main() -> None:
         expected = model(x).cpu()
 
     # --8<-- [start:one_file]
-    # while the ranks run: a collective, so every rank calls it
+    # while the ranks run: a collective, so every rank must call it
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole = get_model_state_dict(model, options=options)
     if rank == 0:
         torch.save(whole, "gathered.pt")
 
-    # without the ranks: from a checkpoint that each of them wrote its part of
+    # later, in one process: from a checkpoint to which every rank wrote its shards
     dcp.save({"model": get_model_state_dict(model)}, checkpoint_id="checkpoint")
     if rank == 0:
         dcp_to_torch_save("checkpoint", "converted.pt")
@@ -78,8 +80,11 @@ def main() -> None:
             plain = Net()
             plain.load_state_dict(state)  # no torch.distributed from here on
             torch.testing.assert_close(plain(x.cpu()), expected)
+            torch.manual_seed(0)  # the parameters that the model had before it was sharded
+            for loaded, initial in zip(plain.parameters(), Net().parameters(), strict=True):
+                assert torch.equal(loaded, initial)
             size = sum(tensor.nbytes for tensor in state.values())
-            print(f"{name:13} {size:,} bytes of tensors; a plain model's output: equal")
+            print(f"{name:13} {size:,} bytes of tensors; equal in a plain model")
         shards = [file.stat().st_size for file in Path("checkpoint").glob("*.distcp")]
         assert len(shards) == n and max(shards) < 1.2 * sum(shards) / n  # from every rank
         print(f"sum over the sharded files ≈{sum(shards):,} bytes")

@@ -1,12 +1,13 @@
-"""Every checkpoint into every sharded model, at another number of ranks.
+"""Six forms of a checkpoint are loaded into FSDP1 and FSDP2, on a different number of ranks.
 
     torchrun --nproc-per-node=2 conversions.py save
     torchrun --nproc-per-node=3 conversions.py load
 
-`save` writes one model in four forms: a DCP folder by FSDP1, one by FSDP2, one whole file, and
-safetensors as on the Hub. Two more are made of these: a DCP folder of the file, and safetensors
-of the shards that accelerate would save. `load` fills FSDP1 and FSDP2 from each, and compares
-every element. Look for the one pair of lines that is the same for all folders.
+`save` writes one model in four forms: a DCP folder by FSDP1, a DCP folder by FSDP2, one whole
+file, and safetensors as on the Hub. Two more forms are made from these: a DCP folder from the
+file, and safetensors from the shards that accelerate would save. `load` fills FSDP1 and FSDP2
+from each form, compares every element, and makes one more step to see whether the moments were
+loaded. Look at which forms contain the moments.
 
 Needs: pip install safetensors accelerate
 """
@@ -31,8 +32,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.fsdp import fully_shard
 
-warnings.filterwarnings("ignore", category=FutureWarning)  # of FSDP1, which is old
-WIDTH = 10  # not a multiple of the number of ranks
+warnings.filterwarnings("ignore", category=FutureWarning)  # FSDP1 is deprecated
+WIDTH = 10  # not a multiple of the three ranks that load
 
 
 def new_model(seed: int) -> nn.Module:
@@ -65,7 +66,7 @@ def start() -> torch.device:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """One step on the same data on every rank, so that N does not matter."""
+    """One step on the same data on every rank, so that the result does not depend on N."""
     torch.manual_seed(0)
     model(torch.randn(8, WIDTH).to(device)).square().mean().backward()
     optimizer.step()
@@ -73,8 +74,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devic
 
 
 def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter whole, on every rank: only for models as small as this."""
-    state = get_model_state_dict(model)  # DTensors, of FSDP1 too if it was given a mesh
+    """All parameters, gathered on every rank: only possible for a small model."""
+    state = get_model_state_dict(model)  # DTensors, also from FSDP1 with a mesh
     return {name: shard.full_tensor().cpu() for name, shard in state.items()}
 
 

@@ -1,12 +1,13 @@
-"""A DeepSpeed checkpoint of two ranks goes on with three, and becomes a model of FSDP2.
+"""A DeepSpeed checkpoint of two ranks continues on three ranks, and becomes an FSDP2 model.
 
     torchrun --nproc-per-node=2 deepspeed_conversions.py save
     torchrun --nproc-per-node=3 deepspeed_conversions.py load
 
-`save` trains in stage 2 and saves. Between the two, DeepSpeed's own scripts convert its folder:
-`zero_to_fp32.py` to safetensors, `ds_to_universal` to a folder for any number of ranks. `load`
-takes up each, does one more step, and is held against one process that was never interrupted.
-Look for who does the same step as that one, and at DeepSpeed's message without a conversion.
+`save` trains in stage 2 and saves. Then DeepSpeed's own scripts convert its folder:
+`zero_to_fp32.py` to safetensors, and `ds_to_universal` to a folder for any number of ranks.
+`load` loads each form, makes two more steps, and compares the losses with one process that was
+never interrupted. Look at the loss of step 12, which shows whether the moments were loaded, and
+at DeepSpeed's message if the folder was not converted.
 
 Needs: pip install deepspeed safetensors
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # if torch imports it after init, the group stays alive
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -65,14 +66,14 @@ def new_engine(model: nn.Module, universal: bool = False) -> deepspeed.DeepSpeed
 
 
 def loss_of(model: nn.Module, number: int, rank: int = 0, n: int = 1) -> torch.Tensor:
-    """The loss of a rank's part of a step's batch; of the whole batch where there is one."""
+    """The loss of this rank's part of a batch, or of the whole batch for one rank."""
     torch.manual_seed(1000 + number)
     x = torch.randn(BATCH, WIDTH).chunk(n)[rank].to(next(model.parameters()).device)
     return nn.functional.mse_loss(model(x), x[:, :1].sin())
 
 
 def one_process(device: torch.device) -> tuple[list[float], list[list[torch.Tensor]]]:
-    """Losses of all steps, and the parameters after each: what an uninterrupted run has."""
+    """The losses of an uninterrupted run, and the parameters after each step."""
     model = make_model(1, device)
     optimizer = adamw(model)
     losses, parameters = [], []
@@ -87,7 +88,7 @@ def one_process(device: torch.device) -> tuple[list[float], list[list[torch.Tens
 
 
 def step(model: nn.Module, number: int, optimizer: torch.optim.Optimizer | None) -> float:
-    """One step of all ranks, and its loss; an engine, with no optimizer here, has its own."""
+    """One step on all ranks; return its loss. An engine has its own optimizer, so pass None."""
     n = dist.get_world_size()
     loss = loss_of(model, number, dist.get_rank(), n)
     if optimizer is None:
@@ -103,13 +104,13 @@ def step(model: nn.Module, number: int, optimizer: torch.optim.Optimizer | None)
 
 
 def parameters_of(model: nn.Module) -> list[torch.Tensor]:
-    """A copy of every parameter, whole, on every rank."""
+    """A copy of all parameters, gathered on every rank."""
     copies = [parameter.detach().clone() for parameter in model.parameters()]
     return [each.full_tensor() if isinstance(each, DTensor) else each for each in copies]
 
 
 def same(ours: list[torch.Tensor], truth: list[torch.Tensor]) -> bool:
-    """Whether all elements are equal up to rounding; Adam's step moves one by about 0.1."""
+    """Whether all elements are equal up to rounding. One Adam step moves them by about 0.1."""
     pairs = zip(ours, truth, strict=True)
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
 
@@ -117,7 +118,7 @@ def same(ours: list[torch.Tensor], truth: list[torch.Tensor]) -> bool:
 # --8<-- [start:load]
 def universal(device: torch.device) -> deepspeed.DeepSpeedEngine:
     engine = new_engine(make_model(2, device), universal=True)  # "load_universal": true
-    engine.load_checkpoint("checkpoint")  # what checkpoint/latest_universal names
+    engine.load_checkpoint("checkpoint")  # the folder that latest_universal names
     return engine
 
 
@@ -184,8 +185,8 @@ def main() -> None:
         first = step(model, STEPS, optimizer)
         assert same(parameters_of(model), parameters[STEPS]) == (load is universal)
         second = step(model, STEPS + 1, optimizer)
-        told = f"{load.__name__}, {n} ranks"
-        show(f"{told:31}{first:15.4f}  {second:10.4f}")
+        label = f"{load.__name__}, {n} ranks"
+        show(f"{label:31}{first:15.4f}  {second:10.4f}")
     try:
         new_engine(make_model(2, device)).load_checkpoint("checkpoint")
     except Exception as error:

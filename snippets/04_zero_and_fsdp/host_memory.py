@@ -1,9 +1,10 @@
-"""Host memory by rank, for five ways to get a checkpoint of one file into a sharded model.
+"""Host memory of each rank, for five ways to load a checkpoint file into a sharded model.
 
-Linux counts three things in /proc/self: what a process has mapped (Rss), its own pages
-(Anonymous), and Pss, in which a page that k processes map counts as 1/k. So the sum of Pss over
-the ranks is what the machine needs. Look at what the last rank adds in each way. Everything
-stays on the CPU, whose memory is what this measures.
+Linux reports three numbers in /proc/self: all memory that a process has mapped (Rss), its
+private pages (Anonymous), and Pss. In Pss, a page that k processes map counts as 1/k of a page,
+so the sum of Pss over the ranks is the memory that the machine needs. The columns show how much
+each way adds. Compare the last rank in all rows. Everything stays on the CPU, because this
+program measures host memory.
 
 Needs: pip install safetensors
 """
@@ -35,7 +36,7 @@ FILE = 4 * WIDTH * WIDTH * LAYERS / 2**20  # MiB
 
 
 def truth(layer: int) -> torch.Tensor:
-    """The weight of a layer: each row has a number of its own."""
+    """The weight of a layer. Each row contains a different number."""
     rows = torch.arange(WIDTH, dtype=torch.float32) + WIDTH * layer
     return rows[:, None].expand(WIDTH, WIDTH).contiguous()
 
@@ -46,7 +47,7 @@ def new_model(device: str) -> nn.Sequential:
 
 
 def sharded(device: str) -> nn.Module:
-    """The model as shards; from the meta device they are allocated, and not filled."""
+    """The sharded model. From the meta device, its shards are allocated but not filled."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = new_model(device)
     for layer in model:
@@ -57,7 +58,7 @@ def sharded(device: str) -> nn.Module:
 # --8<-- [start:ways]
 def every_rank_loads() -> nn.Module:
     model = new_model("cpu")
-    model.load_state_dict(torch.load("model.pt"))  # the model twice, until this line has ended
+    model.load_state_dict(torch.load("model.pt"))  # two copies, until this line ends
     return model
 
 
@@ -81,16 +82,14 @@ def shards_from_slices() -> nn.Module:
         for name, parameter in model.named_parameters():
             n, rank = dist.get_world_size(), dist.get_rank()
             whole = file.get_slice(name)  # no bytes are read yet
-            each = -(
-                -whole.get_shape()[0] // n
-            )  # as chunk() cuts: the last may have fewer rows
+            each = -(-whole.get_shape()[0] // n)  # as chunk(): the last rank may have fewer
             parameter.to_local().copy_(whole[rank * each : (rank + 1) * each])
     return model
 
 
 def shards_from_dcp() -> nn.Module:
     model = sharded("meta")
-    state = model.state_dict()  # DTensors: each rank reads the rows that it has
+    state = model.state_dict()  # DTensors: each rank asks for its own rows
     dcp.load(state, checkpoint_id="model.dcp")
     return model
 
@@ -121,15 +120,15 @@ def reading(name: str) -> float:
 
 
 def peak() -> float:
-    """The most that this process has had mapped since the last reset, in MiB."""
+    """The largest Rss of this process since the last reset, in MiB."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def measure(way: Callable[[], nn.Module]) -> tuple[float, float, float]:
-    """What one way adds on this rank: its peak; and when loaded, its own pages and its Pss."""
-    way()  # whatever it imports and caches is there from now on
-    gc.collect()  # a sharded module is in cycles
+    """What one way adds on this rank: peak Rss, and later private pages and Pss, in MiB."""
+    way()  # a first call, so that imports and caches do not count
+    gc.collect()  # a sharded module has reference cycles
     dist.barrier()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     names = ("Rss", "Anonymous", "Pss")
@@ -152,7 +151,7 @@ def measure(way: Callable[[], nn.Module]) -> tuple[float, float, float]:
 def main() -> None:
     if not Path("/proc/self/smaps_rollup").exists():
         sys.exit("this program reads /proc/self/smaps_rollup, which only Linux has")
-    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: what is freed goes back at once
+    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: freed memory is returned
     start()
     rank, n = dist.get_rank(), dist.get_world_size()
     whole = {f"{layer}.weight": truth(layer) for layer in range(LAYERS)}
@@ -160,12 +159,12 @@ def main() -> None:
     if rank == 0:
         torch.save(whole, "model.pt")
         save_file(whole, "model.safetensors")
-        print(f"N = {n}, the model has {FILE:.0f} MiB; MiB that rank 0 and rank {n - 1} add")
-        print("                      at the peak        own pages          Pss")
+        print(f"N = {n}, a model of {FILE:.0f} MiB; added MiB on rank 0 and on rank {n - 1}")
+        print("                      at the peak       private pages       Pss")
     del whole
-    dist.barrier()  # the files are there
+    dist.barrier()  # all files are complete
     shard = FILE / n
-    ways = {  # what a rank's own pages should be, and the most that its peak may be
+    ways = {  # expected private pages of a rank, and an upper limit for its peak
         every_rank_loads: (FILE, 2.2 * FILE),
         every_rank_maps: (0, 1.2 * FILE),
         rank_0_broadcasts: (shard, shard + (FILE if rank == 0 else FILE / LAYERS) + 4),

@@ -1,14 +1,16 @@
-"""A rank killed while it saves: overwriting loses the old checkpoint, a rename never does.
+"""A rank is killed while it saves: writing over the old checkpoint mixes two models.
 
-Two ranks save step 1, train, and save step 2. In the second save rank 1 is killed (SIGKILL)
-after rank 0 has written its file and before rank 1 has written its own: half of the checkpoint
-is there. This program starts and mourns the ranks itself, and then loads what they left.
+Two ranks save step 1, and then they save step 2. In the second save, rank 1 is killed by
+SIGKILL after rank 0 has written its file and before rank 1 writes its own. The program starts
+the ranks itself and then loads what is on the disk.
 
-overwrite: both saves go to one folder. The metadata of step 1 still describes the files, so the
-load succeeds, and returns a model that never existed.
+overwrite: both saves use the same folder. The metadata of step 1 still describes the files, so
+the load succeeds. It returns a model that never existed.
 
-new folder: each save goes to a folder of its own, which gets its name by one rename when it
-is complete; a pointer file, replaced by one rename too, says which is the latest.
+new_folder: each save uses a new folder. A complete folder gets its final name by one rename.
+A pointer file contains the name of the latest checkpoint, and a rename replaces it, too.
+
+As a control, both ways also run without a kill. Then both return step 2.
 """
 
 import multiprocessing
@@ -22,57 +24,60 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 ROWS = 8
+KILL = "KILL_RANK_1"  # an environment variable, so that the ranks inherit it
 
 
 class KilledAt2(dcp.FileSystemWriter):
-    """DCP's writer, of which rank 1 is killed at step 2, when rank 0 has written its file."""
+    """The writer of DCP. If `KILL` is set, rank 1 is killed in the save of step 2."""
 
     def __init__(self, folder: Path, step: int) -> None:
         super().__init__(folder)
         self.step = step
 
     def write_data(self, plan, planner):
-        if self.step == 2 and dist.get_rank() == 1:
-            dist.barrier()
+        kill = self.step == 2 and os.environ.get(KILL)
+        if kill and dist.get_rank() == 1:
+            dist.barrier()  # rank 0 has written its file
             os.kill(os.getpid(), signal.SIGKILL)
         written = super().write_data(plan, planner)
-        if self.step == 2:
+        if kill:
             written.wait()
             dist.barrier()
         return written
 
 
 def overwrite(state: dict, step: int) -> None:
-    """The trap: always the same folder."""
+    """Wrong: all saves use the same folder."""
     dcp.save(state, storage_writer=KilledAt2(Path("overwrite"), step))
 
 
 def new_folder(state: dict, step: int) -> None:
-    """The fix: write to one side, and name it when it is whole."""
+    """Right: write to a new folder, and rename it when it is complete."""
     root = Path("new_folder")
     unfinished, finished = root / f"step-{step}.unfinished", root / f"step-{step}"
-    dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns when all have written
+    dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns after all ranks
     if dist.get_rank() == 0:
-        unfinished.rename(finished)  # one operation of the file system: done or not done
+        unfinished.rename(finished)  # complete, or not at all
         (root / "latest.new").write_text(finished.name)
-        (root / "latest.new").replace(root / "latest")  # readers see the old or the new
-    dist.barrier()  # nobody goes on before the checkpoint has its name
+        (root / "latest.new").replace(root / "latest")  # readers see the old or the new text
+    dist.barrier()  # no rank continues before the rename
 
 
 def latest() -> Path:
-    """The newest complete checkpoint; what a killed save left is removed."""
+    """The newest complete checkpoint. Incomplete folders are removed."""
     root = Path("new_folder")
-    for rest in root.glob("*.unfinished"):
-        shutil.rmtree(rest)
+    for folder in root.glob("*.unfinished"):
+        shutil.rmtree(folder)
     return root / (root / "latest").read_text()
 
 
 def work(rank: int, save, store: str) -> None:
-    """One rank: the weight is filled with 1 at step 1 and with 2 at step 2, and saved."""
+    """One rank: at step k, save a weight whose elements are all k."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     for step in (1, 2):
@@ -80,42 +85,64 @@ def work(rank: int, save, store: str) -> None:
         save({"weight": weight, "step": torch.tensor(step)}, step)
 
 
-def read(folder: Path) -> str:
-    """Load in one process, and say what came."""
+def read(folder: Path) -> tuple[int, list[int]]:
+    """The step and the first column of the weight, loaded in one process."""
     state = {"weight": torch.zeros(ROWS, 4), "step": torch.tensor(0)}
     dcp.load(state, checkpoint_id=folder, no_dist=True)
-    return f"step {state['step'].item()}, rows {state['weight'][:, 0].int().tolist()}"
+    return state["step"].item(), state["weight"][:, 0].int().tolist()
+
+
+def run(save) -> int:
+    """Run both ranks until they end; return the exit code of rank 1."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=work, args=(rank, save, f"{folder}/store"))
+            for rank in range(2)
+        ]
+        silent, stderr = os.open(os.devnull, os.O_WRONLY), os.dup(2)
+        os.dup2(silent, 2)  # hides the traceback of rank 0, whose peer is gone
+        for process in ranks:
+            process.start()
+        os.dup2(stderr, 2)
+        ranks[1].join()
+        ranks[0].join(20)
+        ranks[0].kill()
+        ranks[0].join()
+    return ranks[1].exitcode
 
 
 def main() -> None:
     if len(sys.argv) > 1 or "RANK" in os.environ:
         sys.exit("start this with: python killed_save.py (it starts its two ranks itself)")
-    context = multiprocessing.get_context("fork")
     for save in (overwrite, new_folder):
-        with tempfile.TemporaryDirectory() as folder:
-            ranks = [
-                context.Process(target=work, args=(rank, save, f"{folder}/store"))
-                for rank in range(2)
-            ]
-            silent, saved = os.open(os.devnull, os.O_WRONLY), os.dup(2)
-            os.dup2(silent, 2)  # the survivor's traceback about its lost peer
-            for process in ranks:
-                process.start()
-            os.dup2(saved, 2)
-            ranks[1].join()
-            ranks[0].join(20)
-            ranks[0].kill()
-            ranks[0].join()
-        killed = signal.Signals(-ranks[1].exitcode).name
-        print(f"{save.__name__}: rank 1 ended by {killed} in the save of step 2")
-        for entry in sorted(Path(save.__name__).rglob("*")):
+        root = Path(save.__name__)
+        assert run(save) == 0  # the control: without a kill, step 2 is complete
+        assert read(latest() if save is new_folder else root) == (2, [2] * ROWS)
+        shutil.rmtree(root)
+
+        os.environ[KILL] = "yes"
+        killed = signal.Signals(-run(save)).name
+        del os.environ[KILL]
+        print(f"{root}: rank 1 ended by {killed} in the save of step 2")
+        for entry in sorted(root.rglob("*")):
             if entry.is_file():
-                print(f"  {entry.relative_to(save.__name__)}")
-        folder = Path("overwrite") if save is overwrite else latest()
-        print(f"  loaded from {folder}: {read(folder)}")
+                print(f"  {entry.relative_to(root)}")
+        folder = latest() if save is new_folder else root
+        step, rows = read(folder)
+        print(f"  loaded from {folder}: step {step}, rows {rows}")
+        mixed = [2] * (ROWS // 2) + [1] * (ROWS // 2)
+        assert (step, rows) == (1, mixed if save is overwrite else [1] * ROWS)
+
     assert not list(Path("new_folder").glob("*.unfinished"))
-    Path("new_folder/step-9").mkdir()  # it has its name, and is not pointed to yet
+    Path("new_folder/step-9").mkdir()  # a folder that the pointer does not name
     assert latest().name == "step-1"
+    writer = dcp.FileSystemWriter("overwrite", overwrite=False)
+    try:
+        dcp.save({"step": torch.tensor(3)}, storage_writer=writer, no_dist=True)
+    except CheckpointException as error:
+        (cause, _) = error.failures[0]
+        print(f"with overwrite=False, the save raises {type(error).__name__}: {cause}")
 
 
 if __name__ == "__main__":

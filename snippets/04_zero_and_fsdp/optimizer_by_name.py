@@ -1,15 +1,17 @@
-"""An optimizer saved by parameter names and loaded by numbers: one error, two silent losses.
+"""An optimizer saved by names and loaded by numbers: one error, and three silent losses.
 
 get_optimizer_state_dict names the states after the parameters: state.up.weight.step. The state
 dict of the optimizer itself numbers them: state.0.step. dcp.load reads only the keys of the
 state dict that you pass to it, so these keys decide what happens:
 
 1. The optimizer has made a step. Its state dict asks for state.0.step, and the load fails.
-2. The optimizer is new. Its state dict asks for no state at all, and the load succeeds.
+2. The optimizer is new. Its state dict asks for no state, and the load succeeds.
 3. allow_partial_load=True skips every key that the checkpoint does not have, here all states.
 4. The fix: get_optimizer_state_dict, dcp.load, set_optimizer_state_dict.
+5. The fix after a trial backward: a parameter has a gradient, so no states are created.
 
-Each resumed run is compared with the run that was never interrupted.
+Each resumed run is compared with the run that was never interrupted. The program also shows
+that get_optimizer_state_dict changes a new optimizer: its step count becomes 1.
 """
 
 import os
@@ -114,11 +116,14 @@ def main() -> None:
         ("2. by number, a new optimizer", load_by_number, {}, 0),
         ("3. by number, allow_partial_load", load_by_number, {"partial": True}, 1),
         ("4. by name", load_by_name, {}, 0),
+        ("5. by name, after a trial backward", load_by_name, {}, None),
     )
     for what, load, options, steps in cases:
         fresh, resumed = sharded(device)
         if steps:
             train_steps(fresh, resumed, 0, steps)
+        if steps is None:
+            fresh(torch.ones(1, WIDTH, device=device)).sum().backward()  # a gradient remains
         try:
             load(fresh, resumed, **options)
         except CheckpointException as error:  # a BaseException: `except Exception` misses it
@@ -135,6 +140,7 @@ def main() -> None:
             for name, s in state.items()
         )
         made = {int(s["step"]) if "step" in s else 0 for s in state.values()}
+        resumed.zero_grad()
         losses = [train_steps(fresh, resumed, TRAINED + step, 1) for step in range(MORE)]
         same = losses == truth
         show(f"{what}: no error")
@@ -143,7 +149,17 @@ def main() -> None:
         show(f"   continues as if it had not been interrupted: {same}")
         assert not made, "all parameters have made the same number of steps"
         assert losses[0] == truth[0], "the parameters are those of the checkpoint"
-        assert equal == same == (load is load_by_name)
+        assert equal == same == (load is load_by_name and steps == 0)
+    fresh, resumed = sharded(device)
+    assert not resumed.state
+    get_optimizer_state_dict(fresh, resumed)
+    counts = {int(state["step"]) for state in resumed.state.values()}
+    show(f"a new optimizer after get_optimizer_state_dict alone: step count {counts.pop()}")
+    train_steps(fresh, resumed, 0, 1)
+    untouched, never_asked = sharded(device)
+    train_steps(untouched, never_asked, 0, 1)
+    pairs = zip(fresh.parameters(), untouched.parameters(), strict=True)
+    assert not any(torch.equal(a.to_local(), b.to_local()) for a, b in pairs)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class PartlyFrozen(nn.Module):
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps: int) -> list:
-    """The losses of some steps; the batch depends on the number of the step alone."""
+    """The losses of some steps. The batch depends only on the number of the step."""
     losses = []
     for step in range(first, first + steps):
         x = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(step))

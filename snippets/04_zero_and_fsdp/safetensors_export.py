@@ -1,12 +1,14 @@
-"""From shards to a Hugging Face folder: safetensors that transformers loads, made two ways.
+"""A sharded model becomes a Hugging Face folder of safetensors, made in two ways.
 
-A tiny Llama is made on the spot, sharded over the ranks and exported:
+The program makes a tiny Llama, shards it over the ranks and exports it:
 
 gathered: the full state dict on rank 0, and save_pretrained, which writes model.safetensors and
-config.json. Rank 0 needs the whole model in host memory.
+config.json. Rank 0 needs host memory for the whole model.
 
-consolidated: DCP's HuggingFaceStorageWriter lets every rank write its own shards as
-safetensors, and joins them on disk; no rank ever holds the model.
+consolidated: with DCP's HuggingFaceStorageWriter every rank writes its own shards as
+safetensors, and the files are joined on disk. No rank has the whole model.
+
+Look at the keys: with both folders, transformers finds no missing and no unexpected key.
 
 Needs: pip install transformers safetensors
 """
@@ -24,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here is downloaded
-logging.disable(logging.WARNING)  # greetings of libraries that transformers imports
+logging.disable(logging.WARNING)  # messages of imported libraries
 
 try:
     from safetensors import safe_open
@@ -75,9 +77,9 @@ def main() -> None:
 
     # --8<-- [start:export]
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = get_model_state_dict(model, options=options)  # a collective: every rank
+    whole = get_model_state_dict(model, options=options)  # every rank calls it
     if rank == 0:
-        with torch.device("meta"):  # the class and its config; not a byte for parameters
+        with torch.device("meta"):  # names and config, but no memory for parameters
             shell = LlamaForCausalLM(CONFIG)
         shell.save_pretrained("gathered", state_dict=whole)
 
@@ -97,10 +99,10 @@ def main() -> None:
         for folder in ("gathered", "consolidated"):
             files = sorted(name for name in os.listdir(folder) if name != "sharded")
             print(f"{folder}: {', '.join(files)}")
-            loaded, told = AutoModelForCausalLM.from_pretrained(
+            loaded, report = AutoModelForCausalLM.from_pretrained(
                 folder, output_loading_info=True
             )
-            assert not told["missing_keys"] and not told["unexpected_keys"], told
+            assert not report["missing_keys"] and not report["unexpected_keys"], report
             torch.testing.assert_close(loaded(tokens.cpu()).logits, expected)
             (file,) = (name for name in files if name.endswith(".safetensors"))
             with safe_open(f"{folder}/{file}", framework="pt") as tensors:

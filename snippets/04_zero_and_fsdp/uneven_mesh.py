@@ -1,7 +1,9 @@
-"""A whole state dict loaded into FSDP2 over TP, where ranks divide the rows and where not.
+"""A whole state dict is loaded into FSDP2 over TP: the ranks divide 8 rows, but not 9 rows.
 
-For each size the dict is given to every rank, then to rank 0 alone, which sends it, and then
-it goes through a checkpoint of DCP. Four ranks: a mesh of 2 × 2.
+For each number of rows, the program loads in three ways. Every rank has the dict, or rank 0 has
+it and sends it, or the dict goes through a checkpoint of DCP. Four ranks form a mesh of 2 × 2.
+Look at the line in which the load ends at an assertion. The line after the loads shows that
+such a model cannot even compute its forward pass.
 """
 
 import logging
@@ -66,9 +68,9 @@ def from_rank_0(target: nn.Module, whole: dict[str, torch.Tensor]) -> None:
 
 
 def through_dcp(target: nn.Module, whole: dict[str, torch.Tensor]) -> None:
-    """Each rank reads its own rows; the folder is one that all ranks see."""
+    """Each rank reads its own rows, from a folder that all ranks can read."""
     dcp.save(whole, checkpoint_id="whole")
-    shards = get_model_state_dict(target)  # no copies: what is read lands in the model
+    shards = get_model_state_dict(target)  # no copies: dcp.load fills the model
     dcp.load(shards, checkpoint_id="whole")
 
 
@@ -77,10 +79,11 @@ def through_dcp(target: nn.Module, whole: dict[str, torch.Tensor]) -> None:
 
 def main() -> None:
     if os.environ.get("WORLD_SIZE") != "4":
-        sys.exit("uneven_mesh.py takes 4 ranks: torchrun --nproc-per-node=4 uneven_mesh.py")
+        sys.exit("uneven_mesh.py needs 4 ranks: torchrun --nproc-per-node=4 uneven_mesh.py")
     device = start()
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # gathers in two steps
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     report = print if dist.get_rank() == 0 else lambda *_: None
     for rows in (8, 9):
         whole = model(rows, seed=0).to(device).state_dict()
@@ -96,10 +99,17 @@ def main() -> None:
             found = get_model_state_dict(target, options=WHOLE)
             assert all(torch.equal(found[name], whole[name]) for name in found)
             report(f"{rows} rows {load.__name__:16} equal")
+        try:
+            error = None
+            target(torch.ones(4, 6, device=device))
+        except RuntimeError as caught:
+            error = str(caught).splitlines()[0]
+        report(f"{rows} rows, forward: {error or 'no error'}")
+        assert (error is None) == (rows == 8)
     given = dict(whole)
     set_model_state_dict(cut(model(rows, 1).to(device), mesh), given, options=SENT)
     changed = [name for name, value in given.items() if isinstance(value, DTensor)]
-    report(f"what was passed is changed: {len(changed)} of {len(given)} are DTensors now")
+    report(f"the dict that was passed: {len(changed)} of {len(given)} values are DTensors now")
     dist.destroy_process_group()
 
 

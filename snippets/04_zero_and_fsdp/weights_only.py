@@ -1,25 +1,38 @@
-"""Weights only load failed: a checkpoint names a class, and torch.load refuses to look it up.
+"""Weights only load failed: torch.load refuses a file that names a class it does not know.
 
-torch.save pickles whatever it is given, and a pickle may name any function, to be called while
-the file is read. So torch.load builds tensors, containers and numbers, and nothing else, unless
-it is told the names of what may be built too. The first file names argparse.Namespace, which is
-harmless; the third names print, and shows that it could have named anything.
+torch.save pickles any object, and a pickle may name any function, which is called while the
+file is read. So by default torch.load builds tensors, containers and numbers. It builds other
+objects only if you allow them by name. The first file names argparse.Namespace, which is
+harmless. The last two files name print, to show that a file could name any function.
+
+Look at the last two lines, which are printed by the files: one by torch.load with
+weights_only=False, and one by dcp.load, which reads its metadata with pickle.
 """
 
 import argparse
+import contextlib
+import pickle
 import tempfile
+import warnings
 from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 class Trap:
-    """What a stranger's file may hold: it is pickled as a call."""
+    """An object that is pickled as a call of print."""
+
+    def __init__(self, reader: str) -> None:
+        self.reader = reader
 
     def __reduce__(self) -> tuple:
-        return print, ("with weights_only=False: this ran while the file was read",)
+        return print, (f"{self.reader}: this call was in the file",)
 
 
 def main(folder: Path) -> None:
@@ -48,13 +61,18 @@ def main(folder: Path) -> None:
     assert loaded == arguments and torch.load(path)["arguments"] == vars(arguments)
 
     # --8<-- [start:trap]
-    torch.save({"model": weights, "arguments": Trap()}, path)
+    torch.save({"model": weights, "arguments": Trap("with weights_only=False")}, path)
     try:
         torch.load(path)
         raise AssertionError("the call was made")
     except UnpicklingError:
-        print(f"a stranger's names {get_unsafe_globals_in_checkpoint(path)}")
+        print(f"an untrusted file names {get_unsafe_globals_in_checkpoint(path)}")
     torch.load(path, weights_only=False)
+
+    dcp.save({"model": weights}, checkpoint_id=folder / "dcp")
+    (folder / "dcp" / ".metadata").write_bytes(pickle.dumps(Trap("dcp.load")))
+    with contextlib.suppress(Exception, CheckpointException):  # after the call, it fails
+        dcp.load({"model": weights}, checkpoint_id=folder / "dcp")
     # --8<-- [end:trap]
 
 

@@ -36,9 +36,9 @@ def draw(errors: dict[str, list[float]]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "input_rounding", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 3.8))
     rows = {
-        "bf16": ("#0b6e99", 1.25, "bf16, 7 bits"),
-        "tf32": ("#15803d", 1.25, "tf32 and fp16, 10 bits"),
-        "fp32": ("#52525b", 2.6, "fp32 throughout"),
+        "bf16": ("#0b6e99", 1.6, "bf16, 7 bits"),
+        "tf32": ("#15803d", 1.6, "tf32 and fp16, 10 bits"),
+        "fp32": ("#52525b", 4.0, "fp32 throughout"),
     }
     for name, (colour, above, words) in rows.items():
         axes.plot(LENGTHS, errors[name], "o-", color=colour, markersize=5)
@@ -47,7 +47,7 @@ def draw(errors: dict[str, list[float]]) -> None:
         axes.axhline(PREDICTED * 2**-m, color="#c2410c", linestyle="--", linewidth=1.2)
     axes.text(
         LENGTHS[-1],
-        PREDICTED * 2**-7 * 1.25,
+        PREDICTED * 2**-7 * 1.6,
         "0.28·2$^{-m}$",
         color="#c2410c",
         ha="right",
