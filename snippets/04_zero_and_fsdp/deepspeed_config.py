@@ -15,7 +15,6 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import KeysView
 
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
@@ -80,9 +79,6 @@ class Recorder(dict):
     def get(self, key: str, default=None):
         self.reads.add(key)
         return super().get(key, default)
-
-    def keys(self) -> KeysView:
-        return KeysView(self)  # `key in config.keys()` then calls __contains__
 
 
 def unread_keys(config: dict) -> list[str]:
