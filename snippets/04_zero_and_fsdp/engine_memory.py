@@ -52,7 +52,7 @@ BUS = {  # what moves between two neighbouring memories: to the right, to the le
 }
 
 
-def text(x: float, y: float, words: str, size: int = 13, anchor: str = "start", **more) -> str:
+def label(x: float, y: float, words: str, size: int = 13, anchor: str = "start", **more) -> str:
     colour = more.get("colour", INK)
     return (
         f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" '
@@ -60,29 +60,29 @@ def text(x: float, y: float, words: str, size: int = 13, anchor: str = "start", 
     )
 
 
-def block(x: float, y: float, width: float, part: str) -> str:
+def part_block(x: float, y: float, width: float, part: str) -> str:
     """A coloured block with its letter inside, or above it if the block is narrow."""
     middle = x + width / 2
     if width >= 12:
-        letter = text(middle, y + 18, part, 13, "middle", colour="#ffffff")
+        letter = label(middle, y + 18, part, 13, "middle", colour="#ffffff")
     else:
-        letter = text(middle, y - 4, part, 12, "middle")
+        letter = label(middle, y - 4, part, 12, "middle")
     place = f'x="{x}" y="{y}" width="{width}" height="{HIGH}"'
     return f'<rect {place} fill="{COLOURS[part]}"/>{letter}'
 
 
-def arrow(x: float, y: float, length: float, words: str) -> str:
+def bus_arrow(x: float, y: float, length: float, words: str) -> str:
     """An arrow with a label above it; a negative length points to the left."""
     tip = x + length
     back = tip - 7 if length > 0 else tip + 7
     return (
         f'<path d="M{x} {y} H{tip} M{back} {y - 4} L{tip} {y} L{back} {y + 4}" fill="none" '
         f'stroke="{INK}" stroke-width="1.4"/>'
-        + text(x + length / 2, y - 5, words, 12, "middle", colour=MUTED)
+        + label(x + length / 2, y - 5, words, 12, "middle", colour=MUTED)
     )
 
 
-def memory(frame: int, y: float, parts: dict[str, float], stage: int) -> str:
+def memory_frame(frame: int, y: float, parts: dict[str, float], stage: int) -> str:
     """A frame for one memory, with the whole parts dashed and the kept parts coloured."""
     left, width = FRAMES[frame], WIDTHS[frame]
     drawn = [
@@ -100,16 +100,16 @@ def memory(frame: int, y: float, parts: dict[str, float], stage: int) -> str:
                 )
             else:
                 whole = UNIT * parts[part]
-            drawn.append(block(x, y + 18, UNIT * parts[part], part))
+            drawn.append(part_block(x, y + 18, UNIT * parts[part], part))
             x += whole + 5
     if frame == 0 and stage == 3:
         place = f'x="{left + width - 28}" y="{y + 18}" width="20" height="{HIGH}"'
         line = f'stroke="{COLOURS["P"]}" stroke-width="1.6" stroke-dasharray="4 2"'
         drawn.append(f'<rect {place} fill="none" {line}/>')
-        drawn.append(text(left + width - 8, y + 14, "1 layer", 12, "end", colour=MUTED))
+        drawn.append(label(left + width - 8, y + 14, "1 layer", 12, "end", colour=MUTED))
     total = sum(parts.values())
-    label = f"{total:g}Ψ bytes" if total else ("buffers" if frame else "")
-    drawn.append(text(left + 8, y + 57, label, 12, colour=MUTED))
+    words = f"{total:g}Ψ bytes" if total else ("buffers" if frame else "")
+    drawn.append(label(left + 8, y + 57, words, 12, colour=MUTED))
     return "".join(drawn)
 
 
@@ -120,25 +120,25 @@ def draw() -> str:
         'font-family="system-ui, sans-serif">'
     ]
     for frame, name in enumerate(PLACES):
-        parts.append(text(FRAMES[frame] + WIDTHS[frame] / 2, 24, name, 15, "middle"))
-    parts.append(text(8, 24, f"one of {N} ranks", 15))
-    parts.append(text(8, 46, "and its network", 12, colour=MUTED))
+        parts.append(label(FRAMES[frame] + WIDTHS[frame] / 2, 24, name, 15, "middle"))
+    parts.append(label(8, 24, f"one of {N} ranks", 15))
+    parts.append(label(8, 46, "and its network", 12, colour=MUTED))
     for number, (name, stage, offloaded, place) in enumerate(LAYOUTS):
         y = TOP + ROW * number
         title, _, second = name.partition(", ")
-        parts.append(text(8, y + 16, title + ("," if second else ""), 14))
+        parts.append(label(8, y + 16, title + ("," if second else ""), 14))
         if second:
-            parts.append(text(8, y + 33, second, 14))
+            parts.append(label(8, y + 33, second, 14))
         for line, words in enumerate(NETWORK[stage]):
             offset = 50 if second else 34
-            parts.append(text(8, y + offset + 15 * line, words, 12, colour=MUTED))
+            parts.append(label(8, y + offset + 15 * line, words, 12, colour=MUTED))
         for frame, kept in enumerate(bytes_kept(stage, offloaded, place)):
             if kept or frame == 0 or frame < place:
-                parts.append(memory(frame, y, kept, stage))
+                parts.append(memory_frame(frame, y, kept, stage))
         for gap, (right, left) in enumerate(BUS.get(name, ())):
             begin, end = FRAMES[gap] + WIDTHS[gap] + 5, FRAMES[gap + 1] - 5
-            parts.append(arrow(begin, y + 24, end - begin, right))
-            parts.append(arrow(end, y + 52, begin - end, left))
+            parts.append(bus_arrow(begin, y + 24, end - begin, right))
+            parts.append(bus_arrow(end, y + 52, begin - end, left))
     y = height - 14
     for x, (part, name) in zip(
         (196, 336, 466),
@@ -147,8 +147,8 @@ def draw() -> str:
     ):
         parts.append(
             f'<rect x="{x}" y="{y - 14}" width="18" height="18" fill="{COLOURS[part]}"/>'
-            + text(x + 9, y, part, 13, "middle", colour="#ffffff")
-            + text(x + 26, y, name)
+            + label(x + 9, y, part, 13, "middle", colour="#ffffff")
+            + label(x + 26, y, name)
         )
     return "\n".join([*parts, "</svg>", ""])
 

@@ -13,12 +13,14 @@ INK, MUTED, BLUE, ORANGE = "#1f2937", "#52525b", "#0b6e99", "#c2410c"
 WIDTH, HEIGHT, STEP = 860, 300, 98
 
 
-def text(x: float, y: float, words: str, size: int = 13, colour: str = INK) -> str:
-    style = f'font-size="{size}" text-anchor="middle"'
-    return f'<text x="{x}" y="{y}" fill="{colour}" {style}>{words}</text>'
+def centred(x: float, y: float, words: str, colour: str = INK, size: int = 14) -> str:
+    middle = f'text-anchor="middle" font-size="{size}"'
+    return f'<text x="{x}" y="{y}" fill="{colour}" {middle}>{words}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, colour: str, full: bool) -> str:
+def rounded_box(
+    x: float, y: float, width: float, height: float, colour: str, full: bool
+) -> str:
     opacity = 0.85 if full else 0.1
     return (
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" fill="{colour}" '
@@ -26,43 +28,44 @@ def box(x: float, y: float, width: float, height: float, colour: str, full: bool
     )
 
 
-def down(x: float, top: float, bottom: float, wide: float) -> str:
+def link_arrow(x: float, top: float, bottom: float, wide: float) -> str:
     return (
         f'<path d="M{x} {top} V{bottom - 10}" stroke="{ORANGE}" stroke-width="{wide}"/>'
         f'<path d="M{x} {bottom} l-7 -12 h14 z" fill="{ORANGE}"/>'
     )
 
 
-def panel(left: float, owners: int, seconds: float) -> str:
+def links_panel(left: float, owners: int, seconds: float) -> str:
     """Host memory at the top, four GPUs below it; `owners` GPUs load a part of the layer."""
     wide = STEP * GPUS - 12
     parts = [
-        text(
+        centred(
             left + wide / 2,
             24,
             "one GPU owns the layer" if owners == 1 else "each GPU owns a quarter",
+            INK,
             15,
         ),
-        box(left, 40, wide, 44, MUTED, False),
-        text(left + wide / 2, 67, "host memory: the layer"),
+        rounded_box(left, 40, wide, 44, MUTED, False),
+        centred(left + wide / 2, 67, "host memory: the layer"),
     ]
     for gpu in range(GPUS):
         x = left + STEP * gpu
         if gpu < owners:
-            parts.append(down(x + 43, 88, 156, 9 if owners == 1 else 3))
-            parts.append(text(x + 68, 124, f"1/{owners}" if owners > 1 else "1", 13, MUTED))
-        parts.append(box(x, 160, 86, 52, BLUE, False))
+            parts.append(link_arrow(x + 43, 88, 156, 9 if owners == 1 else 3))
+            parts.append(centred(x + 68, 124, f"1/{owners}" if owners > 1 else "1", MUTED, 13))
+        parts.append(rounded_box(x, 160, 86, 52, BLUE, False))
         part = 70 / owners if gpu < owners else 0
         if part:
-            parts.append(box(x + 8, 188, part, 14, BLUE, True))
-        parts.append(text(x + 43, 178, f"GPU {gpu}"))
+            parts.append(rounded_box(x + 8, 188, part, 14, BLUE, True))
+        parts.append(centred(x + 43, 178, f"GPU {gpu}"))
     action = "broadcast" if owners == 1 else "all-gather"
     parts.append(
         f'<path d="M{left + 43} 216 v14 H{left + STEP * (GPUS - 1) + 43} v-14" fill="none" '
         f'stroke="{INK}" stroke-width="1.5"/>'
     )
-    parts.append(text(left + wide / 2, 248, f"{action} over NVLink"))
-    parts.append(text(left + wide / 2, 276, f"{seconds * 1e3:.1f} ms over PCIe", 13, MUTED))
+    parts.append(centred(left + wide / 2, 248, f"{action} over NVLink"))
+    parts.append(centred(left + wide / 2, 276, f"{seconds * 1e3:.1f} ms over PCIe", MUTED, 13))
     return "".join(parts)
 
 
@@ -75,8 +78,8 @@ def main() -> None:
     picture = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="system-ui, sans-serif">',
-        panel(20, 1, one),
-        panel(460, GPUS, max(each)),
+        links_panel(20, 1, one),
+        links_panel(460, GPUS, max(each)),
         "</svg>",
         "",
     ]

@@ -18,17 +18,17 @@ WIDTH, ROW, LEFT, RIGHT, BOX = 860, 232, 20, 660, 180
 INK, MUTED, BLUE, ORANGE = "#1f2937", "#52525b", "#0b6e99", "#c2410c"
 
 
-def text(x: float, y: float, words: str, size: int = 13, colour: str = INK) -> str:
-    style = f'font-size="{size}" text-anchor="middle"'
-    return f'<text x="{x}" y="{y}" fill="{colour}" {style}>{words}</text>'
+def centred(x: float, y: float, words: str, colour: str = INK, size: int = 14) -> str:
+    middle = f'text-anchor="middle" font-size="{size}"'
+    return f'<text x="{x}" y="{y}" fill="{colour}" {middle}>{words}</text>'
 
 
-def node(x: float, y: float, number: int, second_shard: bool) -> str:
+def node_box(x: float, y: float, number: int, second_shard: bool) -> str:
     """A node with two ranks. With `second_shard`, each rank also has half of the model."""
     parts = [
         f'<rect x="{x}" y="{y}" width="{BOX}" height="176" rx="6" fill="none" '
         f'stroke="{MUTED}"/>',
-        text(x + BOX / 2, y + 20, f"node {number}"),
+        centred(x + BOX / 2, y + 20, f"node {number}"),
     ]
     for rank in range(2):
         left, top = x + 10 + 82 * rank, y + 32
@@ -36,18 +36,18 @@ def node(x: float, y: float, number: int, second_shard: bool) -> str:
             f'<rect x="{left}" y="{top}" width="76" height="132" rx="4" fill="{BLUE}" '
             f'fill-opacity="0.08" stroke="{BLUE}"/>'
         )
-        parts.append(text(left + 38, top + 18, f"rank {2 * number + rank}"))
+        parts.append(centred(left + 38, top + 18, f"rank {2 * number + rank}"))
         parts.append(
             f'<rect x="{left + 18}" y="{top + 28}" width="40" height="16" fill="{BLUE}"/>'
         )
-        parts.append(text(left + 38, top + 60, "1/4 of Ψ", 12, MUTED))
+        parts.append(centred(left + 38, top + 60, "1/4 of Ψ", MUTED, 12))
         if second_shard:
             parts.append(
                 f'<rect x="{left + 8}" y="{top + 74}" width="60" height="16" fill="{BLUE}" '
                 f'fill-opacity="0.45" stroke="{BLUE}"/>'
             )
-            parts.append(text(left + 38, top + 106, "second", 12, MUTED))
-            parts.append(text(left + 38, top + 120, "shard: 1/2", 12, MUTED))
+            parts.append(centred(left + 38, top + 106, "second", MUTED, 12))
+            parts.append(centred(left + 38, top + 120, "shard: 1/2", MUTED, 12))
     return "".join(parts)
 
 
@@ -60,16 +60,16 @@ def draw(stage3: list[float], zeropp: list[float]) -> str:
     for half, amounts in enumerate((stage3, zeropp)):
         y = 40 + ROW * half
         title = f"{'ZeRO++' if half else 'stage 3'}: {sum(amounts):g}Ψ between the nodes"
-        parts.append(text(WIDTH / 2, y - 16, title, 15))
+        parts.append(centred(WIDTH / 2, y - 16, title, INK, 15))
         for x, number in ((LEFT, 0), (RIGHT, 1)):
-            parts.append(node(x, y, number, second_shard=half == 1))
+            parts.append(node_box(x, y, number, second_shard=half == 1))
         for line, ((name, *_, label), amount) in enumerate(zip(ARROWS, amounts, strict=True)):
             middle = y + 44 + 56 * line
             size = "Ψ" if amount == 1 else f"{amount:g}Ψ"
             words = f"{name}: {size}, {label if half else 'fp16'}"
             if not amount:
                 words = f"{name}: {label}"
-            parts.append(text(WIDTH / 2, middle - 10, words, 13))
+            parts.append(centred(WIDTH / 2, middle - 10, words, INK, 13))
             if amount:
                 begin, end, wide = LEFT + BOX + 12, RIGHT - 12, 1.5 + 6 * amount
                 parts.append(
