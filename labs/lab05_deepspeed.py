@@ -1,32 +1,41 @@
 # %% [markdown]
 # # Lab 05: ZeRO with DeepSpeed
 #
-# DeepSpeed takes a model, an optimizer and a configuration, and returns an **engine**, which
-# owns backward, the step, accumulation and clipping. What is sharded is one number in the
-# configuration. That is its charm, and its danger: a key in the wrong place is often no error,
-# and the job then trains something else than you meant. In this lab you write the configuration
-# of all four stages, of bf16 and of offload, predict what each rank then holds and sends, and
-# measure both. FSDP2 trains the same model beside it. All losses must be those of one process.
+# DeepSpeed takes a model, an optimizer and a configuration, and returns an **engine**. The
+# engine owns backward, the optimizer step, accumulation and clipping. One number in the
+# configuration decides what is sharded. This is easy to use, but it is also dangerous:
+# DeepSpeed often accepts a key in a wrong place without an error, and then the job trains in
+# a different way than you intended.
+#
+# In this lab you write the configuration of all four stages, of bf16 and of offload. You
+# predict what each rank keeps and sends, and you measure both. FSDP2 trains the same model
+# for comparison. All losses must equal those of one process.
+#
+# You can run the finished lab on the CPU, or with one GPU per process. The number of ranks
+# must be 1, 2, 3, 4 or 6. The lab needs `pip install deepspeed` (version 0.19), and nothing
+# is compiled:
 #
 #     torchrun --nproc-per-node=2 labs/lab05_deepspeed.py
 #
-# runs the finished lab, on the CPU or on one GPU per process, with 1, 2, 3, 4 or 6 ranks. It
-# needs `pip install deepspeed` (0.19; nothing is compiled). To do it yourself:
+# To solve the lab yourself, create a copy with blanks, run the copy, and have it graded:
 #
-#     python labs/start.py 05
+#     python labs/start.py 05                           # creates my_labs/lab05_deepspeed.py
 #     torchrun --nproc-per-node=2 my_labs/lab05_deepspeed.py
-#     python labs/check.py my_labs/lab05_deepspeed.py
+#     python labs/check.py my_labs/lab05_deepspeed.py   # grades it with 1, 2 and 3 ranks
 #
-# The first line writes your copy, with blanks, to `my_labs/`. The last one grades it, step by
-# step, at 2 and 3 ranks; `--step 2` grades one step, `--output` shows what failing ranks
-# printed. Work in a clone of the repository, with its Python: `make test WHAT=labs` sets it up
-# once, and `source .venv/bin/activate` puts torchrun on the path.
+# With `--step 2`, `check.py` grades only step 2. With `--output`, it also shows what the
+# failing ranks printed. You need a clone of the repository and its Python environment. The
+# command `make test WHAT=labs` creates the environment, and you need it only once. The
+# command `source .venv/bin/activate` makes `torchrun` available in your shell.
 #
-# There are eight steps. Each has a text, one or more blanks for you to fill, and a check which
-# prints what it proved. Your copy runs as far as the first blank and says in one line what
-# belongs there; the long report below that line is torchrun's. In `check.py` every step stands
-# on finished versions of the other steps, so you can take them in any order. Allow three hours.
-# Lab 02 comes first, and chapter 04 to the end of "DeepSpeed: the same idea, as an engine".
+# Each of the eight steps has a text, one or more blanks for you to fill, and a check. The
+# check prints what it has proved. Your copy runs up to the first blank, and there it prints
+# one line that says what is missing. The long report below that line comes from `torchrun`,
+# and you can ignore it. The checker grades each step with finished versions of the other
+# steps, so you can solve the steps in any order.
+#
+# Plan three hours for the lab. Solve lab 02 first. Read the page "DeepSpeed" of chapter 04 up
+# to the end of the section "DeepSpeed: the same idea, as an engine".
 
 # %%
 import argparse
@@ -55,13 +64,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def say(text: str) -> None:
-    """Print once, not once per rank."""
+    """Print `text` on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
-    """End on a blank or on a failed check with one sentence from one rank."""
+    """At a blank or a failed check, print one sentence on rank 0 instead of a traceback."""
     blank = issubclass(kind, NotImplementedError)
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
@@ -69,14 +78,14 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
     line = getattr(error, "line", (own if blank else checks)[-1].lineno)
     if os.environ.get("RANK", "0") != "0":
-        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        # rank 0 prints first, and its launcher then ends the others; all ranks reach a blank
         time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
 
 
 def refuse(sentence: str) -> None:
-    """End with one sentence from one rank; torchrun then ends the others."""
+    """Exit with one sentence on rank 0; torchrun then ends the other ranks."""
     if os.environ.get("RANK", "0") != "0":
         time.sleep(60)
     sys.exit(sentence)
@@ -84,12 +93,14 @@ def refuse(sentence: str) -> None:
 
 if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ or len(sys.argv) > 2:
-        sys.exit("start me with: torchrun --nproc-per-node=2 lab05_deepspeed.py [FOLDER]")
+        sys.exit(
+            "start this program with: torchrun --nproc-per-node=2 lab05_deepspeed.py [FOLDER]"
+        )
     if os.environ["WORLD_SIZE"] not in ("1", "2", "3", "4", "6"):
-        refuse("24 rows and 12 layers go into equal parts: start 1, 2, 3, 4 or 6 ranks")
+        refuse("start 1, 2, 3, 4 or 6 ranks, which must divide 24 rows and 12 layers")
     sys.excepthook = stop_kindly
 
-# DeepSpeed logs to stdout, with the date; it looks for accelerators, and at each gradient again
+# DeepSpeed logs to stdout, with the date. It chooses an accelerator when it is imported.
 logging.disable(logging.WARNING)
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", 1)):
@@ -109,15 +120,17 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 # %% [markdown]
 # The cells under `if __name__ == "__main__":` run when you start the file. `check.py` imports
-# the file and calls what you wrote, so keep code of your own inside functions or such cells.
+# the file and calls your functions. So put your own code inside functions or inside such
+# cells.
 #
-# ## The truth: one process, the whole batch
+# ## The reference: one process with the whole batch
 #
-# Twelve layers of 48 × 48 numbers each, $\Psi = 27\,648$ parameters in all, without biases, so
-# that everything divides evenly by the ranks and formulas are exact. Five batches of 24 rows;
-# the model learns to make each row symmetric. One process trains on them with AdamW and the
-# gradient clipped to a norm of 0.75, which the first three exceed. Its five losses are what
-# every engine in this lab must arrive at.
+# The model has twelve layers of 48 × 48 numbers and no biases. In total it has $\Psi =
+# 27\,648$ parameters. The ranks divide these numbers evenly, so the formulas are exact. There
+# are five batches of 24 rows, and the model learns to make each row symmetric. One process
+# trains on these batches with AdamW, and clips the gradient to a norm of 0.75. The first
+# three gradients are longer than that, so clipping changes them. Every engine in this lab
+# must reach the same five losses.
 
 # %%
 WIDTH, LAYERS = 48, 12
@@ -127,7 +140,7 @@ LEARNING_RATE, CLIP = 1e-2, 0.75
 
 
 class Net(nn.Module):
-    """Rows [b, 48] to rows [b, 48], computed in the precision of the parameters."""
+    """Compute rows [b, 48] from rows [b, 48], in the precision of the parameters."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +154,7 @@ class Net(nn.Module):
 
 
 def build_model(device: torch.device | str = "cpu") -> Net:
-    """The model, the same wherever it is built."""
+    """Return the model, with equal parameters on all ranks."""
     torch.manual_seed(5)
     return Net().to(device)
 
@@ -151,13 +164,13 @@ def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def make_batches(device: torch.device | str = "cpu") -> list[torch.Tensor]:
-    """Five batches of rows [24, 48]."""
+    """Return five batches of rows [24, 48], equal on all ranks."""
     generator = torch.Generator().manual_seed(5)
     return list(torch.randn(BATCHES, BATCH, WIDTH, generator=generator).to(device))
 
 
 def mean_loss(output: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """How far the output is from the rows made symmetric; a mean over all numbers."""
+    """Return the mean squared distance between the output and the symmetric rows."""
     return (output - (rows + rows.flip(-1)) / 2).square().mean()
 
 
@@ -180,8 +193,8 @@ def in_row(numbers: Sequence[float], digits: int = 4) -> str:
 
 
 def assert_losses(ours: Sequence[float], true: Sequence[float], wide: float = 1e-5) -> None:
-    """Raise AssertionError, with both rows of losses, unless they agree."""
-    what = f"the losses are {in_row(ours, 6)}, of one process {in_row(true, 6)}"
+    """Raise an AssertionError that shows both lists of losses, unless they agree."""
+    what = f"the losses are {in_row(ours, 6)}, but one process has {in_row(true, 6)}"
     assert len(ours) == len(true), what
     torch.testing.assert_close(
         torch.tensor(ours), torch.tensor(true), rtol=wide, atol=0.0, msg=what
@@ -190,47 +203,52 @@ def assert_losses(ours: Sequence[float], true: Sequence[float], wide: float = 1e
 
 if __name__ == "__main__":
     TRUE_LOSSES = train_alone()
-    say(f"the truth: one process, losses {in_row(TRUE_LOSSES)}")
+    say(f"one process with the whole batch: losses {in_row(TRUE_LOSSES)}")
 
 # %% [markdown]
 # ## Step 1: a configuration, and who checks it
 #
-# Three numbers must agree: the **global batch** is the micro-batch of one forward, times the
-# micro-batches that are accumulated before a step, times the ranks.
+# Three numbers must agree. The **global batch** is the micro-batch of one forward, times the
+# number of micro-batches that are accumulated before a step, times the number of ranks:
 #
 #     train_batch_size
 #     = train_micro_batch_size_per_gpu × gradient_accumulation_steps × ranks
 #
-# The global batch is given (it decides what is learned), so is the micro-batch (memory decides
-# it) and so is $N$ (the cluster decides it). The number of accumulated micro-batches follows,
-# if it divides. If it does not, say so: a batch silently rounded is another experiment.
+# The global batch is given, because it decides what the model learns. The micro-batch is
+# given, because the memory limits it. The number of ranks $N$ is given by the cluster. From
+# these numbers you compute the number of accumulated micro-batches, if the division has no
+# remainder. If it has a remainder, raise an error. A batch that is silently rounded would be
+# a different experiment.
 #
-# These keys stand at the top, and so does `gradient_clipping` (here `CLIP`). Sharding has a
-# block of its own, `zero_optimization`:
+# These keys belong to the top level of the configuration, and so does `gradient_clipping`,
+# which is `CLIP` here. The keys of sharding belong to a block with the name
+# `zero_optimization`:
 #
 # - `stage`: 0, 1, 2 or 3.
-# - `reduce_bucket_size`: how many *elements* are reduced at a time; a buffer of this many is
-#   kept. Here one layer, `WIDTH * WIDTH`; the default is 500 million.
-# - `stage3_prefetch_bucket_size`: how many elements are gathered ahead of their use. One layer
-#   again.
-# - `stage3_param_persistence_threshold`: tensors with fewer elements stay whole on every rank.
-#   The default is 100,000, more than any layer here has: stage 3 would shard nothing. Set it to
-#   0.
+# - `reduce_bucket_size`: the number of *elements* that are reduced together. DeepSpeed keeps
+#   a buffer of this size. Use the size of one layer, `WIDTH * WIDTH`. The default is 500
+#   million.
+# - `stage3_prefetch_bucket_size`: the number of elements that are gathered before they are
+#   used. Use the size of one layer again.
+# - `stage3_param_persistence_threshold`: tensors with at most this number of elements stay
+#   whole on every rank. The default is 100,000. Every layer of this model is smaller, so
+#   stage 3 would shard nothing. Set it to 0.
 #
-# Who checks this? Keys *inside* `zero_optimization` are checked by name. Keys at the top are
-# not: write `gradient_cliping`, and you train without clipping. So the check below asks
-# DeepSpeed to read your configuration, looks for names that DeepSpeed does not know, and reads
-# back what it understood.
+# Who checks the configuration? DeepSpeed checks the names of the keys *inside*
+# `zero_optimization`. It does not check the names at the top level. If you write
+# `gradient_cliping`, DeepSpeed clips to its default of 1.0 and not to your limit. So the
+# check below lets DeepSpeed read your configuration, searches for names that DeepSpeed does
+# not know, and compares the values that DeepSpeed has understood.
 
 
 # %%
 def make_config(ranks: int, micro: int, batch: int, stage: int) -> dict:
-    """DeepSpeed's configuration for a global batch of `batch` rows, `micro` at a time.
+    """Return a configuration for a global batch of `batch` rows in micro-batches of `micro`.
 
     Raises ValueError if the batch cannot be cut into equal micro-batches on all ranks.
     """
-    # >>> solution 1: raise ValueError if it does not divide, and return the configuration
-    # hint: the keys of the text: four at the top, and a dict of four in "zero_optimization"
+    # >>> solution 1: raise ValueError if the batch cannot be cut, or return the configuration
+    # hint: The text names four keys for the top level and four keys for "zero_optimization".
     accumulation, rest = divmod(batch, micro * ranks)
     if rest or accumulation == 0:
         raise ValueError(f"{batch} rows cannot be cut for {ranks} ranks of {micro} rows each")
@@ -250,7 +268,7 @@ def make_config(ranks: int, micro: int, batch: int, stage: int) -> dict:
 
 
 def unknown_keys(config: dict) -> list[str]:
-    """Top-level keys that DeepSpeed does not know, and therefore ignores."""
+    """Return the top-level keys that DeepSpeed does not know, and therefore ignores."""
     known = {value for value in vars(constants).values() if isinstance(value, str)}
     known |= {"zero_optimization", "activation_checkpointing", "aio", "amp", "compile"}
     known |= {"elasticity", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comet"}
@@ -273,7 +291,7 @@ def start() -> torch.device:
 
 
 def lab_config(stage: int) -> dict:
-    """Two micro-batches per step on each rank: the configuration of most checks."""
+    """Return the configuration of most checks: two micro-batches per step on each rank."""
     ranks = dist.get_world_size()
     return make_config(ranks, BATCH // (2 * ranks), BATCH, stage)
 
@@ -282,7 +300,7 @@ def check_config() -> None:
     ranks = dist.get_world_size()
     for stage in range(4):
         config = make_config(ranks, 2, BATCH, stage)
-        assert not unknown_keys(config), f"DeepSpeed ignores {unknown_keys(config)}"
+        assert not unknown_keys(config), f"DeepSpeed ignores the keys {unknown_keys(config)}"
         read = DeepSpeedConfig(copy.deepcopy(config))
         three = (
             read.train_micro_batch_size_per_gpu,
@@ -290,52 +308,60 @@ def check_config() -> None:
             read.train_batch_size,
         )
         expected = (2, BATCH // (2 * ranks), BATCH)
-        assert three == expected, f"micro-batch, accumulation, batch: {three}, not {expected}"
+        assert three == expected, (
+            f"micro-batch, accumulation and batch are {three}, not {expected}"
+        )
         found = int(read.zero_config.stage)
-        assert found == stage, f"DeepSpeed reads stage {found}"
-        assert read.gradient_clipping == CLIP, "DeepSpeed does not clip"
+        assert found == stage, f"DeepSpeed reads stage {found}, not {stage}"
+        found = read.gradient_clipping
+        assert found == CLIP, f"DeepSpeed clips to a norm of {found}, not {CLIP}"
         found = (read.zero_config.reduce_bucket_size, read.zero_config.prefetch_bucket_size)
         assert found == (WIDTH * WIDTH, WIDTH * WIDTH), f"the buckets have {found} elements"
-        assert read.zero_config.param_persistence_threshold == 0, "small tensors stay whole"
+        found = read.zero_config.param_persistence_threshold
+        assert found == 0, f"tensors of up to {found} elements stay whole"
     try:
         make_config(ranks, 5, BATCH, 0)
     except ValueError:
         pass
     else:
-        raise AssertionError(f"{BATCH} rows in micro-batches of 5, and no ValueError")
+        raise AssertionError(f"micro-batches of 5 do not divide {BATCH} rows: raise ValueError")
     micro, accumulation, batch = three
-    say(f"step 1: batch {batch} = {micro} × {accumulation} × {ranks} ranks; stages 0 to 3 read")
+    say(f"step 1: batch {batch} = {micro} rows × {accumulation} micro-batches × {ranks} ranks")
+    say("        DeepSpeed reads every key of stages 0 to 3")
 
 
 # %% [markdown]
 # ## Step 2: the loop belongs to the engine
 #
-# `deepspeed.initialize(model=…, optimizer=…, config=…)` returns four things; the first is the
-# engine. Three calls replace yours:
+# `deepspeed.initialize(model=…, optimizer=…, config=…)` returns four things. The first is the
+# engine. Three calls of the engine replace your own calls:
 #
-# - `engine(x)` for `model(x)`. In stage 3 it gathers parameters, layer by layer.
-# - `engine.backward(loss)` for `(loss / m).backward()`. It divides by the number $m$ of
-#   accumulated micro-batches *itself*, and reduces gradients.
-# - `engine.step()` for clipping, `optimizer.step()` and `zero_grad()`. It counts micro-batches:
-#   it does all this on the $m$-th, and nothing but count on the others.
+# - `engine(x)` replaces `model(x)`. In stage 3 it gathers the parameters, layer by layer.
+# - `engine.backward(loss)` replaces `(loss / m).backward()`. The engine *itself* divides the
+#   loss by the number $m$ of accumulated micro-batches, and it reduces the gradients.
+# - `engine.step()` replaces clipping, `optimizer.step()` and `zero_grad()`. The engine counts
+#   the micro-batches. It does this work only in the call for micro-batch number $m$. In all
+#   other calls it only counts.
 #
-# So `engine.step()` stands in the loop over micro-batches, once for each. The $m$-th is called
-# the **accumulation boundary**. What the engine does not do is deal out the data: it counts,
-# and trusts you. Rank $r$ takes the $r$-th of $N$ equal parts of the batch, and cuts that into
-# micro-batches. `engine.train_micro_batch_size_per_gpu()` and
-# `engine.gradient_accumulation_steps()` say how.
+# So call `engine.step()` inside the loop, once for every micro-batch. Micro-batch number $m$
+# is called the **accumulation boundary**. The engine does not distribute the data. It only
+# counts, and it trusts you. Rank $r$ takes part number $r$ of $N$ equal parts of the batch,
+# and cuts this part into micro-batches. `engine.train_micro_batch_size_per_gpu()` returns the
+# size of a micro-batch, and `engine.gradient_accumulation_steps()` returns the number of
+# micro-batches.
 #
-# The loss of a step is the mean over all its rows, on whatever rank they are. Take care of the
-# difference between what is trained on and what is printed: AdamW divides a gradient by its
-# size, and so forgives a wrong factor for a long time. Clipping does not, nor does the next
-# optimizer. `check.py` looks at the calls.
+# The loss of a step is the mean over all rows of the batch, on all ranks. Do not confuse the
+# loss that you pass to backward with the loss that you print. AdamW divides a gradient by its
+# size, so it hides a wrong factor for a long time. Clipping does not hide it, and other
+# optimizers do not hide it. So `check.py` also looks at your calls.
 
 
 # %%
 def make_engine(config: dict, device: torch.device | str = "cpu") -> deepspeed.DeepSpeedEngine:
-    """The engine for the lab's model and AdamW."""
+    """Return the engine for the model and the optimizer of this lab."""
     model = build_model(device)
-    # >>> solution 2: build_optimizer(model), initialize, return the engine
+    # >>> solution 2: build the optimizer, call deepspeed.initialize, and return the engine
+    # hint: build_optimizer(model) returns the optimizer.
     optimizer = build_optimizer(model)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     return engine
@@ -343,10 +369,10 @@ def make_engine(config: dict, device: torch.device | str = "cpu") -> deepspeed.D
 
 
 def train_step(engine: deepspeed.DeepSpeedEngine, rows: torch.Tensor) -> float:
-    """One optimizer step on the global batch `rows` [24, 48]; return its mean loss."""
-    # >>> solution 2: for each micro-batch of this rank: forward, backward, step; then the mean
-    # hint: rows.chunk(ranks)[rank].split(engine.train_micro_batch_size_per_gpu())
-    # hint: mean_loss(engine(x), x) is the loss of x; all_reduce the sum of detached losses
+    """Take one optimizer step on the global batch `rows` [24, 48]; return its mean loss."""
+    # >>> solution 2: train on the micro-batches of this rank, and return the mean loss
+    # hint: chunk cuts the rows into parts for the ranks. split cuts a part into micro-batches.
+    # hint: mean_loss needs the output of the engine and x. Add up the detached losses.
     mine = rows.chunk(dist.get_world_size())[dist.get_rank()]
     total = torch.zeros((), device=rows.device)
     for x in mine.split(engine.train_micro_batch_size_per_gpu()):
@@ -360,7 +386,7 @@ def train_step(engine: deepspeed.DeepSpeedEngine, rows: torch.Tensor) -> float:
 
 
 def losses_of(engine: deepspeed.DeepSpeedEngine, device: torch.device) -> list[float]:
-    """The losses of all five batches."""
+    """Return the losses of all five batches."""
     return [train_step(engine, rows) for rows in make_batches(device)]
 
 
@@ -369,9 +395,9 @@ def check_loop(device: torch.device) -> None:
     engine = make_engine(config, device)
     losses = losses_of(engine, device)
     assert_losses(losses, TRUE_LOSSES)
-    assert engine.global_steps == BATCHES, f"{engine.global_steps} optimizer steps, not 5"
+    assert engine.global_steps == BATCHES, f"there were {engine.global_steps} steps, not 5"
     say(
-        f"step 2: stage 0, {engine.micro_steps} micro-batches on a rank,"
+        f"step 2: stage 0, {engine.micro_steps} micro-batches on each rank,"
         f" {engine.global_steps} optimizer steps, losses {in_row(losses)}"
     )
     engine.destroy()
@@ -380,29 +406,31 @@ def check_loop(device: torch.device) -> None:
 # %% [markdown]
 # ## Step 3: what each rank holds
 #
-# Between two micro-batches, a rank holds parameters, gradients, and the optimizer's two
-# moments. In fp32, 4 bytes a number, that is $4 + 4 + 8 = 16$ bytes per parameter without ZeRO.
-# Stage 1 shards the moments, stage 2 the gradients too, stage 3 the parameters too: what is
-# sharded is divided by $N$.
+# Between two micro-batches, a rank keeps the parameters, the gradients, and the two moments
+# of the optimizer. In fp32 each number has 4 bytes. Without ZeRO this is $4 + 4 + 8 = 16$
+# bytes per parameter. Stage 1 shards the moments, stage 2 also shards the gradients, and
+# stage 3 also shards the parameters. The bytes of a sharded kind are divided by $N$.
 #
-# And DeepSpeed keeps one thing more. In stages 1 to 3 its optimizer works on a flat **master**
-# copy in fp32 of the part which the rank updates. That is what mixed precision needs, in step
-# 4. In pure fp32 the copy is made all the same: $4/N$ bytes per parameter that no formula in
-# the paper has. Stage 0 in fp32 runs your optimizer on your parameters, without a copy.
+# DeepSpeed also keeps a fourth kind. In stages 1 to 3, its optimizer works on a flat
+# **master** copy in fp32 of the parameters that the rank updates. Mixed precision needs this
+# copy, as you will see in step 4. In pure fp32 the copy is also made, and it adds $4/N$ bytes
+# per parameter, which the formulas of the paper do not contain. In fp32, stage 0 runs your
+# optimizer on your parameters, without a copy.
 #
-# The measurement takes no framework's word for it. It asks Python's garbage collector for every
-# tensor that was made since a mark, and adds up their storages, each once. What it finds beyond
-# the four kinds are buffers of one layer: the reduce bucket in stages 1 and 3 (as large as you
-# configured it), and in stages 1 and 2 the last gradient that was reduced.
+# The measurement does not rely on any framework. It asks Python's garbage collector for every
+# tensor that was created after a mark, and it adds up the bytes of their storages. In
+# addition to the four kinds it finds buffers, each as large as one layer. Stages 1 and 3 keep
+# the reduce bucket, which has the configured size. Stages 1 and 2 keep the last gradient that
+# was reduced.
 
 
 # %%
 def bytes_held(stage: int, ranks: int) -> dict[str, float]:
-    """Bytes per parameter that a rank holds in fp32, by kind, without buffers.
+    """Return the bytes per parameter that a rank keeps in fp32, for each kind, without buffers.
 
     The kinds are "parameters", "gradients", "master" and "moments".
     """
-    # >>> solution 3: a dict of the four kinds, each number from stage and ranks
+    # >>> solution 3: return a dict of the four kinds; each number depends on stage and ranks
     return {
         "parameters": 4 / ranks if stage == 3 else 4.0,
         "gradients": 4 / ranks if stage >= 2 else 4.0,
@@ -412,17 +440,17 @@ def bytes_held(stage: int, ranks: int) -> dict[str, float]:
     # <<< solution
 
 
-BUFFERS = (0, 2, 1, 1)  # in layers, by stage
+BUFFERS = (0, 2, 1, 1)  # number of layers, for each stage
 
 
 def mark() -> None:
-    """From here on, `made_since` counts."""
+    """Make `made_since` count only tensors that are created from now on."""
     gc.collect()
     gc.freeze()  # get_objects() leaves out what is frozen
 
 
 def made_since(but: Sequence[torch.Tensor] = ()) -> int:
-    """Bytes of all tensors this process has made since the mark and still holds."""
+    """Return the bytes of all live tensors that this process has created since the mark."""
     gc.collect()
     storages = {}
     for found in gc.get_objects():
@@ -436,7 +464,7 @@ def made_since(but: Sequence[torch.Tensor] = ()) -> int:
 
 
 def let_go(done: Callable[[], bool]) -> None:
-    """Wait half a second for `done`: gloo's threads drop a collective's buffers a bit late."""
+    """Wait up to half a second for `done`: gloo's threads free buffers a moment later."""
     end = time.monotonic() + 0.5
     while not done() and time.monotonic() < end:
         time.sleep(0.001)
@@ -445,9 +473,10 @@ def let_go(done: Callable[[], bool]) -> None:
 def measured(
     module: nn.Module, step: Callable[[torch.Tensor], float], device: torch.device, holds: float
 ) -> tuple[list[float], float]:
-    """Losses of all batches, and bytes per parameter held at a second micro-batch's start.
+    """Train on all batches. Return the losses, and the bytes per parameter that a rank keeps.
 
-    `holds`: bytes per parameter expected, for which to wait until gloo has let go of the rest.
+    The bytes are measured when a second micro-batch starts. `holds` is the expected number of
+    bytes per parameter: the measurement waits until gloo has freed everything else.
     """
     batches, forwards, found = make_batches(device), 0, 0
 
@@ -467,7 +496,7 @@ def measured(
 def measure_engine(
     config: dict, device: torch.device, holds: float
 ) -> tuple[list[float], float]:
-    """Losses of the engine of this configuration, and bytes per parameter it holds."""
+    """Train an engine with this configuration. Return its losses and bytes per parameter."""
     mark()
     engine = make_engine(config, device)
     losses, held = measured(engine.module, lambda rows: train_step(engine, rows), device, holds)
@@ -478,12 +507,12 @@ def measure_engine(
 def measure_against(
     config: dict, parts: dict[str, float], stage: int, element: int, device: torch.device
 ) -> tuple[list[float], str]:
-    """Hold the bytes of an engine to the parts and the buffers; its losses, and the numbers."""
+    """Compare the bytes of an engine with the formula; return its losses, and a printed row."""
     formula, buffers = sum(parts.values()), BUFFERS[stage] * element / LAYERS
     losses, held = measure_engine(config, device, formula + buffers)
     assert abs(held - formula - buffers) < 0.1, (
-        f"stage {stage} holds {held:.2f} bytes per parameter,"
-        f" you expect {formula:.2f} and {buffers:.2f} for buffers"
+        f"stage {stage} keeps {held:.2f} bytes per parameter, but your formula gives"
+        f" {formula:.2f} and the buffers take {buffers:.2f}"
     )
     return losses, f"{formula:7.2f} + {buffers:6.2f}  {f'≈{held:.2f}':>8} bytes"
 
@@ -502,31 +531,34 @@ def check_stages(device: torch.device) -> None:
 # %% [markdown]
 # ## Step 4: bf16, and the 16 bytes again
 #
-# `"bf16": {"enabled": true}` makes parameters and gradients bf16, 2 bytes each. Now the fp32
-# master copy has a purpose: an update of a thousandth of a weight is lost in bf16, which has
-# eight bits of precision. So master and moments stay in fp32, $4 + 8 = 12$ bytes, and without
-# ZeRO that is $2 + 2 + 12 = 16$ again: in stage 0, too, there is a master now. With ZeRO, the
-# 12 are divided first (stage 1), then the gradients' 2, then the parameters' 2.
+# With `"bf16": {"enabled": true}`, parameters and gradients are in bf16, with 2 bytes each.
+# Now the fp32 master copy is useful: bf16 has a precision of only eight bits, so an update of
+# one thousandth of a weight would be lost. The master copy and the moments stay in fp32, with
+# $4 + 8 = 12$ bytes. Without ZeRO the sum is $2 + 2 + 12 = 16$ bytes again, because stage 0
+# now has a master copy too. Stage 1 divides the 12 bytes by $N$, stage 2 also divides the 2
+# bytes of the gradients, and stage 3 also divides the 2 bytes of the parameters.
 #
-# In which precision are micro-batches added up? In bf16, unless you say otherwise: the gradient
-# that is kept between micro-batches has the parameters' precision. With many micro-batches that
-# loses the small ones. `"data_types": {"grad_accum_dtype": "fp32"}` keeps the *sum* in fp32:
-# the gradients then take 4 bytes in place of 2. (In stages 2 and 3. Stage 0 refuses it, and for
-# stage 1 DeepSpeed takes another optimizer, which keeps both.)
+# In which precision are the gradients of several micro-batches added up? By default in bf16,
+# because the gradient that is kept between micro-batches has the precision of the parameters.
+# With many micro-batches, such a sum loses small gradients. `"data_types":
+# {"grad_accum_dtype": "fp32"}` keeps the *sum* in fp32. A gradient then takes 4 bytes instead
+# of 2 bytes. This lab uses it with stages 2 and 3. Stage 0 refuses it. In stage 1, DeepSpeed
+# uses a different optimizer wrapper, which keeps both gradients.
 #
-# The losses agree with those of fp32 to about a hundredth, but for stage 0. Its wrapper takes a
-# step with zero gradients when it is built, to have the moments allocated, and AdamW counts
-# that step: its correction for young moments then makes the first real update about a quarter
-# smaller. The check allows for that. In a comparison of your own, do not blame the precision.
+# The losses agree with those of fp32 to about one hundredth, except in stage 0. The optimizer
+# wrapper of stage 0 takes one step with zero gradients when it is created, to allocate the
+# moments. AdamW counts this step. Its correction for young moments then makes the first real
+# update about a quarter smaller. The check allows this difference. If you compare runs
+# yourself, do not blame the precision for it.
 #
-# Both keys belong at the top of the configuration. Do not change the dict you get, return
-# another one: configurations are shared.
+# Both keys belong to the top level of the configuration. Do not change the dict that you
+# receive, but return a new one, because several functions use the same configuration.
 
 
 # %%
 def in_bf16(config: dict, fp32_sum: bool = False) -> dict:
-    """The configuration in bf16; with gradients summed in fp32, if asked for."""
-    # >>> solution 4: a copy of config with bf16, and with data_types if fp32_sum
+    """Return the configuration in bf16. With `fp32_sum`, gradients are summed in fp32."""
+    # >>> solution 4: return a copy of config with bf16, and with data_types if fp32_sum is true
     new = config | {"bf16": {"enabled": True}}
     if fp32_sum:
         new["data_types"] = {"grad_accum_dtype": "fp32"}
@@ -535,11 +567,11 @@ def in_bf16(config: dict, fp32_sum: bool = False) -> dict:
 
 
 def bytes_held_bf16(stage: int, ranks: int, fp32_sum: bool = False) -> dict[str, float]:
-    """Bytes per parameter that a rank holds in bf16, by kind, as `bytes_held`.
+    """Return the bytes per parameter that a rank keeps in bf16, for each kind of `bytes_held`.
 
-    With `fp32_sum` only for stages 2 and 3.
+    `fp32_sum` is true only in stages 2 and 3.
     """
-    # >>> solution 4: the same four kinds; the master has a purpose in every stage
+    # >>> solution 4: return a dict of the four kinds; every stage has a master copy
     gradients = 4 if fp32_sum else 2
     return {
         "parameters": 2 / ranks if stage == 3 else 2.0,
@@ -559,57 +591,63 @@ def check_bf16(device: torch.device) -> None:
         before = json.dumps(config)
         parts = bytes_held_bf16(stage, n, fp32_sum)
         losses, told = measure_against(in_bf16(config, fp32_sum), parts, stage, 2, device)
-        assert json.dumps(config) == before, "in_bf16 changed the configuration it was given"
+        assert json.dumps(config) == before, "in_bf16 has changed its argument"
         assert_losses(losses, TRUE_LOSSES, 2e-2 if stage else 8e-2)
-        how = f"{stage}, fp32 sums" if fp32_sum else stage
+        how = f"{stage}, sums in fp32" if fp32_sum else stage
         say(f"        stage {how:<20} {told}, last loss ≈{losses[-1]:.2f}")
 
 
 # %% [markdown]
 # ## Step 5: what each rank sends
 #
-# Memory is half of the bargain, traffic the other. Of a buffer of $S$ bytes, each of $N$ ranks
-# sends, by a bandwidth-optimal algorithm and on average over the ranks,
+# ZeRO saves memory, and it pays with traffic. Consider a buffer of $S$ bytes and $N$ ranks.
+# With an algorithm that sends as few bytes as possible, each rank sends on average
 #
-# - in a **reduce-scatter**: $(N-1)/N \cdot S$, every chunk passing every other rank once;
-# - in an **all-gather** of $S$ bytes in all: as much;
-# - in an **all-reduce**, which is the one and then the other: twice as much;
-# - in a **reduce** to one rank: as much as in a reduce-scatter (each of the others sends $S$
-#   once).
+# - in a **reduce-scatter**: $(N-1)/N \cdot S$ bytes, because every chunk visits every other
+#   rank once;
+# - in an **all-gather** that returns $S$ bytes: also $(N-1)/N \cdot S$ bytes;
+# - in an **all-reduce**: twice as many bytes, because it is a reduce-scatter followed by an
+#   all-gather;
+# - in a **reduce** to one rank: $(N-1)/N \cdot S$ bytes, because each of the other $N-1$
+#   ranks sends $S$ bytes once.
 #
-# ZeRO's paper has $2\Psi$ for stages 1 and 2 (a reduce-scatter of gradients, an all-gather of
-# parameters), and $3\Psi$ for stage 3 (parameters gathered for forward and again for backward).
-# DeepSpeed 0.19 does not do either by default:
+# The ZeRO paper says that stages 1 and 2 send $2\Psi$ elements: a reduce-scatter of the
+# gradients and an all-gather of the parameters. Stage 3 sends $3\Psi$ elements, because it
+# gathers the parameters for forward and again for backward. By default, DeepSpeed 0.19 sends
+# different amounts:
 #
-# - Stages 1 and 2 *all-reduce* each bucket and keep their part: $3\Psi$. For many ranks and
-#   small models that is fewer, larger messages. `"use_multi_rank_bucket_allreduce": false`
-#   makes it reduce each part to its owner.
-# - Stage 3 does not free a parameter after forward if it is used again soon: within the next
-#   `stage3_max_reuse_distance` elements, and as long as no more than
-#   `stage3_max_live_parameters` are whole. Both are one billion by default. This model is used
-#   again so soon that it stays whole from forward to backward: $2\Psi$, and no memory saved at
-#   the peak. Set both to 0.
+# - Stages 1 and 2 *all-reduce* each bucket and keep their own part, so stage 1 sends $3\Psi$
+#   elements. The messages are larger, and there are fewer of them. This is good for small
+#   models on many ranks. With `"use_multi_rank_bucket_allreduce": false`, DeepSpeed reduces
+#   each part to its owner.
+# - Stage 3 does not free a parameter after forward if it is used again within the next
+#   `stage3_max_reuse_distance` elements. The prefetch also keeps parameters, as long as no
+#   more than `stage3_max_live_parameters` elements are gathered. Both limits are one billion
+#   by default. This model is so small that every layer stays whole from forward to backward.
+#   It then sends only $2\Psi$ elements, and it saves no memory at the peak. Set both limits
+#   to 0.
 #
-# And in stages 2 and 3 each *micro-batch* pays: there is nowhere to keep whole gradients.
+# In stages 2 and 3, *every micro-batch* sends its gradients, because no rank keeps whole
+# gradients.
 
 
 # %%
 def bytes_sent(kind: str, size: int, ranks: int) -> float:
-    """Bytes each rank sends, on average, in one collective over a buffer of `size` bytes.
+    """Return the bytes that each rank sends on average in one collective.
 
-    `kind`: "all-reduce", "all-gather", "reduce-scatter" or "reduce". `size` is that of the
-    whole buffer: what an all-gather puts out, what a reduce-scatter takes in.
+    `kind` is "all-reduce", "all-gather", "reduce-scatter" or "reduce". `size` is the number of
+    bytes of the whole buffer: the output of an all-gather, or the input of the other kinds.
     """
-    # >>> solution 5: one formula, and twice that for one of the kinds
+    # >>> solution 5: return the bytes; one of the four kinds sends twice as many as the others
     once = (ranks - 1) / ranks * size
     return 2 * once if kind == "all-reduce" else once
     # <<< solution
 
 
 def as_in_the_paper(config: dict) -> dict:
-    """The configuration whose traffic is that of ZeRO's paper, whatever its stage."""
-    # >>> solution 5: a copy, with three more keys in its zero_optimization
-    # hint: config | {"zero_optimization": config["zero_optimization"] | {…}}
+    """Return a configuration that sends the amounts of the ZeRO paper in every stage."""
+    # >>> solution 5: return a copy with three more keys in zero_optimization
+    # hint: The operator | returns a new dict. Use it for the inner dict and for the outer dict.
     zero = config["zero_optimization"] | {
         "use_multi_rank_bucket_allreduce": False,
         "stage3_max_reuse_distance": 0,
@@ -620,8 +658,8 @@ def as_in_the_paper(config: dict) -> dict:
 
 
 # %% [markdown]
-# The table counts every collective of one step with $m = 2$ micro-batches, whoever calls it, in
-# units of $(N-1)/N \cdot 4\Psi$ bytes. Beside it stands the formula.
+# The table counts every collective of one step with $m = 2$ micro-batches, in units of
+# $(N-1)/N \cdot 4\Psi$ bytes. Next to each count is the number that the formula predicts.
 
 
 # %%
@@ -636,14 +674,14 @@ KINDS = {
 
 
 def largest(value: object) -> int:
-    """Bytes of a tensor, or of the tensors in a list."""
+    """Return the bytes of a tensor, or the sum of the bytes of all tensors in a list."""
     if isinstance(value, (list, tuple)):
         return sum(map(largest, value))
     return value.nbytes if isinstance(value, torch.Tensor) else 0
 
 
 class Traffic(TorchDispatchMode):
-    """Within this context, every collective leaves its kind and its size in bytes."""
+    """A context that records the kind and the bytes of every collective."""
 
     def __init__(self):
         super().__init__()
@@ -657,14 +695,14 @@ class Traffic(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def in_units(self) -> float:
-        """What this rank sent, in units of (N-1)/N of the model's fp32 bytes."""
+        """Return the bytes that this rank sent, in units of (N-1)/N times 4Ψ bytes."""
         n = dist.get_world_size()
         sent = sum(bytes_sent(kind, size, n) for kind, size in self.calls)
         return sent / (bytes_sent("all-gather", 4 * PSI, n) or 1)
 
 
 def traffic_of(config: dict, device: torch.device) -> Traffic:
-    """The collectives of the third step: in stage 3, the first ones record the order."""
+    """Record the collectives of the third step. (In stage 3, two steps record the order.)"""
     engine, batches = make_engine(config, device), make_batches(device)
     for rows in batches[:2]:
         train_step(engine, rows)
@@ -682,7 +720,7 @@ def check_traffic(device: torch.device) -> None:
         (2 * m + 1, m + 1),
         (m + m, 2 * m + m),
     )
-    say("step 5: sent in a step, × (N-1)/N × 4Ψ bytes")
+    say("step 5: bytes that a rank sends in a step, in units of (N-1)/N × 4Ψ")
     say("                    default: formula, counted   paper: formula, counted")
     for stage in range(4):
         row = f"        stage {stage}    "
@@ -701,23 +739,26 @@ def check_traffic(device: torch.device) -> None:
 # %% [markdown]
 # ## Step 6: the optimizer in host memory
 #
-# 12 of the 16 bytes are touched once per step, by an element-wise update. `offload_optimizer`
-# keeps them in the host's memory and runs the update there. In the configuration:
+# The optimizer uses 12 of the 16 bytes only once per step, in an update that treats each
+# element separately. So these bytes do not have to be in GPU memory. `offload_optimizer`
+# keeps them in host memory, and the CPU computes the update. The configuration needs two
+# keys:
 #
 # - in `zero_optimization`: `"offload_optimizer": {"device": "cpu", "pin_memory": …}`. Pinned
-#   memory is for copies to a GPU; on a machine without one leave it false.
-# - at the top: `"zero_force_ds_cpu_optimizer": false`. DeepSpeed otherwise refuses torch's
-#   AdamW here, because its own `DeepSpeedCPUAdam`, which is compiled on first use, makes one
-#   pass over memory where torch's makes several. On a real machine, use that.
+#   memory makes copies to a GPU faster. Set it to false on a machine without a GPU.
+# - at the top level: `"zero_force_ds_cpu_optimizer": false`. Without this key, DeepSpeed
+#   refuses torch's AdamW on the CPU. Its own `DeepSpeedCPUAdam` is compiled when it is first
+#   used, and it needs one pass over memory, where torch's AdamW needs several. Use it on a
+#   real machine.
 #
-# It goes with stages 1, 2 and 3. On a CPU there is nowhere to offload to: what you can prove is
-# that DeepSpeed has understood, and that the losses stay.
+# Offload works in stages 1, 2 and 3. On a CPU, all memory is host memory. There you can only
+# prove that DeepSpeed has understood the configuration and that the losses do not change.
 
 
 # %%
 def offloaded(config: dict, device: torch.device) -> dict:
-    """The configuration with the optimizer and its states in host memory."""
-    # >>> solution 6: a copy, with one more key in zero_optimization and one at the top
+    """Return a configuration with the optimizer and its states in host memory."""
+    # >>> solution 6: return a copy with a new key in zero_optimization and one at the top level
     zero = config["zero_optimization"] | {
         "offload_optimizer": {"device": "cpu", "pin_memory": torch.device(device).type != "cpu"}
     }
@@ -728,7 +769,7 @@ def offloaded(config: dict, device: torch.device) -> dict:
 def check_offload(device: torch.device) -> None:
     for stage in (1, 2, 3):
         config = offloaded(lab_config(stage), device)
-        assert not unknown_keys(config), f"DeepSpeed ignores {unknown_keys(config)}"
+        assert not unknown_keys(config), f"DeepSpeed ignores the keys {unknown_keys(config)}"
         engine = make_engine(config, device)
         assert engine.zero_use_cpu_optimizer(), "DeepSpeed does not offload the optimizer"
         losses = losses_of(engine, device)
@@ -743,22 +784,23 @@ def check_offload(device: torch.device) -> None:
 # %% [markdown]
 # ## Step 7: FSDP2 does the same
 #
-# Stage 3 and `fully_shard` are the same idea from opposite sides: there the engine owns the
-# loop, here you do. `fully_shard(module, mesh=mesh)` makes one unit of a module's parameters,
-# which are gathered together before its forward and freed after it. Shard each layer, then the
-# whole, so that a layer at a time is whole. Sharding only the whole makes one unit of
-# everything: right losses, and a peak as if nothing were sharded.
+# Stage 3 and `fully_shard` implement the same idea in opposite ways. With DeepSpeed the
+# engine owns the loop, and with FSDP2 you own it. `fully_shard(module, mesh=mesh)` makes one
+# unit of the parameters of a module. A unit is gathered before its forward and freed after
+# it. Shard each layer first, and then the whole model. Then only one layer is whole at a
+# time. If you shard only the whole model, all parameters are one unit. The losses are then
+# right, but the memory at the peak is as large as without sharding.
 #
-# Then write out what `train_step` left to the engine. Now it is *you* who divides each loss by
-# the number of micro-batches (FSDP2 averages over ranks, not over those), who clips, steps and
-# zeroes, once per batch.
+# After that, write the work that `train_step` left to the engine. Now *you* divide each loss
+# by the number of micro-batches, because FSDP2 averages only over the ranks. You also clip,
+# step and zero the gradients, once per batch.
 
 
 # %%
 def shard(model: nn.Module) -> nn.Module:
     """Shard every layer as a unit of its own, then the model; return the model."""
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
-    # >>> solution 7: fully_shard each of model.layers, then the model
+    # >>> solution 7: call fully_shard for each of model.layers and then for the model
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -769,9 +811,9 @@ def shard(model: nn.Module) -> nn.Module:
 def fsdp_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, rows: torch.Tensor, micro: int
 ) -> float:
-    """As `train_step`, without an engine: this rank's rows in micro-batches of `micro`."""
-    # >>> solution 7: accumulate over the micro-batches, clip to CLIP, step, zero; the mean loss
-    # hint: nn.utils.clip_grad_norm_ knows sharded gradients
+    """Take one step like `train_step`, without an engine, in micro-batches of `micro` rows."""
+    # >>> solution 7: accumulate, clip, update and zero the gradients; return the mean loss
+    # hint: nn.utils.clip_grad_norm_ works with sharded gradients. The limit is CLIP.
     mine = rows.chunk(dist.get_world_size())[dist.get_rank()].split(micro)
     total = torch.zeros((), device=rows.device)
     for x in mine:
@@ -792,7 +834,7 @@ def check_fsdp(device: torch.device) -> None:
     mark()
     model = shard(build_model(device))
     units = sum(isinstance(module, FSDPModule) for module in model.modules())
-    assert units == LAYERS + 1, f"{units} modules are sharded, not {LAYERS + 1}"
+    assert units == LAYERS + 1, f"there are {units} units, not {LAYERS + 1}"
     optimizer = build_optimizer(model)
     losses, held = measured(
         model, lambda rows: fsdp_step(model, optimizer, rows, micro), device, 16 / n
@@ -803,7 +845,7 @@ def check_fsdp(device: torch.device) -> None:
     config = as_in_the_paper(lab_config(3))
     engine_losses, engine_held = measure_engine(config, device, 20 / n + 4 / LAYERS)
     engine_units = traffic_of(config, device).in_units()
-    say("step 7: fp32               formula, held per parameter  sent  losses")
+    say("step 7: fp32               formula, measured bytes      sent  losses")
     say(
         f"        DeepSpeed stage 3  20/N = {20 / n:5.2f}, {f'≈{engine_held:.2f}':>6} bytes"
         f"     {engine_units:4.2f}  {in_row(engine_losses)}"
@@ -812,51 +854,54 @@ def check_fsdp(device: torch.device) -> None:
         f"        FSDP2              16/N = {16 / n:5.2f}, {f'≈{held:.2f}':>6} bytes"
         f"     {traffic.in_units():4.2f}  {in_row(losses)}"
     )
-    assert abs(held - 16 / n) < 0.1, f"FSDP2 holds {held:.2f} bytes per parameter"
+    assert abs(held - 16 / n) < 0.1, f"FSDP2 keeps {held:.2f} bytes per parameter"
 
 
 # %% [markdown]
 # ## Step 8: save, and come back
 #
-# `engine.save_checkpoint(folder, client_state={…})` writes, on *every* rank, what that rank
-# holds, and a file `latest` with the name of the newest. So all ranks call it: a rank that
-# stays away leaves the others waiting. `client_state` is yours: the step to go on from.
+# `engine.save_checkpoint(folder, client_state={…})` writes the part of *every* rank, and a
+# file `latest` with the name of the newest checkpoint. So all ranks must call it. If one rank
+# does not call it, the other ranks wait forever. You choose the content of `client_state`.
+# Here it is the number of the next step.
 #
-# `engine.load_checkpoint(folder)` returns a path and the client state. Mind what it does if the
-# folder holds no checkpoint: it returns `None` twice, logs a warning, and the job trains on
-# from random weights. Raise `FileNotFoundError` yourself.
+# `engine.load_checkpoint(folder)` returns a path and the client state. If the folder contains
+# no checkpoint, it returns `None` twice and logs a warning. The job would then train on from
+# random weights. So raise `FileNotFoundError` yourself.
 #
-# Two things can be made of the shards without a GPU, and without as many ranks as wrote them:
+# You can use the shards in two more ways, on a machine without a GPU and with any number of
+# ranks:
 #
-# - `get_fp32_state_dict_from_zero_checkpoint(folder)` (imported above) puts the fp32 master
-#   copies together to one state dict of the whole model. (In stage 3 a `state_dict()` of the
-#   module holds empty tensors.) It prints its progress: `quietly()` keeps that off the screen.
-# - The **universal checkpoint**, one file per parameter and moment, which any number of ranks
-#   loads. `to_universal` below converts; a configuration with
-#   `"checkpoint": {"load_universal": true}` makes `load_checkpoint` read it, by way of a file
-#   `latest_universal`. (A checkpoint of stage 1 or 2 loads in stages 1 and 2, one of stage 3 in
-#   stage 3.)
+# - `get_fp32_state_dict_from_zero_checkpoint(folder)`, which is imported above, joins the
+#   fp32 master copies and returns one state dict of the whole model. (In stage 3,
+#   `state_dict()` of the module contains empty tensors.) The function prints its progress,
+#   and `quietly()` hides it.
+# - A **universal checkpoint** has one file for each parameter and each moment, and any number
+#   of ranks can load it. `to_universal` below converts a checkpoint. With `"checkpoint":
+#   {"load_universal": true}` in the configuration, `load_checkpoint` reads the universal
+#   checkpoint, whose name is in a file `latest_universal`. A checkpoint of stage 1 or 2 can
+#   be loaded in stages 1 and 2, and a checkpoint of stage 3 only in stage 3.
 
 
 # %%
 @contextlib.contextmanager
 def quietly():
-    """Keep off the screen what is printed in this context."""
+    """Hide everything that is printed in this context."""
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield
 
 
 def save(engine: deepspeed.DeepSpeedEngine, folder: str, step: int) -> None:
-    """Write a checkpoint from which training goes on at batch number `step`."""
-    # >>> solution 8: save_checkpoint on all ranks, with step in the client state
+    """Write a checkpoint from which training continues at batch number `step`."""
+    # >>> solution 8: save a checkpoint on all ranks, with step in the client state
     engine.save_checkpoint(folder, client_state={"step": step})
     # <<< solution
 
 
 def resume(engine: deepspeed.DeepSpeedEngine, folder: str) -> int:
-    """Load the latest checkpoint; return the step to go on with, or raise FileNotFoundError."""
-    # >>> solution 8: load_checkpoint, look at the path, return the step
+    """Load the latest checkpoint; return the next step, or raise FileNotFoundError."""
+    # >>> solution 8: load the checkpoint, check the path, and return the step
     path, state = engine.load_checkpoint(folder)
     if path is None:
         raise FileNotFoundError(f"there is no checkpoint in {folder}")
@@ -865,22 +910,22 @@ def resume(engine: deepspeed.DeepSpeedEngine, folder: str) -> int:
 
 
 def whole_weights(folder: str) -> dict[str, torch.Tensor]:
-    """The fp32 weights of the whole model, from the checkpoint's shards."""
-    # >>> solution 8: one call
+    """Return the fp32 weights of the whole model, joined from the shards of a checkpoint."""
+    # >>> solution 8: return the result of one call, and hide what it prints
     with quietly():
         return get_fp32_state_dict_from_zero_checkpoint(folder)
     # <<< solution
 
 
 def universal(config: dict) -> dict:
-    """The configuration whose engine loads universal checkpoints."""
-    # >>> solution 8: a copy with one more key at the top
+    """Return a configuration whose engine loads universal checkpoints."""
+    # >>> solution 8: return a copy with one new key at the top level
     return config | {"checkpoint": {"load_universal": True}}
     # <<< solution
 
 
 def to_universal(folder: str) -> None:
-    """Convert the latest checkpoint in the folder; all ranks come, the first one works.
+    """Convert the latest checkpoint in the folder. All ranks call this, and rank 0 converts.
 
     On the command line: python -m deepspeed.checkpoint.ds_to_universal --input_folder …
     """
@@ -907,12 +952,12 @@ SAVED = 3  # batches before the checkpoint
 
 
 def go_on(engine: deepspeed.DeepSpeedEngine, step: int, device: torch.device) -> list[float]:
-    """The losses of the batches from number `step` on."""
+    """Return the losses of the batches from number `step` on."""
     return [train_step(engine, rows) for rows in make_batches(device)[step:]]
 
 
 def check_checkpoint(device: torch.device, folder: str) -> None:
-    """Save after three batches in stage 3 and in stage 2; load in each way."""
+    """Save after three batches in stage 3 and in stage 2, and load in every way."""
     for stage in (3, 2):
         place = os.path.join(folder, f"stage{stage}")
         engine = make_engine(lab_config(stage), device)
@@ -928,15 +973,17 @@ def check_checkpoint(device: torch.device, folder: str) -> None:
         fresh = make_engine(lab_config(stage), device)
         again = go_on(fresh, resume(fresh, place), device)
         fresh.destroy()
-        assert again == losses, f"resumed: {again}, never stopped: {losses}"
+        assert again == losses, f"the resumed losses are {again}, not {losses}"
 
         model = Net()
         model.load_state_dict(whole_weights(place))
         found = list(model.parameters())
-        assert all(map(torch.equal, found, true)), "the whole weights are not those saved"
+        assert all(map(torch.equal, found, true)), (
+            "whole_weights differs from the weights that were saved"
+        )
         say(
-            f"step 8: stage {stage}, saved after batch {SAVED}: losses {in_row(again)} as if"
-            " never stopped; whole weights equal bit for bit"
+            f"step 8: stage {stage}, saved after batch {SAVED}: losses {in_row(again)} and"
+            " whole weights are exactly those of a run that was not stopped"
         )
 
     to_universal(place)
@@ -944,20 +991,21 @@ def check_checkpoint(device: torch.device, folder: str) -> None:
     losses = go_on(engine, resume(engine, place), device)
     engine.destroy()
     assert_losses(losses, TRUE_LOSSES[SAVED:])
-    say(f"step 8: stage 2's as a universal checkpoint, in stage 1: losses {in_row(losses)}")
+    say(f"step 8: universal checkpoint of stage 2 in an engine of stage 1: {in_row(losses)}")
     try:
         resume(make_engine(lab_config(2), device), os.path.join(folder, "nothing"))
     except FileNotFoundError:
         pass
     else:
-        raise AssertionError("an empty folder was resumed from, and nobody said so")
+        raise AssertionError("resume raised no error for a folder without a checkpoint")
 
 
 # %% [markdown]
 # ## All steps, and other ranks
 #
-# Give the program a folder, and it leaves its checkpoints there. Start it again with the same
-# folder and another number of ranks: it finds the universal checkpoint, and goes on from that.
+# If you start the program with the name of a folder, it keeps its checkpoints in this folder.
+# Start it again with the same folder and a different number of ranks. It then finds the
+# universal checkpoint and continues from there.
 #
 #     torchrun --nproc-per-node=2 labs/lab05_deepspeed.py saved
 #     torchrun --nproc-per-node=3 labs/lab05_deepspeed.py saved
@@ -966,14 +1014,14 @@ def check_checkpoint(device: torch.device, folder: str) -> None:
 # %%
 def main() -> None:
     device = start()
-    deepspeed.init_distributed()  # it finds the group, and DeepSpeedConfig then knows N
+    deepspeed.init_distributed()  # DeepSpeedConfig then reads N from the existing group
     folder = sys.argv[1] if len(sys.argv) > 1 else None
     if folder is not None and Path(folder, "stage2", "latest_universal").is_file():
         engine = make_engine(universal(lab_config(2)), device)
         step = resume(engine, os.path.join(folder, "stage2"))
         losses = go_on(engine, step, device)
         assert_losses(losses, TRUE_LOSSES[step:])
-        say(f"{dist.get_world_size()} ranks went on at batch {step}: losses {in_row(losses)}")
+        say(f"{dist.get_world_size()} ranks continue at batch {step}: losses {in_row(losses)}")
         return
     check_config()
     check_loop(device)
@@ -987,7 +1035,7 @@ def main() -> None:
         dist.broadcast_object_list(shared, device=device)
         check_checkpoint(device, shared[0])
         dist.barrier()
-    say(f"all stages, offload and FSDP2 are one process, loss {TRUE_LOSSES[-1]:.4f}")
+    say(f"all stages, offload and FSDP2 equal one process: last loss {TRUE_LOSSES[-1]:.4f}")
 
 
 if __name__ == "__main__":
@@ -1000,12 +1048,12 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Where to go from here
 #
-# - Leave `stage3_param_persistence_threshold` out. Which line of step 3 fails, and what does a
-#   rank hold now?
-# - Set `reduce_bucket_size` to ten layers. What do steps 3 and 5 say: how many collectives, how
-#   many bytes, how much memory?
+# - Leave `stage3_param_persistence_threshold` out. Which number of step 3 changes, and what
+#   does a rank keep now?
+# - Set `reduce_bucket_size` to the size of ten layers. What do steps 3 and 5 print? How do
+#   the number of collectives, the bytes and the memory change?
 # - Train in stage 2 with 4 micro-batches of half the size. Predict the traffic first.
-# - On a GPU with `DeepSpeedCPUAdam`: how much memory does step 6 free, and what does a step
-#   cost?
-# - `stage3_gather_16bit_weights_on_model_save` and `engine.save_16bit_model`: how does that
-#   file differ from `whole_weights`, in size and in its last bits?
+# - On a GPU, use `DeepSpeedCPUAdam`. How much GPU memory does step 6 free, and how long does
+#   a step take?
+# - Use `stage3_gather_16bit_weights_on_model_save` and `engine.save_16bit_model`. How does
+#   that file differ from `whole_weights`, in its size and in its last bits?

@@ -132,7 +132,7 @@ ENDS = {
     "lab02": "all versions reach the parameters of a single process",
     "lab03": "the losses are those of one process",
     "lab04": "three precisions, one loss",
-    "lab05": "all stages, offload and FSDP2 are one process",
+    "lab05": "all stages, offload and FSDP2 equal one process",
     "lab10": "with every cut, the last loss is 2.4609, as in one process",
 }
 # beside the numbers of ranks in their transcripts; lab 06 is one process

@@ -260,6 +260,7 @@ SECOND_EDITION = [
     "03_context_and_experts.md",
     "04_zero_and_fsdp.md",
     "04_checkpoints.md",
+    "04_deepspeed.md",
 ]
 
 

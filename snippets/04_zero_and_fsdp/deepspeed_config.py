@@ -1,8 +1,11 @@
-"""DeepSpeed's configuration, checked before a job waits for GPUs: what it fills in and rejects.
+"""Check a DeepSpeed configuration on a laptop, before a job waits for GPUs.
 
-Three numbers must agree: train_batch_size = micro-batch × accumulation steps × ranks. Give two
-of them, and the third follows. Keys inside zero_optimization are checked; a misspelt key at the
-top level is not, so the last part compares those with the names that DeepSpeed itself knows.
+Three numbers must agree: train_batch_size = micro-batch × accumulation steps × ranks. If you
+give two of them, DeepSpeed computes the third one. DeepSpeed rejects a misspelt key inside
+zero_optimization, and it ignores a misspelt key at the top level. The function unread_keys
+finds such a key: it lets DeepSpeed read the configuration and returns the keys that were
+never read. The output shows the computed batch size, some defaults, and the error for each
+mistake.
 
 Needs: pip install deepspeed. One process, no GPU.
 """
@@ -19,7 +22,6 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # reading a configuration needs 
 
 try:
     from deepspeed import comm
-    from deepspeed.runtime import constants
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 except ImportError:
@@ -53,69 +55,96 @@ CONFIG = """
 
 
 def read(config: dict) -> DeepSpeedConfig:
-    """What DeepSpeed makes of a configuration on RANKS ranks, none of which has started."""
+    """Parse a configuration as on RANKS ranks, although no rank has started."""
     comm.get_rank, comm.get_world_size = lambda: 0, lambda: RANKS
     return DeepSpeedConfig(config)
 
 
-# --8<-- [start:unknown_keys]
-def unknown_keys(config: dict) -> list[str]:
-    """Top-level keys that DeepSpeed's main list lacks: misspelt, or those of a plug-in."""
-    known = {value for value in vars(constants).values() if isinstance(value, str)}
-    known |= {"zero_optimization", "activation_checkpointing", "aio", "amp", "compile"}
-    known |= {"elasticity", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comet"}
-    return [key for key in config if key not in known]
+# --8<-- [start:unread_keys]
+class Recorder(dict):
+    """A configuration that records which of its top-level keys are read."""
+
+    def __init__(self, config: dict) -> None:
+        super().__init__(config)
+        self.reads: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        self.reads.add(key)
+        return super().__contains__(key)
+
+    def __getitem__(self, key: str):
+        self.reads.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default=None):
+        self.reads.add(key)
+        return super().get(key, default)
 
 
-# --8<-- [end:unknown_keys]
+def unread_keys(config: dict) -> list[str]:
+    """The top-level keys that DeepSpeed never reads, and therefore ignores."""
+    recorder = Recorder(config)
+    read(recorder)
+    return [key for key in config if key not in recorder.reads]
+
+
+# --8<-- [end:unread_keys]
 
 
 def main() -> None:
     if len(sys.argv) > 1:
         sys.exit("start this with: python deepspeed_config.py")
     config = json.loads(CONFIG)
-    read_back = read(config)
     micro, steps = (
         config["train_micro_batch_size_per_gpu"],
         config["gradient_accumulation_steps"],
     )
-    filled = read_back.train_batch_size
-    print(f"filled in: train_batch_size {filled} = {micro} × {steps} × {RANKS} ranks")
+    batch = read(config).train_batch_size
+    assert batch == micro * steps * RANKS
+    print(f"computed: train_batch_size {batch} = {micro} × {steps} × {RANKS} ranks")
+    zero = DeepSpeedZeroConfig(offload_optimizer={"device": "cpu"})
     for name, default in (
-        ("reduce_bucket_size", DeepSpeedZeroConfig().reduce_bucket_size),
-        ("stage3_prefetch_bucket_size", DeepSpeedZeroConfig().prefetch_bucket_size),
-        (
-            "stage3_param_persistence_threshold",
-            DeepSpeedZeroConfig().param_persistence_threshold,
-        ),
+        ("reduce_bucket_size", zero.reduce_bucket_size),
+        ("stage3_prefetch_bucket_size", zero.prefetch_bucket_size),
+        ("stage3_param_persistence_threshold", zero.param_persistence_threshold),
     ):
         print(f"default of {name}: {default:,} elements")
-
-    assert unknown_keys({"wandb": {}, "wanbd": {}}) == ["wanbd"]
+    overlap = [stage for stage in range(4) if DeepSpeedZeroConfig(stage=stage).overlap_comm]
+    print(f"default of overlap_comm: true in stage {', '.join(map(str, overlap))} only")
+    print(f"default of pin_memory: {str(zero.offload_optimizer.pin_memory).lower()}")
 
     wrong = {
         "batch sizes that disagree": {"train_batch_size": 128},
         "no batch size": {"train_micro_batch_size_per_gpu": None},
         "fp16 and bf16": {"fp16": {"enabled": True}},
-        "a stage that is none": {"zero_optimization": {"stage": 4}},
+        "a stage that does not exist": {"zero_optimization": {"stage": 4}},
         "a misspelt key of ZeRO": {"zero_optimization": {"stage": 3, "overlap_com": True}},
     }
-    for what, change in wrong.items():
+    for mistake, change in wrong.items():
         try:
             read(config | change)
         except Exception as error:
             lines = str(error).replace("micro_batch_per_gpu", "\n  micro_batch_per_gpu", 1)
-            print(f"\n{what}: {type(error).__name__}")
-            kept = [line for line in lines.splitlines() if "For further" not in line]
-            print("\n".join(f"  {line.strip()}" for line in kept))
+            print(f"\n{mistake}: {type(error).__name__}")
+            shown = [line for line in lines.splitlines() if "For further" not in line]
+            print("\n".join(f"  {line.strip()}" for line in shown))
         else:
-            raise AssertionError(f"{what} was accepted")
+            raise AssertionError(f"{mistake}: DeepSpeed accepted it")
 
-    misspelt = config | {"zero_optimisation": config["zero_optimization"]}
-    del misspelt["zero_optimization"]
-    print("\na misspelt key at the top level (s for z): no error")
-    print(f"  ZeRO stage {read(misspelt).zero_config.stage}, where 3 was meant")
-    print(f"  unknown_keys: {unknown_keys(misspelt)}; of the right one: {unknown_keys(config)}")
+    assert unread_keys(config | {"tensor_parallel": {}, "wandb": {}}) == []  # valid keys
+    # valid names in a wrong place: they belong to an inner block
+    assert unread_keys(config | {"stage": 3, "enabled": True}) == ["stage", "enabled"]
+    print("\nmisspelt keys at the top level: no error")
+    no_zero = config | {"zero_optimisation": config["zero_optimization"]}
+    del no_zero["zero_optimization"]
+    no_clip = config | {"gradient_cliping": 0.5}
+    del no_clip["gradient_clipping"]
+    stage, limit = read(no_zero).zero_config.stage, read(no_clip).gradient_clipping
+    assert (read(config).zero_config.stage, stage, limit) == (3, 0, 1.0)
+    print(f"  zero_optimisation: ZeRO stage {stage} in place of 3")
+    print(f"  gradient_cliping 0.5: gradients are clipped to a norm of {limit}")
+    assert unread_keys(config) == []
+    print(f"keys that DeepSpeed never read: {unread_keys(no_zero) + unread_keys(no_clip)}")
 
 
 if __name__ == "__main__":

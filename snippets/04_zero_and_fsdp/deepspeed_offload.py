@@ -1,11 +1,12 @@
-"""DeepSpeed's offload: optimizer and parameters in host memory, the same losses.
+"""Offloading the optimizer and the parameters to host memory does not change the losses.
 
-On a GPU, offload_optimizer keeps the fp32 copy, both moments and the gradients in host memory
-and runs AdamW there; offload_param keeps the shards of the parameters there, too. On a CPU all
-memory is host memory, so what this shows is the configuration, its errors, and equality.
+On a GPU, offload_optimizer keeps the fp32 copy of the parameters, both moments and the
+gradients in host memory, and AdamW runs on the CPU. With offload_param the shards of the
+parameters are also in host memory. On a CPU all memory is host memory. There the program
+shows a configuration that works, two errors that people meet, and losses that are equal.
 
-NVMe needs libaio's headers, to compile DeepSpeed's async_io: nvme_bytes.py has them. Without
-them you get the error that is shown last; the program asks for it as on such a machine.
+Offload to NVMe needs the headers of libaio, with which DeepSpeed compiles its operator
+async_io. The program pretends that these headers are missing, and prints the error.
 
 Needs: pip install deepspeed
 """
@@ -37,11 +38,13 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 STEPS, BATCH, WIDTH = 3, 8, 64
 
 
-# --8<-- [start:train]
 def train(
     offload: dict, device: torch.device, torch_adamw: bool = True
 ) -> tuple[list[float], tuple[bool, bool]]:
-    """Losses of three steps of stage 3; whether optimizer and parameters were offloaded."""
+    """Train three steps in stage 3. Return the losses, and what is offloaded:
+    whether the engine offloads the optimizer, and whether it offloads the parameters.
+    """
+    # --8<-- [start:config]
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0} | offload,
@@ -51,6 +54,7 @@ def train(
     model = nn.Sequential(nn.Linear(WIDTH, 256), nn.Tanh(), nn.Linear(256, WIDTH)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    # --8<-- [end:config]
     losses = []
     for step in range(STEPS):
         torch.manual_seed(100 * step + dist.get_rank())
@@ -59,12 +63,14 @@ def train(
         engine.backward(loss)
         engine.step()
         losses.append(round(loss.item(), 4))
-    places = engine.optimizer.offload_optimizer, engine.optimizer.offload_param
+    offloads = engine.optimizer.offload_optimizer, engine.optimizer.offload_param
+    states = engine.optimizer.optimizer.state.values()
+    moments = {x.device.type for state in states for x in state.values() if x.numel() > 1}
+    assert moments == {"cpu" if offloads[0] else device.type}  # a difference on a GPU only
+    shards = {p.ds_tensor.device.type for p in engine.module.parameters()}
+    assert shards == {"cpu" if offloads[1] else device.type}
     engine.destroy()
-    return losses, places
-
-
-# --8<-- [end:train]
+    return losses, offloads
 
 
 def start() -> torch.device:
@@ -86,16 +92,16 @@ def main() -> None:
     show = print if dist.get_rank() == 0 else lambda *_: None
     pinned = device.type != "cpu"  # pinned memory is for copies to a GPU
     host = {"device": "cpu", "pin_memory": pinned}
-    kept, places = train({}, device)
-    assert not any(places)
-    show(f"no offload:                          {kept}")
+    expected, offloads = train({}, device)
+    assert not any(offloads)
+    show(f"no offload:                          {expected}")
     ways = {
         "optimizer on the CPU:": {"offload_optimizer": host},
         "optimizer, parameters on the CPU:": {"offload_optimizer": host, "offload_param": host},
     }
     for name, offload in ways.items():
-        losses, places = train(offload, device)
-        assert losses == kept and places == (True, "parameters" in name)
+        losses, offloads = train(offload, device)
+        assert losses == expected and offloads == (True, "parameters" in name)
         show(f"{name:36} {losses}")
 
     try:
@@ -103,15 +109,19 @@ def main() -> None:
     except Exception as error:
         text = str(error).split(". ")[0]
         text = text.replace("optimizer (", "optimizer\n  (").replace("'>) ", "'>)\n  ")
-        show("torch's AdamW, zero_force_ds_cpu_optimizer left at true:")
+        show("torch's AdamW with the default zero_force_ds_cpu_optimizer: true")
         show(f"  {type(error).__name__}:\n  {text}.")
+    else:
+        raise AssertionError("DeepSpeed accepted torch's AdamW")
 
     AsyncIOBuilder.has_function = lambda *_, **__: False  # a machine without libaio-dev
     try:
         AsyncIOBuilder().jit_load(verbose=False)  # as initialize does for NVMe
     except RuntimeError as error:
         text = str(error).split(" None")[0].replace("compatible due", "compatible\n  due")
-        show(f"NVMe without libaio's headers:\n  {type(error).__name__}: {text}")
+        show(f"NVMe without the headers of libaio\n  {type(error).__name__}: {text}")
+    else:
+        raise AssertionError("DeepSpeed found libaio")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,22 @@
-"""DeepSpeed's ZeRO stages 0 to 3: the losses of one process, and the bytes on each rank.
+"""DeepSpeed's ZeRO stages 0 to 3 give the losses of one process. Count their bytes and traffic.
 
-One model is trained by one process with the whole batch, by FSDP2 and by DeepSpeed in each
-stage, with m = 2 micro-batches to a step. Between the two micro-batches every live tensor of
-the process is counted (from Python's garbage collector, so nothing can hide): what a rank keeps
-of parameters, gradients and optimizer states. In another step its collectives are counted.
+One model is trained by one process with the whole batch, by FSDP2, and by DeepSpeed in each
+stage. A step has m = 2 micro-batches. Between the two micro-batches, the program asks
+Python's garbage collector for every live tensor of the process. Their bytes are what a rank
+keeps: parameters, gradients, optimizer states and buffers. In a different step the program
+looks at each collective and computes the elements that a ring would send for it.
 
-fp32: DeepSpeed keeps a second, flat fp32 copy of what a rank updates, 4Ψ/N bytes beyond FSDP2.
-bf16: that copy is the master copy which mixed precision wants, and the formulas are the ZeRO
-paper's: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N.
+In fp32, DeepSpeed keeps a flat fp32 copy of the parameters that a rank updates. This copy takes
+4Ψ/N bytes, which FSDP2 does not need. In bf16, this copy is the master copy of mixed precision.
+The formulas are then those of the ZeRO paper: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and 16Ψ/N.
 
-Sent, in elements over a ring: FSDP2 gathers twice and reduces once in each micro-batch, 3m Ψ.
-DeepSpeed's stage 0 all-reduces once, 2Ψ; stage 1 all-reduces once and gathers, 3Ψ; stage 2
-all-reduces in each micro-batch and gathers, (2m + 1)Ψ; stage 3 gathers once and reduces once in
-each, 2m Ψ, since it keeps so few parameters from forward to backward. The second table has the
-keys that change this.
+The elements that a rank sends in a step, each times (N - 1)/N:
+FSDP2 gathers twice and reduces once in each micro-batch: 3mΨ.
+Stage 0 all-reduces once: 2Ψ. Stage 1 all-reduces once and gathers once: 3Ψ.
+Stage 2 all-reduces in each micro-batch and gathers once: (2m + 1)Ψ.
+Stage 3 gathers once and reduces once in each micro-batch: 2mΨ. It does not gather again for
+backward, because this model is small enough to be kept from forward to backward.
+The second table of the output has configuration keys that change these numbers.
 
 Needs: pip install deepspeed
 """
@@ -80,13 +83,13 @@ Result = tuple[list[float], float, float]
 
 
 def mark() -> None:
-    """From here on, `made_since` counts."""
+    """Make `made_since` count only tensors that are created from now on."""
     gc.collect()
     gc.freeze()  # get_objects() leaves out what is frozen
 
 
 def made_since() -> int:
-    """Bytes of all tensors this process has made since the mark and still holds."""
+    """Return the bytes of all live tensors that this process has created since the mark."""
     gc.collect()
     storages = {}
     for found in gc.get_objects():
@@ -100,14 +103,14 @@ def made_since() -> int:
 
 
 def let_go(done: Callable[[], bool]) -> None:
-    """Wait half a second for `done`: gloo's threads drop a collective's buffers a bit late."""
+    """Wait up to half a second for `done`: gloo's threads free buffers a moment later."""
     end = time.monotonic() + 0.5
     while not done() and time.monotonic() < end:
         time.sleep(0.001)
 
 
 class Traffic(TorchDispatchMode):
-    """Adds up what a ring sends per rank for the collectives called, in elements."""
+    """Add up the elements that each rank of a ring would send for the collectives called."""
 
     elements = 0.0
 
@@ -128,7 +131,6 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# --8<-- [start:deepspeed_engine]
 def config(stage: int, bf16: bool, ranks: int, keys: dict | None = None) -> dict:
     return {
         "train_micro_batch_size_per_gpu": BATCH // ranks // 2,
@@ -146,13 +148,14 @@ def config(stage: int, bf16: bool, ranks: int, keys: dict | None = None) -> dict
 
 
 def with_deepspeed(
-    stage: int, bf16: bool, device: torch.device, keys=None, holds: float = math.inf
+    stage: int, bf16: bool, device: torch.device, keys=None, expected: float = math.inf
 ) -> Result:
     rank, n = dist.get_rank(), dist.get_world_size()
     mark()
     torch.manual_seed(0)
     model = TanhNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=EPS)
+    # --8<-- [start:loop]
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config(stage, bf16, n, keys)
     )
@@ -166,9 +169,10 @@ def with_deepspeed(
                 engine.backward(loss)  # in place of loss.backward()
                 engine.step()  # an optimizer step only after the second micro-batch
                 total += loss.detach() / 2 / n
+                # --8<-- [end:loop]
                 if step == STEPS - 1 and kept == 0:
                     del output, loss, x
-                    let_go(lambda: made_since() < (holds + 0.02) * PSI)
+                    let_go(lambda: made_since() < (expected + 0.02) * PSI)
                     kept = made_since()
         if step == 1:
             sent = traffic.elements
@@ -176,9 +180,6 @@ def with_deepspeed(
         losses.append(total.item())
     engine.destroy()
     return losses, kept / PSI, sent / PSI
-
-
-# --8<-- [end:deepspeed_engine]
 
 
 def micro_batches(step: int, rank: int, ranks: int, device: torch.device):
@@ -192,8 +193,13 @@ def target(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x)
 
 
-def plain(device: torch.device, shard: bool, holds: float, empty_step: bool = False) -> Result:
-    """The same by one process with the whole batch, or by FSDP2; after a step of nothing?"""
+def plain(
+    device: torch.device, shard: bool, expected: float, empty_step: bool = False
+) -> Result:
+    """Train with one process and the whole batch, or with FSDP2 if `shard` is true.
+
+    With `empty_step`, AdamW first takes one step with gradients of zero.
+    """
     mark()
     rank, n = (dist.get_rank(), dist.get_world_size()) if shard else (0, 1)
     torch.manual_seed(0)
@@ -219,7 +225,7 @@ def plain(device: torch.device, shard: bool, holds: float, empty_step: bool = Fa
                 total += loss.detach() / 2 / n
                 if step == STEPS - 1 and kept == 0:
                     del loss, x
-                    let_go(lambda: made_since() < (holds + 0.02) * PSI)
+                    let_go(lambda: made_since() < (expected + 0.02) * PSI)
                     kept = made_since()
             optimizer.step()
             optimizer.zero_grad()
@@ -253,21 +259,21 @@ def main() -> None:
     device = start()
     n = dist.get_world_size()
     ring = (n - 1) / n
-    truth, *counts = plain(device, shard=False, holds=16.0)
+    truth, *counts = plain(device, shard=False, expected=16.0)
     rows = [("one process, fp32", truth, *counts, 16.0, 0.0, 0)]
     rows.append(("FSDP2, fp32", *plain(device, True, 16 / n), 16 / n, 6 * ring, 0))
-    assert all(abs(kept - holds) < 0.02 for _, _, kept, _, holds, _, _ in rows), rows
+    assert all(abs(kept - expected) < 0.02 for _, _, kept, _, expected, _, _ in rows), rows
     fp32 = (16.0, 8 + 12 / n, 4 + 16 / n, 20 / n)
     bf16 = (16.0, 4 + 12 / n, 2 + 14 / n, 16 / n)
-    for name, holds in (("fp32", fp32), ("bf16", bf16)):
-        for stage, formula in enumerate(holds):
+    for name, expected in (("fp32", fp32), ("bf16", bf16)):
+        for stage, formula in enumerate(expected):
             sends = (2, 3, 5, 4)[stage] * ring
             buffers = (0, 2, 1, 1)[stage]  # buckets, each as large as a layer
             extra = buffers * (2 if name == "bf16" else 4) / LAYERS
-            result = with_deepspeed(stage, name == "bf16", device, holds=formula + extra)
+            result = with_deepspeed(stage, name == "bf16", device, expected=formula + extra)
             assert abs(result[1] - formula - extra) < 0.02, (stage, result)  # step counts
             rows.append((f"DeepSpeed stage {stage}, {name}", *result, formula, sends, buffers))
-    ahead = plain(device, shard=False, holds=16.0, empty_step=True)[0]
+    ahead = plain(device, shard=False, expected=16.0, empty_step=True)[0]
     for name, losses, _, sent, _, sends, _ in rows:
         wide = 5e-3 if "bf16" in name else 1e-5
         # the Adam of this one row has counted a step without gradients
@@ -277,25 +283,30 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"Ψ = {PSI:,} parameters, {n} ranks; per rank, bytes kept and elements sent / Ψ")
         print(f"{'':24}{'losses of three steps':22}kept  formula  rest    sent  formula")
-        for name, losses, kept, sent, holds, sends, buffers in rows:
-            told = " ".join(
+        for name, losses, kept, sent, expected, sends, buffers in rows:
+            text = " ".join(
                 f"{loss:.4f}" if "fp32" in name else f"≈{loss:.2f}" for loss in losses
             )
             print(
-                f"{name:24}{told:20}{kept:6.2f}  {holds:7.2f}  {buffers:4}  {sent:6.2f}  "
+                f"{name:24}{text:20}{kept:6.2f}  {expected:7.2f}  {buffers:4}  {sent:6.2f}  "
                 f"{sends:7.2f}"
             )
         print("rest: buckets for gradients, each as large as a layer")
         print(f"\n{'the same in fp32, with':67}sent  formula")
     for stage, keys, times in KEYS:
-        _, _, sent = with_deepspeed(stage, False, device, keys)
+        # A bucket of two layers. Stages 1 and 3 keep it between two micro-batches. Stages 1 and
+        # 2 keep the last gradient, which is one layer.
+        formula = fp32[stage] + (3, 1, 2)[stage - 1] * 4 / LAYERS
+        wide = keys | {"reduce_bucket_size": 2 * BUCKET}
+        _, kept, sent = with_deepspeed(stage, False, device, wide, formula)
+        assert abs(kept - formula) < 0.02, (stage, keys, kept)
         assert abs(sent - times * ring) < 0.001, (keys, sent)
         if dist.get_rank() == 0:
-            told = ", ".join(f"{key} {value}" for key, value in keys.items())
-            told = f"stage {stage}: " + told.replace(f"size {PSI}", "size Ψ").replace(
+            text = ", ".join(f"{key} {value}" for key, value in keys.items())
+            text = f"stage {stage}: " + text.replace(f"size {PSI}", "size Ψ").replace(
                 ", ", ",\n  "
             )
-            lines = told.splitlines()
+            lines = text.splitlines()
             print(*lines[:-1], f"{lines[-1]:65}{sent:6.2f}  {times * ring:7.2f}", sep="\n")
 
 

@@ -1,9 +1,10 @@
-"""ZeRO stage 3: outside of forward and backward a parameter has size 0; the trap and the fix.
+"""In ZeRO stage 3 a parameter is an empty tensor while its module does not run.
 
-Once deepspeed.initialize has sharded a model, p.data is an empty tensor, wherever its module is
-not at work. A norm over the parameters is 0, an initialisation fills nothing, and neither says
-so; the state dict holds empty tensors. GatheredParameters brings them back for a block of code;
-with modifier_rank, what that rank changed is sent back to the shards.
+deepspeed.initialize shards the model. Afterwards p.data has no elements, except during the
+forward and the backward of its module. The norm of such a parameter is 0, and an initialisation
+changes nothing. Neither of them raises an error. The state dict of the module contains empty
+tensors. Inside GatheredParameters the parameters are whole. With modifier_rank, the changes of
+that rank are written to the shards. Without modifier_rank, all changes are lost.
 
 Needs: pip install deepspeed
 """
@@ -63,10 +64,10 @@ def main() -> None:
     # --8<-- [start:trap]
     weight = engine.module[0].weight
     show(f"outside: shape {list(weight.shape)}, norm {weight.norm().item():.4f}")
-    show(f"         the real one is {list(weight.ds_shape)}, norm {norm:.4f}")
+    show(f"         before sharding: shape {list(weight.ds_shape)}, norm {norm:.4f}")
     shapes = [list(value.shape) for value in engine.module.state_dict().values()]
     show(f"         shapes in module.state_dict(): {shapes}")
-    nn.init.zeros_(weight)  # fills nothing, and says nothing
+    nn.init.zeros_(weight)  # changes nothing, and raises no error
     ids = torch.zeros(4, dtype=torch.long, device=device)
     uses = {
         "x @ weight.T": lambda: torch.empty(4, 8, device=device) @ weight.T,
@@ -82,13 +83,18 @@ def main() -> None:
     # --8<-- [start:fix]
     with deepspeed.zero.GatheredParameters(weight):  # every rank: it gathers
         show(f"inside:  shape {list(weight.shape)}, norm {weight.norm().item():.4f}")
-        torch.testing.assert_close(weight.norm().item(), norm)  # zeros_ did nothing
+        torch.testing.assert_close(weight.norm().item(), norm)  # zeros_ changed nothing
+        with torch.no_grad():
+            weight.fill_(0.5)
+    with deepspeed.zero.GatheredParameters(weight):
+        torch.testing.assert_close(weight.norm().item(), norm)  # the 0.5 are lost
+    show("after a change without modifier_rank: the old values again")
     with torch.no_grad(), deepspeed.zero.GatheredParameters(weight, modifier_rank=0):
         if dist.get_rank() == 0:
-            weight.fill_(0.5)  # rank 0's change goes to all shards
+            weight.fill_(0.5)  # the values of rank 0 are written to all shards
     with deepspeed.zero.GatheredParameters(weight):
         assert torch.equal(weight.data, torch.full_like(weight, 0.5))
-    show("after a change by rank 0 with modifier_rank=0: 0.5 everywhere, on every rank")
+    show("after a change by rank 0 with modifier_rank=0: 0.5 in all elements, on every rank")
     # --8<-- [end:fix]
 
 

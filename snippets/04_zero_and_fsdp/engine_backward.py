@@ -1,9 +1,11 @@
-"""loss.backward() where DeepSpeed wants engine.backward(loss): an error, and the fix.
+"""Call engine.backward(loss), and do not divide the loss: the error and the wrong factor.
 
-engine.backward divides each loss by the number of accumulation steps (and multiplies it by the
-loss scale, in fp16) before it calls backward. Stages 1 to 3 of this version do so in hooks, and
-stand a plain loss.backward(); stage 0 does not. Each way is held against one process with the
-whole batch, by SGD: Adam divides a gradient by its size, and would hide a wrong factor.
+engine.backward divides each loss by the number of accumulation steps. With fp16 it also
+multiplies the loss by the loss scale. In stages 1 to 3 of DeepSpeed 0.19, hooks do the same
+for a plain loss.backward(). In stage 0 there are no such hooks, and DeepSpeed raises an
+error. Each update is compared with the update of one process that has the whole batch. If you
+divide the loss yourself, it is divided twice and the update is too small. The optimizer is
+SGD, because Adam divides a gradient by its size and would hide a wrong factor.
 
 Needs: pip install deepspeed
 """
@@ -34,8 +36,8 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 PARTS, BATCH, WIDTH = 2, 24, 8
 
 
-def first_update(way: str, stage: int, device: torch.device) -> torch.Tensor | str:
-    """How one step moves the weight, relative to one process; or the error."""
+def first_update(way: str, stage: int, device: torch.device) -> float | str:
+    """Return the factor between this update and that of one process, or the error message."""
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH, bias=False).to(device)
@@ -61,14 +63,18 @@ def first_update(way: str, stage: int, device: torch.device) -> torch.Tensor | s
         try:
             if way == "loss.backward()":
                 loss.backward()
-            else:
+            elif way == "engine.backward(loss)":
                 engine.backward(loss)
+            else:  # the loss is divided twice
+                engine.backward(loss / PARTS)
             engine.step()
         except Exception as error:
             return f"{type(error).__name__}\n  " + str(error).replace(". ", ".\n  ")
     # --8<-- [end:loop]
     moved = before - model.weight.detach()
-    return (moved / truth).mean().item()
+    factor = (moved.norm() / truth.norm()).item()
+    torch.testing.assert_close(moved, factor * truth, rtol=1e-3, atol=1e-6)  # each element
+    return factor
 
 
 def start() -> torch.device:
@@ -89,14 +95,22 @@ def main() -> None:
     if BATCH % (PARTS * int(os.environ.get("WORLD_SIZE", "1"))):
         sys.exit(f"twice the number of ranks must divide the batch of {BATCH}")
     device = start()
-    for way in ("loss.backward()", "engine.backward(loss)"):
-        for stage in (0, 2):
-            told = first_update(way, stage, device)
-            told = (
-                told if isinstance(told, str) else f"moved {told:.4f} of what one process does"
-            )
-            if dist.get_rank() == 0:
-                print(f"stage {stage}, {way}: {told}")
+    cases = (  # how backward is called, the stage, the factor; None means an error
+        ("loss.backward()", 0, None),
+        ("loss.backward()", 2, 1),
+        ("engine.backward(loss)", 0, 1),
+        ("engine.backward(loss)", 2, 1),
+        ("engine.backward(loss / 2)", 2, 1 / PARTS),
+    )
+    for way, stage, expected in cases:
+        result = first_update(way, stage, device)
+        if expected is None:
+            assert isinstance(result, str), f"stage {stage} accepted {way}"
+        else:
+            assert isinstance(result, float) and abs(result - expected) < 1e-4, result
+            result = f"{result:.4f} times the update of one process"
+        if dist.get_rank() == 0:
+            print(f"stage {stage}, {way}: {result}")
 
 
 if __name__ == "__main__":

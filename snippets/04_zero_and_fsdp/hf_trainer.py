@@ -1,8 +1,10 @@
-"""The Hugging Face Trainer with a DeepSpeed configuration: ZeRO by one argument, same losses.
+"""The Hugging Face Trainer uses ZeRO stage 3 if you pass one argument. The losses are equal.
 
-A tiny Llama and a small data set are made on the spot; nothing is downloaded. The Trainer is
-run twice from the same weights, without DeepSpeed and with stage 3, on the same batches in the
-same order. "auto" in the configuration means: take what TrainingArguments says.
+The program builds a tiny Llama and a small data set, and downloads nothing. The Trainer
+trains twice from the same weights and on the same batches: first with DDP, then with
+DeepSpeed's stage 3. The value "auto" in the DeepSpeed configuration means the value of
+TrainingArguments. A third run has a batch size that disagrees with TrainingArguments, and the
+Trainer refuses it.
 
 Needs: pip install transformers accelerate deepspeed
 """
@@ -33,28 +35,31 @@ except ImportError:
 # on a CPU, DeepSpeed would compile an all-reduce for inference, which training does not use
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-STEPS, BATCH = 8, 4
+STEPS, BATCH = 6, 4
 
-# --8<-- [start:trainer]
+# --8<-- [start:zero_3]
 ZERO_3 = {
-    "train_micro_batch_size_per_gpu": "auto",  # auto: from TrainingArguments
+    "train_micro_batch_size_per_gpu": "auto",  # the value of TrainingArguments
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-    "zero_allow_untested_optimizer": True,  # any that `optim` names; the Trainer sets it, too
+    "zero_allow_untested_optimizer": True,  # allows any optimizer; the Trainer sets it, too
 }
+# --8<-- [end:zero_3]
 
 
 def losses(data: list[dict], config: dict | None) -> tuple[int, list[float]]:
     """Train a tiny Llama with the Trainer; return ZeRO's stage and the loss of every step."""
+    # --8<-- [start:arguments]
     arguments = TrainingArguments(
         output_dir="run",
-        deepspeed=config,  # the whole integration
+        deepspeed=config,  # this argument is the only change
         per_device_train_batch_size=BATCH,
         max_steps=STEPS,
         learning_rate=5e-3,
         lr_scheduler_type="constant",
         optim="adamw_torch",
+        max_grad_norm=0.5,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
@@ -62,6 +67,7 @@ def losses(data: list[dict], config: dict | None) -> tuple[int, list[float]]:
         use_cpu=ON_CPU,
         seed=0,
     )
+    # --8<-- [end:arguments]
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -72,17 +78,18 @@ def losses(data: list[dict], config: dict | None) -> tuple[int, list[float]]:
     trainer.train()
     engine = trainer.model_wrapped
     assert isinstance(engine, deepspeed.DeepSpeedEngine) == trainer.is_deepspeed_enabled
-    stage = engine.zero_optimization_stage() if trainer.is_deepspeed_enabled else 0
+    stage = 0
+    if trainer.is_deepspeed_enabled:
+        stage = engine.zero_optimization_stage()
+        assert engine.train_micro_batch_size_per_gpu() == BATCH  # "auto" was replaced
+        assert engine.gradient_clipping() == 0.5
     return stage, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-# --8<-- [end:trainer]
 
 
 def main() -> None:
     if "LOCAL_RANK" not in os.environ:
         sys.exit("start this with: torchrun --nproc-per-node=2 hf_trainer.py")
-    # sequences that count upwards from anywhere: 64 of them, 16 tokens each
+    # 64 sequences of 16 tokens; each sequence counts upwards from a different number
     tokens = (torch.arange(64)[:, None] + torch.arange(16)) % 64
     data = [{"input_ids": row, "labels": row} for row in tokens]
     none, plain = losses(data, None)
@@ -94,7 +101,15 @@ def main() -> None:
             print(f"{step:4}   {one:19.3f}   {other:22.3f}")
         torch.testing.assert_close(sharded, plain, rtol=2e-3, atol=2e-3)
         assert sharded[-1] < sharded[0] - 0.5
-        print("equal, and falling")
+        print("the losses of both runs are equal, and they decrease")
+    try:
+        losses(data, ZERO_3 | {"train_micro_batch_size_per_gpu": BATCH + 1})
+    except ValueError as error:
+        refusal = str(error)
+    if dist.get_rank() == 0:
+        print(f"micro-batch {BATCH + 1} in the configuration, {BATCH} in the arguments:")
+        lines = refusal.replace(" that", "\n that", 1).splitlines()
+        print("  ValueError: " + "\n  ".join(line.strip() for line in lines))
 
 
 if __name__ == "__main__":

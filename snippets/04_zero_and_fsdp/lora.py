@@ -1,8 +1,10 @@
-"""LoRA and QLoRA under DDP and FSDP2: equal to one process, and the bytes that each keeps.
+"""LoRA and QLoRA give the same losses with DDP, FSDP2 and one process. Their bytes differ.
 
-LoRA trains two narrow matrices A [r, in] and B [out, r] beside each frozen weight. QLoRA also
-stores that weight as NF4 codes, two to a byte, with a scale for every 64, and decodes it again
-in backward. DDP sends gradients of A and B alone; fully_shard gathers frozen shards, too.
+LoRA trains two narrow matrices A [r, in] and B [out, r] next to each frozen weight. QLoRA
+also stores the frozen weight as NF4 codes. One byte has two codes, and 64 weights share one
+scale. The weight is decoded for forward, and decoded again for backward. DDP sends only the
+gradients of A and B. fully_shard also gathers the shards of the frozen weights. The table
+shows the bytes that a rank keeps and sends.
 """
 
 import copy
@@ -30,9 +32,9 @@ NF4 = torch.tensor([
 
 # --8<-- [start:lora]
 class LoRALinear(nn.Module):
-    """x Wᵀ + bias + (α/r) x Aᵀ Bᵀ: A and B are trained, and B begins at zero.
+    """x Wᵀ + bias + (α/r) x Aᵀ Bᵀ. Only A and B are trained, and B is zero at first.
 
-    W and the bias are those of `linear`, frozen; A [r, in] and B [out, r] have W's dtype.
+    W and the bias come from `linear` and are frozen. A [r, in] and B [out, r] have W's dtype.
     """
 
     def __init__(self, linear: nn.Linear, r: int = R, alpha: float = ALPHA) -> None:
@@ -54,14 +56,13 @@ class LoRALinear(nn.Module):
 # --8<-- [end:lora]
 
 
-# --8<-- [start:qlora]
 def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out, in] -> codes [out, in/2] in bytes, and fp32 scales [out, in/64] of their blocks.
+    """[out, in] -> codes [out, in/2] as bytes, and one fp32 scale per block: [out, in/64].
 
-    It takes rows of whole blocks: 64 divides `in`, or ValueError.
+    Raises ValueError unless 64 divides `in`, because a block must not continue in the next row.
     """
     if weight.shape[1] % 64:
-        raise ValueError(f"encode takes rows of whole blocks of 64, not of {weight.shape[1]}")
+        raise ValueError(f"64 must divide the row length, which is {weight.shape[1]}")
     blocks = weight.float().unflatten(1, (-1, 64))
     scales = blocks.abs().amax(-1)
     levels = NF4.to(weight.device)
@@ -71,13 +72,14 @@ def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Codes [out, in/2] and scales [out, in/64] -> the weight [out, in] in fp32."""
     both = torch.stack([codes & 15, codes >> 4], dim=-1)  # [out, in/2, 2]
     levels = NF4.to(codes.device)[both.int()].view(*scales.shape, 64)
     return (levels * scales[..., None]).flatten(1)
 
 
 class DecodedProduct(torch.autograd.Function):
-    """x Wᵀ + bias of the decoded W, which is not kept: backward decodes it again."""
+    """x Wᵀ + bias with the decoded W. Backward decodes W again, so W is not kept."""
 
     @staticmethod
     def forward(ctx, x, codes, scales, bias):
@@ -91,7 +93,10 @@ class DecodedProduct(torch.autograd.Function):
 
 
 class QLoRALinear(LoRALinear):
-    """Codes and scales are parameters without a gradient, so that fully_shard cuts them."""
+    """A LoRALinear whose weight is stored as codes and scales.
+
+    Both are parameters without a gradient, because fully_shard does not shard buffers.
+    """
 
     def __init__(self, linear: nn.Linear, r: int = R, alpha: float = ALPHA) -> None:
         super().__init__(linear, r, alpha)
@@ -104,9 +109,6 @@ class QLoRALinear(LoRALinear):
         return DecodedProduct.apply(x, self.codes, self.scales, self.bias)
 
 
-# --8<-- [end:qlora]
-
-
 def make(kind: type[nn.Module] | None) -> nn.Sequential:
     torch.manual_seed(0)
     linears = [nn.Linear(H, H, bias=False) for _ in range(LAYERS)]
@@ -116,7 +118,7 @@ def make(kind: type[nn.Module] | None) -> nn.Sequential:
 
 
 class Sent(TorchDispatchMode):
-    """Bytes of whole tensors that collectives gather, reduce-scatter or all-reduce."""
+    """Add up the bytes of the whole tensors in all collectives, separately for each kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +140,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 # --8<-- [start:train]
 def train(model: nn.Module, batches: list[torch.Tensor]) -> tuple[list, torch.optim.Optimizer]:
-    """Losses of this rank's rows; the optimizer is given only what is trained."""
+    """Train on this rank's rows. Return the losses, and the optimizer of A and B."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer, losses = torch.optim.AdamW(trained, lr=0.01), []
     for x in batches:
@@ -157,8 +159,8 @@ def shard(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
 
 
 # --8<-- [end:train]
-def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[int]:
-    """Bytes on this rank: parameters, gradients, moments."""
+def bytes_on_rank(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return the bytes of parameters, gradients and moments on this rank."""
     parameters = list(model.parameters())
     moments = [x for state in optimizer.state.values() for x in state.values() if x.dim()]
     tensors = (parameters, [p.grad for p in parameters if p.grad is not None], moments)
@@ -213,7 +215,7 @@ def main() -> None:
                 mine = mine.full_tensor() if isinstance(mine, DTensor) else mine
                 torch.testing.assert_close(mine.detach(), truth.detach())
                 assert truth.requires_grad or truth.grad is None
-            counted = kept(model, optimizer)
+            counted = bytes_on_rank(model, optimizer)
             cut = n if layout == "FSDP2" else 1
             assert counted == [(frozen + trained) / cut, trained / cut, 2 * trained / cut]
             sent = 2 * count.bytes["allreduce"]
@@ -225,7 +227,7 @@ def main() -> None:
                 f"{name:12} {layout:7}" + "{:11.1f}{:11.1f}{:9.1f}{:16.1f}".format(*row)
             )
 
-    # QLoRA is LoRA beside weights that were rounded; and A and B can be added to the weight
+    # QLoRA must equal LoRA with rounded frozen weights, and B A can be added to the weight
     rounded = make(LoRALinear).to(device)
     for block in rounded:
         exact = block[0].weight.clone()
@@ -238,9 +240,9 @@ def main() -> None:
         torch.testing.assert_close(batches[0] @ merged.T, first(batches[0]))
     if rank == 0:
         print("\n".join(lines))
-        print("losses and weights of 3 steps: each equal to one process")
-        print(f"QLoRA: equal to LoRA beside rounded weights, which are off by {off:.2%}")
-        print("merged into the weight, A and B cost nothing: one product gives the same")
+        print("losses and weights of 3 steps: equal to those of one process")
+        print(f"QLoRA equals LoRA with rounded frozen weights; error of the weights: {off:.2%}")
+        print("B A added to the weight: one product gives the output of the whole layer")
 
 
 if __name__ == "__main__":

@@ -124,12 +124,12 @@ def main() -> None:
         (by_the_engine, 3, PARTS),
     )
     for way, stage, steps in cases:
-        told = first_update(way, stage, steps, device)
-        refused, works = "incompatible" in told, told == "the same step as one process"
+        result = first_update(way, stage, steps, device)
+        refused, works = "incompatible" in result, result == "the same step as one process"
         assert refused == (way is with_no_sync and stage >= 2)
         assert works == (way is by_the_engine or steps == 1)
         if dist.get_rank() == 0:
-            print(f"{way.__name__}, stage {stage}, accumulation steps {steps}: {told}")
+            print(f"{way.__name__}, stage {stage}, accumulation steps {steps}: {result}")
     for steps, expected in ((1, "the same step"), (PARTS, "no error, and no parameter")):
         assert first_update(with_no_sync, 0, steps, device).startswith(expected)
 

@@ -1,10 +1,11 @@
-"""DeepSpeed's optimizer on NVMe: the same losses, and every byte that is read and written.
+"""Count the bytes that DeepSpeed reads and writes when the optimizer is on NVMe.
 
-A step writes the gradients, reads them with the 12 bytes of AdamW's state for each parameter,
-and writes the state again. What is less than 1 MiB stays in memory, whatever is configured.
+In each step DeepSpeed writes the gradients. It then reads them together with the 12 bytes per
+parameter of AdamW's state, and writes the new state. A tensor smaller than 1 MiB stays in
+memory, whatever the configuration says. The losses are those of training without offload.
 
-Needs: libaio's headers (Debian: libaio-dev), and DS_BUILD_AIO=1 pip install deepspeed. Without
-the variable DeepSpeed compiles its operator at the first run, in minutes.
+Needs: the headers of libaio (Debian: libaio-dev), and DS_BUILD_AIO=1 pip install deepspeed.
+Without this variable DeepSpeed compiles its operator in the first run, which takes minutes.
 """
 
 import logging
@@ -38,7 +39,7 @@ STEPS, BATCH = 3, 8
 
 # --8<-- [start:count]
 def count(moved: dict[str, int]) -> None:
-    """From now on add to `moved` the bytes of each request to DeepSpeed's operator."""
+    """Add the bytes of each later request to DeepSpeed's operator to `moved`."""
     operator = AsyncIOBuilder().load()
 
     class Counting(operator.aio_handle):
@@ -57,7 +58,7 @@ def count(moved: dict[str, int]) -> None:
 
 
 def run_steps(width: int, offload: dict, device: torch.device, moved: dict[str, int]) -> list:
-    """For each step of stage 3 its loss, and the bytes that it read and wrote."""
+    """Train in stage 3. Return for each step the loss, the bytes read and the bytes written."""
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0} | offload,
@@ -108,10 +109,10 @@ def main() -> None:
         place = {"device": "nvme", "nvme_path": folder, "pin_memory": device.type != "cpu"}
         nvme = {"offload_optimizer": place}
         small = run_steps(128, nvme, device, moved)
-        kept = run_steps(512, {}, device, moved)
+        in_memory = run_steps(512, {}, device, moved)
         rows = run_steps(512, nvme, device, moved)
         files = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
-    psi, large = 2 * (512 * 512 + 512), 2 * 512 * 512  # large: in tensors of 1 MiB
+    psi, large = 2 * (512 * 512 + 512), 2 * 512 * 512  # large: elements in tensors of 1 MiB
     print(f"Ψ = {psi}: two layers 512 wide")
     print("step    loss      read   written (bytes)")
     for step, (loss, read, written) in enumerate(rows, 1):
@@ -120,8 +121,8 @@ def main() -> None:
         assert written == 12 * psi + 4 * large
     print(f"in files: {files} = 12 Ψ + 4 · {large}, the state and two gradients")
     assert files == 12 * psi + 4 * large
-    assert [row[0] for row in rows] == [row[0] for row in kept]
-    assert not any(row[1] or row[2] for row in kept + small)
+    assert [row[0] for row in rows] == [row[0] for row in in_memory]
+    assert not any(row[1] or row[2] for row in in_memory + small)
     print("losses equal to those without offload")
     print("two layers 128 wide, offloaded: 0 bytes read, 0 written")
 

@@ -1,8 +1,10 @@
-"""The same LoRA and QLoRA with peft, under DDP and FSDP2: equal to layers written by hand.
+"""peft's LoRA and QLoRA equal the layers written by hand, with DDP and with FSDP2.
 
-peft finds layers by class or by name and wraps them. For QLoRA it wraps an nn.Linear that keeps
-codes. First come the adapters, then DDP or fully_shard; and before a sharded adapter is saved,
-every rank helps to gather it.
+peft finds layers by class or by name and wraps them. For QLoRA it wraps an nn.Linear that
+stores codes. Add the adapters first, and call DDP or fully_shard after that. Before you save
+a sharded adapter, all ranks must gather it. The output also shows the error of a save without
+this gather, and the shape of an adapter that was added to a layer that fully_shard had
+already sharded.
 
 Needs: pip install peft
 """
@@ -14,7 +16,7 @@ import sys
 import tempfile
 import warnings
 
-import lora  # beside this file: the layers written by hand
+import lora  # lora.py in the same folder: the layers written by hand
 import torch
 import torch.distributed as dist
 from lora import ALPHA, BATCH, LAYERS, STEPS, H, R
@@ -23,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-logging.disable(logging.WARNING)  # what peft imports warns of kernels that need a GPU
+logging.disable(logging.WARNING)  # packages that peft imports warn about missing GPU kernels
 warnings.simplefilter("ignore")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here is downloaded
 
@@ -35,9 +37,9 @@ except ImportError:
 
 # --8<-- [start:peft]
 class NF4Linear(nn.Linear):
-    """A frozen layer of codes and scales. It is an nn.Linear, so that peft takes it for one.
+    """A frozen layer that stores codes and scales. peft accepts it because it is an nn.Linear.
 
-    Do not merge adapters into it: peft would add them to a decoded copy, and lose them.
+    Do not merge adapters into it. peft would add them to a decoded copy, which is then lost.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -50,7 +52,7 @@ class NF4Linear(nn.Linear):
         self.requires_grad_(False)
 
     @property
-    def weight(self) -> torch.Tensor:  # peft asks for its device
+    def weight(self) -> torch.Tensor:  # peft reads its device
         return lora.decode(self.codes, self.scales)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +60,7 @@ class NF4Linear(nn.Linear):
 
 
 def with_peft(model: nn.Sequential) -> PeftModel:
-    """Freeze `model` and wrap its linear layers where they are."""
+    """Freeze `model` and wrap its linear layers in place."""
     every = LoraConfig(r=R, lora_alpha=ALPHA, target_modules="all-linear")
     return get_peft_model(model, every)
 
@@ -73,7 +75,7 @@ def frozen(four_bits: bool) -> nn.Sequential:
 
 
 def by_hand(four_bits: bool) -> nn.Sequential:
-    """The layers of lora.py, beside the weights that the codes stand for."""
+    """The layers of lora.py. With `four_bits`, their frozen weights are the decoded codes."""
     model = frozen(four_bits=False)
     torch.manual_seed(1)
     for block in model:
@@ -85,16 +87,16 @@ def by_hand(four_bits: bool) -> nn.Sequential:
 
 
 def adapters(model: nn.Module) -> list[torch.Tensor]:
-    """A and B of every layer, whole."""
+    """Return the whole A and B of every layer; all ranks must call this."""
     trained = (p.detach() for p in model.parameters() if p.requires_grad)
     return [p.full_tensor() if isinstance(p, DTensor) else p for p in trained]
 
 
 # --8<-- [start:save]
 def save(model: PeftModel, folder: str) -> None:
-    """Gather A and B of a model that fully_shard has cut, and write them from rank 0."""
-    cut = {name: x for name, x in model.state_dict().items() if "lora_" in name}
-    whole = {name: x.full_tensor().cpu() for name, x in cut.items()}  # all ranks take part
+    """Gather A and B of a model that fully_shard has sharded, and write them from rank 0."""
+    shards = {name: x for name, x in model.state_dict().items() if "lora_" in name}
+    whole = {name: x.full_tensor().cpu() for name, x in shards.items()}  # all ranks
     if dist.get_rank() == 0:
         model.save_pretrained(folder, state_dict=whole)
 
@@ -115,7 +117,7 @@ def main() -> None:
     for name, four_bits in (("LoRA", False), ("QLoRA", True)):
         hand = by_hand(four_bits).to(device)
         alone = with_peft(frozen(four_bits).to(device))
-        with torch.no_grad():  # peft draws A otherwise: one start for both
+        with torch.no_grad():  # peft initializes A differently, so copy A
             for mine, truth in zip(adapters(alone), adapters(hand), strict=True):
                 mine.copy_(truth)
         models = {"one process": alone,
@@ -130,12 +132,12 @@ def main() -> None:
                 torch.testing.assert_close(mine / n, truth)
             for mine, truth in zip(adapters(model), adapters(hand), strict=True):
                 torch.testing.assert_close(mine, truth)
-            kept = sum(lora.local(x).nbytes for x in model.parameters())
+            stored = sum(lora.local(x).nbytes for x in model.parameters())
             trained = sum(lora.local(x).nbytes for x in model.parameters() if x.requires_grad)
             psi, cut = LAYERS * H * H, n if layout == "FSDP2" else 1
             assert trained == 4 * LAYERS * 2 * R * H / cut
-            assert kept == trained + (psi / 2 + psi / 16 if four_bits else 4 * psi) / cut
-            lines.append(f"{name:6} {layout:12}{kept / 1024:16.1f}{trained / 1024:9.1f}")
+            assert stored == trained + (psi / 2 + psi / 16 if four_bits else 4 * psi) / cut
+            lines.append(f"{name:6} {layout:12}{stored / 1024:16.1f}{trained / 1024:9.1f}")
 
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -143,7 +145,7 @@ def main() -> None:
         except RuntimeError as error:
             refused = str(error)
         save(model, folder)
-        if rank == 0:  # QLoRA's adapters, beside a base model made anew
+        if rank == 0:  # load QLoRA's adapters into a new base model
             again = frozen(four_bits).to(device)
             again = PeftModel.from_pretrained(again, folder, is_trainable=True)
             torch.testing.assert_close(adapters(again), adapters(hand))
@@ -153,10 +155,10 @@ def main() -> None:
     assert b.shape == (H // n, R) and not isinstance(b, DTensor)
     if rank == 0:
         print("\n".join(lines))
-        print("losses and adapters of 3 steps: each equal to the layers written by hand")
-        print(f"saved as it is cut: {refused}")
-        print(f"gathered, saved in {size:,} bytes, and loaded again: equal")
-        print(f"peft after fully_shard: B is {list(b.shape)} of {[H, R]}, and no DTensor")
+        print("losses and adapters of 3 steps: equal to those of the layers written by hand")
+        print(f"save_pretrained without a gather: {refused}")
+        print(f"gathered, saved as {size:,} bytes, and loaded again: equal")
+        print(f"peft after fully_shard: B has the shape {list(b.shape)} instead of {[H, R]}")
 
 
 if __name__ == "__main__":

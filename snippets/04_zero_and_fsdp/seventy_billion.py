@@ -1,15 +1,16 @@
-"""A 70-billion-parameter Llama over 1,024 ranks, laid out and stepped through on a laptop.
+"""Shard a Llama of 70 billion parameters over 1,024 ranks and take one step, on a laptop.
 
-Two fakes make it possible. The fake process group has any number of ranks, and its collectives
-return at once; FakeTensorMode runs every operation on shapes alone. What fully_shard does is
-real: which rows each rank gets, which collectives it calls, with how many bytes. Rank 0 is
-played here, forward, backward and AdamW, and every byte is counted beside the formulas:
+Two fakes make this possible. The fake process group has any number of ranks, and its
+collectives return immediately without sending anything. FakeTensorMode runs every operation
+on shapes without data. The work of fully_shard is real: it decides which rows each rank gets,
+which collectives it calls, and with how many bytes. This process is rank 0. It runs forward,
+backward and AdamW, and compares the bytes with formulas:
 
-    parameters, gradients, two moments: 4 · 4Ψ/N bytes, in fp32, plus what padding adds
-    each parameter is gathered in bf16 for forward, again for backward, and its gradient reduced
-    in fp32: a ring sends (N-1)/N · (2Ψ + 2Ψ + 4Ψ) bytes from each rank
+    Parameters, gradients and two moments in fp32 take 4 · 4Ψ/N bytes, plus padding.
+    Each parameter is gathered in bf16 for forward and again for backward, and its gradient is
+    reduced in fp32. A ring sends (N-1)/N · (2Ψ + 2Ψ + 4Ψ) bytes from each rank, plus padding.
 
-One process, no GPU, no network. What it cannot tell is time.
+One process, no GPU, no network. The program cannot predict the time of a step.
 """
 
 import os
@@ -27,7 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 H, LAYERS, HEADS, KV_HEADS, HIDDEN, V = 8192, 80, 64, 8, 28672, 128256  # Llama 3 70B
-B, S = 1, 8192  # of each rank
+B, S = 1, 8192  # sequences and tokens per sequence on each rank
 GB = 1e9
 
 
@@ -69,7 +70,7 @@ class Llama(nn.Module):
 
 
 class CountBytes(TorchDispatchMode):
-    """Count the collectives that pass by, and what each rank of a ring sends for them."""
+    """Count the collectives, and the bytes that each rank of a ring would send for them."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__()
@@ -119,29 +120,34 @@ def main() -> None:
         # --8<-- [end:layout]
 
         shards = [p.to_local() for p in model.parameters()]
-        kept = {"parameters": sum(t.nbytes for t in shards)}
-        kept["gradients"] = sum(p.grad.to_local().nbytes for p in model.parameters())
+        stored = {"parameters": sum(t.nbytes for t in shards)}
+        stored["gradients"] = sum(p.grad.to_local().nbytes for p in model.parameters())
         for moment in ("exp_avg", "exp_avg_sq"):
             states = (optimizer.state[p][moment] for p in model.parameters())
-            kept[moment] = sum(t.to_local().nbytes for t in states)
+            stored[moment] = sum(t.to_local().nbytes for t in states)
 
     print(f"Ψ = {psi:,} parameters, N = {ranks:,} ranks, {B * S:,} tokens on each")
     print(f"on one rank without sharding: {16 * psi / GB:,.1f} GB")
     print("kept by rank 0, fp32     counted  4Ψ/N")
-    for name, size in kept.items():
+    # fully_shard pads the rows of each tensor to a multiple of the number of ranks
+    padded = {p: -(-len(p) // ranks) * ranks * p.shape[1:].numel() for p in model.parameters()}
+    for name, size in stored.items():
         print(f"  {name:20} {size / GB:8.4f}  {4 * psi / ranks / GB:.4f} GB")
+        assert size == 4 * sum(padded.values()) / ranks  # rank 0 has no padding within its rows
     print("sent by each rank      calls   counted  formula")
     share = (ranks - 1) / ranks
-    root = psi - sum(p.numel() for b in model.blocks for p in b.parameters())
-    formulas = {
-        ("forward", "all-gather"): 2 * psi,
-        ("backward", "all-gather"): 2 * (psi - root),  # the root keeps its parameters
-        ("backward", "reduce-scatter"): 4 * psi,
+    blocks = [p for block in model.blocks for p in block.parameters()]
+    formulas = {  # bytes per element, and the tensors; the root keeps its parameters
+        ("forward", "all-gather"): (2, list(padded)),
+        ("backward", "all-gather"): (2, blocks),
+        ("backward", "reduce-scatter"): (4, list(padded)),
     }
-    for key, size in formulas.items():
+    for key, (element, tensors) in formulas.items():
+        size = element * sum(p.numel() for p in tensors)
         row = f"{counted.sent[key] / GB:8.2f}  {share * size / GB:7.2f} GB"
         print(f"  {key[0]:8} {key[1]:14} {counted.calls[key]:3} {row}")
-        assert abs(counted.sent[key] - share * size) < 1e-3 * size
+        exact = share * element * sum(padded[p] for p in tensors)
+        assert abs(counted.sent[key] - exact) < 1e-9 * exact
     assert counted.calls.keys() == formulas.keys()
 
 
