@@ -31,7 +31,7 @@ def decay(dtype: torch.dtype, beta2: float, stochastic: bool = False) -> tuple[f
 
 
 def state_bytes(master: str, moment: torch.dtype) -> list[int]:
-    """Return the bytes per parameter of weight, gradient, second copy of the weight, moments."""
+    """Return the bytes per parameter of weight, gradient, copy of the weight, and moments."""
     bf16 = torch.bfloat16
     copy = {"none": [], "Kahan": [bf16], "fp32": [torch.float32]}[master]
     return [sum(d.itemsize for d in part) for part in ([bf16], [bf16], copy, [moment] * 2)]

@@ -104,7 +104,7 @@ def main() -> None:
         with LargestTensor() as largest:
             F.linear_cross_entropy(*leaves, labels, options=options).backward()
         for theirs, true in zip(leaves, exact, strict=True):
-            assert (theirs.grad.double() - true.grad).norm() < 2**-8 * true.grad.norm()
+            assert (theirs.grad.double() - true.grad).norm() < 0.02 * true.grad.norm()
         assert largest.nbytes <= max(CHUNK, H) * VOCABULARY * 4
 
 

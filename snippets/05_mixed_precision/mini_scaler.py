@@ -18,7 +18,7 @@ COLOURS = {"skipped": "#c2410c", "grew": "#15803d", "": "#0b6e99"}
 
 
 class MiniScaler:
-    """Multiply the loss, divide the gradients, skip a step after an overflow, adapt the scale."""
+    """Multiply the loss, divide the gradients, skip overflowed steps, and adapt the scale."""
 
     def __init__(self, scale: float = 2.0**16, growth_interval: int = 2000) -> None:
         self.value, self.growth_interval = scale, growth_interval

@@ -1,4 +1,4 @@
-"""If a checkpoint lacks the scaler's state, the resumed run skips steps that the first run made.
+"""Without the scaler's state in the checkpoint, the resumed run skips steps again.
 
 The scale starts again at 65,536, and the scaler must halve it until the gradients fit. Each
 halving costs one step. If the checkpoint has the state, the resumed run ends with the same
@@ -47,9 +47,7 @@ def main() -> None:
                 [part.state_dict() for part in (model, optimizer, scaler)]
             )
         taken.append(step(model, optimizer, scaler, t))
-    assert not torch.equal(
-        batch(SAVED_AT), batch(STEPS)
-    )  # the batches differ from step to step
+    assert not torch.equal(batch(SAVED_AT), batch(STEPS))  # each step has its own batch
     first, rest = taken[:SAVED_AT].count(False), taken[SAVED_AT:].count(False)
     print(f"uninterrupted: {first} of the first {SAVED_AT} steps skipped, {rest} later")
     print(f"  the scaler's state: {checkpoint[2]}")

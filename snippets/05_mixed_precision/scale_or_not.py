@@ -23,6 +23,7 @@ def train(dtype: torch.dtype, scale: bool) -> tuple[list[float], torch.Tensor]:
     linear = x @ torch.linalg.lstsq(x, target).solution
     assert (linear - target).norm() > 0.5 * target.norm()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, eps=1e-12)
+    # --8<-- [start:loop]
     scaler = torch.amp.GradScaler("cpu", enabled=scale)  # if disabled, it does nothing
     losses = []
     for step in range(STEPS):
@@ -37,6 +38,7 @@ def train(dtype: torch.dtype, scale: bool) -> tuple[list[float], torch.Tensor]:
         scaler.step(optimizer)
         scaler.update()
         losses.append(loss.item())
+    # --8<-- [end:loop]
     return losses, gradients
 
 
