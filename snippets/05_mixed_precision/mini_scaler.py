@@ -74,12 +74,12 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
 def draw(steps: list[tuple[float, str]]) -> str:
     """Return a picture of the scale in each step, from (scale, event) pairs."""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 232" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 252" '
         'font-family="system-ui, sans-serif" font-size="14">'
     ]
     for step, (scale, event) in enumerate(steps):
         x, height = 62 + BAR * step, 40 * (math.log2(scale) - 12)
-        colour, y = COLOURS[event], 190 - height
+        colour, y = COLOURS[event], 210 - height
         parts.append(
             f'<rect x="{x}" y="{y}" width="{BAR - 6}" height="{height}" fill="{colour}" '
             f'fill-opacity="0.2" stroke="{colour}" stroke-width="1.5"/>'
@@ -87,15 +87,15 @@ def draw(steps: list[tuple[float, str]]) -> str:
         words = {"skipped": "skip", "grew": "×2", "": ""}[event]
         middle = f'text-anchor="middle" x="{x + BAR / 2 - 3}"'
         parts.append(f'<text {middle} y="{y - 6}" fill="{colour}">{words}</text>')
-        parts.append(f'<text {middle} y="208" fill="{INK}">{step}</text>')
+        parts.append(f'<text {middle} y="228" fill="{INK}">{step}</text>')
     for power in range(13, 17):
-        y = 190 - 40 * (power - 12) + 5
+        y = 210 - 40 * (power - 12) + 5
         parts.append(
             f'<text x="52" y="{y}" fill="{INK}" text-anchor="end">2'
             f'<tspan dy="-5" font-size="10">{power}</tspan></text>'
         )
     parts.append(f'<text x="8" y="18" fill="{INK}">scale S</text>')
-    parts.append(f'<text x="{WIDTH / 2}" y="228" fill="{INK}" text-anchor="middle">step</text>')
+    parts.append(f'<text x="{WIDTH / 2}" y="247" fill="{INK}" text-anchor="middle">step</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -11,7 +11,7 @@ Plain Python writes the SVG, so the program runs without any package.
 
 from fractions import Fraction
 
-WIDTH, HEIGHT, SCALE = 680, 232, 24_000  # pixels for each unit of the number line
+WIDTH, HEIGHT, SCALE = 740, 232, 24_000  # pixels for each unit of the number line
 INK, MUTED, BLUE, ORANGE, GREEN = "#1f2937", "#52525b", "#0b6e99", "#c2410c", "#15803d"
 
 
