@@ -70,7 +70,10 @@ def main() -> None:
         ("RMSNorm in its own type", lambda d: rms_norm(x.to(d))),
         ("RMSNorm, fp32 inside", lambda d: rms_norm_fp32(x.to(d))),
     ):
-        cells = [describe(run(d)) for d in (torch.float16, torch.bfloat16, torch.float32)]
+        dtypes = torch.float16, torch.bfloat16, torch.float32
+        results = [run(dtype) for dtype in dtypes]
+        assert tuple(result.dtype for result in results) == dtypes
+        cells = [describe(result) for result in results]
         print(f"{name:28}  {cells[0]:13}  {cells[1]:7}  {cells[2]}")
     nan = scores_then_scale(q.half(), q.half())
     assert nan.isnan().any() and not rms_norm(x.half()).any()
