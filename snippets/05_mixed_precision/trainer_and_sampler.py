@@ -48,7 +48,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(TOKENS, H, generator=generator)
     differences = {}
-    print("       log-probability, RMS difference   tokens with a ratio over 1% from 1")
+    print("       log-probability, RMS difference   tokens with a ratio outside 0.99 to 1.01")
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", None)):
         cast = [matrix.to(dtype or torch.float32) for matrix in [x, *weights()]]
         sampler, trainer = (log_probabilities(cast[0], cast[1:], n) for n in (2, 1))
