@@ -1,34 +1,42 @@
 # %% [markdown]
 # # Lab 04: Mixed precision
 #
-# A 16-bit number takes half the memory of a 32-bit one and half the time on a wire, and tensor
-# cores multiply it many times faster than other units multiply fp32. What it loses is range
-# (**fp16**) or digits (**bf16**), and training fails where that is forgotten: gradients become
-# zero or infinite, updates vanish, sums drift. In this lab you compute what each format can
-# hold, round by hand, find the scale which saves fp16's gradients, write the dynamic loss
-# scaler, work with autocast and around it, and keep the weights that bf16 cannot. At the end
-# one model trains on all ranks in fp32, bf16 and fp16, to one loss, with every byte predicted.
+# A 16-bit number needs half the memory of a 32-bit number, and you can send it in half the
+# time. Tensor cores multiply 16-bit numbers many times faster than other units multiply fp32
+# numbers. But a 16-bit format has less range (**fp16**) or fewer digits (**bf16**). If you
+# forget that, training fails: gradients become zero or infinite, updates are rounded away, and
+# sums become inaccurate.
+#
+# In this lab you compute the limits of each format and round numbers by hand. You find the
+# scale that saves the gradients of fp16, and then you write the loss scaler that finds the
+# scale during training. You predict what autocast does, and you store the weights that bf16
+# cannot store. Finally you train one model on all ranks in fp32, bf16 and fp16. All three runs
+# must reach the same loss, and you predict every byte that a rank stores.
+#
+# You can run the finished lab on the CPU, or with one GPU per process. The number of ranks must
+# be 1, 2, 3 or 4:
 #
 #     torchrun --nproc-per-node=2 labs/lab04_mixed_precision.py
 #
-# runs the finished lab, on the CPU or on one GPU per process, with 1, 2, 3 or 4 ranks. To do it
-# yourself:
+# To solve the lab yourself, create a copy with blanks, run the copy, and have it graded:
 #
-#     python labs/start.py 04
+#     python labs/start.py 04                                 # creates my_labs/lab04_...
 #     torchrun --nproc-per-node=2 my_labs/lab04_mixed_precision.py
-#     python labs/check.py my_labs/lab04_mixed_precision.py
+#     python labs/check.py my_labs/lab04_mixed_precision.py   # grades it with up to 3 ranks
 #
-# The first line writes your copy, with blanks, to `my_labs/`. The last one grades it, step by
-# step, at up to 3 ranks; `--step 2` grades one step, `--output` shows what failing ranks
-# printed. Work in a clone of the repository, with its Python: `make test WHAT=labs` sets it up
-# once, and `source .venv/bin/activate` puts torchrun on the path.
+# With `--step 2`, `check.py` grades only step 2. With `--output`, it also shows what the
+# failing ranks printed. You need a clone of the repository and its Python environment. The
+# command `make test WHAT=labs` creates the environment, and you need it only once. The command
+# `source .venv/bin/activate` makes `torchrun` available in your shell.
 #
-# There are eight steps. Each has a text, one or more blanks for you to fill, and a check which
-# prints what it proved. Your copy runs as far as the first blank and says in one line what
-# belongs there; the long report below that line is torchrun's. In `check.py` every step stands
-# on finished versions of the other steps, so you can take them in any order. Allow three hours.
-# Lab 02 comes first: you should know how gradients are averaged. Chapter 05 derives what you
-# write here.
+# Each of the eight steps has a text, one or more blanks for you to fill, and a check. The check
+# prints what it has proved. Your copy runs up to the first blank, and there it prints one line
+# that says what is missing. The long report below that line comes from `torchrun`, and you can
+# ignore it. The checker grades each step with finished versions of the other steps, so you can
+# solve the steps in any order.
+#
+# Plan three hours for the lab. Solve lab 02 first, because you should know how gradients are
+# averaged. Chapter 05 derives the methods of this lab.
 
 # %%
 import contextlib
@@ -42,20 +50,23 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # import it before init: a later import keeps the group alive
 from torch import nn
 from torch.amp import custom_bwd, custom_fwd
 from torch.nn import functional as F
 
 
 def say(text: str) -> None:
-    """Print once, not once per rank."""
+    """Print a line on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
-    """End on a blank or on a failed check with one sentence from one rank."""
+    """Print one sentence from one rank for a blank or a failed check, in place of a traceback.
+
+    Every other error is reported as usual.
+    """
     blank = issubclass(kind, NotImplementedError)
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
@@ -63,7 +74,7 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
     line = getattr(error, "line", (own if blank else checks)[-1].lineno)
     if os.environ.get("RANK", "0") != "0":
-        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        # Rank 0 prints first, and then its torchrun ends the others. All ranks reach a blank.
         time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
@@ -71,23 +82,25 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
 
 if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ:
-        sys.exit("start me with: torchrun --nproc-per-node=2 lab04_mixed_precision.py")
+        sys.exit("start this lab with: torchrun --nproc-per-node=2 lab04_mixed_precision.py")
     if os.environ["WORLD_SIZE"] not in ("1", "2", "3", "4"):
         if os.environ["RANK"] != "0":
-            time.sleep(60)  # one rank says it; torchrun then ends the others
+            time.sleep(60)  # only rank 0 prints the sentence, and torchrun ends the others
         sys.exit("24 rows are cut into equal parts: start 1, 2, 3 or 4 ranks")
     sys.excepthook = stop_kindly
 
 # %% [markdown]
-# The cells under `if __name__ == "__main__":` run when you start the file. `check.py` imports
-# the file and calls what you wrote, so keep code of your own inside functions or such cells.
+# Cells that begin with `if __name__ == "__main__":` run only when you start the file.
+# `check.py` imports the file and calls the functions that you wrote. If you add code of your
+# own, put it inside a function or inside such a cell.
 #
-# ## The truth: one process, fp32
+# ## The reference: one process in fp32
 #
-# Three blocks of LayerNorm and MLP with a residual connection around them: what is left of a
-# transformer without its attention. It learns to make rows of 32 numbers symmetric. One process
-# trains it in fp32 for 40 steps, with Adam and the gradient clipped to a norm of 1. Its last
-# loss is what every precision must arrive at, on every number of ranks.
+# The model has three blocks. Each block consists of a LayerNorm and an MLP, with a residual
+# connection around them. So the model is a transformer without attention. It learns to make
+# rows of 32 numbers symmetric. One process trains it in fp32 for 40 steps, with Adam and with
+# gradients that are clipped to a norm of 1. In step 8, every precision must reach the same last
+# loss, with every number of ranks.
 
 # %%
 WIDTH, LAYERS, BATCH, STEPS = 32, 3, 24, 40
@@ -95,7 +108,7 @@ LEARNING_RATE, CLIP = 3e-3, 1.0
 
 
 class Block(nn.Module):
-    """LayerNorm and MLP, with a residual connection around them: [b, h] to [b, h]."""
+    """A LayerNorm and an MLP, with a residual connection around them: [b, h] to [b, h]."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +120,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Rows [b, 32] to rows [b, 32]."""
+    """The whole model. It maps rows [b, 32] to rows [b, 32]."""
 
     def __init__(self):
         super().__init__()
@@ -120,7 +133,7 @@ class Net(nn.Module):
 
 
 def build_model(device: torch.device | str = "cpu") -> Net:
-    """The model, the same wherever it is built."""
+    """Return the model. Every process gets the same parameters."""
     torch.manual_seed(4)
     return Net().to(device)
 
@@ -130,18 +143,18 @@ def build_optimizer(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer
 
 
 def make_batches() -> list[torch.Tensor]:
-    """Forty batches of rows [24, 32]."""
+    """Return forty batches of rows [24, 32]."""
     generator = torch.Generator().manual_seed(4)
     return list(torch.randn(STEPS, BATCH, WIDTH, generator=generator))
 
 
 def mean_loss(output: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """How far the output is from the rows made symmetric; a mean over all numbers."""
+    """Return the mean squared difference between the output and the symmetric rows."""
     return (output - (rows + rows.flip(-1)) / 2).square().mean()
 
 
 def train_alone() -> list[float]:
-    """Train in one process, in fp32; return the loss of each step."""
+    """Train in one process in fp32. Return the loss of each step."""
     model, losses = build_model(), []
     optimizer = build_optimizer(model.parameters())
     for rows in make_batches():
@@ -162,33 +175,39 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 1: what a format can hold
 #
-# A floating-point number has one bit of sign, $e$ bits of exponent and $m$ bits of mantissa.
-# Its value is $2^{E - B} \cdot (1 + M / 2^m)$, where $E$ and $M$ are the fields read as whole
-# numbers and the **bias** $B = 2^{e-1} - 1$ puts 1.0 in the middle of the range. All that
-# matters follows:
+# **Why.** A floating-point number has one sign bit, $e$ exponent bits and $m$ mantissa bits.
+# Its value is $2^{E - B} \cdot (1 + M / 2^m)$. Here $E$ and $M$ are the two fields, read as
+# integers. The **bias** $B = 2^{e-1} - 1$ puts 1.0 into the middle of the range. All limits of
+# a format follow from this definition:
 #
-# - $E = 0$ is special: there the value is $2^{1-B} \cdot M / 2^m$, without the leading 1. These
-#   are the **subnormal** numbers, which fill the gap between zero and the smallest normal
-#   number, $2^{1-B}$, in equal steps. The smallest of them has $M = 1$.
-# - The largest $E$ is special too: it stands for infinity and NaN. So the largest number has
-#   the $E$ below that, and all bits of $M$ set.
+# - $E = 0$ is special. There the value is $2^{1-B} \cdot M / 2^m$, without the leading 1. These
+#   are the **subnormal** numbers. They fill the gap between zero and the smallest normal
+#   number, $2^{1-B}$, in equal steps. The smallest subnormal number has $M = 1$.
+# - The largest $E$ is special, too. It is reserved for infinity and NaN. So the largest number
+#   has the next lower $E$, and all bits of $M$ are 1.
 # - **Epsilon** is the step from 1.0 to the next number.
-# - The **spacing** at any $x$ is the step from its power of two, $2^{-m}$ of it; among the
-#   subnormals it stops shrinking.
+# - The **spacing** at $x$ is the step from $x$ to the next number. It is $2^{-m}$ times the
+#   largest power of two that is not above $|x|$. Below the smallest normal number, the spacing
+#   stays constant.
 #
-# fp8 E4M3 breaks one of these rules. With so few codes it cannot spare eight for infinity and
-# NaN of each sign. It has no infinity, and of the largest $E$ only the code with all bits of
-# $M$ set is NaN: the largest number is the one before that. (`finite=True` says so.)
+# fp8 E4M3 does not follow one of these rules. It has only 256 codes, so it does not reserve the
+# largest $E$. It has no infinity, and only the code with all bits of $E$ and $M$ set is NaN.
+# The largest number is one code below NaN. The argument `finite=True` describes such a format.
+#
+# **What to do.** Write `format_numbers` and `spacing`.
+#
+# **Check.** The lab compares your numbers with `torch.finfo`. It takes the smallest subnormal
+# number and the spacing from the bits: from the code 1, and from the code after $x$.
 
 
 # %%
 def format_numbers(exponent: int, mantissa: int, finite: bool = False) -> dict[str, float]:
-    """The limits of a format with so many bits, and without infinity if `finite`.
+    """Return the limits of a format with these numbers of bits, without infinity if `finite`.
 
-    Returns "max", "smallest_normal", "smallest_subnormal" and "eps".
+    The names are "max", "smallest_normal", "smallest_subnormal" and "eps".
     """
-    # >>> solution 1: return the four numbers, each a power of two or nearly
-    # hint: bias is 2**(exponent - 1) - 1; a number is 2.0 ** (E - bias) * (1 + M / 2**mantissa)
+    # >>> solution 1: compute the four numbers from the definition, and return them by name
+    # hint: Which E and which M does each of the four numbers have?
     bias = 2 ** (exponent - 1) - 1
     if finite:
         top, fraction = 2**exponent - 1, 2**mantissa - 2
@@ -204,9 +223,9 @@ def format_numbers(exponent: int, mantissa: int, finite: bool = False) -> dict[s
 
 
 def spacing(x: float, exponent: int, mantissa: int) -> float:
-    """The distance from x (not 0) to the next number of the format away from zero."""
-    # >>> solution 1: the power of two in x, or the smallest normal one, times 2^-mantissa
-    # hint: math.frexp(x) returns (f, k) with |f| in [0.5, 1), x = f * 2^k; it knows no rounding
+    """Return the distance from x (not 0) to the next number of the format away from zero."""
+    # >>> solution 1: find the power of two in x, and return the spacing there
+    # hint: math.frexp(x) returns (f, k) with x = f * 2^k and |f| in [0.5, 1), without rounding.
     power = math.frexp(x)[1] - 1
     smallest = 2 - 2 ** (exponent - 1)
     return 2.0 ** (max(power, smallest) - mantissa)
@@ -235,10 +254,6 @@ def start() -> torch.device:
     return device
 
 
-# %% [markdown]
-# The check compares with `torch.finfo`, and takes the smallest subnormal and the spacing from
-# the bits themselves: the code 1, and the code after that of $x$.
-
 # %%
 if __name__ == "__main__":
     device = start()
@@ -255,7 +270,7 @@ if __name__ == "__main__":
                 "smallest_subnormal": one.view(dtype).double().item(),
                 "eps": info.eps,
             }
-            assert found == true, f"{name}: {found}, torch says {true}"
+            assert found == true, f"{name}: {found}, but torch has {true}"
             for x in (1.0, 3.0, 0.375, info.smallest_normal, true["smallest_subnormal"]):
                 code = torch.tensor([x]).to(dtype)
                 after = (code.view(integer) + 1).view(dtype)
@@ -275,27 +290,33 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 2: round to bf16, by its bits
 #
-# bf16 is the upper half of fp32: the same sign, the same 8 bits of exponent, 7 of the 23 bits
-# of mantissa. To cut the lower half off is a cast, and a bad one: every number moves towards
-# zero, so errors add up instead of cancelling. The cast of all hardware **rounds to nearest,
-# ties to even**:
+# **Why.** bf16 is the upper half of fp32. It has the same sign, the same 8 exponent bits, and 7
+# of the 23 mantissa bits. You could simply cut off the lower half. But then every number moves
+# towards zero, so the errors add up and do not cancel. All hardware **rounds to nearest, ties
+# to even** instead:
 #
-# - The lower half is above 0x8000: one more in the upper half.
-# - Below it: the upper half as it is.
-# - Exactly 0x8000: a tie. Up if the upper half is odd, so that the result is even. Half of the
-#   ties go up, half go down.
+# - If the lower half is above 0x8000, the upper half increases by 1.
+# - If the lower half is below 0x8000, the upper half does not change.
+# - If the lower half is exactly 0x8000, there is a tie. The upper half increases by 1 only if
+#   it is odd, so the result is always even. Half of all ties are rounded up.
 #
-# One addition does all of it: add 0x7FFF, and 1 more if the lowest bit of the upper half is
-# set; then cut. Why does the carry do right when the mantissa is full? It goes into the
-# exponent, which is what the next number is, and past the largest finite number that is
-# infinity, as it should be. But a NaN may become infinity or zero in this way: put it back.
+# A single addition does all of this: add 0x7FFF to the bits, and add 1 more if the lowest bit
+# of the upper half is set. Then cut off the lower half. If the mantissa is full, the carry
+# increases the exponent, and this gives the next larger number. After the largest finite number
+# the result is infinity, as it should be. A NaN is the only exception, because a carry could
+# turn it into a different value.
+#
+# **What to do.** Write `to_bf16` with integers only, and make sure that NaN stays NaN.
+#
+# **Check.** The lab compares your result with torch's cast, for 200,000 random bit patterns and
+# 50,000 ties.
 
 
 # %%
 def to_bf16(x: torch.Tensor) -> torch.Tensor:
-    """Round a tensor of fp32 to bf16 without a cast of floating-point numbers."""
-    # >>> solution 2: add to x.view(torch.int32), keep the upper half, fix what was NaN
-    # hint: bits >> 16 is the upper half; .to(torch.int16).view(torch.bfloat16) makes it bf16
+    """Round an fp32 tensor to bf16 without a cast of floating-point numbers."""
+    # >>> solution 2: round the bits x.view(torch.int32), and treat NaN separately
+    # hint: bits >> 16 is the upper half. An int16 tensor can be viewed as torch.bfloat16.
     bits = x.view(torch.int32)
     odd = (bits >> 16) & 1
     upper = (bits + 0x7FFF + odd) >> 16
@@ -316,11 +337,11 @@ if __name__ == "__main__":
         x = torch.cat([bits, ties]).to(torch.int32).view(torch.float32).to(device)
         ours, true = to_bf16(x), x.bfloat16()
         nan = true.isnan()
-        assert torch.equal(ours.isnan(), nan), "a NaN is lost, or a number became NaN"
+        assert torch.equal(ours.isnan(), nan), "a NaN did not stay NaN, or a number became NaN"
         differ = (ours.view(torch.int16) != true.view(torch.int16)) & ~nan
         example = x[differ][:1].tolist()
         assert not differ.any(), (
-            f"{int(differ.sum())} numbers differ from torch's, as {example}"
+            f"{int(differ.sum())} numbers differ from torch's cast, for example {example}"
         )
         if rank == 0:
             say(
@@ -333,24 +354,33 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 3: the gradients that fp16 loses
 #
-# fp16's smallest number is $2^{-24}$, and half of that or less becomes zero. Gradients get
-# there: a mean over many outputs divides them, and late in training, or when a model is
-# fine-tuned, errors are small. At the other end there is room: fp16 ends at 65,504.
+# **Why.** The smallest number of fp16 is $2^{-24}$. A number that is half as large or smaller
+# becomes zero. Many gradients are so small, because a mean over many outputs divides them, and
+# because errors are small late in training or in fine-tuning. At the upper end fp16 has unused
+# range, up to 65,504.
 #
-# The way out is **loss scaling**. Gradients are linear in the loss: multiply it by $S$ before
-# backward, and every gradient comes out multiplied by $S$, before it is ever rounded. (To
-# multiply the gradients afterwards is too late.) Divide by $S$ in fp32, before the step. A
-# power of two changes the exponent alone, so it costs no digit.
+# The remedy is **loss scaling**. Gradients are proportional to the loss. If you multiply the
+# loss by $S$ before backward, every gradient is multiplied by $S$ before it is rounded. If you
+# multiplied the gradients after backward, it would be too late. Before the optimizer step,
+# divide the gradients by $S$ in fp32. If $S$ is a power of two, the multiplication changes only
+# the exponent, so it loses no digit.
 #
-# How large may $S$ be? The largest gradient must stay finite: $S$ is the largest power of two
-# with $S \cdot \max |g| \le 65504$. Ranks see different rows, and all must use the same $S$ if
-# their gradients are to be added up: the largest gradient is that over all ranks.
+# The largest gradient must remain finite. So $S$ should be the largest power of two with
+# $S \cdot \max |g| \le 65504$. The ranks have different rows, but they must all use the same
+# $S$, because their gradients are added. So take the largest gradient of all ranks.
+#
+# **What to do.** Write `share_lost` and `loss_scale`.
+#
+# **Check.** The lab computes the gradients of a model that is already almost right. It looks at
+# the fraction that fp16 loses with your scale and without it. With four times your scale, a
+# gradient must be infinite.
 
 
 # %%
 def share_lost(gradients: torch.Tensor, scale: float) -> float:
-    """The share of the gradients (fp32) that are not zero, and are in fp16 if scaled so."""
-    # >>> solution 3: of those that are not zero, how many become zero
+    """Return the fraction of the nonzero fp32 gradients that become zero in fp16."""
+    # >>> solution 3: scale and cast the gradients, and return the fraction that is lost
+    # hint: Gradients that are zero in fp32 cannot be lost.
     alive = gradients != 0
     lost = alive & ((gradients * scale).half() == 0)
     return (lost.sum() / alive.sum()).item()
@@ -358,9 +388,9 @@ def share_lost(gradients: torch.Tensor, scale: float) -> float:
 
 
 def loss_scale(gradients: torch.Tensor) -> float:
-    """The largest power of two that leaves the largest gradient of all ranks finite in fp16."""
-    # >>> solution 3: the largest size on any rank, by all_reduce; then the power of two
-    # hint: dist.ReduceOp.MAX; math.frexp(y) returns (f, k) with y = f * 2^k, f in [0.5, 1)
+    """Return the largest power of two with which no gradient of any rank overflows in fp16."""
+    # >>> solution 3: find the largest gradient of all ranks, and return the power of two
+    # hint: math.frexp(y) returns (f, k) with y = f * 2^k and f in [0.5, 1).
     largest = gradients.abs().max()
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return 2.0 ** (math.frexp(65504 / largest.item())[1] - 1)
@@ -368,7 +398,7 @@ def loss_scale(gradients: torch.Tensor) -> float:
 
 
 def fine_tuning_gradients(device: torch.device) -> torch.Tensor:
-    """All gradients of one backward, in fp32, where the model is almost what it should be."""
+    """Return all fp32 gradients of one backward pass of a model that is almost right."""
     model = build_model(device)
     generator = torch.Generator().manual_seed(dist.get_rank())
     rows = torch.randn(BATCH, WIDTH, generator=generator).to(device)
@@ -386,17 +416,19 @@ if __name__ == "__main__":
         scale = loss_scale(gradients)
         everywhere: list[float | None] = [None] * world
         dist.all_gather_object(everywhere, scale)
-        assert len(set(everywhere)) == 1, f"the ranks choose the scales {everywhere}"
+        assert len(set(everywhere)) == 1, f"the ranks have different scales: {everywhere}"
         power = math.log2(scale)
-        assert power == int(power), f"{scale} is no power of two"
+        assert power == int(power), f"{scale} is not a power of two"
         lost, left = share_lost(gradients, 1.0), share_lost(gradients, scale)
         infinite = torch.stack(
             [(gradients * s).half().isinf().any() for s in (scale, 4 * scale)]
         )
         flags = infinite.int()
         dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        assert flags.tolist() == [0, 1], f"infinite at S, 4 S: {flags.tolist()}"
-        assert lost > 0.01 and left == 0, f"lost are {lost:.1%}, with the scale {left:.1%}"
+        assert flags.tolist() == [0, 1], (
+            f"infinite with S and with 4 S: {flags.tolist()}, but [0, 1] is right"
+        )
+        assert lost > 0.01 and left == 0, f"{lost:.1%} are lost, and {left:.1%} with the scale"
         say(
             f"step 3: {len(gradients):,} gradients; fp16 loses ≈{lost:.1%} of them,"
             f" and with S = 2^{power:.0f} none"
@@ -407,37 +439,48 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 4: a scaler that finds the scale
 #
-# The right scale changes while the model learns, and nobody wants to look at every gradient
-# first. So try: begin high, and watch for infinities. A step whose gradients hold an infinity
-# or a NaN is **skipped**: weights, moments and the optimizer's count of steps stay, and the
-# scale is halved. After `growth_interval` good steps in a row it is doubled. That is the idea
-# of `torch.amp.GradScaler`.
+# **Why.** The right scale changes while the model learns, and you cannot look at every gradient
+# before you choose it. So a loss scaler tries. It begins with a large scale and looks for
+# infinities. If a gradient is infinite or NaN, the step is **skipped**: weights, moments and
+# the step count of the optimizer do not change, and the scale is halved. After
+# `growth_interval` good steps in a row, the scale is doubled. `torch.amp.GradScaler` works in
+# this way.
 #
-# Four moments of a step, in this order:
+# A step calls the four methods of the scaler in this order:
 #
-# - `scale(loss)` multiplies the loss; backward follows.
-# - `unscale_(optimizer)` divides all gradients by the scale, and notes in `self.overflow`
-#   whether one of them is not finite. Clipping comes after it: a limit on the norm is meant for
-#   true gradients, not for those times 65,536.
-# - `step(optimizer)` unscales, if you have not, and steps, if nothing overflowed.
-# - `update()` halves, or counts and doubles, and forgets the verdict.
+# - `scale(loss)` multiplies the loss. Then backward runs.
+# - `unscale_(optimizer)` divides all gradients by the scale. It sets `self.overflow` to True if
+#   one of them is not finite. Clipping comes after this call, because the limit of the norm is
+#   meant for the true gradients, and not for gradients that are 65,536 times too large.
+# - `step(optimizer)` unscales the gradients if you have not done that. Then it steps, unless
+#   there was an overflow.
+# - `update()` halves the scale, or counts a good step and perhaps doubles the scale. Then it
+#   resets `self.overflow`.
 #
-# In data parallelism the all-reduce carries an infinity to every rank. Where each rank holds
-# its own gradients (ZeRO, FSDP, a pipeline's stages), only the owner sees it. It would skip,
-# the others would step, and the model is in pieces that do not fit each other, without any
-# error. So the verdict is a number (0 or 1), and all ranks take the maximum of it. Every rank
-# takes part, also one that has no gradients.
+# In data parallelism, the all-reduce sends an infinity to every rank. With ZeRO, FSDP or
+# pipeline stages, each rank has its own gradients, and only one rank sees the infinity. If only
+# this rank skipped the step, the parts of the model would no longer belong to the same step,
+# and no error would tell you. So the flag is a number, 0 or 1, and all ranks take the maximum
+# over all ranks. Every rank must take part, also a rank without gradients.
+#
+# **What to do.** Write the methods `unscale_`, `step` and `update`, and the function
+# `scaled_step`, which calls them in the right order.
+#
+# **Check.** The lab runs torch's scaler and yours side by side for 24 steps. In five of these
+# steps, the loss is so large that its gradients overflow. With torch's scaler they overflow on
+# all ranks, and with yours only on one rank. The scales, the counts and the weights must be
+# equal after every step.
 
 
 # %%
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All gradients that an optimizer will use."""
+    """Return all gradients that an optimizer will use."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 class Scaler:
-    """Scale the loss, unscale gradients, skip what overflowed on any rank, adapt the scale."""
+    """Scale the loss, unscale gradients, skip a step after an overflow, adapt the scale."""
 
     def __init__(
         self,
@@ -447,18 +490,18 @@ class Scaler:
     ):
         self.device, self.value, self.growth_interval = device, value, growth_interval
         self.good_steps = 0
-        self.overflow: bool | None = None  # None: not unscaled since the last update
+        self.overflow: bool | None = None  # None: not unscaled yet
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         return loss * self.value
 
     @torch.no_grad()
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale in place; set self.overflow, alike on all ranks."""
+        """Divide the gradients by the scale in place. Set self.overflow, equal on all ranks."""
         if self.overflow is not None:
             raise RuntimeError("unscale_() was called twice since the last update()")
-        # >>> solution 4: a flag of 0 or 1 from gradients_of(optimizer), its maximum, and divide
-        # hint: torch.zeros((), device=self.device) is a flag; dist.all_reduce wants a tensor
+        # >>> solution 4: check all gradients, combine the flags of all ranks, and divide
+        # hint: The flag must be a tensor on self.device, because dist.all_reduce needs one.
         flag = torch.zeros((), device=self.device)
         for gradient in gradients_of(optimizer):
             if not gradient.isfinite().all():
@@ -469,8 +512,8 @@ class Scaler:
         # <<< solution
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale if that was not done, and step unless a gradient overflowed on some rank."""
-        # >>> solution 4: self.overflow says both whether it was done, and what was found
+        """Unscale if necessary, and step unless a gradient overflowed on some rank."""
+        # >>> solution 4: use the three possible values of self.overflow
         if self.overflow is None:
             self.unscale_(optimizer)
         if not self.overflow:
@@ -478,8 +521,8 @@ class Scaler:
         # <<< solution
 
     def update(self) -> None:
-        """Halve the scale after an overflow, double it after growth_interval good steps."""
-        # >>> solution 4: set self.value and self.good_steps, and forget self.overflow
+        """Halve the scale after an overflow. Double it after growth_interval good steps."""
+        # >>> solution 4: set self.value and self.good_steps, and reset self.overflow
         if self.overflow:
             self.value, self.good_steps = self.value / 2, 0
         else:
@@ -493,12 +536,12 @@ class Scaler:
 def scaled_step(
     scaler: Scaler, optimizer: torch.optim.Optimizer, loss: torch.Tensor, limit: float
 ) -> None:
-    """One step from the loss on: backward, clip this rank's gradients to a norm, and step.
+    """Run backward, clip the gradients of this rank to a norm, step, and zero the gradients.
 
-    `scaler` may as well be torch's. Leaves the gradients zeroed.
+    `scaler` may also be torch's scaler.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    # >>> solution 4: the calls of the scaler in order, nn.utils.clip_grad_norm_ among them
+    # >>> solution 4: call the methods of the scaler and nn.utils.clip_grad_norm_ in order
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(parameters, limit)
@@ -507,11 +550,6 @@ def scaled_step(
     optimizer.zero_grad()
     # <<< solution
 
-
-# %% [markdown]
-# The check runs torch's scaler and yours side by side, for 24 steps. In five of them a loss is
-# so large that its gradients overflow: on all ranks for torch's scaler, on one rank for yours.
-# Scales, counts and weights must be the same after every step.
 
 # %%
 if __name__ == "__main__":
@@ -538,8 +576,12 @@ if __name__ == "__main__":
                 skipped.append(step)
             found = (ours.value, ours.good_steps)
             true = (theirs.get_scale(), theirs._get_growth_tracker())
-            assert found == true, f"step {step}: scale and good steps {found}, torch's {true}"
-            assert torch.equal(runs[0][1], runs[1][1]), f"step {step}: the weights differ"
+            assert found == true, (
+                f"step {step}: scale and good steps are {found}, but torch has {true}"
+            )
+            assert torch.equal(runs[0][1], runs[1][1]), (
+                f"step {step}: the weights differ from torch's"
+            )
             path.append(f"{math.log2(ours.value):.0f}")
         assert set(skipped) == overflows
         say(f"step 4: as torch's scaler in 24 steps; skipped {skipped};")
@@ -550,25 +592,27 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 5: autocast
 #
-# `torch.autocast(kind, low)` changes no parameter. It looks at every operator which is called
-# inside, and casts that operator's inputs by a list:
+# **Why.** `torch.autocast(kind, low)` changes no parameter. It looks at every operator that
+# runs inside its region, and it casts the inputs of the operator. Three lists decide the dtype:
 #
-# - **Low**: matrix products, linear layers, convolutions. Inputs become fp16 or bf16.
-# - **fp32**: what needs range or digits, such as most losses. On a GPU also softmax, norms, exp
-#   and sums; on a CPU softmax and LayerNorm are on no list.
-# - **No list**: the operator takes what it gets (GELU does). Where two types meet (addition,
-#   concatenation), the wider one wins.
+# - **Low precision**: matrix products, linear layers and convolutions. Their inputs become fp16
+#   or bf16.
+# - **fp32**: operators that need range or digits, such as most losses. On a GPU, this list also
+#   contains softmax, norms, exp and sums. On a CPU, softmax and LayerNorm are on no list.
+# - **No list**: all other operators, for example GELU. They use the dtype of their input. If
+#   two dtypes meet, as in an addition or a concatenation, the result has the wider dtype.
 #
-# float64 is left alone: autocast casts from fp32 and 16 bits only. And a region with
-# `enabled=False` inside is an island without it: there you cast by hand.
+# autocast does not change float64 tensors. A region with `enabled=False` inside a region
+# switches autocast off, and there you must cast by hand.
 #
-# Predict. `block_outputs` below runs twelve operators under autocast, `x` and `w` in fp32. Say
-# the dtype of each output before you look; the check will.
+# **What to do, part 1.** The function `block_outputs` runs twelve operators under autocast,
+# with `x` and `w` in fp32. Write `output_dtypes`, which predicts the dtype of each output.
+# Predict before you look.
 
 
 # %%
 def block_outputs(kind: str, low: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-    """Twelve operators under autocast, by name."""
+    """Return the outputs of twelve operators under autocast, by name."""
     x, w = torch.ones(8, 8, device=device), torch.eye(8, device=device)
     seen = {}
     with torch.autocast(kind, low):
@@ -589,8 +633,8 @@ def block_outputs(kind: str, low: torch.dtype, device: torch.device) -> dict[str
 
 
 def output_dtypes(kind: str, low: torch.dtype) -> dict[str, torch.dtype]:
-    """The dtype of each output of block_outputs on a device of this kind ("cpu", "cuda")."""
-    # >>> solution 5: a dict of twelve dtypes: low, torch.float32 or torch.float64
+    """Return the dtype of each output of block_outputs, for the kind "cpu" or "cuda"."""
+    # >>> solution 5: return a dict of twelve dtypes: low, torch.float32 or torch.float64
     wide = torch.float32
     return {
         "norm": wide,
@@ -610,29 +654,37 @@ def output_dtypes(kind: str, low: torch.dtype) -> dict[str, torch.dtype]:
 
 
 # %% [markdown]
-# Autograd remembers the casts, so backward runs through them the right way round. It must run
-# *outside* the region, where each operator's backward takes the types which its forward had.
-# And the loss? Those on the fp32 list are safe inside. `mean_loss` is made of operators which
-# are on no list of the CPU, and its mean of squares would be in 16 bits: compute it outside,
-# from the output in fp32.
+# Autograd records the casts, so backward also casts the gradients back. Call backward
+# *outside* of the region. The backward of each operator then uses the dtypes of its forward.
 #
-# A function of your own (`autograd.Function`) is not an operator which autocast knows. Its
-# forward runs inside the region, where a product comes out low. But what it *saves* are its
-# arguments, in fp32, and its backward runs outside: a low gradient meets an fp32 weight, and
-# torch says "expected m1 and m2 to have the same dtype". Two decorators fix that, under
-# `@staticmethod`:
+# Losses on the fp32 list are safe inside the region. But `mean_loss` consists of operators that
+# are on no list of the CPU, so inside the region its mean of squares would have 16 bits.
+# Compute this loss outside, from the output in fp32.
 #
-# - `@custom_fwd(device_type=kind)` on forward and `@custom_bwd(device_type=kind)` on backward:
-#   backward runs under the autocast state which forward had.
-# - `@custom_fwd(device_type=kind, cast_inputs=torch.float32)`: the arguments are cast to fp32,
-#   and forward runs *without* autocast. So does backward then, with the same `custom_bwd`. It
-#   is for a function which needs the range, like a sum of squares: in fp16, 300² is infinite.
+# autocast does not look inside a function of your own (`autograd.Function`). Its forward runs
+# inside the region, so a product in it has low precision. But it *saves* its arguments, which
+# are fp32, and its backward runs outside of the region. There a 16-bit gradient meets an fp32
+# weight, and torch raises "expected m1 and m2 to have the same dtype". Two decorators, below
+# `@staticmethod`, solve this problem:
+#
+# - `@custom_fwd(device_type=kind)` on forward and `@custom_bwd(device_type=kind)` on backward.
+#   Backward then runs with the autocast state that forward had.
+# - `@custom_fwd(device_type=kind, cast_inputs=torch.float32)` on forward. The arguments are
+#   then cast to fp32, and forward runs *without* autocast. With the same `custom_bwd`, backward
+#   also runs without autocast. Use this for a function that needs range, such as a sum of
+#   squares. In fp16, 300² is infinite.
+#
+# **What to do, part 2.** Write the two functions `Product` and `Squares`, and the function
+# `loss_under_autocast`.
+#
+# **Check.** The lab compares the twelve dtypes, the results of both functions, and the
+# gradient of the product with fp32.
 
 
 # %%
 def make_product(kind: str) -> type[torch.autograd.Function]:
-    """A Function, apply(x, weight) = x weightᵀ, which works inside autocast and outside."""
-    # >>> solution 5: a class with forward(ctx, x, weight) and backward(ctx, gradient)
+    """Return a Function, apply(x, weight) = x weightᵀ, that works with and without autocast."""
+    # >>> solution 5: return a class with forward(ctx, x, weight) and backward(ctx, gradient)
 
     class Product(torch.autograd.Function):
         @staticmethod
@@ -652,8 +704,8 @@ def make_product(kind: str) -> type[torch.autograd.Function]:
 
 
 def make_squares(kind: str) -> type[torch.autograd.Function]:
-    """A Function, apply(x) = sum of x², which under autocast computes in fp32."""
-    # >>> solution 5: a class with forward(ctx, x) and backward(ctx, gradient)
+    """Return a Function, apply(x) = sum of x², that computes in fp32 also under autocast."""
+    # >>> solution 5: return a class with forward(ctx, x) and backward(ctx, gradient)
 
     class Squares(torch.autograd.Function):
         @staticmethod
@@ -675,8 +727,8 @@ def make_squares(kind: str) -> type[torch.autograd.Function]:
 def loss_under_autocast(
     model: nn.Module, rows: torch.Tensor, low: torch.dtype | None
 ) -> torch.Tensor:
-    """The mean loss, in fp32, of a forward under autocast to `low` (None: without it)."""
-    # >>> solution 5: the model in torch.autocast(rows.device.type, low), mean_loss outside
+    """Return the mean loss in fp32. The model runs under autocast to `low` (None: without)."""
+    # >>> solution 5: run the model inside the region, and compute the loss outside
     region = contextlib.nullcontext() if low is None else torch.autocast(rows.device.type, low)
     with region:
         output = model(rows)
@@ -705,11 +757,11 @@ if __name__ == "__main__":
         assert total.isfinite(), "the sum of squares overflowed"
         sum_of_squares = ((300 * y / y.detach().abs().max()).float() ** 2).sum()
         torch.testing.assert_close(total, sum_of_squares)
-        (total / 4096).backward()  # what flows back through the product is in fp16
+        (total / 4096).backward()  # the gradient of the product is fp16
         with torch.no_grad():
             true = 2 / 4096 * (300 / y.float().abs().max()) ** 2 * y.float().mT @ x
             apart = ((weight.grad - true).norm() / true.norm()).item()
-        assert apart < 0.01, f"the gradient is {apart:.1%} from that of fp32"
+        assert apart < 0.01, f"the gradient differs from fp32 by {apart:.1%}"
         model, rows = build_model(device), make_batches()[0].to(device)
         losses = [loss_under_autocast(model, rows, low) for low in (None, torch.bfloat16)]
         assert losses[1].dtype == torch.float32, f"the loss is {losses[1].dtype}"
@@ -724,41 +776,47 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 6: weights that bf16 cannot keep
 #
-# `model.bfloat16()` halves everything, and needs no scaler: bf16 has fp32's range. But it has 7
-# bits of mantissa. Near 1.0 the numbers below it are $2^{-8}$ apart: an update smaller than
-# half of that changes nothing. Not a little: nothing, at this step and at all that follow. With
-# Adam an update is about the learning rate, whatever the gradient is. With a rate of 0.0003 the
-# LayerNorm weights never move from 1.0, and hardly any weight above 0.125 moves. Training
-# stalls.
+# **Why.** `model.bfloat16()` halves the memory of everything, and it needs no scaler, because
+# bf16 has the range of fp32. But bf16 has only 7 mantissa bits. The numbers below 1.0 are
+# $2^{-8}$ apart. If an update is smaller than half of that, a weight of 1.0 does not change at
+# all, in this step and in all later steps. With Adam, an update is about as large as the
+# learning rate, whatever the gradient is. With a learning rate of 0.0003, the LayerNorm weights
+# never move away from 1.0, and almost no weight above 0.125 moves. The loss stops falling.
 #
-# The fix keeps what rounding would take. An fp32 **master copy** of the weights is what the
-# optimizer works on; the model's bf16 weights are rounded from it after every step. Small
-# updates gather there until they show.
+# The remedy is an fp32 **master copy** of the weights. The optimizer updates this copy, and the
+# bf16 weights of the model are rounded from it after every step. Small updates add up in the
+# copy until they change a bf16 weight.
 #
-# What does it cost? Count bytes per parameter between steps, after backward. Adam keeps two
-# moments in the type of what it optimizes. In pure bf16 all is 2 bytes a number. With a master
-# copy: bf16 weights, bf16 gradients, and master and both moments in fp32. The fp32 gradient
-# which Adam needs exists within the step only: set it to None afterwards, or it costs 4 bytes.
-# The sum with the master copy is that of plain fp32 training: the gain is in activations, in
-# traffic and in speed.
+# How many bytes per parameter does that need? Count between two steps, after backward. Adam
+# stores two moments in the dtype of the tensors that it updates. In pure bf16, every number has
+# 2 bytes. With a master copy, the weights and the gradients are bf16, and the copy and both
+# moments are fp32. Adam also needs an fp32 gradient, but only during the step. Set it to None
+# after the step, because otherwise it needs 4 more bytes. The total with a master copy is the
+# same as in plain fp32 training. The advantage is in the activations, in the traffic and in the
+# speed.
+#
+# **What to do.** Write `MasterAdam` and `bytes_per_parameter`.
+#
+# **Check.** The lab trains with fp32, with pure bf16 and with your master copy. It compares the
+# last losses, and it compares your bytes with the size of all tensors.
 
 
 # %%
 class MasterAdam:
-    """Adam on an fp32 copy of 16-bit parameters."""
+    """Adam on fp32 copies of 16-bit parameters."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float = LEARNING_RATE):
         self.parameters = list(parameters)
-        # >>> solution 6: self.master, a list of fp32 copies, and self.inner, an Adam on them
-        # hint: detach a parameter before you copy it, for Adam takes leaves only
+        # >>> solution 6: set self.master to the fp32 copies, and self.inner to an Adam on them
+        # hint: Adam accepts only leaf tensors, so detach a parameter before you copy it.
         self.master = [parameter.detach().float().clone() for parameter in self.parameters]
         self.inner = torch.optim.Adam(self.master, lr=lr)
         # <<< solution
 
     @torch.no_grad()
     def step(self) -> None:
-        """Hand the gradients to the copies, step there, round back; keep no fp32 gradient."""
-        # >>> solution 6: gradients for the copies, a step of self.inner, and the way back
+        """Update the copies with the gradients, and round them. Keep no fp32 gradient."""
+        # >>> solution 6: give the copies their gradients, step, and round back
         for parameter, master in zip(self.parameters, self.master, strict=True):
             master.grad = parameter.grad.float()
         self.inner.step()
@@ -772,17 +830,18 @@ class MasterAdam:
             parameter.grad = None
 
     def tensors(self) -> list[torch.Tensor]:
-        """Whatever lives from step to step: copies, their gradients if any, moments."""
+        """Return all tensors that exist between two steps: copies, their gradients, moments."""
         left = [master.grad for master in self.master if master.grad is not None]
         return [*self.master, *left, *moments(self.inner)]
 
 
 def bytes_per_parameter(recipe: str) -> dict[str, int]:
-    """Bytes per parameter of "fp32", "bf16" (all of it) or "master" (bf16 with an fp32 copy).
+    """Return the bytes per parameter of a recipe.
 
-    Returns "parameters", "gradients", "master" and "moments".
+    The recipe is "fp32", "bf16" (everything in bf16) or "master" (bf16 with an fp32 copy). The
+    names in the result are "parameters", "gradients", "master" and "moments".
     """
-    # >>> solution 6: four numbers for each of the three recipes
+    # >>> solution 6: return the four numbers of the recipe
     size = 4 if recipe == "fp32" else 2
     return {
         "parameters": size,
@@ -794,7 +853,7 @@ def bytes_per_parameter(recipe: str) -> dict[str, int]:
 
 
 def moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Adam's two moments of every parameter, without its counts of steps."""
+    """Return the two moments of every parameter, without the step counts."""
     states = optimizer.state.values()
     return [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
 
@@ -827,38 +886,46 @@ if __name__ == "__main__":
             row = "  ".join(f"{formula[k]:>{len(k)}}" for k in formula)
             say(f"        {recipe:6}  {row}  {total:>5}  {measured:<6.2f}  ≈{loss.item():.4f}")
             assert measured == total, (
-                f"{recipe}: {measured:.2f} bytes per parameter, not {total}"
+                f"{recipe}: there are {measured:.2f} bytes per parameter, not {total}"
             )
-        assert losses["bf16"] > 1.15 * losses["fp32"], "pure bf16 should stall"
+        assert losses["bf16"] > 1.15 * losses["fp32"], "the loss of pure bf16 should stop"
         apart = abs(losses["master"] / losses["fp32"] - 1)
-        assert apart < 0.03, f"with master weights the loss is {apart:.1%} from fp32's"
+        assert apart < 0.03, f"with a master copy, the loss differs from fp32 by {apart:.1%}"
 
     check_master()
 
 # %% [markdown]
 # ## Step 7: on the wire
 #
-# Autocast leaves parameters in fp32, and so gradients, and so their all-reduce: 4 bytes each.
-# Cast to 16 bits and you send half. What does it cost in truth?
+# **Why.** Under autocast, the parameters and the gradients are fp32, so the all-reduce sends 4
+# bytes per number. If you cast the gradients to 16 bits, it sends half as many bytes. This has
+# two costs:
 #
-# - Rounding. bf16 rounds by up to $u = 2^{-8}$ of a number, fp16 by $2^{-11}$, $N + 1$ times:
-#   in the division, the cast, and $N - 1$ partial sums round the ring. While none is larger
-#   than the whole the bound is $(N + 1) u$; since errors cancel, most runs stay far below it.
-# - Range. In fp16 the sum of $N$ gradients may overflow where their mean does not. So divide
-#   by $N$ *before* you send; for powers of two that costs no digit of a normal number.
+# - Rounding. The relative error of one rounding is at most $u = 2^{-8}$ in bf16 and $2^{-11}$
+#   in fp16. There are $N + 1$ roundings: one in the division, one in the cast, and $N - 1$ in
+#   the partial sums of the ring. If no partial sum is larger than the whole sum, the error is
+#   at most about $(N + 1) u$. In most runs it is much smaller, because errors cancel.
+# - Range. In fp16, the sum of $N$ gradients may overflow although their mean does not. So
+#   divide by $N$ *before* you send. If $N$ is a power of two, the division loses no digit of a
+#   normal number.
 #
-# The error is measured against the mean computed in float64, as a ratio of norms:
-# $\lVert \text{mean} - \text{truth} \rVert / \lVert \text{truth} \rVert$. Bytes sent by a rank:
-# $2(N-1)/N$ of the buffer.
+# The lab measures the error relative to the mean in float64, as a ratio of two norms:
+# $\lVert \text{mean} - \text{true mean} \rVert / \lVert \text{true mean} \rVert$. In a ring
+# all-reduce, a rank sends $2(N-1)/N$ times the bytes of the buffer.
+#
+# **What to do.** Write `average_gradients`, `reduction_error` and `bytes_sent`.
+#
+# **Check.** The lab compares the errors of three dtypes with the bound. It also averages
+# gradients of 60,000, whose sum would overflow in fp16.
 
 
 # %%
 def average_gradients(parameters: Iterable[nn.Parameter], wire: torch.dtype) -> None:
-    """Replace each gradient by its mean over the ranks; `wire` is the type that is sent.
+    """Replace each gradient by its mean over the ranks. `wire` is the dtype that is sent.
 
-    The gradients keep their own type. A parameter without gradient is left alone.
+    The gradients keep their dtype. A parameter without a gradient does not change.
     """
-    # >>> solution 7: divide, cast, all-reduce, and copy back
+    # >>> solution 7: average each gradient in the dtype `wire`, and copy the mean back
     for parameter in parameters:
         if parameter.grad is not None:
             sent = (parameter.grad / dist.get_world_size()).to(wire)
@@ -868,8 +935,8 @@ def average_gradients(parameters: Iterable[nn.Parameter], wire: torch.dtype) -> 
 
 
 def reduction_error(mean: torch.Tensor, own: torch.Tensor) -> float:
-    """How far `mean` is from the true mean of `own` over the ranks: a ratio of norms."""
-    # >>> solution 7: the true mean in float64, by all_reduce of a copy; then both norms
+    """Return the error of `mean`, relative to the true mean of `own` over the ranks."""
+    # >>> solution 7: compute the true mean in float64, and return the ratio of the norms
     true = own.double() / dist.get_world_size()
     dist.all_reduce(true)
     return ((mean.double() - true).norm() / true.norm()).item()
@@ -877,8 +944,8 @@ def reduction_error(mean: torch.Tensor, own: torch.Tensor) -> float:
 
 
 def bytes_sent(numbers: int, ranks: int, wire: torch.dtype) -> float:
-    """Bytes that each rank sends in an all-reduce of so many numbers, round a ring."""
-    # >>> solution 7: 2 (N - 1) / N of the buffer
+    """Return the bytes that each rank sends in a ring all-reduce of this many numbers."""
+    # >>> solution 7: apply the formula for a ring
     return 2 * (ranks - 1) / ranks * numbers * wire.itemsize
     # <<< solution
 
@@ -900,7 +967,7 @@ if __name__ == "__main__":
             parameter.grad = own.clone()
             average_gradients([parameter], wire)
             error, sent = reduction_error(parameter.grad, own), bytes_sent(numbers, world, wire)
-            assert error <= (world + 1) * u, f"{name}: the error is {error:.1e}"
+            assert error <= (world + 1) * u, f"{name}: the error {error:.1e} is above the bound"
             assert parameter.grad.dtype == torch.float32
             say(f"        {name}  {sent:>20,.0f}  ≈{error:.1e}   {(world + 1) * u:.1e}")
         parameter.grad = torch.full_like(own, 60_000.0)
@@ -912,30 +979,37 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 8: three precisions, one loss
 #
-# Now a training step for all ranks. Each rank works on its rows. The order matters:
+# **Why.** Now you write a training step for all ranks, each with its own rows. The order of the
+# operations matters:
 #
-# 1. forward under autocast, or without (fp32);
-# 2. backward, of the scaled loss if there is a scaler;
-# 3. average the gradients, in fp32 here;
-# 4. unscale;
-# 5. clip;
-# 6. step through the scaler, and update it; without one, just step.
+# 1. Run forward, with or without autocast.
+# 2. Run backward from the loss, or from the scaled loss if there is a scaler.
+# 3. Average the gradients, here in fp32.
+# 4. Unscale the gradients.
+# 5. Clip the gradients.
+# 6. Step through the scaler and update it. Without a scaler, call only the optimizer.
 #
-# Unscale after the all-reduce: then every rank finds the same infinities, and a scaler without
-# your all-reduced flag would do.
+# The gradients are unscaled after the all-reduce. So every rank finds the same infinities, and
+# a scaler without your all-reduce of the flag would also work here.
 #
-# And what does autocast save? Parameters, gradients and moments are in fp32 as before. What
-# shrinks is what autograd keeps for backward, the **saved activations**. For $b$ rows and one
-# block, in units of $bh$ numbers:
+# What does autocast save? Parameters, gradients and moments are fp32, as before. The **saved
+# activations**, which autograd keeps for backward, become smaller. Let a unit be $bh$ numbers
+# for $b$ rows. Each block saves:
 #
-# - the input of LayerNorm, fp32 in all cases, and for each row two fp32 statistics (mean and
-#   inverse deviation: $2b$ numbers);
-# - the input of `up`, which is one unit, in the type in which it is multiplied;
-# - the input of GELU, four units, and that of `down`, four units, both in the type which the
-#   products have.
+# - the input of LayerNorm, which is one unit and always fp32. LayerNorm also saves two fp32
+#   statistics for each row (mean and inverse deviation), which are $2b$ numbers.
+# - the input of `up`, which is one unit. It has the dtype in which the product is computed.
+# - the input of GELU (four units) and the input of `down` (four units). Both have the dtype of
+#   the products.
 #
-# New under autocast are the **casts**: 16-bit copies of the weight matrices, made once per
-# forward and kept for backward. (Biases are cast, too, but backward does not need them.)
+# With autocast there are also **casts**, which are 16-bit copies of the weight matrices. Each
+# forward makes them once and keeps them for backward. The biases are cast, too, but backward
+# does not need them.
+#
+# **What to do.** Write `train_step` and `bytes_held`.
+#
+# **Check.** The lab trains in three precisions. It compares the last losses with the reference,
+# and it compares your bytes with the tensors that exist on a rank.
 
 
 # %%
@@ -949,11 +1023,12 @@ def train_step(
     rows: torch.Tensor,
     low: torch.dtype | None,
 ) -> float:
-    """Train on this rank's rows and all others' at once; return the mean loss over all ranks.
+    """Make one step together with all other ranks. Return the mean loss over all ranks.
 
-    Leaves the gradients as the optimizer saw them: the loop zeroes them.
+    The gradients stay as the optimizer used them, and the caller sets them to zero.
     """
-    # >>> solution 8: the six moments in order, with loss_under_autocast and average_gradients
+    # >>> solution 8: write the six parts of a step in order
+    # hint: Use loss_under_autocast and average_gradients.
     loss = loss_under_autocast(model, rows, low)
     (loss if scaler is None else scaler.scale(loss)).backward()
     average_gradients(model.parameters(), torch.float32)
@@ -972,11 +1047,12 @@ def train_step(
 
 
 def bytes_held(low: torch.dtype | None, rows: int) -> dict[str, int]:
-    """Bytes on a rank: "parameters", "gradients", "moments", "casts" and "activations".
+    """Return the bytes on a rank that has this many rows.
 
-    `low` is autocast's type, or None for fp32; `rows` how many rows the rank works on.
+    The names are "parameters", "gradients", "moments", "casts" and "activations". `low` is the
+    dtype of autocast, or None for fp32.
     """
-    # >>> solution 8: five numbers from PSI, MATRICES, LAYERS, WIDTH and rows
+    # >>> solution 8: compute the five numbers from PSI, MATRICES, LAYERS, WIDTH and rows
     wide, size = 4, 4 if low is None else low.itemsize
     unit = rows * WIDTH
     block = unit * wide + 2 * rows * wide + unit * size + 4 * unit * size + 4 * unit * size
@@ -990,15 +1066,16 @@ def bytes_held(low: torch.dtype | None, rows: int) -> dict[str, int]:
     # <<< solution
 
 
-MATRICES = LAYERS * 8 * WIDTH * WIDTH  # numbers in the weights of up and down
-PSI = MATRICES + LAYERS * 7 * WIDTH  # and in biases and LayerNorms
+MATRICES = LAYERS * 8 * WIDTH * WIDTH  # elements of the weights of up and down
+PSI = MATRICES + LAYERS * 7 * WIDTH  # plus the biases and the LayerNorms
 
 
 @contextlib.contextmanager
 def saved_bytes(model: nn.Module, into: dict[str, int]):
-    """Count the storages that autograd saves in this context, parameters apart.
+    """Count the bytes that autograd saves in this context, without the parameters.
 
-    What has the shape of a weight matrix, either way round, is a cast; rows are fewer than 32.
+    A tensor with the shape of a weight matrix, or of its transpose, is a cast. There are fewer
+    than 32 rows, so no activation has such a shape.
     """
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     shapes = {(WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)}
@@ -1020,7 +1097,7 @@ def saved_bytes(model: nn.Module, into: dict[str, int]):
 def measured_bytes(
     model: nn.Module, optimizer: torch.optim.Optimizer, rows: torch.Tensor, low
 ) -> dict[str, int]:
-    """What is held on this rank, in bytes, as `bytes_held` predicts it."""
+    """Return the measured bytes on this rank, with the names of `bytes_held`."""
     parameters = list(model.parameters())
     found = {
         "parameters": sum(p.nbytes for p in parameters),
@@ -1035,13 +1112,13 @@ def measured_bytes(
 
 
 def train(low: torch.dtype | None, device: torch.device) -> tuple[list[float], int, dict]:
-    """Train on all batches; return losses, how many steps were skipped, and the bytes held.
+    """Train on all batches. Return the losses, the number of skipped steps, and the bytes.
 
-    A batch whose step was skipped is taken again, so that all precisions see the same steps.
+    If a step is skipped, its batch is used again. So all precisions make the same 40 steps.
     """
     model = build_model(device)
     optimizer = build_optimizer(model.parameters())
-    # 2^24 is too high for this model: the first steps overflow, and the scaler finds its way
+    # 2^24 is too large for this model, so the first steps overflow and the scale falls.
     scaler = Scaler(device, 2.0**24) if low is torch.float16 else None
     losses, skipped, share = [], 0, BATCH // dist.get_world_size()
     for taken, batch in enumerate(make_batches()):
@@ -1052,7 +1129,7 @@ def train(low: torch.dtype | None, device: torch.device) -> tuple[list[float], i
             if optimizer.state[next(model.parameters())].get("step", 0) > taken:
                 break
             skipped += 1
-            assert skipped < 30, "the optimizer does not step, or the scale does not fall"
+            assert skipped < 30, "the optimizer never steps, or the scale does not fall"
         losses.append(loss)
     return losses, skipped, measured_bytes(model, optimizer, rows, low)
 
@@ -1075,8 +1152,8 @@ if __name__ == "__main__":
             say(f"        {name}  {row}  {skipped:>7}  {loss}")
             apart = abs(losses[-1] / TRUE_LOSSES[-1] - 1)
             bound = 1e-3 if low is None else 0.05
-            assert apart < bound, f"{name}: the last loss is {apart:.1%} from the truth"
-        assert runs["fp16"][1] > 0, "2^24 should overflow at first"
+            assert apart < bound, f"{name}: the last loss is {apart:.1%} from the reference"
+        assert runs["fp16"][1] > 0, "with a scale of 2^24, the first steps should overflow"
 
     check_training()
     say(f"three precisions, one loss: {TRUE_LOSSES[-1]:.4f} in fp32")
@@ -1085,11 +1162,13 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Where to go from here
 #
-# - **Kahan summation** does without the fp32 copy: a second bf16 number for each weight holds
-#   what rounding has taken so far. Put it in the place of `MasterAdam` and count bytes again.
-# - **Stochastic rounding** does without any: round up with a probability that is the part cut
-#   off. With your `to_bf16`: add a random number below 2^16 in place of 0x7FFF. Train with it.
-# - Clip before you unscale, and look at the losses. Why does Adam hide it, and SGD not?
-# - Send bf16 in step 8. At what number of ranks does the last loss show it?
-# - Let `torch.amp.GradScaler` take the place of yours in step 8. Then unscale before you
-#   average: after which step do the ranks differ?
+# - **Kahan summation** needs no fp32 copy. For each weight, a second bf16 number stores the
+#   rounding error so far. Use it in place of `MasterAdam`, and count the bytes again.
+# - **Stochastic rounding** needs neither. It rounds up with a probability that equals the
+#   fraction of the step above the lower neighbour. In your `to_bf16`, add a random number below
+#   2^16 in place of 0x7FFF, and train with it.
+# - Clip before you unscale, and look at the losses. Why does Adam hide the mistake, and why
+#   does SGD not hide it?
+# - Send bf16 in step 8. From which number of ranks on does the last loss change?
+# - Use `torch.amp.GradScaler` in place of your scaler in step 8, and unscale before you
+#   average. After which step do the ranks differ?

@@ -261,6 +261,7 @@ SECOND_EDITION = [
     "04_zero_and_fsdp.md",
     "04_checkpoints.md",
     "04_deepspeed.md",
+    "05_mixed_precision.md",
 ]
 
 

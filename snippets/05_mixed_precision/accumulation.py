@@ -1,8 +1,9 @@
-"""Summing n numbers in bf16: one after another, in pairs, with an fp32 accumulator.
+"""Sums of n bf16 numbers: one after another, in pairs, and with an fp32 accumulator.
 
-All three end in a bf16 number. One after another the error grows with n until the sum stops
-altogether; in pairs it hardly grows; with an fp32 accumulator it is one rounding. The same for
-a dot product, which is what a matrix product consists of. Draws accumulation.svg.
+All three results are bf16 numbers. If the numbers are added one after another, the error grows
+with n, until the sum stops growing. In pairs, the error hardly grows. With an fp32 accumulator
+there is only one rounding. The second table shows the same for dot products, of which a matrix
+product consists. Draws accumulation.svg.
 """
 
 import matplotlib
@@ -25,7 +26,7 @@ def one_by_one(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_pairs(x: torch.Tensor) -> torch.Tensor:
-    """Neighbours first, then sums of neighbours: log2(n) roundings on each number's way."""
+    """Add neighbours, then neighbouring sums: each number takes part in log2(n) additions."""
     while x.shape[-1] > 1:
         x = x[..., 0::2] + x[..., 1::2]
     return x[..., 0]
@@ -36,7 +37,7 @@ def fp32_accumulator(x: torch.Tensor) -> torch.Tensor:
 
 
 def relative(ours: torch.Tensor, exact: torch.Tensor) -> float:
-    """Root mean square error over that of the exact values. [trials]"""
+    """Return the norm of the errors, divided by the norm of the exact values. [trials]"""
     return ((ours.double() - exact).norm() / exact.norm()).item()
 
 
@@ -83,17 +84,17 @@ def main() -> None:
         for way, f in zip(WAYS, (one_by_one, in_pairs, fp32_accumulator), strict=True):
             errors[way].append(relative(f(x), exact))
         library = relative(x.sum(-1), exact)
-        stop = 1 - 512 / n  # stuck at 256, where half a step is 1; n/2 is the sum expected
+        stop = 1 - 512 / n  # the sum stops at 256, and n/2 would be right
         shown = f"{stop:.4f}" if n >= 1024 else "–"
         print(
             f"{n:6}   ≈{errors[WAYS[0]][-1]:<9.4f}  {shown:8}  ≈{errors[WAYS[1]][-1]:<8.4f}"
             f"   ≈{errors[WAYS[2]][-1]:<16.4f}  ≈{library:.4f}"
         )
         assert n < 1024 or abs(errors[WAYS[0]][-1] - stop) < 0.01
-        assert library < 0.004  # half a step of bf16: torch accumulates in fp32
+        assert library < 0.004  # half a step of bf16, so torch accumulates in fp32
     assert errors[WAYS[0]][-1] > 0.9 and max(errors[WAYS[2]]) < 0.004
     for pairs, fp32 in zip(errors["in pairs"], errors["fp32 accumulator"], strict=True):
-        assert fp32 < pairs < 0.006  # does not grow with n
+        assert fp32 < pairs < 0.006  # it does not grow with n
 
     print("dot products of length K, numbers of both signs")
     print("     K   bf16 accumulator   fp32 accumulator   torch.matmul")

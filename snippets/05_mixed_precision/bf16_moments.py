@@ -1,7 +1,9 @@
-"""Adam's moments in bf16: the second one can grow, but with beta2 = 0.999 it cannot decay.
+"""In bf16, Adam's second moment v can grow, but with beta2 = 0.999 it cannot decay.
 
-v ← 0.999·v takes away a thousandth; half a step of bf16 is at least a 512th. So v stays at its
-highest value, and the learning rate at its lowest. One spike in the gradient is enough.
+A step takes at most a thousandth of v away, but half a step of bf16 is at least a 512th of v.
+So v remains at its highest value, and the updates of its parameter remain too small. Look at
+the column "at the end": a single large gradient has this effect for the rest of the run. The
+table below counts the bytes of five ways to store weights and moments.
 """
 
 import torch
@@ -10,14 +12,17 @@ BETA2, SPIKE, STEPS = 0.999, 100.0, 5000
 
 
 def decay(dtype: torch.dtype, beta2: float, stochastic: bool = False) -> tuple[float, float]:
-    """Feed gradients of size 1 after one of SPIKE; return v after it and at the end."""
+    """Average the squares of one gradient SPIKE and many gradients 1.
+
+    Return v after the first gradient, and v at the end.
+    """
     v = torch.zeros(256, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     after = 0.0
     for step in range(STEPS):
         gradient = SPIKE if step == 0 else 1.0
         v = beta2 * v.float() + (1 - beta2) * gradient**2
-        if stochastic:  # see stochastic_rounding.py
+        if stochastic:  # as in stochastic_rounding.py
             noise = torch.randint(0, 2**16, v.shape, generator=generator, dtype=torch.int32)
             v = ((v.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
         v = v.to(dtype)
@@ -26,16 +31,16 @@ def decay(dtype: torch.dtype, beta2: float, stochastic: bool = False) -> tuple[f
 
 
 def state_bytes(master: str, moment: torch.dtype) -> list[int]:
-    """Bytes per parameter: bf16 weight and gradient, what the weight needs, two moments."""
+    """Return the bytes per parameter of weight, gradient, copy of the weight, and moments."""
     bf16 = torch.bfloat16
-    beside = {"none": [], "Kahan": [bf16], "fp32": [torch.float32]}[master]
-    return [sum(d.itemsize for d in part) for part in ([bf16], [bf16], beside, [moment] * 2)]
+    copy = {"none": [], "Kahan": [bf16], "fp32": [torch.float32]}[master]
+    return [sum(d.itemsize for d in part) for part in ([bf16], [bf16], copy, [moment] * 2)]
 
 
 def main() -> None:
     expected = 1 + (BETA2 ** (STEPS - 1)) * ((1 - BETA2) * SPIKE**2 - 1)
     print(f"v after a gradient of {SPIKE:.0f} and {STEPS - 1:,} of 1; exact: {expected:.3f}")
-    print("                           after the spike   at the end   step size, of right")
+    print("                           after the spike   at the end   update, of the right one")
     rows = (
         ("fp32, beta2 0.999", torch.float32, 0.999, False),
         ("bf16, beta2 0.999", torch.bfloat16, 0.999, False),
@@ -53,10 +58,14 @@ def main() -> None:
     assert ends["bf16, beta2 0.999"] > 9
     assert abs(ends["bf16, 0.999, stochastic"] - expected) < 0.05
 
-    half_step = 2.0**-9  # the least that half a step of bf16 is, relative to the value
-    print(f"a decay of {1 - BETA2:.4f} a step against at least {half_step:.4f} for half a step")
+    half_step = 2.0**-9  # the smallest half step of bf16, relative to the value
+    print(
+        f"a step removes {1 - BETA2:.4f} of v, half a step of bf16 is at least {half_step:.4f}"
+    )
+    for v in torch.linspace(1, 2, 129).bfloat16().float():  # no mantissa can decay
+        assert (BETA2 * v).bfloat16() == v and (0.996 * v).bfloat16() < v
 
-    print("bytes per parameter        weight  gradient  beside  moments  sum")
+    print("bytes per parameter        weight  gradient  copy  moments  sum")
     for name, master, moment in (
         ("fp32 master, fp32 moments", "fp32", torch.float32),
         ("fp32 master, bf16 moments", "fp32", torch.bfloat16),
@@ -66,7 +75,7 @@ def main() -> None:
     ):
         parts = state_bytes(master, moment)
         print(
-            f"{name:25}  {parts[0]:6}  {parts[1]:8}  {parts[2]:6}  {parts[3]:7}  {sum(parts):3}"
+            f"{name:25}  {parts[0]:6}  {parts[1]:8}  {parts[2]:4}  {parts[3]:7}  {sum(parts):3}"
         )
 
     weight = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
@@ -76,15 +85,17 @@ def main() -> None:
         adam.step()
     m, v = (adam.state[weight][key].item() for key in ("exp_avg", "exp_avg_sq"))
     assert v == ends["bf16, beta2 0.999"]
+    assert 2**-9 <= 0.1 * (m - 1) <= 2**-8  # m stops where a tenth of its error is half a step
     print(f"torch.optim.Adam, the same gradients in bf16: v {v:.3f}, m {m:.3f}; m should be 1")
 
     layer = torch.nn.Linear(1000, 1000, bias=False, dtype=torch.bfloat16)
     adam = torch.optim.Adam(layer.parameters())
     layer(torch.ones(1, 1000, dtype=torch.bfloat16)).sum().backward()
     adam.step()
-    held = [layer.weight, layer.weight.grad]
-    held += [s for s in adam.state[layer.weight].values() if s.dim()]
-    size, dtype = sum(t.nbytes for t in held) // 10**6, str(held[-1].dtype).split(".")[1]
+    tensors = [layer.weight, layer.weight.grad]
+    tensors += [s for s in adam.state[layer.weight].values() if s.dim()]
+    size, dtype = sum(t.nbytes for t in tensors) // 10**6, str(tensors[-1].dtype).split(".")[1]
+    assert size == sum(state_bytes("none", torch.bfloat16))
     print(f"torch.optim.Adam on a bf16 module: {size} bytes a parameter, moments in {dtype}")
 
 

@@ -1,8 +1,10 @@
-"""Six number formats from their bits: 0.1 in each, every pattern decoded, limits by formula.
+"""Six number formats from their bits: their limits, every bit pattern, and the number 0.1.
 
-A float is a sign, an exponent of e bits with a bias, and m bits of mantissa. The limits follow
-from e and m alone, and are held against torch.finfo. tf32 has no dtype in torch: it is an fp32
-with the last 13 bits of its mantissa rounded away. Draws formats.svg.
+A float has a sign, an exponent of e bits with a bias, and a mantissa of m bits. The limits
+follow from e and m alone. The program compares them with torch.finfo, and it compares every
+pattern of the four short formats with the value that torch gives it. tf32 has no dtype in
+torch. It is an fp32 without the last 13 bits of its mantissa, and here these bits are rounded
+to nearest. Draws formats.svg.
 """
 
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ class Format:
         return 2 ** (self.e - 1) - 1
 
     def decode(self, pattern: int) -> float:
-        """The value of a bit pattern, by the definition."""
+        """Return the value of a bit pattern, by the definition."""
         sign = -1.0 if pattern >> (self.e + self.m) else 1.0
         exponent = pattern >> self.m & (2**self.e - 1)
         mantissa = pattern & (2**self.m - 1)
@@ -44,10 +46,10 @@ class Format:
         return sign * (2**self.m + mantissa) * 2.0 ** (exponent - self.bias - self.m)
 
     def limits(self) -> tuple[float, float, float, float]:
-        """Largest, smallest normal, smallest subnormal, and the step above 1."""
+        """Return the largest, smallest normal and smallest subnormal number, and epsilon."""
         if self.infinity:
             largest = (2 - 2.0**-self.m) * 2.0**self.bias
-        else:  # one octave more, less the pattern that is NaN
+        else:  # one octave more, without the pattern that is NaN
             largest = (2 - 2.0 ** (1 - self.m)) * 2.0 ** (self.bias + 1)
         normal = 2.0 ** (1 - self.bias)
         return largest, normal, normal * 2.0**-self.m, 2.0**-self.m
@@ -64,7 +66,7 @@ FORMATS = [
 
 
 def pattern_of(value: torch.Tensor, format: Format) -> int:
-    """The bits of `value` cast to `format`, as an unsigned integer."""
+    """Return the bits of `value` in `format`, as an unsigned integer."""
     if format.dtype is None:  # tf32: round the fp32 bits to nearest even, drop 13 of them
         bits = int(value.view(torch.int32))
         return (bits + 0xFFF + (bits >> 13 & 1)) >> 13
@@ -96,7 +98,7 @@ def draw() -> None:
 
 
 def main() -> None:
-    tf32 = FORMATS[1]  # between 1 and 2 it has the numbers of fp16
+    tf32 = FORMATS[1]  # from 1 to 2 it has the same numbers as fp16
     for x in 1 + torch.rand(256, generator=torch.Generator().manual_seed(0)):
         assert tf32.decode(pattern_of(x, tf32)) == x.half().item()
     print("format    bits    bias  largest     min normal  min subnormal  step above 1  0.1 is")
@@ -107,6 +109,8 @@ def main() -> None:
             assert (info.max, info.smallest_normal, info.eps) == (largest, normal, step)
             one = torch.ones((), dtype=format.view).view(format.dtype)
             assert float(one) == subnormal  # the pattern 00…01
+        top = 2 ** (format.e + format.m) - 1 - (2**format.m if format.infinity else 1)
+        assert format.decode(top) == largest  # one below infinity, or one below NaN
         power = [
             f"2^{torch.tensor(x).double().log2().int()}" for x in (normal, subnormal, step)
         ]
@@ -118,7 +122,7 @@ def main() -> None:
     print("largest = (2 - 2^-m)·2^bias, min normal = 2^(1-bias), step = 2^-m; E4M3: 1.75·2^8")
 
     decoded = 0
-    for format in FORMATS[2:]:  # the 16-bit and 8-bit formats: all patterns there are
+    for format in FORMATS[2:]:  # the 16-bit and 8-bit formats: all of their patterns
         count = 2 ** (1 + format.e + format.m)
         patterns = torch.arange(count, dtype=torch.int32).to(format.view)
         ours = torch.tensor([format.decode(p) for p in range(count)], dtype=torch.float64)
@@ -133,7 +137,7 @@ def main() -> None:
     print(f"cast to E5M2: {wide.tolist()} become {wide.to(torch.float8_e5m2).tolist()}")
     over = torch.tensor([448.0, 464.0, 465.0, float("inf")])
     cast = over.to(torch.float8_e4m3fn).float()
-    # torch has given NaN above 464 and in later versions 448: neither raises, neither says inf
+    # above 464, torch up to 2.12 gives NaN and later releases give 448, without an error
     assert cast[:2].eq(448).all() and (cast[2:].isnan() | cast[2:].eq(448)).all()
     print(
         f"cast to E4M3: {over[:2].tolist()} become {cast[:2].tolist()}, more becomes NaN or 448"

@@ -1,7 +1,8 @@
-"""The loss becomes NaN in fp16, or worse, does not: scores and squares beyond 65,504.
+"""In fp16, attention scores above 65,504 become NaN, and RMSNorm silently returns zeros.
 
-Each case has a computation that overflows where the weights and inputs are harmless, and its
-fix. bf16 has the range of fp32, and survives all of them.
+In both cases all inputs are finite, but an intermediate result is too large for fp16. For each
+case the program shows a correct version. bf16 has the range of fp32, so the wrong versions work
+in bf16. Look at the column "fp16".
 """
 
 import torch
@@ -11,26 +12,28 @@ SEQUENCE, WIDTH = 64, 128
 
 
 def scores_then_scale(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Attention weights [s, s]: the product is first √width times what softmax gets."""
+    """Return attention weights [s, s]. The product is √width times the input of softmax."""
     return ((q @ k.T) / WIDTH**0.5).softmax(-1)
 
 
 def scale_then_scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Return the same weights, but divide the queries before the product."""
     return ((q / WIDTH**0.5) @ k.T).softmax(-1)
 
 
 def library(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The weights again: what attention makes of the identity as values."""
+    """Return the weights of torch's attention, with the identity matrix as the values."""
     values = torch.eye(SEQUENCE, dtype=q.dtype)
     return nn.functional.scaled_dot_product_attention(q[None], k[None], values[None])[0]
 
 
 def rms_norm(x: torch.Tensor) -> torch.Tensor:
-    """In x's precision throughout."""
+    """Compute every intermediate result in the dtype of x."""
     return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def rms_norm_fp32(x: torch.Tensor) -> torch.Tensor:
+    """Compute in fp32, and round only the result."""
     wide = x.float()
     return (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
 
@@ -42,7 +45,7 @@ def describe(x: torch.Tensor) -> str:
 
 
 def check() -> None:
-    """Where nothing overflows, all are the formula, or torch's function, in float64."""
+    """Compare all versions with a formula or with torch, in float64, without an overflow."""
     q, k = torch.randn(SEQUENCE, WIDTH), torch.randn(SEQUENCE, WIDTH)
     exact = torch.einsum("iw,jw->ij", q.double(), k.double()).div(WIDTH**0.5).softmax(-1)
     for f in (scores_then_scale, scale_then_scores, library):
@@ -67,7 +70,10 @@ def main() -> None:
         ("RMSNorm in its own type", lambda d: rms_norm(x.to(d))),
         ("RMSNorm, fp32 inside", lambda d: rms_norm_fp32(x.to(d))),
     ):
-        cells = [describe(run(d)) for d in (torch.float16, torch.bfloat16, torch.float32)]
+        dtypes = torch.float16, torch.bfloat16, torch.float32
+        results = [run(dtype) for dtype in dtypes]
+        assert tuple(result.dtype for result in results) == dtypes
+        cells = [describe(result) for result in results]
         print(f"{name:28}  {cells[0]:13}  {cells[1]:7}  {cells[2]}")
     nan = scores_then_scale(q.half(), q.half())
     assert nan.isnan().any() and not rms_norm(x.half()).any()

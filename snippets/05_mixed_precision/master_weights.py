@@ -1,8 +1,10 @@
-"""A training run that stalls because bf16 swallows its updates, and three ways out.
+"""A training run stalls because bf16 rounds its updates away, and there are three remedies.
 
-Linear regression by SGD. Once lr·g is below half a step of bf16, w - lr·g rounds to w, and the
-weight is where it will stay. The ways out keep what was lost: an fp32 copy, the error itself
-(Kahan), or its expected value (stochastic rounding). Draws master_weights.svg.
+The task is linear regression with SGD. As soon as an update is smaller than half a step of
+bf16, the difference is rounded back to the old weight, and the weight no longer moves. The
+three remedies are an fp32 master copy, Kahan compensation, which stores the rounding error in a
+second bf16 number, and stochastic rounding. Look at the line "bf16 alone": no weight changes in
+the second half of the run. Draws master_weights.svg.
 """
 
 from collections.abc import Callable
@@ -14,12 +16,12 @@ import matplotlib.pyplot as plt
 import torch
 
 H, SAMPLES, STEPS, LR = 64, 512, 1500, 0.01
-Step = Callable[[torch.Tensor, torch.Tensor], None]  # takes the bf16 weight and the update
+Step = Callable[[torch.Tensor, torch.Tensor], None]  # changes the bf16 weight by the update
 
 
 def plain() -> Step:
     def step(w: torch.Tensor, update: torch.Tensor) -> None:
-        w.copy_(w.float() - update)  # rounded to nearest; most often back to w
+        w.copy_(w.float() - update)  # rounded to nearest, which is often w itself
 
     return step
 
@@ -35,7 +37,7 @@ def master(start: torch.Tensor) -> Step:
 
 
 def kahan(start: torch.Tensor) -> Step:
-    lost = torch.zeros_like(start)  # what rounding took so far: 2 bytes per parameter
+    lost = torch.zeros_like(start)  # the rounding error so far: 2 bytes per parameter
 
     def step(w: torch.Tensor, update: torch.Tensor) -> None:
         exact = w.float() + (lost.float() - update)
@@ -57,9 +59,9 @@ def stochastic(generator: torch.Generator) -> Step:
 def train(
     w: torch.Tensor, step: Step, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[list[float], int]:
-    """Fit y = x·w, forward and gradient with the weights as they are stored.
+    """Fit y = x·w. Forward and gradient use the weights as they are stored.
 
-    Returns the loss of each step, and how many weights changed in the second half of the run.
+    Return the loss of each step, and the number of weights that changed in the second half.
     """
     losses = []
     for i in range(STEPS):
@@ -72,16 +74,16 @@ def train(
     return losses, int((w != halfway).sum())
 
 
-def bytes_held(w: torch.Tensor, step: Step) -> int:
-    """Per parameter: the weight, and the tensors that its step keeps."""
-    kept = [cell.cell_contents for cell in step.__closure__ or ()]
-    return sum(t.nbytes for t in (w, *kept) if torch.is_tensor(t)) // H
+def stored_bytes(w: torch.Tensor, step: Step) -> int:
+    """Return the bytes per parameter of the weight and of the tensors that its step stores."""
+    state = [cell.cell_contents for cell in step.__closure__ or ()]
+    return sum(t.nbytes for t in (w, *state) if torch.is_tensor(t)) // H
 
 
 def draw(runs: dict[str, list[float]]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "master_weights", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4))
-    rows = {  # colour, where the label ends
+    rows = {  # colour, and the place where the label ends
         "bf16 alone": ("#c2410c", (STEPS, 2.5)),
         "all in fp32": ("#52525b", (1080, 1.5e-9)),
         "fp32 master": ("#0b6e99", (1050, 1.5e-3)),
@@ -99,6 +101,7 @@ def draw(runs: dict[str, list[float]]) -> None:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # the tensors are small, so a second thread would only wait
     one = torch.ones((), dtype=torch.bfloat16)
     print(f"bf16: 1 - 0.0019 = {(one - 0.0019).item()}, 1 - 0.0020 = {(one - 0.0020).item()}")
     print(f"bf16: 1 + 0.0039 = {(one + 0.0039).item()}, 1 + 0.0040 = {(one + 0.0040).item()}")
@@ -118,7 +121,7 @@ def main() -> None:
     print("                bytes   loss at the end   weights that changed in the second half")
     for name, step in steps.items():
         w = start.float() if name == "all in fp32" else start.clone()
-        size = bytes_held(w, step)
+        size = stored_bytes(w, step)
         runs[name], moved = train(w, step, x, y)
         mark = "" if name == "bf16 alone" else "≈"
         print(f"{name:12}  {size:7}   ≈{runs[name][-1]:.1e}          {mark}{moved} of {H}")
@@ -126,7 +129,12 @@ def main() -> None:
             assert moved == 0
     for name in ("stochastic", "Kahan", "fp32 master"):
         assert runs["bf16 alone"][-1] > 1000 * runs[name][-1]
-    ones = torch.ones(2**16, dtype=torch.bfloat16)  # by chance, and right in the mean
+    floor = 2.0**-18 * y.square().mean().item()  # of weights with errors of at most 2^-9
+    for name in ("stochastic", "Kahan", "fp32 master"):
+        assert runs["all in fp32"][-1] < 1e-3 * runs[name][-1] < 1e-2 * floor
+    rounded = x @ torch.linalg.lstsq(x, y).solution.bfloat16().float()
+    assert (rounded - y).square().mean() < floor  # the best weights, rounded to bf16
+    ones = torch.ones(2**16, dtype=torch.bfloat16)  # rounded by chance, and right on average
     steps["stochastic"](ones, torch.tensor(1e-3))
     assert abs(ones.double().mean().item() - 0.999) < 5e-5
     draw(runs)

@@ -1,30 +1,36 @@
-"""GradScaler in fifty lines: the same decisions as torch's, step by step, and the same weights.
+"""A loss scaler in fifty lines makes the same decisions as torch's GradScaler at every step.
 
-Two copies of a model train in fp16 autocast, one under each scaler. In some steps the loss is
-multiplied until its gradients overflow, in the last of them one element is NaN; under a scale
-of 2^16 they overflow by themselves. A growth interval of 4 instead of 2,000 shows the rhythm.
+Two copies of a model train with fp16 autocast, one with each scaler. In two steps the program
+multiplies the loss until its gradients overflow, and in a third step it sets one element of a
+gradient to NaN. With a scale of 2^16, some gradients overflow without any help. The scale grows
+after 4 good steps instead of 2,000, so that 20 steps show the whole cycle. Look at the columns
+"ours" and "torch", which must be equal. Draws mini_scaler.svg.
 """
+
+import math
 
 import torch
 from torch import nn
 
 STEPS, OVERFLOWS, NAN = 20, {6, 7, 14}, 14
+WIDTH, BAR, INK = 720, 32, "#52525b"
+COLOURS = {"skipped": "#c2410c", "grew": "#15803d", "": "#0b6e99"}
 
 
 class MiniScaler:
-    """Multiply the loss, divide the gradients, skip on an infinity, and adapt the factor."""
+    """Multiply the loss, divide the gradients, skip overflowed steps, and adapt the scale."""
 
     def __init__(self, scale: float = 2.0**16, growth_interval: int = 2000) -> None:
         self.value, self.growth_interval = scale, growth_interval
         self.good_steps = 0
-        self.found_inf: dict[int, bool] = {}  # of each optimizer whose gradients are unscaled
+        self.found_inf: dict[int, bool] = {}  # for each optimizer whose gradients are unscaled
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss * self.value  # and with the loss, by the chain rule, every gradient
+        return loss * self.value  # by the chain rule, this multiplies every gradient
 
     @torch.no_grad()
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide all gradients of `optimizer`; remember whether one is infinite or NaN."""
+        """Divide the gradients of `optimizer`; note whether one of them is infinite or NaN."""
         if id(optimizer) in self.found_inf:
             raise RuntimeError("unscale_() has already been called since the last update()")
         found = False
@@ -36,12 +42,14 @@ class MiniScaler:
         self.found_inf[id(optimizer)] = found
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step, unless a gradient overflowed; then weights, moments and step count stay."""
         if id(optimizer) not in self.found_inf:
             self.unscale_(optimizer)
-        if not self.found_inf[id(optimizer)]:  # else skip: weights, moments and step count stay
+        if not self.found_inf[id(optimizer)]:
             optimizer.step()
 
     def update(self) -> None:
+        """Halve the scale after an overflow; double it after enough good steps in a row."""
         if any(self.found_inf.values()):
             self.value, self.good_steps = self.value * 0.5, 0
         else:
@@ -63,10 +71,40 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
+def draw(steps: list[tuple[float, str]]) -> str:
+    """Return a picture of the scale in each step, from (scale, event) pairs."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 252" '
+        'font-family="system-ui, sans-serif" font-size="14">'
+    ]
+    for step, (scale, event) in enumerate(steps):
+        x, height = 62 + BAR * step, 40 * (math.log2(scale) - 12)
+        colour, y = COLOURS[event], 210 - height
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{BAR - 6}" height="{height}" fill="{colour}" '
+            f'fill-opacity="0.2" stroke="{colour}" stroke-width="1.5"/>'
+        )
+        words = {"skipped": "skip", "grew": "×2", "": ""}[event]
+        middle = f'text-anchor="middle" x="{x + BAR / 2 - 3}"'
+        parts.append(f'<text {middle} y="{y - 6}" fill="{colour}">{words}</text>')
+        parts.append(f'<text {middle} y="228" fill="{INK}">{step}</text>')
+    for power in range(13, 17):
+        y = 210 - 40 * (power - 12) + 5
+        parts.append(
+            f'<text x="52" y="{y}" fill="{INK}" text-anchor="end">2'
+            f'<tspan dy="-5" font-size="10">{power}</tspan></text>'
+        )
+    parts.append(f'<text x="8" y="18" fill="{INK}">scale S</text>')
+    parts.append(f'<text x="{WIDTH / 2}" y="247" fill="{INK}" text-anchor="middle">step</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
 def main() -> None:
+    torch.set_num_threads(1)  # the tensors are small, so a second thread would only wait
     ours, theirs = MiniScaler(growth_interval=4), torch.amp.GradScaler("cpu", growth_interval=4)
     runs = [(ours, *build()), (theirs, *build())]
     data = torch.randn(STEPS, 16, 32)
+    history: list[tuple[float, str]] = []
     print("step  scale     ours     torch    good steps  what happened")
     for step in range(STEPS):
         lines = []
@@ -81,7 +119,7 @@ def main() -> None:
             scaler.scale(loss).backward()
             if step == NAN:
                 model[0].weight.grad[0, 0] = torch.nan
-            held = model[0].weight.detach().clone()
+            weight_before = model[0].weight.detach().clone()
             scaler.step(optimizer)
             scaler.update()
             after, good = (
@@ -89,18 +127,24 @@ def main() -> None:
                 if scaler is ours
                 else (scaler.get_scale(), scaler._get_growth_tracker())
             )
-            lines.append((before, after, good, torch.equal(held, model[0].weight)))
+            lines.append((before, after, good, torch.equal(weight_before, model[0].weight)))
         assert lines[0] == lines[1], (step, lines)
         before, after, good, skipped = lines[0]
         assert skipped or step not in OVERFLOWS
         powers = [f"2^{torch.tensor(x).log2().int()}" for x in (before, after, lines[1][1])]
         event = "grew" if after > before else "skipped" if skipped else ""
-        event += ", overflow injected" if step in OVERFLOWS else ""
-        row = f"{step:4}  {powers[0]:8}  {powers[1]:7}  {powers[2]:7}  {good:10}  {event}"
+        history.append((before, event))
+        words = event + (", overflow injected" if step in OVERFLOWS else "")
+        row = f"{step:4}  {powers[0]:8}  {powers[1]:7}  {powers[2]:7}  {good:10}  {words}"
         print(row.rstrip())
     for p, q in zip(runs[0][1].parameters(), runs[1][1].parameters(), strict=True):
         assert torch.equal(p, q)
+    moments = [run[2].state_dict()["state"][0] for run in runs]
+    taken = STEPS - sum(event == "skipped" for _, event in history)
+    assert moments[0]["step"] == moments[1]["step"] == taken  # a skipped step does not count
     print(f"after {STEPS} steps the two models are equal, bit for bit")
+    with open("mini_scaler.svg", "w", encoding="utf-8") as file:
+        file.write(draw(history))
 
 
 if __name__ == "__main__":

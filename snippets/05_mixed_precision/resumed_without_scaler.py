@@ -1,7 +1,8 @@
-"""A checkpoint without the scaler's state: the resumed run skips steps that the first took.
+"""Without the scaler's state in the checkpoint, the resumed run skips steps again.
 
-The scale starts at 65,536 again and has to be halved down, one lost step at a time. With the
-state saved, the resumed run ends at the same weights, bit for bit.
+The scale starts again at 65,536, and the scaler must halve it until the gradients fit. Each
+halving costs one step. If the checkpoint has the state, the resumed run ends with the same
+weights as the uninterrupted run, bit for bit.
 """
 
 import copy
@@ -18,7 +19,7 @@ def batch(t: int) -> torch.Tensor:
 
 
 def step(model: nn.Module, optimizer, scaler: torch.amp.GradScaler, t: int) -> bool:
-    """One step; was it taken? The loss is large, so only a small scale keeps it in range."""
+    """Make one step, and return whether the optimizer stepped. The loss needs a small scale."""
     x = batch(t)
     with torch.autocast("cpu", HALF):
         loss = 4000 * F.mse_loss(model(x), x)
@@ -37,6 +38,7 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # the tensors are small, so a second thread would only wait
     model, optimizer, scaler = build()
     taken = []
     for t in range(STEPS):
@@ -45,14 +47,14 @@ def main() -> None:
                 [part.state_dict() for part in (model, optimizer, scaler)]
             )
         taken.append(step(model, optimizer, scaler, t))
-    assert not torch.equal(batch(SAVED_AT), batch(STEPS))  # to go on is to see new ones
+    assert not torch.equal(batch(SAVED_AT), batch(STEPS))  # each step has its own batch
     first, rest = taken[:SAVED_AT].count(False), taken[SAVED_AT:].count(False)
-    print(f"uninterrupted: {first} of the first {SAVED_AT} steps skipped, {rest} of the rest")
+    print(f"uninterrupted: {first} of the first {SAVED_AT} steps skipped, {rest} later")
     print(f"  the scaler's state: {checkpoint[2]}")
     for with_scaler in (False, True):
         resumed = build()
         for part, state in zip(resumed, checkpoint[: 2 + with_scaler], strict=False):
-            part.load_state_dict(copy.deepcopy(state))  # Adam would go on in these tensors
+            part.load_state_dict(copy.deepcopy(state))  # Adam changes these tensors
         taken = [step(*resumed, t) for t in range(SAVED_AT, STEPS)]
         same = all(
             torch.equal(p, q)
@@ -60,7 +62,7 @@ def main() -> None:
         )
         assert same == with_scaler
         adam = resumed[1].state_dict()["state"][0]
-        assert adam["step"] == SAVED_AT - first + taken.count(True)  # went on counting
+        assert adam["step"] == SAVED_AT - first + taken.count(True)  # the count continues
         print(f"resumed {'with' if with_scaler else 'without'} the scaler's state:")
         print(f"  {taken.count(False)} steps skipped, same weights at the end: {same}")
 
