@@ -45,6 +45,7 @@ def step(device: torch.device, low_model: bool, autocast: bool, compress: bool) 
     model = DistributedDataParallel(model)
     seen: dict[str, object] = {"bytes": 0}
 
+    # --8<-- [start:hook]
     def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         wire = (buffer.to(LOW) if compress else buffer) / dist.get_world_size()
@@ -53,6 +54,7 @@ def step(device: torch.device, low_model: bool, autocast: bool, compress: bool) 
         return future.then(lambda done: buffer.copy_(done.value()[0]))
 
     model.register_comm_hook(None, hook)
+    # --8<-- [end:hook]
     x = torch.randn(dist.get_world_size(), BATCH, H, device=device)
     x = x.to(LOW if low_model else torch.float32)
     with torch.autocast(device.type, LOW, enabled=autocast):

@@ -26,17 +26,21 @@ def distance(total: torch.Tensor, exact: torch.Tensor) -> float:
 def main() -> None:
     torch.set_num_threads(1)  # the tensors are small: a second thread would only wait
     torch.manual_seed(0)
+    # --8<-- [start:weights]
     weight = (torch.randn(H, H) / H**0.5).bfloat16().requires_grad_()
     truth = weight.detach().double().requires_grad_()
     wide = weight.detach().clone().requires_grad_()
     wide.grad_dtype = torch.float32  # the weight stays bf16, the sum of its gradients does not
+    # --8<-- [end:weights]
     exact = torch.zeros(H, H, dtype=torch.float64)  # the sum of the same gradients, unrounded
     print("micro-batches   bf16 .grad   fp32 .grad   both against float64 throughout")
     for m in range(1, MICRO_BATCHES + 1):
         x = torch.randn(SAMPLES, H).bfloat16()
+        # --8<-- [start:backward]
         loss(truth, x).backward()
         loss(weight, x).backward()  # weight.grad += …, in bf16
         loss(wide, x).backward()  # the same gradient, added in fp32
+        # --8<-- [end:backward]
         (alone,) = torch.autograd.grad(loss(weight, x), weight)
         exact += alone.double()
         if m in SHOWN:

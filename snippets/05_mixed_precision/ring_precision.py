@@ -144,9 +144,9 @@ def report_networks() -> None:
             noise = relative(gradients[:n].double().mean(0), true)
             table[n, steps] = rounding, noise
             print(f"  {title:17}  {n:5} ranks  error ≈{rounding:.0e}  noise ≈{noise:.0e}")
-    for n, steps in ((64, 0), (64, 1000), (1024, 1000)):
+    for n, steps, bound in ((64, 0, 0.05), (64, 1000, 0.05), (1024, 1000, 0.2)):
         rounding, noise = table[n, steps]
-        assert 3e-3 < rounding < 0.2 * noise  # the choice of samples matters more
+        assert 3e-3 < rounding < bound * noise  # the choice of samples matters more
     assert table[1024, 0][0] > table[1024, 0][1]  # here rounding is the larger error
     assert (
         table[1024, 0][0] > 2 * table[1024, 1000][0]
