@@ -94,6 +94,8 @@ def main() -> None:
             print(f"  {verdict_}: {', '.join(lists[device].get(verdict_, ['none']))}")
     for name, op in ONE.items():
         assert op.__name__ in (name, "<lambda>")
+    differs = set(lists["cuda"]["fp32"]) & set(lists["cpu"]["as given"])
+    print(f"fp32 on cuda and as given on cpu: {len(differs)} of {len(ONE)} operators")
     print("fp32 and 16 bits together:   cuda    cpu")
     for name, op in TWO.items():
         answers = [ask(device, op, torch.float32, LOW) for device in ("cuda", "cpu")]
