@@ -26,7 +26,7 @@ FORWARD, WEIGHTS, BACKWARD, GRADIENTS = 92, 168, 290, 366  # upper edges of the 
 TALL = 46
 
 
-def text(x: float, y: float, words: str, colour: str = INK, size: int = 13) -> str:
+def words_at(x: float, y: float, words: str, colour: str = INK, size: int = 13) -> str:
     return (
         f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" '
         f'text-anchor="middle">{words}</text>'
@@ -37,13 +37,13 @@ def width(words: str) -> int:
     return LINEAR if words.startswith("linear") else BOX
 
 
-def box(x: float, y: float, wide: float, words: str, kind: str) -> str:
+def typed_box(x: float, y: float, wide: float, words: str, kind: str) -> str:
     colour = COLOURS[kind]
     frame = (
         f'<rect x="{x - wide / 2}" y="{y}" width="{wide}" height="{TALL}" rx="6" '
         f'fill="{colour}" fill-opacity="0.1" stroke="{colour}" stroke-width="1.5"/>'
     )
-    return frame + text(x, y + 19, words) + text(x, y + 37, kind, colour)
+    return frame + words_at(x, y + 19, words) + words_at(x, y + 37, kind, colour)
 
 
 def arrow(path: str, changes: bool) -> str:
@@ -62,22 +62,24 @@ def draw() -> tuple[str, dict[str, int]]:
         'font-family="system-ui, sans-serif">',
         '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="6" refY="3" '
         f'orient="auto"><path d="M0 0L6 3L0 6z" fill="{INK}"/></marker></defs>',
-        text(
+        words_at(
             WIDTH / 2, 20, "forward, inside the region: operators are cast by a list", MUTED, 14
         ),
-        text(WIDTH / 2, 268, "backward, after the region: the casts are reversed", MUTED, 14),
+        words_at(
+            WIDTH / 2, 268, "backward, after the region: the casts are reversed", MUTED, 14
+        ),
     ]
     for words, kind, x in OPERATORS:
-        parts.append(box(x, FORWARD, width(words), words, kind))
+        parts.append(typed_box(x, FORWARD, width(words), words, kind))
         if words != "x":
-            parts.append(box(x, BACKWARD, width(words), words, kind))
+            parts.append(typed_box(x, BACKWARD, width(words), words, kind))
         if words.startswith("linear"):
-            parts.append(box(x, WEIGHTS, LINEAR, "its weight", "fp32"))
+            parts.append(typed_box(x, WEIGHTS, LINEAR, "its weight", "fp32"))
             parts.append(arrow(f"M{x} {WEIGHTS} V{FORWARD + TALL + 3}", True))
-            parts.append(text(x + 52, WEIGHTS - 9, "cast, cached", INK, 12))
-            parts.append(box(x, GRADIENTS, LINEAR, "its .grad", "fp32"))
+            parts.append(words_at(x + 52, WEIGHTS - 9, "cast, cached", INK, 12))
+            parts.append(typed_box(x, GRADIENTS, LINEAR, "its .grad", "fp32"))
             parts.append(arrow(f"M{x} {BACKWARD + TALL} V{GRADIENTS - 3}", True))
-            parts.append(text(x + 24, GRADIENTS - 11, "cast", INK, 12))
+            parts.append(words_at(x + 24, GRADIENTS - 11, "cast", INK, 12))
             casts = {direction: count + 1 for direction, count in casts.items()}
     for (left, before, a), (right, after, b) in itertools.pairwise(OPERATORS):
         changes = before != after
@@ -87,21 +89,21 @@ def draw() -> tuple[str, dict[str, int]]:
         y = FORWARD + TALL / 2
         parts.append(arrow(f"M{start} {y} H{end - 3}", changes))
         if changes:
-            parts.append(text((start + end) / 2, y - 7, "cast", INK, 11))
+            parts.append(words_at((start + end) / 2, y - 7, "cast", INK, 11))
             casts["forward"] += 1
         if left != "x":
             y, changes = BACKWARD + TALL / 2, before != after
             parts.append(arrow(f"M{end} {y} H{start + 3}", changes))
             if changes:
-                parts.append(text((start + end) / 2, y - 7, "cast", INK, 11))
+                parts.append(words_at((start + end) / 2, y - 7, "cast", INK, 11))
                 casts["backward"] += 1
     trunk = f"M{OPERATORS[0][2]} {FORWARD} V56 H{OPERATORS[5][2]} V{FORWARD - 3}"
     parts.append(arrow(trunk, False))
     parts.append(
-        text(324, 50, "the residual stream stays fp32; add promotes bf16 to fp32", MUTED)
+        words_at(324, 50, "the residual stream stays fp32; add promotes bf16 to fp32", MUTED)
     )
     parts.append(
-        text(
+        words_at(
             WIDTH / 2,
             HEIGHT - 12,
             "DDP sends .grad as it is: fp32, 4 bytes per parameter",

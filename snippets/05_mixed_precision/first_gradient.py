@@ -17,19 +17,16 @@ ORDERS: list[Placements] = [  # the gradients in the order of the optimizer
 ]
 
 
-def text(x: float, y: float, words: str, colour: str = INK, size: int = 13) -> str:
-    return (
-        f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" '
-        f'text-anchor="middle">{words}</text>'
-    )
+def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
+    return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
-def box(x: float, y: float, wide: float, words: str, colour: str) -> str:
+def box(x: float, y: float, width: float, height: float, words: str, colour: str) -> str:
     frame = (
-        f'<rect x="{x}" y="{y}" width="{wide}" height="40" rx="6" fill="{colour}" '
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{colour}" '
         f'fill-opacity="0.1" stroke="{colour}" stroke-width="1.5"/>'
     )
-    return frame + text(x + wide / 2, y + 25, words, colour)
+    return frame + caption(x + width / 2, y + height / 2 + 5, words, colour)
 
 
 def flags_after(order: Placements, flags: list[int]) -> list[int]:
@@ -42,12 +39,12 @@ def draw() -> tuple[str, list[list[str]]]:
     """The SVG, and what the two ranks do for each order."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="system-ui, sans-serif">',
+        'font-family="system-ui, sans-serif" font-size="13">',
     ]
     for x, words in ((140, "first gradient"), (280, "second gradient")):
-        parts.append(text(x, 20, words, MUTED))
+        parts.append(caption(x, 20, words, MUTED))
     for x, words in ((408, "own flag"), (545, "maximum over"), (686, "scaler.step")):
-        parts.append(text(x, 20, words, MUTED))
+        parts.append(caption(x, 20, words, MUTED))
     actions = []
     for panel, order in enumerate(ORDERS):
         top = TOP + panel * 160
@@ -57,23 +54,22 @@ def draw() -> tuple[str, list[list[str]]]:
         actions.append(["skips the step" if flag else "takes the step" for flag in after])
         for rank in range(2):
             y = top + rank * ROW
-            parts.append(text(34, y + 25, f"rank {rank}"))
+            parts.append(caption(34, y + 25, f"rank {rank}"))
             for column, (name, placement) in enumerate(order.items()):
                 inf = placement == "Shard" and rank == 0
                 words = f"{name}, {'inf' if inf else 'finite'}"
-                parts.append(box(76 + 140 * column, y, 128, words, RED if inf else BLUE))
-            parts.append(text(408, y + 25, str(own[rank]), RED if own[rank] else INK, 16))
+                parts.append(box(76 + 140 * column, y, 128, 40, words, RED if inf else BLUE))
+            parts.append(caption(408, y + 25, str(own[rank]), RED if own[rank] else INK))
             colour = GREEN if after[rank] else RED  # a step with an inf somewhere is wrong
-            parts.append(box(618, y, 136, actions[-1][rank], colour))
+            parts.append(box(618, y, 136, 40, actions[-1][rank], colour))
             parts.append(f'<path d="M426 {y + 20} H462" stroke="{MUTED}" fill="none"/>')
         if compares:
-            parts.append(box(466, top, 148, "", GREEN).replace('height="40"', 'height="98"'))
-            parts.append(text(540, top + 54, "both ranks", GREEN))
+            parts.append(box(466, top, 148, 98, "both ranks", GREEN))
         else:
             for rank in range(2):
-                parts.append(box(466, top + rank * ROW, 148, "this rank alone", MUTED))
+                parts.append(box(466, top + rank * ROW, 148, 40, "this rank alone", MUTED))
         words = " and ".join(f"{name} [{placement}]" for name, placement in order.items())
-        parts.append(text(WIDTH / 2, top + 122, f"order of the parameters: {words}", MUTED))
+        parts.append(caption(WIDTH / 2, top + 122, f"order of the parameters: {words}", MUTED))
     return "\n".join([*parts, "</svg>", ""]), actions
 
 

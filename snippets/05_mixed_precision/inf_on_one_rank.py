@@ -42,13 +42,13 @@ class AllRanksScaler(GradScaler):
         return flags
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def shard_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def sum_of(parameters: Parameters) -> torch.Tensor:
     """A loss whose gradient is 1 for every element."""
-    return torch.stack([local(p).sum() for p in parameters]).sum()
+    return torch.stack([shard_of(p).sum() for p in parameters]).sum()
 
 
 # --8<-- [start:layouts]
@@ -93,11 +93,11 @@ def one_step(layout: tuple, scaler: GradScaler, owner: int | None, fused: bool) 
     optimizer.zero_grad()
     scaler.scale(loss()).backward()
     if dist.get_rank() == owner:
-        local(parameters[index].grad).view(-1)[3] = torch.inf
-    before = [local(p).detach().clone() for p in parameters]
+        shard_of(parameters[index].grad).view(-1)[3] = torch.inf
+    before = [shard_of(p).detach().clone() for p in parameters]
     scaler.step(optimizer)
     scaler.update()
-    after = [local(p).detach() for p in parameters]
+    after = [shard_of(p).detach() for p in parameters]
     if all(map(torch.equal, before, after)):
         return f"skips, {scaler.get_scale():.0f}"
     if owner is None:  # every element has moved by the rate: the gradient was 1, unscaled

@@ -74,13 +74,13 @@ def network_gradients(ranks: int, steps: int) -> torch.Tensor:
     return backward(ranks)[0].flatten(1)  # [ranks, elements]
 
 
-def relative(estimate: torch.Tensor, exact: torch.Tensor) -> float:
+def relative_distance(estimate: torch.Tensor, exact: torch.Tensor) -> float:
     return ((estimate.double() - exact).norm() / exact.norm()).item()
 
 
 def error(gradients: torch.Tensor, name: str) -> float:
     """Relative error of the sum, in the 2-norm, against float64."""
-    return relative(ring_sum(gradients, *WAYS[name]), gradients.double().sum(0))
+    return relative_distance(ring_sum(gradients, *WAYS[name]), gradients.double().sum(0))
 
 
 def matches_gloo() -> tuple[float, float]:
@@ -105,7 +105,9 @@ def matches_gloo() -> tuple[float, float]:
 
     chunk = all_to_all_sum(gradients[dist.get_rank()].clone())
     exact = gradients.double().sum(0).chunk(n)[dist.get_rank()]
-    assert relative(chunk, exact) < 1e-6 < relative(ours[dist.get_rank()], exact)
+    assert (
+        relative_distance(chunk, exact) < 1e-6 < relative_distance(ours[dist.get_rank()], exact)
+    )
     return shares[0], shares[1]
 
 
@@ -141,7 +143,7 @@ def report_networks() -> None:
         true = gradients.double().mean(0)
         for n in (64, 1024):
             rounding = error(gradients[:n], "bf16")
-            noise = relative(gradients[:n].double().mean(0), true)
+            noise = relative_distance(gradients[:n].double().mean(0), true)
             table[n, steps] = rounding, noise
             print(f"  {title:17}  {n:5} ranks  error ≈{rounding:.0e}  noise ≈{noise:.0e}")
     for n, steps, bound in ((64, 0, 0.05), (64, 1000, 0.05), (1024, 1000, 0.2)):
