@@ -152,16 +152,18 @@ def report_sampler(model: Model, ids: torch.Tensor) -> None:
     """How far a trainer and a sampler of the same weights differ, in bf16 and in fp16."""
     windows = ids[torch.arange(0, len(ids) - S - 1, S)[:, None] + torch.arange(S + 1)]
 
-    def score(model: Model) -> torch.Tensor:  # [b, s], the log-probability of each letter
-        logits = model(windows[:, :-1]).float()
-        return F.log_softmax(logits, -1).gather(-1, windows[:, 1:, None])[..., 0]
+    def score(model: Model, dtype: torch.dtype) -> torch.Tensor:
+        """The log-probability [b, s] of each letter, computed in `dtype`."""
+        logits = model(windows[:, :-1])
+        assert logits.dtype == dtype
+        return F.log_softmax(logits.float(), -1).gather(-1, windows[:, 1:, None])[..., 0]
 
-    gaps, exact = {}, score(model)
+    gaps, exact = {}, score(model, torch.float32)
     print("autocast against weights in 16 bits: mean difference of a log-probability")
     for name, dtype in (("bf16", LOW), ("fp16", HALF)):
         with torch.autocast("cpu", dtype):
-            trainer = score(model)
-        sampler = score(copy.deepcopy(model).to(dtype))
+            trainer = score(model, dtype)
+        sampler = score(copy.deepcopy(model).to(dtype), dtype)
         gaps[name] = (trainer - sampler).abs().mean().item()
         print(f"  {name}  ≈{gaps[name]:.4f}")
         assert (trainer - exact).abs().mean() < 0.02  # both evaluate the same model
