@@ -47,7 +47,7 @@ REASONS = {
         clip_before_unscale:right mean_of_means:global_mean conversions:save conversions:load
         uneven_mesh:from_every_rank uneven_mesh:from_rank_0 uneven_mesh:through_dcp
         lora:train lora:shard peft_lora:save peft_lora:with_peft checkpoint_reshard:load
-        device_map_auto:automatic uniform_dtype:wrap""",
+        device_map_auto:automatic uniform_dtype:wrap inf_on_one_rank:AllRanksScaler""",
     "a function on tensors, whose program compares the gradients": """
         fp8_training:Scale custom_function:Plain custom_function:SameState
         custom_function:Always32 lse_gradient:Part triton_autograd:FlashAttention""",
@@ -57,7 +57,7 @@ REASONS = {
         two_link_dispatch:two_links pipelining_tracer:Net tensor_parallel_block:Block
         tensor_parallel_block:TensorParallelBlock bypassed_hooks:Model view_output:Model
         stages:Layer meta_init:initialise position_off_by_one:read torchscript:Gate
-        sharded_embeddings:train""",
+        sharded_embeddings:train bytes_held:NormedBlock bf16_positions:Buffers""",
     "it serves its program's model, on a CPU and in fp32, or captures it": """
         paged_cache:PagedCache copy_on_write:Sequence prefix_sharing:PrefixCache
         stale_block:PrefillPool preemption:serve preemption:Stuck chunked_prefill:ChunkedSlots

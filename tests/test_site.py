@@ -262,6 +262,7 @@ SECOND_EDITION = [
     "04_checkpoints.md",
     "04_deepspeed.md",
     "05_mixed_precision.md",
+    "05_precision_in_practice.md",
 ]
 
 

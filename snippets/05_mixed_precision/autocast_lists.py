@@ -1,9 +1,11 @@
-"""Autocast's lists, found by asking: each operator is run on fp32 and on 16-bit inputs.
+"""Autocast's lists can be found by calling each operator on fp32 and on 16-bit inputs.
 
-What comes out of (fp32 in, 16 bits in) tells the list: 16 bits for both is the lower-precision
-list, fp32 for both is the fp32 list, "as given" is no list, and two inputs of different types
-that come out wide are promoted. The rules for CUDA are asked with fake tensors, which carry a
-device and no data, so that the program needs no GPU; those for a CPU with real ones.
+The two types of the result show the list. If both results are 16-bit, the operator is on the
+list for the lower precision. If both are fp32, it is on the fp32 list. If each result has the
+type of its input, the operator is on no list. For CUDA the program uses fake tensors, which
+have a device and a type but no data, so it needs no GPU. For the CPU it uses real tensors.
+
+Compare the two devices: on a CPU, softmax, norms, exp and pow are on no list.
 """
 
 import contextlib
@@ -71,7 +73,7 @@ def ask(device: str, op: Callable, *dtypes: torch.dtype) -> str:
 
 
 def verdict(device: str, op: Callable) -> str:
-    """The list that an operator of one input stands on."""
+    """The list that contains an operator of one input."""
     seen = ask(device, op, torch.float32), ask(device, op, LOW)
     return {
         ("low", "low"): "lower precision",
@@ -92,10 +94,12 @@ def main() -> None:
             print(f"  {verdict_}: {', '.join(lists[device].get(verdict_, ['none']))}")
     for name, op in ONE.items():
         assert op.__name__ in (name, "<lambda>")
+    differs = set(lists["cuda"]["fp32"]) & set(lists["cpu"]["as given"])
+    print(f"fp32 on cuda and as given on cpu: {len(differs)} of {len(ONE)} operators")
     print("fp32 and 16 bits together:   cuda    cpu")
     for name, op in TWO.items():
         answers = [ask(device, op, torch.float32, LOW) for device in ("cuda", "cpu")]
-        # whichever comes first
+        # the order of the two inputs must not matter
         assert answers == [ask(device, op, LOW, torch.float32) for device in ("cuda", "cpu")]
         print(f"  {name:25}  {answers[0]:6}  {answers[1]}")
     x = torch.rand(4)

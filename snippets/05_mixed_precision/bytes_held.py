@@ -1,8 +1,10 @@
-"""What fp32, autocast and model.bfloat16() hold, counted in bytes per parameter and per token.
+"""fp32, autocast and model.bfloat16() need different memory for state and activations.
 
-Parameters, gradients and Adam's moments are counted from their tensors; activations are the
-distinct storages that autograd saves for backward, without the parameters. Of them autocast's
-bf16 copies of the weights are counted apart: they live until backward has used them.
+Parameters, gradients and Adam's moments are counted from their tensors. Activations are the
+distinct storages that autograd saves for backward, without the parameters. Autocast's bf16
+copies of the weights are counted in their own column. They live until backward has used them.
+
+Compare the rows: autocast has the state of fp32, and only its activations are smaller.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ class NormedBlock(nn.Module):
 
 
 def measure(low_model: bool, autocast: bool) -> tuple[list[float], list[str]]:
-    """One step of Adam; bytes of each kind, and the types of what it leaves."""
+    """Make one step of Adam; return the bytes of each kind, and four types."""
     torch.manual_seed(0)
     model = nn.Sequential(*(NormedBlock() for _ in range(BLOCKS)))
     model = model.bfloat16() if low_model else model
@@ -35,7 +37,7 @@ def measure(low_model: bool, autocast: bool) -> tuple[list[float], list[str]]:
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, tuple[int, bool]] = {}
 
-    def keep(t: torch.Tensor) -> torch.Tensor:
+    def record(t: torch.Tensor) -> torch.Tensor:
         storage = t.untyped_storage()
         if storage.data_ptr() not in own:
             saved[storage.data_ptr()] = (storage.nbytes(), t.shape in shapes)
@@ -43,14 +45,14 @@ def measure(low_model: bool, autocast: bool) -> tuple[list[float], list[str]]:
 
     x = torch.randn(TOKENS, H, dtype=LOW if low_model else torch.float32)
     region = torch.autocast("cpu", LOW) if autocast else contextlib.nullcontext()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), region:
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t), region:
         output = model(x)
     output.float().square().mean().backward()
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.step()
     weight = model[0].up.weight
     states = [s for state in optimizer.state.values() for s in state.values() if s.dim()]
-    held = [
+    sizes = [
         sum(p.nbytes for p in model.parameters()) / psi,
         sum(p.grad.nbytes for p in model.parameters()) / psi,
         sum(s.nbytes for s in states) / psi,
@@ -58,7 +60,7 @@ def measure(low_model: bool, autocast: bool) -> tuple[list[float], list[str]]:
         sum(size for size, copy in saved.values() if not copy) / TOKENS / H / BLOCKS,
     ]
     tensors = (weight, weight.grad, optimizer.state[weight]["exp_avg"], output)
-    return held, [{LOW: "bf16", torch.float32: "fp32"}[t.dtype] for t in tensors]
+    return sizes, [{LOW: "bf16", torch.float32: "fp32"}[t.dtype] for t in tensors]
 
 
 def main() -> None:
@@ -71,13 +73,13 @@ def main() -> None:
         ("autocast", False, True),
         ("model.bfloat16()", True, False),
     ):
-        held, types = measure(low_model, autocast)
+        sizes, types = measure(low_model, autocast)
         predicted = 20 if low_model else 22 if autocast else 40  # 1 + 1 + 4 + 4 elements
-        assert predicted < held[4] < predicted + 0.1
-        assert held[:3] == ([2, 2, 4] if low_model else [4, 4, 8])
+        assert predicted < sizes[4] < predicted + 0.1
+        assert sizes[:3] == ([2, 2, 4] if low_model else [4, 4, 8])
         print(
-            f"{name:16}  {held[0]:7.2f}  {held[1]:5.2f}  {held[2]:7.2f}  {held[3]:5.2f}"
-            f"  {held[4]:11.2f}  {' '.join(types)}"
+            f"{name:16}  {sizes[0]:7.2f}  {sizes[1]:5.2f}  {sizes[2]:7.2f}  {sizes[3]:5.2f}"
+            f"  {sizes[4]:11.2f}  {' '.join(types)}"
         )
 
 

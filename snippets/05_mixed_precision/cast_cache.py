@@ -1,7 +1,10 @@
-"""Autocast's cache of casts: how often one weight is cast, and when that goes wrong.
+"""Autocast's cache decides how often one weight is cast, and it can return an old cast.
 
-A weight that is used k times in one autocast region is cast once, if it is a leaf that requires
-a gradient. The cache is dropped when the outermost region ends.
+A weight that is used six times in one autocast region is cast once, if it is a leaf that
+requires a gradient. The cache is emptied when the outermost region ends.
+
+Look at the rows with 6: there the cache is not used. The middle part changes a weight inside
+the region, and the cache does not notice. The last part nests regions of different types.
 """
 
 import torch
@@ -13,14 +16,14 @@ LOW = torch.bfloat16
 
 
 class CountCasts(TorchDispatchMode):
-    """Count casts of the tensors of shape [H, H]: the weight, and nothing else here."""
+    """Count casts of tensors of shape [H, H]. Only the weight has this shape."""
 
     def __init__(self) -> None:
         super().__init__()
         self.casts = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        casts = ("_to_copy", "to")  # the second in inference mode, which sees it undivided
+        casts = ("_to_copy", "to")  # in inference mode a cast is called "to"
         if func.overloadpacket.__name__ in casts and args[0].shape == (H, H):
             self.casts += 1
         return func(*args, **(kwargs or {}))

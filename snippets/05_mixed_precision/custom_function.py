@@ -1,7 +1,10 @@
-"""expected m1 and m2 to have the same dtype: a custom function under autocast, and two fixes.
+"""A custom autograd.Function raises an error in backward under autocast; two decorators fix it.
 
-Autocast casts inside the forward of an autograd.Function, but the function saves what it
-was given, in fp32. backward then runs outside autocast, on a bf16 gradient and fp32 tensors.
+The message is "expected m1 and m2 to have the same dtype". Autocast casts the operators inside
+forward, but the function saves its own inputs, which are fp32. backward runs outside autocast
+and multiplies a bf16 gradient by an fp32 tensor.
+
+Look at the types: SameState computes in bf16, as the region asks, and Always32 in fp32.
 """
 
 import torch
@@ -14,7 +17,7 @@ KIND = DEVICE.type
 
 
 class Plain(torch.autograd.Function):
-    """y = x wᵀ, with its backward by hand: [b, i], [o, i] -> [b, o]."""
+    """y = x wᵀ with a handwritten backward: [b, i], [o, i] -> [b, o]."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -28,14 +31,14 @@ class Plain(torch.autograd.Function):
 
 
 class SameState(Plain):
-    """Backward runs under the autocast state of forward, whatever that was."""
+    """Backward runs under the autocast state that forward had."""
 
     forward = staticmethod(custom_fwd(Plain.forward, device_type=KIND))
     backward = staticmethod(custom_bwd(Plain.backward, device_type=KIND))
 
 
 class Always32(Plain):
-    """Inputs are cast to fp32, and autocast is off inside: for a kernel that wants fp32."""
+    """Inputs are cast to fp32, and autocast is off inside, for a kernel that needs fp32."""
 
     forward = staticmethod(
         custom_fwd(Plain.forward, device_type=KIND, cast_inputs=torch.float32)
@@ -45,7 +48,7 @@ class Always32(Plain):
 
 @torch.library.custom_op("book::outer_product", mutates_args=())
 def outer_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """An operator of one's own, as a wrapped kernel would be: it wants equal types."""
+    """A custom operator, such as a wrapped kernel, that requires equal types."""
     if x.dtype != w.dtype:
         raise TypeError(f"outer_product got {x.dtype} and {w.dtype}")
     return x[:, :, None] * w[None]

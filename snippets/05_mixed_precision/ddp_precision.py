@@ -1,8 +1,10 @@
-"""In which type gradients cross under DDP: autocast, a 16-bit model, and a compressing hook.
+"""DDP sends gradients in the type of the parameters, so autocast does not change the traffic.
 
-A communication hook sees every bucket before it leaves. Autocast changes the types of
-operators, not of parameters, so gradients cross in fp32; the model's type or a
-hook changes that.
+A communication hook sees every bucket before it is sent. Autocast changes the types of
+operators and not of parameters, so DDP sends fp32. A 16-bit model or a hook that compresses
+changes the type of the message.
+
+Look at the columns "wire" and "bytes per parameter".
 """
 
 import copy
@@ -11,7 +13,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # imported here, because after init it would keep the group alive
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,7 +37,7 @@ def start() -> torch.device:
 
 
 def step(device: torch.device, low_model: bool, autocast: bool, compress: bool) -> list[str]:
-    """One step; the types of weights, buckets, wire and gradients, and the bytes sent."""
+    """Make one step; return four types, and the bytes of the messages per parameter."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H)).to(device)
     model = model.to(LOW) if low_model else model
@@ -43,6 +45,7 @@ def step(device: torch.device, low_model: bool, autocast: bool, compress: bool) 
     model = DistributedDataParallel(model)
     seen: dict[str, object] = {"bytes": 0}
 
+    # --8<-- [start:hook]
     def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         wire = (buffer.to(LOW) if compress else buffer) / dist.get_world_size()
@@ -51,6 +54,7 @@ def step(device: torch.device, low_model: bool, autocast: bool, compress: bool) 
         return future.then(lambda done: buffer.copy_(done.value()[0]))
 
     model.register_comm_hook(None, hook)
+    # --8<-- [end:hook]
     x = torch.randn(dist.get_world_size(), BATCH, H, device=device)
     x = x.to(LOW if low_model else torch.float32)
     with torch.autocast(device.type, LOW, enabled=autocast):

@@ -1,4 +1,7 @@
-"""The errors one meets on the way from model.half() to mixed precision, and what fixes each."""
+"""model.half() and misused scalers raise seven errors, and this program shows the fixes.
+
+Look at the words of each message: three different texts mean that two types meet in a product.
+"""
 
 import torch
 from torch import nn
@@ -7,7 +10,7 @@ F16 = torch.float16
 
 
 def half_model() -> None:
-    """The weights are fp16, the input is not."""
+    """The weights are fp16, and the input is fp32."""
     nn.Linear(4, 4).half()(torch.ones(2, 4))
 
 
@@ -18,7 +21,7 @@ def half_model_fix() -> torch.Tensor:
 
 
 def own_matrix() -> None:
-    """Outside autocast its fp16 output meets an fp32 matrix."""
+    """Outside autocast, an fp16 output is multiplied by an fp32 matrix."""
     half_model_fix() @ torch.ones(4, 4)
 
 
@@ -27,12 +30,12 @@ def own_matrix_fix() -> torch.Tensor:
 
 
 def batched() -> None:
-    """The same for a batch of matrices, in other words."""
+    """The same mistake with a batch of matrices has a different message."""
     torch.bmm(torch.ones(1, 4, 4, dtype=F16), torch.ones(1, 4, 4))
 
 
 def mask() -> None:
-    """-1e9 is no fp16 number."""
+    """The number -1e9 is outside the range of fp16."""
     scores = torch.zeros(2, 2, dtype=F16)
     scores.masked_fill(torch.eye(2, dtype=torch.bool), -1e9)
 
@@ -43,7 +46,7 @@ def mask_fix() -> torch.Tensor:
 
 
 def half_gradients(half: bool = True) -> torch.Tensor:
-    """GradScaler wants fp32 gradients, hence fp32 weights: divided in fp16 they underflow."""
+    """GradScaler requires fp32 gradients: divided in fp16, they would underflow."""
     model = nn.Linear(4, 4).half() if half else nn.Linear(4, 4)
     optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
     with torch.autocast("cpu", F16):
@@ -58,7 +61,7 @@ def half_gradients_fix() -> torch.Tensor:
 
 
 def no_scale() -> None:
-    """The loss went backward without scaler.scale(loss)."""
+    """The program called backward on the loss without scaler.scale(loss)."""
     model = nn.Linear(4, 1)
     optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
     model(torch.ones(4)).backward()
@@ -66,7 +69,7 @@ def no_scale() -> None:
 
 
 def twice() -> None:
-    """Two calls of unscale_ in one step, as with two places that clip."""
+    """Two calls of unscale_ in one step, for example from two places that clip."""
     model = nn.Linear(4, 1)
     optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(4))).backward()

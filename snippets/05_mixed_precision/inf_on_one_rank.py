@@ -1,13 +1,18 @@
-"""An inf in one shard only: one rank skips the step, the other takes it, and nothing complains.
+"""If only one rank finds an inf, it skips the step, the others step, and nothing raises.
 
-With DDP an all-reduce carries the inf to all ranks. Sharded gradients are reduce-scattered:
-only the owner of the element sees it. Three ways: GradScaler on plain shards;
-ShardedGradScaler, which combines the verdicts; GradScaler on
-FSDP2's DTensors, which combine them themselves.
+With DDP an all-reduce carries the inf to all ranks. A sharded gradient is different: only the
+rank that owns the element sees the inf. The program puts one inf into the gradient of one rank
+and prints what every rank does.
+
+Look at the rows that end in "disagree". GradScaler has no communication for plain tensors.
+For DTensors it takes the maximum over the mesh of the first gradient, and it leaves out the
+dimensions of the mesh in which that gradient is replicated. So the order of the parameters
+decides. AllRanksScaler takes the maximum over all ranks, and the ranks always agree.
 """
 
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,70 +21,147 @@ from torch.amp import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-H, SCALE = 8, 1024.0
-
-
-def report(
-    title: str, agree: bool, scaler: GradScaler, before: torch.Tensor, now: torch.Tensor
-) -> None:
-    """Gather what each rank did, print it from rank 0, and check whether the ranks agree."""
-    told: list[object] = [None] * dist.get_world_size()
-    moved = "skipped the step" if torch.equal(before, now) else "took the step"
-    dist.all_gather_object(told, f"{moved}, scale {scaler.get_scale():.0f}")
-    assert (len(set(told)) == 1) == agree
-    if dist.get_rank() == 0:
-        print(title)
-        for rank, line in enumerate(told):
-            print(f"  rank {rank} {line}")
+H, SCALE, RATE = 8, 1024.0, 0.1
+Parameters = list[nn.Parameter]
 
 
-def plain_shards(scaler: GradScaler) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step on this rank's shard [h], whose gradient is infinite on rank 0 alone."""
+class AllRanksScaler(GradScaler):
+    """A GradScaler with which all ranks skip a step if one rank has found an inf or NaN.
+
+    `unscale_` calls this method, and so does `step` for an optimizer with fused=True. All
+    ranks must call them equally often, because each call contains a collective.
+    """
+
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+        flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        flags = flags or {found_inf.device: found_inf}  # a rank may have no gradient at all
+        for flag in flags.values():  # 1 if this rank has found an inf or NaN, otherwise 0
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return flags
+
+
+def shard_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def sum_of(parameters: Parameters) -> torch.Tensor:
+    """A loss whose gradient is 1 for every element."""
+    return torch.stack([shard_of(p).sum() for p in parameters]).sum()
+
+
+# --8<-- [start:layouts]
+def plain() -> tuple[Parameters, int, Callable]:
+    """A shard [h] that is an ordinary tensor; the index of the parameter that gets the inf."""
     shard = nn.Parameter(torch.ones(H))
-    optimizer = torch.optim.SGD([shard], lr=0.1)
-    scaler.scale(shard.sum()).backward()
-    if dist.get_rank() == 0:
-        shard.grad[3] = torch.inf  # what a reduce-scatter in fp16 leaves when it overflows
-    before = shard.detach().clone()
-    scaler.step(optimizer)
-    scaler.update()
-    return before, shard.detach()
+    return [shard], 0, lambda: sum_of([shard])
 
 
-def dtensors(scaler: GradScaler, value: float = torch.inf) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same on a layer that fully_shard has cut: the inf is in row 0, which rank 0 owns."""
-    torch.manual_seed(0)
+def fsdp2() -> tuple[Parameters, int, Callable]:
+    """One layer under fully_shard, with a real reduce-scatter in backward."""
     layer = nn.Linear(H, H, bias=False)
     fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    scaler.scale(layer(torch.ones(4, H)).sum()).backward()
-    if dist.get_rank() == 0:
-        layer.weight.grad.to_local()[0, 3] = value
-    found = not layer.weight.grad.to_local().isfinite().all()
-    assert found == (dist.get_rank() == 0 and value == torch.inf)
-    before = layer.weight.to_local().detach().clone()
+    return [layer.weight], 0, lambda: layer(torch.ones(1, H)).sum()
+
+
+def tensor_parallel(sharded_first: bool) -> tuple[Parameters, int, Callable]:
+    """A norm that is replicated and a weight that is sharded, on one mesh."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    norm = nn.Parameter(distribute_tensor(torch.ones(H), mesh, [Replicate()]))
+    weight = nn.Parameter(distribute_tensor(torch.ones(H, H), mesh, [Shard(0)]))
+    parameters = [weight, norm] if sharded_first else [norm, weight]
+    return parameters, 1 - sharded_first, lambda: sum_of(parameters)
+
+
+def two_meshes(dense_first: bool) -> tuple[Parameters, int, Callable]:
+    """A dense weight on all ranks, and an expert whose FSDP mesh is this rank alone."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("ep", "fsdp"))
+    dense = nn.Parameter(distribute_tensor(torch.ones(H, H), mesh["ep"], [Shard(0)]))
+    expert = nn.Parameter(distribute_tensor(torch.ones(H, H), mesh["fsdp"], [Shard(0)]))
+    parameters = [dense, expert] if dense_first else [expert, dense]
+    return parameters, int(dense_first), lambda: sum_of(parameters)
+
+
+# --8<-- [end:layouts]
+
+
+def one_step(layout: tuple, scaler: GradScaler, owner: int | None, fused: bool) -> str:
+    """One step in which rank `owner` has an inf in its gradient; what this rank does."""
+    parameters, index, loss = layout
+    optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False, fused=fused)
+    optimizer.zero_grad()
+    scaler.scale(loss()).backward()
+    if dist.get_rank() == owner:
+        shard_of(parameters[index].grad).view(-1)[3] = torch.inf
+    before = [shard_of(p).detach().clone() for p in parameters]
     scaler.step(optimizer)
     scaler.update()
-    return before, layer.weight.to_local().detach()
+    after = [shard_of(p).detach() for p in parameters]
+    if all(map(torch.equal, before, after)):
+        return f"skips, {scaler.get_scale():.0f}"
+    if owner is None:  # every element has moved by the rate: the gradient was 1, unscaled
+        torch.testing.assert_close(after, [b - RATE for b in before])
+    return f"steps, {scaler.get_scale():.0f}"
+
+
+def gather(action: str) -> list[str]:
+    actions = [""] * dist.get_world_size()
+    dist.all_gather_object(actions, action)
+    return actions
+
+
+def report(name: str, make: Callable, kind: type, agree: bool, fused: bool = False) -> None:
+    """Print what the ranks do if rank 0 has the inf; check the other ranks, and no inf."""
+
+    def all_actions(owner: int | None) -> list[str]:
+        scaler = kind("cpu", init_scale=SCALE)
+        return gather(one_step(make(), scaler, owner, fused))
+
+    world = dist.get_world_size()
+    actions = all_actions(0)
+    if dist.get_rank() == 0:
+        verdict = "agree" if len(set(actions)) == 1 else "disagree"
+        print(f"  {name:34}" + "".join(f"{a:13}" for a in actions) + verdict)
+    for owner in range(world):
+        found = actions if owner == 0 else all_actions(owner)
+        skips = [owner == rank or agree for rank in range(world)]
+        expected = ["skips, 512" if skip else "steps, 1024" for skip in skips]
+        assert found == expected, (name, owner, found)
+    assert all_actions(None) == ["steps, 1024"] * world  # without an inf every rank steps
+
+
+def title(words: str) -> None:
+    if dist.get_rank() == 0:
+        print(words)
 
 
 def main() -> None:
     if os.environ.get("WORLD_SIZE") not in ("2", "3", "4"):
         sys.exit("start with: torchrun --nproc-per-node=2 inf_on_one_rank.py (2 to 4 ranks)")
     dist.init_process_group("gloo")
-    scaler = GradScaler("cpu", init_scale=SCALE)
-    report("plain shards, GradScaler:", False, scaler, *plain_shards(scaler))
-    scaler = ShardedGradScaler("cpu", init_scale=SCALE)
-    report("plain shards, ShardedGradScaler:", True, scaler, *plain_shards(scaler))
-    scaler = GradScaler("cpu", init_scale=SCALE)
-    report("FSDP2's DTensors, GradScaler:", True, scaler, *dtensors(scaler))
-    before, now = dtensors(GradScaler("cpu", init_scale=SCALE), 4 * SCALE)  # as it is without
-    torch.testing.assert_close(now, before - 0.1 * 4)  # every rank takes the step, of 4 rows
+    title(
+        "an inf on rank 0; what each rank does, and its next scale\n"
+        "plain tensors, one shard per rank"
+    )
+    report("GradScaler", plain, GradScaler, False)
+    report("ShardedGradScaler", plain, ShardedGradScaler, True)
+    report("ShardedGradScaler, fused=True", plain, ShardedGradScaler, False, fused=True)
+    report("AllRanksScaler", plain, AllRanksScaler, True)
+    report("AllRanksScaler, fused=True", plain, AllRanksScaler, True, fused=True)
+    title("DTensors, with the ordinary GradScaler")
+    report("FSDP2, one mesh", fsdp2, GradScaler, True)
+    report("[Shard, Replicate]", lambda: tensor_parallel(True), GradScaler, True)
+    report("[Replicate, Shard]", lambda: tensor_parallel(False), GradScaler, False)
+    report("two meshes, dense weight first", lambda: two_meshes(True), GradScaler, True)
+    report("two meshes, expert first", lambda: two_meshes(False), GradScaler, False)
+    title("DTensors, with AllRanksScaler")
+    report("[Replicate, Shard]", lambda: tensor_parallel(False), AllRanksScaler, True)
+    report("two meshes, expert first", lambda: two_meshes(False), AllRanksScaler, True)
 
 
 if __name__ == "__main__":
     main()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
+    os._exit(0)  # DTensor's caches keep the mesh and its group until the process ends

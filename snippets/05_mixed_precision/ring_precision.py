@@ -1,23 +1,24 @@
-"""The error of a gradient all-reduce in bf16, from 2 to 1,024 ranks, in the order of a ring.
+"""The rounding error of a gradient sum in bf16 grows with the number of ranks in a ring.
 
 A ring adds the gradients of a chunk one rank after the other, and rounds each partial sum to
-the type on the wire. With 4 ranks the order is checked against gloo's own all-reduce; then one
-process plays the ring for more. Draws ring_precision.svg.
+the type of the message. With 4 ranks the program compares this order with gloo's own
+all-reduce. Then one process repeats the order of the ring for up to 1,024 ranks.
+
+Look at the column "bf16", and then at the last table: the error of a sum depends on the
+gradients, so the program also adds the gradients of a small network, before and after training.
+Draws ring_precision.svg.
 """
 
 import os
 import sys
 
-import matplotlib
 import torch
 import torch.distributed as dist
 
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
-
-ELEMENTS = 2048
+WIDTH_IN, WIDTH = 32, 64  # of the small network
+ELEMENTS = WIDTH_IN * WIDTH
 SIZES = [2**k for k in range(1, 11)]
-WAYS = {  # name: type on the wire, type in which partial sums are kept
+WAYS = {  # name: type of the messages, type of the partial sums
     "fp32": (torch.float32, torch.float32),
     "bf16 sent, fp32 added": (torch.bfloat16, torch.float32),
     "bf16": (torch.bfloat16, torch.bfloat16),
@@ -31,11 +32,19 @@ def ring_sum(gradients: torch.Tensor, wire: torch.dtype, partial: torch.dtype) -
     """
     n, elements = gradients.shape
     start = torch.arange(elements) * n // elements  # the rank on which an element's sum starts
-    total = gradients.gather(0, start[None])[0].to(wire).to(partial)
-    for step in range(1, n):
-        rank = (start + step) % n
-        total = total + gradients.gather(0, rank[None])[0].to(wire).to(partial)
+    ranks = (start + torch.arange(n)[:, None]) % n  # [n, elements], in the order of the ring
+    first, *others = gradients.gather(0, ranks).to(wire).to(partial)
+    total = first
+    for gradient in others:
+        total = total + gradient
     return total.to(wire)
+
+
+def all_to_all_sum(gradient: torch.Tensor) -> torch.Tensor:
+    """This rank's chunk of the sum: each rank sends its chunks in bf16 and adds in fp32."""
+    received = torch.empty_like(gradient)  # a second buffer of the same size
+    dist.all_to_all_single(received, gradient)
+    return received.view(dist.get_world_size(), -1).sum(0, dtype=torch.float32)
 
 
 def draw_gradients(n: int, common: float) -> torch.Tensor:
@@ -44,15 +53,38 @@ def draw_gradients(n: int, common: float) -> torch.Tensor:
     return torch.randn(n, ELEMENTS) + common * torch.randn(ELEMENTS)  # [n, elements]
 
 
+def network_gradients(ranks: int, steps: int) -> torch.Tensor:
+    """Gradients of a layer of a small network, 8 samples for each rank, after some steps."""
+    torch.manual_seed(5)
+    w1 = torch.randn(WIDTH_IN, WIDTH) / WIDTH_IN**0.5
+    w2 = torch.randn(WIDTH, 1) / WIDTH**0.5
+    teacher = torch.randn(WIDTH_IN, 1) / WIDTH_IN**0.5
+
+    def backward(ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(ranks, 8, WIDTH_IN)
+        y = torch.tanh(3 * x @ teacher) + 0.3 * torch.randn(ranks, 8, 1)
+        hidden = torch.tanh(x @ w1)
+        slope = (hidden @ w2 - y) * 2 / 8  # of the mean square error, [ranks, 8, 1]
+        g1 = x.transpose(1, 2) @ (slope @ w2.T * (1 - hidden**2))
+        return g1, hidden.transpose(1, 2) @ slope
+
+    for _ in range(steps):
+        g1, g2 = backward(64)
+        w1, w2 = w1 - 0.3 * g1.mean(0), w2 - 0.3 * g2.mean(0)
+    return backward(ranks)[0].flatten(1)  # [ranks, elements]
+
+
+def relative_distance(estimate: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((estimate.double() - exact).norm() / exact.norm()).item()
+
+
 def error(gradients: torch.Tensor, name: str) -> float:
     """Relative error of the sum, in the 2-norm, against float64."""
-    exact = gradients.double().sum(0)
-    off = ring_sum(gradients, *WAYS[name]).double() - exact
-    return (off.norm() / exact.norm()).item()
+    return relative_distance(ring_sum(gradients, *WAYS[name]), gradients.double().sum(0))
 
 
 def matches_gloo() -> tuple[float, float]:
-    """The share of elements that a ring adds up to: of gloo's bf16 sum, and of one in pairs."""
+    """The fraction of elements that a ring can add up to: for gloo's sum, for sums in pairs."""
     n = dist.get_world_size()
     gradients = draw_gradients(n, 1.0).bfloat16()
     summed = gradients[dist.get_rank()].clone()
@@ -70,10 +102,21 @@ def matches_gloo() -> tuple[float, float]:
         assert torch.equal(chunk, possible[2 * c].chunk(n)[c])
     pairs = (gradients[0] + gradients[1]) + (gradients[2] + gradients[3])
     shares = [(rings == t).any(0).double().mean().item() for t in (summed, pairs)]
+
+    chunk = all_to_all_sum(gradients[dist.get_rank()].clone())
+    exact = gradients.double().sum(0).chunk(n)[dist.get_rank()]
+    assert (
+        relative_distance(chunk, exact) < 1e-6 < relative_distance(ours[dist.get_rank()], exact)
+    )
     return shares[0], shares[1]
 
 
 def draw(curves: dict[str, list[float]]) -> None:
+    import matplotlib  # only rank 0 draws
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "ring_precision", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4))
     colours = dict(zip(curves, ("#0b6e99", "#15803d", "#c2410c"), strict=True))
@@ -91,6 +134,27 @@ def draw(curves: dict[str, list[float]]) -> None:
     figure.savefig("ring_precision.svg", transparent=True, metadata={"Date": None})
 
 
+def report_networks() -> None:
+    """The error of the bf16 ring for real gradients, next to the noise of their samples."""
+    print("gradients of a small network: error of the bf16 ring, and noise of the samples")
+    table = {}
+    for title, steps in (("before training", 0), ("after 1,000 steps", 1000)):
+        gradients = network_gradients(4096, steps)
+        true = gradients.double().mean(0)
+        for n in (64, 1024):
+            rounding = error(gradients[:n], "bf16")
+            noise = relative_distance(gradients[:n].double().mean(0), true)
+            table[n, steps] = rounding, noise
+            print(f"  {title:17}  {n:5} ranks  error ≈{rounding:.0e}  noise ≈{noise:.0e}")
+    for n, steps, bound in ((64, 0, 0.05), (64, 1000, 0.05), (1024, 1000, 0.2)):
+        rounding, noise = table[n, steps]
+        assert 3e-3 < rounding < bound * noise  # the choice of samples matters more
+    assert table[1024, 0][0] > table[1024, 0][1]  # here rounding is the larger error
+    assert (
+        table[1024, 0][0] > 2 * table[1024, 1000][0]
+    )  # gradients that agree are the hard case
+
+
 def main() -> None:
     if os.environ.get("WORLD_SIZE") != "4":
         sys.exit("start this program with: torchrun --nproc-per-node=4 ring_precision.py")
@@ -98,9 +162,8 @@ def main() -> None:
     gloo, pairs = matches_gloo()
     assert gloo == 1 and pairs < 1
     if dist.get_rank() == 0:
-        print("4 ranks, bf16: the share of elements that is a sum in the order of a ring")
+        print("4 ranks, bf16: the fraction of elements that is a sum in the order of a ring")
         print(f"  of gloo's all-reduce {gloo:.0%}, of a sum in pairs ≈{pairs:.0%}")
-    if dist.get_rank() == 0:
         curves = {name: [error(draw_gradients(n, 1.0), name) for n in SIZES] for name in WAYS}
         print(f"{'ranks':>6}" + "".join(f"{name:>24}" for name in WAYS))
         for column, n in enumerate(SIZES):
@@ -113,6 +176,9 @@ def main() -> None:
         print(f"1024 ranks with a gradient of 1: {ring_sum(ones, *WAYS['bf16'])[0].item():.0f}")
         assert curves["bf16"][-1] > 10 * curves["bf16"][0]
         assert max(curves["bf16 sent, fp32 added"]) < 2 * curves["bf16"][0]
+        for n, measured in zip(SIZES[:7], curves["bf16"], strict=False):  # the formula's range
+            assert 0.5 < measured / (2**-9 * (n / 3) ** 0.5) < 3
+        report_networks()
         draw(curves)
     dist.barrier()
 

@@ -1,8 +1,9 @@
-"""Divide by N before the sum, after it, or half each: what an fp16 all-reduce loses of a mean.
+"""In fp16 a mean over ranks can underflow or overflow, and dividing twice by √N avoids both.
 
-Gradients of N ranks are averaged in fp16. Before the sum, small ones underflow; after it, large
-ones have overflowed on the way. √N on either side, as FSDP2 does for fp16, keeps both, and bf16
-and fp32 have the exponents not to care.
+The program averages gradients of N ranks. If each gradient is divided by N before the sum,
+small gradients become 0. If the sum is divided, large gradients have become inf on the way.
+FSDP2 divides fp16 gradients once before and once after the sum, each time by about √N. The
+exponent of bf16 has 8 bits, so its mean is finite and not zero in all three cases.
 """
 
 import math
