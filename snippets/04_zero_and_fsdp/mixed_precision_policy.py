@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class Count(TorchDispatchMode):
-    """Count collectives, their bytes, and at every operator the parameters that are whole."""
+    """Count collectives and their bytes. Measure the gathered parameters at every operator."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,8 @@ class Count(TorchDispatchMode):
 
 
 def whole_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters that are gathered now: fully_shard swaps DTensors for tensors."""
+    """Return the bytes of the parameters that are gathered at this moment."""
+    # a gathered parameter is a plain tensor, and a sharded parameter is a DTensor
     return sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
 
 
