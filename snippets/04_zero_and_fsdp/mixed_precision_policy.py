@@ -1,6 +1,6 @@
-"""A MixedPrecisionPolicy sets the dtype of gathered parameters, of gradient sums and of outputs.
+"""A MixedPrecisionPolicy sets the dtype of gathered parameters, gradient sums and outputs.
 
-The optimizer updates the shards. The shards stay in fp32, so FSDP needs no extra master weights.
+The optimizer updates the shards. The shards stay in fp32, so FSDP needs no extra master copy.
 param_dtype is the dtype of the all-gather and of the computation, reduce_dtype is the dtype of
 the reduce-scatter, and output_dtype is the dtype of the tensors that forward returns. Look at
 the bytes per parameter in the columns `gathered` and `reduced`. The last lines keep one module,

@@ -2,8 +2,8 @@
 
 On a GPU an all-gather runs on its own stream, so it can overlap with computation that the host
 issues later. By default, a block's forward begins with the all-gather of the same block, and
-backward issues the all-gather of the next block before it computes. With
-set_modules_to_forward_prefetch and set_modules_to_backward_prefetch you choose a different order.
+backward issues the all-gather of the next block before it computes. You choose a different
+order with set_modules_to_forward_prefetch and set_modules_to_backward_prefetch.
 In the output, g2 is the all-gather of block 2.
 """
 

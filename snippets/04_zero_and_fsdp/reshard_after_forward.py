@@ -127,9 +127,7 @@ def main() -> None:
     whole = alone(inputs).square().mean()
     whole.backward()
     if rank == 0:
-        print(
-            f"N = {n}, {LAYERS} blocks; all-gathers, and what each rank sends in them over a ring"
-        )
+        print(f"N = {n}, {LAYERS} blocks; all-gathers, and what each rank sends over a ring")
         print("reshard  forward            backward           registered between")
     for reshard in (True, False, 2):
         model = copy.deepcopy(alone)
@@ -164,7 +162,8 @@ def main() -> None:
     assert all(abs(a - b) > 0.01 for a, b in zip(stale[1:], right[1:], strict=True))
     if rank == 0:
         print("losses of three steps, with an evaluation before each optimizer step:")
-        for name, losses in ("no evaluation", right), ("evaluation", stale), ("+ reshard()", fixed):
+        cases = ("no evaluation", right), ("evaluation", stale), ("+ reshard()", fixed)
+        for name, losses in cases:
             print(f"  {name:13}  {' '.join(f'{loss:.4f}' for loss in losses)}")
 
 
