@@ -26,7 +26,7 @@ BATCH, H, LAYERS = 96, 48, 8  # 1, 2, 3 and 4 ranks divide the batch
 CASES = {  # reshard_after_forward; the colour and the position of the name in the figure
     "replicated": (None, "#52525b", (0.1, 15)),
     "fully_shard, reshard False": (False, "#c2410c", (1.06, 10.3)),
-    "fully_shard, reshard True": (True, "#0b6e99", (0.5, 2.5)),
+    "fully_shard, reshard True": (True, "#0b6e99", (1.06, 2.5)),
 }
 PHASES = ("forward", "backward", "optimizer")
 
@@ -153,7 +153,7 @@ def draw(results: dict[str, dict[str, list[int]]], psi: int, n: int) -> None:
             x += [index + step / len(trace) for step in range(len(trace))]
             y += [used / psi for used in trace]
         axis.plot(x, y, color=colour, linewidth=1.6)
-        axis.text(*place, name, color=colour)
+        axis.text(*place, name.removeprefix("fully_shard, "), color=colour)
     for level, words in ((16, "16Ψ"), (16 / n, f"16Ψ/{n}")):
         axis.axhline(level, color="#52525b", linewidth=0.8, linestyle=":")
         axis.text(3.03, level, words, color="#52525b", va="center")
