@@ -2,7 +2,7 @@
 
 For each policy the program prints the device of the shards, the gradients and the moments,
 and the device on which a block computes. Without an accelerator, everything is on the CPU with
-both policies. Then pin_memory must be False, and the last line shows the error of the default.
+both policies. Then pin_memory must be False, and the default raises an error.
 """
 
 import os
@@ -91,9 +91,9 @@ def main() -> None:
         try:
             fully_shard(Block(), mesh=mesh, offload_policy=CPUOffloadPolicy())
             raise AssertionError("the default of pin_memory needs no accelerator")
-        except RuntimeError as error:
+        except RuntimeError:  # its text depends on the build of torch
             if rank == 0:
-                print(f"pin_memory=True without an accelerator: RuntimeError: {error}")
+                print("without an accelerator, the default pin_memory=True raises RuntimeError")
 
 
 if __name__ == "__main__":
