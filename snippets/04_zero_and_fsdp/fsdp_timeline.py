@@ -71,7 +71,7 @@ def whole_layers(whole: list[tuple[int, int, int]], time: float) -> int:
 
 
 def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
+    return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
 def rectangle(x: float, y: float, width: float, height: float, style: str) -> str:

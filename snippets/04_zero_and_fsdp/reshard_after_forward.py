@@ -58,7 +58,7 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
-class Model(nn.Module):
+class BlockAndHead(nn.Module):
     """Its head belongs to the unit of the root."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def registered(model: nn.Module) -> int:
 def losses_with_evaluation(mesh, inputs: torch.Tensor, evaluate: bool, reshard: bool) -> list:
     """Train three steps, and evaluate between backward and the step of the optimizer."""
     torch.manual_seed(0)
-    model = Model().to(inputs.device)
+    model = BlockAndHead().to(inputs.device)
     fully_shard(model.block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
