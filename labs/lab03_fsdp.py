@@ -32,7 +32,7 @@
 # one line what you must write there. The long report below that line comes from torchrun. If
 # your copy hangs, press Ctrl-C and run `check.py`: ranks that wait for each other print
 # nothing. `check.py` uses finished versions of all earlier steps, so you can do the steps in
-# any order. The lab takes about four hours. Do lab 02 first. Chapter 04 derives what you write
+# any order. Allow four hours for the lab. Do lab 02 first. Chapter 04 derives what you write
 # here. Read it up to "From scratch" before step 1, "Stage 3: parameters as guests" before step
 # 4, and "For real: fully_shard" before step 5.
 
