@@ -1,37 +1,40 @@
 # %% [markdown]
 # # Lab 03: Shard a model with ZeRO and FSDP
 #
-# You get a model, Adam, and a limit: 8.5 MiB of memory for each rank. Replicated, as DDP keeps
-# it, the model needs 13.7 MiB on every rank, however many ranks there are, and training ends
-# with *out of memory*. In this lab you shard it until it fits: first the optimizer's states,
-# then the gradients, then the parameters (ZeRO's stages 1, 2 and 3, by hand), then all of it by
-# FSDP2's `fully_shard`. You clip and accumulate with shards, save a checkpoint and load it on
-# another number of ranks, and build a model that no rank ever holds whole. All the while the
-# losses must be those of one process, and the bytes those of the formulas.
+# You get a model, the optimizer Adam, and a limit of 8.5 MiB of memory for each rank. DDP would
+# replicate the model, and then every rank needs 13.7 MiB, for any number of ranks. Training
+# stops with *out of memory*. In this lab you shard the model until it fits. First you shard the
+# optimizer's states, then the gradients, and then the parameters. These are the stages 1, 2 and
+# 3 of ZeRO, and you write them by hand. After that, FSDP2's `fully_shard` does all of this for
+# you. You clip gradients and accumulate them with shards. You save a checkpoint and load it on
+# a different number of ranks. At the end you build a model that is never whole on any rank. In
+# every step, the losses must equal the losses of one process, and the bytes must equal the
+# formulas.
 #
 #     torchrun --nproc-per-node=4 labs/lab03_fsdp.py
 #
-# runs the finished lab, on the CPU or on one GPU per process, with 1, 2, 3 or 4 ranks. (One
-# rank has nobody to share with: nothing fits then, and the steps show their results alone.) To
-# do it yourself:
+# This command runs the finished lab with 1, 2, 3 or 4 ranks, on the CPU or with one GPU per
+# process. With one rank nothing can be sharded, so nothing fits. The lab then prints only its
+# results. To do the lab yourself:
 #
 #     python labs/start.py 03
 #     torchrun --nproc-per-node=4 my_labs/lab03_fsdp.py
 #     python labs/check.py my_labs/lab03_fsdp.py
 #
-# The first line writes your copy, with blanks, to `my_labs/`. The last one grades it, step by
-# step, at 1, 2 and 3 ranks; `--step 2` grades one step, `--output` shows what failing ranks
-# printed. Work in a clone of the repository, with its Python: `make test WHAT=labs` sets it up
-# once, and `source .venv/bin/activate` puts torchrun on the path.
+# The first command writes your copy, with blanks, to `my_labs/`. The last command grades your
+# copy step by step, with 1, 2 and 3 ranks. With `--step 2` it grades one step, and with
+# `--output` it shows what failing ranks printed. Work in a clone of the repository and use its
+# Python: `make test WHAT=labs` sets it up once, and `source .venv/bin/activate` puts torchrun
+# on the path.
 #
-# There are eight steps. Each has a text, one or more blanks for you to fill, and a check
-# which prints what it proved. Your copy runs as far as the first blank and says in one line
-# what belongs there; the long report below that line is torchrun's. If your copy stops
-# without a word, press Ctrl-C and run `check.py`: ranks that wait for each other print
-# nothing. In `check.py` every step stands on finished versions of the steps before it, so you
-# can take them in any order. Allow four hours. Lab 02 comes first. Chapter 04 derives what you
-# write here: read it to "From scratch" before step 1, "Stage 3: parameters as guests" before
-# step 4, and "For real: fully_shard" before step 5.
+# The lab has eight steps. Each step has a text, one or more blanks for you to fill, and a check
+# that prints what it tested. Your copy runs until it reaches the first blank, and it says in
+# one line what you must write there. The long report below that line comes from torchrun. If
+# your copy hangs, press Ctrl-C and run `check.py`: ranks that wait for each other print
+# nothing. `check.py` uses finished versions of all earlier steps, so you can do the steps in
+# any order. Allow four hours for the lab. Do lab 02 first. Chapter 04 derives what you write
+# here. Read it up to "From scratch" before step 1, "Stage 3: parameters as guests" before step
+# 4, and "For real: fully_shard" before step 5.
 
 # %%
 import math
@@ -60,13 +63,13 @@ from torch.utils._pytree import tree_leaves
 
 
 def say(text: str) -> None:
-    """Print once, not once per rank."""
+    """Print on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
-    """End on a blank or on a failed check with one sentence from one rank."""
+    """Print one sentence on one rank if the lab ends at a blank or at a failed check."""
     blank = issubclass(kind, NotImplementedError)
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
@@ -74,7 +77,7 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
     line = getattr(error, "line", (own if blank else checks)[-1].lineno)
     if os.environ.get("RANK", "0") != "0":
-        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        # rank 0 prints first, and its launcher then ends the other ranks
         time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
@@ -85,20 +88,22 @@ if __name__ == "__main__":
         sys.exit("start me with: torchrun --nproc-per-node=4 lab03_fsdp.py")
     if os.environ["WORLD_SIZE"] not in ("1", "2", "3", "4"):
         if os.environ["RANK"] != "0":
-            time.sleep(60)  # one rank says it; torchrun then ends the others
+            time.sleep(60)  # rank 0 prints the sentence; torchrun then ends the other ranks
         sys.exit("24 rows and 96 columns are cut into equal parts: start 1, 2, 3 or 4 ranks")
     sys.excepthook = stop_kindly
 
 # %% [markdown]
 # The cells under `if __name__ == "__main__":` run when you start the file. `check.py` imports
-# the file and calls what you wrote, so keep code of your own inside functions or such cells.
+# the file and calls your functions and classes, so put your own test code inside functions or
+# such cells.
 #
-# ## The truth: one process, the whole model
+# ## The reference: one process with the whole model
 #
-# Fourteen units: a linear layer in, twelve residual blocks, a linear layer out;
-# $\Psi$ = 897,540 parameters in float32. One process trains it with Adam on four batches of 24
-# rows. Its losses are what every sharded version must arrive at. A second run clips the
-# gradient's norm to 0.1; you will need that in step 6.
+# The model has fourteen units: a linear layer for the input, twelve residual blocks, and a
+# linear layer for the output. It has $\Psi$ = 897,540 parameters in float32. One process trains
+# it with Adam on four batches of 24 rows. Every sharded version must reproduce the losses of
+# this process. A second run clips the norm of the gradient to 0.1. You need the second run in
+# step 6.
 
 # %%
 WIDTH, HIDDEN, BLOCKS = 36, 96, 12
@@ -109,7 +114,7 @@ MIB = 2**20
 
 
 class Block(nn.Module):
-    """An MLP with a residual connection around it, [b, h] to [b, h]."""
+    """An MLP with a residual connection, from [b, h] to [b, h]."""
 
     def __init__(self, hidden: int):
         super().__init__()
@@ -120,7 +125,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """[b, WIDTH] to [b, WIDTH]. `units` are what is gathered, sent and freed in one piece."""
+    """From [b, WIDTH] to [b, WIDTH]. Each unit is gathered, sent and freed as a whole."""
 
     def __init__(self, width: int = WIDTH, hidden: int = HIDDEN, blocks: int = BLOCKS):
         super().__init__()
@@ -138,33 +143,34 @@ class Net(nn.Module):
 
 
 def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss. (F.mse_loss keeps a buffer behind its result, which would blur the counts.)"""
+    """Return the loss. (F.mse_loss allocates a buffer, which would change the counts.)"""
     return (outputs - targets).square().mean()
 
 
 def build_model(device: torch.device | str = "cpu") -> Net:
-    """The whole model, the same wherever it is built."""
+    """Build the whole model, with the same values on every rank."""
     torch.manual_seed(3)
     return Net().to(device)
 
 
 def make_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Four batches of inputs and targets, both [24, WIDTH]."""
+    """Return four batches of inputs and targets, both of shape [24, WIDTH]."""
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(BATCHES, BATCH, WIDTH, generator=generator)
     return [(x, torch.sin(3 * x)) for x in inputs]
 
 
 def make_adam(parameters: Sequence[nn.Parameter]) -> torch.optim.Adam:
-    """Adam, one parameter after the other: its temporaries are then those of one parameter.
+    """Build an Adam that updates one parameter at a time, so its temporary tensors are small.
 
-    Its eps is as large as the gradients here, so that a wrong factor in them shows.
+    Its eps is as large as the gradients of this lab. A wrong factor in a gradient therefore
+    changes the losses.
     """
     return torch.optim.Adam(parameters, lr=LEARNING_RATE, eps=1e-3, foreach=False)
 
 
 def train_alone(clip: float | None = None) -> tuple[list[float], list[float]]:
-    """Train the whole model in one process; return losses and gradient norms, step by step."""
+    """Train the whole model in one process. Return the losses and gradient norms."""
     model, losses, norms = build_model(), [], []
     adam = make_adam(list(model.parameters()))
     for inputs, targets in make_batches():
@@ -184,23 +190,25 @@ def in_row(numbers: Sequence[float], digits: int = 4) -> str:
 if __name__ == "__main__":
     TRUE_LOSSES, _ = train_alone()
     CLIPPED_LOSSES, TRUE_NORMS = train_alone(CLIP)
-    say(f"the truth: one process, losses {in_row(TRUE_LOSSES)}")
+    say(f"reference: one process, losses {in_row(TRUE_LOSSES)}")
 
 # %% [markdown]
-# ## The memory: counted, and limited
+# ## The memory is counted and limited
 #
-# On an accelerator, the driver says no. Here the lab does, in the same way on a CPU and a GPU.
-# `Memory` sees every operator that runs inside of it (a `TorchDispatchMode`), and notes each
-# storage that an operator returns, until it is freed or resized. A storage is what tensors and
-# their views share, so a view costs nothing. Where the sum would pass the limit, it raises:
+# On an accelerator, the driver refuses to allocate too much memory. In this lab, the class
+# `Memory` does this, on a CPU in the same way as on a GPU. It is a `TorchDispatchMode`, so it
+# sees every operator that runs inside it. It records each storage that an operator returns,
+# until the storage is freed or resized. A tensor and its views share one storage, so a view
+# needs no additional memory. If the sum would exceed the limit, `Memory` raises an error:
 #
 #     out of memory: rank 1 wanted 0.14 MiB with 8.45 MiB in use, the limit is 8.50 MiB
 #
-# Parameters, gradients, Adam's moments, activations, gathered blocks, temporaries: all of it
-# counts. Not counted are numbers by themselves (losses, Adam's step counters), batches, which
-# exist before, and what a library allocates below PyTorch's operators, such as gloo's buffers.
-# It also adds up what a ring of $N$ ranks sends for each collective, per rank: $(N-1)/N$ of the
-# whole tensor for a reduce-scatter and for an all-gather, twice that for an all-reduce.
+# The sum includes parameters, gradients, Adam's moments, activations, gathered blocks and
+# temporary tensors. It does not include single numbers (losses and Adam's step counters), the
+# batches, which exist before, and memory that a library allocates below PyTorch's operators,
+# such as the buffers of gloo. `Memory` also adds up what each of $N$ ranks in a ring sends for
+# each collective. For a reduce-scatter and for an all-gather, that is $(N-1)/N$ of the whole
+# tensor. For an all-reduce it is twice as much.
 
 
 # %%
@@ -212,11 +220,11 @@ def let_go(done: Callable[[], bool]) -> None:
 
 
 class OutOfMemory(RuntimeError):
-    """This rank asked for more than its limit."""
+    """This rank needs more memory than its limit."""
 
 
 class Memory(TorchDispatchMode):
-    """Count the bytes of live storages on one device; refuse to pass the limit."""
+    """Count the bytes of live storages on one device. Raise OutOfMemory above the limit."""
 
     def __init__(self, device: torch.device, limit: int | None = None):
         super().__init__()
@@ -242,7 +250,7 @@ class Memory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if DTensor in types:
-            return NotImplemented  # it comes back here with the local tensors
+            return NotImplemented  # DTensor then calls operators on the local tensors
         if func.namespace == "c10d":
             self.sent += ring_bytes(func.overloadpacket.__name__, args)
         result = func(*args, **(kwargs or {}))
@@ -254,7 +262,7 @@ class Memory(TorchDispatchMode):
         return result
 
     def note(self, storage: torch.UntypedStorage, size: int) -> None:
-        """A storage has, or is to get, this size in bytes."""
+        """Record that a storage has, or will get, this size in bytes."""
         key, size = storage._cdata, size if size > 8 else 0
         _, before = self.sizes.get(key, (None, 0))
         wanted = size - before
@@ -275,7 +283,7 @@ class Memory(TorchDispatchMode):
 
 
 def ring_bytes(name: str, args: Sequence) -> float:
-    """What one rank of a ring sends for a collective, in bytes."""
+    """Return the bytes that one rank of a ring sends for a collective."""
     n = dist.get_world_size()
     if "gather" in name:
         return (n - 1) / n * sum(t.nbytes for t in tree_leaves(args[0]))
@@ -301,7 +309,7 @@ def start() -> torch.device:
 
 
 def my_batches(device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """This rank's rows of the four batches, [24/N, WIDTH] each."""
+    """Return this rank's rows of the four batches, of shape [24/N, WIDTH]."""
     rank, n = dist.get_rank(), dist.get_world_size()
     return [
         (x.chunk(n)[rank].to(device), y.chunk(n)[rank].to(device)) for x, y in make_batches()
@@ -309,15 +317,16 @@ def my_batches(device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 # %% [markdown]
-# An **engine** is anything with a `model` to call and a `step` that turns the gradients which
-# backward has left into an update. `Replicated` is DDP without its buckets: every rank keeps
-# everything, and the gradients are all-reduced. `measure` trains an engine on the four batches
-# inside of a `Memory`.
+# In this lab, an **engine** is an object with an attribute `model` and a method `step`. You
+# call `model` for the forward. After backward, `step` turns the gradients into an update of the
+# parameters. The engine `Replicated` is DDP without buckets: every rank keeps everything, and
+# the gradients are all-reduced. The function `measure` trains an engine on the four batches
+# inside a `Memory`.
 
 
 # %%
 class Replicated:
-    """Everything on every rank."""
+    """Every rank stores all parameters, gradients and moments."""
 
     def __init__(self, model: Net):
         self.model = model
@@ -333,10 +342,10 @@ class Replicated:
 
 @dataclass
 class Measured:
-    """What training took, on this rank; and the losses of the whole batch."""
+    """The losses of the whole batch, and the bytes that training needed on this rank."""
 
     losses: list[float]
-    held: int  # bytes between backward and step: parameters, gradients, optimizer states
+    stored: int  # bytes between backward and step: parameters, gradients, optimizer states
     peak: int  # bytes, at any time
     sent: float  # bytes, in one step
 
@@ -346,11 +355,12 @@ def measure(
     device: torch.device,
     limit: int | None = None,
     steps: int = BATCHES,
-    holds: float = math.inf,
+    expected: float = math.inf,
 ) -> Measured:
-    """Train what `build` makes of the model; raise OutOfMemory where it passes the limit.
+    """Train the engine that `build` makes of the model, if there is a limit under this limit.
 
-    `holds`: bytes expected after backward, for which to wait until gloo has let go of the rest.
+    `expected` are the bytes after backward. The function waits until gloo has freed its buffers
+    and the memory is not above this number. Raises OutOfMemory above the limit.
     """
     losses, batches = [], my_batches(device)[:steps]
     with Memory(device, limit) as memory:
@@ -359,12 +369,12 @@ def measure(
             memory.sent = 0.0
             loss = mean_square(engine.model(inputs), targets)
             loss.backward()
-            let_go(lambda: memory.used <= 1.001 * holds)
-            held = memory.used
+            let_go(lambda: memory.used <= 1.001 * expected)
+            stored = memory.used
             engine.step()
             sent = memory.sent
             losses.append(mean_over_ranks(loss.detach()))
-    return Measured(losses, held, memory.peak, sent)
+    return Measured(losses, stored, memory.peak, sent)
 
 
 def mean_over_ranks(number: torch.Tensor) -> float:
@@ -374,12 +384,13 @@ def mean_over_ranks(number: torch.Tensor) -> float:
 
 
 # %% [markdown]
-# ## Step 1: count before you cut
+# ## Step 1: count the memory of each stage
 #
-# In float32, a parameter takes 4 bytes, its gradient 4, Adam's two moments 8: 16 bytes, so
-# $16\Psi$ in all. (Mixed precision comes to the same sum in another way: 2 + 2 for parameter
-# and gradient in 16 bits, 12 for the optimizer, which then keeps a float32 copy as well.) A
-# stage of ZeRO says what is **sharded**, that is, of what each of $N$ ranks keeps one $N$-th:
+# Which stage of ZeRO do you need? Count first. In float32, a parameter takes 4 bytes, its
+# gradient takes 4 bytes, and Adam's two moments take 8 bytes. The sum is $16\Psi$ bytes. (Mixed
+# precision gives the same sum. The parameter and the gradient take 2 bytes each, and the
+# optimizer takes 12 bytes, because it also keeps a float32 copy of the parameter.) A stage of
+# ZeRO says what is **sharded**. Each of the $N$ ranks keeps one $N$-th of a sharded item:
 #
 # | stage | parameters | gradients | optimizer |
 # |---|---|---|---|
@@ -388,17 +399,18 @@ def mean_over_ranks(number: torch.Tensor) -> float:
 # | 2 | whole | sharded | sharded |
 # | 3 | sharded | sharded | sharded |
 #
-# If $N$ does not divide $\Psi$, round a shard up: all are padded to equal length. On top of the
-# states comes what one step needs for a while: activations, whole gradients in backward's
-# hands, a gathered unit. Keep some room for these. The smallest stage that fits is the one to
-# take: stage 3 has more to send, and stage 2 too where a step has several micro-batches.
+# If $N$ does not divide $\Psi$, round the size of a shard up, because all shards are padded to
+# the same length. A step also needs memory for a short time: for activations, for whole
+# gradients during backward, and for a gathered unit. Leave some room for these. Then choose the
+# smallest stage that fits. Stage 3 sends more than stage 2. Stage 2 sends more than stage 1 if
+# a step has several micro-batches.
 
 
 # %%
 def bytes_per_rank(psi: int, n: int, stage: int) -> tuple[int, int, int]:
-    """Bytes of parameters, gradients and Adam's moments on one of n ranks, all in float32."""
-    # >>> solution 1: 4, 4 and 8 bytes for each parameter, or for each of a shard
-    # hint: -(-psi // n) is psi / n, rounded up
+    """Return the bytes of parameters, gradients and moments on each of n ranks, in float32."""
+    # >>> solution 1: 4, 4 and 8 bytes for each parameter, or for each parameter of a shard
+    # hint: -(-psi // n) is psi / n rounded up
     shard = -(-psi // n)
     return (
         4 * (shard if stage >= 3 else psi),
@@ -409,8 +421,8 @@ def bytes_per_rank(psi: int, n: int, stage: int) -> tuple[int, int, int]:
 
 
 def smallest_stage(psi: int, n: int, limit: int, room: int) -> int | None:
-    """The smallest stage whose states leave `room` bytes below the limit; None if none does."""
-    # >>> solution 1: try the stages in order
+    """Return the smallest stage whose states and `room` fit, or None if no stage fits."""
+    # >>> solution 1: return the first stage that fits
     for stage in range(4):
         if sum(bytes_per_rank(psi, n, stage)) + room <= limit:
             return stage
@@ -419,9 +431,10 @@ def smallest_stage(psi: int, n: int, limit: int, room: int) -> int | None:
 
 
 # %% [markdown]
-# The check measures the replicated model without a limit, compares, and then sets the limit.
-# From here on, what you predict to fit is trained under the limit, and what you predict not to
-# fit is trained without, and its peak must be above it.
+# The check first measures the replicated model without a limit and compares the bytes with your
+# formula. Then it sets the limit. In all later steps, a stage that fits by your prediction is
+# trained under the limit. A stage that does not fit by your prediction is trained without the
+# limit, and its peak must exceed the limit.
 
 
 # %%
@@ -429,7 +442,7 @@ if __name__ == "__main__":
     device = start()
     world = dist.get_world_size()
     PSI = sum(parameter.numel() for parameter in build_model().parameters())
-    ROOM = 4 * PSI // 4  # bytes of activations, temporaries, and a few units in passing
+    ROOM = 4 * PSI // 4  # bytes for activations, temporary tensors, and a few whole units
 
     def assert_losses(losses: Sequence[float], true: Sequence[float]) -> None:
         torch.testing.assert_close(
@@ -437,7 +450,7 @@ if __name__ == "__main__":
             torch.tensor(true),
             rtol=1e-4,
             atol=0.0,
-            msg=f"the losses are {in_row(losses)}, of one process {in_row(true)}",
+            msg=f"the losses are {in_row(losses)}, but one process has {in_row(true)}",
         )
 
     def fits(stage: int) -> bool:
@@ -446,23 +459,24 @@ if __name__ == "__main__":
     def train_and_report(
         step: int, name: str, build: Callable, stage: int, sends: int, exact: bool = True
     ) -> None:
-        """Train, under the limit if the stage fits; hold losses and bytes against the truth."""
+        """Train, under the limit if the stage fits. Compare the losses and the bytes."""
         formula, traffic = sum(bytes_per_rank(PSI, world, stage)), sends * (world - 1) / world
-        found = measure(build, device, LIMIT if fits(stage) else None, holds=formula)
+        found = measure(build, device, LIMIT if fits(stage) else None, expected=formula)
         assert_losses(found.losses, TRUE_LOSSES)
-        assert abs(found.held - formula) <= (0 if exact else formula / 1000), (  # padding
-            f"{name} holds {found.held:,} bytes after backward, the formula says {formula:,}"
+        assert abs(found.stored - formula) <= (0 if exact else formula / 1000), (  # padding
+            f"{name} stores {found.stored:,} bytes after backward, but the formula gives"
+            f" {formula:,}"
         )
         assert abs(found.sent / (4 * PSI) - traffic) < 0.01, (
-            f"{name} sends {found.sent / (4 * PSI):.2f}Ψ a step, the formula says"
+            f"{name} sends {found.sent / (4 * PSI):.2f}Ψ per step, but the formula gives"
             f" {traffic:.2f}Ψ"
         )
         assert fits(stage) or found.peak > LIMIT, (
-            f"{name} would fit: its peak is {found.peak:,}"
+            f"{name} fits, although it should not: its peak is {found.peak:,} bytes"
         )
         what = "trained within" if fits(stage) else "too much for"
         say(
-            f"step {step}: {name}, N = {world}: holds {found.held / MIB:.2f} MiB, formula"
+            f"step {step}: {name}, N = {world}: stores {found.stored / MIB:.2f} MiB, formula"
             f" {formula / MIB:.2f}; peak ≈{found.peak / MIB:.1f} MiB, {what} {LIMIT / MIB:.2f};"
             f" sends {found.sent / (4 * PSI):.2f}Ψ, formula {sends}(N-1)/N Ψ = {traffic:.2f}Ψ"
         )
@@ -471,47 +485,49 @@ if __name__ == "__main__":
         train_and_report(1, "replicated", Replicated, stage=0, sends=2)
         try:
             measure(Replicated, device, LIMIT)
-            raise AssertionError("the replicated model fits: the limit is not enforced")
+            raise AssertionError("the replicated model fits, so the limit is not enforced")
         except OutOfMemory as error:
             say(f"step 1: {error}")
         for stage in range(4):
             total = sum(bytes_per_rank(PSI, world, stage))
             what = "will fit" if fits(stage) else "will not fit"
-            say(f"step 1: stage {stage} holds {total / MIB:5.2f} MiB, and {what}")
+            say(f"step 1: stage {stage} stores {total / MIB:5.2f} MiB and {what}")
         if FIRST is None:
-            say("step 1: nothing fits, for one rank has nobody to share with")
+            say("step 1: nothing fits, because with one rank nothing can be sharded")
 
     FIRST = smallest_stage(PSI, world, LIMIT, ROOM)
     check_count()
 
 # %% [markdown]
-# ## Step 2: ZeRO-1, the optimizer in shards
+# ## Step 2: ZeRO-1, shard the optimizer
 #
-# Adam looks at each number by itself: a rank can update any part of the parameters, if it has
-# their gradients and their moments. So let rank $r$ update the $r$-th part alone, and keep the
-# moments of that part alone. Three things make a step:
+# Adam updates each element separately. A rank can therefore update any part of the parameters
+# if it has their gradients and their moments. Let rank $r$ update only part $r$ of the
+# parameters. Then it needs only the moments of this part. A step has three operations:
 #
-# 1. A **reduce-scatter** brings rank $r$ the sum of the $r$-th parts of all ranks' gradients;
-#    divided by $N$ it is their mean.
-# 2. Adam updates the $r$-th part of the parameters.
-# 3. An **all-gather** passes the new parts round.
+# 1. A **reduce-scatter** gives rank $r$ the sum of part $r$ of all ranks' gradients. Divided by
+#    $N$, this sum is the mean.
+# 2. Adam updates part $r$ of the parameters.
+# 3. An **all-gather** gives every rank the new parts of all ranks.
 #
-# An all-reduce is just a reduce-scatter and an all-gather, so this costs no byte more than
-# before: $2(N-1)/N \cdot \Psi$ elements. The optimizer has moved in between.
+# An all-reduce is a reduce-scatter followed by an all-gather. So this step sends the same
+# number of elements as before: $2(N-1)/N \cdot \Psi$. The only difference is that the optimizer
+# runs between the two halves.
 #
-# Equal parts are easiest to cut from one flat tensor. `lay_out` copies tensors into one, one
-# behind the other, padded with zeros to a multiple of $N$, and returns the windows in which
-# they now lie. Make the parameters *be* these windows (`parameter.data = window`), and an
-# all-gather into the flat tensor updates them all.
+# It is easiest to cut equal parts from one flat tensor. `lay_out` copies all tensors into one
+# flat tensor, one after the other, and pads it with zeros to a multiple of $N$. It returns the
+# flat tensor and its windows, which are views of the flat tensor in the shapes of the given
+# tensors. If the windows become the parameters (`parameter.data = window`), an all-gather into
+# the flat tensor updates all parameters.
 
 
 # %%
 def lay_out(tensors: Sequence[torch.Tensor], n: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """One flat tensor with copies of all values, and views of it in the tensors' shapes.
+    """Copy all tensors into one flat tensor. Return it, and its views in the tensors' shapes.
 
-    Its length is a multiple of n; what is left over at the end is zero.
+    Its length is the smallest multiple of n that is large enough. The padding is zero.
     """
-    # >>> solution 2: the flat tensor, and for each tensor a view of its part, in its shape
+    # >>> solution 2: return the flat tensor, and a view of it for each tensor
     # hint: tensors[0].new_zeros(length), flat[a:b].view_as(tensor), and copy_ into the view
     count = sum(tensor.numel() for tensor in tensors)
     flat = tensors[0].new_zeros(-(-count // n) * n)
@@ -525,7 +541,7 @@ def lay_out(tensors: Sequence[torch.Tensor], n: int) -> tuple[torch.Tensor, list
 
 
 class ZeRO1:
-    """Whole parameters and gradients, and the moments of one shard."""
+    """Each rank stores whole parameters and gradients, and the moments of one shard."""
 
     def __init__(self, model: Net):
         self.model, self.n = model, dist.get_world_size()
@@ -534,14 +550,14 @@ class ZeRO1:
         self.gradient, slots = lay_out([torch.zeros_like(p) for p in parameters], self.n)
         for parameter, window, slot in zip(parameters, windows, slots, strict=True):
             parameter.data, parameter.grad = window, slot
-        # >>> solution 2: self.shard, my part of self.flat, as a parameter; self.adam for it
-        # hint: nn.Parameter(view) shares the memory of the view, so nothing is held twice
+        # >>> solution 2: make self.shard a parameter of my part of self.flat, build self.adam
+        # hint: nn.Parameter(view) shares the memory of the view, so it is not stored twice
         self.shard = nn.Parameter(self.flat.chunk(self.n)[dist.get_rank()])
         self.adam = make_adam([self.shard])
         # <<< solution
 
     def step(self) -> None:
-        # >>> solution 2: the mean of my part of the gradient, Adam, and all parts to all ranks
+        # >>> solution 2: reduce-scatter and divide the gradient, step Adam, all-gather
         # hint: dist.reduce_scatter(mine, list(self.gradient.chunk(self.n)))
         # hint: dist.all_gather(list(self.flat.chunk(self.n)), my_part)
         self.shard.grad = torch.empty_like(self.shard)
@@ -563,22 +579,24 @@ if __name__ == "__main__":
     check_zero1()
 
 # %% [markdown]
-# ## Step 3: ZeRO-2, gradients leave as they come
+# ## Step 3: ZeRO-2, shard the gradients
 #
-# ZeRO-1 uses one $N$-th of the gradient and keeps all of it. Backward makes gradients unit by
-# unit, from the last to the first. As soon as a unit's are complete, reduce-scatter them, keep
-# your part, and free the rest: then there is never more than one unit's gradient whole. Of one
-# micro-batch the bytes sent are the same, and leave earlier; of several each reduces its own.
+# ZeRO-1 stores the whole gradient, although a rank uses only one $N$-th of it. Backward
+# computes the gradients unit by unit, from the last unit to the first. When the gradients of a
+# unit are complete, reduce-scatter them, keep your part, and free the whole gradients of this
+# unit. Then at most one unit's gradient is whole at a time. With one micro-batch, the bytes are
+# the same as before, and they are sent earlier. With several micro-batches, each micro-batch
+# sends its own gradients.
 #
-# `register_post_accumulate_grad_hook` calls you when a parameter's gradient has been
-# accumulated; the parameters of a unit come one at a time, in an order of backward's choice.
-# The last of them sets the reduce-scatter off. Free means: `parameter.grad = None`, so that no
-# reference is left.
+# `register_post_accumulate_grad_hook` calls your function when the gradient of a parameter has
+# been accumulated. The parameters of a unit arrive one by one, in an order that autograd
+# chooses. Start the reduce-scatter when the last of them arrives. To free a gradient, set
+# `parameter.grad = None`, so that no reference to the tensor is left.
 
 
 # %%
 class Bucket:
-    """The parameters of one unit, flat; this rank's shard of them and of their gradient."""
+    """The flat parameters of one unit, and this rank's shard of them and of their gradient."""
 
     def __init__(self, unit: nn.Module):
         self.n, self.parameters = dist.get_world_size(), list(unit.parameters())
@@ -590,10 +608,10 @@ class Bucket:
         self.missing = len(self.parameters)
 
     def ready(self, parameter: nn.Parameter) -> None:
-        """The gradient of one parameter is complete."""
-        # >>> solution 3: with the unit's last: fill self.shard.grad, free the whole gradients
-        # hint: self.missing counts down to 0, and must start again for the next backward
-        # hint: lay_out puts the gradients side by side, as the parameters are in self.flat
+        """Autograd calls this when the gradient of one parameter is complete."""
+        # >>> solution 3: after the last parameter, fill self.shard.grad and free the gradients
+        # hint: self.missing counts down to 0 and must be reset for the next backward
+        # hint: lay_out puts the gradients in the order of the parameters in self.flat
         self.missing -= 1
         if self.missing:
             return
@@ -608,7 +626,7 @@ class Bucket:
 
 
 class ZeRO2:
-    """Whole parameters; gradients and moments of a shard."""
+    """Each rank stores whole parameters, and the gradients and moments of one shard."""
 
     def __init__(self, model: Net):
         self.model = model
@@ -616,7 +634,7 @@ class ZeRO2:
         self.adam = make_adam([bucket.shard for bucket in self.buckets])
 
     def step(self) -> None:
-        # >>> solution 3: Adam on the shards, every bucket's parts to all ranks, no gradients
+        # >>> solution 3: step Adam, all-gather the parts of every bucket, clear the gradients
         self.adam.step()
         for bucket in self.buckets:
             dist.all_gather(list(bucket.flat.chunk(bucket.n)), bucket.shard.detach())
@@ -633,28 +651,30 @@ if __name__ == "__main__":
     check_zero2()
 
 # %% [markdown]
-# ## Step 4: ZeRO-3, parameters as guests
+# ## Step 4: ZeRO-3, shard the parameters
 #
-# A unit's parameters are needed while that unit computes, and idle while the others do. So keep
-# only a shard of them, and for each use **gather** the whole, compute, and **free** it: once in
-# forward, once more in backward, which needs the weights again. With the reduce-scatter of the
-# gradients that is $3(N-1)/N \cdot \Psi$ elements a step, half as much again as before. It buys
-# that nothing at all is held whole: $16\Psi/N$, and one unit on top.
+# The parameters of a unit are needed only while this unit computes. At all other times they are
+# idle. So keep only a shard of them. For each use, **gather** the whole parameters, compute,
+# and **free** them. A step uses them once in forward and once in backward, which needs the
+# weights again. The two all-gathers and the reduce-scatter of the gradients send $3(N-1)/N
+# \cdot \Psi$ elements per step, which is 50% more than before. In return, a rank stores only
+# $16\Psi/N$ bytes, and one gathered unit in addition.
 #
-# How can memory go while tensors still refer to it, autograd's among them? By taking the
-# storage away from under them: `whole.untyped_storage().resize_(0)` frees the bytes and leaves
-# the tensor, its shape and its views; `resize_(bytes)` gives it new ones, with arbitrary
-# content, which an all-gather fills.
+# How can you free memory while autograd and other code still refer to the tensor? You empty its
+# storage. `whole.untyped_storage().resize_(0)` frees the bytes, but the tensor, its shape and
+# its views remain. `resize_(bytes)` allocates new memory with arbitrary content, and an
+# all-gather then fills it.
 #
-# Four moments, four hooks. Before a unit's forward, gather. After it, free, and ask autograd
-# for a call when the gradient of the unit's output is known (`output.register_hook`): that is
-# the moment before its backward, so gather again. When the gradient of `whole` is complete,
-# free, reduce-scatter, and keep a shard of it.
+# You need four hooks. Before the forward of a unit, gather. After the forward, free, and
+# register a hook with `output.register_hook`. Autograd calls this hook when the gradient of the
+# unit's output is known. This is the moment before the unit's backward, so gather again. When
+# the gradient of `whole` is complete, free, reduce-scatter the gradient, and keep a shard of
+# it.
 
 
 # %%
 class Unit:
-    """A unit whose parameters are views of `whole`, whose memory comes and goes."""
+    """A unit whose parameters are views of `whole`. Its storage is filled only when needed."""
 
     def __init__(self, module: nn.Module):
         self.n = dist.get_world_size()
@@ -667,7 +687,7 @@ class Unit:
         self.lengths = [shape.numel() for _, _, shape in self.slots]
         self.lengths.append(flat.numel() - sum(self.lengths))  # the padding
         for owner, name, _ in self.slots:
-            delattr(owner, name)  # plain attributes take their places in before_forward
+            delattr(owner, name)  # before_forward sets plain attributes with these names
         self.shard = nn.Parameter(flat.chunk(self.n)[dist.get_rank()].clone())
         self.whole = flat.requires_grad_()
         self.free()
@@ -676,16 +696,16 @@ class Unit:
         self.whole.register_post_accumulate_grad_hook(self.reduce_gradient)
 
     def gather(self) -> None:
-        """Give `whole` its memory back and fill it from all ranks' shards."""
-        # >>> solution 4: resize the storage to self.whole.nbytes, and all-gather into it
-        # hint: chunks of self.whole.data: no graph may come of this
+        """Allocate the memory of `whole` and fill it from the shards of all ranks."""
+        # >>> solution 4: resize the storage to self.whole.nbytes and all-gather into it
+        # hint: use chunks of self.whole.data, so that autograd records nothing
         self.whole.untyped_storage().resize_(self.whole.nbytes)
         dist.all_gather(list(self.whole.data.chunk(self.n)), self.shard.data)
         # <<< solution
 
     def free(self) -> None:
-        """Take the memory of `whole` away."""
-        # >>> solution 4: resize the storage
+        """Free the memory of `whole`."""
+        # >>> solution 4: resize the storage to 0 bytes
         self.whole.untyped_storage().resize_(0)
         # <<< solution
 
@@ -693,20 +713,20 @@ class Unit:
         # >>> solution 4: gather
         self.gather()
         # <<< solution
-        pieces = self.whole.split(self.lengths)  # views: autograd will join their gradients
+        pieces = self.whole.split(self.lengths)  # views, so autograd joins their gradients
         for (owner, name, shape), piece in zip(self.slots, pieces, strict=False):
             setattr(owner, name, piece.view(shape))
 
     def after_forward(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        # >>> solution 4: free, and let the output's gradient gather again
-        # hint: output.register_hook(f) calls f(gradient); what f returns replaces the gradient
+        # >>> solution 4: free, and register a hook on the output that gathers again
+        # hint: register_hook(f) calls f(gradient); a value that f returns replaces the gradient
         self.free()
         output.register_hook(lambda gradient: self.gather())
         # <<< solution
 
     def reduce_gradient(self, whole: torch.Tensor) -> None:
-        """The gradient of `whole` is complete: whole.grad, as long as `whole`."""
-        # >>> solution 4: free, put the mean of my part into self.shard.grad, drop whole.grad
+        """Autograd calls this when whole.grad is complete. It has the length of `whole`."""
+        # >>> solution 4: free, put the mean of my part into self.shard.grad, clear whole.grad
         self.free()
         gradient, whole.grad = whole.grad, None
         self.shard.grad = torch.empty_like(self.shard)
@@ -716,7 +736,7 @@ class Unit:
 
 
 class ZeRO3:
-    """Shards of everything."""
+    """Each rank stores shards of parameters, gradients and moments."""
 
     def __init__(self, model: Net):
         self.model = model
@@ -724,7 +744,7 @@ class ZeRO3:
         self.adam = make_adam([unit.shard for unit in self.units])
 
     def step(self) -> None:
-        self.adam.step()  # nothing to pass round: the next gather does that
+        self.adam.step()  # no all-gather here, because the next gather sends the new values
         self.adam.zero_grad()
 
 
@@ -737,35 +757,37 @@ if __name__ == "__main__":
     check_zero3()
 
 # %% [markdown]
-# ## Step 5: the same by fully_shard
+# ## Step 5: FSDP2's fully_shard
 #
-# FSDP2's `fully_shard(module, mesh=mesh)` does all this, with prefetch and overlap: it turns
-# the module's parameters into **DTensors** of which each rank holds its rows, and sets the
-# hooks. The mesh says which ranks, and on what device: without one it takes the accelerator
-# that it sees, also where these ranks are on the CPU. What it does not know is how large a
-# unit should be. Every call makes one unit of all parameters in the module that no earlier
-# call has taken. So wrap from the inside out: the parts first, the root last. If you wrap the
-# root alone, the whole model is one unit, gathered whole, and with whole gradients: sharded,
-# and out of memory all the same. If you wrap every linear layer, units are small, and messages
-# are many: each has its latency.
+# FSDP2's `fully_shard(module, mesh=mesh)` does all of this, with prefetch and overlap. It
+# replaces the module's parameters by **DTensors**, of which each rank has its rows, and it
+# registers the hooks. The mesh says which ranks take part, and on which device. Without a mesh,
+# `fully_shard` uses the accelerator that it finds, even if your ranks are on the CPU.
 #
-# By default a unit is freed after its forward (`reshard_after_forward=True`); kept, it saves
-# the second all-gather and costs the memory. And the optimizer comes last: the parameters it
-# is to update are the DTensors, which did not exist before.
+# You must decide how large a unit is. Every call makes one unit of all parameters in the module
+# that no earlier call has taken. So call it for the parts first and for the root last. If you
+# call it for the root only, the whole model is one unit. Its parameters and its gradients are
+# whole at the same time, and the run is out of memory, although everything is sharded between
+# the steps. If you call it for every linear layer, the units are small and there are many
+# messages, and each message has its own latency.
+#
+# By default, a unit is freed after its forward (`reshard_after_forward=True`). If you keep it,
+# you save the second all-gather and pay with memory. Build the optimizer after the last call of
+# `fully_shard`, because the DTensors that it must update do not exist earlier.
 
 
 # %%
 def all_ranks() -> DeviceMesh:
-    """The mesh of all ranks, on the device of their group: gloo's is the CPU."""
+    """Return the mesh of all ranks, on the device of their group. For gloo this is the CPU."""
     cpu = dist.get_backend() == "gloo"
     kind = "cpu" if cpu else torch.accelerator.current_accelerator().type
     return DeviceMesh(kind, list(range(dist.get_world_size())))
 
 
 def shard_model(model: Net) -> tuple[Net, torch.optim.Adam]:
-    """The model, fully sharded in place, one unit for each of model.units(), and its Adam."""
+    """Shard the model in place, with one unit per model.units(). Return it and its Adam."""
     mesh = all_ranks()
-    # >>> solution 5: wrap the units, wrap the root, make Adam
+    # >>> solution 5: shard the units, shard the root, build Adam
     for unit in model.units():
         fully_shard(unit, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -774,7 +796,7 @@ def shard_model(model: Net) -> tuple[Net, torch.optim.Adam]:
 
 
 class Sharded:
-    """FSDP2 as an engine."""
+    """An engine that uses FSDP2."""
 
     def __init__(self, model: Net):
         self.model, self.adam = shard_model(model)
@@ -785,7 +807,7 @@ class Sharded:
 
 
 class RootAlone(Sharded):
-    """The model as one unit: how not to do it."""
+    """The model as one unit. This needs too much memory."""
 
     def __init__(self, model: Net):
         self.model = fully_shard(model, mesh=all_ranks(), reshard_after_forward=True)
@@ -798,7 +820,7 @@ if __name__ == "__main__":
     def check_fsdp2() -> None:
         found = measure(RootAlone, device)
         assert_losses(found.losses, TRUE_LOSSES)
-        assert found.peak > LIMIT, "FSDP2 on the root alone fits"
+        assert found.peak > LIMIT, "FSDP2 on the root alone fits, although it should not"
         say(
             f"step 5: FSDP2 on the root alone: peak ≈{found.peak / MIB:.1f} MiB, too much for"
             f" {LIMIT / MIB:.2f}"
@@ -808,29 +830,30 @@ if __name__ == "__main__":
     check_fsdp2()
 
 # %% [markdown]
-# ## Step 6: one norm, several micro-batches
+# ## Step 6: clipping and micro-batches
 #
-# **Clipping** scales the gradient down if its norm is above a limit, and it means the norm of
-# the *whole* gradient. A rank has a shard of it. Squares add up, norms do not: sum the squares
-# of your shards, all-reduce the sum, and take the root. If each rank clipped by its own norm,
-# the parts would be scaled by different factors, and nothing would complain.
+# **Clipping** scales the gradient down if its norm exceeds a limit. The norm is the norm of the
+# *whole* gradient, and a rank has only a shard of it. Squares can be added over the ranks, but
+# norms cannot. So compute the sum of the squares of your shards, all-reduce this sum, and take
+# the root. If each rank clipped by the norm of its own shards, the ranks would use different
+# factors, and no error would be raised.
 #
-# **Accumulation** runs several small batches before one step: a loss for each, divided by
-# their number, so that the sum of the means is the mean. With DDP one leaves out the
-# communication for all but the last (`no_sync`). FSDP2 can do that too,
-# `model.set_requires_gradient_sync(False)`, but think of what that means: a gradient which is
-# not reduced must be kept whole, $4\Psi$ bytes in place of $4\Psi/N$. On two ranks that does
-# not fit here (on four it would). Let every micro-batch reduce its gradients.
+# **Accumulation** runs several micro-batches before one step. Each micro-batch has its own
+# loss. Divide each loss by the number of micro-batches, so that the sum of all losses is the
+# mean. DDP can skip the communication in all micro-batches except the last (`no_sync`). FSDP2
+# can do this too, with `model.set_requires_gradient_sync(False)`. But a gradient that is not
+# reduced stays whole and needs $4\Psi$ bytes instead of $4\Psi/N$. On two ranks this does not
+# fit here, and on four ranks it would. Reduce the gradients in every micro-batch.
 
 
 # %%
 def clip_gradients(gradients: Sequence[torch.Tensor], limit: float) -> float:
-    """Scale the gradient, of which these are this rank's shards, to a norm of at most `limit`.
+    """Scale the whole gradient, of which `gradients` are this rank's shards.
 
-    Returns the norm before, the same on all ranks. As torch does, scales in place by
-    limit / (norm + 1e-6) if that is below 1.
+    Its norm is then at most `limit`. Returns the norm before scaling, which is the same on all
+    ranks. Like torch, it multiplies in place by limit / (norm + 1e-6) if that is below 1.
     """
-    # >>> solution 6: one sum of squares over all ranks, its root, one factor
+    # >>> solution 6: add the squares of all ranks, take the root, scale by one factor
     square = sum(gradient.square().sum() for gradient in gradients)
     dist.all_reduce(square)
     norm = square.sqrt().item()
@@ -844,11 +867,11 @@ def clip_gradients(gradients: Sequence[torch.Tensor], limit: float) -> float:
 def accumulate(
     model: Net, inputs: torch.Tensor, targets: torch.Tensor, micro_batches: int
 ) -> torch.Tensor:
-    """Leave the gradients of the mean loss over these rows; return that loss, detached.
+    """Compute the gradients of the mean loss over these rows. Return that loss, detached.
 
-    Runs as many micro-batches, of equal numbers of rows, one after the other.
+    Runs `micro_batches` micro-batches with equal numbers of rows, one after the other.
     """
-    # >>> solution 6: chunk the rows; for each chunk forward, its share of the loss, backward
+    # >>> solution 6: for each chunk of rows: forward, divide the loss, backward
     total = torch.zeros((), device=inputs.device, dtype=inputs.dtype)
     for x, y in zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True):
         loss = mean_square(model(x), y) / micro_batches
@@ -860,18 +883,18 @@ def accumulate(
 
 # %%
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's rows of a DTensor."""
+    """Return this rank's rows of a DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def train_sharded(
     model: Net, adam: torch.optim.Adam, batches: Sequence
 ) -> tuple[list[float], list[float]]:
-    """Train with accumulation and clipping; return losses and gradient norms."""
+    """Train with accumulation and clipping. Return the losses and gradient norms."""
     losses, norms = [], []
     for inputs, targets in batches:
         losses.append(mean_over_ranks(accumulate(model, inputs, targets, MICRO_BATCHES)))
-        # the list must not outlive its line, or it would keep the old gradients in memory
+        # do not store this list in a variable, which would keep the old gradients in memory
         norms.append(clip_gradients([local(p.grad) for p in model.parameters()], CLIP))
         adam.step()
         adam.zero_grad()
@@ -879,7 +902,7 @@ def train_sharded(
 
 
 if __name__ == "__main__":
-    MAYBE = LIMIT if FIRST is not None else None  # the limit, where something fits
+    MAYBE = LIMIT if FIRST is not None else None  # no limit with one rank
 
     def check_clipping() -> None:
         batches = my_batches(device)
@@ -891,7 +914,7 @@ if __name__ == "__main__":
             torch.tensor(TRUE_NORMS),
             rtol=1e-3,
             atol=0.0,
-            msg=f"the norms are {in_row(norms)}, of one process {in_row(TRUE_NORMS)}",
+            msg=f"the norms are {in_row(norms)}, but one process has {in_row(TRUE_NORMS)}",
         )
         say(
             f"step 6: {MICRO_BATCHES} micro-batches, clipped to {CLIP}: norms {in_row(norms)};"
@@ -903,19 +926,20 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 7: a checkpoint for any number of ranks
 #
-# Training goes on for weeks, and tomorrow you may get other machines. Each rank writes its own
-# shards (nobody could hold the whole), and a metadata file says which rows of which tensor lie
-# where. A rank that loads reads the rows it needs from whichever files hold them. This is
-# `torch.distributed.checkpoint`: `dcp.save(state, checkpoint_id=folder, process_group=group)`,
-# and `dcp.load`, which fills a state that you have prepared, *in place*. The prepared state
-# tells it which rows are wanted.
+# A training run can last for weeks, and later you may have a different number of machines. Each
+# rank writes its own shards, because no rank could store the whole model. A metadata file says
+# which file contains which rows of which tensor. A rank that loads the checkpoint reads the
+# rows that it needs from the right files. `torch.distributed.checkpoint` does this.
+# `dcp.save(state, checkpoint_id=folder, process_group=group)` saves a state. `dcp.load` fills a
+# state that you have prepared, *in place*. The prepared state tells it which rows are wanted.
 #
-# `get_state_dict(model, adam)` gives two dictionaries, with names in place of numbers, also for
-# Adam's moments. They belong into the checkpoint as much as the parameters: without them Adam
-# starts anew, and the loss jumps. So does the step at which you stopped. After loading,
-# `set_state_dict(model, adam, model_state_dict=…, optim_state_dict=…)` puts everything where
-# it belongs. `group` is the group of the ranks that take part: with two of four ranks, the
-# other two would be waited for.
+# `get_state_dict(model, adam)` returns two dictionaries. They use names instead of numbers,
+# also for Adam's moments. The moments belong in the checkpoint like the parameters. Without
+# them, Adam starts with empty moments and the loss jumps. The number of the step at which you
+# stopped also belongs in the checkpoint. After loading, call `set_state_dict(model, adam,
+# model_state_dict=…, optim_state_dict=…)`. It copies the loaded values into the model and the
+# optimizer. `group` is the group of the ranks that take part. If only two of four ranks load, a
+# call without the group would wait for the other two.
 
 
 # %%
@@ -926,8 +950,8 @@ def save(
     folder: str | Path,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Write a checkpoint of the ranks of the group: parameters, Adam's states, the step."""
-    # >>> solution 7: get_state_dict, and dcp.save of a dictionary of all three
+    """Write parameters, Adam's states and the step. All ranks of `group` must call this."""
+    # >>> solution 7: call get_state_dict, and dcp.save with a dictionary of all three
     parameters, moments = get_state_dict(model, adam)
     state = {"model": parameters, "adam": moments, "step": step}
     dcp.save(state, checkpoint_id=folder, process_group=group)
@@ -940,9 +964,9 @@ def load(
     folder: str | Path,
     group: dist.ProcessGroup | None = None,
 ) -> int:
-    """Fill a model and its Adam, sharded over the group, from a checkpoint; return the step."""
-    # >>> solution 7: prepare the same dictionary, dcp.load into it, set_state_dict
-    # hint: numbers are filled in, too: state["step"] has another value after dcp.load
+    """Load a checkpoint into a model and Adam that the group shards. Return the step."""
+    # >>> solution 7: build the same dictionary, call dcp.load with it, call set_state_dict
+    # hint: dcp.load also replaces numbers, so state["step"] changes
     parameters, moments = get_state_dict(model, adam)
     state = {"model": parameters, "adam": moments, "step": 0}
     dcp.load(state, checkpoint_id=folder, process_group=group)
@@ -952,14 +976,15 @@ def load(
 
 
 # %% [markdown]
-# The check trains two steps on all ranks and saves. Then as many ranks, two of them, and one
-# load it into a model with other parameters, and compare every bit with what was saved. At last
-# all ranks go on for two steps, and arrive where one process does.
+# The check trains two steps on all ranks and saves. Then it loads the checkpoint into a model
+# with different parameters, on all ranks, on two ranks, and on one rank. It compares every bit
+# with the saved model. At the end, all ranks train two more steps, and their losses must equal
+# the losses of one process.
 
 
 # %%
 def sharded_over(mesh: DeviceMesh, device: torch.device) -> tuple[Net, torch.optim.Adam]:
-    """A model with parameters of its own, over the ranks of a mesh, and its Adam."""
+    """Build a model with different parameters, sharded over a mesh, and its Adam."""
     model = build_model(device)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -970,7 +995,7 @@ def sharded_over(mesh: DeviceMesh, device: torch.device) -> tuple[Net, torch.opt
 
 
 def every_bit(model: nn.Module, adam: torch.optim.Adam) -> list[torch.Tensor]:
-    """All parameters and all states of Adam, whole, on the CPU."""
+    """Return all parameters and all states of Adam as whole tensors on the CPU."""
     found = []
     for parameter in model.parameters():
         for tensor in (parameter.detach(), *adam.state[parameter].values()):
@@ -980,7 +1005,7 @@ def every_bit(model: nn.Module, adam: torch.optim.Adam) -> list[torch.Tensor]:
 
 
 def shared_folder() -> Path:
-    """A new folder, the same one on all ranks."""
+    """Create a folder on rank 0 and return its path on all ranks."""
     name = [tempfile.mkdtemp(prefix="lab03-") if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(name, src=0)
     return Path(name[0])
@@ -1000,55 +1025,56 @@ if __name__ == "__main__":
                 model, adam = sharded_over(mesh, device)
                 step = load(model, adam, folder, mesh.get_group())
                 bits = every_bit(model, adam)
-                assert step == 2, f"{n} ranks loaded step {step}, it was 2"
+                assert step == 2, f"{n} ranks loaded step {step} instead of step 2"
                 assert len(bits) == len(saved) and all(map(torch.equal, bits, saved)), (
-                    f"what {n} ranks loaded is not what {world} saved"
+                    f"the values that {n} ranks loaded differ from those that {world} saved"
                 )
             loaded.append(n)
             if n == world:
-                kept = model, adam
+                trained = model, adam
             dist.barrier()
-        losses, _ = train_sharded(*kept, batches[2:])
+        losses, _ = train_sharded(*trained, batches[2:])
         assert_losses(losses, CLIPPED_LOSSES[2:])
         files = len(list(folder.glob("*.distcp")))
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(folder)
         say(
-            f"step 7: ranks {world}, files {files}; loaded by"
-            f" {', '.join(map(str, loaded))}: equal bit for bit; went on: {in_row(losses)}"
+            f"step 7: {world} ranks wrote {files} files; loaded with"
+            f" {', '.join(map(str, loaded))} ranks, equal bit for bit;"
+            f" next losses {in_row(losses)}"
         )
 
     check_checkpoint()
 
 # %% [markdown]
-# ## Step 8: a model that nobody could build
+# ## Step 8: a model that is too large for one rank
 #
-# So far every rank built the whole model and then gave most of it away. That takes $4\Psi$
-# bytes, if only for a moment. A model of 70 billion parameters has no such moment. So build it
-# on the **meta device**, where tensors have shapes and no memory; shard that; and then let
-# `model.to_empty(device=…)` allocate, which now means this rank's shards alone. Their content
-# is arbitrary: *every* value has to be written.
+# So far, every rank built the whole model and then freed most of it. For a moment this needs
+# $4\Psi$ bytes. A rank may not have this memory for a model of 70 billion parameters. Build
+# such a model on the **meta device**, where tensors have shapes but no memory, and shard it
+# there. Then call `model.to_empty(device=…)`, which allocates only the shards of this rank.
+# Their content is arbitrary, so you must write *every* value.
 #
-# Where from? A checkpoint, as in step 7; or an initialisation. `reset_parameters` on the shards
-# will not do: with one seed every rank draws the same numbers for its own rows, and
-# with different seeds the model depends on the number of ranks. Instead draw one whole layer
-# at a time, the same on all ranks from one seed, and keep your rows of it. Then it is, bit for
-# bit, the model of one process.
+# The values can come from a checkpoint, as in step 7, or from an initialization. Do not call
+# `reset_parameters` on the shards. On the CPU, every rank with the same seed draws the same
+# numbers for its rows. With different seeds, the model depends on the number of ranks. Instead,
+# draw one whole layer at a time from the same seed on all ranks, and keep the rows of this
+# rank. The result equals the model of one process, bit for bit.
 
 
 # %%
 def my_rows(whole: torch.Tensor, parameter: DTensor) -> torch.Tensor:
-    """This rank's rows of a tensor that is sharded as `parameter` is."""
+    """Return this rank's rows of a tensor that has the layout of `parameter`."""
     mesh = parameter.device_mesh
     rows = whole.detach().chunk(mesh.size())
     return rows[mesh.get_local_rank()] if mesh.get_local_rank() < len(rows) else whole[:0]
 
 
 def build_sharded(device: torch.device) -> tuple[Net, torch.optim.Adam]:
-    """The model that build_model makes, fully sharded, and its Adam; it is never whole here."""
-    # >>> solution 8: Net() on the meta device, shard_model, to_empty
-    # hint: with torch.device("meta"): whatever is built here has no memory
+    """Build the model of build_model in shards, without ever having it whole, and its Adam."""
+    # >>> solution 8: build Net() on the meta device, call shard_model and to_empty
+    # hint: a module that is built inside `with torch.device("meta"):` has no memory
     with torch.device("meta"):
         model = Net()
     model, adam = shard_model(model)
@@ -1057,9 +1083,9 @@ def build_sharded(device: torch.device) -> tuple[Net, torch.optim.Adam]:
     torch.manual_seed(3)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            # >>> solution 8: draw a whole nn.Linear like it, and write my rows into my shards
+            # >>> solution 8: draw a whole nn.Linear of this size, copy my rows into my shards
             # hint: module.in_features, module.out_features; my_rows(drawn, module.weight)
-            # hint: parameter.to_local() is this rank's shard; copy_ into it under no_grad
+            # hint: parameter.to_local() is this rank's shard; use copy_ under no_grad
             whole = nn.Linear(module.in_features, module.out_features)
             with torch.no_grad():
                 for ours, drawn in zip(module.parameters(), whole.parameters(), strict=True):
@@ -1069,8 +1095,8 @@ def build_sharded(device: torch.device) -> tuple[Net, torch.optim.Adam]:
 
 
 # %% [markdown]
-# The check compares the bits, and what was in use at most: a shard of all, and one layer. Then
-# everything you wrote runs together, under the limit.
+# The check compares all bits. It also compares the peak memory with the memory for a shard of
+# the model and one whole layer. Then it trains with everything that you wrote, under the limit.
 
 
 # %%
@@ -1083,15 +1109,15 @@ if __name__ == "__main__":
         layer = 4 * 4 * HIDDEN * (HIDDEN + 1)  # bytes of a block's linear, with its bias
         bound = 4 * PSI // world + 4 * layer
         assert memory.peak <= bound, (
-            f"building took {memory.peak:,} bytes, and {bound:,} are enough"
+            f"building the model needed {memory.peak:,} bytes, but {bound:,} are enough"
         )
         for ours, true in zip(model.parameters(), build_model().parameters(), strict=True):
             assert torch.equal(ours.full_tensor().cpu(), true.detach()), (
-                "the parameters are not those of build_model"
+                "the parameters differ from those of build_model"
             )
         say(
-            f"step 8: built in ≈{memory.peak / MIB:.2f} MiB, whole it has {4 * PSI / MIB:.2f};"
-            " equal bit for bit"
+            f"step 8: built with ≈{memory.peak / MIB:.2f} MiB; the whole model has"
+            f" {4 * PSI / MIB:.2f} MiB; equal bit for bit"
         )
         with Memory(device, MAYBE):
             model, adam = build_sharded(device)
@@ -1107,17 +1133,18 @@ if __name__ == "__main__":
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # DTensor's caches hold meshes, and these their groups, to the very end
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
 
 # %% [markdown]
 # ## Where to go from here
 #
-# - Take 13 as `HIDDEN`, and 7 as `WIDTH`: no shard is a whole number of anything now. What
-#   still holds to the byte, what does not, and why?
-# - Let `Unit.gather` of one unit start the next unit's all-gather (`async_op=True`), as
-#   `mini_fsdp.py` of chapter 04 does. By how much does the peak rise?
-# - Set `model.set_requires_gradient_sync(False)` in `accumulate` for all but the last
-#   micro-batch. Predict the peak, then measure it.
+# - Use 13 as `HIDDEN` and 7 as `WIDTH`, so that no tensor can be cut into equal shards. Which
+#   numbers still agree with the formulas exactly, which do not, and why?
+# - Let `Unit.gather` of one unit start the all-gather of the next unit (`async_op=True`), as
+#   `mini_fsdp.py` of chapter 04 does. By how much does the peak memory rise?
+# - In `accumulate`, set `model.set_requires_gradient_sync(False)` for all micro-batches except
+#   the last. Predict the peak memory, and then measure it.
 # - Give `fully_shard` a `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`. What does a rank
-#   hold now, what does it send, and why are the losses no longer those of one process?
-# - On four ranks, shard over pairs and replicate across them (a 2D mesh). Which formula holds?
+#   store now, what does it send, and why are the losses no longer those of one process?
+# - On four ranks, shard over pairs of ranks and replicate across the pairs (a 2D mesh). Which
+#   formula is right for the memory now?

@@ -90,6 +90,7 @@ REASONS = {
         fleet:Hardware fleet:Tier fleet:Fleet capacity:Model capacity:Load capacity:plan
         capacity_published:predicted""",
     "it brings data, whatever the model": "stream:Stream stateful_loader:Stream",
+    "its argument is one parameter": "mixed_precision_policy:vectors_in_fp32",
 }
 
 

@@ -259,6 +259,7 @@ SECOND_EDITION = [
     "03_experts.md",
     "03_context_and_experts.md",
     "04_zero_and_fsdp.md",
+    "04_fsdp.md",
     "04_checkpoints.md",
     "04_deepspeed.md",
     "05_mixed_precision.md",

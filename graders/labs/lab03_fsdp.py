@@ -328,7 +328,7 @@ CASES = (  # psi, n, limit, room, stage
 
 
 @LAB.alone(
-    1, "count before you cut", "the bytes of every stage, and the smallest that fits",
+    1, "count the memory of each stage", "the bytes of every stage, and the smallest that fits",
     "bytes_per_rank smallest_stage",
 )  # fmt: skip
 def count(theirs, ours, lesson):
@@ -414,7 +414,7 @@ def expect_part(
 
 
 @LAB.step(
-    2, "ZeRO-1, the optimizer in shards",
+    2, "ZeRO-1, shard the optimizer",
     "the parameters of one process, with moments of a shard", "lay_out ZeRO1",
     crashes={LIST: "chunk_list"},
 )  # fmt: skip
@@ -464,7 +464,7 @@ def zero1(theirs, ours, lesson):
 
 
 @LAB.step(
-    3, "ZeRO-2, gradients leave as they come",
+    3, "ZeRO-2, shard the gradients",
     "the parameters of one process, with gradients and moments of a shard", "Bucket ZeRO2",
     crashes={
         LIST: "chunk_list",
@@ -517,7 +517,7 @@ def zero2(theirs, ours, lesson):
 
 
 @LAB.step(
-    4, "ZeRO-3, parameters as guests",
+    4, "ZeRO-3, shard the parameters",
     "the parameters of one process, with a shard of everything", "Unit ZeRO3",
     crashes={
         LIST: "chunk_list",
@@ -598,7 +598,7 @@ def zero3(theirs, ours, lesson):
 
 
 @LAB.step(
-    5, "the same by fully_shard",
+    5, "FSDP2's fully_shard",
     "one unit for each of model.units(), freed after its forward, and Adam for the shards",
     "shard_model",
 )  # fmt: skip
@@ -655,7 +655,7 @@ def fsdp2(theirs, ours, lesson):
 
 
 @LAB.step(
-    6, "one norm, several micro-batches",
+    6, "clipping and micro-batches",
     "the norm of the whole gradient, and the gradient of all rows", "clip_gradients accumulate",
 )  # fmt: skip
 def clip(theirs, ours, lesson):
@@ -812,7 +812,7 @@ def _(group):
 
 
 @LAB.step(
-    8, "a model that nobody could build",
+    8, "a model that is too large for one rank",
     "the parameters of build_model, bit for bit, and a shard of them in memory",
     "build_sharded",
     crashes={"copy out of meta tensor": "meta_copy", "meta tensor": "on_meta"},

@@ -1,9 +1,9 @@
-"""A sharded module entered by a side door: its hooks do not run, and nothing is gathered.
+"""The hooks of a sharded module run only for forward, so other methods find sharded parameters.
 
-(no flag)      calls a method of the model, which is not its forward
---case block   calls a block first, and the model afterwards
+(no flag)      calls a method of the model that is not its forward
+--case block   calls a block first and the model afterwards
 --case root    shards the root before its blocks
---fix         registers the method, and calls the model first
+--fix          registers the method, and calls the model first
 """
 
 import os
@@ -60,9 +60,9 @@ def main() -> int:
             fully_shard(module, mesh=mesh)
         if "--fix" in sys.argv:
             register_fsdp_forward_method(model, "encode")
-            model(inputs)  # the root first, then a part
+            model(inputs)  # the root must run before a part of it
             torch.testing.assert_close(model.blocks[0](inputs), part)
-            model.reshard()  # as backward does
+            model.reshard()  # backward would do this
         elif "block" in sys.argv:
             model.blocks[0](inputs)
             model(inputs)

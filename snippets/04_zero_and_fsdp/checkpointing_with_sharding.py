@@ -1,7 +1,9 @@
-"""Activation checkpointing with fully_shard: both orders of wrapping, all-gathers and memory.
+"""Activation checkpointing of a sharded block needs no additional all-gather.
 
-Recomputation needs the block's parameters, and so does its backward. Wrapped inside the sharded
-block, both find them whole after one all-gather. What is kept of a block is its input.
+The recomputation of a block needs its parameters, and so does its backward. One all-gather
+serves both, in either order of checkpoint_wrapper and fully_shard. The last row shows what to
+avoid: one checkpoint around all blocks. Its recomputation gathers every block, and all of them
+stay whole until backward has used them.
 """
 
 import copy
@@ -31,7 +33,7 @@ class Block(nn.Module):
 
 
 class Count(TorchDispatchMode):
-    """Count collectives, their bytes, and at every operator the parameters that are whole."""
+    """Count collectives and their bytes. Measure the gathered parameters at every operator."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -50,15 +52,12 @@ class Count(TorchDispatchMode):
 
 
 def whole_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters that are gathered now: fully_shard swaps DTensors for tensors."""
+    """Return the bytes of the parameters that are gathered at this moment."""
+    # a gathered parameter is a plain tensor, and a sharded parameter is a DTensor
     return sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
 
 
-def whole(parameter: nn.Parameter) -> bool:
-    return not isinstance(parameter, DTensor)
-
-
-def plain(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def without(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(block, mesh=mesh)
 
 
@@ -68,6 +67,13 @@ def checkpoint_inside(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def checkpoint_outside(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return checkpoint_wrapper(fully_shard(block, mesh=mesh))
+
+
+def checkpoint_all(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """One checkpoint around all units."""
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return nn.Sequential(checkpoint_wrapper(model))
 
 
 def start() -> torch.device:
@@ -99,18 +105,25 @@ def main() -> None:
     if rank == 0:
         print(f"N = {n}, {LAYERS} blocks, [b, h] = [{BATCH // n}, {H}]")
         print("                    all-gathers  reduce-scatters  whole at once  saved elements")
-    for wrap in (plain, checkpoint_inside, checkpoint_outside):
+    results = {}
+    for wrap in (without, checkpoint_inside, checkpoint_outside, checkpoint_all):
         model = copy.deepcopy(alone)
         model.zero_grad()
-        model = fully_shard(nn.Sequential(*(wrap(block, mesh) for block in model)), mesh=mesh)
-        assert isinstance(model[0], FSDPModule) == (wrap is not checkpoint_outside)
+        if wrap is checkpoint_all:
+            model = wrap(model, mesh)
+        else:
+            model = nn.Sequential(*(wrap(block, mesh) for block in model))
+            assert isinstance(model[0], FSDPModule) == (wrap is not checkpoint_outside)
+        model = fully_shard(model, mesh=mesh)
         saved: dict[int, int] = {}
 
         def note(
             tensor: torch.Tensor, saved: dict = saved, model: nn.Module = model
         ) -> torch.Tensor:
             parameters = {
-                p.untyped_storage().data_ptr() for p in model.parameters() if whole(p)
+                p.untyped_storage().data_ptr()
+                for p in model.parameters()
+                if not isinstance(p, DTensor)
             }
             address = tensor.untyped_storage().data_ptr()
             if address not in parameters:
@@ -120,15 +133,27 @@ def main() -> None:
         with Count(model) as count:
             with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
                 loss = model(inputs[rank::n]).square().mean()
-            kept = sum(saved.values())
+            elements = sum(saved.values())
             loss.backward()
         assert n == 1 or not torch.isclose(loss, everything)  # of a part of the rows
         for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), truth.grad)
+        gathers, reductions = count.calls["allgather"], count.calls["reduce_scatter"]
+        peak = count.peak / 4 / psi
+        assert (gathers, reductions) == (2 * LAYERS, LAYERS)  # recomputation adds no gather
+        assert peak == (1 if wrap is checkpoint_all else 1 / LAYERS)
+        results[wrap] = elements
         if rank == 0:
-            gathers, reductions = count.calls["allgather"], count.calls["reduce_scatter"]
-            peak = f"{count.peak / 4 / psi:.2f} Ψ"
-            print(f"{wrap.__name__:18}  {gathers:11}  {reductions:15}  {peak:>13}  {kept:14,}")
+            print(
+                f"{wrap.__name__:18}  {gathers:11}  {reductions:15}  {peak:11.2f} Ψ"
+                f"  {elements:14,}"
+            )
+    activation = BATCH // n * H
+    # with a checkpoint, forward saves the inputs of the blocks and what the loss needs
+    assert results[checkpoint_inside] == (LAYERS + 1) * activation
+    assert results[checkpoint_outside] == (LAYERS + 1) * activation
+    assert results[checkpoint_all] == 2 * activation  # one input, and what the loss needs
+    assert results[without] > 7 * results[checkpoint_inside]
 
 
 if __name__ == "__main__":

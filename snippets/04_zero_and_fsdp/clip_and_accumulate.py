@@ -1,8 +1,9 @@
-"""Clipping and accumulation with shards: one norm for all, and what not reducing costs.
+"""Gradient accumulation and clipping with FSDP2, with the collectives and gradients counted.
 
-clip_grad_norm_ sees DTensors and computes the norm of the whole gradient; the shards' own norms
-differ. set_requires_gradient_sync(False) leaves out the reduce-scatter of a micro-batch, and
-then gradients add up whole: Ψ elements on each rank in place of Ψ/N.
+set_requires_gradient_sync(False) skips the reduce-scatter of a micro-batch. The gradients are
+then added up whole, so every rank stores Ψ elements instead of Ψ/N. The last line is about
+clipping: clip_grad_norm_ receives DTensors and returns the norm of the whole gradient. The
+norms of the single shards are different.
 """
 
 import copy
@@ -33,7 +34,7 @@ class Block(nn.Module):
 
 
 class Count(TorchDispatchMode):
-    """Count collectives, their bytes, and at every operator the parameters that are whole."""
+    """Count collectives and their bytes. Measure the gathered parameters at every operator."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -52,27 +53,29 @@ class Count(TorchDispatchMode):
 
 
 def whole_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters that are gathered now: fully_shard swaps DTensors for tensors."""
+    """Return the bytes of the parameters that are gathered at this moment."""
+    # a gathered parameter is a plain tensor, and a sharded parameter is a DTensor
     return sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
 
 
 def reduce_every(model, micro: int) -> None:
-    """Nothing: each micro-batch ends in a reduce-scatter."""
+    """Change nothing: backward of every micro-batch ends with a reduce-scatter."""
 
 
 def reduce_last(model, micro: int) -> None:
+    """Skip the reduce-scatter in all micro-batches except the last one."""
     model.set_requires_gradient_sync(micro == MICRO - 1)
 
 
 def stay_whole(model, micro: int) -> None:
-    """ZeRO-1 for the length of a step: parameters are gathered once, too."""
+    """Also gather the parameters only once per step, as ZeRO-1 does."""
     reduce_last(model, micro)
     model.set_reshard_after_forward(False)
     model.set_reshard_after_backward(micro == MICRO - 1)
 
 
 def gradient_elements(model: nn.Module) -> int:
-    """Elements of all gradients on this rank: of the shards, and of gathered copies."""
+    """Count the elements of all gradients on this rank: of shards and of gathered copies."""
     gathered = [t for t in gc.get_objects() if type(t) is nn.Parameter]
     gradients = [p.grad for p in (*model.parameters(), *gathered) if p.grad is not None]
     local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
@@ -113,8 +116,8 @@ def main() -> None:
     alone.zero_grad()
 
     if rank == 0:
-        print(f"N = {n}, {MICRO} micro-batches; gradients equal those of one batch")
-        print("               all-gathers  reduce-scatters  gradients held before the last")
+        print(f"N = {n}, {MICRO} micro-batches; the gradients equal those of one batch")
+        print("               all-gathers  reduce-scatters  gradients before the last backward")
     for mode in (reduce_every, reduce_last, stay_whole):
         model = copy.deepcopy(fresh)
         for block in model:
@@ -124,7 +127,7 @@ def main() -> None:
             for micro, part in enumerate(inputs.chunk(MICRO)):
                 mode(model, micro)
                 if micro == MICRO - 1:
-                    held = gradient_elements(model)
+                    stored = gradient_elements(model)
                 loss = model(part[rank::n]).square().mean()
                 (loss / MICRO).backward()
         every = [0.0] * n
@@ -132,11 +135,17 @@ def main() -> None:
         assert len(set(every)) == n  # each rank has other rows
         for ours, truth in zip(model.parameters(), truths, strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), truth)
+        calls = count.calls
+        expected_calls = {
+            reduce_every: (2 * LAYERS * MICRO, LAYERS * MICRO, psi // n),
+            reduce_last: (2 * LAYERS * MICRO, LAYERS, psi),
+            stay_whole: (LAYERS, LAYERS, psi),
+        }[mode]
+        assert (calls["allgather"], calls["reduce_scatter"], stored) == expected_calls
         if rank == 0:
-            calls = count.calls
             print(
                 f"{mode.__name__:13}  {calls['allgather']:11}  {calls['reduce_scatter']:15}"
-                f"  {held / psi:.2f} Ψ"
+                f"  {stored / psi:.2f} Ψ"
             )
 
     local = [p.grad.to_local().clone() for p in model.parameters()]
@@ -145,12 +154,13 @@ def main() -> None:
     torch.testing.assert_close(norm.full_tensor().item(), expected)
     for ours, truth in zip(model.parameters(), clipped, strict=True):
         torch.testing.assert_close(ours.grad.full_tensor(), truth)
-    norms = [torch.zeros(()) for _ in range(n)]
-    dist.all_gather(norms, own.cpu() if device.type == "cpu" else own)
+    norms = [torch.zeros_like(own) for _ in range(n)]
+    dist.all_gather(norms, own)
+    torch.testing.assert_close(sum(x.square() for x in norms).sqrt().item(), expected)
     if rank == 0:
         print(f"norm of the gradient: one process {expected:.4f}", end="")
         print(f", clip_grad_norm_ {norm.full_tensor().item():.4f}", end="")
-        print(f", of shards {', '.join(f'{x.item():.4f}' for x in norms)}")
+        print(f", of the shards {', '.join(f'{x.item():.4f}' for x in norms)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""FSDP2: fully_shard on every block, then on the root; equal to DDP and to one process.
+"""FSDP2 gives the same losses and parameters as DDP and as one process with the whole batch.
 
-The model, the data and the seed are those of mini_fsdp.py, so that the losses are, too. What
-an optimizer sees are DTensors, which hold this rank's rows of every parameter. CommDebugMode
-counts the collectives of a step.
+The program calls fully_shard on every block and then on the root. Its model, data and seed are
+the same as in mini_fsdp.py, so the losses are the same, too. The optimizer gets DTensors, which
+have this rank's rows of every parameter. The last lines count the collectives of one step.
 """
 
 import copy
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 def shard_blocks(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
-    """Bottom up: each block is a group of its own, the root takes what is left."""
+    """Make one unit of each block. The root's unit gets all other parameters."""
     for block in model:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -83,8 +83,8 @@ def main() -> None:
             assert (name == "one process") == torch.isclose(loss, mean / n) or n == 1
             losses.append((mean / n).item() if name != "one process" else loss.item())
         torch.testing.assert_close(losses, [losses[-1]] * 3)
-        told = (f"{name} {loss:.5f}" for name, loss in zip(models, losses, strict=True))
-        lines.append(f"step {step}: " + ", ".join(told))
+        words = (f"{name} {loss:.5f}" for name, loss in zip(models, losses, strict=True))
+        lines.append(f"step {step}: " + ", ".join(words))
 
     weight = models["FSDP2"][0].up.weight
     for parameter, truth in zip(models["FSDP2"].parameters(), alone.parameters(), strict=True):

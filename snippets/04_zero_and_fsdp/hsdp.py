@@ -1,8 +1,9 @@
-"""HSDP: a 2D mesh, parameters sharded along one dimension and replicated along the other.
+"""HSDP shards parameters along one dimension of a 2D mesh and replicates them along the other.
 
-With 4 ranks as 2 nodes of 2: every collective of one step, with the mesh dimension it runs
-along, what it sends per rank, and what leaves a node. The shard dimension belongs on the fast
-link, since only a shard's gradient crosses the replicate dimension.
+The four ranks play two nodes with two GPUs each. For every kind of collective, the program
+prints the mesh dimension, the elements that each rank sends over a ring, and the elements that
+leave a node. Only the all-reduce of the gradient shards leaves a node, so the dimension `shard`
+belongs on the fast links within a node.
 """
 
 import copy
@@ -31,7 +32,11 @@ class Block(nn.Module):
 
 
 class Traffic(TorchDispatchMode):
-    """Per kind and mesh dimension: how many, elements a ring sends per rank, and per node."""
+    """Count calls and elements of every collective, for each mesh dimension.
+
+    A row of the table has the number of calls, the elements that each rank of a ring sends, and
+    the elements that leave each node.
+    """
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -58,8 +63,9 @@ class Traffic(TorchDispatchMode):
             ring = dist.get_process_group_ranks(group)
             nodes = [r // PER_NODE for r in ring]
             borders = sum(a != b for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True))
-            # each of a ring's ranks hands on the same; a node is left at borders / len(set) of
-            # them, and the node's ranks are in PER_NODE / (those in this ring) such rings
+            # All ranks of a ring send the same number of elements. A ring leaves each of its
+            # nodes borders / len(set(nodes)) times, and a node has PER_NODE such rings divided
+            # by the number of its ranks in this ring.
             leaves = borders / len(set(nodes)) * PER_NODE / nodes.count(nodes[0])
             row[0] += 1
             row[1] += sent
@@ -116,14 +122,15 @@ def main() -> None:
         with Traffic(mesh) as traffic:
             loss = model(inputs[rank::4]).square().mean()
             loss.backward()
-        assert not torch.isclose(loss, whole)  # of a part of the rows
+        assert not torch.isclose(loss, whole)  # each rank has other rows
         for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), truth.grad)
         weight = model[0].up.weight
         if rank == 0:
-            kept = sum(p.to_local().numel() for p in model.parameters())
+            stored = sum(p.to_local().numel() for p in model.parameters())
+            assert stored == psi // mesh["shard"].size()
             print(f"{words}: gradients equal one process; {weight.placements}")
-            print(f"  a rank keeps {kept / psi:.2f} Ψ")
+            print(f"  a rank stores {stored / psi:.2f} Ψ")
             for (name, dimension), (number, sent, leaves) in sorted(traffic.table.items()):
                 print(
                     f"  {number} × {name:14} along {dimension:9} sends {sent / psi:.2f} Ψ, "

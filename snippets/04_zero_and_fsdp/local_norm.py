@@ -1,8 +1,9 @@
-"""Clipping by the norm of a rank's own shard: every rank scales by another factor.
+"""Code that reads only the local shard computes a wrong norm, or a wrong update of a matrix.
 
-The gradient is one vector of which each rank holds a part. Its norm is the root of the sum of
-the squares of all parts; scaled by the norms of their own parts, the parts fit no longer. A
-DTensor's norm is such a sum that is not yet made: .item() gives the rank's own part of it.
+Clipping by the norm of the own shard scales every rank by a different factor. The norm of a
+single DTensor is a sum over ranks that has not been computed yet, so .item() returns only the
+part of this rank. Muon orthogonalizes a whole matrix. It is right on DTensors and wrong on the
+local rows. Compare each line with the line of one process.
 """
 
 import copy
@@ -14,12 +15,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 BATCH, H, MAX_NORM = 24, 48, 0.1
 
 
 def clip_by_own_norm(model: nn.Module) -> None:
-    """What a loop written for plain tensors does when it is given the local shards."""
+    """Clip the local shards as if they were the whole gradient."""
     gradients = [p.grad.to_local() for p in model.parameters()]
     norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients]))
     for gradient in gradients:
@@ -28,6 +31,14 @@ def clip_by_own_norm(model: nn.Module) -> None:
 
 def clip_by_common_norm(model: nn.Module) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+
+
+def muon_update(gradient: torch.Tensor) -> torch.Tensor:
+    """Return what one step of torch.optim.Muon subtracts from a matrix with this gradient."""
+    weight = nn.Parameter(torch.zeros_like(gradient))
+    weight.grad = gradient
+    torch.optim.Muon([weight], lr=1.0, adjust_lr_fn="match_rms_adamw").step()
+    return -weight.detach()
 
 
 def start() -> torch.device:
@@ -64,12 +75,12 @@ def main() -> None:
     for clip, model in models.items():
         fully_shard(model, mesh=mesh)
         loss = (model(inputs[rank::n]) - targets).square().mean()
-        assert n == 1 or not torch.isclose(loss, whole)  # of a part of the rows
+        assert n == 1 or not torch.isclose(loss, whole)  # each rank has other rows
         loss.backward()
         clip(model)
         ours = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
         for p in model.parameters():
-            p.grad /= 2  # half the limit: not to be touched
+            p.grad /= 2  # half the limit: clipping must not change it
         clip(model)
         again = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
         assert torch.equal(ours / 2, again)
@@ -82,14 +93,31 @@ def main() -> None:
             )
 
     # --8<-- [start:item]
-    norm = models[clip_by_common_norm][0].weight.detach().norm()  # a DTensor: the sum is due
-    own, whole = norm.item(), norm.full_tensor().item()  # the second is a collective
+    norm = models[clip_by_common_norm][0].weight.detach().norm()  # a DTensor without the sum
+    own, whole = norm.item(), norm.full_tensor().item()  # full_tensor() is a collective
     # --8<-- [end:item]
     right = alone[0].weight.detach().norm().item()
     assert abs(whole - right) < 1e-4 and (own < whole - 0.1 or n == 1)
     if rank == 0:
         print(f"norm of a weight: one process {right:.4f}")
         print(f"  .item() on rank 0 {own:.4f}, .full_tensor().item() {whole:.4f}")
+
+    gradient = torch.randn(H, H, device=device)  # the same on all ranks
+    sharded = distribute_tensor(gradient, mesh, [Shard(0)])
+    truth = muon_update(gradient)
+    with CommDebugMode() as count:
+        on_dtensor = muon_update(sharded)
+    on_rows = DTensor.from_local(muon_update(sharded.to_local()), mesh, [Shard(0)])
+    errors = [
+        ((update.full_tensor() - truth).norm() / truth.norm()).item()
+        for update in (on_dtensor, on_rows)
+    ]
+    assert errors[0] < 0.02 and (errors[1] > 0.3 or n == 1)  # Muon computes in bf16
+    if rank == 0:
+        print(f"relative error of an update by Muon: DTensor {errors[0]:.2f}", end="")
+        print(
+            f" after {count.get_total_counts()} collectives, each rank's rows {errors[1]:.2f}"
+        )
 
 
 if __name__ == "__main__":

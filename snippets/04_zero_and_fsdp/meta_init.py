@@ -1,9 +1,9 @@
-"""A model that no rank could build: the meta device, fully_shard, then memory for shards.
+"""With the meta device you can shard a model that is too large for every single rank.
 
-Parameters on the meta device have shapes and no memory. fully_shard cuts them, to_empty
-allocates this rank's shards alone, and then every value has to be written: by an
-initialisation, or from a state dict that rank 0 has and broadcasts tensor by tensor.
---forget leaves out the last two steps.
+Parameters on the meta device have shapes but no memory. fully_shard shards them, and to_empty
+allocates only the shards of this rank. After that, every value must be written: by an
+initialization, or from a state dict that rank 0 has and broadcasts tensor by tensor. With
+--forget the program skips to_empty and everything after it, and shows the error.
 """
 
 import os
@@ -46,7 +46,7 @@ def sharded_on_meta(mesh: DeviceMesh) -> Model:
 
 
 def initialise(model: Model) -> None:
-    """Every rank draws the whole tensor from the same seed, and keeps its rows of it."""
+    """Draw each whole tensor from the same seed on every rank, and keep this rank's rows."""
     torch.manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -94,7 +94,7 @@ def main() -> int:
             dist.barrier()
             return 1
     model.to_empty(device=device)
-    held = sum(p.to_local().nbytes for p in model.parameters())
+    allocated = sum(p.to_local().nbytes for p in model.parameters())
     initialise(model)
     for ours, truth in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours.full_tensor().cpu(), truth)
@@ -118,9 +118,10 @@ def main() -> int:
     dist.all_gather(shards, naive.blocks[0].up.weight.to_local().detach())
     same = all(torch.equal(shard, shards[0]) for shard in shards)
     assert same or device.type != "cpu"
-    assert held == 4 * psi // n
+    assert allocated == 4 * psi // n
     if rank == 0:
-        print(f"N = {n}, Ψ = {psi:,}: a rank allocated {held:,} bytes, 4Ψ/N = {4 * psi // n:,}")
+        formula = 4 * psi // n
+        print(f"N = {n}, Ψ = {psi:,}: a rank allocated {allocated:,} bytes, 4Ψ/N = {formula:,}")
         print("initialised from one seed: equal to the plain model")
         print(f"loaded from rank 0: equal to the plain model, mean output {output:.4f}")
         if device.type == "cpu":

@@ -1,14 +1,17 @@
-"""MixedPrecisionPolicy: in which precision parameters are gathered, gradients reduced, kept.
+"""A MixedPrecisionPolicy sets the dtype of gathered parameters, gradient sums and outputs.
 
-The shard which the optimizer updates stays in fp32, so FSDP needs no master weights beside it.
-param_dtype is that of the gathered copy, of the computation and of the all-gather; reduce_dtype
-of the reduce-scatter; output_dtype of what forward returns.
+The optimizer updates the shards. The shards stay in fp32, so FSDP needs no extra master copy.
+param_dtype is the dtype of the all-gather and of the computation, reduce_dtype is the dtype of
+the reduce-scatter, and output_dtype is the dtype of the tensors that forward returns. Look at
+the bytes per parameter in the columns `gathered` and `reduced`. The last lines keep one module,
+and then one parameter, in fp32.
 """
 
 import copy
 import os
 import sys
 from collections import Counter
+from dataclasses import fields, replace
 
 import torch
 import torch.distributed as dist
@@ -32,8 +35,9 @@ POLICIES = {
 }
 # --8<-- [end:policies]
 # --8<-- [start:keep]
-KEEP_FP32 = MixedPrecisionPolicy(param_dtype=FP32, output_dtype=BF16)  # of one module
+KEEP_FP32 = MixedPrecisionPolicy(param_dtype=FP32, output_dtype=BF16)  # for one module
 # --8<-- [end:keep]
+SINCE_2_15 = any(f.name == "param_dtype_override_fn" for f in fields(MixedPrecisionPolicy))
 
 
 class Block(nn.Module):
@@ -45,8 +49,35 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
+class RMSNorm(nn.Module):
+    """It computes in fp32, whatever the dtype of its input and of its weight is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, H))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.float() * x.float().square().mean(-1, keepdim=True).rsqrt()
+        return (self.weight.float() * y).to(x.dtype)
+
+
+class Model(nn.Module):
+    """Blocks with a unit each. The norm, the head and the buffer belong to the root's unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = RMSNorm(), nn.Linear(H, H, bias=False)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, H))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)) * self.scale.to(x.dtype)
+
+
 class Count(TorchDispatchMode):
-    """Count collectives, their bytes, and at every operator the parameters that are whole."""
+    """Count collectives and their bytes. Measure the gathered parameters at every operator."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -65,12 +96,29 @@ class Count(TorchDispatchMode):
 
 
 def whole_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters that are gathered now: fully_shard swaps DTensors for tensors."""
+    """Return the bytes of the parameters that are gathered at this moment."""
+    # a gathered parameter is a plain tensor, and a sharded parameter is a DTensor
     return sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
 
 
 def short(dtype: torch.dtype) -> str:
     return {BF16: "bf16", FP32: "fp32"}[dtype]
+
+
+# --8<-- [start:override]
+def vectors_in_fp32(parameter: nn.Parameter) -> torch.dtype | None:
+    """Gather vectors in their own dtype. For matrices, None means: use param_dtype."""
+    return parameter.dtype if parameter.ndim == 1 else None
+
+
+# --8<-- [end:override]
+
+
+def record_dtypes(module: nn.Module) -> list[torch.dtype]:
+    """Record the dtype of the module's weight whenever its forward begins."""
+    seen: list[torch.dtype] = []
+    module.register_forward_pre_hook(lambda m, _: seen.append(m.weight.dtype))
+    return seen
 
 
 def start() -> torch.device:
@@ -94,7 +142,7 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)
-    alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
+    alone = Model().to(device)
     psi = sum(p.numel() for p in alone.parameters())
     inputs = torch.randn(BATCH, H).to(device)
     whole = alone(inputs).square().mean()
@@ -102,56 +150,91 @@ def main() -> None:
     if rank == 0:
         print(f"N = {n}; bytes through collectives per parameter and step")
         print("policy         gathered  reduced  compute  output  shard  gradient  Adam  error")
+    errors = {}
     for name, policy in POLICIES.items():
         model = copy.deepcopy(alone)
         model.zero_grad()
         # --8<-- [start:shard]
-        for block in model:
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=replace(policy, output_dtype=None))
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         # --8<-- [end:shard]
-        seen: list[torch.dtype] = []
-        model[0].up.register_forward_pre_hook(
-            lambda m, _, seen=seen: seen.append(m.weight.dtype)
-        )
+        seen = record_dtypes(model.blocks[0].up), record_dtypes(model.norm)
         with Count(model) as count:
             output = model(inputs[rank::n])
             loss = output.float().square().mean()
             loss.backward()
-        assert n == 1 or not torch.isclose(loss, whole, 0.01)  # of a part of the rows
+        assert n == 1 or not torch.isclose(loss, whole, 0.01)  # each rank has other rows
         off = sum(
             (p.grad.full_tensor() - q.grad).square().sum()
             for p, q in zip(model.parameters(), alone.parameters(), strict=True)
         )
         error = (off / sum(q.grad.square().sum() for q in alone.parameters())).sqrt().item()
         assert error < 1e-5 if name == "none" else 1e-3 < error < 2e-2, (name, error)
+        errors[name] = error
+        compute = policy.param_dtype or FP32
+        default = FP32 if SINCE_2_15 else compute  # of the reduction
+        assert seen == ([compute], [compute])  # in a block, and in the root's unit
+        assert count.bytes["allgather"] == 2 * compute.itemsize * psi
+        assert count.bytes["reduce_scatter"] == (policy.reduce_dtype or default).itemsize * psi
+        assert output.dtype == (policy.output_dtype or compute)
+        assert model.scale.dtype == FP32  # no policy casts a buffer
         optimizer = torch.optim.Adam(model.parameters())
         optimizer.step()
-        shard = model[0].up.weight
+        shard = model.blocks[0].up.weight
         dtypes = [shard.dtype, shard.grad.dtype, optimizer.state[shard]["exp_avg"].dtype]
         if rank == 0:
             print(
                 f"{name:13}  {count.bytes['allgather'] / psi:8.1f}"
-                f"  {count.bytes['reduce_scatter'] / psi:7.1f}  {short(seen[0]):7}"
+                f"  {count.bytes['reduce_scatter'] / psi:7.1f}  {short(compute):7}"
                 f"  {short(output.dtype):6}  {short(dtypes[0]):5}  {short(dtypes[1]):8}"
                 f"  {short(dtypes[2]):4}  ≈{error:.0e}"
             )
+    # computing in bf16 causes most of the error: reducing in bf16 as well adds little
+    assert errors["+ reduce bf16"] < 1.5 * errors["+ reduce fp32"]
+
+    model = copy.deepcopy(alone)
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, mp_policy=POLICIES["+ output fp32"])
+    try:
+        model(inputs[rank::n])
+        raise AssertionError("the head of the root accepts the fp32 output of the last block")
+    except RuntimeError as error:
+        if rank == 0:
+            print(f"output fp32 on every block: RuntimeError: {error}")
     for name, policy in (
         ("fp32", MixedPrecisionPolicy(param_dtype=FP32)),
         ("fp32, output bf16", KEEP_FP32),
     ):
-        block = copy.deepcopy(alone[0])
+        block = copy.deepcopy(alone.blocks[0])
         fully_shard(block.up, mesh=mesh, mp_policy=policy)
         fully_shard(block, mesh=mesh, mp_policy=POLICIES["param bf16"])
-        kept: list[torch.dtype] = []
-        block.up.register_forward_pre_hook(lambda m, _, kept=kept: kept.append(m.weight.dtype))
+        weights = record_dtypes(block.up)
         try:
-            told = f"returns {short(block(inputs[rank::n]).dtype)}"
-            assert policy is KEEP_FP32 and kept == [FP32]
+            result = f"returns {short(block(inputs[rank::n]).dtype)}"
+            assert policy is KEEP_FP32 and weights == [FP32]
         except RuntimeError as error:
-            told = f"RuntimeError: {error}"
+            result = f"RuntimeError: {error}"
         if rank == 0:
-            print(f"`up` in {name}: {told}")
+            print(f"`up` in {name}: {result}")
+
+    if not SINCE_2_15:
+        if rank == 0:
+            print("param_dtype_override_fn: torch 2.15 and newer have it")
+        return
+    override = MixedPrecisionPolicy(param_dtype=BF16, param_dtype_override_fn=vectors_in_fp32)
+    model = copy.deepcopy(alone)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=POLICIES["param bf16"])
+    fully_shard(model, mesh=mesh, mp_policy=override, reshard_after_forward=True)
+    norm, head = record_dtypes(model.norm), record_dtypes(model.head)
+    with Count(model) as count:
+        model(inputs[rank::n])
+    assert (norm, head) == ([FP32], [BF16])
+    assert count.calls["allgather"] == LAYERS + 1  # the root's unit needs one all-gather
+    assert count.bytes["allgather"] == 2 * psi + 2 * H  # two bytes more for each of H weights
+    if rank == 0:
+        print("param_dtype_override_fn: the root's unit has its norm in fp32, its head in bf16")
 
 
 if __name__ == "__main__":

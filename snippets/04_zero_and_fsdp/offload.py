@@ -1,7 +1,8 @@
-"""CPUOffloadPolicy: parameters, gradients and Adam's state live on the host, off the device.
+"""CPUOffloadPolicy keeps the shards, their gradients and Adam's state in host memory.
 
-Where each of them is, with and without, and where a block computes. On a machine without an
-accelerator everything is on the CPU either way, and pin_memory has to be False.
+For each policy the program prints the device of the shards, the gradients and the moments,
+and the device on which a block computes. Without an accelerator, everything is on the CPU with
+both policies. Then pin_memory must be False, and the default raises an error.
 """
 
 import os
@@ -45,7 +46,7 @@ def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,))
-    pinned = device.type != "cpu"  # page-locked memory is for copies to an accelerator
+    pinned = device.type != "cpu"  # page-locked memory speeds up copies to an accelerator
     parameters = []
     for policy in (OffloadPolicy(), CPUOffloadPolicy(pin_memory=pinned)):
         torch.manual_seed(0)
@@ -69,21 +70,30 @@ def main() -> None:
             optimizer.step()
         parameters.append([p.full_tensor().cpu() for p in model.parameters()])
         shard = model[0].up.weight
-        kept = 0
+        stored = 0
         for p in model.parameters():
             state = optimizer.state[p]
             for tensor in (p, p.grad, state["exp_avg"], state["exp_avg_sq"]):
-                kept += tensor.to_local().nbytes
+                stored += tensor.to_local().nbytes
+        assert stored == 16 * psi // n
         if rank == 0:
             print(f"{type(policy).__name__}: shards on {shard.device.type}", end="")
             print(f", gradients on {shard.grad.device.type}", end="")
             print(f", moments on {optimizer.state[shard]['exp_avg'].device.type}", end="")
             print(f", computes on {', '.join(computed_on)}")
-            print(f"  {kept:,} bytes of state on this rank, 16Ψ/N = {16 * psi // n:,}")
+            print(f"  {stored:,} bytes of state on this rank, 16Ψ/N = {16 * psi // n:,}")
     for plain, offloaded in zip(*parameters, strict=True):
         torch.testing.assert_close(plain, offloaded)
     if rank == 0:
-        print(f"equal after {STEPS} steps, loss {loss:.4f}")
+        print(f"the parameters of both runs are equal after {STEPS} steps, loss {loss:.4f}")
+
+    if device.type == "cpu":
+        try:
+            fully_shard(Block(), mesh=mesh, offload_policy=CPUOffloadPolicy())
+            raise AssertionError("the default of pin_memory needs no accelerator")
+        except RuntimeError:  # its text depends on the build of torch
+            if rank == 0:
+                print("without an accelerator, the default pin_memory=True raises RuntimeError")
 
 
 if __name__ == "__main__":

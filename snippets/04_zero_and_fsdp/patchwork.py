@@ -1,8 +1,8 @@
-"""fully_shard does not broadcast: ranks with different seeds make a patchwork of their models.
+"""fully_shard does not broadcast, so different seeds make a patchwork of several models.
 
-Each rank keeps its rows of the model that it built. DDP would have copied rank 0's values to
-all; so would FSDP1 with sync_module_states. Seed all ranks alike before they build, or
-broadcast.
+Each rank keeps its rows of the model that it built itself. DDP copies the values of rank 0 to
+all ranks, and so does FSDP1 with sync_module_states=True. With FSDP2, use the same seed on all
+ranks when you build the model, or broadcast. The output shows which rank built each shard.
 """
 
 import copy
@@ -19,7 +19,7 @@ H = 48
 
 
 def as_built(model: nn.Module) -> None:
-    """Nothing: whatever this rank's seed gave."""
+    """Change nothing: keep what this rank built from its own seed."""
 
 
 def broadcast(model: nn.Module) -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     device = start()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,))
-    built = []  # what each rank builds, from a seed of its own
+    built = []  # the models that the ranks build, each from a different seed
     for seed in range(n):
         torch.manual_seed(seed)
         built.append(nn.Linear(H, H).to(device))
@@ -63,6 +63,8 @@ def main() -> None:
             whole.chunk(n), *(rows(*m.parameters()).chunk(n) for m in built), strict=True
         ):
             owners += [str(r) for r, built_by in enumerate(candidates) if part.equal(built_by)]
+        expected = range(n) if prepare is as_built else [0] * n
+        assert owners == [str(r) for r in expected]
         if rank == 0:
             print(f"{prepare.__name__}: rows are of the models of ranks {', '.join(owners)}")
 

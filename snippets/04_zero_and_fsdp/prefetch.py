@@ -1,8 +1,10 @@
-"""Prefetch: in which order all-gathers are issued and blocks compute, by default and by hand.
+"""Prefetching changes the order in which the host issues all-gathers and computation.
 
-On a GPU an all-gather runs on a stream of its own, so what counts is when the host issues it.
-By default a block's forward begins with its own all-gather, and backward issues the one of the
-block below before it computes. set_modules_to_forward_prefetch issues others beforehand.
+On a GPU an all-gather runs on its own stream, so it can overlap with computation that the host
+issues later. By default, a block's forward begins with the all-gather of the same block, and
+backward issues the all-gather of the next block before it computes. You choose a different
+order with set_modules_to_forward_prefetch and set_modules_to_backward_prefetch.
+In the output, g2 is the all-gather of block 2.
 """
 
 import os
@@ -23,7 +25,7 @@ BATCH, H, LAYERS = 24, 13, 4  # 2, 3 and 4 ranks divide the batch, not the rows
 class WideningBlock(nn.Module):
     def __init__(self, index: int) -> None:
         super().__init__()
-        width = H * (index + 2)  # each block has another size, by which a gather is known
+        width = H * (index + 2)  # every block has a different size, which identifies its gather
         self.up, self.down = nn.Linear(H, width), nn.Linear(width, H)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -31,7 +33,7 @@ class WideningBlock(nn.Module):
 
 
 class Events(TorchDispatchMode):
-    """Write down, in order, all-gathers ("g") and the blocks whose computation begins."""
+    """Record the order of the all-gathers ("g") and of the blocks that begin to compute."""
 
     def __init__(self, sizes: dict[int, int], ranks: int) -> None:
         super().__init__()
@@ -97,7 +99,14 @@ def main() -> None:
             loss = model(inputs).square().mean()
             split = len(events.log)
             loss.backward()
-        ahead = {None: 0, 1: 1, 2: 2}[by]
+        last, backward = LAYERS - 1, events.log[split:]
+        for index in reversed(range(LAYERS)):  # backward looks ahead by 1 even without a call
+            begun = backward.index(f"g{index}")
+            assert begun < backward.index(f"BACKWARD{min(last, index + (by or 1))}")
+            assert index + (by or 1) >= last or begun > backward.index(
+                f"BACKWARD{index + (by or 1) + 1}"
+            )
+        ahead = by or 0
         for index in range(LAYERS):  # gathered before its forward, `ahead` blocks in advance
             begun = events.log.index(f"g{index}")
             assert begun < events.log.index(f"FORWARD{max(0, index - ahead)}")

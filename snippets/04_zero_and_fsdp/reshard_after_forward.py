@@ -1,8 +1,9 @@
-"""reshard_after_forward: True, False or a number; what is gathered in backward, what is held.
+"""reshard_after_forward decides what a rank keeps between forward and backward of a block.
 
-True frees a block after its forward and gathers it again in backward. False keeps it whole in
-between. A number keeps a shard of that many ranks, so that backward's all-gather stays among
-neighbours, within one node if the number is that of its GPUs.
+True frees the gathered parameters after forward, and backward gathers them again. False keeps
+them whole. A number keeps a shard over that many neighbouring ranks, and backward's all-gather
+involves only these ranks. The last lines show a trap: after an evaluation the root's parameters
+are still gathered, and the next forward uses the old values unless you call reshard().
 """
 
 import copy
@@ -21,25 +22,31 @@ BATCH, H, LAYERS = 24, 48, 6
 
 
 class Gathers(TorchDispatchMode):
-    """For every all-gather: over how many ranks, and the bytes of its result."""
+    """Record the ranks of every all-gather, and the bytes of its result."""
 
     def __enter__(self) -> "Gathers":
-        self.calls: list[tuple[int, int]] = []
+        self.calls: list[tuple[list[int], int]] = []
         return super().__enter__()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if DTensor in types:
             return NotImplemented
         if func.overloadpacket.__name__ == "_allgather_base_":
-            whole, part = args[:2]
-            self.calls.append((whole.numel() // part.numel(), whole.nbytes))
+            group = next(
+                dist.ProcessGroup.unbox(a)
+                for a in args
+                if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())
+            )
+            self.calls.append((dist.get_process_group_ranks(group), args[0].nbytes))
         return func(*args, **(kwargs or {}))
 
     def summary(self) -> tuple[str, float]:
-        """How many over how many ranks, and what a ring sends from each."""
-        ranks = {n for n, _ in self.calls}
-        sent = sum((n - 1) / n * size for n, size in self.calls) / 4  # elements
-        return f"{len(self.calls)} over {max(ranks)}", sent
+        """Return the number of calls and their ranks, and the elements that each rank sends."""
+        if not self.calls:
+            return "none", 0.0
+        sizes = [(len(ranks), size) for ranks, size in self.calls]
+        sent = sum((n - 1) / n * size for n, size in sizes) / 4  # over a ring
+        return f"{len(sizes)} over {max(sizes)[0]}", sent
 
 
 class Block(nn.Module):
@@ -51,11 +58,46 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
-def held(model: nn.Module) -> int:
-    """Elements of the parameters that are registered now, as this rank holds them."""
+class BlockAndHead(nn.Module):
+    """Its head belongs to the unit of the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = Block(), nn.Linear(H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(x))
+
+
+def registered(model: nn.Module) -> int:
+    """Return the elements that this rank stores of the parameters that are registered now."""
     return sum(
         (p.to_local() if isinstance(p, DTensor) else p).numel() for p in model.parameters()
     )
+
+
+def losses_with_evaluation(mesh, inputs: torch.Tensor, evaluate: bool, reshard: bool) -> list:
+    """Train three steps, and evaluate between backward and the step of the optimizer."""
+    torch.manual_seed(0)
+    model = BlockAndHead().to(inputs.device)
+    fully_shard(model.block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = (model(inputs) - 1).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        # --8<-- [start:evaluate]
+        if evaluate:
+            with torch.no_grad():
+                model(inputs)
+        if reshard:
+            model.reshard()
+        optimizer.step()
+        # --8<-- [end:evaluate]
+    return losses
 
 
 def start() -> torch.device:
@@ -85,9 +127,7 @@ def main() -> None:
     whole = alone(inputs).square().mean()
     whole.backward()
     if rank == 0:
-        print(
-            f"N = {n}, {LAYERS} blocks; all-gathers and what a rank sends in them, over a ring"
-        )
+        print(f"N = {n}, {LAYERS} blocks; all-gathers, and what each rank sends over a ring")
         print("reshard  forward            backward           registered between")
     for reshard in (True, False, 2):
         model = copy.deepcopy(alone)
@@ -97,18 +137,34 @@ def main() -> None:
         fully_shard(model, mesh=mesh)
         with Gathers() as forward:
             loss = model(inputs[rank::n]).square().mean()
-        between = held(model)
+        between = registered(model)
         with Gathers() as backward:
             loss.backward()
-        assert not torch.isclose(loss, whole)  # of a part of the rows
+        assert not torch.isclose(loss, whole)  # each rank has other rows
         for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), truth.grad)
+        expected = {True: ((n - 1) / n, 1 / n), False: (0, 1), 2: (1 / 2, 1 / 2)}[reshard]
+        assert forward.summary()[1] == (n - 1) / n * psi
+        assert (backward.summary()[1], between) == (expected[0] * psi, expected[1] * psi)
+        neighbours = [rank // 2 * 2, rank // 2 * 2 + 1]  # and not ranks 0 and 2
+        assert reshard != 2 or all(ranks == neighbours for ranks, _ in backward.calls)
         if rank == 0:
-            cells = []
-            for mode in (forward, backward):
-                words, sent = mode.summary() if mode.calls else ("none", 0)
-                cells.append(f"{words:9} {sent / psi:.2f} Ψ   ")
+            cells = [
+                f"{words:9} {sent / psi:.2f} Ψ   "
+                for words, sent in (forward.summary(), backward.summary())
+            ]
             print(f"{reshard!s:7}  {cells[0]} {cells[1]} {between / psi:.2f} Ψ")
+
+    right = losses_with_evaluation(mesh, inputs[rank::n], evaluate=False, reshard=False)
+    stale = losses_with_evaluation(mesh, inputs[rank::n], evaluate=True, reshard=False)
+    fixed = losses_with_evaluation(mesh, inputs[rank::n], evaluate=True, reshard=True)
+    assert fixed == right and stale[0] == right[0]
+    assert all(abs(a - b) > 0.01 for a, b in zip(stale[1:], right[1:], strict=True))
+    if rank == 0:
+        print("losses of three steps, with an evaluation before each optimizer step:")
+        cases = ("no evaluation", right), ("evaluation", stale), ("+ reshard()", fixed)
+        for name, losses in cases:
+            print(f"  {name:13}  {' '.join(f'{loss:.4f}' for loss in losses)}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""An optimizer built before fully_shard: it updates nothing, and no error says so.
+"""An optimizer that is built before fully_shard updates nothing and raises no error.
 
-fully_shard replaces every parameter of the module by a new one, a DTensor. The optimizer still
-holds the old ones, which get no gradient, and an optimizer skips what has no gradient.
+fully_shard replaces every parameter of the module by a new one, which is a DTensor. The
+optimizer still has the old parameters. They never get a gradient, and an optimizer skips a
+parameter without a gradient. Look at the loss after 20 steps.
 """
 
 import os
@@ -61,17 +62,16 @@ def main() -> None:
             own = loss.item()
             dist.all_reduce(loss.detach())
             losses.append(loss.item() / n)
-            assert own != losses[-1] or n == 1  # of a part of the rows
-        held = [p for group in optimizer.param_groups for p in group["params"]]
+            assert own != losses[-1] or n == 1  # each rank has other rows
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         moved = losses[-1] != losses[0]
-        assert moved == (build is built_after) == any(p.grad is not None for p in held)
+        assert moved == (build is built_after) == any(p.grad is not None for p in parameters)
         if rank == 0:
             print(
                 f"{build.__name__}: loss {losses[0]:.4f}, after {STEPS} steps {losses[-1]:.4f}"
             )
-            print(
-                f"  it holds {sum(p.grad is not None for p in held)} parameters with a gradient"
-            )
+            count = sum(p.grad is not None for p in parameters)
+            print(f"  {count} of the optimizer's {len(parameters)} parameters have a gradient")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One rank runs one forward more: its all-gather waits for ranks that will never come.
+"""If one rank runs one forward more, its all-gather waits for the other ranks until a timeout.
 
-(no flag)   rank 0 has one batch more than rank 1
---fix      the ranks agree on the smallest number of batches first
+(no flag)   rank 0 has one more batch than rank 1
+--fix       the ranks first agree on the smallest number of batches
 """
 
 import os
@@ -18,9 +18,9 @@ H, PATIENCE = 48, timedelta(seconds=3)  # the default of gloo is 30 minutes
 
 
 def evaluate(model: nn.Module, batches: int) -> float:
-    """The mean of the outputs, over all batches and ranks."""
+    """Return the mean of the outputs over all batches and ranks."""
     total = torch.zeros(())
-    with torch.no_grad():  # no gradient, but each forward gathers parameters
+    with torch.no_grad():  # no gradients, but every forward still gathers parameters
         for batch in range(batches):
             total += model(torch.full((4, H), 1.0 + batch)).mean() / batches
     dist.all_reduce(total)
@@ -30,8 +30,8 @@ def evaluate(model: nn.Module, batches: int) -> float:
 def main() -> int:
     if "RANK" not in os.environ:
         sys.exit("start this program with: torchrun --nproc-per-node=2 uneven_forwards.py")
-    dist.init_process_group("gloo")  # it shows gloo's message
-    group = dist.new_group(timeout=PATIENCE)  # of the parameters alone
+    dist.init_process_group("gloo")  # on every machine, because it shows a message of gloo
+    group = dist.new_group(timeout=PATIENCE)  # only for the parameters
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, 1))

@@ -109,23 +109,23 @@ def main() -> None:
                 stage = "in the first step"
                 losses = torch.tensor(train(model, inputs[rank::n]), device=device)
             except (ValueError, AssertionError) as error:
-                losses, told = None, f"{stage}, {type(error).__name__}: {error}"
-                if told.endswith("}"):  # FSDP2 prints a set, whose order is not fixed
-                    told = told.split("{")[0] + "{torch.bfloat16, torch.float32}"
-                assert "with uniform dtype" in told or "uniform original parameter" in told
+                losses, result = None, f"{stage}, {type(error).__name__}: {error}"
+                if result.endswith("}"):  # FSDP2 prints a set, whose order is not fixed
+                    result = result.split("{")[0] + "{torch.bfloat16, torch.float32}"
+                assert "with uniform dtype" in result or "uniform original parameter" in result
             else:
                 dist.all_reduce(losses)
                 losses = (losses / n).tolist()
-                told = f"trains, loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+                result = f"trains, loss {losses[0]:.3f} -> {losses[-1]:.3f}"
                 worst = max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True))
-                kept = {parameter.dtype for parameter in model.parameters()}
-                assert kept == ({FP32} if case == "one dtype" else {BF16, FP32})
+                dtypes = {parameter.dtype for parameter in model.parameters()}
+                assert dtypes == ({FP32} if case == "one dtype" else {BF16, FP32})
                 assert computed == {BF16}  # the base computes in bf16 in every case
                 assert worst < 0.03, (case, fsdp, losses, expected)
                 assert losses[-1] < 0.2 * losses[0]  # far more than the tolerance
             accepted[case, fsdp] = losses is not None
             if rank == 0:
-                print(f"{case}, FSDP{fsdp}: {told}")
+                print(f"{case}, FSDP{fsdp}: {result}")
     refused = {key for key, each in accepted.items() if not each}
     assert refused == {("two dtypes", 1), ("two dtypes", 2), ("frozen base", 1)}
 

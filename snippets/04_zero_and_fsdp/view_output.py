@@ -1,11 +1,11 @@
-"""In-place addition to a sharded block's output that is a view: backward finds no parameters.
+"""An in-place addition to a view that a sharded block returned makes backward fail.
 
-A block hangs its pre-backward hook, which gathers its parameters, on the tensor that it
-returns. If that is a view, autograd rebuilds its history after the addition in place, without
-the hook. Since 2.13 torch warns where such a view is returned.
+FSDP2 registers a hook on the output tensor of a block. This hook gathers the parameters before
+backward. If the output is a view, an in-place addition makes autograd replace the history of
+the view, and the hook is lost. torch 2.13 and newer warn if a block returns a view.
 
     (no flag)   y = block(x); y += x
-    --fix      y = block(x) + x
+    --fix       y = block(x) + x
 """
 
 import os
@@ -65,7 +65,7 @@ def main() -> int:
     torch.manual_seed(0)
     model = Model(in_place=True).to(device)
     inputs = torch.ones(4, H, device=device)
-    model(inputs).square().mean().backward()  # not sharded: nothing is wrong with it
+    model(inputs).square().mean().backward()  # without sharding it works
     truths = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     model.in_place = "--fix" not in sys.argv

@@ -1,7 +1,9 @@
-"""Wrapping granularity: what fully_shard on the root, on blocks, or on each linear costs.
+"""The size of a unit decides the number of messages and the memory of gathered parameters.
 
-Every call of fully_shard makes one group of parameters, which is gathered by one all-gather.
-Fewer groups: fewer and larger messages, but more whole parameters at one time.
+Every call of fully_shard makes one unit, and one all-gather gathers all parameters of a unit.
+The program shards the same model in three ways: as one unit, as one unit per block, and as one
+unit per linear layer. Look at the columns: the bytes are the same. A larger unit needs fewer
+messages, but more parameters are gathered at the same time.
 """
 
 import copy
@@ -30,7 +32,7 @@ class Block(nn.Module):
 
 
 class Count(TorchDispatchMode):
-    """Count collectives, their bytes, and at every operator the parameters that are whole."""
+    """Count collectives and their bytes. Measure the gathered parameters at every operator."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -49,7 +51,8 @@ class Count(TorchDispatchMode):
 
 
 def whole_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters that are gathered now: fully_shard swaps DTensors for tensors."""
+    """Return the bytes of the parameters that are gathered at this moment."""
+    # a gathered parameter is a plain tensor, and a sharded parameter is a DTensor
     return sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
 
 
@@ -109,9 +112,16 @@ def main() -> None:
         assert torch.isclose(loss, whole) == (n == 1)  # otherwise of a part of the rows
         for ours, truth in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), truth.grad)
+        gathers, reductions = count.calls["allgather"], count.calls["reduce_scatter"]
+        gathered, peak = count.bytes["allgather"] / 4 / psi, count.peak / 4 / psi
+        units, largest = {
+            root_only: (1, psi),
+            blocks: (LAYERS, psi // LAYERS),
+            linears: (2 * LAYERS, 4 * H * (H + 1)),  # `up` with its bias is the larger one
+        }[wrap]
+        assert (gathers, reductions) == (2 * units, units)
+        assert gathered == 2 and count.peak == 4 * largest
         if rank == 0:
-            gathers, reductions = count.calls["allgather"], count.calls["reduce_scatter"]
-            gathered, peak = count.bytes["allgather"] / 4 / psi, count.peak / 4 / psi
             print(
                 f"{wrap.__name__:14}  {gathers:11}  {reductions:15}  {gathered:10.2f}"
                 f"  {peak:10.3f} Ψ"
