@@ -258,6 +258,7 @@ SECOND_EDITION = [
     "03_several_cuts.md",
     "03_experts.md",
     "03_context_and_experts.md",
+    "05_eight_bits.md",
 ]
 
 
