@@ -80,7 +80,10 @@ def main() -> None:
     print(f"a vocabulary of {v:,}: {v} mod 8 = {v % 8}, so rows in bf16 are not aligned")
     for multiple in (8, 64, 128, 256):
         padded = pad(v, multiple)
-        assert padded == next(n for n in range(v, 2 * v) if n % multiple == 0)
+        for size in (v, padded):  # a multiple stays as it is
+            assert pad(size, multiple) == next(
+                n for n in range(size, 2 * v) if n % multiple == 0
+            )
         assert math.ceil(padded / TILE_N) == math.ceil(v / TILE_N)  # the same number of tiles
         print(f"  to a multiple of {multiple:3}: {padded:,}, {padded / v - 1:.2%} more columns")
     print(f"  all of them need {math.ceil(v / TILE_N)} tiles per row of tiles")
