@@ -32,7 +32,7 @@ def sharing(rows: int | None, columns: int | None) -> list[tuple[int, int]]:
     return [place for place in places if group(*place, rows, columns) == wanted]
 
 
-def put_text(x: float, y: float, words: str, colour: str, size: int = 14) -> str:
+def put_words(x: float, y: float, words: str, colour: str, size: int = 14) -> str:
     return f'<text x="{x:g}" y="{y:g}" fill="{colour}" font-size="{size}">{words}</text>'
 
 
@@ -45,8 +45,8 @@ def panel(x: float, y: float, kind: tuple) -> list[str]:
     width, height = COLUMNS * CELL, ROWS * HIGH
     words = f"{len(values):,} of the {ROWS * COLUMNS:,} values share its scale"
     parts = [
-        put_text(x, y + 14, title, INK),
-        put_text(x, y + 32, user, MUTED, 12),
+        put_words(x, y + 14, title, INK),
+        put_words(x, y + 32, user, MUTED, 12),
         f'<rect x="{x + left * CELL:g}" y="{y + 42 + top * HIGH:g}" '
         f'width="{(right - left + 1) * CELL:g}" height="{(bottom - top + 1) * HIGH:g}" '
         f'fill="{COLOUR}" fill-opacity="0.55"/>',
@@ -69,7 +69,7 @@ def panel(x: float, y: float, kind: tuple) -> list[str]:
         f'<circle cx="{x + (LOUD[1] + 0.5) * CELL:g}" cy="{y + 42 + (LOUD[0] + 0.5) * HIGH:g}" '
         f'r="4" fill="{LOSS}"/>'
     )
-    parts.append(put_text(x, y + 60 + height, words, MUTED, 12))
+    parts.append(put_words(x, y + 60 + height, words, MUTED, 12))
     return parts
 
 
