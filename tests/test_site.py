@@ -264,6 +264,7 @@ SECOND_EDITION = [
     "04_deepspeed.md",
     "05_mixed_precision.md",
     "05_precision_in_practice.md",
+    "05_eight_bits.md",
 ]
 
 

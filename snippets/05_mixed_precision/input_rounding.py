@@ -1,8 +1,9 @@
-"""What rounding the inputs of a matrix product costs: fp16, bf16 and tf32, against K.
+"""The error of a matrix product whose inputs are rounded to fp16, bf16 or tf32.
 
-Inputs are rounded to m bits of mantissa, the product is then exact (float64), which is what a
-tensor core with a perfect accumulator would give. The relative error is that of two roundings,
-0.28·2^-m, and does not grow with the length K of the sums. Draws input_rounding.svg.
+The inputs are rounded to m bits of mantissa. The product is computed in float64, so this is the
+result of a tensor core with a perfect accumulator. The predicted relative error, 0.28·2^-m, has
+two roundings and does not depend on the length K of the sums. Compare the columns with the
+prediction in the last line. Draws input_rounding.svg.
 """
 
 import math
@@ -15,8 +16,8 @@ import torch
 
 LENGTHS = [2**k for k in range(4, 17, 2)]
 MANTISSA = {"tf32": 10, "fp16": 10, "bf16": 7}
-# error of rounding, uniform: step²/12. Mean of x² over an octave, x logarithmically uniform,
-# with its lower end 1: 3/(2 ln 2). Two inputs, so twice.
+# The rounding error is uniform, so its mean square is step²/12. The mean of x² over the octave
+# from 1 to 2 is 3/(2 ln 2) if log x is uniform. There are two inputs, so twice.
 PREDICTED = math.sqrt(2 / 12 / (1.5 / math.log(2)))
 
 
@@ -68,13 +69,14 @@ def draw(errors: dict[str, list[float]]) -> None:
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(2**20, generator=generator)
     assert torch.equal(round_mantissa(probe, 7), probe.bfloat16().float())
     normal = probe[probe.abs() > 2**-14]  # where fp16 is not subnormal it rounds as tf32 does
     assert len(normal) > 0.99 * len(probe)
     assert torch.equal(round_mantissa(normal, 10), normal.half().float())
-    print("rounded by hand: bf16 equal to torch, tf32 equal to fp16 on fp16's normal numbers")
+    print("rounding by hand: 7 bits equal torch's bf16; 10 bits equal fp16's normal numbers")
 
     errors: dict[str, list[float]] = {name: [] for name in (*MANTISSA, "fp32")}
     print("    K      tf32      fp16      bf16   fp32 throughout")
@@ -91,8 +93,8 @@ def main() -> None:
         errors["fp32"].append(relative(a @ b, exact))
         cells = "  ".join(f"≈{errors[name][-1]:.1e}" for name in errors)
         print(f"{k:6}  {cells}")
-    assert errors["tf32"] != errors["fp16"]  # which has subnormal inputs here and there
-    assert 5e-8 < errors["fp32"][-1] < 1e-4  # the sums are rounded too
+    assert errors["tf32"] != errors["fp16"]  # a few inputs are subnormal in fp16
+    assert 5e-8 < errors["fp32"][-1] < 1e-4  # fp32 rounds the sums
     for name, m in MANTISSA.items():
         for error in errors[name][2:]:  # from K = 256 on there is enough to average over
             assert 0.85 < error / (PREDICTED * 2**-m) < 1.15, (name, error)

@@ -1,7 +1,8 @@
-"""Every switch that decides how fp32 and 16-bit products are computed, with its default.
+"""The default of every switch that decides how fp32 and 16-bit products are computed.
 
-Nothing here needs a GPU: the switches are read, not used. Then one
-assignment or call, and which of the others it moves.
+The program only reads the switches, so it needs no GPU. Then it sets one switch at a time, and
+prints which other switches change with it. Look for the two lines with RuntimeError: there, a
+getter of the old API raises because the new API was used.
 """
 
 import os
@@ -29,13 +30,14 @@ SWITCHES = [  # all in `torch`
 
 
 def read() -> dict[str, object]:
+    """The value of each switch, and the message of the last getter that raised."""
     values: dict[str, object] = {}
     for name in SWITCHES:
         shown = name if len(name) < 40 else "…" + name.rpartition(".")[2]
         try:
             value = attrgetter(name.removesuffix("()"))(torch)
             values[shown] = value() if name.endswith("()") else value
-        except RuntimeError as error:  # old and new switches disagree
+        except RuntimeError as error:  # both APIs were used
             values[shown], values["message"] = "RuntimeError", str(error)
     values[CUBLAS] = os.environ.get(CUBLAS, "not set")
     return values
@@ -52,16 +54,26 @@ def moved(before: dict[str, object]) -> None:
         print(f"  RuntimeError: …{message.split('.')[0].split(',')[-1]}")
 
 
+def old_getter_raises() -> bool:
+    """Whether the getter of the old API raises, as it would in a library that only reads it."""
+    try:
+        return torch.backends.cuda.matmul.allow_tf32 not in (True, False)
+    except RuntimeError:
+        return True
+
+
 def main() -> None:
     before = read()
     for name, value in before.items():
         print(f"{name:42} {value}")
     torch.backends.fp32_precision = "tf32"
-    print('backends.fp32_precision = "tf32" moves')
+    print('backends.fp32_precision = "tf32" changes')
     moved(before)
+    assert old_getter_raises()
     torch.backends.fp32_precision = "none"
+    assert not old_getter_raises()  # this undoes the change
     torch.set_float32_matmul_precision("high")
-    print('set_float32_matmul_precision("high") moves')
+    print('set_float32_matmul_precision("high") changes')
     moved(before)
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     print('and after backends.cuda.matmul.fp32_precision = "ieee"')
