@@ -51,7 +51,7 @@ def draw() -> dict[str, torch.Tensor]:
     figure, axes = plt.subplots(figsize=(7, 4.4))
     labels = {  # colour, and the place of the label
         "fp32": ("#52525b", (22, -9.5)),
-        "fp16": ("#c2410c", (16.6, 5)),
+        "fp16": ("#c2410c", (17.4, 3)),
         "bf16": ("#0b6e99", (24, 10.5)),
         "E4M3": ("#7c3aed", (-17, -7.5)),
         "E5M2": ("#15803d", (-24, -15)),
