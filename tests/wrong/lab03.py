@@ -120,7 +120,8 @@ wrong("hook_gives_zero", step=4, hint="hook_returns", old=Body("Unit.after_forwa
     output.register_hook(again)
 """)
 wrong("zero3_begins_each_step", step=4, hint="other",
-      old="self.adam.step()  # nothing to pass round: the next gather does that\nself.adam.zero_grad()",
+      old="self.adam.step()  # no all-gather here, because the next gather sends the new values\n"
+          "self.adam.zero_grad()",
       new="self.adam.step()\nfor state in self.adam.state.values():\n    state['step'].zero_()")
 
 # step 5
