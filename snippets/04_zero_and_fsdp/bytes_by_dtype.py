@@ -58,7 +58,7 @@ class CollectiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
-            whole = max(args[0].nbytes, args[1].nbytes)  # of the shard and the whole tensor
+            whole = max(args[0].nbytes, args[1].nbytes)  # the shard is the smaller one
             name = func.overloadpacket.__name__
             self.sizes["all-gather" if "allgather" in name else "reduce-scatter"] += whole
         return func(*args, **(kwargs or {}))

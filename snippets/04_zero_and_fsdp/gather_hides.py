@@ -41,7 +41,7 @@ def tokens_forward(flops: float, bandwidth: float) -> float:
 
 
 def tokens_backward(flops: float, bandwidth: float, gradient_bytes: int) -> float:
-    """Return the same for backward with its all-gathers and its reduce-scatters."""
+    """Return the tokens per GPU for which backward takes as long as its communication."""
     return (2 + gradient_bytes) / 4 * flops / bandwidth
 
 

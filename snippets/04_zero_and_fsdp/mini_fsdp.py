@@ -56,7 +56,7 @@ class Unit:
         module.register_forward_hook(self.after_forward)
 
     def launch_gather(self) -> None:
-        """Allocate the whole parameters and start to fill them, unless this has happened."""
+        """Allocate the whole parameters and start the all-gather, if it has not started yet."""
         if self.gathering is None:
             self.whole.untyped_storage().resize_(self.whole.nbytes)
             chunks = list(self.whole.data.chunk(self.n))
@@ -64,7 +64,7 @@ class Unit:
             self.fsdp.record("all-gather", self.whole.nbytes)
 
     def gather(self, following: int) -> None:
-        """Finish this unit's all-gather, and start that of the unit that is needed next."""
+        """Finish the all-gather of this unit. Start the all-gather of the unit `following`."""
         self.fsdp.waits += self.gathering is None  # not prefetched, so nothing hides it
         self.launch_gather()
         if 0 <= following < len(self.fsdp.units):
@@ -73,7 +73,7 @@ class Unit:
 
     def free(self) -> None:
         if self.gathering is not None:
-            self.gathering.wait()  # a prefetch for a unit that did not run may still write
+            self.gathering.wait()  # if the unit did not run, its prefetch may not be finished
             self.gathering = None
         self.whole.untyped_storage().resize_(0)
 
@@ -106,7 +106,7 @@ class Unit:
 
     def reduce_gradient(self, whole: torch.Tensor) -> None:
         """When all gradients of the unit are ready: free it, and start the reduce-scatter."""
-        self.fsdp.finish_reduction()  # of the unit above, which overlapped with this backward
+        self.fsdp.finish_reduction()  # of the previous unit. It overlapped with this backward
         self.free()
         gradient, whole.grad = whole.grad, None
         part = torch.empty_like(self.shard)
@@ -125,11 +125,11 @@ class MiniFSDP(nn.Module):
     """Shard `module`: each module in `units` is one unit, and all other parameters are one.
 
     `parameters()` returns this rank's shards, so build the optimizer after sharding. The
-    optimizer must treat every element alone, and a norm of the shards is not the norm of all
-    ranks. Name the units in the order of their forward, an inner unit before an outer one. Both
-    modules of a tied weight must be in one unit. Freeze, cast and move the module before it is
-    sharded. Frozen parameters stay whole until backward ends. A parameter that backward does
-    not reach gets a gradient of zeros, not None, if backward reaches its unit.
+    optimizer must update each element independently. A norm of the shards is only the norm of
+    this rank. List the units in the order of their forward, an inner unit before an outer one.
+    Both modules of a tied weight must be in one unit. Freeze, cast and move the module before
+    it is sharded. Frozen parameters stay whole until backward ends. If backward reaches a unit,
+    but not all of its parameters, the other parameters get a gradient of zeros, and not None.
     """
 
     def __init__(self, module: nn.Module, units: Iterable[nn.Module]) -> None:
@@ -203,13 +203,13 @@ class MiniFSDP(nn.Module):
             self.reduction = None
 
     def finish_backward(self) -> None:
-        """Backward must not return before the last reduction, and must leave nothing whole."""
+        """At the end of backward: finish the last reduce-scatter, and free all units."""
         self.finish_reduction()
         self.free()
         self.in_backward = False
 
     def record(self, collective: str, nbytes: int) -> None:
-        """Add the bytes of a collective, and look at how much memory the units have now."""
+        """Add the bytes of a collective, and update the peak of the memory of all units."""
         self.bytes[collective] = self.bytes.get(collective, 0) + nbytes
         self.peak = max(self.peak, self.allocated())
 

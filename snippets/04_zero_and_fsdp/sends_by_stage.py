@@ -79,7 +79,7 @@ def zero3() -> Step:
     arrived = step.add("link", "gather", 1, 0, MESSAGE)
     for place, layer in enumerate(order):
         begin = max(step.free["GPU"], arrived)
-        if place + 1 < len(order):  # prefetch what is needed next
+        if place + 1 < len(order):  # prefetch the next layer
             not_before = begin if order[place + 1] != layer else begin + FORWARD  # freed first
             arrived = step.add("link", "gather", order[place + 1], not_before, MESSAGE)
         if place < LAYERS:

@@ -26,7 +26,7 @@ Bar = tuple[str, str, int, float, float]  # resource, what, unit, start, end
 
 
 def step(f: float, g: float = 1.0) -> list[Bar]:
-    """Return every operation of one step. One unit is prefetched; the last stays gathered."""
+    """Return all operations of a step. One unit is prefetched. The last one stays gathered."""
     bars: list[Bar] = []
     free = {"GPU": 0.0, "link": 0.0}
 

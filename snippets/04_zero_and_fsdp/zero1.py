@@ -50,8 +50,8 @@ class Flat:
             if p.grad is None:
                 raise RuntimeError("no gradient in this backward for some parameters")
             piece.copy_(p.grad.flatten())
-        # Each rank receives its shard from every rank and adds. NCCL has reduce_scatter_tensor
-        # for this, with the same bytes. The reduce-scatter of gloo sends twice as many.
+        # Each rank receives its shard's gradients from all ranks, and adds them. With NCCL,
+        # reduce_scatter_tensor sends the same bytes. Gloo's reduce-scatter sends twice as many.
         received = torch.empty_like(gradient)
         dist.all_to_all_single(received, gradient)
         self.shard.grad = received.view(self.n, -1).mean(0)
@@ -64,10 +64,10 @@ class Flat:
 class ZeRO1:
     """The optimizer `kind(parameters, **options)`, with 1/N of its state on each rank.
 
-    All ranks must begin with the same model. `kind` must treat every element alone, as SGD,
-    Adam and RMSprop do. LAMB, Muon and Adafactor look at whole matrices. Each parameter that
-    requires a gradient must have a dense gradient in `step`. Give a learning rate scheduler the
-    attribute `optimizer`, whose state is that of this rank's shard.
+    All ranks must begin with the same model. `kind` must update each element independently, as
+    SGD, Adam and RMSprop do. LAMB, Muon and Adafactor do not, because they use whole matrices.
+    Each parameter that requires a gradient must have a dense gradient in `step`. A learning
+    rate scheduler needs the attribute `optimizer`, which has the state of this rank's shard.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ ELEMENT = 8  # bytes: float64, so that the order in which partial sums are added
 
 
 class Bucket:
-    """A flat tensor for some parameters, and this rank's shard of it and of its gradient."""
+    """Some parameters in one flat tensor. The rank keeps a shard of it and of its gradient."""
 
     def __init__(self, parameters: list[nn.Parameter], zero: "ZeRO2") -> None:
         self.zero, self.parameters = zero, parameters
@@ -40,7 +40,7 @@ class Bucket:
         self.missing = len(parameters)
 
     def ready(self, parameter: nn.Parameter) -> None:
-        """Count a finished gradient. With the last one of the bucket, reduce and free all."""
+        """Count a finished gradient. After the last one of the bucket, reduce and free all."""
         self.zero.record(parameter.grad.nbytes)
         self.missing -= 1
         if self.missing == 0:
@@ -59,7 +59,7 @@ class Bucket:
             if self.shard.grad is None:
                 self.shard.grad = part
                 self.zero.record(part.nbytes)
-            else:  # add to the gradient of the micro-batches before
+            else:  # add to the gradient of earlier micro-batches
                 self.shard.grad += part
             self.zero.record(-gradient.nbytes)
 
