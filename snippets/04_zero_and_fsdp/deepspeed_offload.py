@@ -41,8 +41,9 @@ STEPS, BATCH, WIDTH = 3, 8, 64
 def train(
     offload: dict, device: torch.device, torch_adamw: bool = True
 ) -> tuple[list[float], tuple[bool, bool]]:
-    """Train three steps in stage 3. Return the losses, and what is offloaded:
-    whether the engine offloads the optimizer, and whether it offloads the parameters.
+    """Train three steps in stage 3. Return the losses and two flags.
+
+    The flags say whether the engine offloads the optimizer, and whether it offloads parameters.
     """
     # --8<-- [start:config]
     config = {

@@ -89,7 +89,7 @@ def mark() -> None:
 
 
 def made_since() -> int:
-    """Return the bytes of all live tensors that this process has created since the mark."""
+    """Return the bytes of all live tensors that were created since the last call of mark()."""
     gc.collect()
     storages = {}
     for found in gc.get_objects():
@@ -110,7 +110,7 @@ def let_go(done: Callable[[], bool]) -> None:
 
 
 class Traffic(TorchDispatchMode):
-    """Add up the elements that each rank of a ring would send for the collectives called."""
+    """Add up the elements that a rank would send if every collective ran in a ring."""
 
     elements = 0.0
 
@@ -123,7 +123,7 @@ class Traffic(TorchDispatchMode):
                 "allreduce": (args[0], 2),
                 "allgather_base": (args[0], 1),
                 "reduce_scatter_base": (args[1], 1),
-                "reduce": (args[0], 1),  # to one rank; on average over the owners
+                "reduce": (args[0], 1),  # to one rank; the average over all owners
             }[name]
             n = dist.get_world_size()
             count = sum(t.numel() for t in whole) if isinstance(whole, list) else whole.numel()
@@ -135,7 +135,7 @@ def config(stage: int, bf16: bool, ranks: int, keys: dict | None = None) -> dict
     return {
         "train_micro_batch_size_per_gpu": BATCH // ranks // 2,
         "gradient_accumulation_steps": 2,
-        "gradient_clipping": 0.0,  # the default is 1.0: a norm above it is scaled down to it
+        "gradient_clipping": 0.0,  # no clipping; by default, larger norms become 1.0
         "bf16": {"enabled": bf16},
         "zero_optimization": {
             "stage": stage,

@@ -81,13 +81,13 @@ def main() -> None:
     # --8<-- [end:trap]
 
     # --8<-- [start:fix]
-    with deepspeed.zero.GatheredParameters(weight):  # every rank: it gathers
+    with deepspeed.zero.GatheredParameters(weight):  # on every rank, as for any gather
         show(f"inside:  shape {list(weight.shape)}, norm {weight.norm().item():.4f}")
         torch.testing.assert_close(weight.norm().item(), norm)  # zeros_ changed nothing
         with torch.no_grad():
             weight.fill_(0.5)
     with deepspeed.zero.GatheredParameters(weight):
-        torch.testing.assert_close(weight.norm().item(), norm)  # the 0.5 are lost
+        torch.testing.assert_close(weight.norm().item(), norm)  # the values 0.5 are lost
     show("after a change without modifier_rank: the old values again")
     with torch.no_grad(), deepspeed.zero.GatheredParameters(weight, modifier_rank=0):
         if dist.get_rank() == 0:

@@ -39,7 +39,7 @@ def flops(b: float, s: int, psi: float) -> float:
 
 # --8<-- [start:intensity]
 def bytes_moved(b: float, s: int, h: int, layers: int) -> dict[str, float]:
-    """Bytes that one step moves, for each kind of data that may be offloaded."""
+    """Return the bytes that one step moves for each kind of data that can be offloaded."""
     psi = 12 * layers * h * h
     return {
         "parameters, gradients": 4 * 2 * psi,  # 3 loads and 1 store, 2 bytes each
@@ -55,7 +55,7 @@ def intensities(b: float, s: int, h: int, layers: int) -> dict[str, float]:
 
 
 def bandwidth(intensity: float, efficiency: float, peak: float) -> float:
-    """Bytes per second of a GPU at which a step reaches this efficiency."""
+    """Return the bytes per second that one GPU needs to reach this efficiency."""
     return efficiency / (1 - efficiency) * peak / intensity
 
 

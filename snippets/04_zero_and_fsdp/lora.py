@@ -79,7 +79,7 @@ def decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 class DecodedProduct(torch.autograd.Function):
-    """x Wᵀ + bias with the decoded W. Backward decodes W again, so W is not kept."""
+    """x Wᵀ + bias. Forward and backward each decode W, so the decoded W is not kept."""
 
     @staticmethod
     def forward(ctx, x, codes, scales, bias):

@@ -45,18 +45,18 @@ PARTS, BATCH, WIDTH = 3, 36, 8  # micro-batches, samples of all ranks, features
 
 # --8<-- [start:ways]
 def with_no_sync(engine: deepspeed.DeepSpeedEngine, parts: list[torch.Tensor]) -> None:
-    """As with DDP: only the last backward reduces the gradients; then one call of step."""
+    """Accumulate as with DDP: only the last backward reduces gradients. Call step once."""
     for number, x in enumerate(parts):
         last = number == len(parts) - 1
         with contextlib.nullcontext() if last else engine.no_sync():
             loss = nn.functional.mse_loss(engine(x), x)
-            # the engine divides by its own number of parts, and here this number is 1
+            # with one accumulation step, the engine does not divide the loss
             engine.backward(loss / PARTS if engine.gradient_accumulation_steps() == 1 else loss)
     engine.step()
 
 
 def by_the_engine(engine: deepspeed.DeepSpeedEngine, parts: list[torch.Tensor]) -> None:
-    """The engine counts the micro-batches; only the last call of step changes parameters."""
+    """The engine counts the micro-batches. Only the last call of step changes parameters."""
     for x in parts:
         loss = nn.functional.mse_loss(engine(x), x)
         engine.backward(loss)

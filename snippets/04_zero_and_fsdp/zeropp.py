@@ -113,7 +113,7 @@ def main() -> None:
     got = restore(traffic.gather(q), traffic.gather(scales)).flatten()
     rows.append(("gather, int8 blocks (qwZ)", traffic.in_units(), error(got, weights)))
 
-    secondary = got.chunk(NODE)[rank % NODE]  # hpZ: part of the forward gather
+    secondary = got.chunk(NODE)[rank % NODE]  # hpZ: keeps a part of the forward gather
     again = traffic.gather(secondary, traffic.node_group, node_ranks)
     assert torch.equal(again.flatten(), got)
     rows.append(
@@ -142,7 +142,7 @@ def main() -> None:
         of_node = of_node.half().view(n // NODE, -1)  # the sums of this node's ranks
         reduced = exchange(of_node, across, across_ranks).float().sum(0)
         rows.append((name, traffic.in_units(), error(reduced, exact)))
-        assert rows[-1][2] < 30  # on every rank; the shard of a different rank gives 140%
+        assert rows[-1][2] < 30  # the shard of a different rank would give 140%
     # --8<-- [end:gradients]
 
     q, scales = quantise(shard, bits=8, block=shard.numel())  # for comparison, without blocks
