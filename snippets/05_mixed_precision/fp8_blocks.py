@@ -15,7 +15,7 @@ TOKENS, IN, OUT, BLOCK, TOP = 512, 1024, 768, 128, 448.0  # E4M3 ends at 448
 
 
 def cast(x: torch.Tensor, rows: int, power_of_two: bool = False) -> tuple[torch.Tensor, ...]:
-    """x [r, k] -> fp8 [r, k] and the factors to multiply it by, [r / rows, k / 128]."""
+    """x [r, k] -> fp8 [r, k], and factors [r / rows, k / 128] that undo the scaling."""
     tiles = x.reshape(x.shape[0] // rows, rows, x.shape[1] // BLOCK, BLOCK)
     scale = (tiles.abs().amax((1, 3)) / TOP).clamp(min=1e-30)
     if power_of_two:
@@ -37,8 +37,8 @@ def product(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> torch.T
 
 
 def linear(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """y = x wᵀ, dx = g w, dwᵀ = xᵀ g: sums over inputs, over outputs, over tokens."""
-    w8, sw = cast(w, BLOCK)  # transposed, a square block is a square block
+    """y = x wᵀ, dx = g w, dwᵀ = xᵀ g; they sum over the inputs, the outputs and the tokens."""
+    w8, sw = cast(w, BLOCK)  # a square block stays a block when transposed
     y = product(cast(x, 1), (w8, sw))
     dx = product(cast(g, 1), (w8.T, sw.T))
     dw = product(cast(x.T, 1), cast(g.T, 1))  # 128 tokens of one channel: tiles of 128 × 1

@@ -26,16 +26,16 @@ CONTEXT, H, STEPS, HISTORY, LOUD = 8, 96, 150, 16, 100
 
 
 class Scale:
-    """The casts of one tensor: scaled by its largest magnitude, or by that of past steps."""
+    """Casts of one tensor; the scale comes from its largest magnitude, now or in past steps."""
 
     def __init__(self, dtype: torch.dtype, recipe: str) -> None:
         self.dtype, self.recipe, self.limit = dtype, recipe, torch.finfo(dtype).max
         self.history: list[torch.Tensor] = []  # the largest magnitudes of the last steps
-        self.fill: list[float] = []  # of each step: largest |x| · scale / limit
-        self.errors: list[float] = []  # of each step: relative error of the cast
+        self.fill: list[float] = []  # largest |x| · scale / limit of each step
+        self.errors: list[float] = []  # relative error of the cast in each step
 
     def cast(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x -> (x · scale in fp8, scale)."""
+        """Return x · scale in fp8, and the scale."""
         amax = x.abs().amax()
         seen = max(self.history) if self.history and self.recipe == "delayed" else amax
         self.history = [*self.history[-HISTORY + 1 :], amax]

@@ -24,7 +24,7 @@ def round_e2m1(x: torch.Tensor, stochastic: bool = False) -> torch.Tensor:
 
 
 def cast(x: torch.Tensor, rows: int = 1, stochastic: bool = False) -> torch.Tensor:
-    """x [r, k] after NVFP4, with one scale for each block of `rows` × 16 values."""
+    """x [r, k] after a cast to NVFP4 and back; each `rows` × 16 values share a scale."""
     blocks = x.reshape(x.shape[0] // rows, rows, x.shape[1] // BLOCK, BLOCK)
     wanted = blocks.abs().amax((1, 3), keepdim=True) / 6
     factor = wanted.max() / 448  # one fp32 number for the whole tensor

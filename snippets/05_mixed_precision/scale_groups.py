@@ -26,7 +26,7 @@ def group(row: int, column: int, rows: int | None, columns: int | None) -> tuple
 
 
 def sharing(rows: int | None, columns: int | None) -> list[tuple[int, int]]:
-    """All shown values that are in the same group as the large value."""
+    """The places of all shown values that share the scale of the large value."""
     wanted = group(*LOUD, rows, columns)
     places = ((r, c) for r in range(ROWS) for c in range(COLUMNS))
     return [place for place in places if group(*place, rows, columns) == wanted]
