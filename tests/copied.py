@@ -882,7 +882,7 @@ ALONE = {  # likewise, tried by one rank
     "LoRALinear, QLoRALinear, DecodedProduct, NF4Linear": (adapters, None),
     "LoRALinear, QLoRALinear: bf16": (lambda: adapters(torch.bfloat16), None),
     "LoRALinear, QLoRALinear: autocast": (lambda: adapters(torch.float32, True), None),
-    "QLoRALinear: half a block": (lambda: adapters(width=96), "encode takes rows of whole"),
+    "QLoRALinear: half a block": (lambda: adapters(width=96), "64 must divide the row length"),
     "GatheredLinear": (gathered, None),
     "StaticStep": (static_step, None),
     "ConcatBlock, CachedModel, with_cache, without_any_cache": (cached, None),

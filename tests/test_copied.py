@@ -72,7 +72,8 @@ REASONS = {
         cpu_oversubscribed:seconds_per_step naive_split:split_step recompute:step
         own_schedule:train_step unscaled_loss:step tied_embeddings:split_backward
         batchnorm_micro_batches:gradient stale_optimizer:built_before
-        stale_optimizer:built_after uneven_forwards:evaluate local_norm:clip_by_own_norm
+        stale_optimizer:built_after resumed_without_scaler:step uneven_forwards:evaluate
+        local_norm:clip_by_own_norm
         underflow:gradients clip_before_unscale:wrong leaks:cycle leaks:no_cycle leaks:Node
         leaks:loss_with_graph leaks:loss_as_number leaks:error_kept leaks:error_as_text
         leaks:hook_left leaks:hook_removed loader_failures:Corrupt loader_failures:TooLarge
@@ -84,7 +85,7 @@ REASONS = {
         two_link_dispatch:Hop links:Layout formats:Format
         caching_allocator:Allocator record_stream:Allocator fragmentation:Segments
         fragmentation:Expandable staging:CopyEngine io_complexity:FastMemory
-        nvme_bytes:Counting metrics:Metrics metrics:Handler gpu_metrics:Gpu gpu_metrics:Log
+        nvme_bytes:Counting deepspeed_config:Recorder metrics:Metrics metrics:Handler gpu_metrics:Gpu gpu_metrics:Log
         paging_waste:Sequence speculation_priced:Draft mean_hides_tail:Served
         guided:Automaton guided:fits guided:masked fleet_trace:Kind fleet_trace:Request
         fleet:Hardware fleet:Tier fleet:Fleet capacity:Model capacity:Load capacity:plan
