@@ -82,7 +82,7 @@ REASONS = {
         elastic:save elastic:load sequence_lengths:of_length mfu:measure step_cost:step_seconds
         no_target_left:per_token no_target_left:accumulate frozen_inputs:require_grad""",
     "it simulates, counts or writes down, and has no model": """
-        two_link_dispatch:Hop links:Layout formats:Format
+        two_link_dispatch:Hop links:Layout
         caching_allocator:Allocator record_stream:Allocator fragmentation:Segments
         fragmentation:Expandable staging:CopyEngine io_complexity:FastMemory
         nvme_bytes:Counting deepspeed_config:Recorder metrics:Metrics metrics:Handler gpu_metrics:Gpu gpu_metrics:Log
