@@ -41,7 +41,7 @@ class Format:
                 return float("nan") if mantissa else sign * float("inf")
             if mantissa == 2**self.m - 1:
                 return float("nan")
-        if exponent == 0:  # subnormal: no leading 1, and the exponent of the next octave
+        if exponent == 0:  # subnormal: no leading 1, and the exponent of E = 1
             return sign * mantissa * 2.0 ** (1 - self.bias - self.m)
         return sign * (2**self.m + mantissa) * 2.0 ** (exponent - self.bias - self.m)
 
@@ -49,7 +49,7 @@ class Format:
         """Return the largest, smallest normal and smallest subnormal number, and epsilon."""
         if self.infinity:
             largest = (2 - 2.0**-self.m) * 2.0**self.bias
-        else:  # one octave more, without the pattern that is NaN
+        else:  # the highest E is used, too, and only all ones is NaN
             largest = (2 - 2.0 ** (1 - self.m)) * 2.0 ** (self.bias + 1)
         normal = 2.0 ** (1 - self.bias)
         return largest, normal, normal * 2.0**-self.m, 2.0**-self.m

@@ -30,7 +30,7 @@ class MiniScaler:
 
     @torch.no_grad()
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients of `optimizer`; note whether one of them is infinite or NaN."""
+        """Divide the gradients of `optimizer`. Record whether one is infinite or NaN."""
         if id(optimizer) in self.found_inf:
             raise RuntimeError("unscale_() has already been called since the last update()")
         found = False
@@ -42,14 +42,14 @@ class MiniScaler:
         self.found_inf[id(optimizer)] = found
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step, unless a gradient overflowed; then weights, moments and step count stay."""
+        """Call `optimizer.step()`, unless one of its gradients is infinite or NaN."""
         if id(optimizer) not in self.found_inf:
             self.unscale_(optimizer)
         if not self.found_inf[id(optimizer)]:
             optimizer.step()
 
     def update(self) -> None:
-        """Halve the scale after an overflow; double it after enough good steps in a row."""
+        """Halve the scale after an overflow. Double it after enough good steps in a row."""
         if any(self.found_inf.values()):
             self.value, self.good_steps = self.value * 0.5, 0
         else:

@@ -22,7 +22,7 @@ def value(pattern: int) -> Fraction:
 
 
 def nearest(x: Fraction) -> int:
-    """Return the bits of the bf16 number nearest to x; of two, the pattern that is even."""
+    """Return the bits of the bf16 number nearest to x. In a tie, return the even pattern."""
     around = range(0x3F70, 0x3F90)
     return min(around, key=lambda pattern: (abs(value(pattern) - x), pattern % 2))
 

@@ -19,7 +19,7 @@ def batch(t: int) -> torch.Tensor:
 
 
 def step(model: nn.Module, optimizer, scaler: torch.amp.GradScaler, t: int) -> bool:
-    """Make one step, and return whether the optimizer stepped. The loss needs a small scale."""
+    """Train one step. Return whether the optimizer stepped. The loss needs a small scale."""
     x = batch(t)
     with torch.autocast("cpu", HALF):
         loss = 4000 * F.mse_loss(model(x), x)

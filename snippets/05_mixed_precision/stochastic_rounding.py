@@ -10,8 +10,8 @@ import torch
 
 
 def stochastic_bf16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Round fp32 `x` up or down to bf16. `noise` has x's shape, uniform on 0 … 65535."""
-    bits = x.view(torch.int32) + noise.to(torch.int32)  # carries with probability low/65536
+    """Round fp32 `x` up or down to bf16. `noise` has x's shape and is uniform on 0 … 65535."""
+    bits = x.view(torch.int32) + noise.to(torch.int32)  # a carry has probability ℓ/65536
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
 

@@ -24,7 +24,7 @@ def weights() -> list[torch.Tensor]:
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Multiply 16-bit matrices; each rank rounds its part of the sums to 16 bits."""
+    """Multiply 16-bit matrices. Each rank rounds its partial sums to 16 bits."""
     parts = zip(x.chunk(ranks, -1), weight.chunk(ranks, 0), strict=True)
     total = torch.zeros((), dtype=x.dtype)
     for columns, rows in parts:

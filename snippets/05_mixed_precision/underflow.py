@@ -50,7 +50,7 @@ def build(vocabulary: int) -> nn.Module:
 
 
 def gradients(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the nonzero gradients of one backward pass: of linear outputs and parameters."""
+    """Return the nonzero gradients of all linear outputs and parameters after one backward."""
     collected: list[torch.Tensor] = []
     handles = [
         m.register_full_backward_hook(lambda m, i, o: collected.append(o[0].flatten()))
@@ -73,9 +73,9 @@ def fractions_by_cast(g: torch.Tensor, scale: float) -> list[float]:
 
 
 def fractions_by_size(g: torch.Tensor, scale: float) -> list[float]:
-    """Return the same fractions from the sizes in float64, by the rule of rounding.
+    """Return the same fractions, computed in float64 from the limits of fp16.
 
-    fp16 has steps of 2^-24 below 2^-14, and a tie goes to the even neighbour.
+    Below 2^-14, the step of fp16 is 2^-24. A tie is rounded to the even neighbour.
     """
     size = g.double().abs() * scale
     zero, normal = size <= 2.0**-25, size >= 2.0**-14 - 2.0**-25
