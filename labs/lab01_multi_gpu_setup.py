@@ -5,21 +5,21 @@
 # resolved, a port is in use, a rank was never started, or a cable transfers data at a tenth of
 # its speed. In this lab you write the most important parts of a program that finds the reason.
 # We call it the **doctor**. Run it first on every new machine, and again whenever a job hangs.
-# It reports what the machines have, whether each collective returns the right result, how fast
-# each link is, which links are slow, and what is wrong.
+# It reports which hardware and software the machines have, whether each collective returns the
+# right result, how fast each link is, which links are slow, and what is wrong.
 #
 # | step | what you write |
 # |---|---|
 # | 1 | `pick_device` chooses the GPU or the CPU for a rank. |
 # | 2 | `start_group` starts the process group with a timeout. |
-# | 3 | `expected` says what every rank must hold after each of nine collectives. |
-# | 4 | `gather_facts` collects what every rank knows. |
-# | 5 | `median_seconds` measures how long something takes. |
-# | 6 | `bus_bandwidth` turns a time into two bandwidths. |
+# | 3 | `expected` returns what every rank must have after each of nine collectives. |
+# | 4 | `gather_facts` collects the facts that every rank has about its machine. |
+# | 5 | `median_seconds` measures how long a call takes. |
+# | 6 | `bus_bandwidth` computes two bandwidths from a time. |
 # | 7 | `slow_links` finds the slow links among all links. |
 # | 8 | `exchange_metadata` compares the tensors of all ranks before a collective. |
 #
-# The rest of the book needs these parts again: devices, groups, the meaning of each collective,
+# The rest of the book uses these parts again: devices, groups, the meaning of each collective,
 # and measurements. The code that searches for broken connections is already written. Read it
 # when you need it.
 #
@@ -29,16 +29,18 @@
 #
 #     torchrun --nproc-per-node=2 labs/lab01_multi_gpu_setup.py
 #
-# On a cluster, start the doctor exactly as you start your training, because it examines the
-# environment that your way of starting gives to each rank. You can start it with torchrun on
-# every machine, with `srun`, or by hand with the variables `RANK`, `WORLD_SIZE`, `MASTER_ADDR`
-# and `MASTER_PORT`. Its exit status is 0 if nothing is wrong. You can paste its report into a
-# ticket. The option `--help` lists all options.
+# On a cluster, start the doctor in the same way as your training. Each launcher sets different
+# environment variables for the ranks, and the doctor examines the environment of each rank. You
+# can start the doctor with torchrun on every machine, with `srun`, or by hand with the
+# variables `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. The exit status of the doctor
+# is 0 if nothing is wrong. You can paste its report into a ticket. The option `--help` lists
+# all options.
 #
 # With torchrun, the launchers of all machines connect to each other first, and the doctor
 # starts only after that. If the doctor has printed nothing after a minute, then `--master-addr`
-# or `--rdzv-endpoint` is wrong, or one of the machines did not start its launcher. In this
-# case, start one process on each machine without torchrun. The doctor then names the reason:
+# or `--rdzv-endpoint` is wrong, or the launcher was not started on one of the machines. In this
+# case, start one process on each machine without torchrun, for example with this command for
+# the first of two machines. The doctor then prints the reason:
 #
 #     RANK=0 WORLD_SIZE=2 MASTER_ADDR=… MASTER_PORT=29611 python labs/lab01_multi_gpu_setup.py
 #
@@ -85,14 +87,17 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, in one or two sentences, and how to fix it."""
+    """A fault says in one or two sentences what is wrong, and how you can fix it."""
 
     what: str
     fix: str
 
 
 class Trouble(Exception):
-    """Faults that end the run. If `shared`, rank 0 has the same faults and reports them."""
+    """This exception contains faults that end the run.
+
+    If `shared` is true, rank 0 has the same faults and reports them.
+    """
 
     def __init__(self, *faults: Fault, shared: bool = False):
         super().__init__("; ".join(fault.what for fault in faults))
@@ -101,7 +106,10 @@ class Trouble(Exception):
 
 @dataclass
 class Report:
-    """What is known so far. Rank 0 prints it at the end, or when the run has to stop."""
+    """The report contains all findings so far.
+
+    Rank 0 prints the report at the end, or when the run has to stop.
+    """
 
     doing: str = "reading the environment"
     found: list[str] = field(default_factory=list)
@@ -109,7 +117,7 @@ class Report:
     measured: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
     wrong: list[Fault] = field(default_factory=list)
-    store: dist.Store | None = None  # set after all ranks have met there
+    store: dist.Store | None = None  # set when all ranks have met at this store
     world: int = 1
 
     def text(self) -> str:
@@ -169,13 +177,13 @@ def named(ranks: Iterable[int]) -> str:
     return f"rank{'s' if sum(map(len, runs)) > 1 else ''} {listed(parts)}"
 
 
-# words in the errors that torch.distributed raises when another rank or the network is gone
+# words in the messages of torch.distributed if another rank or the network has failed
 OF_GROUP = re.compile(r"gloo|nccl|c10d|store|socket|connection|timed? ?out|launcher", re.I)
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """Print one sentence on one rank if a blank or a failed check ended the program."""
-    blank = issubclass(kind, NotImplementedError)
+    blank = issubclass(kind, NotImplementedError)  # if so, every rank stops at a blank
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
     own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
@@ -194,7 +202,7 @@ def stop_with_report(kind: type[BaseException], error: BaseException, trace) -> 
     rank = int(text) if text.isdecimal() else 0
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if kind is Trouble or (issubclass(kind, RuntimeError) and OF_GROUP.search(str(error))):
-        # when one rank ends, torchrun sends SIGTERM to the others, but they print first
+        # torchrun sends SIGTERM when one rank ends, so ignore it until the report is printed
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop(error if isinstance(error, Trouble) else broken_off(error, rank), rank)
     else:
@@ -202,10 +210,10 @@ def stop_with_report(kind: type[BaseException], error: BaseException, trace) -> 
 
 
 def stop(trouble: Trouble, rank: int) -> None:
-    """Print the report of faults that end the run, and end this process."""
+    """Print the report, or one line if rank 0 prints the report. Then end this process."""
     if rank and trouble.shared:
         time.sleep(3 if "TORCHELASTIC_RUN_ID" in os.environ else 0)  # rank 0 prints first
-        # torch delays what is written to sys.stderr while it handles an exception
+        # while an exception is handled, torch delays what is written to sys.stderr
         print(f"rank {rank} stops: rank 0 prints the report", file=sys.__stderr__, flush=True)
     else:
         REPORT.wrong += trouble.faults
@@ -213,7 +221,8 @@ def stop(trouble: Trouble, rank: int) -> None:
         REPORT.found.append(f"{who}stopped while {REPORT.doing}")
         print(REPORT.text(), flush=True)
         if REPORT.store is not None and rank == 0:
-            time.sleep(2)  # the other ranks still read from this store which ranks are alive
+            # the other ranks still use this store to find out which ranks are alive
+            time.sleep(2)
     os._exit(1)  # the destructor of a broken group could wait forever for a rank that died
 
 
@@ -230,7 +239,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     for name, default, text in (
         ("--wait", 60, "seconds to wait for a rank or for a collective (default: 60)"),
-        ("--limit", 600, "seconds that the whole run may last (default: 600)"),
+        ("--limit", 600, "time limit for the whole run, in seconds (default: 600)"),
         (
             "--factor",
             3,
@@ -250,7 +259,11 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
             ("auto", "cpu", "gpu"),
             "gpu: stop if a machine has fewer GPUs than ranks",
         ),
-        ("--report", ("full", "brief"), "brief: leave out what differs between machines"),
+        (
+            "--report",
+            ("full", "brief"),
+            "brief: leave out details of the machines, such as their names and software",
+        ),
         (
             "--plant",
             ("size", "dtype", "slow", "death", "hang"),
@@ -263,7 +276,10 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def watch(limit: float, patience: float, rank: int) -> None:
-    """End this process with a report if its time is over or if it hangs."""
+    """Start a thread that can end this process with a report.
+
+    It does this after `limit` seconds, or if the process hangs for `patience` seconds.
+    """
 
     def look() -> None:
         doing, since, began = REPORT.doing, time.monotonic(), time.monotonic()
@@ -274,7 +290,7 @@ def watch(limit: float, patience: float, rank: int) -> None:
                 doing, since = REPORT.doing, now
             if now - began > limit + (2 if rank else 0):
                 what = f"the run did not end within {limit:g} s: rank {rank} was {doing}."
-                stop(Trouble(Fault(what, "start it again with a larger --limit.")), rank)
+                stop(Trouble(Fault(what, "run the doctor again with a larger --limit.")), rank)
             if now - since > patience and REPORT.store is not None:
                 stop(broken_off(RuntimeError(f"it took more than {patience:g} s"), rank), rank)
 
@@ -294,41 +310,45 @@ if __name__ == "__main__":
 #
 # ## Before the group: what can be wrong already
 #
-# Broken clusters usually hang in `dist.init_process_group`. If it prints a message at all, the
-# message only says that a timeout has expired. This one call does four things. It resolves a
-# name, it opens or finds a port, it waits for all ranks, and it connects every rank with every
-# other rank. The doctor does these things one after the other with plain sockets, so it can say
-# exactly which of them fails.
+# On a broken cluster, a job usually hangs in `dist.init_process_group`. If this function prints
+# a message at all, the message only says that a timeout has expired. This one call does four
+# things. It resolves a name, it opens or finds a port, it waits for all ranks, and it connects
+# every rank with every other rank. The doctor does these things one after the other with plain
+# sockets, so it can report exactly which of them fails.
 #
 # Four checks need no other rank:
 #
 # - The four environment variables must exist and must be valid.
 # - An interface that is named in `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` must exist. gloo
-#   expects the whole name of an interface. NCCL expects the beginning of a name, `=name` for a
-#   whole name, and `^` before names that it must not use.
-# - `/dev/shm` must have enough free space. NCCL passes data between the processes of one
-#   machine through this shared memory, and the workers of a `DataLoader` use it too. Docker
-#   gives a container 64 MiB by default. The NCCL guide (section Runtime and MPI issues)
-#   recommends `--shm-size=1g`.
-# - The GPU driver must start. If it does not start, torch prints one warning and then counts no
-#   GPUs, so a job can train on the CPU of a machine that has eight GPUs.
+#   expects the whole name of an interface. NCCL expects the beginning of a name. For NCCL, you
+#   can also write `=name` to give a whole name, or `^name` to exclude all interfaces whose
+#   names begin with `name`.
+# - `/dev/shm` must have enough free space. NCCL sends data between the processes of one machine
+#   through this shared memory, and the workers of a `DataLoader` use it too. Docker gives a
+#   container 64 MiB by default. The NCCL guide (section Runtime and MPI issues) recommends
+#   `--shm-size=1g`.
+# - The GPU driver must start. If it does not start, torch prints one warning and then reports 0
+#   GPUs. A job can then train on the CPU without an error, although the machine has eight GPUs.
 #
 # For the last check, the doctor calls `cuInit`, the first function of CUDA's driver library,
 # and reads its status. Three values mean that the fault is in the machine and not in the
 # program. One of them is 802, `system not yet initialized`. GPUs that are connected by NVSwitch
-# need NVIDIA's fabric manager, and without it they return this status.
+# need NVIDIA's fabric manager. Without the fabric manager, `cuInit` returns this status.
 
 
 # %%
 @dataclass(frozen=True)
 class Place:
-    """The rank of this process and where it meets the others, from its environment."""
+    """This class contains the rank of a process, and the address where the ranks meet.
+
+    `read_place` reads both from the environment variables.
+    """
 
     rank: int
     world: int
     address: str  # MASTER_ADDR
     port: int  # MASTER_PORT
-    agent: bool  # torchrun serves the store, so no rank opens the port
+    agent: bool  # true if torchrun serves the store, so that no rank opens the port
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
@@ -353,7 +373,8 @@ def read_place(environment: Mapping[str, str]) -> Place:
     if rank >= world:
         raise Trouble(
             Fault(
-                f"RANK is {rank} and WORLD_SIZE is {world}: ranks count from 0 to {world - 1}.",
+                f"RANK is {rank} and WORLD_SIZE is {world}, but ranks have numbers from 0 to "
+                f"{world - 1}.",
                 "give every process a different RANK from 0 to WORLD_SIZE - 1.",
             )
         )
@@ -362,9 +383,9 @@ def read_place(environment: Mapping[str, str]) -> Place:
 
 
 def interface_faults(environment: Mapping[str, str], existing: Sequence[str]) -> list[Fault]:
-    """Return faults of the variables that name a network interface.
+    """Return the faults of the variables that name a network interface.
 
-    `existing`: the names of the interfaces of this machine.
+    `existing` contains the names of the interfaces of this machine.
     """
     faults = []
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -391,7 +412,7 @@ def interface_faults(environment: Mapping[str, str], existing: Sequence[str]) ->
 
 
 def shared_memory_faults(folder: str, least_mib: float) -> list[Fault]:
-    """Return faults of the shared memory in this folder."""
+    """Return the faults of the shared memory in this folder."""
     fix = (
         "start the container with docker run --shm-size=8g or --ipc=host. In Kubernetes, "
         "mount an emptyDir with medium: Memory at /dev/shm. Outside of containers, remove the "
@@ -410,13 +431,13 @@ def shared_memory_faults(folder: str, least_mib: float) -> list[Fault]:
     return []
 
 
-# statuses of cuInit for faults of the machine: the text of CUDA, and how to fix the fault
+# CUDA's message and the fix for each status of cuInit that means a fault of the machine
 DRIVER = {
     802: (
         "system not yet initialized",
-        "install nvidia-fabricmanager in exactly the version of the driver, start it "
-        "(systemctl enable --now nvidia-fabricmanager), and wait until nvidia-smi -q shows "
-        "State: Completed under Fabric (H100 and later).",
+        "install nvidia-fabricmanager with exactly the same version number as the driver, and "
+        "start it with systemctl enable --now nvidia-fabricmanager. On an H100 or a later GPU, "
+        "wait until nvidia-smi -q shows State: Completed under Fabric.",
     ),
     803: (
         "system has unsupported display driver / cuda driver combination",
@@ -432,7 +453,10 @@ DRIVER = {
 
 
 def driver_faults(library: str = "libcuda.so.1") -> list[Fault]:
-    """Return faults of CUDA's driver. A machine without the library or a GPU has none."""
+    """Return the faults of CUDA's driver.
+
+    The list is also empty if the machine has no library of the driver, or no GPU.
+    """
     try:
         status = ctypes.CDLL(library).cuInit(0)
     except (OSError, AttributeError):
@@ -448,14 +472,17 @@ def driver_faults(library: str = "libcuda.so.1") -> list[Fault]:
 #
 # Ranks meet at a **store**. A store is a small table of keys and values, which one process
 # serves over TCP at `MASTER_ADDR:MASTER_PORT`. With torchrun, this process is torchrun's agent.
-# Otherwise it is rank 0. Rank 0 therefore checks whether it can open the port, and whether
-# `MASTER_ADDR` leads back to its own machine. Every other rank checks whether the name can be
-# resolved, whether a process listens at the port, and whether this process is a store.
+# Otherwise it is rank 0. In this case, rank 0 checks whether it can open the port, and whether
+# a connection to `MASTER_ADDR` reaches its own store. Every other rank checks whether the name
+# can be resolved, whether a process listens at the port, and whether this process is a store.
 
 
 # %%
 def within(seconds: float, work: Callable[[], object], otherwise: object) -> object:
-    """Return the result of `work`, or `otherwise` if it needs too long. A lookup can block."""
+    """Return the result of `work`. If `work` takes longer than `seconds`, return `otherwise`.
+
+    This limit is necessary for calls that can block, such as the lookup of a name.
+    """
     results: list[object] = []
     thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()
@@ -464,7 +491,7 @@ def within(seconds: float, work: Callable[[], object], otherwise: object) -> obj
 
 
 def addresses(name: str, seconds: float = 10) -> list[str]:
-    """Return the addresses of a name, or an empty list if it cannot be resolved."""
+    """Return the addresses of a name, or an empty list if the name cannot be resolved."""
 
     def look_up() -> list[str]:
         try:
@@ -477,9 +504,9 @@ def addresses(name: str, seconds: float = 10) -> list[str]:
 
 
 def holder(port: int) -> str:
-    """Return which process listens on a port, such as ' by python (process 12)'.
+    """Return the process that listens on a port, in words such as ' by python (process 12)'.
 
-    The result is empty if /proc does not show it.
+    The result is an empty string if /proc does not show the process.
     """
     with contextlib.suppress(OSError, ValueError):
         inodes = {
@@ -508,25 +535,31 @@ def port_fault(port: int) -> Fault | None:
         if error.errno == errno.EADDRINUSE:
             return Fault(
                 f"port {port} is in use{holder(port)}, so rank 0 cannot open its store there.",
-                "end that process, which is usually a job that did not stop, or set "
-                "MASTER_PORT to the same free port for all ranks.",
+                "end this process, which is usually a job that did not stop. Alternatively, "
+                "choose a free port, and set MASTER_PORT to this port for all ranks.",
             )
         if error.errno == errno.EACCES:
             what = (
-                f"rank 0 may not listen on port {port}, because ports below 1024 are for root."
+                f"rank 0 is not allowed to listen on port {port}, because only root can use "
+                "ports below 1024."
             )
-            return Fault(what, "set MASTER_PORT to the same port above 1023 for all ranks.")
+            return Fault(
+                what,
+                "choose a port above 1023, and set MASTER_PORT to this port for all ranks.",
+            )
         if error.errno != errno.EAFNOSUPPORT:
             what = f"rank 0 cannot listen on port {port}: {error.strerror}."
-            return Fault(what, "set MASTER_PORT to the same other port for all ranks.")
+            return Fault(
+                what, "choose a different port, and set MASTER_PORT to this port for all ranks."
+            )
     return None
 
 
 def knock(address: str, port: int, seconds: float, patient: bool = True) -> str | Exception:
     """Connect to a port and return the address of this side of the connection.
 
-    A patient call tries again until the time is over. Returns the last error if none of the
-    attempts succeeded.
+    If `patient` is true, the function tries again until `seconds` have passed. It returns the
+    last error if no attempt succeeded.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -552,14 +585,17 @@ def no_answer(place: Place, error: Exception, seconds: float) -> Fault:
         )
     return Fault(
         f"MASTER_ADDR:MASTER_PORT = {where} does not answer: {type(error).__name__}.",
-        "compare MASTER_ADDR with the output of `hostname -I` on the machine of rank 0. If it "
-        "is right, check with ping whether the machine can be reached, and check that no "
-        "firewall blocks this port.",
+        "compare MASTER_ADDR with the output of `hostname -I` on the machine of rank 0. If "
+        "the address is right, check with ping whether the machine can be reached, and check "
+        "that no firewall blocks this port.",
     )
 
 
 def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
-    """Return the store of all ranks, and the address with which this machine reached it."""
+    """Return the store of all ranks, and an address of this machine.
+
+    This machine uses the address on its own connection to the store.
+    """
     # the name of a pod appears in the DNS some seconds after the pod has started
     deadline = time.monotonic() + min(seconds, 30)
     while not (found := addresses(place.address)) and time.monotonic() < deadline:
@@ -567,8 +603,8 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
     if not found:
         what = f'MASTER_ADDR is "{place.address}", a name that this machine cannot resolve.'
         fix = (
-            "set MASTER_ADDR to the address of the machine of rank 0, where hostname -I "
-            "prints it, or add the name to the DNS or to /etc/hosts."
+            "set MASTER_ADDR to an address that hostname -I prints on the machine of rank 0. "
+            "Alternatively, add the name to the DNS or to /etc/hosts."
         )
         raise Trouble(Fault(what, fix))
     served, timeout = None, timedelta(seconds=seconds)
@@ -577,12 +613,13 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
             raise Trouble(fault)
         served = dist.TCPStore("localhost", place.port, is_master=True, wait_for_workers=False)
         SERVED.append(served)
-    # rank 0 serves this store already, so it needs no long wait
+    # rank 0 has already opened its own store, so it does not need to wait long
     ours = knock(place.address, place.port, min(seconds, 5) if served else seconds)
     lost = Fault(
-        f"MASTER_ADDR is {place.address}, but this address does not lead to the "
-        "machine of rank 0, which is this one.",
-        "set MASTER_ADDR to the address of this machine, or start rank 0 on the other machine.",
+        f"MASTER_ADDR is {place.address}, but rank 0 runs on this machine, and the address "
+        "does not lead to this machine.",
+        "set MASTER_ADDR to an address of this machine, or start rank 0 on the machine that "
+        f"has the address {place.address}.",
     )
     if isinstance(ours, Exception):
         raise Trouble(lost if served else no_answer(place, ours, seconds))
@@ -593,7 +630,7 @@ def open_store(place: Place, seconds: float) -> tuple[dist.TCPStore, str]:
         except RuntimeError:
             return None
 
-    # TCPStore waits longer than its timeout if a program listens there and never answers
+    # TCPStore waits longer than its timeout if a program listens there but never answers
     store = within(seconds, connect, None)
     if store is None:
         raise Trouble(
@@ -618,18 +655,18 @@ SERVED: list[dist.TCPStore] = []  # the store of rank 0 must live as long as the
 # %% [markdown]
 # ## Before the group: the roll call
 #
-# Each process writes one entry into the store, which we call its card. The card says which rank
-# the process is, how many ranks it expects, on which machine it runs, and what is wrong with
-# this machine. Rank 0 reads the cards as they arrive. It does not need a timeout to see that
-# two ranks expect different world sizes, that two processes have the same rank, or that their
-# versions of torch differ. If the time limit is reached, rank 0 knows exactly which ranks are
-# missing. Rank 0 writes its verdict into the store for all ranks. Therefore only one rank
-# prints the report, and no rank waits forever.
+# Each process writes one entry into the store, which we call its card. The card contains the
+# rank of the process, the number of ranks that the process expects, the name of its machine,
+# and the faults of this machine. Rank 0 reads the cards as they arrive. It does not need a
+# timeout to see that two ranks expect different world sizes, that two processes have the same
+# rank, or that their versions of torch differ. If the time limit is reached, rank 0 knows
+# exactly which ranks are missing. Rank 0 writes its verdict into the store for all ranks.
+# Therefore only one rank prints the report, and no rank waits forever.
 #
 # If the ranks run on several machines, each rank then tries to connect to ranks on other
-# machines. It does this because every pair of ranks will open connections later, on ports that
-# are not known in advance. A firewall that allows only `MASTER_PORT` would stop the job a
-# moment later.
+# machines. This check is necessary because every pair of ranks will open connections later, on
+# ports that are not known in advance. A firewall that allows only `MASTER_PORT` would then stop
+# the job.
 
 
 # %%
@@ -675,7 +712,10 @@ def by_host(cards: Sequence[Mapping]) -> dict[str, list[int]]:
 
 
 def judge_cards(cards: Sequence[Mapping], world: int, seconds: float) -> list[Fault]:
-    """Return the faults that the cards show. They arrived within this many seconds."""
+    """Return the faults that the cards show.
+
+    The cards arrived within `seconds` seconds.
+    """
     faults = []
     ranks = [card["rank"] for card in cards]
     if len(worlds := sorted({card["world"] for card in cards})) > 1:
@@ -688,7 +728,7 @@ def judge_cards(cards: Sequence[Mapping], world: int, seconds: float) -> list[Fa
             Fault(
                 f"the ranks disagree on the world size: {', '.join(said)}.",
                 "give every process the same WORLD_SIZE, which is the number of machines times "
-                "the processes on each machine. torchrun needs the same --nnodes and "
+                "the number of processes on each machine. torchrun needs the same --nnodes and "
                 "--nproc-per-node on all machines.",
             )
         )
@@ -698,8 +738,8 @@ def judge_cards(cards: Sequence[Mapping], world: int, seconds: float) -> list[Fa
             Fault(
                 f"{named(missing)} of {world} never arrived. Within {seconds:g} s, only "
                 f"{listed(came)} arrived.",
-                "read the output of each missing process on its machine. It was not started, "
-                "it died early, or it has a different MASTER_ADDR or MASTER_PORT.",
+                "read the output of each missing process on its machine. The process was not "
+                "started, it died early, or it has a different MASTER_ADDR or MASTER_PORT.",
             )
         )
     if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
@@ -719,7 +759,7 @@ def judge_cards(cards: Sequence[Mapping], world: int, seconds: float) -> list[Fa
         faults.append(
             Fault(
                 f"the ranks use different versions of torch ({'; '.join(said)}).",
-                "install the same version everywhere, or start all ranks from one image.",
+                "install the same version everywhere, or start all ranks from the same image.",
             )
         )
     own: dict[tuple[str, str], list[Mapping]] = {}
@@ -741,15 +781,18 @@ def accelerator_faults(cards: Sequence[Mapping]) -> list[Fault]:
             faults.append(
                 Fault(
                     f"{host} has {count(here, 'accelerator')} for {count(len(ranks), 'rank')}.",
-                    "start one rank per GPU (--nproc-per-node=gpu). If some GPUs are not "
-                    "counted, check nvidia-smi and CUDA_VISIBLE_DEVICES.",
+                    "start one rank per GPU (--nproc-per-node=gpu). If the machine has more "
+                    "GPUs than this number, check nvidia-smi and CUDA_VISIBLE_DEVICES.",
                 )
             )
     return faults
 
 
 def loopback_faults(cards: Sequence[Mapping]) -> list[Fault]:
-    """Return a fault for each machine whose gloo would announce a useless address."""
+    """Return a fault for each machine where gloo would give other machines a useless address.
+
+    An address is useless if other machines cannot use it to connect to this machine.
+    """
     faults = []
     for host, ranks in by_host(cards).items():
         own = next(card["name leads to"] for card in cards if card["rank"] == ranks[0])
@@ -779,19 +822,24 @@ def hand_in(store: dist.Store, what: str, value: object) -> None:
 
 
 def pronounce(store: dist.Store, what: str, faults: Sequence[Fault], others: int) -> None:
-    """On rank 0, tell the others whether to continue. Raise Trouble if there are faults."""
+    """Write into the store whether the other ranks must stop.
+
+    Only rank 0 calls this function. It raises Trouble if there are faults.
+    """
     store.set(f"{what} verdict", json.dumps([fault.what for fault in faults]))
     if faults:
-        deadline = (
-            time.monotonic() + 3
-        )  # the store may be this rank's own, and others still read it
+        # this process can be the one that serves the store, and the others still read from it
+        deadline = time.monotonic() + 3
         while time.monotonic() < deadline and store.add(f"{what} heard", 0) < others:
             time.sleep(0.02)
         raise Trouble(*faults)
 
 
 def hear(store: dist.Store, what: str, seconds: float) -> None:
-    """On the other ranks, wait for the verdict of rank 0. Raise Trouble if it has faults."""
+    """Wait for the verdict of rank 0, and raise Trouble if the verdict contains faults.
+
+    All ranks except rank 0 call this function.
+    """
     store.wait([f"{what} verdict"], timedelta(seconds=seconds))
     faults = json.loads(store.get(f"{what} verdict"))
     store.add(f"{what} heard", 1)
@@ -800,7 +848,10 @@ def hear(store: dist.Store, what: str, seconds: float) -> None:
 
 
 def roll_call(store: dist.Store, card: Mapping, options: argparse.Namespace) -> list[dict]:
-    """Return the cards of all ranks in rank order. Raise Trouble on all ranks for a fault."""
+    """Return the cards of all ranks in rank order.
+
+    If there is a fault on any rank, raise Trouble on all ranks.
+    """
     rank, world, seconds = card["rank"], card["world"], options.wait
     hand_in(store, "cards", card)
     cards: list[dict] = []
@@ -823,7 +874,7 @@ def roll_call(store: dist.Store, card: Mapping, options: argparse.Namespace) -> 
         read_cards(store, cards)
         ranks = [other["rank"] for other in cards]
         if len({other["world"] for other in cards}) > 1 or len(set(ranks)) < len(ranks):
-            deadline = min(deadline, time.monotonic() + 0.5)  # more ranks may disagree
+            deadline = min(deadline, time.monotonic() + 0.5)  # more ranks can disagree
         elif set(ranks) >= set(range(world)):
             break
         time.sleep(0.02)
@@ -881,17 +932,17 @@ def broken_off(error: RuntimeError, rank: int) -> Trouble:
                 gone = [other for other in gone if not REPORT.store.check([f"alive {other}"])]
                 time.sleep(0.05)
         except RuntimeError:
-            gone = [0]  # the store ended with rank 0
+            gone = [0]  # the store is gone, because rank 0 has ended
     if gone:
         first = min(set(range(REPORT.world)) - set(gone), default=rank)
         what = f"{named(gone)} died or hung while the others were {REPORT.doing}."
         fix = (
-            "read the last lines of that process, and the output of dmesg on its machine. "
-            "dmesg names processes that were killed because memory was low."
+            "read the last lines that this process printed, and the output of dmesg on its "
+            "machine. dmesg lists processes that were killed because memory was low."
         )
         return Trouble(Fault(what, fix), shared=rank != first)
     what = f"{REPORT.doing} failed: {text}"
-    fix = "run again with NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL."
+    fix = "run the doctor again with NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL."
     return Trouble(Fault(what, fix), shared=REPORT.store is not None)
 
 
@@ -932,7 +983,7 @@ if __name__ == "__main__":
         if rank == 0:
             closed = [json.loads(store.get(f"doors {n + 1}")) for n in range(world)]
             fix = (
-                "open all ports between these machines, or choose another interface with "
+                "open all ports between these machines, or choose a different interface with "
                 "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME."
             )
             faults = [Fault(line, fix) for lines in closed for line in sorted(lines)]
@@ -945,23 +996,26 @@ if __name__ == "__main__":
     os.environ.setdefault("LOCAL_RANK", str(neighbours.index(rank)))
     os.environ.setdefault("LOCAL_WORLD_SIZE", str(len(neighbours)))
     all_ranks, machines = count(world, "rank"), count(len(hosts), "machine")
-    say(f"before the group: {all_ranks} on {machines} met and agree")
+    say(
+        f"before the group: {all_ranks} on {machines} met, with the same world size and "
+        "version of torch"
+    )
     REPORT.right.append(
-        f"{world} of {all_ranks} met, with one world size and one version of torch"
+        f"{world} of {all_ranks} met, with the same world size and the same version of torch"
     )
 
 # %% [markdown]
 # ## Step 1: pick the device of a local rank
 #
-# A machine with eight GPUs numbers them from 0 to 7, wherever the machine is in the cluster. A
-# process must therefore use the GPU of its **local rank**, which is its number on its own
-# machine. For example, rank 11 is local rank 3 of the second machine. A process that does not
-# choose a GPU uses GPU 0, and so do all other processes of this machine. NCCL then refuses two
-# ranks on one GPU, or GPU 0 runs out of memory while seven other GPUs are idle.
+# On every machine with eight GPUs, the GPUs have the numbers 0 to 7. A process must therefore
+# use the GPU with the number of its **local rank**, which is the number of the process on its
+# own machine. For example, rank 11 is local rank 3 of the second machine. A process that does
+# not choose a GPU uses GPU 0, and so do all other processes of this machine. NCCL then refuses
+# two ranks on one GPU, or GPU 0 runs out of memory while seven other GPUs are idle.
 #
 # `torch.accelerator` works with the accelerators of all vendors. If this machine has fewer
 # accelerators than ranks, all its ranks must use the CPU. If some ranks used GPUs and others
-# the CPU, they would have no common backend.
+# used the CPU, there would be no backend that works for all of them.
 
 
 # %%
@@ -971,7 +1025,7 @@ def pick_device(local_rank: int, local_world: int) -> torch.device:
     Return the CPU if this machine has fewer accelerators than ranks.
     """
     # >>> solution 1: return the accelerator of this rank if there are enough, else the CPU
-    # hint: torch.accelerator.is_available(), .device_count(), .current_accelerator()
+    # hint: torch.accelerator has is_available(), device_count() and current_accelerator()
     # hint: torch.accelerator.set_device_index(index) makes a device the current device
     if torch.accelerator.is_available() and torch.accelerator.device_count() >= local_world:
         torch.accelerator.set_device_index(local_rank)
@@ -981,8 +1035,8 @@ def pick_device(local_rank: int, local_world: int) -> torch.device:
 
 
 # %% [markdown]
-# One machine with too few GPUs decides for all machines, so the ranks compare their devices
-# before they use them.
+# If one machine has too few GPUs, the ranks of all machines must use the CPU. Therefore the
+# ranks compare their devices before they use them.
 
 # %%
 if __name__ == "__main__":
@@ -1005,11 +1059,11 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 2: start the group, with a timeout
 #
-# A **process group** is the set of ranks that take part in a collective. Its **backend**
-# transfers the bytes: NCCL between NVIDIA GPUs, and gloo between CPUs. If you pass
-# `device_id=device`, the group is bound to this GPU, and torch chooses the backend that belongs
-# to it. torch then also connects the ranks immediately, and not in the first collective. A
-# broken network is therefore noticed here, and not an hour later.
+# A **process group** is the set of ranks that take part in a collective. The **backend** of a
+# group transfers the bytes. NCCL is the backend for NVIDIA GPUs, and gloo is the backend for
+# CPUs. If you pass `device_id=device`, the group is bound to this GPU, and torch chooses the
+# backend for this kind of device. torch then also connects the ranks immediately, and not in
+# the first collective. A broken network is therefore noticed here, and not an hour later.
 #
 # By default, `init_process_group` finds a store itself. The doctor has already tested a store,
 # so your function passes this store, the rank and the world size. The timeout also applies to
@@ -1025,7 +1079,7 @@ def start_group(
     """Start the group of all ranks. They meet at `store` and wait at most `timeout`."""
     # >>> solution 2: start the group on the device, or with gloo on the CPU; pass the timeout
     # hint: dist.init_process_group has arguments for the store, the rank and the world size
-    # hint: the CPU needs a backend, and an accelerator needs a device_id
+    # hint: pass the backend if the device is the CPU, and pass device_id otherwise
     if device.type == "cpu":
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world, timeout=timeout
@@ -1041,26 +1095,26 @@ def start_group(
 if __name__ == "__main__":
     REPORT.doing = "starting the process group"
     if device.type != "cpu":
-        wait += timedelta(
-            seconds=30
-        )  # the report must come before NCCL's watchdog ends the process
+        # the report must be printed before NCCL's watchdog ends the process
+        wait += timedelta(seconds=30)
     start_group(dist.PrefixStore("group", store), device, rank, world, wait)
     assert (dist.get_rank(), dist.get_world_size()) == (rank, world), (
-        "the group must have all ranks"
+        "the group must contain all ranks"
     )
     backend = dist.get_backend()
-    say(f"step 2: a {backend} group of {all_ranks} waits at most {options.wait:g} s")
+    say(f"step 2: a {backend} group of {all_ranks} has a timeout of {options.wait:g} s")
     store.set(f"started {rank}", "")
     if options.plant in ("death", "hang") and rank == world - 1 > 0:
-        store.wait([f"started {other}" for other in range(world)])  # no rank is still starting
+        # wait until every rank has started the group
+        store.wait([f"started {other}" for other in range(world)])
         os._exit(9) if options.plant == "death" else time.sleep(1e6)
 
 # %% [markdown]
 # ## Step 3: what each collective must give
 #
 # Write the data of all ranks as one table. Rank $r$ has row $r$. The row has one cell for each
-# rank, and the cell $c_{r,k}$ contains a few numbers. Now one sentence about this table
-# describes each collective:
+# rank, and the cell $c_{r,k}$ contains a few numbers. You can now describe each collective by
+# what rank $k$ has afterwards:
 #
 # | collective | what rank $k$ has afterwards |
 # |---|---|
@@ -1078,7 +1132,7 @@ if __name__ == "__main__":
 # that is followed by an all-gather. ZeRO does these two parts at different times. Second, an
 # all-to-all transposes the table. In this way, tokens are sent to their experts and back.
 #
-# A check that compares one collective with another collective would trust the thing that it
+# If a check compared one collective with another collective, it would rely on the code that it
 # examines. Your check needs no collective. The numbers follow from $r$ and $k$, so every rank
 # can compute the whole table itself.
 
@@ -1097,9 +1151,9 @@ def expected(name: str, table: torch.Tensor, rank: int, root: int) -> torch.Tens
     k. The result is a whole table, a row or a column of the shape [world, width], a cell of the
     shape [width], or None if the rank has nothing.
     """
-    # >>> solution 3: for each of NAMES, return the part of the table or of its sum
+    # >>> solution 3: return the part of the table, or of the sum of its rows, that fits `name`
     # hint: a row is table[r], a column is table[:, k], the sum of all rows is table.sum(dim=0)
-    # hint: a dictionary or a match statement can choose by name
+    # hint: you can use a dictionary or a match statement with the nine names in NAMES
     world, total = len(table), table.sum(dim=0)
     results = {
         "broadcast": table[root],
@@ -1128,7 +1182,7 @@ def expected(name: str, table: torch.Tensor, rank: int, root: int) -> torch.Tens
 def run_collective(
     name: str, row: torch.Tensor, rank: int, world: int, root: int
 ) -> torch.Tensor | None:
-    """Return the result of the collective for a rank that passes `row`, [world, width]."""
+    """Return the result of the collective for a rank that passes `row` [world, width]."""
     result, cell = row.clone(), torch.empty_like(row[0])
     rows = [torch.empty_like(row) for _ in range(world)]
     here = rank == root
@@ -1177,10 +1231,10 @@ def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 # %% [markdown]
-# A barrier transfers no data. It must guarantee an order in time: no rank may leave the barrier
-# before all ranks have entered it. Each rank increases a counter in the store and then enters
-# the barrier. The last rank enters late. A rank that leaves the barrier must find that all
-# ranks have been counted.
+# A barrier transfers no data. It must guarantee that no rank leaves the barrier before all
+# ranks have entered it. To check this, each rank increases a counter in the store and then
+# enters the barrier. The last rank enters late. When a rank leaves the barrier, the counter
+# must be equal to the number of ranks.
 
 # %%
 if __name__ == "__main__":
@@ -1214,14 +1268,14 @@ if __name__ == "__main__":
             REPORT.wrong.append(Fault(what, fix))
     if good:
         say(wrapped("step 3: ", f"the results on {all_ranks} are right: {', '.join(good)}"))
-        REPORT.right.append(f"the results on {all_ranks} of {', '.join(good)}")
+        REPORT.right.append(f"the results on {all_ranks} are right: {', '.join(good)}")
 
 # %% [markdown]
 # ## Step 4: gather the facts, print them in rank order
 #
 # Every rank knows its own machine. If each rank printed what it knows, the lines would appear
-# in a random order. In a large job, most of them would appear in the output of machines that
-# nobody reads. Therefore one rank collects the facts of all ranks and prints them.
+# in a random order. In a large job, most of the lines would appear in the output of machines
+# that no one reads. Therefore one rank collects the facts of all ranks and prints them.
 #
 # `dist.all_gather_object` pickles the object that each rank passes. It fills a list, which
 # every rank must provide, with the objects of all ranks in rank order. It is a collective like
@@ -1254,7 +1308,7 @@ def nvml_facts() -> list[str]:
         import pynvml as nvml
 
         nvml.nvmlInit()
-    except Exception:  # there is no module, no library or no driver
+    except Exception:  # the module, the library or the driver is missing
         return []
     lines = [f"driver {nvml.nvmlSystemGetDriverVersion()}"]
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -1338,7 +1392,7 @@ if __name__ == "__main__":
 # with `torch.accelerator.synchronize()` before each reading of the clock. The first reading
 # needs this too, because otherwise earlier work is included in your time.
 #
-# **Some calls are disturbed.** The machine has other tasks too, and one call in a hundred may
+# **Some calls are disturbed.** The machine has other tasks too, and one call in a hundred can
 # last ten times as long. Such a call changes the mean of all calls. The **median** ignores it.
 
 
@@ -1348,7 +1402,7 @@ def median_seconds(
 ) -> float:
     """Return the median time of `repeats` calls of `work` on `device`, in seconds.
 
-    Before these calls, `work` is called `warm_up` times without the clock.
+    Before these calls, `work` is called `warm_up` times, and these calls are not timed.
     """
 
     def settle() -> None:
@@ -1356,7 +1410,7 @@ def median_seconds(
             torch.accelerator.synchronize(device)
 
     # >>> solution 5: warm up, then time each call with the clock, and return the median
-    # hint: time.perf_counter() reads the clock, and the device must settle before each reading
+    # hint: time.perf_counter() reads the clock; call settle() before each reading
     # hint: statistics.median(numbers) returns the median
     for _ in range(warm_up):
         work()
@@ -1383,7 +1437,7 @@ def median_seconds(
 # %%
 @dataclass(frozen=True)
 class Link:
-    """A pair of ranks, and the speed between them."""
+    """A link is a pair of ranks. The fields contain the speed between these ranks."""
 
     a: int
     b: int
@@ -1406,7 +1460,10 @@ def pairs_of(world: int) -> Iterator[tuple[int, int]]:
 def measure_link(
     a: int, b: int, rank: int, device: torch.device, delay: float = 0
 ) -> tuple[float, float]:
-    """Return the latency and the bandwidth between ranks a and b, which both call this."""
+    """Return the latency and the bandwidth between ranks a and b.
+
+    Both ranks must call this function.
+    """
 
     def ping_pong(message: torch.Tensor) -> None:
         if rank == a:
@@ -1457,7 +1514,8 @@ if __name__ == "__main__":
 # The **bus bandwidth** corrects this. A ring cuts the $S$ bytes into $N$ chunks. Each rank
 # sends $N - 1$ chunks while the sums are computed, and $N - 1$ chunks while they are
 # distributed. Therefore $2 (N-1)/N \cdot S$ bytes go through each link. With point-to-point
-# links, no algorithm needs less for the slowest rank. The bus bandwidth is
+# links, no algorithm needs fewer bytes, because in every algorithm at least one rank must send
+# this number of bytes or more. The bus bandwidth is
 #
 # $$\text{bus bandwidth} = \frac{S}{t} \cdot \frac{2 (N - 1)}{N}$$
 #
@@ -1469,7 +1527,7 @@ if __name__ == "__main__":
 # %%
 def bus_bandwidth(nbytes: int, seconds: float, world: int) -> tuple[float, float]:
     """Return the algorithm and the bus bandwidth of an all-reduce, in bytes per second."""
-    # >>> solution 6: return bytes per second, and then this number times the factor of a ring
+    # >>> solution 6: return two numbers, the algorithm bandwidth and the bus bandwidth
     algorithm = nbytes / seconds
     return algorithm, algorithm * 2 * (world - 1) / world
     # <<< solution
@@ -1482,8 +1540,10 @@ if __name__ == "__main__":
     seconds = median_seconds(lambda: dist.all_reduce(buffer), device, repeats=7)
     slowest = max(fact["seconds"] for fact in gather_facts({"seconds": seconds}, world))
     algorithm, bus = bus_bandwidth(buffer.nbytes, slowest, world)
-    assert abs(bus / algorithm - 2 * (world - 1) / world) < 1e-6, "check.py gives a hint"
-    say(f"step 6: each link transfers {bus / algorithm:.2f} times the bytes of an all-reduce")
+    assert abs(bus / algorithm - 2 * (world - 1) / world) < 1e-6, (
+        "the bus bandwidth is wrong, and check.py gives a hint"
+    )
+    say(f"step 6: each link transfers {bus / algorithm:.2f} times the size of the tensor")
     REPORT.measured.append(
         f"all-reduce of {buffer.nbytes // 2**20} MiB: ≈{slowest * 1e3:.1f} ms, algorithm"
         f" bandwidth ≈{algorithm / 1e9:.2f} GB/s, bus bandwidth ≈{bus / 1e9:.2f} GB/s"
@@ -1493,7 +1553,7 @@ if __name__ == "__main__":
 # ## Step 7: find the slow link
 #
 # A ring is as fast as its slowest link, so one bad cable slows down all ranks, and all ranks
-# look the same. You must measure the links one by one to find the bad one. But when is a link
+# look the same. To find the bad link, you must measure the links one by one. But when is a link
 # slow? The doctor does not know your hardware, so it does not use numbers from a data sheet. It
 # compares each link with the **median of its kind**. The kind matters because a link between
 # machines is slower than a link inside a machine, even if it is healthy. The median is useful
@@ -1509,7 +1569,7 @@ def slow_links(links: Sequence[Link], factor: float = 3) -> list[Link]:
     or if its latency is more than factor times the median latency of its kind.
     """
     # >>> solution 7: compare the latency and the bandwidth of each link with their medians
-    # hint: the medians are those of all links of the same kind
+    # hint: compute each median over all links of the same kind
     slow = []
     for link in links:
         kin = [other for other in links if other.kind == link.kind]
@@ -1545,26 +1605,31 @@ if __name__ == "__main__":
         look = f"check the cables, slots and switch ports of {listed(ends)}"
         REPORT.slow.append(f"{link}: {look}")
     if not REPORT.slow:
-        REPORT.slow.append(f"no link is {options.factor:g} times slower than its kind")
+        REPORT.slow.append(
+            f"no link is {options.factor:g} times slower than the median of its kind"
+        )
 
 # %% [markdown]
 # ## Step 8: compare before the collective
 #
-# The calls of a collective are matched by their order, and no library checks whether the
-# tensors of the ranks match. Suppose that rank 1 passes one number more than rank 0. gloo then
-# ends the process with this message: `op.preamble.length <= op.nbytes. 1004 vs 1000. Received
-# data size doesn't match expected size.` Now suppose that rank 1 passes int32 numbers and rank
-# 0 passes float32 numbers. Both tensors have the same number of bytes, so nothing fails, and
-# both ranks silently get a wrong sum. The NCCL guide (section Collective Operations) calls the
-# result undefined: the program may hang, crash, or compute wrong numbers.
+# gloo and NCCL pair the calls of the ranks only by their order. The first call of one rank
+# belongs to the first call of every other rank, and so on. Neither library checks in advance
+# whether the tensors of these calls have the same shape and the same dtype. Suppose that rank 1
+# passes one number more than rank 0. gloo then ends the process with this message:
+# `op.preamble.length <= op.nbytes. 1004 vs 1000. Received data size doesn't match expected
+# size.` Now suppose that rank 1 passes int32 numbers and rank 0 passes float32 numbers. Both
+# tensors have the same number of bytes, so nothing fails, and both ranks silently get a wrong
+# sum. The NCCL guide (section Collective Operations) calls the result undefined. The program
+# can hang, crash, or compute wrong numbers.
 #
 # A comparison before the collective prevents this. It costs a few messages, so use it for
 # debugging and not in every training step. (`TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch do
-# something similar.) Before the collective, each rank writes into the store which call it will
-# make and with which tensor. Then it reads what all other ranks wrote. The store does not
-# depend on the process group, so this works even while the group is stuck. If the key of a rank
-# does not appear in time, this rank is missing. Keys stay in the store, so each call needs its
-# own keys. Otherwise, a rank would read what was written for an earlier call.
+# something similar.) Before the collective, each rank writes an entry into the store. The key
+# of the entry contains the name of the call and the number of the rank, and its text describes
+# the tensor. Then the rank reads what all other ranks wrote. The store does not depend on the
+# process group, so this works even while the group is stuck. If the key of a rank does not
+# appear in time, this rank is missing. Keys stay in the store, so each call needs its own keys.
+# Otherwise, a rank would read what was written for an earlier call.
 
 
 # %%
@@ -1609,7 +1674,7 @@ def mismatch(name: str, texts: Sequence[str | None]) -> Fault | None:
 
 # %%
 def tell(tensor: torch.Tensor) -> str:
-    """Return what must be the same on all ranks, such as 'float32 [1000]'."""
+    """Return the dtype and the shape of a tensor in words, such as 'float32 [1000]'."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
@@ -1621,8 +1686,10 @@ if __name__ == "__main__":
         texts = exchange_metadata(store, f"rehearsal {number}", tell(tensor), rank, world, wait)
         assert texts[rank] == tell(tensor), "a rank must also read its own text"
         fault = mismatch("the all-reduce", texts)
-        assert (fault is not None) == (number == 1 and world > 1), "check.py gives a hint"
-    seen = "one number too many is found before the collective"
+        assert (fault is not None) == (number == 1 and world > 1), (
+            "the comparison of the tensors is wrong, and check.py gives a hint"
+        )
+    seen = "a tensor with one number too many is found before the collective"
     seen = seen if world > 1 else "there is no other rank"
     say(f"step 8: equal tensors pass, and {seen}")
 
@@ -1639,7 +1706,7 @@ if __name__ == "__main__":
 # ## The report
 #
 # Rank 0 prints the report. The exit status is 1 if something is wrong. A slow link does not
-# change the exit status, because only you can judge it.
+# change the exit status, because only you can judge whether the link is too slow.
 
 # %%
 if __name__ == "__main__":
@@ -1658,10 +1725,10 @@ if __name__ == "__main__":
 # - Start the ranks by hand in two terminals, with `RANK`, `WORLD_SIZE=2`, `MASTER_ADDR` and
 #   `MASTER_PORT`. Then break the job: set a different `WORLD_SIZE` in one terminal, misspell
 #   the address, or start only one of the two ranks. Read what the doctor reports. After that,
-#   start a program that only calls `dist.init_process_group("gloo")` in the same way. What does
-#   torch print, and when?
+#   start a different program in the same way. This program only needs to call
+#   `dist.init_process_group("gloo")`. What does torch print, and when?
 # - With three ranks, `--plant slow` delays one link. `--plant death` ends the last rank in the
 #   middle of the run, and `--plant hang` makes it sleep. `--plant size` and `--plant dtype`
-#   give it a tensor that does not match.
+#   give the last rank a tensor that does not match the tensors of the other ranks.
 # - Set `DOCTOR_HOST=a` for some ranks and `DOCTOR_HOST=b` for the others. One machine then
 #   looks like two machines. What does the report say about the links between them?

@@ -71,14 +71,14 @@ def say(text: str) -> None:
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """At a blank or a failed check, print one sentence on rank 0 instead of a traceback."""
-    blank = issubclass(kind, NotImplementedError)
+    blank = issubclass(kind, NotImplementedError)  # if so, every rank stops at a blank
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
     own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
     checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
     line = getattr(error, "line", (own if blank else checks)[-1].lineno)
     if os.environ.get("RANK", "0") != "0":
-        # rank 0 prints first, and its launcher then ends the others; all ranks reach a blank
+        # rank 0 prints first, and its launcher then ends the other ranks
         time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)

@@ -54,14 +54,14 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
     """End on a blank or on a failed check with one sentence from one rank."""
-    blank = issubclass(kind, NotImplementedError)
+    blank = issubclass(kind, NotImplementedError)  # if so, every rank stops at a blank
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
     own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
     checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
     line = getattr(error, "line", (own if blank else checks)[-1].lineno)
     if os.environ.get("RANK", "0") != "0":
-        # rank 0 speaks first, and its launcher then ends the others; every rank meets a blank
+        # rank 0 prints first, and its launcher then ends the other ranks
         time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Lab 10: Tensor and pipeline parallelism
 #
-# If a model does not fit on one GPU, or if one GPU is too slow for it, you can cut the model in
-# two ways. **Tensor parallelism** cuts every matrix, so that all ranks work on every layer.
-# **Pipeline parallelism** cuts the stack of layers. Each rank then computes its own layers and
-# sends the result to the next rank. In this lab you cut a small GPT in the first way, then in
-# the second way, and then in both ways at once. Finally you train several copies of the cut
-# model with data parallelism. With every cut, the outputs, the gradients and the losses must
-# equal those of a single process.
+# If a model does not fit on one GPU, or if one GPU is too slow for it, you can cut the model.
+# There are two ways to do this. **Tensor parallelism** cuts every matrix, so that all ranks
+# work on every layer. **Pipeline parallelism** cuts the stack of layers. Each rank then
+# computes its own layers and sends the result to the next rank. In this lab you cut a small GPT
+# in the first way, then in the second way, and then in both ways at once. Finally you train
+# several copies of the cut model with data parallelism. With every cut, the outputs, the
+# gradients and the losses must equal those of a single process.
 #
 # You can run the finished lab on the CPU, or with one GPU per process. The number of ranks must
 # be 1, 2, 4 or 8:
@@ -29,16 +29,17 @@
 # Each of the eight steps has a text, one or more blanks for you to fill, and a check. The check
 # prints what it has proved. Your copy runs up to the first blank, and there it prints one line
 # that says what is missing. The long report below that line comes from `torchrun`, and you can
-# ignore it. Ranks that wait for each other print nothing. If your copy stops without a message,
-# press Ctrl-C and run `check.py`. The checker grades each step with finished versions of the
-# other steps, so you can solve the steps in any order. Step 7 is the only exception, because it
-# needs your step 6.
+# ignore it. Ranks that wait for each other print nothing. If your copy hangs and prints
+# nothing, press Ctrl-C and run `check.py`. `check.py` grades each step with finished versions
+# of the other steps, so you can solve the steps in any order. Step 7 is the only exception,
+# because it needs your step 6.
 #
 # Plan four to five hours for the lab. Solve lab 02 first, because you should know how an
 # all-reduce averages gradients. Chapter 03 derives the methods of this lab. Read it up to the
 # section "The two ends: vocabulary" before step 1, and the section "What goes wrong in a
-# pipeline" before step 6. Two symbols differ: the lab writes $d$ for the number of replicas,
-# which the chapter calls $N_d$, and stage $i$ for the rank $r$ of a pipeline.
+# pipeline" before step 6. Two symbols differ. The number of replicas is $d$ in the lab and
+# $N_d$ in the chapter. The number of a stage is $i$ in the lab, and in the chapter it is the
+# rank $r$ of a pipeline.
 # %%
 import copy
 import os
@@ -51,7 +52,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # import it before init: a later import keeps the group alive
+
+# import it before init_process_group, because a later import would keep a reference to the
+# process group, and the group would not be freed at the end
+import torch.distributed.nn
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
@@ -68,14 +72,14 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
 
     Every other error is reported as usual.
     """
-    blank = issubclass(kind, NotImplementedError)
+    blank = issubclass(kind, NotImplementedError)  # if so, every rank stops at a blank
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
     own = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
     checks = [frame for frame in own if frame.name.startswith(("<module>", "main", "check_"))]
     line = getattr(error, "line", (own if blank else checks)[-1].lineno)
     if os.environ.get("RANK", "0") != "0":
-        # Rank 0 prints first, and then its torchrun ends the others. All ranks reach a blank.
+        # rank 0 prints first, and its launcher then ends the other ranks
         time.sleep(60 if blank or os.environ.get("GROUP_RANK", "0") != "0" else 5)
     what = "a blank" if blank else "a check that failed"
     print(f"{Path(__file__).name}, line {line}, {what}: {error}", flush=True)
@@ -86,8 +90,11 @@ if __name__ == "__main__":
         sys.exit("start this lab with: torchrun --nproc-per-node=4 lab10_model_parallel.py")
     if os.environ["WORLD_SIZE"] not in ("1", "2", "4", "8"):
         if os.environ["RANK"] != "0":
-            time.sleep(60)  # only rank 0 prints the sentence, and torchrun ends the others
-        sys.exit("4 heads and 4 layers are cut into equal parts: start 1, 2, 4 or 8 ranks")
+            time.sleep(60)  # only rank 0 prints the sentence, and then torchrun ends all
+        sys.exit(
+            "the number of ranks must be 1, 2, 4 or 8, because 4 heads and 4 layers are cut "
+            "into equal parts"
+        )
     sys.excepthook = stop_kindly
 
 # %% [markdown]
@@ -115,7 +122,7 @@ LEARNING_RATE, MOMENTUM, CLIP = 0.3, 0.9, 1.0
 
 
 class Embedding(nn.Module):
-    """Map tokens [b, s] to activations [b, s, h]: token vector plus position vector."""
+    """Map tokens [b, s] to activations [b, s, h], by adding a token and a position vector."""
 
     def __init__(self):
         super().__init__()
@@ -127,7 +134,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention. One matrix computes the queries, keys and values of all heads."""
+    """Compute causal self-attention. One matrix computes the queries, keys and values."""
 
     def __init__(self):
         super().__init__()
@@ -143,7 +150,10 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """A layer to four times the width, GeLU, and a layer back to the width."""
+    """Apply a linear layer, GeLU, and a second linear layer.
+
+    The first layer makes the width four times larger, and the second layer restores the width.
+    """
 
     def __init__(self):
         super().__init__()
@@ -155,7 +165,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each after a LayerNorm and with a residual connection around it."""
+    """Apply attention and an MLP.
+
+    Each of the two has a LayerNorm before it and a residual connection around it.
+    """
 
     def __init__(self):
         super().__init__()
@@ -216,10 +229,11 @@ def mean_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class SGD:
-    """SGD with momentum.
+    """This optimizer is SGD with momentum.
 
-    It updates each number independently of all others, so it also works on the pieces of a cut
-    model. torch.optim.SGD does the same, but each process would need a second to import it.
+    It updates each number independently of all other numbers, so it also works on the pieces of
+    a cut model. torch.optim.SGD does the same, but each process would need a second to import
+    torch.optim.
     """
 
     def __init__(self, model: nn.Module):
@@ -249,7 +263,7 @@ def train_alone() -> tuple[list[float], list[float]]:
 
 
 def in_row(numbers: Sequence[float], digits: int = 4) -> str:
-    """Return the numbers in one line, with this many decimals."""
+    """Return the numbers in one line, with `digits` decimals."""
     return " ".join(f"{number:.{digits}f}" for number in numbers)
 
 
@@ -263,16 +277,17 @@ if __name__ == "__main__":
 # **Why.** Let there be $p$ pipeline stages, $t$ tensor-parallel ranks in each stage, and $d$
 # copies of the whole model (data parallelism). The number of ranks is $N = p \cdot d \cdot t$.
 # Think of the ranks as a box with three axes. Each rank has a place on each axis: its *stage*,
-# its *replica* and its *shard*. A rank communicates along three lines. The ranks that differ
-# from it only in the shard are its **tp group**. The ranks that differ only in the replica are
-# its dp group, and those that differ only in the stage are its pp group.
+# its *replica* and its *shard*. A rank communicates along three lines. Ranks that differ only
+# in the shard form a **tp group**. Ranks that differ only in the replica form a dp group, and
+# ranks that differ only in the stage form a pp group.
 #
 # The network decides which rank should have which place. Ranks are numbered machine by machine,
-# so ranks with neighbouring numbers share the fastest links. Tensor parallelism sends the most,
-# and each layer waits for it four times. Its ranks must therefore be neighbours. A pipeline
-# sends one activation per stage and micro-batch, which even the slowest link can carry. The
-# order of the axes is therefore $(p, d, t)$, and the index of $t$ changes fastest:
-# `rank = (stage * d + replica) * t + shard`. For $N = 8$ and $p = d = t = 2$, the groups are:
+# so ranks with neighbouring numbers share the fastest links. Tensor parallelism sends the most
+# data, and each layer waits for it four times. The ranks of a tp group must therefore be
+# neighbours. A pipeline sends one activation per stage and micro-batch, which even the slowest
+# link can carry. The order of the axes is therefore $(p, d, t)$, and the index of $t$ changes
+# fastest: `rank = (stage * d + replica) * t + shard`. For $N = 8$ and $p = d = t = 2$, the
+# groups are:
 #
 # | kind | its groups |
 # |---|---|
@@ -281,15 +296,16 @@ if __name__ == "__main__":
 # | pp | 0 4, 1 5, 2 6, 3 7 |
 #
 # **What to do.** Write `lines` and `join`. The function `dist.new_group` makes a group, and it
-# is itself a collective of *all* ranks. Every rank must call it for every group, in the same
-# order, also for the groups to which the rank does not belong. PyTorch names the groups in the
-# order of these calls. If each rank made only its own group, two different groups would get the
-# same name. They would then get mixed up, or wait for each other.
+# is itself a collective of *all* ranks. Every rank must call it for every group, even for
+# groups to which the rank does not belong. All ranks must make these calls in the same order,
+# because PyTorch names the groups in the order of the calls. If each rank made only its own
+# group, two different groups would get the same name. The groups would then get mixed up, or
+# their ranks would wait for each other.
 #
 # **Check.** The lab compares your groups with those of a `DeviceMesh`, which is PyTorch's name
-# for the box. It also adds up the ranks of each group, because a group that is mixed up has a
-# wrong sum. Four ranks form a box of 2 × 1 × 2 here. Run this step with 8 ranks as well, where
-# every axis has two ranks.
+# for the box. It also adds up the rank numbers of each group, because a group that is mixed up
+# has a wrong sum. Here, four ranks form a box of 2 × 1 × 2. Run this step with 8 ranks as well,
+# because every axis then has two places.
 
 
 # %%
@@ -310,8 +326,11 @@ def lines(world: int, pp: int, tp: int) -> dict[str, list[list[int]]]:
 
 
 def join(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Make all these groups, together with all other ranks. Return the group of this rank."""
-    # >>> solution 1: call dist.new_group(ranks) for every group, and return that of this rank
+    """Make all these groups, and return the group of this rank.
+
+    All ranks must call this function together.
+    """
+    # >>> solution 1: call dist.new_group(ranks) for every group; return the group of this rank
     mine = None
     for ranks in groups:
         group = dist.new_group(ranks)
@@ -322,13 +341,13 @@ def join(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
 
 
 class Grid:
-    """The place of this rank among pp × dp × tp ranks, and its groups."""
+    """The grid stores the place of this rank among pp × dp × tp ranks, and its groups."""
 
     def __init__(self, pp: int = 1, tp: int = 1):
         groups = lines(dist.get_world_size(), pp, tp)
         self.tp_group, self.dp_group = join(groups["tp"]), join(groups["dp"])
         self.pp_group = join(groups["pp"])
-        self.back_group = join(groups["pp"])  # the same ranks, for gradients (step 6)
+        self.back_group = join(groups["pp"])  # a second group, for gradients (step 6)
         self.shard, self.tp = dist.get_rank(self.tp_group), tp
         self.stage, self.pp = dist.get_rank(self.pp_group), pp
         self.replica, self.dp = dist.get_rank(self.dp_group), len(groups["dp"][0])
@@ -360,7 +379,8 @@ def start() -> torch.device:
 if __name__ == "__main__":
     device = start()
     world = dist.get_world_size()
-    TP = PP = min(world, 4)  # the number of ranks in the steps with one kind of cut
+    # the number of shards or of stages in the steps that use only one kind of cut
+    TP = PP = min(world, 4)
 
     def check_groups() -> None:
         pp, tp = {1: (1, 1), 2: (1, 2), 4: (2, 2), 8: (2, 2)}[world]
@@ -369,13 +389,13 @@ if __name__ == "__main__":
         )
         grid, groups = Grid(pp, tp), lines(world, pp, tp)
         assert [grid.stage, grid.replica, grid.shard] == list(mesh.get_coordinate()), (
-            "the place of this rank is not the one in the DeviceMesh"
+            "the place of this rank differs from its place in the DeviceMesh"
         )
         for kind, group in zip(
             ("pp", "dp", "tp"), (grid.pp_group, grid.dp_group, grid.tp_group), strict=True
         ):
             mine = mesh[kind].mesh.tolist()
-            assert mine in groups[kind], f"the {kind} groups are not those of the DeviceMesh"
+            assert mine in groups[kind], f"the {kind} groups are different in the DeviceMesh"
             total = torch.tensor(float(dist.get_rank()), device=device)
             dist.all_reduce(total, group=group)
             assert total.item() == sum(mine), f"the {kind} group of rank {mine[0]} is mixed up"
@@ -390,8 +410,8 @@ if __name__ == "__main__":
 # ## Step 2: two conjugate operators
 #
 # **Why.** In tensor parallelism, every rank of the group gets the *whole* activation $x$ and
-# computes one part from it. Then the parts are added. The backward pass must treat these two
-# places differently:
+# computes one part from it. Then the parts are added. The backward pass is different at these
+# two places, where $x$ enters and where the parts are added:
 #
 # - Each rank $i$ computes its own part $y_i$ from $x$. The gradient
 #   $\partial \ell / \partial x$ is therefore a sum with one term for each $y_i$, and rank $i$
@@ -403,10 +423,10 @@ if __name__ == "__main__":
 #
 # The Megatron-LM paper calls these two operators $f$ and $g$. Each is the reverse of the other.
 # Autograd cannot derive their backward passes, because it sees only one process. You define
-# them with one `autograd.Function` each. If $f$ did not sum, every rank would continue with its
-# own term of the gradient. You would get no error, but wrong gradients in all earlier layers.
-# If $g$ also summed in the backward pass, its gradient would be $t$ times too large. Behind a
-# second $g$ it would be $t^2$ times too large.
+# each of them with an `autograd.Function`. If $f$ did not sum, every rank would continue with
+# its own term of the gradient. You would get no error, but wrong gradients in all earlier
+# layers. If $g$ also summed in the backward pass, its gradient would be $t$ times too large.
+# After the backward pass of a second $g$, the gradient would be $t^2$ times too large.
 #
 # **What to do.** Write the forward and backward functions of $f$ and $g$.
 #
@@ -426,7 +446,7 @@ def all_reduced(
 
 
 class CopyToShards(torch.autograd.Function):
-    """The operator f: forward returns x, and backward is an all-reduce over the tp group."""
+    """The operator f returns x in forward, and sums over the tp group in backward."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -445,7 +465,7 @@ class CopyToShards(torch.autograd.Function):
 
 
 class SumOverShards(torch.autograd.Function):
-    """The operator g: forward is an all-reduce over the tp group, backward changes nothing."""
+    """The operator g sums over the tp group in forward, and changes nothing in backward."""
 
     @staticmethod
     def forward(ctx, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -478,7 +498,7 @@ def assert_same(ours: torch.Tensor, true: torch.Tensor, what: str) -> None:
         true.detach().cpu(),
         rtol=1e-9,
         atol=1e-11,
-        msg=f"{what} not that of the whole model; check.py gives a hint",
+        msg=f"{what} not the same as in the whole model; check.py gives a hint",
     )
 
 
@@ -528,20 +548,21 @@ if __name__ == "__main__":
 #
 # $$\mathrm{GeLU}(x A) \, B = \mathrm{GeLU}(x A_1) \, B_1 + \mathrm{GeLU}(x A_2) \, B_2$$
 #
-# One sum at the end is enough, over activations that have the size of $x$. This is one
-# all-reduce in the forward pass ($g$) and one in the backward pass (by $f$, where $x$ enters).
-# If you cut the matrices in the opposite way, you need a sum *before* GeLU, because the sum of
-# two GeLUs is not the GeLU of the sum.
+# One sum at the end is enough, over activations that have the size of $x$. So you need one
+# all-reduce in the forward pass ($g$) and one all-reduce in the backward pass ($f$, where $x$
+# enters). If you cut the matrices in the opposite way, you need a sum *before* GeLU, because
+# the sum of two GeLUs is not the GeLU of the sum.
 #
-# **What to do.** Write `ColumnLinear` and `RowLinear`, and be careful with two things.
-# `nn.Linear` stores its weight as `[out, in]`, the transpose of $A$. The columns of $A$ are
-# therefore rows of `weight`. The second thing is the bias. The bias of the first matrix belongs
-# to the columns, and it is cut with them. The bias of the second matrix must be added once, to
-# the finished sum. If it were added to the parts, it would count $t$ times.
+# **What to do.** Write `ColumnLinear` and `RowLinear`, and be careful with two things. The
+# first thing is the weight. `nn.Linear` stores its weight as `[out, in]`, the transpose of $A$.
+# The columns of $A$ are therefore rows of `weight`. The second thing is the bias. The bias of
+# the first matrix belongs to the columns, and it is cut with them. The bias of the second
+# matrix must be added once, to the finished sum. If it were added to every part, the sum would
+# contain it $t$ times.
 #
 # The function `cut` returns a piece of a tensor and marks it as a piece, because step 8 needs
-# the mark. A parameter that is not cut is whole, and all ranks of the tp group have equal
-# copies of it.
+# the mark. A parameter that is not cut is called *whole*. All ranks of the tp group have equal
+# copies of a whole parameter.
 #
 # **Check.** The lab compares the output and all gradients with those of the whole MLP, and it
 # counts the all-reduces.
@@ -549,7 +570,10 @@ if __name__ == "__main__":
 
 # %%
 def cut(full: torch.Tensor, dim: int, grid: Grid) -> nn.Parameter:
-    """Return the piece of this rank as a parameter: one of tp equal pieces along `dim`."""
+    """Return the piece of this rank as a parameter.
+
+    There are tp equal pieces of `full` along `dim`.
+    """
     piece = nn.Parameter(full.detach().chunk(grid.tp, dim)[grid.shard].clone())
     piece.is_cut = True
     return piece
@@ -584,7 +608,7 @@ class RowLinear(nn.Module):
     def __init__(self, full: nn.Linear, grid: Grid):
         super().__init__()
         self.grid = grid
-        # >>> solution 3: set self.weight and self.bias: one of them is cut, and one is whole
+        # >>> solution 3: set self.weight and self.bias, one as a piece and one as a whole copy
         self.weight = cut(full.weight, 1, grid)
         self.bias = whole(full.bias)
         # <<< solution
@@ -596,7 +620,7 @@ class RowLinear(nn.Module):
 
 
 class ParallelMLP(nn.Module):
-    """The MLP, cut over the tp group."""
+    """Compute the MLP with two matrices that are cut over the tp group."""
 
     def __init__(self, full: MLP, grid: Grid):
         super().__init__()
@@ -614,7 +638,10 @@ class ParallelMLP(nn.Module):
 
 # %%
 def expected_gradients(full: nn.Module, split: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """Return the cut model whose parameters are the pieces of the gradients of `full`."""
+    """Cut the gradients of `full` in the way in which `split` cuts a model.
+
+    The result is a cut model that has the pieces of the gradients in place of its parameters.
+    """
     gradients = copy.deepcopy(full)
     for slot, parameter in zip(gradients.parameters(), full.parameters(), strict=True):
         slot.data = parameter.grad.clone()
@@ -624,7 +651,10 @@ def expected_gradients(full: nn.Module, split: Callable[[nn.Module], nn.Module])
 def compare_with_whole(
     full: nn.Module, split: Callable[[nn.Module], nn.Module], x: torch.Tensor
 ) -> tuple[int, int]:
-    """Compare outputs and gradients. Return the all-reduces in forward and in backward."""
+    """Compare the outputs and the gradients of the cut model with those of `full`.
+
+    Return the number of all-reduces in the forward pass and the number in the backward pass.
+    """
     ours, mine = split(full), x.clone().requires_grad_()
     theirs = x.clone().requires_grad_()
     with all_reduced_numbers() as forward:
@@ -674,8 +704,8 @@ if __name__ == "__main__":
 #
 # With attention and the MLP, a block is complete. Its LayerNorms and residual connections work
 # on whole activations, which all ranks of the tp group have. All these ranks do the same work
-# and get the same gradients, because $f$ has summed the gradients of the shards. You do not
-# need to do anything for them.
+# and get the same gradients, because $f$ has summed the gradients of the shards. So you do not
+# need to change the LayerNorms and the residual connections.
 #
 # **What to do.** Write `rows_by_shard` and the forward function of `ParallelAttention`.
 #
@@ -685,9 +715,13 @@ if __name__ == "__main__":
 
 # %%
 def rows_by_shard(tp: int) -> torch.Tensor:
-    """Return an order of the 3h rows of a fused QKV: each of tp equal pieces is complete."""
+    """Return an order of the 3h rows of a fused QKV matrix.
+
+    If the rows in this order are cut into tp equal pieces, each piece has q, k and v of its own
+    heads.
+    """
     # >>> solution 4: return the row numbers, first those of q, k and v of the first shard
-    # hint: Give the 3h row numbers three axes: kind (q, k, v), shard, row.
+    # hint: Give the 3h row numbers three axes, for the kind (q, k, v), the shard and the row.
     return torch.arange(3 * HIDDEN).view(3, tp, -1).transpose(0, 1).flatten()
     # <<< solution
 
@@ -700,7 +734,7 @@ def reordered(linear: nn.Linear, rows: torch.Tensor) -> nn.Linear:
 
 
 class ParallelAttention(nn.Module):
-    """Causal self-attention whose heads are distributed over the tp group."""
+    """Compute causal self-attention with heads that are distributed over the tp group."""
 
     def __init__(self, full: Attention, grid: Grid):
         super().__init__()
@@ -752,7 +786,7 @@ if __name__ == "__main__":
     check_block()
 
 # %% [markdown]
-# ## Step 5: the loss without the logits
+# ## Step 5: the loss without gathering the logits
 #
 # **Why.** With a vocabulary of 100,000 or more tokens, the head is the largest matrix of a
 # model, and the logits are its largest activation. If the head is cut by columns, each rank has
@@ -767,10 +801,11 @@ if __name__ == "__main__":
 # - $M$ prevents overflow, because $e^{1000}$ is infinite in floating point. All ranks must use
 #   the same $M$. If each rank used its own maximum $M_r$, the sums of $e^{z_j - M_r}$ could not
 #   be added. The loss does not depend on $M$, so no gradient flows through it.
-# - Only one rank has the logit of the target. This rank looks it up, and the others contribute
-#   0.
-# - For both sums, use $g$. The gradient of the logits of this rank is then the softmax, minus 1
-#   at the target. It needs only numbers that this rank has.
+# - Only one rank has the logit of the target. This rank looks it up, and the other ranks
+#   contribute 0.
+# - Use $g$ twice, once to add up the exponentials of all ranks, and once to add up the logit of
+#   the target and the zeros of the other ranks. The gradient of the logits of this rank is then
+#   the softmax, minus 1 at the target. A rank can compute it from numbers that it already has.
 #
 # **What to do.** Fill the three blanks of `vocabulary_parallel_loss`.
 #
@@ -784,7 +819,8 @@ def vocabulary_parallel_loss(
 ) -> torch.Tensor:
     """Return the mean cross-entropy of targets [b, s] for logits [b, s, V/t] of this rank.
 
-    The targets count over the whole vocabulary. All ranks of the tp group get the same loss.
+    A target is the number of a token in the whole vocabulary, from 0 to V - 1. All ranks of the
+    tp group get the same loss.
     """
     width = logits.size(-1)
     # >>> solution 5: set highest to the largest logit of the whole vocabulary, [b, s]
@@ -796,8 +832,9 @@ def vocabulary_parallel_loss(
     total = sum_over_shards(shifted.exp().sum(dim=-1), grid)
     # <<< solution
     # >>> solution 5: set target to z_y - M, [b, s], which one rank has and all ranks need
-    # hint: The first token of this rank is grid.shard * width. If a target is on another rank,
-    # hint: gather still needs a valid index. Its result must then count as 0.
+    # hint: The first token of this rank is grid.shard * width.
+    # hint: If a target is on another rank, torch.gather still needs a valid index.
+    # hint: Replace the result of torch.gather by 0 in this case.
     place = targets - grid.shard * width
     mine = (place >= 0) & (place < width)
     found = shifted.gather(-1, place.clamp(0, width - 1).unsqueeze(-1)).squeeze(-1)
@@ -824,7 +861,7 @@ if __name__ == "__main__":
         assert_same(mine.grad, cut(z.grad, -1, grid), "the gradient of the logits is")
         say(
             f"step 5: loss, t = {TP}: loss and gradient equal those of the whole vocabulary;"
-            f" {len(sizes)} all-reduces of {sum(sizes)} numbers, for {z.numel()} logits"
+            f" {len(sizes)} all-reduces of {sum(sizes)} numbers in total for {z.numel()} logits"
         )
 
     check_loss()
@@ -845,25 +882,27 @@ if __name__ == "__main__":
 # `output.backward(gradient)`.
 #
 # If the batch were processed as one piece, only one stage would work at a time. So the batch is
-# cut into $m$ **micro-batches**, which go through the stages one after the other. For each
-# micro-batch on its way, a stage stores what its backward pass needs: the input, and the output
-# with its graph. The gradients of the micro-batches are added. Each loss is a mean over its own
-# micro-batch, so it must be divided by $m$.
+# cut into $m$ **micro-batches**, which go through the stages one after the other. A micro-batch
+# is **live** in a stage from its forward pass to its backward pass. During this time, the stage
+# stores the input, and the output with its graph, because the backward pass needs them. The
+# gradients of the micro-batches are added. Each loss is a mean over its own micro-batch, so it
+# must be divided by $m$.
 #
 # The GPipe schedule runs all $m$ forward passes, and then all $m$ backward passes.
 #
-# **A send must not wait.** `dist.send` may return only after the other side has received the
-# message. If two stages wait in a send to each other, they wait forever. GPipe avoids this by
-# its order, but the schedule of step 7 does not. So start each send with `dist.isend`, and
-# store the `Work` and the tensor. The memory of the tensor must not be reused before the
-# message is sent. Wait for all sends at the end.
+# **A send must not wait.** `dist.send` can block until the other side has received the message.
+# If two stages wait in a send to each other, they wait forever. GPipe avoids this by its order,
+# but the schedule of step 7 does not. So start each send with `dist.isend`, and store the
+# `Work` and the tensor. The memory of the tensor must not be reused before the message is sent.
+# Wait for all sends at the end.
 #
 # With NCCL on GPUs there is a second problem. The messages of one group are sent one after the
-# other, in the order of the calls. A send that no rank receives yet therefore blocks the
-# receive after it. Activations and gradients need one group each, `grid.pp_group` and
-# `grid.back_group`. In each group, all messages then travel in one direction, and no message
-# waits for a message in the opposite direction. (A different solution is
-# `dist.batch_isend_irecv`, which starts a send and a receive together. Chapter 03 uses it.)
+# other, in the order of the calls. If a message waits for its receiver, a receive that is
+# called later in the same group must also wait. Therefore activations and gradients use two
+# different groups, `grid.pp_group` and `grid.back_group`. In each group, all messages then
+# travel in one direction, and no message waits for a message in the opposite direction. (A
+# different solution is `dist.batch_isend_irecv`, which starts a send and a receive together.
+# Chapter 03 uses it.)
 #
 # **What to do.** Write `layers_of`, four methods of `Pipeline`, and `gpipe`.
 #
@@ -881,7 +920,7 @@ def layers_of(stage: int, pp: int) -> range:
 
 
 class Stage(nn.Module):
-    """The layers of one stage, each of which is cut over the tp group."""
+    """Compute the layers of one stage. Its blocks and its head are cut over the tp group."""
 
     def __init__(self, full: GPT, grid: Grid):
         super().__init__()
@@ -896,7 +935,11 @@ class Stage(nn.Module):
             self.head = ColumnLinear(full.head, grid)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map tokens or activations to activations, in the last stage to logits [b, s, V/t]."""
+        """Map the input of this stage to its output.
+
+        The first stage gets tokens [b, s], and all other stages get activations [b, s, h]. The
+        last stage returns logits [b, s, V/t], and all other stages return activations.
+        """
         if self.grid.first:
             x = self.embedding(x)
         for block in self.blocks:
@@ -905,7 +948,10 @@ class Stage(nn.Module):
 
 
 class Pipeline:
-    """One training step of one stage, with `forward(k)` and `backward(k)` for micro-batch k."""
+    """Run one training step of one stage.
+
+    The methods `forward(k)` and `backward(k)` process micro-batch k.
+    """
 
     def __init__(
         self, stage: Stage, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
@@ -918,7 +964,11 @@ class Pipeline:
         self.loss = torch.zeros((), dtype=torch.float64, device=inputs[0].device)
 
     def group_to(self, stage: int) -> dist.ProcessGroup:
-        """Return the group for messages to a stage: one for activations, one for gradients."""
+        """Return the group for messages to a stage.
+
+        Activations go to a later stage in pp_group. Gradients go to an earlier stage in
+        back_group.
+        """
         return self.grid.pp_group if stage > self.grid.stage else self.grid.back_group
 
     def group_from(self, stage: int) -> dist.ProcessGroup:
@@ -926,10 +976,11 @@ class Pipeline:
         return self.grid.pp_group if stage < self.grid.stage else self.grid.back_group
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Start to send an activation or a gradient to stage `to`, and do not wait."""
+        """Start to send an activation or a gradient to stage `to`, without waiting."""
         # >>> solution 6: call isend in the right group, and append (work, tensor) to self.sends
         # hint: Send tensor.detach().contiguous(), and store exactly the tensor that you sent.
-        # hint: group_dst counts within the group, as stages do. dst counts over all ranks.
+        # hint: group_dst is the rank within the group, so it is equal to the stage `to`.
+        # hint: dst would be the rank among all ranks.
         tensor = tensor.detach().contiguous()
         work = dist.isend(tensor, group=self.group_to(to), group_dst=to)
         self.sends.append((work, tensor))
@@ -966,7 +1017,7 @@ class Pipeline:
     def backward(self, k: int) -> None:
         """Run the backward pass of micro-batch k, and remove k from `live`."""
         # >>> solution 6: take k out of self.live, run backward, send back the input's gradient
-        # hint: The last stage starts with its loss, the others with the gradient they receive.
+        # hint: The last stage starts with its loss. The others start with a received gradient.
         taken, output = self.live.pop(k)
         if self.grid.last:
             output.backward()
@@ -997,7 +1048,10 @@ def gpipe(pipe: Pipeline) -> None:
 def step_of_pipeline(
     grid: Grid, schedule: Callable[[Pipeline], None], m: int, device: torch.device
 ) -> Pipeline:
-    """Run one step with the first batch. Compare loss and gradients with the whole model."""
+    """Run one step with the first batch.
+
+    Compare the loss and the gradients with those of the whole model.
+    """
     full, tokens = build_model(device), make_batches()[0].to(device)
     stage = Stage(full, grid)
     pipe = Pipeline(stage, tokens[:, :-1].chunk(m), tokens[:, 1:].chunk(m))
@@ -1027,7 +1081,7 @@ if __name__ == "__main__":
         pipe = step_of_pipeline(Grid(pp=PP), gpipe, 8, device)
         say(
             f"step 6: GPipe, p = {PP}, m = 8: loss and gradients equal those of one process;"
-            f" live micro-batches of each stage, at most: {peaks(pipe)}"
+            f" largest number of live micro-batches of each stage: {peaks(pipe)}"
         )
 
     check_gpipe()
@@ -1059,7 +1113,10 @@ if __name__ == "__main__":
 
 # %%
 def one_f_one_b(pipe: Pipeline) -> None:
-    """Run the warm-up, then pairs of one forward and one backward, then the other backwards."""
+    """Run the warm-up, then pairs of passes, then the remaining backward passes.
+
+    Each pair is one forward pass and one backward pass.
+    """
     # >>> solution 7: call pipe.forward(k) and pipe.backward(k), each in the order of k
     # hint: The stage is pipe.grid.stage of pipe.grid.pp. There are pipe.m micro-batches.
     warm_up = min(pipe.grid.pp - 1 - pipe.grid.stage, pipe.m)
@@ -1081,10 +1138,12 @@ if __name__ == "__main__":
         for m in (2, 8):
             pipe = step_of_pipeline(grid, one_f_one_b, m, device)
             found, bound = peaks(pipe), [min(PP - i, m) for i in range(PP)]
-            assert found == bound, f"{found} micro-batches are live, and {bound} are enough"
+            assert found == bound, (
+                f"the stages had {found} live micro-batches, but they must have {bound}"
+            )
         say(
             f"step 7: 1F1B, p = {PP}, m = 8: loss and gradients equal those of one process;"
-            f" live micro-batches of each stage, at most: {found}"
+            f" largest number of live micro-batches of each stage: {found}"
         )
 
     check_1f1b()
@@ -1093,23 +1152,24 @@ if __name__ == "__main__":
 # ## Step 8: all three
 #
 # **Why.** You can combine all three kinds of parallelism if you do each piece of work along the
-# right axis of the box. Four questions decide this.
+# right axis of the box. The answers to four questions tell you which axis is right.
 #
 # **Which rank reads which samples?** Only replicas read different data. All ranks of a tp group
 # work on the same activations, and all stages of a pipeline work on the same micro-batches. So
-# the batch is cut into $d$ parts and not into $N$ parts, and the replica of a rank selects its
-# part.
+# the batch is cut into $d$ parts and not into $N$ parts, and each rank takes the part with the
+# number of its replica.
 #
 # **Which gradients are averaged?** Two ranks have the same parameters and different data if
-# they differ only in the replica. So average over the dp group. A different shard or stage
-# has different parameters. An average with these parameters makes no sense, although the shapes
-# may fit. The LayerNorms and the whole biases have a copy on every rank of a tp group. Their
-# gradients are already equal and complete.
+# they differ only in the replica. So average over the dp group. A different shard or stage has
+# different parameters. It makes no sense to average the gradients of different parameters,
+# although the shapes can be equal. Every rank of a tp group has a copy of the LayerNorms and of
+# the biases that are not cut. The gradients of these copies are already equal and complete.
 #
 # **What is the norm of the gradient?** Clipping needs the norm of the gradient of the *whole*
-# model. Its square is a sum over parts on different ranks. Add over tp and pp, and count
-# everything once. Every piece counts. A whole parameter has $t$ copies in the tp group, and
-# only one of them counts. All replicas have the same gradient after the average: leave out dp.
+# model. The square of this norm is a sum over parts that are on different ranks. Add the parts
+# over tp and pp, and add each number of the gradient exactly once. Every rank adds its own
+# pieces. A whole parameter has $t$ copies in the tp group, so only one of its ranks adds
+# it. After the average, all replicas have the same gradient, so you must not add over dp.
 #
 # **Which ranks scale their gradients?** All ranks scale by the same factor, and only if the
 # norm is above the limit.
@@ -1142,9 +1202,10 @@ def clip_gradients(stage: nn.Module, grid: Grid, limit: float) -> float:
 
     Return the norm before scaling. The factor is limit / (norm + 1e-6) if this is below 1.
     """
-    # >>> solution 8: add the squares of all numbers of the model, take the root, and scale
+    # >>> solution 8: add the squares of all gradients of the model, take the root, and scale
     # hint: getattr(parameter, "is_cut", False) is True for a piece that `cut` made.
-    # hint: Only one shard may count the whole parameters. Add over two of the groups.
+    # hint: Add the parameters that are not cut on one shard only.
+    # hint: Then add the results of the ranks over two of the groups.
     square = torch.zeros((), dtype=torch.float64, device=next(stage.parameters()).device)
     for parameter in stage.parameters():
         if getattr(parameter, "is_cut", False) or grid.shard == 0:
@@ -1160,12 +1221,16 @@ def clip_gradients(stage: nn.Module, grid: Grid, limit: float) -> float:
 
 
 # %% [markdown]
-# The rest is an ordinary training loop. Note that `train` contains no number of ranks.
+# The rest is an ordinary training loop. Note that the number of ranks does not appear anywhere
+# in `train`.
 
 
 # %%
 def train(grid: Grid, device: torch.device) -> tuple[list[float], list[float], int]:
-    """Train on the five batches. Return losses, gradient norms and the number of parameters."""
+    """Train on the five batches.
+
+    Return the losses, the gradient norms, and the number of parameters that this rank has.
+    """
     stage = Stage(build_model(device), grid)
     optimizer, losses, norms = SGD(stage), [], []
     for batch in make_batches():
@@ -1177,7 +1242,7 @@ def train(grid: Grid, device: torch.device) -> tuple[list[float], list[float], i
         average_gradients(stage, grid)
         norms.append(clip_gradients(stage, grid, CLIP))
         optimizer.step()
-        loss = all_reduced(pipe.loss, grid.pp_group)  # the other stages have 0
+        loss = all_reduced(pipe.loss, grid.pp_group)  # it is 0 on the other stages
         losses.append(all_reduced(loss, grid.dp_group).item() / grid.dp)
     return losses, norms, sum(p.numel() for p in stage.parameters())
 
@@ -1204,7 +1269,7 @@ if __name__ == "__main__":
                     torch.tensor(true),
                     rtol=1e-6,
                     atol=0.0,
-                    msg=f"{what}: {in_row(ours)}; those of one process: {in_row(true)}",
+                    msg=f"the {what} are {in_row(ours)}, but one process has {in_row(true)}",
                 )
             say(
                 f"step 8: pp × dp × tp = {pp} × {grid.dp} × {tp}: rank 0 has {held:,} of"
@@ -1227,8 +1292,8 @@ if __name__ == "__main__":
 # - Run the lab with 8 ranks. Then change the order of the axes in `lines`. Which checks still
 #   pass, and what would be slower on real machines?
 # - Let the head use the weights of the embedding. The first and the last stage then have copies
-#   of one parameter. Which gradients must be added, over which ranks, and which rank counts
-#   them for the norm?
+#   of one parameter. Which gradients must be added, over which ranks, and which rank adds them
+#   to the norm?
 # - Cut the embedding by rows of the vocabulary. You have already written all operators that
 #   this needs.
 # - Remove `is_cut` from one weight. Which check fails?

@@ -120,7 +120,7 @@ def test_without_a_launcher_it_says_how_to_start_it() -> None:
     [
         ({"WORLD_SIZE": ""}, "WORLD_SIZE is not set."),
         ({"WORLD_SIZE": "two"}, 'WORLD_SIZE is "two", but it must be a whole number from 1 to'),
-        ({"RANK": 2}, "RANK is 2 and WORLD_SIZE is 1: ranks count from 0 to 0."),
+        ({"RANK": 2}, "RANK is 2 and WORLD_SIZE is 1, but ranks have numbers from 0 to 0."),
         (
             {"MASTER_PORT": 70000},
             'MASTER_PORT is "70000", but it must be a whole number from 1 to',
@@ -158,8 +158,8 @@ def test_master_address_at_which_nobody_listens() -> None:
 def test_master_address_of_another_machine() -> None:
     (ended,) = start(ranks(2, MASTER_ADDR="203.0.113.9")[0], options="--wait 2")
     wanted = (
-        "MASTER_ADDR is 203.0.113.9, but this address does not lead to the machine of rank 0, "
-        "which is this one."
+        "MASTER_ADDR is 203.0.113.9, but rank 0 runs on this machine, and the address does not "
+        "lead to this machine."
     )
     assert only_fault(ended) == wanted
 
@@ -302,7 +302,7 @@ def test_ranks_started_by_hand_on_what_look_like_two_machines() -> None:
     assert [rank.status for rank in ended] == [0, 0, 0], ended
     assert [rank.stdout for rank in ended[1:]] == ["", ""]
     report = ended[0].stdout
-    assert "3 ranks on 2 machines met and agree" in report
+    assert "3 ranks on 2 machines met, with the same world size" in report
     assert "the CPU is used, because a has 0 accelerators for 2 ranks." in report
     assert "1 link (same machine): median" in report
     assert "2 links (between machines): median" in report
@@ -316,7 +316,9 @@ def test_ranks_started_by_hand_on_what_look_like_two_machines() -> None:
         "reduce-scatter",
         "barrier",
     ]:
-        assert re.search(rf"(?s)the results on 3 ranks of .*\b{name}\b.*\nmeasured\n", report)
+        assert re.search(
+            rf"(?s)\n  the results on 3 ranks are right: .*\b{name}\b.*\nmeasured\n", report
+        )
 
 
 def test_starter_runs_to_its_first_blank(tmp_path: Path) -> None:
@@ -325,7 +327,10 @@ def test_starter_runs_to_its_first_blank(tmp_path: Path) -> None:
     (ended,) = start(*ranks(1), lab=starter)
     assert ended.status == 1 and "Traceback" not in ended.stderr
     meeting, blank = ended.stdout.splitlines()
-    assert meeting == "before the group: 1 rank on 1 machine met and agree"
+    assert meeting == (
+        "before the group: 1 rank on 1 machine met, with the same world size and version of "
+        "torch"
+    )
     line = re.fullmatch(rf"{LAB.name}, line (\d+), a blank: step 1: return the .*", blank)
     assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
 

@@ -176,7 +176,11 @@ def test_memory_is_counted_once_threads_have_let_go_of_it(
 
 REFUSED = {
     "lab03": (5, "24 rows and 96 columns are cut into equal parts: start 1, 2, 3 or 4 ranks"),
-    "lab10": (3, "4 heads and 4 layers are cut into equal parts: start 1, 2, 4 or 8 ranks"),
+    "lab10": (
+        3,
+        "the number of ranks must be 1, 2, 4 or 8, because 4 heads and 4 layers are cut into "
+        "equal parts",
+    ),
 }
 
 

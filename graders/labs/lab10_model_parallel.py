@@ -757,7 +757,7 @@ def mistaken_losses(
 
 
 @LAB.step(
-    5, "the loss without the logits",
+    5, "the loss without gathering the logits",
     "loss and gradient are those of the whole vocabulary, and nothing overflows",
     "vocabulary_parallel_loss", worlds=(2, 4, 1), crashes={"out of bounds": "target_clamp"},
 )  # fmt: skip
