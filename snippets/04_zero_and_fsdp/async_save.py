@@ -114,7 +114,7 @@ def main() -> None:
     for _ in range(STEPS):
         step(model, optimizer)  # changes the parameters, but not the copy
     show(f"{STEPS} steps later: {files('checkpoint')} files, done: {future.done()}")
-    dist.barrier()  # all ranks have counted
+    dist.barrier()  # all ranks have counted the files
     SlowDisk.ready.set()  # only now may the thread write
     future.result()  # call it before the next save and before the program ends
     show(f"result() has returned: {files('checkpoint')} files")

@@ -5,9 +5,10 @@ synchronous run, training stops for the copy and for the writing. In the asynchr
 stops for the copy (staging), and a thread writes while the next steps run. If the writing is
 not finished at the next save, then training waits for it.
 
-The formula for the lost time of a save is compared with a simulation that shares no code with
-it: the simulation plays the run second by second. In the table, look for the interval from
-which the asynchronous run loses only the time of the copy. Draws async_timeline.svg.
+A formula gives the time that a save takes from training. The program compares it with a
+simulation that plays the run second by second and shares no code with the formula. In the
+table, find the smallest number of steps between two saves for which the asynchronous run
+loses only the time of the copy. The program draws async_timeline.svg.
 """
 
 from typing import NamedTuple
@@ -140,11 +141,11 @@ def main() -> None:
         for asynchronous in (False, True):
             spans = simulate(plan, saves, asynchronous)
             found[asynchronous] = total = stopped(spans, asynchronous)
-            first = plan.copy if asynchronous else plan.lost(False)  # it waits for no save
+            first = plan.copy if asynchronous else plan.lost(False)  # no save before it
             assert total == first + (saves - 1) * plan.lost(asynchronous)
             trained = sum(span.end - span.start for span in spans if span.kind == "step")
-            assert trained == saves * every * plan.step  # both runs make the same steps
-        later = (found[True] - plan.copy) // (saves - 1)  # of all saves but the first
+            assert trained == saves * every * plan.step  # both runs train equally long
+        later = (found[True] - plan.copy) // (saves - 1)  # for each save after the first
         parts = [lost / (lost + every) for lost in (plan.lost(False), later)]
         print(
             f"{every:>8}{plan.lost(False):>20}{later:>15}{plan.lost(True):>11}"

@@ -78,7 +78,7 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Fill a sharded model and its optimizer from the checkpoint. Return the step."""
-    parameters, moments = get_state_dict(model, optimizer)  # the rows that this rank needs
+    parameters, moments = get_state_dict(model, optimizer)  # tensors for the rows of this rank
     state = {"model": parameters, "optimizer": moments, "step": 0}
     dcp.load(state, checkpoint_id="checkpoint")
     set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments)

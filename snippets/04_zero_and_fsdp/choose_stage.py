@@ -2,8 +2,8 @@
 
 The program prints the model state per rank, in GB, for GPUs with 80 GB. It reserves 24 GB for
 activations and buffers. The last column is the lowest stage whose state fits into the
-remaining 56 GB, because a lower stage never sends more bytes than a higher stage. Look at the
-row of 13B: with 8 ranks the answer is a different stage than with 64 ranks.
+remaining 56 GB, because in one dtype a lower stage never has to send more than a higher one.
+Look at the row of 13B: with 8 ranks the answer is a different stage than with 64 ranks.
 
 The table is for bf16 gradients. An fp32 gradient needs 4 bytes instead of 2.
 """

@@ -58,13 +58,13 @@ def main() -> None:
         expected = model(x).cpu()
 
     # --8<-- [start:one_file]
-    # while the ranks run: a collective, so every rank must call it
+    # The first way, while the ranks run. This is a collective, so every rank must call it.
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole = get_model_state_dict(model, options=options)
     if rank == 0:
         torch.save(whole, "gathered.pt")
 
-    # later, in one process: from a checkpoint to which every rank wrote its shards
+    # The second way, later and in one process. Every rank has written its shards before.
     dcp.save({"model": get_model_state_dict(model)}, checkpoint_id="checkpoint")
     if rank == 0:
         dcp_to_torch_save("checkpoint", "converted.pt")

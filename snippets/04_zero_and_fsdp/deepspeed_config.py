@@ -82,7 +82,7 @@ class Recorder(dict):
 
 
 def unread_keys(config: dict) -> list[str]:
-    """The top-level keys that DeepSpeed never reads, and therefore ignores."""
+    """The top-level keys that DeepSpeedConfig never reads. Most of them have no effect."""
     recorder = Recorder(config)
     read(recorder)
     return [key for key in config if key not in recorder.reads]

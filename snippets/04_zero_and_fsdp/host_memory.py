@@ -82,7 +82,7 @@ def shards_from_slices() -> nn.Module:
         for name, parameter in model.named_parameters():
             n, rank = dist.get_world_size(), dist.get_rank()
             whole = file.get_slice(name)  # no bytes are read yet
-            each = -(-whole.get_shape()[0] // n)  # as chunk(): the last rank may have fewer
+            each = -(-whole.get_shape()[0] // n)  # as chunk(): the last may have fewer rows
             parameter.to_local().copy_(whole[rank * each : (rank + 1) * each])
     return model
 

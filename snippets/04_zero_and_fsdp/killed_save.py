@@ -62,7 +62,7 @@ def new_folder(state: dict, step: int) -> None:
     unfinished, finished = root / f"step-{step}.unfinished", root / f"step-{step}"
     dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns after all ranks
     if dist.get_rank() == 0:
-        unfinished.rename(finished)  # complete, or not at all
+        unfinished.rename(finished)  # happens completely or not at all
         (root / "latest.new").write_text(finished.name)
         (root / "latest.new").replace(root / "latest")  # readers see the old or the new text
     dist.barrier()  # no rank continues before the rename

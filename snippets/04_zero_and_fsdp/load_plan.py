@@ -1,4 +1,4 @@
-"""Two ranks load a checkpoint that four ranks wrote: each rank finds its rows by the metadata.
+"""Two ranks load a checkpoint that four ranks wrote. The metadata shows where each row is.
 
 The program writes a small matrix as four files and one metadata file. The metadata records
 which rows are in which file. A rank that loads compares these rows with the rows that it needs,
@@ -27,11 +27,11 @@ class Read(NamedTuple):
     file: str
     first: int  # row of the whole matrix
     last: int  # the row after the last row
-    offset: int  # of the first row within the file, in rows
+    offset: int  # number of rows in the file before the first row
 
 
 def cut(n: int) -> list[range]:
-    """The rows of each of n ranks, cut as torch.chunk does: the last ranks may have fewer."""
+    """Return the rows of each of n ranks. As with torch.chunk, the last may have fewer rows."""
     size = -(-ROWS // n)
     return [range(min(r * size, ROWS), min((r + 1) * size, ROWS)) for r in range(n)]
 
@@ -54,7 +54,7 @@ def save(folder: Path) -> None:
 
 # --8<-- [start:plan]
 def plan(metadata: dict, wanted: range) -> list[Read]:
-    """The overlaps of the rows that a rank needs with the pieces of the checkpoint."""
+    """Return the rows that a rank needs from each piece of the checkpoint."""
     reads = []
     for piece in metadata["pieces"]:
         first = max(piece["first"], wanted.start)
@@ -97,7 +97,7 @@ def arrow(path: str, colour: str, dashed: bool = False) -> str:
 
 
 def draw(metadata: dict, readers: list[range]) -> str:
-    """The picture as SVG: files on the left, ranks that load on the right, one arrow a row."""
+    """The picture as SVG: files on the left, ranks on the right, one arrow for each row."""
     files, ranks = 104, 520  # left edges of the rows
     height = TOP + ROWS * CELL + (WRITERS - 1) * GAP + 12
     parts = [

@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
 
     dcp.save({"model": weights}, checkpoint_id=folder / "dcp")
     (folder / "dcp" / ".metadata").write_bytes(pickle.dumps(Trap("dcp.load")))
-    with contextlib.suppress(Exception, CheckpointException):  # after the call, it fails
+    with contextlib.suppress(Exception, CheckpointException):  # dcp.load fails after the call
         dcp.load({"model": weights}, checkpoint_id=folder / "dcp")
     # --8<-- [end:trap]
 
