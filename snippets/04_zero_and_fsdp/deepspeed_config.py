@@ -82,9 +82,11 @@ class Recorder(dict):
 
 
 def unread_keys(config: dict) -> list[str]:
-    """The top-level keys that DeepSpeedConfig never reads. Most of them have no effect."""
+    """The top-level keys that neither DeepSpeedConfig nor deepspeed.initialize reads."""
     recorder = Recorder(config)
     read(recorder)
+    if "sequence_parallel_size" in config:  # then deepspeed.initialize reads both sizes
+        recorder.reads.add("data_parallel_size")
     return [key for key in config if key not in recorder.reads]
 
 
@@ -132,6 +134,10 @@ def main() -> None:
             raise AssertionError(f"{mistake}: DeepSpeed accepted it")
 
     assert unread_keys(config | {"tensor_parallel": {}, "wandb": {}}) == []  # valid keys
+    sizes = {"data_parallel_size": RANKS // 2, "sequence_parallel_size": 2}
+    assert unread_keys(config | sizes) == []
+    del sizes["sequence_parallel_size"]  # alone, the other size has no effect
+    assert unread_keys(config | sizes) == ["data_parallel_size"]
     # valid names in a wrong place: they belong to an inner block
     assert unread_keys(config | {"stage": 3, "enabled": True}) == ["stage", "enabled"]
     print("\nmisspelt keys at the top level: no error")

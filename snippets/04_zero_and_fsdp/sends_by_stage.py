@@ -91,16 +91,35 @@ def zero3() -> Step:
     return step
 
 
-def check(step: Step, shards_parameters: bool) -> None:
-    """Gradients leave after their backward; with ZeRO-3 each pass is after its own gather."""
+def check(step: Step, name: str) -> None:
+    """Gradients leave after their backward, and all but ZeRO-1 send them during backward.
+
+    DDP gathers gradients before Adam, and ZeRO-1 and ZeRO-2 gather parameters after it. With
+    ZeRO-3 each pass is after its own gather, and the next layer's gather starts before it ends.
+    """
     end = {(what, layer): last for _, what, layer, _, last in step.bars}
     for row, what, layer, start, _ in step.bars:
         if what == "reduce":
             produced = [end["B", one] for one in range(1, LAYERS + 1) if layer in (0, one)]
             assert start >= max(produced)
-        if row == "GPU" and what in "FB" and shards_parameters:
+        if row == "GPU" and what in "FB" and name == "ZeRO-3":
             gathers = [b for b in step.bars if b[1] == "gather" and b[2] == layer]
             assert len(gathers) == 2 and gathers["FB".index(what)][4] <= start
+    reduces = [bar for bar in step.bars if bar[1] == "reduce"]
+    gathers = [bar for bar in step.bars if bar[1] == "gather"]
+    during_backward = [start < end["B", 1] for _, _, _, start, _ in reduces]
+    # backward of layer 1 is the last, so its gradient cannot leave earlier
+    assert during_backward == ([False] if name == "ZeRO-1" else [True] * (LAYERS - 1) + [False])
+    (adam,) = (bar for bar in step.bars if bar[1] == "Adam")
+    assert adam[3] >= reduces[-1][4]
+    for _, _, _, start, last in gathers:
+        assert start >= adam[4] if name in ("ZeRO-1", "ZeRO-2") else last <= adam[3]
+    if name == "ZeRO-3":
+        passes = [bar for bar in step.bars if bar[1] in ("F", "B")]
+        for now, following, gather in zip(passes[:-1], passes[1:], gathers[1:], strict=True):
+            assert gather[2] == following[2]
+            # the last forward frees its layer, and the first backward gathers it again
+            assert (gather[3] < now[4]) == (following[2] != now[2])
 
 
 def draw(steps: dict[str, Step]) -> str:
@@ -158,7 +177,7 @@ def draw(steps: dict[str, Step]) -> str:
 def main() -> None:
     steps = {"DDP": ddp(), "ZeRO-1": zero1(), "ZeRO-2": zero2(), "ZeRO-3": zero3()}
     for name, step in steps.items():
-        check(step, shards_parameters=name == "ZeRO-3")
+        check(step, name)
         sent = {"reduce": 0.0, "gather": 0.0}
         for row, what, _, start, end in step.bars:
             if row == "link":

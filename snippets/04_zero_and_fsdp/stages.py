@@ -137,6 +137,8 @@ def main() -> None:
         print(f"N = {n}, Ψ = {psi:,}; bytes per rank, divided by Ψ, and the formula")
         print("stage  parameters  gradients  optimizer    sum  formula", end="")
         print("  activations   sent  formula")
+    ones = torch.full((H * H,), float(rank))
+    assert reduce_scatter(ones).unique().tolist() == [(n - 1) / 2]  # Adam hides a sum
     reference = None
     for stage in range(4):
         torch.manual_seed(0)
