@@ -59,7 +59,7 @@ TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def ask(device: str, op: Callable, *dtypes: torch.dtype) -> str:
-    """The type that `op` returns for inputs [8, 8] of `dtypes` under autocast."""
+    """Return the type of the result of `op` under autocast, for inputs [8, 8] of `dtypes`."""
     with contextlib.nullcontext() if device == "cpu" else FakeTensorMode():
         inputs = [torch.rand(8, 8, device=device).to(d) for d in dtypes]
         torch.set_autocast_enabled(device, True)  # as the context manager does

@@ -34,7 +34,7 @@ def island(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 
 def gradient(inside: bool, compiled: bool = False) -> tuple[torch.Tensor, float]:
-    """The gradient of the layer, with backward() inside the region or after it; the loss."""
+    """Return the layer's gradient and the loss; backward() is inside or after the region."""
     layer, x = make()
     function = torch.compile(island, backend="aot_eager") if compiled else island
     with torch.autocast(KIND, LOW):

@@ -30,7 +30,7 @@ class CountCasts(TorchDispatchMode):
 
 
 def use(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """The same layer USES times, as in a model that shares its layers: [b, h] -> [b, h]."""
+    """Apply a layer USES times, as in a model that shares its layers: [b, h] -> [b, h]."""
     for _ in range(USES):
         x = layer(x)
     return x

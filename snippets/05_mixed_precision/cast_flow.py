@@ -55,7 +55,7 @@ def arrow(path: str, changes: bool) -> str:
 
 
 def draw() -> tuple[str, dict[str, int]]:
-    """The SVG, and the number of casts in each direction."""
+    """Return the SVG and the number of casts in each direction."""
     casts = {"forward": 0, "backward": 0}
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '

@@ -30,7 +30,7 @@ def box(x: float, y: float, width: float, height: float, words: str, colour: str
 
 
 def flags_after(order: Placements, flags: list[int]) -> list[int]:
-    """The flags of the ranks after the check, by the rule of torch 2.11 to 2.15."""
+    """Return the flags of all ranks after the check, by the rule of torch 2.11 to 2.15."""
     first = next(iter(order.values()))
     return [max(flags)] * len(flags) if first == "Shard" else flags
 

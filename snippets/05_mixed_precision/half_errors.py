@@ -46,7 +46,7 @@ def mask_fix() -> torch.Tensor:
 
 
 def half_gradients(half: bool = True) -> torch.Tensor:
-    """GradScaler requires fp32 gradients: divided in fp16, they would underflow."""
+    """GradScaler requires fp32 gradients, because small fp16 gradients would underflow."""
     model = nn.Linear(4, 4).half() if half else nn.Linear(4, 4)
     optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
     with torch.autocast("cpu", F16):

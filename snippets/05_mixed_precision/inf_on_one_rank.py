@@ -53,7 +53,7 @@ def sum_of(parameters: Parameters) -> torch.Tensor:
 
 # --8<-- [start:layouts]
 def plain() -> tuple[Parameters, int, Callable]:
-    """A shard [h] that is an ordinary tensor; the index of the parameter that gets the inf."""
+    """Return an ordinary shard [h], the index of the parameter that gets the inf, the loss."""
     shard = nn.Parameter(torch.ones(H))
     return [shard], 0, lambda: sum_of([shard])
 
@@ -87,7 +87,7 @@ def two_meshes(dense_first: bool) -> tuple[Parameters, int, Callable]:
 
 
 def one_step(layout: tuple, scaler: GradScaler, owner: int | None, fused: bool) -> str:
-    """One step in which rank `owner` has an inf in its gradient; what this rank does."""
+    """Make a step in which rank `owner` has an inf gradient; return what this rank does."""
     parameters, index, loss = layout
     optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False, fused=fused)
     optimizer.zero_grad()

@@ -94,7 +94,7 @@ def train(
 
 # --8<-- [start:culprit]
 def first_overflow(model: nn.Module) -> str | None:
-    """The name of the first layer with an output that is not finite in fp16."""
+    """Return the name of the first layer with an output that is not finite in fp16."""
     found = []
 
     def look(name: str, output: torch.Tensor) -> None:

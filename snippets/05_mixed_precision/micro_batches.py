@@ -30,7 +30,7 @@ def main() -> None:
     weight = (torch.randn(H, H) / H**0.5).bfloat16().requires_grad_()
     truth = weight.detach().double().requires_grad_()
     wide = weight.detach().clone().requires_grad_()
-    wide.grad_dtype = torch.float32  # the weight stays bf16, the sum of its gradients does not
+    wide.grad_dtype = torch.float32  # the weight stays bf16, its gradients are added in fp32
     # --8<-- [end:weights]
     exact = torch.zeros(H, H, dtype=torch.float64)  # the sum of the same gradients, unrounded
     print("micro-batches   bf16 .grad   fp32 .grad   both against float64 throughout")

@@ -49,7 +49,7 @@ def try_out(call, *arguments) -> str:
 
 # --8<-- [start:careless]
 def careless(names: str, update_alone: bool, fused: bool = False) -> list[str]:
-    """Three steps that catch the error; `update_alone` says whether update has its own try."""
+    """Make three steps and catch errors. If `update_alone`, an error never skips update()."""
     heads, said = make_heads(torch.float32), []
     optimizers = {n: torch.optim.SGD(heads[n].parameters(), lr=0.1, fused=fused) for n in names}
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -69,7 +69,7 @@ def careless(names: str, update_alone: bool, fused: bool = False) -> list[str]:
 
 # --8<-- [start:careful]
 def careful() -> nn.ModuleDict:
-    """Train both heads; an optimizer without gradients has nothing to step."""
+    """Train both heads. Step an optimizer only if it has gradients."""
     heads = make_heads(torch.float32)
     optimizers = [torch.optim.SGD(heads[name].parameters(), lr=0.1) for name in "AB"]
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

@@ -67,7 +67,7 @@ class Model(nn.Module):
 
 
 def round_stochastically(x: torch.Tensor) -> torch.Tensor:
-    """fp32 -> bf16; the probability of rounding up is the fraction that is cut off."""
+    """Round fp32 to bf16. The probability of rounding up is the fraction that is cut off."""
     bits = x.view(torch.int32) + torch.randint_like(x, 2**16, dtype=torch.int32)
     return (bits & -(2**16)).view(torch.float32).to(LOW)
 

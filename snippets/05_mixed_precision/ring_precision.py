@@ -26,9 +26,10 @@ WAYS = {  # name: type of the messages, type of the partial sums
 
 
 def ring_sum(gradients: torch.Tensor, wire: torch.dtype, partial: torch.dtype) -> torch.Tensor:
-    """The sum over the ranks of [n, elements], as a ring makes it: rounded n-1 times.
+    """Add [n, elements] over the ranks in the order of a ring, which rounds n-1 times.
 
-    The elements are cut into n chunks; the sum of chunk c starts on rank c and goes round.
+    The elements are cut into n chunks. The sum of chunk c starts on rank c and then visits
+    all other ranks.
     """
     n, elements = gradients.shape
     start = torch.arange(elements) * n // elements  # the rank on which an element's sum starts
@@ -41,7 +42,7 @@ def ring_sum(gradients: torch.Tensor, wire: torch.dtype, partial: torch.dtype) -
 
 
 def all_to_all_sum(gradient: torch.Tensor) -> torch.Tensor:
-    """This rank's chunk of the sum: each rank sends its chunks in bf16 and adds in fp32."""
+    """Return this rank's chunk of the sum. Each rank sends bf16 chunks and adds in fp32."""
     received = torch.empty_like(gradient)  # a second buffer of the same size
     dist.all_to_all_single(received, gradient)
     return received.view(dist.get_world_size(), -1).sum(0, dtype=torch.float32)

@@ -14,7 +14,7 @@ N, ELEMENTS = 64, 4096
 
 
 def mean(gradients: torch.Tensor, dtype: torch.dtype, before: float) -> torch.Tensor:
-    """The mean over the ranks of [N, elements], divided by `before`, summed, divided again."""
+    """Return the mean of [N, elements] over the ranks: divide by `before`, add, divide."""
     total = torch.zeros(ELEMENTS, dtype=dtype)
     for gradient in gradients.to(dtype):
         total += gradient / before
