@@ -24,13 +24,13 @@ Box = tuple[str, int, int, int]  # kind, layer, start, end
 
 
 def simulate(reshard: bool = True) -> tuple[list[Box], list[tuple[int, int, int]]]:
-    """Return all boxes of a step, and (layer, start, end) of every time in which it is whole.
+    """Return all boxes of a step, and an interval (layer, start, end) for each whole layer.
 
-    The network and the GPU each do one thing at a time, in the order of the calls.
+    The network does one thing at a time, and so does the GPU, in the order of the calls.
     """
     boxes: list[Box] = []
     whole: list[tuple[int, int, int]] = []
-    free = {"network": 0, "gpu": 0}  # when each of them becomes free
+    free = {"network": 0, "gpu": 0}  # the time at which each becomes free
 
     def run(kind: str, layer: int, ready: int) -> tuple[int, int]:
         name = "network" if kind in NETWORK else "gpu"
@@ -40,7 +40,7 @@ def simulate(reshard: bool = True) -> tuple[list[Box], list[tuple[int, int, int]
         boxes.append((kind, layer, start, start + duration))
         return start, start + duration
 
-    gathers = {0: run("G", 0, 0)}  # of each layer: start and end
+    gathers = {0: run("G", 0, 0)}  # start and end of the gather of each layer
     for layer in range(LAYERS):
         now = max(free["gpu"], gathers[layer][1])
         if layer + 1 < LAYERS:
@@ -61,7 +61,7 @@ def simulate(reshard: bool = True) -> tuple[list[Box], list[tuple[int, int, int]
 
 
 def end_of_step(reshard: bool) -> int:
-    """Return the end of a step in which every other message is hidden by computation."""
+    """Return the end of a step if computation hides all messages except the exposed ones."""
     exposed = GATHER + (GATHER if reshard else 0) + REDUCE
     return exposed + LAYERS * (FORWARD + BACKWARD)
 

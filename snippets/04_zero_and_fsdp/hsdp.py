@@ -64,8 +64,8 @@ class Traffic(TorchDispatchMode):
             nodes = [r // PER_NODE for r in ring]
             borders = sum(a != b for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True))
             # All ranks of a ring send the same number of elements. A ring leaves each of its
-            # nodes borders / len(set(nodes)) times, and a node has PER_NODE such rings divided
-            # by the number of its ranks in this ring.
+            # nodes borders / len(set(nodes)) times. If a ring has k ranks in a node, the node
+            # is part of PER_NODE / k such rings.
             leaves = borders / len(set(nodes)) * PER_NODE / nodes.count(nodes[0])
             row[0] += 1
             row[1] += sent

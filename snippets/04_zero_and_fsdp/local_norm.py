@@ -93,7 +93,7 @@ def main() -> None:
             )
 
     # --8<-- [start:item]
-    norm = models[clip_by_common_norm][0].weight.detach().norm()  # a DTensor without the sum
+    norm = models[clip_by_common_norm][0].weight.detach().norm()  # a DTensor, not yet summed
     own, whole = norm.item(), norm.full_tensor().item()  # full_tensor() is a collective
     # --8<-- [end:item]
     right = alone[0].weight.detach().norm().item()

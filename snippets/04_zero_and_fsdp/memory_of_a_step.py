@@ -55,7 +55,7 @@ class MemoryTrace(TorchDispatchMode):
                 self.note(storage, size)
             return resize(storage, size)
 
-        torch.UntypedStorage.resize_ = resize_and_note  # FSDP frees gathered units by it
+        torch.UntypedStorage.resize_ = resize_and_note  # FSDP frees gathered units with it
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -82,7 +82,7 @@ class MemoryTrace(TorchDispatchMode):
         self.trace.append(self.used)
 
     def forget(self, key: int) -> None:
-        _, size = self.sizes.pop(key)  # before used is read: other threads may free buffers too
+        _, size = self.sizes.pop(key)  # pop first, because other threads free buffers too
         self.used -= size
 
 

@@ -107,7 +107,7 @@ def short(dtype: torch.dtype) -> str:
 
 # --8<-- [start:override]
 def vectors_in_fp32(parameter: nn.Parameter) -> torch.dtype | None:
-    """Gather vectors in their own dtype. For matrices, None means: use param_dtype."""
+    """Return the own dtype of a vector, and None for a matrix, which then gets param_dtype."""
     return parameter.dtype if parameter.ndim == 1 else None
 
 

@@ -41,7 +41,7 @@ class Gathers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def summary(self) -> tuple[str, float]:
-        """Return the number of calls and their ranks, and the elements that each rank sends."""
+        """Return how many gathers ran over how many ranks, and the elements a rank sends."""
         if not self.calls:
             return "none", 0.0
         sizes = [(len(ranks), size) for ranks, size in self.calls]

@@ -37,11 +37,11 @@ class Model(nn.Module):
 # --8<-- [start:wrap]
 def wrap(model: nn.Module, mesh, fsdp: int, case: str) -> nn.Module:
     """Shard the model with FSDP1 or FSDP2, as the case says."""
-    old, new = None, MixedPrecisionPolicy()  # the policies of FSDP1 and FSDP2: no casts
+    old, new = None, MixedPrecisionPolicy()  # FSDP1 and FSDP2 cast nothing by default
     if case == "frozen base":
         model.base.requires_grad_(False)
     if case == "one dtype":
-        model.to(FP32)  # the shards are in fp32; the policies compute in bf16
+        model.to(FP32)  # the shards are in fp32, and the layers compute in bf16
         old = MixedPrecision(param_dtype=BF16, reduce_dtype=FP32)
         new = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32)
     if fsdp == 1:
