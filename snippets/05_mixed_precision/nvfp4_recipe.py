@@ -5,8 +5,9 @@ rounded to E2M1, in blocks of 16 values along the sum of the product. NVIDIA's t
 (arXiv 2509.25149) adds four parts: a random Hadamard transform along the tokens for dw,
 stochastic rounding for gradients, one scale for 16 × 16 weights, and a few layers in bf16.
 
-Compare the columns "without" and "with". Each of the first three parts makes a single cast less
-accurate. In return it removes an error that is the same in every step and never averages out.
+Compare the columns "without" and "with". On these data, each of the first three parts makes a
+cast less accurate. In return it removes an error that is the same in every step and never
+averages out.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """A picture of which values of a tensor share one scale, for six kinds of scaling.
 
 Each panel shows the same 16 rows of 256 values of a larger tensor. One value is far larger than
-the others; a dot marks it. The coloured values share their scale with it, so they are cast less
-accurately. Thin lines separate the groups. Plain Python writes scale_groups.svg.
+the others; a dot marks it. The coloured values share their scale with it, so the cast can make
+them less accurate. Thin lines separate the groups. Plain Python writes scale_groups.svg.
 """
 
 ROWS, COLUMNS = 16, 256  # the part of the tensor that each panel shows

@@ -24,7 +24,7 @@ def train(dtype: torch.dtype, scale: bool) -> tuple[list[float], torch.Tensor]:
     assert (linear - target).norm() > 0.5 * target.norm()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, eps=1e-12)
     # --8<-- [start:loop]
-    scaler = torch.amp.GradScaler("cpu", enabled=scale)  # if disabled, it does nothing
+    scaler = torch.amp.GradScaler("cpu", enabled=scale)  # if disabled, it only takes steps
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
