@@ -91,7 +91,7 @@ def main() -> None:
             f"   ≈{errors[WAYS[2]][-1]:<16.4f}  ≈{library:.4f}"
         )
         assert n < 1024 or abs(errors[WAYS[0]][-1] - stop) < 0.01
-        assert library < 0.004  # half a step of bf16, so torch accumulates in fp32
+        assert library < 1.1 * errors[WAYS[2]][-1]  # so torch accumulates in fp32
     assert errors[WAYS[0]][-1] > 0.9 and max(errors[WAYS[2]]) < 0.004
     for pairs, fp32 in zip(errors["in pairs"], errors["fp32 accumulator"], strict=True):
         assert fp32 < pairs < 0.006  # it does not grow with n

@@ -94,7 +94,7 @@ def main() -> None:
         cells = "  ".join(f"≈{errors[name][-1]:.1e}" for name in errors)
         print(f"{k:6}  {cells}")
     assert errors["tf32"] != errors["fp16"]  # a few inputs are subnormal in fp16
-    assert 5e-8 < errors["fp32"][-1] < 1e-4  # fp32 rounds the sums
+    assert 5e-8 < errors["fp32"][-1] < 4e-6  # fp32 rounds the sums
     for name, m in MANTISSA.items():
         for error in errors[name][2:]:  # from K = 256 on there is enough to average over
             assert 0.85 < error / (PREDICTED * 2**-m) < 1.15, (name, error)

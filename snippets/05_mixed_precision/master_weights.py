@@ -133,7 +133,8 @@ def main() -> None:
     for name in ("stochastic", "Kahan", "fp32 master"):
         assert runs["all in fp32"][-1] < 1e-3 * runs[name][-1] < 1e-2 * floor
     rounded = x @ torch.linalg.lstsq(x, y).solution.bfloat16().float()
-    assert (rounded - y).square().mean() < floor  # the best weights, rounded to bf16
+    best = (rounded - y).square().mean().item()  # of the best weights, rounded to bf16
+    assert runs["fp32 master"][-1] / 10 < best < floor
     ones = torch.ones(2**16, dtype=torch.bfloat16)  # rounded by chance, and right on average
     steps["stochastic"](ones, torch.tensor(1e-3))
     assert abs(ones.double().mean().item() - 0.999) < 5e-5

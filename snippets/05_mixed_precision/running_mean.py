@@ -19,6 +19,14 @@ def mean_loss(dtype: torch.dtype) -> tuple[float, float]:
     return count.item(), (total / count).item()
 
 
+def total_of(losses: torch.Tensor, dtype: torch.dtype) -> float:
+    """Add fp32 or bf16 losses, [n], in place to a total of this dtype."""
+    total = torch.zeros((), dtype=dtype)
+    for loss in losses:
+        total += loss
+    return total.item()
+
+
 def average(dtype: torch.dtype) -> float:
     """Return a moving average of a weight that jumped from 1 to 1.5, after 5,000 steps."""
     weight, ema = torch.tensor(1.5, dtype=dtype), torch.tensor(1.0, dtype=dtype)
@@ -38,6 +46,11 @@ def main() -> None:
         expected = torch.tensor((256, 4, 1) if dtype is BF16 else right, dtype=torch.float64)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
     print(f"right   {BATCHES:15}   {right[1]:9.3f}   {right[2]:14.3f}")
+    losses = torch.tensor([3.0, 1.0] * (BATCHES // 2))
+    totals = total_of(losses, BF16), total_of(losses.bfloat16(), FP32)
+    print(f"bf16 total += loss.float(): {totals[0]:.0f}", end="; ")
+    print(f"fp32 total += bf16 loss: {totals[1]:.0f}")
+    assert totals == (1024, 2 * BATCHES)
 
 
 if __name__ == "__main__":

@@ -54,12 +54,23 @@ def moved(before: dict[str, object]) -> None:
         print(f"  RuntimeError: …{message.split('.')[0].split(',')[-1]}")
 
 
-def old_getter_raises() -> bool:
-    """Whether the getter of the old API raises, as it would in a library that only reads it."""
-    try:
-        return torch.backends.cuda.matmul.allow_tf32 not in (True, False)
-    except RuntimeError:
-        return True
+GETTERS = (
+    "get_float32_matmul_precision",
+    "backends.cuda.matmul.allow_tf32",
+    "backends.cudnn.allow_tf32",
+)
+
+
+def old_getters_that_raise() -> list[str]:
+    """The getters of the old API that raise, even in a library that only reads a setting."""
+    found = []
+    for name in GETTERS:
+        try:
+            value = attrgetter(name)(torch)
+            _ = value() if callable(value) else value
+        except RuntimeError:
+            found.append(name)
+    return found
 
 
 def main() -> None:
@@ -69,9 +80,9 @@ def main() -> None:
     torch.backends.fp32_precision = "tf32"
     print('backends.fp32_precision = "tf32" changes')
     moved(before)
-    assert old_getter_raises()
+    assert old_getters_that_raise() == [*GETTERS[:2]]
     torch.backends.fp32_precision = "none"
-    assert not old_getter_raises()  # this undoes the change
+    assert not old_getters_that_raise()  # this undoes the change
     torch.set_float32_matmul_precision("high")
     print('set_float32_matmul_precision("high") changes')
     moved(before)
