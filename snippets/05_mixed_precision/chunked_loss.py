@@ -8,6 +8,7 @@ sum needs an fp32 accumulator, too.
 """
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,6 +36,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return loss / len(hidden)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_loss):
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_loss * grad_hidden, grad_loss * grad_weight, None, None

@@ -12,6 +12,7 @@ averages out.
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 BLOCK, TOKENS, H, LAYERS, DRAWS = 16, 256, 96, 7, 64
 
@@ -59,6 +60,7 @@ class NVFP4Product(torch.autograd.Function):
         return cast(x) @ cast(w, rows=BLOCK).t()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, g):
         x, w = ctx.saved_tensors
         dx = cast(g, stochastic=True) @ cast(w, rows=BLOCK)  # the same weights as in forward
