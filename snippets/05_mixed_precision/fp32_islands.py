@@ -108,7 +108,7 @@ def main() -> None:
         nn.functional.cross_entropy(logits.to(dtype), right, reduction="sum").backward()
         print(f"  {name:14} {f'≈{logits.grad[:, 0].float().mean().item():.1e}':>9}")
         lost = (logits.grad[:, 0].double() - exact).abs() / exact.abs()
-        assert (lost < 0.1).all() if dtype == torch.float32 else (lost == 1).all()
+        assert (lost < 0.5).all() if dtype == torch.float32 else (lost == 1).all()
 
 
 if __name__ == "__main__":
