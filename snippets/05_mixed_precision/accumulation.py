@@ -1,7 +1,7 @@
 """Sums of n bf16 numbers: one after another, in pairs, and with an fp32 accumulator.
 
 All three results are bf16 numbers. If the numbers are added one after another, the error grows
-with n, until the sum stops growing. In pairs, the error hardly grows. With an fp32 accumulator
+with n, until the sum stops growing. In pairs, the error barely grows. With an fp32 accumulator
 there is only one rounding. The second table shows the same for dot products, of which a matrix
 product consists. Draws accumulation.svg.
 """

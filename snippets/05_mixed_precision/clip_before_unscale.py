@@ -1,7 +1,7 @@
 """Clipping before unscaling compares the limit with gradients that are 1,024 times too large.
 
 No error is raised. Every gradient is clipped to the limit, and then it is divided by the scale.
-With SGD the model hardly learns. Adam divides each gradient by its usual size, so a constant
+With SGD the model barely learns. Adam divides each gradient by its usual size, so a constant
 factor cancels, and the loss falls as if nothing were wrong.
 """
 
