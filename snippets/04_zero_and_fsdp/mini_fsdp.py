@@ -184,7 +184,7 @@ class MiniFSDP(nn.Module):
         wrong = {name for name in state.keys() | shapes if name not in state.keys() & shapes}
         wrong |= {name for name in state.keys() - wrong if state[name].shape != shapes[name]}
         if wrong:
-            raise RuntimeError(f"missing, unexpected or of another shape: {sorted(wrong)}")
+            raise RuntimeError(f"missing, unexpected or of a different shape: {sorted(wrong)}")
         self.module.load_state_dict(state, strict=False)  # the buffers
         for unit in self.units:
             unit.load(state)
