@@ -189,7 +189,7 @@ class Step:
     joins: bool = True  # the group is initialised before the probe
     symmetric: bool = True  # all ranks must call the same collectives
     crashes: dict[str, str] = field(default_factory=dict)  # an error's text matches: the hint
-    compiles: bool = False  # it calls torch.compile, so a rank may use the whole limit
+    compiles: bool = False  # the step uses torch.compile: a rank may use the whole limit
     order_hint: str = "order"  # for ranks which call collectives in different orders
     probe: Callable[..., Judge | None] | None = None
     together: Callable[[Group], Judge | None] | None = None
@@ -518,7 +518,7 @@ class Lesson:
 
 @functools.cache
 def _signature(function: Callable) -> inspect.Signature:
-    """The parameters of a function: computed in the checker once, for all ranks."""
+    """Return the parameters of a function. The checker caches them before it forks ranks."""
     return inspect.signature(function)
 
 

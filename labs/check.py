@@ -84,7 +84,7 @@ def lab_name(path: Path) -> str:
     return name
 
 
-def names_in(code: list[ast.stmt]) -> set[str]:
+def defined_in(code: list[ast.stmt]) -> set[str]:
     """The functions and classes of a program, without those that most programs have."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     found = {each.name for each in code if isinstance(each, kinds)}
@@ -92,9 +92,9 @@ def names_in(code: list[ast.stmt]) -> set[str]:
 
 
 @functools.cache
-def names_of(finished: Path) -> set[str]:
+def defined_in_file(finished: Path) -> set[str]:
     """The functions and classes of a finished lab, if the file exists."""
-    return names_in(ast.parse(finished.read_bytes()).body) if finished.is_file() else set()
+    return defined_in(ast.parse(finished.read_bytes()).body) if finished.is_file() else set()
 
 
 def look_inside(path: Path, name: str) -> None:
@@ -113,11 +113,13 @@ def look_inside(path: Path, name: str) -> None:
         empty = "has no code" if program.strip() else "is empty"
         sys.exit(f"{path} {empty}: python labs/start.py writes a new copy into my_labs/")
     finished = {grader.stem: ROOT / grader.relative_to(ROOT / "graders") for grader in GRADERS}
-    found = names_in(code)
-    own = names_of(finished[name]) or found
+    found = defined_in(code)
+    own = defined_in_file(finished[name]) or found
     if 2 * len(found & own) > len(own):
         return
-    defined = {stem: names_of(file) for stem, file in finished.items() if names_of(file)}
+    defined = {
+        stem: defined_in_file(file) for stem, file in finished.items() if defined_in_file(file)
+    }
     often = Counter(each for names in defined.values() for each in names)
     common = {
         stem: sum(often[each] == 1 for each in found & names) for stem, names in defined.items()
@@ -238,7 +240,7 @@ class Grading:
 def grade_file(
     path: Path, name: str, options: argparse.Namespace, stores: runner.Stores
 ) -> Grading:
-    """Grade all steps of a file of this lab, or one and those it needs."""
+    """Grade all steps of a file of this lab, or one step and the steps that it needs."""
     chosen = options.step
     lab = runner.lab_of(name)
     if chosen is not None and chosen not in [step.number for step in lab.steps]:

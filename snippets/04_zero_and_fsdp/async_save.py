@@ -1,4 +1,4 @@
-"""Training continues while async_save writes the checkpoint, and the checkpoint is of the call.
+"""async_save writes the state at the time of the call, while training continues.
 
 dcp.async_save copies the state to host memory before it returns. This copy is called staging.
 A thread then writes the copy. Later steps change the parameters, but they do not change the

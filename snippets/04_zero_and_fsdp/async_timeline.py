@@ -44,7 +44,7 @@ class Interval(NamedTuple):
 def simulate(plan: Plan, saves: int, asynchronous: bool) -> list[Interval]:
     """Play the run second by second until all saves are written."""
     clock, steps, done, spans = 0, 0, 0, []
-    writing_until = 0  # the second in which the thread has written its copy
+    writing_until = 0  # the time at which the thread finishes writing
 
     def spend(kind: str, seconds: int) -> None:
         nonlocal clock
@@ -141,7 +141,7 @@ def main() -> None:
         for asynchronous in (False, True):
             spans = simulate(plan, saves, asynchronous)
             found[asynchronous] = total = stopped(spans, asynchronous)
-            first = plan.copy if asynchronous else plan.lost(False)  # no save before it
+            first = plan.copy if asynchronous else plan.lost(False)  # no earlier save
             assert total == first + (saves - 1) * plan.lost(asynchronous)
             trained = sum(span.end - span.start for span in spans if span.kind == "step")
             assert trained == saves * every * plan.step  # both runs train equally long

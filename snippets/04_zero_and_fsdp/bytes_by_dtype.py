@@ -2,8 +2,8 @@
 
 Each rank of a ring sends (N - 1)/N times a tensor in an all-gather or a reduce-scatter, and
 twice that in an all-reduce. The program leaves out this factor, so it prints bytes per
-parameter. The bytes are not a formula. The program adds the sizes of the tensors that
-PyTorch's DDP and FSDP2 pass to their collectives in one step.
+parameter. The bytes do not come from a formula. The program adds the sizes of the tensors
+that PyTorch's DDP and FSDP2 pass to their collectives in one step.
 
 Compare the sums in the output: FSDP2 with fp32 gradients sends as much as DDP with fp32
 gradients. Without resharding after forward, it sends less.

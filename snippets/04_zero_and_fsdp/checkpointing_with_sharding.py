@@ -2,8 +2,8 @@
 
 The recomputation of a block needs its parameters, and so does its backward. One all-gather
 serves both, in either order of checkpoint_wrapper and fully_shard. The last row shows what to
-avoid: one checkpoint around all blocks. Its recomputation gathers every block, and all of them
-stay whole until backward has used them.
+avoid: one checkpoint around all blocks. The recomputation of this checkpoint gathers every
+block, and each block stays gathered until backward has used it.
 """
 
 import copy

@@ -68,7 +68,7 @@ def reduce_last(model, micro: int) -> None:
 
 
 def stay_whole(model, micro: int) -> None:
-    """Also gather the parameters only once per step, as ZeRO-1 does."""
+    """Like `reduce_last`, but gather the parameters only once per step, as ZeRO-1 does."""
     reduce_last(model, micro)
     model.set_reshard_after_forward(False)
     model.set_reshard_after_backward(micro == MICRO - 1)

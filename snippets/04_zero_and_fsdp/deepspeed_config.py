@@ -55,7 +55,7 @@ CONFIG = """
 
 
 def read(config: dict) -> DeepSpeedConfig:
-    """Parse a configuration as on RANKS ranks, although no rank has started."""
+    """Parse a configuration as if RANKS ranks were running. The program starts none."""
     comm.get_rank, comm.get_world_size = lambda: 0, lambda: RANKS
     return DeepSpeedConfig(config)
 

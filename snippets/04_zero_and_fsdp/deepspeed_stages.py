@@ -11,11 +11,12 @@ In fp32, DeepSpeed keeps a flat fp32 copy of the parameters that a rank updates.
 The formulas are then those of the ZeRO paper: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and 16Ψ/N.
 
 The elements that a rank sends in a step, each times (N - 1)/N:
-FSDP2 gathers twice and reduces once in each micro-batch: 3mΨ.
-Stage 0 all-reduces once: 2Ψ. Stage 1 all-reduces once and gathers once: 3Ψ.
-Stage 2 all-reduces in each micro-batch and gathers once: (2m + 1)Ψ.
-Stage 3 gathers once and reduces once in each micro-batch: 2mΨ. It does not gather again for
-backward, because this model is small enough to be kept from forward to backward.
+FSDP2 does two all-gathers and one reduce-scatter in each micro-batch: 3mΨ.
+Stage 0 does one all-reduce in the step: 2Ψ.
+Stage 1 does one all-reduce and one all-gather in the step: 3Ψ.
+Stage 2 does one all-reduce in each micro-batch, and one all-gather in the step: (2m + 1)Ψ.
+Stage 3 does one all-gather and one reduction in each micro-batch: 2mΨ. It does not gather
+again for backward, because this model is small enough to be kept from forward to backward.
 The second table of the output has configuration keys that change these numbers.
 
 Needs: pip install deepspeed
@@ -135,7 +136,7 @@ def config(stage: int, bf16: bool, ranks: int, keys: dict | None = None) -> dict
     return {
         "train_micro_batch_size_per_gpu": BATCH // ranks // 2,
         "gradient_accumulation_steps": 2,
-        "gradient_clipping": 0.0,  # no clipping; by default, larger norms become 1.0
+        "gradient_clipping": 0.0,  # no clipping. The default is a limit of 1.0
         "bf16": {"enabled": bf16},
         "zero_optimization": {
             "stage": stage,

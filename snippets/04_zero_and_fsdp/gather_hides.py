@@ -55,8 +55,9 @@ def exposed(
 ) -> tuple[float, float]:
     """Simulate forward and backward. Return the seconds of each in which the GPU only waits.
 
-    The link works in the order of the calls. A unit's all-gather starts when the unit before
-    it begins to compute. Its reduce-scatter starts when its backward has ended.
+    The link sends the messages in the order of the calls. The all-gather of a unit is issued
+    when the previous unit begins to compute. The reduce-scatter of a unit is issued when the
+    backward of this unit has ended.
     """
     layer = parameters / LAYERS
     message = layer / n  # elements; a ring sends n - 1 of them, one after the other
@@ -91,7 +92,7 @@ def check(flops: float, bandwidth: float) -> None:
         gather = ring * 2 * parameters / LAYERS / bandwidth  # seconds, one layer
         for g in (2, 4):
             reduce = ring * g * parameters / LAYERS / bandwidth
-            # the formula leaves out (n - 1)/n, so it asks for slightly too many tokens
+            # the formula leaves out (n - 1)/n, so its number of tokens is slightly too large
             enough = max(tokens_forward(flops, bandwidth), tokens_backward(flops, bandwidth, g))
             forward, backward = exposed(enough, flops, bandwidth, g, n, parameters)
             assert forward <= 1.001 * gather  # only the first gather is exposed

@@ -107,7 +107,7 @@ def main() -> None:
         most = bandwidth(value, 0.9, PEAK) / 1e9
         transfer = moved[kind] / (most * 1e9)
         assert abs(compute / (compute + transfer) - 0.9) < 1e-12
-        link = most if "activation" in kind else most / GPUS  # each GPU has its own of these
+        link = most if "activation" in kind else most / GPUS  # each GPU has its own activations
         print(f"{kind:24}{value:10.0f} {half:14.1f} {most:9.1f} {link:22.1f}")
 
     draw(large, "infinity.svg")

@@ -60,7 +60,7 @@ def new_folder(state: dict, step: int) -> None:
     """Right: write to a new folder, and rename it when it is complete."""
     root = Path("new_folder")
     unfinished, finished = root / f"step-{step}.unfinished", root / f"step-{step}"
-    dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns after all ranks
+    dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns when all are done
     if dist.get_rank() == 0:
         unfinished.rename(finished)  # happens completely or not at all
         (root / "latest.new").write_text(finished.name)

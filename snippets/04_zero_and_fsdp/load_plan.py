@@ -26,7 +26,7 @@ class Read(NamedTuple):
 
     file: str
     first: int  # row of the whole matrix
-    last: int  # the row after the last row
+    last: int  # one more than the number of the last row
     offset: int  # number of rows in the file before the first row
 
 

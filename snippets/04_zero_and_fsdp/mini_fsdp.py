@@ -89,7 +89,7 @@ class Unit:
             setattr(owner, name, pieces[i])
 
     def after_forward(self, _module: nn.Module, _inputs: tuple, output: object) -> None:
-        if not self.fsdp.in_backward:  # a checkpoint recomputes in backward: do not free then
+        if not self.fsdp.in_backward:  # a recomputation must not free the unit
             self.free()
         tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
         tensors = [t for t in tensors if t.requires_grad]
@@ -106,7 +106,8 @@ class Unit:
 
     def reduce_gradient(self, whole: torch.Tensor) -> None:
         """When all gradients of the unit are ready: free it, and start the reduce-scatter."""
-        self.fsdp.finish_reduction()  # of the previous unit. It overlapped with this backward
+        # the reduce-scatter of the previous unit has overlapped with the backward of this unit
+        self.fsdp.finish_reduction()
         self.free()
         gradient, whole.grad = whole.grad, None
         part = torch.empty_like(self.shard)

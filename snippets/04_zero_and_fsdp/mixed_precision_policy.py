@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """It computes in fp32, whatever the dtype of its input and of its weight is."""
+    """This norm computes in fp32 for every dtype of its input and of its weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An optimizer saved by names and loaded by numbers: one error, and three silent losses.
+"""Optimizer states saved by name and loaded by number: one error, three silent losses of state.
 
 get_optimizer_state_dict names the states after the parameters: state.up.weight.step. The state
 dict of the optimizer itself numbers them: state.0.step. dcp.load reads only the keys of the

@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class BlockAndHead(nn.Module):
-    """Its head belongs to the unit of the root."""
+    """A model with one block and a head. The head belongs to the unit of the root."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -108,7 +108,7 @@ def check(step: Step, name: str) -> None:
     reduces = [bar for bar in step.bars if bar[1] == "reduce"]
     gathers = [bar for bar in step.bars if bar[1] == "gather"]
     during_backward = [start < end["B", 1] for _, _, _, start, _ in reduces]
-    # backward of layer 1 is the last, so its gradient cannot leave earlier
+    # the gradient of layer 1 is ready only when backward ends
     assert during_backward == ([False] if name == "ZeRO-1" else [True] * (LAYERS - 1) + [False])
     (adam,) = (bar for bar in step.bars if bar[1] == "Adam")
     assert adam[3] >= reduces[-1][4]

@@ -1,9 +1,10 @@
 """One step of ZeRO-3 on a GPU and a link: hidden above T = P/W, exposed below.
 
-The model has six equal units. The all-gather of a unit lasts g = 2Ψ/W per unit, and its
-reduce-scatter in bf16 lasts as long. Its forward lasts f = 2ΨT/P, and its backward 2f. The
-all-gather of the next unit is issued when a unit begins to compute, and the reduce-scatter of a
-unit when its backward has ended. The link works in the order in which the calls were issued.
+The model has six equal units. Here Ψ is the number of parameters of one unit. The all-gather of
+a unit lasts g = 2Ψ/W, and its reduce-scatter in bf16 also lasts g.
+Its forward lasts f = 2ΨT/P, and its backward lasts 2f.
+When a unit begins to compute, the all-gather of the next unit is issued. When the backward of a
+unit has ended, its reduce-scatter is issued. The link works in the order of the calls.
 
 Times are in units of g, so f/g is T divided by P/W. Compare the column `exposed` above and
 below the ratio 1. The program also draws timeline.svg.

@@ -1,4 +1,4 @@
-"""Weights only load failed: torch.load refuses a file that names a class it does not know.
+"""Weights only load failed: torch.load refuses a file with a class that is not on its list.
 
 torch.save pickles any object, and a pickle may name any function, which is called while the
 file is read. So by default torch.load builds tensors, containers and numbers. It builds other

@@ -125,8 +125,8 @@ def main() -> None:
     alone = nn.Sequential(nn.Linear(61, 1000), nn.GELU(), nn.Linear(1000, 61)).to(device)
     ours, ddp = copy.deepcopy(alone), DistributedDataParallel(copy.deepcopy(alone))
     psi = sum(p.numel() for p in alone.parameters())
-    ring = (n - 1) / n  # of a tensor is what a rank sends in an all-gather
-    runs = {  # model, optimizer, its part of the batch, elements that the page says it sends
+    ring = (n - 1) / n  # the fraction of a tensor that a rank sends in an all-gather
+    runs = {  # model, optimizer, part of the batch, sent elements from the formula
         "one process": (alone, Adam(alone.parameters(), lr=0.01), slice(None), 0),
         "ZeRO-1": (ours, ZeRO1(ours.parameters(), Adam, lr=0.01), slice(rank, None, n), 2),
         "DDP + ZeroRedundancyOptimizer": (

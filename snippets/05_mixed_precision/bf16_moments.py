@@ -1,7 +1,8 @@
 """In bf16, Adam's second moment v can grow, but with beta2 = 0.999 it cannot decay.
 
-A step takes at most a thousandth of v away, but half a step of bf16 is at least a 512th of v.
-So v remains at its highest value, and the updates of its parameter remain too small. Look at
+One update of Adam reduces v by at most 1/1000 of v. Half the distance from v to the next bf16
+number is at least 1/512 of v, so rounding undoes the reduction. v therefore remains at its
+highest value, and the updates of its parameter remain too small. Look at
 the column "at the end": a single large gradient has this effect for the rest of the run. The
 table below counts the bytes of five ways to store weights and moments.
 """

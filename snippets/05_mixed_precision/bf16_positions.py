@@ -24,7 +24,7 @@ def rotary(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 class Buffers(nn.Module):
-    """The two buffers that rotary code often registers."""
+    """The two buffers that code for rotary embeddings often registers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,8 @@ The message is "expected m1 and m2 to have the same dtype". Autocast casts the o
 forward, but the function saves its own inputs, which are fp32. backward runs outside autocast
 and multiplies a bf16 gradient by an fp32 tensor.
 
-Look at the types: SameState computes in bf16, as the region asks, and Always32 in fp32.
+Look at the types: SameState computes in bf16, which is the type of the region, and Always32
+computes in fp32.
 """
 
 import torch

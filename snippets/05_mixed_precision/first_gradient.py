@@ -2,7 +2,8 @@
 
 Each rank has the gradient of a replicated norm and its shard of a weight's gradient. The shard
 of rank 0 contains an inf. DTensor compares the flags of the ranks only over the dimensions of
-the mesh in which the first gradient is sharded. So the order decides what rank 1 does.
+the mesh in which the first gradient is sharded. If the gradient of the norm is the first one,
+the flags are not compared. So the order decides what rank 1 does.
 
 Plain Python writes the SVG, so the program runs without any package.
 """

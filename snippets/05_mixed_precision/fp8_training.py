@@ -175,7 +175,7 @@ def main() -> None:
                 assert max(casts.errors) < 2**-4
             if recipe == "delayed":
                 assert fill[0] > 50 and error[0] > 0.9  # clamped
-                assert max(casts.fill[after]) < 1 / 50  # 16 steps, and not one more
+                assert max(casts.fill[after]) < 1 / 50  # for exactly 16 steps
                 assert casts.fill[after.stop] > 1 / 2
         print(f"{title:14}{f'≈{highest:.1f}':>13}{f'≈{last(losses):.1f}':>10}", end="")
         print(f"{cells[0]:>12}{cells[1]:>16}{cells[2]:>11}{cells[3]:>16}")

@@ -1,4 +1,4 @@
-"""Autocast does not cast for in-place operators or out=; some run as they are, others raise.
+"""Autocast does not cast for in-place operators or out=. Some calls work, others raise errors.
 
 The most frequent message is "index_add_(): self (Float) and source (BFloat16) must have the
 same scalar type". Autocast chooses the type of a result that an operator creates. If you pass

@@ -17,7 +17,7 @@ import torch
 LENGTHS = [2**k for k in range(4, 17, 2)]
 MANTISSA = {"tf32": 10, "fp16": 10, "bf16": 7}
 # The rounding error is uniform, so its mean square is step²/12. The mean of x² over the octave
-# from 1 to 2 is 3/(2 ln 2) if log x is uniform. There are two inputs, so twice.
+# from 1 to 2 is 3/(2 ln 2) if log x is uniform. The two inputs double the squared error.
 PREDICTED = math.sqrt(2 / 12 / (1.5 / math.log(2)))
 
 

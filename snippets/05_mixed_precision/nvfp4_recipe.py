@@ -63,7 +63,7 @@ class NVFP4Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g):
         x, w = ctx.saved_tensors
-        dx = cast(g, stochastic=True) @ cast(w, rows=BLOCK)  # the same weights as in forward
+        dx = cast(g, stochastic=True) @ cast(w, rows=BLOCK)  # same values of w as in forward
         g_mixed, x_mixed = transform(g.t(), SIGNS), transform(x.t(), SIGNS)  # along tokens
         return dx, cast(g_mixed, stochastic=True) @ cast(x_mixed).t()
 

@@ -102,7 +102,7 @@ class StochasticAdam(torch.optim.Optimizer):
 def train(
     way: str, ids: torch.Tensor, letters: int, seed: int = 0
 ) -> tuple[list[float], dict[str, float], Model]:
-    """Losses of all steps; seconds of a step, bytes of state and of activations; the model."""
+    """Return losses, seconds per step, bytes of state and of activations, and the model."""
     dtype, autocast, scaling, stochastic = WAYS[way]
     torch.manual_seed(seed)
     model = Model(letters).to(dtype)

@@ -85,7 +85,10 @@ def error(gradients: torch.Tensor, name: str) -> float:
 
 
 def matches_gloo() -> tuple[float, float]:
-    """The fraction of elements that a ring can add up to: for gloo's sum, for sums in pairs."""
+    """Return the fraction of elements that equal a sum in the order of some ring.
+
+    The first fraction is for gloo's sum, and the second one is for sums in pairs.
+    """
     n = dist.get_world_size()
     gradients = draw_gradients(n, 1.0).bfloat16()
     summed = gradients[dist.get_rank()].clone()

@@ -16,7 +16,7 @@ def stochastic_bf16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    # the expected value without any chance: the mean over all 65,536 values of the noise
+    # the exact expected value: the mean over all 65,536 values of the noise
     every = torch.arange(2**16)
     generator = torch.Generator().manual_seed(0)
     for x in torch.randn(64, generator=generator):

@@ -73,7 +73,7 @@ def train(
 ) -> tuple[list[float], int]:
     """The losses of all steps, and the number of products whose inputs were rounded.
 
-    `weights` is the seed of the initial weights, and `batches` that of the batches.
+    `weights` is the seed of the initial weights, and `batches` is the seed of the batches.
     """
     text = codecs.decode(this.s, "rot13")
     letters = sorted(set(text))

@@ -1,4 +1,4 @@
-"""Two programs compute the same model in 16 bits, and their probabilities differ: bf16, fp16.
+"""Two programs run the same bf16 or fp16 model, but they compute different probabilities.
 
 In reinforcement learning, one program samples the tokens, and the trainer computes their
 probabilities again. Here both programs have the same 16-bit weights. The sampler uses two
