@@ -6,7 +6,7 @@
 # stops with *out of memory*. In this lab you shard the model until it fits. First you shard the
 # optimizer's states, then the gradients, and then the parameters. These are the stages 1, 2 and
 # 3 of ZeRO, and you write them by hand. After that, FSDP2's `fully_shard` does all of this for
-# you. You clip gradients and accumulate them with shards. You save a checkpoint and load it on
+# you. You clip and accumulate sharded gradients. You save a checkpoint and load it on
 # a different number of ranks. At the end you build a model that is never whole on any rank. In
 # every step, the losses must equal the losses of one process, and the bytes must equal the
 # formulas.
@@ -357,10 +357,10 @@ def measure(
     steps: int = BATCHES,
     expected: float = math.inf,
 ) -> Measured:
-    """Train the engine that `build` makes of the model, if there is a limit under this limit.
+    """Train the engine that `build` makes of the model, and enforce the limit if there is one.
 
-    `expected` are the bytes after backward. The function waits until gloo has freed its buffers
-    and the memory is not above this number. Raises OutOfMemory above the limit.
+    `expected` is the number of bytes after backward. The function waits until gloo has freed
+    its buffers and the memory is not above this number. Raises OutOfMemory above the limit.
     """
     losses, batches = [], my_batches(device)[:steps]
     with Memory(device, limit) as memory:
@@ -589,7 +589,7 @@ if __name__ == "__main__":
 # sends its own gradients.
 #
 # `register_post_accumulate_grad_hook` calls your function when the gradient of a parameter has
-# been accumulated. The parameters of a unit arrive one by one, in an order that autograd
+# been accumulated. The gradients of a unit arrive one by one, in an order that autograd
 # chooses. Start the reduce-scatter when the last of them arrives. To free a gradient, set
 # `parameter.grad = None`, so that no reference to the tensor is left.
 

@@ -9,8 +9,8 @@
 #
 # In this lab you compute the limits of each format and round numbers by hand. You find the
 # scale that saves the gradients of fp16, and then you write the loss scaler that finds the
-# scale during training. You predict what autocast does, and you store the weights that bf16
-# cannot store. Finally you train one model on all ranks in fp32, bf16 and fp16. All three runs
+# scale during training. You predict what autocast does, and you keep updates that
+# bf16 loses. Finally you train one model on all ranks in fp32, bf16 and fp16. All three runs
 # must reach the same loss, and you predict every byte that a rank stores.
 #
 # You can run the finished lab on the CPU, or with one GPU per process. The number of ranks must
@@ -190,7 +190,7 @@ if __name__ == "__main__":
 #   largest power of two that is not above $|x|$. Below the smallest normal number, the spacing
 #   stays constant.
 #
-# fp8 E4M3 does not follow one of these rules. It has only 256 codes, so it does not reserve the
+# fp8 E4M3 breaks one of these rules. It has only 256 codes, so it does not reserve the
 # largest $E$. It has no infinity, and only the code with all bits of $E$ and $M$ set is NaN.
 # The largest number is one code below NaN. The argument `finite=True` describes such a format.
 #
@@ -355,8 +355,8 @@ if __name__ == "__main__":
 # ## Step 3: the gradients that fp16 loses
 #
 # **Why.** The smallest number of fp16 is $2^{-24}$. A number that is half as large or smaller
-# becomes zero. Many gradients are so small, because a mean over many outputs divides them, and
-# because errors are small late in training or in fine-tuning. At the upper end fp16 has unused
+# becomes zero. Many gradients are that small. A mean over many outputs divides them, and
+# late in training or in fine-tuning the errors are small. At the upper end fp16 has unused
 # range, up to 65,504.
 #
 # The remedy is **loss scaling**. Gradients are proportional to the loss. If you multiply the
@@ -1164,8 +1164,8 @@ if __name__ == "__main__":
 #
 # - **Kahan summation** needs no fp32 copy. For each weight, a second bf16 number stores the
 #   rounding error so far. Use it in place of `MasterAdam`, and count the bytes again.
-# - **Stochastic rounding** needs neither. It rounds up with a probability that equals the
-#   fraction of the step above the lower neighbour. In your `to_bf16`, add a random number below
+# - **Stochastic rounding** needs neither. The probability of rounding up is the distance from
+#   the lower neighbour, divided by the spacing. In your `to_bf16`, add a random number below
 #   2^16 in place of 0x7FFF, and train with it.
 # - Clip before you unscale, and look at the losses. Why does Adam hide the mistake, and why
 #   does SGD not hide it?

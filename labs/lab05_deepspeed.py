@@ -547,7 +547,7 @@ def check_stages(device: torch.device) -> None:
 #
 # The losses agree with those of fp32 to about one hundredth, except in stage 0. The optimizer
 # wrapper of stage 0 takes one step with zero gradients when it is created, to allocate the
-# moments. AdamW counts this step. Its correction for young moments then makes the first real
+# moments. AdamW counts this step. Its bias correction then makes the first real
 # update about a quarter smaller. The check allows this difference. If you compare runs
 # yourself, do not blame the precision for it.
 #
@@ -866,7 +866,7 @@ def check_fsdp(device: torch.device) -> None:
 # Here it is the number of the next step.
 #
 # `engine.load_checkpoint(folder)` returns a path and the client state. If the folder contains
-# no checkpoint, it returns `None` twice and logs a warning. The job would then train on from
+# no checkpoint, it returns `None` twice and logs a warning. The job would then continue with
 # random weights. So raise `FileNotFoundError` yourself.
 #
 # You can use the shards in two more ways, on a machine without a GPU and with any number of

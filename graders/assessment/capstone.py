@@ -130,7 +130,7 @@ HINTS = {
     "gradient and 8 bytes of moments. Matrices are cut by tp and by dp, but norms only by "
     "dp. Embedding and head are on one stage each.",
     "gathered": '"gathered" must count what FSDP has gathered: the weights and gradients of '
-    "complete units. Without a pipeline, at most two blocks and the embedding and the head "
+    "complete units. Without a pipeline, at most two blocks, the embedding and the head "
     "are complete at the same time. With a pipeline, the whole stage is complete, from the "
     "first backward pass to the last.",
     "kept": "With recomputation, a block keeps only its input, and each rank has s / tp "

@@ -237,7 +237,7 @@ HINTS = {
     "ones. In the hook, if the gradient is not the view of the bucket, copy it into the view "
     "and set parameter.grad to the view.",
     "flat_graph": "The flat tensor of a bucket requires a gradient, as the parameters do. It "
-    "must be a new tensor that only has their number of elements.",
+    "must be a new tensor with the same number of elements.",
     "piece_sizes": "A piece of the flat tensor does not have the size of its parameter. Each "
     "piece must have parameter.numel() elements, and begin where the piece before it ends.",
     "views_overlap": "Several gradients share the same elements of a bucket. Each parameter "

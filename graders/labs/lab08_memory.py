@@ -129,7 +129,7 @@ HINTS = {
     "belongs to the caller.",
     "moments": "m or v is not right. m moves by 1 - β₁ towards g, and v moves by 1 - β₂ "
     "towards g².",
-    "moments_corrected": "m or v was divided by its correction and stored so. The correction "
+    "moments_corrected": "m or v was stored in its corrected form. The correction "
     "is needed for the update of p alone: the next step continues with the uncorrected m and "
     "v.",
     "wrong_sign": "The parameter moved in the direction of the gradient. Adam subtracts its "
@@ -170,7 +170,7 @@ HINTS = {
     "others.",
     "stopped_early": "The micro-batches after one that consists only of padding are missing. "
     "Such a micro-batch contributes nothing, but the loop must go on after it.",
-    "pieces_differ": "Two tensors with different numbers of rows meet. Cut the inputs, the "
+    "pieces_differ": "Two tensors have different numbers of rows. Cut the inputs, the "
     "targets and `keep` at the same rows.",
     "rows_at_once": "More rows than `rows` went through the model at a time. Split the inputs, "
     "the targets and `keep` into pieces of `rows` rows.",
