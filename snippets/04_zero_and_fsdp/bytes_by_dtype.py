@@ -5,8 +5,9 @@ twice that in an all-reduce. The program leaves out this factor, so it prints by
 parameter. The bytes do not come from a formula. The program adds the sizes of the tensors
 that PyTorch's DDP and FSDP2 pass to their collectives in one step.
 
-Compare the sums in the output: FSDP2 with fp32 gradients sends as much as DDP with fp32
-gradients. Without resharding after forward, it sends less.
+Compare the sums in the output: FSDP2 with bf16 gathers and fp32 reduction sends as much as DDP
+with fp32 gradients. Without resharding after forward, it sends less. FSDP2 entirely in fp32
+sends 50% more.
 
 One process plays rank 0 of 8. Its process group is fake: the collectives return immediately
 and send nothing. Only the calls and their dtypes are real.
@@ -86,8 +87,8 @@ def main() -> None:
         "FSDP2, fp32": (bytes_of_fsdp(MixedPrecisionPolicy()), 4 + 4 + 4),
         "FSDP2, bf16 gathers, bf16 reduction": (bytes_of_fsdp(bf16), 2 + 2 + 2),
         "FSDP2, bf16 gathers, fp32 reduction": (bytes_of_fsdp(mixed), 2 + 2 + 4),
-        "  the first without resharding": (bytes_of_fsdp(bf16, reshard=False), 2 + 2),
-        "  the second without resharding": (bytes_of_fsdp(mixed, reshard=False), 2 + 4),
+        "  bf16 reduction, no resharding": (bytes_of_fsdp(bf16, reshard=False), 2 + 2),
+        "  fp32 reduction, no resharding": (bytes_of_fsdp(mixed, reshard=False), 2 + 4),
     }
     psi = LAYERS * H * H
     print("bytes per parameter and step            gathered  reduced   sum")
@@ -100,7 +101,8 @@ def main() -> None:
     default = bytes_of_fsdp(MixedPrecisionPolicy(param_dtype=BF16))["reduce-scatter"] / psi
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     assert default == (4 if release >= (2, 15) else 2)
-    print("FSDP2 without reduce_dtype reduces 2 bytes up to torch 2.14, and 4 since torch 2.15")
+    print("With bf16 gathers, fp32 shards and no reduce_dtype, FSDP2 reduces")
+    print("2 bytes per parameter up to torch 2.14, and 4 since torch 2.15.")
     dist.destroy_process_group()
 
 

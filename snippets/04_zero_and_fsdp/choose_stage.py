@@ -53,7 +53,9 @@ def count_elements(n: int, stage: int) -> float:
 
 
 def main() -> None:
-    print(f"GB of model state per rank; * fits into {MEMORY - RESERVED:.0f} of {MEMORY:.0f} GB")
+    print("GB of model state per rank. The last column is the lowest stage that fits.")
+    print(f"* fits into {MEMORY - RESERVED:.0f} GB: of {MEMORY:.0f} GB,", end=" ")
+    print(f"{RESERVED:.0f} GB are reserved for activations and buffers")
     print("  Ψ     N       DDP   ZeRO-1   ZeRO-2   ZeRO-3  take")
     for n in (1, 3, 8):
         for stage in range(4):

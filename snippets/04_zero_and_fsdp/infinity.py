@@ -98,7 +98,7 @@ def main() -> None:
     closed = (2 * S, 2 * S / 4, 24 * H)  # the paper's forms: b·s, b·s/4, 24·h
     compute = flops(2, S, 12 * LAYERS * H * H) / PEAK  # seconds of one step
     moved = bytes_moved(2, S, H, LAYERS)
-    print(f"s = {S}, h = {H}, GPUs that reach {PEAK / 1e12:.0f} TFLOP/s; b = 2 but in column 2")
+    print(f"s = {S}, h = {H}, GPUs that reach {PEAK / 1e12:.0f} TFLOP/s; b = 2, except for 50%")
     print(f"{'':24}                required GB/s for an efficiency of")
     print(f"{'':24}FLOPs/byte   50% at b = 1       90%   90%, each of {GPUS} links")
     for (kind, value), form in zip(large.items(), closed, strict=True):
@@ -112,13 +112,15 @@ def main() -> None:
 
     draw(large, "infinity.svg")
     print("tokens per GPU for 90%, if parameters and gradients are offloaded")
-    machines = (
-        ("16 V100, 3 GB/s each", 16, 3e9, PEAK),
-        ("8 H200, PCIe 5, 50 GB/s each", 8, 50e9, H200),
-        ("64 H200, PCIe 5, 50 GB/s each", 64, 50e9, H200),
+    machines = (  # each GPU receives all parameters, so its NVLink is a limit, too
+        ("16 V100, PCIe, 3 GB/s each", 16 * 3e9, 150e9, PEAK),
+        ("8 H200, PCIe 5, 50 GB/s each", 8 * 50e9, 450e9, H200),
+        ("64 H200, PCIe 5, 50 GB/s each", 64 * 50e9, 450e9, H200),
     )
-    for name, gpus, rate, peak in machines:
-        print(f"  {name:30} {bandwidth(1, 0.9, peak) / (gpus * rate):8,.0f}")
+    for name, links, nvlink, peak in machines:
+        rate = min(links, nvlink)
+        limit = f"{'all links' if links < nvlink else 'NVLink'}: {rate / 1e9:.0f} GB/s"
+        print(f"  {name:30} {bandwidth(1, 0.9, peak) / rate:8,.0f}   {limit}")
 
     print("parameters that fit into one DGX-2 (16 V100, 1.5 TB, 28 TB NVMe), in billions")
     host, gpus = DGX2["CPU"] / 12, DGX2["GPU"] / 4

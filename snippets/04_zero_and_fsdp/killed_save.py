@@ -10,7 +10,8 @@ the load succeeds. It returns a model that never existed.
 new_folder: each save uses a new folder. A complete folder gets its final name by one rename.
 A pointer file contains the name of the latest checkpoint, and a rename replaces it, too.
 
-As a control, both ways also run without a kill. Then both return step 2.
+As a control, both ways also run without a kill, and then both return step 2. In the second
+control, new_folder finds a folder of step 2 that a killed job left without a pointer.
 """
 
 import multiprocessing
@@ -62,18 +63,21 @@ def new_folder(state: dict, step: int) -> None:
     unfinished, finished = root / f"step-{step}.unfinished", root / f"step-{step}"
     dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns when all are done
     if dist.get_rank() == 0:
+        if finished.exists():  # left by a job that was killed before it wrote the pointer
+            shutil.rmtree(finished)
         unfinished.rename(finished)  # happens completely or not at all
         (root / "latest.new").write_text(finished.name)
         (root / "latest.new").replace(root / "latest")  # readers see the old or the new text
     dist.barrier()  # no rank continues before the rename
 
 
-def latest() -> Path:
-    """The newest complete checkpoint. Incomplete folders are removed."""
+def latest() -> Path | None:
+    """The newest complete checkpoint, or None. Incomplete folders are removed."""
     root = Path("new_folder")
     for folder in root.glob("*.unfinished"):
         shutil.rmtree(folder)
-    return root / (root / "latest").read_text()
+    pointer = root / "latest"
+    return root / pointer.read_text() if pointer.exists() else None
 
 
 def work(rank: int, save, store: str) -> None:
@@ -117,6 +121,9 @@ def main() -> None:
         sys.exit("start this with: python killed_save.py (it starts its two ranks itself)")
     for save in (overwrite, new_folder):
         root = Path(save.__name__)
+        if save is new_folder:
+            (root / "step-2" / "from a killed job").mkdir(parents=True)
+            assert latest() is None
         assert run(save) == 0  # the control: without a kill, step 2 is complete
         assert read(latest() if save is new_folder else root) == (2, [2] * ROWS)
         shutil.rmtree(root)

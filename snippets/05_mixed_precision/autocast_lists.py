@@ -2,7 +2,8 @@
 
 The two types of the result show the list. If both results are 16-bit, the operator is on the
 list for the lower precision. If both are fp32, it is on the fp32 list. If each result has the
-type of its input, the operator is on no list. For CUDA the program uses fake tensors, which
+type of its input, the operator is on neither of these lists: it is on the list for the widest
+type, or on no list. For CUDA the program uses fake tensors, which
 have a device and a type but no data, so it needs no GPU. For the CPU it uses real tensors.
 
 Compare the two devices: on a CPU, softmax, norms, exp and pow are on no list.
@@ -96,6 +97,9 @@ def main() -> None:
         assert op.__name__ in (name, "<lambda>")
     differs = set(lists["cuda"]["fp32"]) & set(lists["cpu"]["as given"])
     print(f"fp32 on cuda and as given on cpu: {len(differs)} of {len(ONE)} operators")
+    all_differ = {n for n, op in ONE.items() if verdict("cuda", op) != verdict("cpu", op)}
+    assert all_differ == differs | {"bce"}
+    print(f"a different rule on the two devices: {len(all_differ)}, the same and bce")
     print("fp32 and 16 bits together:   cuda    cpu")
     for name, op in TWO.items():
         answers = [ask(device, op, torch.float32, LOW) for device in ("cuda", "cpu")]

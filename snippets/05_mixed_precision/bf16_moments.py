@@ -40,8 +40,9 @@ def state_bytes(master: str, moment: torch.dtype) -> list[int]:
 
 def main() -> None:
     expected = 1 + (BETA2 ** (STEPS - 1)) * ((1 - BETA2) * SPIKE**2 - 1)
-    print(f"v after a gradient of {SPIKE:.0f} and {STEPS - 1:,} of 1; exact: {expected:.3f}")
-    print("                           after the spike   at the end   update, of the right one")
+    print(f"v after a gradient of {SPIKE:.0f} and {STEPS - 1:,} gradients of 1")
+    print(f"exact v at the end with beta2 = {BETA2}: {expected:.3f}")
+    print("                           after the spike   at the end   update / right update")
     rows = (
         ("fp32, beta2 0.999", torch.float32, 0.999, False),
         ("bf16, beta2 0.999", torch.bfloat16, 0.999, False),
@@ -61,7 +62,8 @@ def main() -> None:
 
     half_step = 2.0**-9  # the smallest half step of bf16, relative to the value
     print(
-        f"a step removes {1 - BETA2:.4f} of v, half a step of bf16 is at least {half_step:.4f}"
+        f"an update removes at most {1 - BETA2:.4f} of v; "
+        f"half a bf16 spacing is at least {half_step:.4f} of v"
     )
     for v in torch.linspace(1, 2, 129).bfloat16().float():  # no mantissa can decay
         assert (BETA2 * v).bfloat16() == v and (0.996 * v).bfloat16() < v

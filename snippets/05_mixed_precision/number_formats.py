@@ -2,7 +2,11 @@
 
 Plain formats round to the nearest, ties to even, here with ordinary floats: without arguments
 the program compares with torch's casts, bit by bit. MXFP4 and NVFP4 store E2M1 elements and a
-scale for a block. The page "Number formats" has the same numbers.
+scale for a block. The scale of MXFP4 follows the rule of OCP's specification, which rounds down
+to a power of two. An element above 6 times the scale is clamped. Other recipes choose a larger
+scale for such blocks, for example RCEIL and EVEN in torchao.
+
+The page "Number formats" has the same numbers.
 """
 
 import argparse
@@ -104,7 +108,7 @@ def scales(values: list[float], name: str) -> tuple[list[float], float]:
     """The scale of each block, and the factor of them all (NVFP4's; 1 in MXFP4)."""
     size = BLOCKS[name]
     tops = [max(abs(v) for v in values[i : i + size]) for i in range(0, len(values), size)]
-    if name == "mxfp4":  # a power of two: the exponent of the largest, less that of 6
+    if name == "mxfp4":  # OCP's rule: 2^(floor(log2 top) - 2), and 2 is the exponent of 6
         return [2.0 ** min(max(math.frexp(t)[1] - 3, -127), 127) for t in tops], 1.0
     factor = rounded(max(tops) / 6 / 448, FACTOR)  # the largest scale becomes 448
     return [rounded(t / 6 / factor, E4M3) if factor else 0.0 for t in tops], factor
@@ -299,6 +303,8 @@ def check() -> int:
                 assert abs(w / unit - v / unit) <= abs(near_by - v / unit) + 1e-12
             top = max(map(abs, values))
             assert 3 <= top / max(each) / factor < 8  # the largest value uses the elements
+    for top, scale in ((3.9, 0.5), (5.0, 1.0), (7.9, 1.0), (8.0, 2.0)):  # OCP's rule
+        assert scales([0.1, -top], "mxfp4") == ([scale], 1.0)
     return cases
 
 
