@@ -23,6 +23,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -114,6 +115,7 @@ def main() -> None:
         with CountBytes(ranks) as counted:
             counted.phase = "forward"
             loss = F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+            gathered = sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
             counted.phase = "backward"
             loss.backward()
         optimizer.step()
@@ -134,6 +136,10 @@ def main() -> None:
     for name, size in stored.items():
         print(f"  {name:20} {size / GB:8.4f}  {4 * psi / ranks / GB:.4f} GB")
         assert size == 4 * sum(padded.values()) / ranks  # rank 0 has no padding within its rows
+    # between forward and backward, only the root's parameters are whole, in bf16
+    root = [model.embedding.weight, model.norm.weight, model.head.weight]
+    assert gathered == 2 * sum(p.numel() for p in root)
+    assert all(isinstance(p, DTensor) for p in model.parameters())  # after backward
     print("sent by each rank      calls   counted  formula")
     share = (ranks - 1) / ranks
     blocks = [p for block in model.blocks for p in block.parameters()]
