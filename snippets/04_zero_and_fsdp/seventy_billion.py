@@ -7,6 +7,7 @@ which collectives it calls, and with how many bytes. This process is rank 0. It 
 backward and AdamW, and compares the bytes with formulas:
 
     Parameters, gradients and two moments in fp32 take 4 · 4Ψ/N bytes, plus padding.
+    The root's parameters stay gathered in bf16 from forward to backward.
     Each parameter is gathered in bf16 for forward and again for backward, and its gradient is
     reduced in fp32. A ring sends (N-1)/N · (2Ψ + 2Ψ + 4Ψ) bytes from each rank, plus padding.
 
@@ -140,6 +141,7 @@ def main() -> None:
     root = [model.embedding.weight, model.norm.weight, model.head.weight]
     assert gathered == 2 * sum(p.numel() for p in root)
     assert all(isinstance(p, DTensor) for p in model.parameters())  # after backward
+    print(f"from forward to backward, the whole root in bf16: {gathered / GB:.4f} GB")
     print("sent by each rank      calls   counted  formula")
     share = (ranks - 1) / ranks
     blocks = [p for block in model.blocks for p in block.parameters()]
