@@ -97,6 +97,7 @@ def main() -> None:
     device = start()
     cases = (  # how backward is called, the stage, the factor; None means an error
         ("loss.backward()", 0, None),
+        ("loss.backward()", 1, 1),
         ("loss.backward()", 2, 1),
         ("engine.backward(loss)", 0, 1),
         ("engine.backward(loss)", 2, 1),

@@ -242,6 +242,28 @@ def start() -> torch.device:
     return device
 
 
+def check_uneven_unit(device: torch.device) -> None:
+    """Compare with one process: units of 25 and 30 elements, and two micro-batches."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1)
+    alone = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5)).to(device)
+    ours = copy.deepcopy(alone)
+    fsdp = MiniFSDP(ours, units=ours)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in (fsdp, alone)]
+    for _ in range(2):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for _ in range(2):
+            inputs = torch.randn(12, 4).to(device)
+            fsdp(inputs[rank::n]).square().mean().backward()
+            alone(inputs).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    state = fsdp.state_dict()
+    for name, truth in alone.state_dict().items():
+        torch.testing.assert_close(state[name], truth)
+
+
 def main() -> None:
     if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
@@ -283,6 +305,7 @@ def main() -> None:
         truth = torch.cat([p.detach().flatten() for p in block.parameters()])
         truth = torch.cat([truth, truth.new_zeros(unit.sizes[-1])]).chunk(n)[rank]
         torch.testing.assert_close(unit.shard.detach(), truth)
+    check_uneven_unit(device)
     assert fsdp.waits == 2 * STEPS  # only the first unit of forward, and of backward
     if rank == 0:
         print(f"N = {n}: all shards equal to one process")

@@ -7,6 +7,7 @@ which collectives it calls, and with how many bytes. This process is rank 0. It 
 backward and AdamW, and compares the bytes with formulas:
 
     Parameters, gradients and two moments in fp32 take 4 · 4Ψ/N bytes, plus padding.
+    The root's parameters stay gathered in bf16 from forward to backward.
     Each parameter is gathered in bf16 for forward and again for backward, and its gradient is
     reduced in fp32. A ring sends (N-1)/N · (2Ψ + 2Ψ + 4Ψ) bytes from each rank, plus padding.
 
@@ -23,6 +24,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -114,6 +116,7 @@ def main() -> None:
         with CountBytes(ranks) as counted:
             counted.phase = "forward"
             loss = F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+            gathered = sum(p.nbytes for p in model.parameters() if not isinstance(p, DTensor))
             counted.phase = "backward"
             loss.backward()
         optimizer.step()
@@ -134,6 +137,11 @@ def main() -> None:
     for name, size in stored.items():
         print(f"  {name:20} {size / GB:8.4f}  {4 * psi / ranks / GB:.4f} GB")
         assert size == 4 * sum(padded.values()) / ranks  # rank 0 has no padding within its rows
+    # between forward and backward, only the root's parameters are whole, in bf16
+    root = [model.embedding.weight, model.norm.weight, model.head.weight]
+    assert gathered == 2 * sum(p.numel() for p in root)
+    assert all(isinstance(p, DTensor) for p in model.parameters())  # after backward
+    print(f"from forward to backward, the whole root in bf16: {gathered / GB:.4f} GB")
     print("sent by each rank      calls   counted  formula")
     share = (ranks - 1) / ranks
     blocks = [p for block in model.blocks for p in block.parameters()]

@@ -125,6 +125,28 @@ def start() -> torch.device:
     return device
 
 
+def check_uneven_bucket(device: torch.device) -> None:
+    """Compare with one process: 25 or 30 elements in a bucket, and two micro-batches."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1)
+    alone = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5)).to(device)
+    ours = copy.deepcopy(alone)
+    optimizer = ZeRO2(ours.parameters(), 20 * ELEMENT, torch.optim.SGD, lr=1.0)
+    assert [bucket.filled() for bucket in optimizer.buckets] == [30, 25]
+    optimizer_alone = torch.optim.SGD(alone.parameters(), lr=1.0)
+    for _ in range(2):
+        optimizer_alone.zero_grad()
+        for _ in range(2):
+            inputs = torch.randn(12, 4).to(device)
+            ours(inputs[rank::n]).square().mean().backward()
+            alone(inputs).square().mean().backward()
+            assert optimizer.allocated == sum(b.shard.nbytes for b in optimizer.buckets)
+        optimizer.step()
+        optimizer_alone.step()
+    for parameter, truth in zip(ours.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter, truth)
+
+
 def main() -> None:
     if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
@@ -151,6 +173,7 @@ def main() -> None:
     for parameter, truth in zip(ours.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(parameter, truth)
 
+    check_uneven_bucket(device)
     assert all(p.grad is None for p in ours.parameters())  # freed, not zeroed
     sizes = [ELEMENT * bucket.filled() for bucket in optimizer.buckets]
     shards = [bucket.shard.nbytes for bucket in optimizer.buckets]

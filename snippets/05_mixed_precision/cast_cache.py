@@ -61,6 +61,11 @@ def main() -> None:
         use(frozen, x)
     layer.requires_grad_(True)
     print(f"  frozen weight:                {count.casts}")
+    with CountCasts() as count, torch.autocast(kind, LOW):
+        scaled = layer.weight * 2  # it requires a gradient, but it is not a leaf
+        for _ in range(USES):
+            nn.functional.linear(x, scaled)
+    assert scaled.requires_grad and count.casts == USES
     with CountCasts() as count:
         for _ in range(USES):
             with torch.autocast(kind, LOW):

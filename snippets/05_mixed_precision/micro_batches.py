@@ -34,6 +34,7 @@ def main() -> None:
     # --8<-- [end:weights]
     exact = torch.zeros(H, H, dtype=torch.float64)  # the sum of the same gradients, unrounded
     print("micro-batches   bf16 .grad   fp32 .grad   both against float64 throughout")
+    errors = []
     for m in range(1, MICRO_BATCHES + 1):
         x = torch.randn(SAMPLES, H).bfloat16()
         # --8<-- [start:backward]
@@ -46,6 +47,7 @@ def main() -> None:
         if m in SHOWN:
             sums = [distance(t, exact) for t in (weight.grad, wide.grad)]
             whole = [distance(t, truth.grad) for t in (weight.grad, wide.grad)]
+            errors.append(whole)
             print(
                 f"{m:13}   ≈{sums[0]:<9.1e}    ≈{sums[1]:<9.0e}   "
                 f"≈{whole[0]:.1e} and ≈{whole[1]:.1e}"
@@ -53,6 +55,8 @@ def main() -> None:
     types = [t.grad.dtype for t in (weight, wide, truth)]
     assert types == [torch.bfloat16, torch.float32, torch.float64]
     assert sums[0] > 5e-3 and sums[1] < 1e-6 and whole[0] > 2 * whole[1]
+    assert errors[0][0] == errors[0][1] > 1e-3  # after one micro-batch there is no sum yet
+    assert whole[0] > 2 * errors[0][0] and whole[1] < errors[0][1] / 1.5  # worse, and better
 
     print("a step with the fp32 .grad of a bf16 weight")
     for kind in (torch.optim.SGD, torch.optim.Adam):

@@ -99,8 +99,31 @@ def draw(steps: list[tuple[float, str]]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def check_two_optimizers() -> None:
+    """With two optimizers, an overflow skips only one step, and `update` changes one scale."""
+    ours, theirs = MiniScaler(growth_interval=2), torch.amp.GradScaler("cpu", growth_interval=2)
+    scale = 2.0**16
+    rounds = [((1, 0), 0.5), ((0, 1), 0.5), ((1, 1), 0.5), ((0, 0), 1), ((0, 0), 2)]
+    weights = [[nn.Parameter(torch.zeros(1)) for _ in range(2)] for _ in (ours, theirs)]
+    expected = [0.0, 0.0]
+    for overflows, factor in rounds:
+        for scaler, pair in zip((ours, theirs), weights, strict=True):
+            optimizers = [torch.optim.SGD([weight], lr=1) for weight in pair]
+            for weight, overflow in zip(pair, overflows, strict=True):
+                weight.grad = None
+                scaler.scale(weight.sum() * (torch.inf if overflow else 1)).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+        scale *= factor
+        expected = [e - 1 + overflow for e, overflow in zip(expected, overflows, strict=True)]
+        assert [[w.item() for w in pair] for pair in weights] == [expected] * 2, overflows
+        assert ours.value == theirs.get_scale() == scale, overflows
+
+
 def main() -> None:
     torch.set_num_threads(1)  # the tensors are small, so a second thread would only wait
+    check_two_optimizers()
     ours, theirs = MiniScaler(growth_interval=4), torch.amp.GradScaler("cpu", growth_interval=4)
     runs = [(ours, *build()), (theirs, *build())]
     data = torch.randn(STEPS, 16, 32)

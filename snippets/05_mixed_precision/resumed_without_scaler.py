@@ -61,6 +61,8 @@ def main() -> None:
             for p, q in zip(model.parameters(), resumed[0].parameters(), strict=True)
         )
         assert same == with_scaler
+        # the count of good steps must continue, too, or the scale would grow too late
+        assert (resumed[2].state_dict() == scaler.state_dict()) == with_scaler
         adam = resumed[1].state_dict()["state"][0]
         assert adam["step"] == SAVED_AT - first + taken.count(True)  # the count continues
         print(f"resumed {'with' if with_scaler else 'without'} the scaler's state:")
