@@ -7,6 +7,7 @@ later training steps.
 
 import contextlib
 import inspect
+import itertools
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -56,6 +57,9 @@ HINTS = {
     "PyTorch then chooses the library that fits the device.",
     "shared_device": "The machine has fewer accelerators than processes, so two ranks share a "
     "device, which NCCL refuses. In this case, use the CPU and gloo.",
+    "device_absent": "Your code sets the current device before it knows that every process of "
+    "this machine has an accelerator of its own. Setting a device that does not exist is an "
+    "error. Compare the number of accelerators with LOCAL_WORLD_SIZE first.",
     "same_shard": "All ranks read the same samples, so N ranks do the work of one rank. Let "
     "`rank` decide where your slice starts.",
     "not_a_list": "shard() must return a list of int. Call .tolist() on the result of "
@@ -130,6 +134,15 @@ HINTS = {
     "hook_too_early": "A hook uses .grad before autograd has set it, so it is None. Register "
     "the hook with register_post_accumulate_grad_hook of each parameter: it is called when "
     ".grad is complete.",
+    "replaced": "After broadcast_state, the module has new tensors in place of its own. An "
+    "optimizer that was built before would still update the old ones. Write the values of rank "
+    "0 into the existing tensors, as dist.broadcast does.",
+    "requires_grad_changed": "broadcast_state must not change requires_grad. Otherwise frozen "
+    "parameters are trained afterwards, or trained parameters get no gradient. Pass "
+    "tensor.detach() to the broadcast, and leave the parameters as they are.",
+    "broadcast_kind": "The broadcast got something that is not a tensor. dist.broadcast sends "
+    "one tensor. A loop over a dictionary, such as a state_dict, yields its keys. The tensors "
+    "are its values().",
     "broadcast_none": "Your code uses None as if it were a tensor. dist.broadcast returns "
     "None, because it writes into the tensor that you pass. And .grad is None before the first "
     "backward pass.",
@@ -151,6 +164,12 @@ HINTS = {
     "other_parameter": "A hook uses the gradient of a different parameter, which is not ready "
     "yet. Autograd passes the right parameter to the hook as its argument, so use that one. "
     "A lambda or a function in a loop sees the last value of the loop variable.",
+    "frozen_graded": "A frozen parameter has a gradient after your code. An optimizer would "
+    "then change it, for example by weight decay. Skip each parameter whose .grad is None, and "
+    "leave requires_grad as it is.",
+    "reduced_again": "The gradients are right, but your code reduces each of them more than "
+    "once. The mean of equal gradients is the same mean, so the mistake costs time and changes "
+    "no number. module.parameters() already contains the parameters of all children.",
     "more_each_step": "A later training step starts more all-reduces than the first one, so "
     "some gradients are reduced several times. Register each hook once, in __init__, and not "
     "in forward.",
@@ -190,6 +209,9 @@ HINTS = {
     "one_backward": "The losses of several micro-batches exist at the same time, and so do "
     "their activations. Micro-batches are meant to save this memory. Run the backward pass of "
     "each micro-batch before the forward pass of the next one.",
+    "no_grad": "A loss has no graph, so backward fails. torch.no_grad() turns the recording "
+    "of the graph off. To accumulate gradients without communication, use only "
+    "`with ddp.no_sync():`.",
     "retained": "With retain_graph=True, the activations of a micro-batch stay in memory after "
     "its backward pass. No graph is used twice here, so leave this argument out.",
     "silent_not_kept": "Inside no_sync, the hook must still make the gradient a view of its "
@@ -199,14 +221,15 @@ HINTS = {
     "in a hook that you register with register_post_accumulate_grad_hook for each parameter.",
     "first_step_only": "The gradients are averaged only in the first training step. Look for "
     "state that finish() does not reset, or for a hook that removes itself.",
-    "not_forgotten": "finish() also processes the Works of earlier training steps, so it "
-    "divides gradients that the current all-reduces still use. Clear the list at the end of "
-    "finish().",
+    "not_forgotten": "finish() also processes the Works of earlier training steps, because "
+    "they are still in the list. The list grows with every step, and a gradient may be "
+    "divided while a new all-reduce uses it. Clear the list at the end of finish().",
     "no_initial_broadcast": "The ranks start with different models. Keep the call of "
     "broadcast_state in __init__.",
     "not_sent_by_torch": "The ranks start with different models. The constructor of DDP sends "
     "the model of rank 0 to the other ranks of its group. Keep init_sync=True, which is the "
-    "default, and use the group of all ranks.",
+    "default, and use the group of all ranks. "
+    "With broadcast_buffers=False the constructor does not send the buffers.",
     "launched_again": "The all-reduce of a bucket was started again. Each bucket must be "
     "launched once in a training step. self.launched says how many buckets are launched "
     "already.",
@@ -236,6 +259,9 @@ HINTS = {
     "the gradients to None, the backward pass made new tensors, and your code reduced the old "
     "ones. In the hook, if the gradient is not the view of the bucket, copy it into the view "
     "and set parameter.grad to the view.",
+    "flat_kind": "The flat tensor of a bucket must have the dtype and the device of its "
+    "parameters, because their gradients become views of it. Without arguments, torch.zeros "
+    "makes a float32 tensor on the CPU.",
     "flat_graph": "The flat tensor of a bucket requires a gradient, as the parameters do. It "
     "must be a new tensor with the same number of elements.",
     "piece_sizes": "A piece of the flat tensor does not have the size of its parameter. Each "
@@ -433,7 +459,9 @@ class Training:
         self.waited_in = None  # the last phase in which the code waited for a collective
         self.waited_early = False  # and then started another one
         before(dist, "all_reduce", self._note_operation)
-        before(Pending, "wait", lambda work, *_: self._note_wait())
+        self.frozen: set[str] = set()  # frozen parameters that got a gradient
+        self.waits_again = False  # the code waited for a collective of an earlier step
+        before(Pending, "wait", lambda work, *_: self._note_wait(work))
         before(torch._C.Future, "wait", lambda future: future.done() or self._note_wait())
         state, start = model.state_dict(), self.reference.states[0]
         self.starts_equal = all(torch.equal(state[name], start[name]) for name in start)
@@ -449,6 +477,9 @@ class Training:
                 self.error = error
                 return
             self.gradients.append(self.reference.compare(model, step))
+            named = model.named_parameters()
+            graded = {name for name, parameter in named if parameter.grad is not None}
+            self.frozen |= graded - set(self.reference.whole[step])
         lesson.meet()
 
     def _note_operation(
@@ -458,7 +489,11 @@ class Training:
         phase = self.lesson.current_phase
         self.waited_early = self.waited_early or phase == self.waited_in
 
-    def _note_wait(self) -> None:
+    def _note_wait(self, work: Pending | None = None) -> None:
+        step = f"step {self.reference.step}"
+        in_step = work is not None and self.lesson.current_phase.startswith(step)
+        again = in_step and not work.call.phase.startswith(step)
+        self.waits_again = self.waits_again or again
         self.waited_in = self.lesson.current_phase
 
     def judge(self, accumulating: bool = False) -> Iterator[str]:
@@ -475,6 +510,14 @@ class Training:
         if self.error is not None:
             self._explain_error(self.error)
         yield "the gradients equal those of a single process in every training step"
+        what = f"a frozen parameter has a gradient: {', '.join(sorted(self.frozen))}"
+        ask(not self.frozen, what, "frozen_graded")
+        what = "the code waits for all-reduces of earlier training steps again"
+        ask(not self.waits_again, what, "not_forgotten")
+        once = sum(gradient.numel() for gradient in self.reference.whole[0].values())
+        reduced = sum(call.numel for call in self._calls_of(0) if call.name == "all_reduce")
+        what = f"each training step reduces {reduced} numbers for {once} numbers in gradients"
+        ask(accumulating or reduced < 2 * once, what, "reduced_again")
 
     def _calls_of(self, step: int) -> list[Call]:
         """Return the collectives of a training step: broadcasts only if nothing else."""
@@ -550,6 +593,11 @@ class Training:
             ask(abs(factor - self.lesson.world) > 1e-2, what, "not_divided")
             ask(factor >= 1, what, "not_forgotten" if step else "divided_twice")
             ask(step, what, "divided_by_other")
+        sums = {each for each in factors if abs(each - self.lesson.world) < 1e-2}
+        if not accumulating and found == {"right", *sums}:
+            count = sum(verdict in sums for verdict in verdicts.values())
+            what = f"{when}{count} of {len(verdicts)} gradients are {self.lesson.world} times"
+            raise Wrong(f"{what} those of a single process", "not_divided")
         if "own" in found and found <= {"right", "own", *factors}:
             own = sorted(name for name, verdict in verdicts.items() if verdict == "own")
             what = f"{when}{len(own)} of {len(verdicts)} gradients are not averaged"
@@ -600,12 +648,21 @@ def start(theirs, ours, lesson):
             mock.patch.multiple(device_mesh, **group),
             mock.patch.multiple(theirs, create=True, **group),
         ):
-            device = str(theirs.start())
+            device = theirs.start()
+        what = f"with {number} accelerators for {n} ranks, start() returns a"
+        is_device = isinstance(device, torch.device)
+        ask(is_device, f"{what} {type(device).__name__}, not a torch.device", "not_a_device")
+        device = str(device)
         indices = [
-            torch.device("cuda", each.args[0]).index
+            each.args[0] if isinstance(each.args[0], int) else torch.device(each.args[0]).index
             for each in chosen.mock_calls
-            if isinstance(next(iter(each.args), None), int)
+            if isinstance(next(iter(each.args), None), (int, str, torch.device))
         ]
+        count = f"{number} accelerator{'s' * (number != 1)}"
+        what = f"on a machine with {count}, local rank {rank} sets the current device"
+        what += f" to {', '.join(map(str, indices))}"
+        exist = all(index is None or index < number for index in indices)
+        ask(device != "cpu" or exist, what, "device_absent")
         what = f"on the second of two machines, local rank {rank} sets the current device to"
         what += f" {', '.join(map(str, indices))}"
         ask(device == "cpu" or set(indices) <= {rank}, what, "device_index")
@@ -614,6 +671,12 @@ def start(theirs, ours, lesson):
                 what = f"on the second of two machines, {name} {true} joins the group as"
                 what += f" {name} {(given := each.get(name, -1))}"
                 ask(given in (-1, true), what, "not_joined")
+            with_id = each.get("device_id")
+            index = getattr(with_id, "index", with_id)
+            what = (
+                f"on the second of two machines, local rank {rank} passes device_id={with_id}"
+            )
+            ask(device == "cpu" or index in (None, rank), what, "device_index")
             backend = str(each.get("backend")).lower()
             what = f"with {number} accelerators for {n} ranks, the device is {device}, and the"
             what += f" backend is {backend}"
@@ -672,7 +735,7 @@ def _(group):
         shards, later, latest = zip(*group.facts(f"mine {length}"), strict=True)
         indices = [index for shard in shards for index in shard]
         absent, extra = length - len(set(indices)), len(indices) - len(set(indices))
-        for index in indices:
+        for index in itertools.chain(indices, *later, *latest):
             what = f"{case}, shard() returns the index {index}, which does not exist"
             ask(0 <= index < length, what, "no_such_index")
         alike = 1 < n < length and all(shard == shards[0] for shard in shards)
@@ -692,6 +755,13 @@ def _(group):
         what = f"{case}, a second call of shard() for epoch 0 returns other indices"
         ask(again == list(shards), what, "not_repeated")
         yield f"{case}, every sample is read; samples that are read twice: {extra}"
+        for epoch, cut in ((1, later), (2, latest)):
+            sizes = sorted(map(len, cut))
+            what = f"{case}, in epoch {epoch} the shards have {sizes[0]} to {sizes[-1]} indices"
+            ask(sizes[0] == sizes[-1] == len(shards[0]), what, "uneven")
+            absent = length - len({index for shard in cut for index in shard})
+            what = f"{case}, no rank reads {absent} of the samples in epoch {epoch}"
+            ask(not absent, what, "overlap")
         if length > n:
             for epoch, other in ((1, later), (2, latest)):
                 what = f"{case}, epochs 0 and {epoch} have the same order"
@@ -712,10 +782,12 @@ def _(group):
 @LAB.step(
     3, "start from the same model",
     "parameters, frozen parameters and buffers equal those of rank 0", "broadcast_state",
-    crashes={"NoneType": "broadcast_none"},
+    crashes={"NoneType": "broadcast_none", "of type torch.Tensor": "broadcast_kind"},
 )  # fmt: skip
 def broadcast(theirs, ours, lesson):
     model, mine = Model(lesson.rank), Model(lesson.rank).state_dict()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    trained = {name: tensor.requires_grad for name, tensor in tensors.items()}
     with lesson.phase("broadcast"):
         theirs.broadcast_state(model)
     lesson.meet()
@@ -735,6 +807,12 @@ def broadcast(theirs, ours, lesson):
         hint = "frozen" if wrong == {"offset"} else hint
         hint = "parameters" if wrong == {name for name, _ in model.named_parameters()} else hint
         raise Wrong(f"each rank keeps its own values in {', '.join(sorted(wrong))}", hint)
+    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    new = sorted(name for name in tensors if found.get(name) is not tensors[name])
+    ask(not new, f"the module has other tensors than before: {', '.join(new)}", "replaced")
+    changed = sorted(name for name in tensors if found[name].requires_grad != trained[name])
+    what = f"requires_grad has changed for {', '.join(changed)}"
+    ask(not changed, what, "requires_grad_changed")
 
 
 # --- steps 4 and 5 ------------------------------------------------------------------------
@@ -875,6 +953,14 @@ def buckets(theirs, ours, lesson):
     starts = [view.data_ptr() for bucket in buckets for view in bucket.views.values()]
     what = f"the {len(starts)} views start at {len(set(starts))} different addresses"
     ask(len(set(starts)) == len(starts), what, "views_overlap")
+    doubles = [nn.Parameter(torch.zeros(3, dtype=torch.float64, device="meta")) for _ in "ab"]
+    made = theirs.make_buckets(doubles, 40)
+    what = "with at most 40 bytes, two parameters of 24 bytes in float64 are in one bucket"
+    ask(len(made) == 2, what, "bucket_size")
+    flat = made[0].flat
+    what = "for parameters of torch.float64 on the device meta, the flat tensor of a bucket is"
+    good = (flat.dtype, flat.device.type) == (torch.float64, "meta")
+    ask(good, f"{what} of {flat.dtype} on {flat.device}", "flat_kind")
     model = make_model(lesson)
     ddp = theirs.BucketDDP(model, BUCKET_BYTES)
     begun = mock.Mock(wraps=ddp.begin)
@@ -983,6 +1069,7 @@ class Accumulation:
     crashes={
         "buckets not launched": "not_reenabled",
         "is not an iterator|generator didn't": "no_yield",
+        "does not require grad": "no_grad",
     },
 )  # fmt: skip
 def accumulate(theirs, ours, lesson):
@@ -1076,7 +1163,10 @@ def ask_for_one_graph(backward: Accumulation, reference: Reference) -> None:
     "with 5 micro-batches, the gradients equal those of a single process, and only the last "
     "micro-batch communicates",
     "wrap accumulate_with_torch", worlds=(2, 3, 4, 1),
-    crashes={"no attribute 'finish'": "finish_of_torch", "^Distrib.*device_ids": "device_ids"},
+    crashes={
+        "no attribute 'finish'": "finish_of_torch", "^Distrib.*device_ids": "device_ids",
+        "does not require grad": "no_grad",
+    },
 )  # fmt: skip
 def with_torch(theirs, ours, lesson):
     sizes: list[int] = []
@@ -1112,7 +1202,8 @@ def with_torch(theirs, ours, lesson):
         what = f"{silent} of {total} buckets were sent before the last micro-batch"
         ask(not silent, what, "forward_outside")
     what = "in a training step, no bucket was sent"
-    ask(all(total for _, _, total in backward.counts), what, "all_silent")
+    failed = training.error is not None
+    ask(failed or all(total for _, _, total in backward.counts), what, "all_silent")
     ask(training.starts_equal, "the ranks start with different models", "not_sent_by_torch")
     yield from training.judge(accumulating=True)
     calls = [call for call in lesson.calls if call.phase.startswith("step")]

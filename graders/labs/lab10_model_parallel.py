@@ -85,6 +85,9 @@ HINTS = {
     "several_groups": "With a single tp group the result is right, but with two tp groups it "
     "is not. The rank among all ranks and the world size then differ from the place and the "
     "size of the tp group. Use grid.shard and grid.tp.",
+    "group_of_all": "The result is right, but a collective runs in the group of all ranks. If "
+    "other ranks do not compute the same layer at this moment, as in a pipeline, they do not "
+    "call the collective, and it never completes. Use grid.tp_group.",
     "column_dim": "nn.Linear stores its weight as [out, in], the transpose of A in xA. The "
     "columns of A are the rows of weight, so cut along dimension 0.",
     "column_bias": "The bias of a column-parallel layer has one number for each output. Cut it "
@@ -94,6 +97,11 @@ HINTS = {
     "row_bias": "The output of a row-parallel layer is whole, so its bias must be whole too, "
     "and it must be added to the output. Use whole(), and not cut().",
     "shared_bias": "The layer needs its own parameters. Use whole(), which makes a copy.",
+    "shared_memory": "A parameter of the layer shares memory with the whole model. A step of "
+    "the optimizer would change both, and a view of a piece keeps the whole tensor in memory. "
+    "Copy the values, as cut() and whole() do.",
+    "not_parameter": "The optimizer updates only parameters that require a gradient. Set the "
+    "weight and the bias to an nn.Parameter, as cut() and whole() return it.",
     "not_marked": "A piece must have the attribute is_cut, which cut() sets, and a whole "
     "parameter must not have it, because step 8 uses it to count. nn.Parameter(cut(...)) makes "
     "a new parameter without the attribute.",
@@ -174,6 +182,8 @@ HINTS = {
     "leaf": "The gradient that should be sent back is None. It is the gradient of the received "
     "activation, which arrives without a graph. Call requires_grad_() on the activation before "
     "the stage uses it, and read its attribute grad after backward.",
+    "tokens": "In the first stage, the input is a tensor of tokens. Integers have no gradient, "
+    "so call requires_grad_() only on an activation that the stage has received.",
     "received": "receive() must return the tensor into which it has received. dist.recv fills "
     "its argument, and it returns the number of the sender.",
     "message": "Activations and gradients are float64, and a message fills exactly the tensor "
@@ -287,10 +297,14 @@ HINTS = {
     "norm_missed": "The whole parameters were not counted at all. One shard must count them.",
     "norm_of_norms": "Norms cannot be added, but squares can. Reduce the sum of the squares, "
     "and take the square root at the end.",
+    "epsilon": "The factor must be limit / (norm + 1e-6). If nothing is added to the norm, a "
+    "gradient of zero leads to a division by zero.",
     "not_clipped": "The norm is right, but the gradients are not scaled by limit / (norm + "
     "1e-6), or some of them are not. Scale every gradient by this factor if it is below 1.",
     "clip_grows": "A gradient whose norm is below the limit became larger. Scale by limit / "
     "(norm + 1e-6) only if this factor is below 1.",
+    "precision": "The model computes in float64, and somewhere your code computes in float32. "
+    "Look for float(), for torch.float32, and for a new tensor without a dtype.",
     "returned": "This function must return its result. Look for a missing return.",
     "other": "No known mistake gives these numbers. Run with one rank first, then with two. "
     "Print one tensor before and after your code on every rank, and compare it with the "
@@ -299,7 +313,7 @@ HINTS = {
 
 
 LAB = Lab(HINTS)
-DTYPE, TIGHT = torch.float64, (1e-6, 1e-9)
+DTYPE, TIGHT = torch.float64, (1e-9, 1e-11)
 NOT_FINITE = "infinite or NaN"
 
 
@@ -320,6 +334,8 @@ def expect(
     known = {n: each if isinstance(each, tuple) else (each, hint)
              for n, each in (known or {}).items()}  # fmt: skip
     name = next((n for n, (each, _) in known.items() if same(found, each, *TIGHT)), None)
+    if name is None and same(found, right, 1e-4, 1e-6):
+        name, hint = "right in about six digits only", "precision"
     name = name or kind_of(found, right.shape)
     if found is None and not what.startswith(("the gradient", "backward")):
         hint = "returned"
@@ -394,6 +410,9 @@ def groups(module, lab, lesson):
         ask(found == sorted(next(g for g in groups if other in g)), what, "wrong_group")
     pp = tp = min(n, 2)
     grid, dp = module.Grid(pp, tp), n // (pp * tp)
+    single = isinstance(grid.dp_group, dist.ProcessGroup)
+    what = f"join() returns {show(grid.dp_group)} on rank {rank} for a group of one rank"
+    ask(dp > 1 or single, what, "wrong_group")
     place = [grid.stage, grid.replica, grid.shard]
     what = f"rank {rank} stands at stage, replica, shard {place}"
     ask(place == [rank // (dp * tp), rank // tp % dp, rank % tp], what, "axes_swapped")
@@ -470,11 +489,15 @@ def in_two_groups(
         return
     grid = lab.Grid(tp=2)
     try:
-        found = run(grid)
+        with lesson.phase("two groups"):
+            found = run(grid)
     except (IndexError, RuntimeError) as error:
         what = f"with two tp groups of two ranks, {described(error, lesson.module)[0]}"
         raise Wrong(what, "several_groups") from error
     expect(f"with two tp groups of two ranks, the {what}", found, true, "several_groups")
+    calls = [call for call in lesson.calls if call.phase == "two groups"]
+    what = f"with two tp groups of two ranks, the {what} uses the group of all ranks"
+    ask(all(call.members for call in calls), what, "group_of_all")
 
 
 @LAB.step(
@@ -511,6 +534,16 @@ def linear(module, lab, lesson):
         expect(what, layer.bias, out(true.bias), hint, known)
         what = f"{name}Linear uses the bias of the whole model itself"
         ask(layer.bias is not true.bias, what, "shared_bias")
+        for kind in ("weight", "bias"):
+            found = getattr(layer, kind)
+            trained = isinstance(found, nn.Parameter) and found.requires_grad
+            what = f"the {kind} of {name}Linear is not a parameter that requires a gradient"
+            ask(trained, what, "not_parameter")
+            places = [
+                getattr(each, kind).untyped_storage().data_ptr() for each in (layer, true)
+            ]
+            what = f"the {kind} of {name}Linear is in the memory of the whole model's {kind}"
+            ask(places[0] != places[1], what, "shared_memory")
         marks = [getattr(each, "is_cut", False) for each in (layer.weight, layer.bias)]
         what = f"is_cut of the weight and of the bias of {name}Linear on rank {lesson.rank} is"
         what += f" {marks[0]} and {marks[1]}; it should be True and {dim == 0}"
@@ -1105,10 +1138,12 @@ PIPELINE = {
         "'(NoneType|int)' object has no attribute|not (NoneType|int)$": "received",
         "implicitly created only for scalar": "start_gradient",
         "does not require grad": "detached",
+        "only Tensors of floating point dtype": "tokens",
         "(too many|not enough) values to unpack|iteration over a 0-d": "live_pair",
         "Target .* is out of bounds": "loss_of_part",
         "not part of|not in group|Invalid rank|invalid rank": "group_rank",
         r"forward\(-": "stage_number",
+        r"with 8 micro-batches": "each_once",
         r"with \d+ micro-batches": "few_micro_batches",
         "cannot unpack non-iterable": "send_pairs",
         r"^\d+$": "live_key",
@@ -1198,6 +1233,7 @@ def value(i: int, parameter: nn.Parameter, replica: int, shard: int) -> float:
     "data, gradients and norm go along their own axes, and three steps of training have "
     "the losses of one process",
     "my_share average_gradients clip_gradients train", worlds=(4, 8, 2, 1), symmetric=False,
+    order_hint="averaged_over_all",
     crashes={"has no attribute 'is_cut'": "unmarked"},
 )  # fmt: skip
 def composition(module, lab, lesson):
@@ -1227,9 +1263,10 @@ def composition(module, lab, lesson):
     squares = [0.0, 0.0]  # whole, cut
     for parameter, own in zip(parameters, owns, strict=True):
         squares[is_cut(parameter)] += parameter.numel() * own**2
-    for limit in (1.0, 1e6):
+    # the last norm is about as large as 1e-6, which therefore makes a difference
+    for limit, scale in ((1.0, 1.0), (1e6, 1.0), (1e-7, 1e-8)):
         for parameter, own in zip(parameters, owns, strict=True):
-            parameter.grad = torch.full_like(parameter, own)
+            parameter.grad = torch.full_like(parameter, scale * own)
         with lesson.phase("clip"):
             norm = module.clip_gradients(stage, grid, limit)
         what = f"clip_gradients returns None on rank {lesson.rank}"
@@ -1240,10 +1277,14 @@ def composition(module, lab, lesson):
             check_norm(lesson.rank, norms, ranks, limit)
             yield "the norm is that of the whole model's gradient"
         pairs = zip(parameters, owns, strict=True)
-        factors = [(parameter.grad.flatten()[0] / own).item() for parameter, own in pairs]
+        factors = [
+            (parameter.grad.flatten()[0] / own / scale).item() for parameter, own in pairs
+        ]
         due = min(1.0, limit / (norm + 1e-6))
         what = f"norm {norm:.4g}, limit {limit:g}: rank {lesson.rank} scales by"
         hint = "clip_grows" if limit > 1 and max(factors) > 1 else "not_clipped"
+        if limit < 1 and all(near(factor, limit / norm, 1e-4) for factor in factors):
+            hint = "epsilon"
         good = all(near(factor, due, 1e-4) for factor in factors)
         ask(good, f"{what} {min(factors):.4g}", hint)
 

@@ -1179,3 +1179,82 @@ wrong("finish_after_each", step=7, hint="finished_early", old=Body("accumulate")
 """)
 wrong("device_always_first", step=8, hint="device_of_rank",
       old="[device.index]", new="[0]")
+
+# side effects, other machines and other dtypes
+
+wrong("start_returns_text_on_gpus", step=1, hint="not_a_device",
+      old="    dist.init_process_group(\"gloo\")\nreturn device", new="    dist.init_process_group(\"gloo\")\nreturn device if device.type == 'cpu' else str(device)")
+wrong("start_device_id_of_rank", step=1, hint="device_index",
+      old="torch.accelerator.set_device_index(local_rank)\ndist.init_process_group(device_id=device)", new="""
+    torch.accelerator.set_device_index(local_rank)
+    dist.init_process_group(device_id=torch.device("cuda", int(os.environ["RANK"])))
+""")
+wrong("start_sets_the_device_first", step=1, hint="device_absent", old=Body("start"), new="""
+    local = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local)
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        dist.init_process_group("nccl")
+        return torch.device("cuda", local)
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+""")
+wrong("shard_seed_times_rank", step=2, hint="overlap", old="manual_seed(epoch)", new="manual_seed(epoch * (rank + 1))")
+wrong("broadcast_assigns", step=3, hint="replaced", old=Body("broadcast_state"), new="""
+    state = [module.state_dict()]
+    dist.broadcast_object_list(state, src=0)
+    module.load_state_dict(state[0], assign=True)
+""")
+wrong("broadcast_unfreezes", step=3, hint="requires_grad_changed", old=Body("broadcast_state"), new="""
+    for parameter in module.parameters():
+        parameter.requires_grad = False
+        dist.broadcast(parameter, src=0)
+        parameter.requires_grad = True
+    for buffer in module.buffers():
+        dist.broadcast(buffer, src=0)
+""")
+wrong("broadcast_keys", step=3, hint="broadcast_kind", old=Body("broadcast_state"), new="""
+    for tensor in module.state_dict():
+        dist.broadcast(tensor, src=0)
+""")
+wrong("average_for_each_module", step=4, hint="reduced_again", old=Body("average_gradients"), new="""
+    for part in module.modules():
+        for parameter in part.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+""")
+wrong("average_zeros_for_frozen", step=4, hint="frozen_graded",
+      old="if parameter.grad is not None:", new="if parameter.grad is None:\n    parameter.grad = torch.zeros_like(parameter)\nif True:")
+wrong("average_divides_the_last", step=4, hint="not_divided", old=Body("average_gradients"), new="""
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+    parameter.grad /= dist.get_world_size()
+""")
+wrong("hooks_not_cleared_divided_once", step=5, hint="not_forgotten", old=Body("HookDDP.finish"), new="""
+    for _, work in self.started:
+        work.wait()
+    for parameter in self.module.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= dist.get_world_size()
+""")
+wrong("buckets_of_the_default_dtype", step=6, hint="flat_kind",
+      old="torch.zeros(sum(sizes), dtype=group[0].dtype, device=group[0].device)", new="torch.zeros(sum(sizes))")
+wrong("buckets_of_four_bytes", step=6, hint="bucket_size", edits=[
+    ("if not groups or parameter.nbytes > room:", "size = 4 * parameter.numel()\nif not groups or size > room:"),
+    ("room -= parameter.nbytes", "room -= size")])
+wrong("accumulate_without_grad", step=7, hint="no_grad", old="with ddp.no_sync():\n    for micro_batch in silent:\n        (loss_of(ddp, micro_batch) / len(micro_batches)).backward()\n(loss_of(ddp, last) / len(micro_batches)).backward()\nddp.finish()", new="""
+    with torch.no_grad():
+        for micro_batch in silent:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+    ddp.finish()
+""")
+wrong("torch_without_grad", step=8, hint="no_grad", old=Body("accumulate_with_torch"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync(), torch.no_grad():
+        for micro_batch in silent:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+""")

@@ -809,3 +809,22 @@ wrong("order_by_operator", step=8, hint="not_first", old=Body("long_lived_first"
     freed = {event.name.split()[0] for event in trace if event.size == 0}
     return sorted(trace, key=lambda event: event.name.split()[0] in freed)
 """)
+
+# mistakes that got a hint that did not fit, and a changed argument
+
+wrong("update_corrects_v_alone", step=4, hint="bias_correction", old="value=-ETA / (1 - BETA1**t)", new="value=-ETA")
+wrong("update_corrects_m_alone", step=4, hint="bias_correction",
+      old="v.sqrt().div_(math.sqrt(1 - BETA2**t)).add_", new="v.sqrt().add_")
+wrong("update_counts_from_zero", step=4, hint="bias_correction", edits=[
+    ("math.sqrt(1 - BETA2**t)", "math.sqrt(1 - BETA2 ** (t - 1))"), ("(1 - BETA1**t)", "(1 - BETA1 ** (t - 1))")])
+wrong("rows_one_refused", step=5, hint="rows_exact", old="if rows < 1:", new="if rows <= 1:")
+wrong("pieces_divided_again", step=5, hint="divided_again",
+      old="loss.backward()\ntotal += loss.item()", new="(loss / len(inputs.split(rows))).backward()\ntotal += loss.item()")
+wrong("account_free_of_a_segment", step=8, hint="largest_sum",
+      old='max((b["size"] for b in blocks if b["state"] == "inactive"), default=0)',
+      new='max(sum(b["size"] for b in s["blocks"] if b["state"] == "inactive") for s in segments)')
+wrong("held_by_first_frames", step=8, hint="held_order",
+      old='held[maker(each)] += each["size"]', new='held[each["frames"][0]["name"]] += each["size"]')
+wrong("order_sorts_the_given_list", step=8, hint="trace_changed",
+      old="return sorted(trace, key=lambda event: event.name in freed)",
+      new="trace.sort(key=lambda event: event.name in freed)\nreturn trace")

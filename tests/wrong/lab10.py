@@ -706,3 +706,39 @@ wrong("is_cut_of_whole", step=8, hint="unmarked",
       old='if getattr(parameter, "is_cut", False) or', new="if parameter.is_cut or")
 wrong("shard_zero_alone", step=8, hint="norm_one_shard",
       old='getattr(parameter, "is_cut", False) or grid.shard == 0', new="grid.shard == 0")
+
+# shared memory, other groups, other precision
+
+wrong("join_leaves_single_ranks_out", step=1, hint="wrong_group", old=Body("join"), new="""
+    mine = None
+    for ranks in groups:
+        if len(ranks) > 1:
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                mine = group
+    return mine
+""")
+wrong("column_view_of_the_whole", step=3, hint="shared_memory", old="self.weight = cut(full.weight, 0, grid)", new="""
+    self.weight = nn.Parameter(full.weight.detach().chunk(grid.tp, 0)[grid.shard])
+    self.weight.is_cut = True
+""")
+wrong("row_bias_is_no_parameter", step=3, hint="not_parameter",
+      old="self.bias = whole(full.bias)", new="self.bias = full.bias.detach().clone()")
+wrong("loss_maximum_of_all_ranks", step=5, hint="group_of_all",
+      old="all_reduced(logits.amax(dim=-1), grid.tp_group, dist.ReduceOp.MAX)",
+      new="all_reduced(logits.amax(dim=-1), dist.group.WORLD, dist.ReduceOp.MAX)")
+wrong("loss_in_float32", step=5, hint="precision",
+      old="shifted = logits - highest.unsqueeze(-1)", new="shifted = (logits - highest.unsqueeze(-1)).float()")
+wrong("forward_gradients_of_tokens", step=6, hint="tokens",
+      old="taken = self.inputs[k] if grid.first else self.receive(grid.stage - 1).requires_grad_()", new="""
+    taken = self.inputs[k] if grid.first else self.receive(grid.stage - 1)
+    taken.requires_grad_()
+""")
+wrong("pairs_for_all_micro_batches", step=7, hint="each_once",
+      old="for k in range(pipe.m - warm_up):", new="for k in range(pipe.m):")
+wrong("average_over_stages_too", step=8, hint="averaged_over_all",
+      old="dist.all_reduce(parameter.grad, group=grid.dp_group)", new="""
+    dist.all_reduce(parameter.grad, group=grid.pp_group)
+    dist.all_reduce(parameter.grad, group=grid.dp_group)
+""")
+wrong("clip_without_epsilon", step=8, hint="epsilon", old="min(1.0, limit / (norm + 1e-6))", new="min(1.0, limit / norm)")
