@@ -84,7 +84,7 @@ def fits(model: Model, layout: Layout, gpu: Gpu) -> bool:
 
 
 def overhead(model: Model, layout: Layout, gpu: Gpu) -> float:
-    """The time beyond that of 6ΨT FLOPs, as a fraction of that time."""
+    """The extra time of a step, as a fraction of the time that 6ΨT FLOPs need."""
     gpus = layout.tp * layout.pp * layout.dp
     micro_batches = model.batch // layout.dp
     tokens = model.batch * model.sequence

@@ -56,7 +56,7 @@ def noise_scale(w: torch.Tensor, truth: torch.Tensor, ranks: int = 4, b: int = 6
         x, y = sample((ranks, b), truth)
         gradients = ((x @ w - y)[..., None] * x).mean(dim=1)  # one per rank
         small = gradients.square().sum(dim=1).mean().item()  # |g|² before the all-reduce
-        big = gradients.mean(dim=0).square().sum().item()  # the same after it
+        big = gradients.mean(dim=0).square().sum().item()  # |g|² after the all-reduce
         big_b = ranks * b
         signal += (big_b * big - b * small) / (big_b - b)  # estimates |G|²
         noise += (small - big) / (1 / b - 1 / big_b)  # estimates tr(Σ)

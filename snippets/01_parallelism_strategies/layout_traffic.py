@@ -28,7 +28,7 @@ def tensor_parallel() -> float:
 def pipeline_parallel() -> float:
     """Bytes sent to the next stage (activations) and to the previous stage (gradients).
 
-    Both are cut over the TP ranks.
+    Both tensors are split over the TP ranks, so each rank sends only its part.
     """
     return 2 * (2 * SEQUENCE * HIDDEN / TP) * MICRO_BATCHES
 
