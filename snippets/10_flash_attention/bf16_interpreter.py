@@ -1,7 +1,8 @@
-"""Triton's interpreter multiplies bf16 tiles as whole numbers: right in fp16, absurd in bf16.
+"""This program shows that Triton's interpreter multiplies bf16 tiles as whole numbers.
 
-It keeps bf16 as 16-bit integers, and tl.dot hands those to NumPy. Converting to fp32 first is
-exact, and what the kernels of this chapter do when they are interpreted.
+It stores bf16 as 16-bit integers, and tl.dot passes these integers to NumPy. A product of fp16
+tiles is right. Converting bf16 to fp32 first is exact, and the kernels of this chapter do so in
+the interpreter. Look at the line "bfloat16".
 """
 
 import os
@@ -36,7 +37,7 @@ def main() -> None:
         (torch.bfloat16, True),
     ):
         c = torch.zeros(16, 16)
-        scale = 2**20 if widen else 1  # which bf16 can hold and fp16 cannot
+        scale = 2**20 if widen else 1  # bf16 can represent this number, and fp16 cannot
         product_kernel[(1,)]((scale * a).to(kind), b.to(kind), c, WIDEN=widen)
         error = (c / scale - expected).abs().max().item()
         name = str(kind).removeprefix("torch.") + (", widened" if widen else "")
