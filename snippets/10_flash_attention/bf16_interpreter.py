@@ -2,7 +2,7 @@
 
 It stores bf16 as 16-bit integers, and tl.dot passes these integers to NumPy. A product of fp16
 tiles is right. Converting bf16 to fp32 first is exact, and the kernels of this chapter do so in
-the interpreter. Look at the line "bfloat16".
+the interpreter. The last line shows that a sum of two bf16 tiles is wrong as well.
 """
 
 import os
@@ -25,6 +25,11 @@ def product_kernel(a_ptr, b_ptr, c_ptr, WIDEN: tl.constexpr):
 
 
 # --8<-- [end:kernel]
+@triton.jit
+def sum_kernel(a_ptr, c_ptr):
+    i = tl.arange(0, 16)
+    a = tl.load(a_ptr + i)
+    tl.store(c_ptr + i, a + a)
 
 
 def main() -> None:
@@ -44,6 +49,13 @@ def main() -> None:
         print(f"{name:17}  largest error {f'≈{error:.0e}' if error else 'none'}")
         right = widen or kind == torch.float16
         assert error == 0 if right else error > 1e9  # the bits, read as integers
+    for kind in (torch.float16, torch.bfloat16):
+        a = torch.arange(1, 17).to(kind)
+        c = torch.zeros_like(a)
+        sum_kernel[(1,)](a, c)
+        wrong = (c != 2 * a).sum().item()
+        assert wrong == (16 if kind == torch.bfloat16 else 0)
+    print(f"bfloat16, a + a    {wrong} of 16 sums are wrong")
 
 
 if __name__ == "__main__":

@@ -108,12 +108,14 @@ def forward_kernel(
 
 # --8<-- [end:kernel]
 # --8<-- [start:launch]
+# --8<-- [start:configs]
 CONFIGS = [
     triton.Config({"BM": bm, "BN": bn}, num_warps=warps, num_stages=stages)
     for bm, bn, warps in ((128, 128, 8), (128, 64, 8), (64, 64, 4))
     for stages in (2, 3)
 ]
 autotuned = triton.autotune(CONFIGS, key=["HEADS", "KV_HEADS", "D", "CAUSAL"])(forward_kernel)
+# --8<-- [end:configs]
 
 
 def attention(q, k, v, starts, causal=False, k_starts=None, block=None, longest=None):
