@@ -177,7 +177,7 @@ def flash4(m: Machine, emulate: float = 0, every: int = 8) -> dict[str, Role]:
     )
 
 
-COLOURS = {"tensor": "#0b6e99", "exp": "#c2410c", "fp32": "#d4a017", "copy": "#6b7280"}
+COLOURS = {"tensor": "#0b6e99", "exp": "#c2410c", "fp32": "#a16207", "copy": "#6b7280"}
 WIDTHS = {"tensor": 12, "exp": 14, "fp32": 6, "copy": 8}
 
 
