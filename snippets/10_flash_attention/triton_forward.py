@@ -33,7 +33,7 @@ def visit(
     q, m, total, acc, k_at, v_at, scale, i, start, n, shift,
     BN: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys: scores, new maximum, old sums rescaled, new products added."""
+    """Score one tile of keys, rescale the old sums, and add the new ones."""
     j = start + tl.arange(0, BN)
     inside = j[:, None] < n
     k = tl.load(k_at, mask=inside, other=0.0) if MASK else tl.load(k_at)
