@@ -1,7 +1,8 @@
-"""dQ summed by whoever comes first: the same numbers in another order, other bits.
+"""This program shows that the order of additions to dQ changes its last bits.
 
-A backward with one program for each tile of keys lets all of them add to dQ with atomics. Here
-a shuffled loop plays the scheduler. A loop with one owner has one order.
+A backward with one program for each tile of keys lets all programs add to dQ with atomics, in
+the order in which they finish. Here a shuffled loop takes the place of the GPU's scheduler. If
+one program owns the sum, there is only one order. Look at the number of different results.
 """
 
 import torch
@@ -11,7 +12,7 @@ TILE, S, D = 32, 512, 32
 
 
 def contributions() -> tuple[list[torch.Tensor], torch.Tensor]:
-    """What each tile of keys adds to dQ; and dQ, by the library in float64."""
+    """Return what each tile of keys adds to dQ, and dQ by the library in float64."""
     torch.manual_seed(0)
     q, k, v, do = (torch.randn(S, D) for _ in range(4))
     p = (q @ k.T * D**-0.5).softmax(-1)
@@ -26,7 +27,7 @@ def contributions() -> tuple[list[torch.Tensor], torch.Tensor]:
 def summed(parts: list[torch.Tensor], order: list[int]) -> torch.Tensor:
     dq = torch.zeros_like(parts[0])
     for j in order:
-        dq += parts[j]  # on a GPU: atomicAdd, whenever tile j is done
+        dq += parts[j]  # on a GPU: atomicAdd, as soon as tile j is finished
     return dq
 
 
@@ -45,7 +46,7 @@ def main() -> None:
     print(f"relative error of each: ≈{min(errors):.0e} to ≈{max(errors):.0e}")
     print(f"one owner, one order: {len({tuple(r.flatten().tolist()) for r in owned})} result")
     assert different > 1 and all(torch.equal(r, owned[0]) for r in owned)
-    assert max(errors) < 1e-6
+    assert max(errors) < 1e-6 and max(errors) < 1.2 * min(errors)  # none is better
 
 
 if __name__ == "__main__":

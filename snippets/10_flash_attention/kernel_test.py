@@ -1,9 +1,9 @@
-"""How to test an attention kernel: its error against float64, in units of plain bf16's error.
+"""This program tests attention kernels by their error in units of the error of plain bf16.
 
-The rule of flash-attention's own tests: at most twice the error that a plain implementation in
-the same precision makes. Right kernels pass, four broken ones do not. Beside it, two tests that
-are often used and should not be: bitwise equality, and a tolerance picked by hand. Draws
-kernel_test.svg.
+The rule is that of flash-attention's own tests: a kernel may make at most twice the error that
+a plain implementation makes in the same precision. Two right kernels pass, and four broken ones
+do not. The last two columns show two tests that are often used and should not be: bitwise
+equality, and a tolerance that somebody chose by hand. Draws kernel_test.svg.
 """
 
 import matplotlib
@@ -18,13 +18,13 @@ LENGTHS = [64, 130, 256, 515, 1024]
 
 
 def plain(q, k, v):
-    """Attention as one would write it, each step rounded to the inputs' precision."""
+    """Plain attention; each step is rounded to the precision of the inputs."""
     return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
 
 
 # --8<-- [start:tiled]
 def tiled(q, k, v, accumulate=torch.float32, rescale=True, scale=None, keys=None):
-    """Online softmax over tiles of keys, as a kernel does it; the options break it."""
+    """Online softmax over tiles of keys, as in a kernel; the options make it wrong."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys = k.shape[-2] if keys is None else keys
     top = q.new_full((*q.shape[:-1], 1), -torch.inf, dtype=accumulate)
@@ -35,7 +35,7 @@ def tiled(q, k, v, accumulate=torch.float32, rescale=True, scale=None, keys=None
         new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
         weights, shrink = torch.exp(scores - new_top), torch.exp(top - new_top)
         total = total * shrink + weights.sum(-1, keepdim=True)
-        # the weights are rounded to bf16 for the product with v, the sum is not
+        # the weights are rounded to bf16 for the product with v, but not for the sum
         product = weights.to(q.dtype).float() @ v[..., tile, :].float()
         out = out * (shrink if rescale else 1) + product.to(accumulate)
         top = new_top
@@ -57,7 +57,7 @@ RIGHT = {"SDPA", "tiled, fp32 sums"}
 
 # --8<-- [start:rule]
 def errors(s: int) -> dict[str, tuple[float, bool, bool]]:
-    """For each kernel: error over plain bf16's, bitwise equal to it, within atol=0.02 of it."""
+    """For each kernel: its error in yardsticks, and the verdicts of the two other tests."""
     q, k, v = (torch.randn(1, 4, s, D).bfloat16() for _ in range(3))
     exact = plain(q.double(), k.double(), v.double())
     reference = plain(q, k, v)
@@ -89,7 +89,7 @@ def draw(ratios: dict[str, list[float]]) -> None:
     axes.set_xticks(LENGTHS, LENGTHS)
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(  # above and at the left: there on a narrow screen too
+    axes.legend(  # above the axes and at the left, so that it is visible on a phone
         frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, labelcolor="linecolor"
     )
     figure.tight_layout()

@@ -1,7 +1,8 @@
-"""Forward hands over the log-sum-exp in base 2, backward reads it as natural: weights off.
+"""This program shows what happens if forward stores the log-sum-exp in base 2.
 
-The output is right, the gradients are finite and wrong. The check costs one line: recomputed
-weights of a row sum to 1.
+Backward reads it as a natural logarithm. The output is right, but the gradients are finite and
+wrong. One line checks this: the recomputed weights of a row must sum to 1. Look at the sums of
+the weights, and at the cosine, which is nearly 1 although the gradient is wrong.
 """
 
 import math
@@ -11,7 +12,7 @@ import torch
 
 # --8<-- [start:both]
 def forward(q, k, v):
-    """With exp2, as kernels do; the statistic that is left at the end is in base 2."""
+    """Attention with exp2, as in kernels; the returned log-sum-exp is in base 2."""
     z = q @ k.T * q.shape[-1] ** -0.5 * math.log2(math.e)
     m = z.max(-1).values
     p = (z - m[:, None]).exp2()
@@ -19,7 +20,7 @@ def forward(q, k, v):
 
 
 def recomputed(q, k, lse):
-    """What a backward in natural logarithms starts with."""
+    """The weights as a backward recomputes them that expects natural logarithms."""
     return (q @ k.T * q.shape[-1] ** -0.5 - lse[:, None]).exp()
 
 
@@ -47,10 +48,13 @@ def main() -> None:
             f"dV: relative error ≈{error:.1e}, cosine ≈{cosine:.3f}"
         )
         assert cosine > 0.97  # the direction alone would pass
-        assert error < 1  # weights too small leave a part of dV
+        assert error < 1  # the weights are too small, so a part of dV is missing
     assert error < 1e-5 and (sums - 1).abs().max() < 1e-4
-    wrong = recomputed(q, k, lse2).sum(-1)
-    assert wrong.max() < 0.5
+    wrong = recomputed(q, k, lse2)
+    assert wrong.sum(-1).max() < 0.5
+    natural = torch.logsumexp(q @ k.T / 4, -1)  # each row is off by one factor: e^(-0.44 lse)
+    factor = torch.exp((1 - 1 / math.log(2)) * natural)
+    torch.testing.assert_close(wrong / weights, factor[:, None].expand_as(wrong))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Our Triton kernels beside scaled_dot_product_attention's best backend, on a GPU.
+"""This program times our Triton kernels and the best backend of SDPA on a GPU.
 
-Start it with the two kernel programs as arguments. bf16, about 16,384 tokens, 2,048 wide (2,048
-= heads times d). TFLOP/s by the usual count: 4s²d a head forward, 2.5 times that backward,
-half of each if causal. Outputs and gradients are compared before anything is timed.
+Start it with the two kernel programs as arguments. The inputs are bf16 with 16,384 tokens in
+total and heads times d = 2,048. TFLOP/s use the usual count of FLOPs: 4s²d per head in forward,
+2.5 times as many in backward, and half of each if causal. The program compares outputs and
+gradients before it times anything.
 """
 
 import importlib.util
@@ -30,13 +31,13 @@ BACKENDS = [
 
 # --8<-- [start:best]
 def best_of_library(q, k, v, do, causal: bool, bench) -> dict[str, tuple[float, str]]:
-    """Least milliseconds of the backends that take these inputs, and whose they are."""
+    """Return the time in ms and the name of the fastest backend that accepts the inputs."""
     times = {"forward": [], "backward": []}
     for backend in BACKENDS:
         with sdpa_kernel(backend):
             try:
                 out = scaled_dot_product_attention(q, k, v, is_causal=causal)
-            except RuntimeError:  # "No available kernel": this backend does not take them
+            except RuntimeError:  # "No available kernel": this backend rejects the inputs
                 continue
             name = backend.name.removesuffix("_ATTENTION").lower()
             call = partial(scaled_dot_product_attention, q, k, v, is_causal=causal)
@@ -50,7 +51,7 @@ def best_of_library(q, k, v, do, causal: bool, bench) -> dict[str, tuple[float, 
 
 
 def row(forward, backward, bench, s: int, d: int, causal: bool) -> str:
-    """Compare, then time, one case of the table."""
+    """Compare the results of one case, time it, and return its row of the table."""
     batch, heads = 16384 // s, 2048 // d
     torch.manual_seed(0)
     q, k, v, do = (
@@ -87,7 +88,7 @@ def main() -> None:
     forward, backward = (load(path) for path in sys.argv[1:])
     bench = partial(triton.testing.do_bench, return_mode="median")
     print("    s    d  causal   forward: ours, best of SDPA     backward: ours, best of SDPA")
-    for s in (16384, 4096, 1024):  # tuned at the longest, where it counts, and used for all
+    for s in (16384, 4096, 1024):  # tuned at the longest length, then used for all lengths
         for d in (64, 128):
             for causal in (False, True):
                 print(row(forward, backward, bench, s, d, causal))

@@ -1,6 +1,8 @@
-"""Keys behind the end: a tile read as zeros gives scores of 0, and e^0 is counted.
+"""This program shows what keys behind the end of a sequence do to attention.
 
-Every length that is a multiple of the tile is right, and so are the tests that use one.
+A masked load fills the last tile with zeros. A key of zeros has the score 0, and e^0 = 1 is
+added to the sum. Lengths that are multiples of the tile are right, so a test with such a length
+finds nothing. Look at the column "phantom keys" and at the two columns of ratios.
 """
 
 import math
@@ -12,7 +14,7 @@ TILE = 32
 
 # --8<-- [start:attention]
 def attention(q, k, v, masked: bool):
-    """One pass over padded tiles, as a kernel loads them: `other=0.0` behind the end."""
+    """Attention over padded tiles, as a kernel loads them: `other=0.0` behind the end."""
     s = len(k)
     padding = (0, 0, 0, -s % TILE)
     k, v = (torch.nn.functional.pad(t, padding) for t in (k, v))
@@ -35,7 +37,7 @@ def main() -> None:
         wrong, right = (attention(q, k, v, masked) for masked in (False, True))
         errors = [(x - truth).abs().max().item() for x in (wrong, right)]
         ratio = (wrong.norm() / truth.norm()).item()
-        # a real key weighs e^z with z normal, e^(1/2) on average; a phantom weighs e^0
+        # z is normal, so a real key weighs e^(1/2) on average; a phantom key weighs e^0
         predicted = s * math.exp(0.5) / (s * math.exp(0.5) + -s % TILE)
         cells = [f"≈{error:.0e}" for error in errors]
         print(

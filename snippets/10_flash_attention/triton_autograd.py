@@ -1,8 +1,9 @@
-"""The two kernel programs as one differentiable function, held to float64 through a layer.
+"""This program makes one differentiable function of the two kernel programs and tests it.
 
-Start it with the two kernel programs as arguments. Forward keeps q, k, v, the output and the
-log-sum-exp, and nothing of size s². What the forward kernel hands over, the backward kernels
-use: a log-sum-exp in another base, or a gradient with odd strides, would show here.
+Start it with the two kernel programs as arguments. Forward saves q, k, v, the output and the
+log-sum-exp, and nothing of size s². The backward kernels use what the forward kernel has
+stored, so a log-sum-exp in the wrong base would show here, and so would a gradient with strides
+of 0. The output compares the gradients of a small layer with those of plain bf16 attention.
 """
 
 import importlib.util
@@ -42,7 +43,7 @@ class FlashAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do):
         q, k, v, o, lse, starts = ctx.saved_tensors
-        do = do.contiguous()  # that of a sum is one number with strides of 0
+        do = do.contiguous()  # the gradient of a sum is one number with strides of 0
         gradients = FlashAttention.kernels[1].backward(
             q, k, v, o, lse, do, starts, ctx.causal, block=ctx.block
         )
@@ -53,7 +54,7 @@ class FlashAttention(torch.autograd.Function):
 
 
 def plain(q, k, v, starts, causal, block):
-    """Sequence by sequence, by the definition, in the precision of the arguments."""
+    """Attention by its definition, one sequence at a time, in the arguments' precision."""
     outs = []
     for a, b in pairwise(starts.tolist()):
         group = q.shape[1] // k.shape[1]
@@ -68,7 +69,7 @@ def plain(q, k, v, starts, causal, block):
 
 
 def layer(attention, x, weights, starts, heads, kv_heads, d):
-    """Projections, attention, a sum: the output of attention and all gradients."""
+    """Return the output of attention and all gradients: projections, attention, a sum."""
     x, *weights = leaves = [t.detach().requires_grad_() for t in (x, *weights)]
     q, k, v = (
         (x @ w).view(len(x), n, d)

@@ -1,9 +1,11 @@
-"""Flash attention's backward in Triton: two kernels, no atomics, the same bits every time.
+"""This program is the backward pass of flash attention in Triton, compared with float64.
 
-One program of the first kernel owns a tile of keys, and goes over all queries (and all heads
-that share those keys) to sum dK and dV; one of the second owns a tile of queries and goes over
-the keys to sum dQ. Both recompute the weights from the log-sum-exp that forward kept. Packed
-sequences as in the forward kernel.
+Two kernels work without atomics and give the same bits in every run. One program of the first
+kernel owns a tile of keys. It goes over all queries, and over all heads that share these keys,
+and sums dK and dV. One program of the second kernel owns a tile of queries. It goes over the
+keys and sums dQ. Both kernels recompute the weights from the log-sum-exp of the forward pass.
+The sequences are packed as in the forward kernel. The output compares the errors of the three
+gradients with those of plain attention in bf16.
 """
 
 import os
@@ -21,7 +23,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def product(a, b, acc):
-    if INTERPRETED:  # which multiplies bf16 bit patterns as if they were whole numbers
+    if INTERPRETED:  # the interpreter would multiply bf16 bit patterns as whole numbers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc)
 
@@ -32,17 +34,17 @@ def queries(
     k, v, dk, dv, q_at, do_at, lse_at, delta_at, scale, i, j, m_q, n, shift,
     CAUSAL: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """What one tile of queries adds to the gradients of one tile of keys."""
+    """Add the contribution of one tile of queries to dK and dV of one tile of keys."""
     if MASK:
         q = tl.load(q_at, mask=i[:, None] < m_q, other=0.0)
         do = tl.load(do_at, mask=i[:, None] < m_q, other=0.0)
         lse = tl.load(lse_at, mask=i < m_q, other=float("inf"))
-        lse = tl.where(lse == -float("inf"), float("inf"), lse)  # no key: weights 0
+        lse = tl.where(lse == -float("inf"), float("inf"), lse)  # no key: all weights are 0
         delta = tl.load(delta_at, mask=i < m_q, other=0.0)
     else:
         q, do, lse, delta = tl.load(q_at), tl.load(do_at), tl.load(lse_at), tl.load(delta_at)
     z = product(k, tl.trans(q), tl.zeros((k.shape[0], q.shape[0]), tl.float32))  # transposed
-    if MASK:  # a key behind the end has score 0, and e^(0 - lse) may overflow
+    if MASK:  # a key behind the end has the score 0, and e^(0 - lse) may overflow
         seen = j[:, None] <= i[None, :] + shift if CAUSAL else j[:, None] < n
         z = tl.where(seen, z, -float("inf"))
     p = tl.exp2(z * (scale * LOG2E) - (lse * LOG2E)[None, :])
@@ -73,17 +75,18 @@ def dkdv_kernel(
         dk = tl.zeros((BN, D), tl.float32)
         dv = tl.zeros((BN, D), tl.float32)
         shift = n - m_q
-        begin = tl.maximum(0, first - shift) // BM * BM if CAUSAL else 0  # earlier: hidden
-        # from `whole` to `last` every query of a tile exists, and sees every key of this one
+        begin = tl.maximum(0, first - shift) // BM * BM if CAUSAL else 0  # first visible tile
+        # from `whole` to `last` every query of a tile exists and sees all keys of this tile
         last = tl.maximum(begin, m_q // BM * BM)
         if CAUSAL:
             whole = tl.minimum(last, tl.cdiv(tl.maximum(0, first + BN - 1 - shift), BM) * BM)
         else:
             whole = tl.where(first + BN > n, last, begin)
-        cut = (whole - begin) // BM  # tiles that the diagonal cuts, then perhaps the last one
+        cut = (whole - begin) // BM  # the diagonal cuts these tiles; then the last one follows
         cut_too = cut + (last < m_q).to(tl.int32)
         i = tl.arange(0, BM)
         at = i[:, None] * (HEADS * D) + c[None, :]
+        # --8<-- [start:heads]
         for member in range(HEADS // KV_HEADS):
             head = kv_head * (HEADS // KV_HEADS) + member
             for start in range(whole, last, BM):
@@ -101,6 +104,7 @@ def dkdv_kernel(
                     k, v, dk, dv, q_ptr + tile + at, do_ptr + tile + at, lse_ptr + stat,
                     delta_ptr + stat, scale, start + i, j, m_q, n, shift, CAUSAL, True,
                 )  # fmt: skip
+        # --8<-- [end:heads]
         inside = j[:, None] < n
         tl.store(dk_ptr + own + row, (dk * scale).to(dk_ptr.dtype.element_ty), mask=inside)
         tl.store(dv_ptr + own + row, dv.to(dv_ptr.dtype.element_ty), mask=inside)
@@ -113,7 +117,7 @@ def keys(
     q, do, lse, delta, dq, k_at, v_at, scale, i, start, n, shift,
     BN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """What one tile of keys adds to the gradient of one tile of queries."""
+    """Add the contribution of one tile of keys to dQ of one tile of queries."""
     j = start + tl.arange(0, BN)
     inside = j[:, None] < n
     k = tl.load(k_at, mask=inside, other=0.0) if MASK else tl.load(k_at)
@@ -188,7 +192,7 @@ def dq_kernel(
 def delta_kernel(
     o_ptr, do_ptr, delta_ptr, tokens, HEADS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr
 ):
-    """Σ dO·O for BM queries of one head, in one pass over both."""
+    """Compute the sum of dO·O for BM queries of one head and read both tensors once."""
     i, head = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1)
     c = tl.arange(0, D)
     row = i.to(tl.int64)[:, None] * (HEADS * D) + head * D + c[None, :]
@@ -198,7 +202,7 @@ def delta_kernel(
 
 
 # --8<-- [start:launch]
-TILES = ((128, 64, 8), (128, 32, 8), (64, 32, 4))  # own, passing by; warps
+TILES = ((128, 64, 8), (128, 32, 8), (64, 32, 4))  # rows owned, rows per step, warps
 KEY = ["HEADS", "KV_HEADS", "D", "CAUSAL"]
 
 
@@ -217,7 +221,7 @@ tuned_dkdv, tuned_dq = tuned(dkdv_kernel, "BN", "BM"), tuned(dq_kernel, "BM", "B
 def backward(
     q, k, v, o, lse, do, starts, causal=False, k_starts=None, block=None, longest=None
 ):
-    """Gradients of q, k and v; tensors as in the forward kernel, all contiguous."""
+    """Gradients of q, k and v; all tensors must be contiguous, as in the forward kernel."""
     alike = q.shape == o.shape == do.shape and k.shape == v.shape
     if not alike or not all(t.is_contiguous() for t in (q, k, v, o, lse, do)):
         raise ValueError("backward takes forward's tensors, contiguous, the gradient too")
@@ -250,7 +254,7 @@ def backward(
 
 
 def plain(q, k, v, starts, causal, k_starts):
-    """Sequence by sequence, by the definition, in the precision of the arguments."""
+    """Attention by its definition, one sequence at a time, in the arguments' precision."""
     outs, lses, group = [], [], q.shape[1] // k.shape[1]
     for (a, b), (c, e) in zip(pairs(starts), pairs(k_starts), strict=True):
         x = q[a:b].transpose(0, 1)
@@ -259,7 +263,7 @@ def plain(q, k, v, starts, causal, k_starts):
         if causal:
             seen = torch.ones(b - a, e - c, dtype=torch.bool, device=q.device)
             z = z.masked_fill(~seen.tril(e - c - b + a), -torch.inf)
-        empty = (z == -torch.inf).all(-1, keepdim=True)  # softmax of such a row would be NaN
+        empty = (z == -torch.inf).all(-1, keepdim=True)  # the softmax of such rows is NaN
         outs.append(
             (z.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ w).transpose(0, 1)
         )
@@ -282,7 +286,7 @@ def main() -> None:
         ((33,), (33,), 2, 2, 16, False, 0, (16, 32)),
         ((1, 36, 17), (1, 36, 17), 4, 2, 32, True, 0, (16, 16)),
         ((5, 20), (37, 20), 2, 1, 16, True, 0, (32, 16)),  # fewer queries than keys
-        ((20, 16), (7, 33), 2, 1, 64, True, 0, (16, 16)),  # 13 queries that see no key
+        ((20, 16), (7, 33), 2, 1, 64, True, 0, (16, 16)),  # 13 queries see no key
         ((20,), (20,), 1, 1, 16, False, 6, (16, 16)),  # scores near -144
     ):
         starts, k_starts = (
@@ -298,7 +302,7 @@ def main() -> None:
             o, lse = plain(*leaves, starts, causal, k_starts)
             results.append((o, lse, torch.autograd.grad(o, leaves, do.to(dtype))))
         (o, lse, truth), (_, _, rounded) = results
-        o, lse = o.detach().bfloat16(), lse.detach().float()  # what forward would have kept
+        o, lse = o.detach().bfloat16(), lse.detach().float()  # as forward stores them
         ours, again = (
             backward(q, k, v, o, lse, do, starts, causal, k_starts, block) for _ in range(2)
         )
@@ -314,7 +318,7 @@ def main() -> None:
         print(f"{name:17} {heads}/{kv_heads}  {d:2} {mask:6}   {columns}")
     print("run twice: the same bits, dQ, dK and dV")
 
-    # fp32, where no rounding hides an error; a GPU's tl.dot rounds its factors to TF32
+    # in fp32 no rounding hides an error; on a GPU tl.dot rounds its factors to TF32
     q, k, v, do = (torch.randn(40, 1, 16, device=device) for _ in range(4))
     starts = torch.tensor([0, 40], device=device).int()
     leaves = [t.double().requires_grad_() for t in (q, k, v)]

@@ -1,8 +1,9 @@
-"""What the compiler makes of the kernels for an A100 and an H100, on a machine with neither.
+"""This program compiles the kernels for an A100 and an H100, on a machine with neither.
 
-Start it with the two kernel programs as arguments. For each tile: shared memory, registers and
-spills, the blocks that an SM holds, and for how many clocks a tile keeps the tensor cores and
-the schedulers busy. `pointers` is forward, but its loops carry a pointer for each element.
+Start it with the two kernel programs as arguments. The first table shows the shared memory of
+each configuration. The second table shows registers and spills, the number of blocks that fit
+on an SM, and the clocks for which one tile occupies the tensor cores and the schedulers. The
+kernel `pointers` is forward with one change: its loops carry a pointer for each element.
 """
 
 import importlib.util
@@ -20,11 +21,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 Code = list[str]
-PER_BLOCK = {80: 163, 90: 227}  # KiB of shared memory that one block may have
-FLOPS = {80: 2048, 90: 4096}  # of an SM's tensor cores in a clock, 16-bit factors
+PER_BLOCK = {80: 163, 90: 227}  # KiB of shared memory that one block may use
+FLOPS = {80: 2048, 90: 4096}  # per clock on the tensor cores of an SM, with 16-bit factors
 TENSORS = {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "q_starts": "*i32", "k_starts": "*i32"}
 NUMBERS = {"scale": "fp32", "tokens": "i32"}
-PRODUCTS = {"forward": 2, "pointers": 2, "dK, dV": 4, "dQ": 3}  # of each tile
+PRODUCTS = {"forward": 2, "pointers": 2, "dK, dV": 4, "dQ": 3}  # products per tile
 
 
 def load(path: str):
@@ -35,7 +36,7 @@ def load(path: str):
 
 
 def with_pointers(path: str):
-    """The forward program, but its loops carry a pointer for each element of a tile."""
+    """Load the forward program, changed so that its loops carry a tile of pointers."""
     text = Path(path).read_text("utf-8")
     for scalar, tile in (
         ("        k_tile, v_tile = k_ptr + tile, v_ptr + tile\n", ""),
@@ -55,7 +56,7 @@ def with_pointers(path: str):
 def compiled(
     kernel, capability: int, d: int, causal: bool, bm: int, bn: int, warps: int, stages
 ):
-    """The kernel for 32 heads over 8 key heads in bf16, all pointers multiples of 16."""
+    """Compile the kernel for 32 query and 8 key heads in bf16, with pointers aligned to 16."""
     sizes = {"HEADS": 32, "KV_HEADS": 8, "D": d, "CAUSAL": causal, "BM": bm, "BN": bn}
     signature = {
         name: "constexpr" if name in sizes else (TENSORS | NUMBERS).get(name, "*bf16")
@@ -82,7 +83,7 @@ def cuobjdump() -> str:
 
 # --8<-- [start:machine]
 def machine_code(cubin: Path) -> dict[str, tuple[int, int, Code, list[Code]]]:
-    """Of each kernel its registers, bytes of local memory, instructions and innermost loops."""
+    """Return registers, bytes of local memory, code and innermost loops of each kernel."""
     command = [cuobjdump(), "-sass", "-res-usage", cubin]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     usage = dict(re.findall(r"Function (\w+):\n +(.*)", text))
@@ -107,17 +108,17 @@ def count(pattern: str, code: Code) -> int:
 
 
 def blocks_per_sm(threads: int, registers: int, shared: int, capability: int) -> int:
-    """Blocks that one SM holds at once: an A100's or an H100's, 8.0 or 9.0."""
+    """Return how many blocks fit on one SM of an A100 (8.0) or an H100 (9.0)."""
     warps = threads // 32
     by_registers = 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
-    per_sm = {80: 164, 90: 228}[capability] * 1024  # and 1 KiB of it is kept for each block
+    per_sm = {80: 164, 90: 228}[capability] * 1024  # CUDA reserves 1 KiB of it per block
     by_shared = per_sm // (-(-(shared + 1024) // 128) * 128)
     return min(64 // warps, by_registers, by_shared, 32)
 
 
 # --8<-- [end:machine]
 def nearly(number: int) -> str:
-    """A number that another version of the compiler would change a little."""
+    """Mark a number that changes a little from one compiler version to the next."""
     return f"≈{number}" if number else "0"
 
 
@@ -169,7 +170,7 @@ def main() -> None:
             assert spills[1] > 100 and local > 400
         elif capability == 90 and (name != "dK, dV" or triton.__version__ < "3.9"):
             assert spills == [0, 0] and local < 100
-        # four schedulers issue an instruction each in a clock
+        # each of the four schedulers issues at most one instruction per clock
         whole, cut = (len(loop) * warps // 4 for loop in loops)
         share = f"≈{100 * products / (products + whole):.0f}%"
         print(

@@ -1,8 +1,11 @@
-"""Flash attention's forward in Triton: causal, grouped heads, variable lengths, bf16.
+"""This program is the forward pass of flash attention in Triton, compared with float64.
 
-Sequences lie one after another in packed tensors, q [tokens, heads, d] and k, v [tokens,
-kv_heads, d]; `starts` [sequences + 1] says where each begins. One program computes one tile of
-queries of one head of one sequence. Runs in the interpreter where there is no GPU.
+The kernel supports a causal mask, grouped heads, sequences of different lengths and bf16. The
+tensors are packed: all sequences follow one another in q [tokens, heads, d] and in k and v
+[tokens, kv_heads, d], and `starts` [sequences + 1] contains the first token of each sequence.
+One program of the grid computes one tile of queries of one head of one sequence. Without a GPU
+the kernel runs in Triton's interpreter. The output compares the kernel's error with the error
+of plain attention in bf16.
 """
 
 import os
@@ -20,7 +23,7 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 # --8<-- [start:kernel]
 @triton.jit
 def product(a, b, acc):
-    if INTERPRETED:  # which multiplies bf16 bit patterns as if they were whole numbers
+    if INTERPRETED:  # the interpreter would multiply bf16 bit patterns as whole numbers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc)
 
@@ -30,7 +33,7 @@ def visit(
     q, m, total, acc, k_at, v_at, scale, i, start, n, shift,
     BN: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys: scores, new maximum, what came before shrunk, product added."""
+    """Score one tile of keys, rescale the old sums, and add the new ones."""
     j = start + tl.arange(0, BN)
     inside = j[:, None] < n
     k = tl.load(k_at, mask=inside, other=0.0) if MASK else tl.load(k_at)
@@ -54,15 +57,15 @@ def forward_kernel(
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
-    kv_head = head // (HEADS // KV_HEADS)  # grouped heads: an index, not a copy
+    kv_head = head // (HEADS // KV_HEADS)  # grouped heads need an index, not a copy
     q0, k0 = tl.load(q_starts + sequence), tl.load(k_starts + sequence)
     m_q = tl.load(q_starts + sequence + 1) - q0
     n = tl.load(k_starts + sequence + 1) - k0
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # causal: the longest rows first
-    if first < m_q:  # the grid is made for the longest sequence
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # longest rows first if causal
+    if first < m_q:  # the grid has enough programs for the longest sequence
         i = first + tl.arange(0, BM)
         c = tl.arange(0, D)
-        # where a tile begins is a scalar; a tile of 64-bit pointers would fill the registers
+        # a tile begins at a scalar; a tile of 64-bit pointers would need many registers
         own = ((q0 + first).to(tl.int64) * HEADS + head) * D
         row = tl.arange(0, BM)[:, None] * (HEADS * D) + c[None, :]
         q = tl.load(q_ptr + own + row, mask=i[:, None] < m_q, other=0.0)
@@ -78,44 +81,48 @@ def forward_kernel(
         else:
             shift = n
             end, whole = n, n // BN * BN
+        # --8<-- [start:loops]
         tile = (k0.to(tl.int64) * KV_HEADS + kv_head) * D
         k_tile, v_tile = k_ptr + tile, v_ptr + tile
         at = tl.arange(0, BN)[:, None] * (KV_HEADS * D) + c[None, :]
-        for start in range(0, whole, BN):  # tiles that need no mask: most of them
+        for start in range(0, whole, BN):  # most tiles need no mask
             m, total, acc = visit(
                 q, m, total, acc, k_tile + at, v_tile + at, scale, i, start, n, shift, BN, False
             )  # fmt: skip
             k_tile += BN * KV_HEADS * D
             v_tile += BN * KV_HEADS * D
-        for start in range(whole, end, BN):  # the diagonal, and the end of the sequence
+        for start in range(whole, end, BN):  # the diagonal and the end of the sequence
             m, total, acc = visit(
                 q, m, total, acc, k_tile + at, v_tile + at, scale, i, start, n, shift, BN, True
             )  # fmt: skip
             k_tile += BN * KV_HEADS * D
             v_tile += BN * KV_HEADS * D
+        # --8<-- [end:loops]
 
-        o = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # no key: zero, not NaN
+        o = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zero without keys, not NaN
         tl.store(o_ptr + own + row, o.to(o_ptr.dtype.element_ty), mask=i[:, None] < m_q)
         log2 = tl.log2(tl.where(total == 0.0, 1.0, total))
-        lse = (m + log2) * 0.6931471805599453  # natural, as everyone expects
+        lse = (m + log2) * 0.6931471805599453  # natural logarithm, as readers of lse expect
         tl.store(lse_ptr + head * tokens + q0 + i, lse, mask=i < m_q)
 
 
 # --8<-- [end:kernel]
 # --8<-- [start:launch]
+# --8<-- [start:configs]
 CONFIGS = [
     triton.Config({"BM": bm, "BN": bn}, num_warps=warps, num_stages=stages)
     for bm, bn, warps in ((128, 128, 8), (128, 64, 8), (64, 64, 4))
     for stages in (2, 3)
 ]
 autotuned = triton.autotune(CONFIGS, key=["HEADS", "KV_HEADS", "D", "CAUSAL"])(forward_kernel)
+# --8<-- [end:configs]
 
 
 def attention(q, k, v, starts, causal=False, k_starts=None, block=None, longest=None):
     """Output [tokens, heads, d] and log-sum-exp [heads, tokens]; autotuned if `block` is None.
 
-    d is a power of two from 16 on, in fp32 or 16 bits; kv_heads divides heads. Causal: the
-    last query of a sequence sees its last key.
+    d must be a power of two and at least 16, in fp32 or 16 bits, and kv_heads must divide
+    heads. With `causal`, the last query of a sequence sees its last key.
     """
     tokens, heads, d = q.shape
     if d & (d - 1) or d < 16 or not all(t.is_contiguous() for t in (q, k, v)):
@@ -123,7 +130,7 @@ def attention(q, k, v, starts, causal=False, k_starts=None, block=None, longest=
     if k.shape != v.shape or k.shape[2] != d or heads % k.shape[1] or q.itemsize > 4:
         raise ValueError("attention takes k, v as wide as q, kv_heads dividing heads, no fp64")
     k_starts = starts if k_starts is None else k_starts
-    longest = longest or int((starts[1:] - starts[:-1]).max())  # asking the GPU is a wait
+    longest = longest or int((starts[1:] - starts[:-1]).max())  # this waits for the GPU
     o, lse = torch.empty_like(q), q.new_empty(heads, tokens, dtype=torch.float32)
     tensors = (q, k, v, o, lse, starts, k_starts)
     numbers = (d**-0.5, tokens, heads, k.shape[1], d, causal)
@@ -139,7 +146,7 @@ def attention(q, k, v, starts, causal=False, k_starts=None, block=None, longest=
 
 
 def reference(q, k, v, starts, causal, k_starts, dtype):
-    """Sequence by sequence, by the definition, every step in `dtype`."""
+    """Attention by its definition, one sequence at a time, with every step in `dtype`."""
     outs, lses = [], []
     for (a, b), (c, e) in zip(pairs(starts), pairs(k_starts), strict=True):
         group = q.shape[1] // k.shape[1]
@@ -169,8 +176,8 @@ def main() -> None:
     for lengths, k_lengths, heads, kv_heads, d, causal, block in (
         ((33,), (33,), 2, 2, 16, False, (16, 32)),
         ((1, 40, 17), (1, 40, 17), 4, 2, 32, True, (16, 16)),
-        ((5, 20), (37, 20), 4, 1, 16, True, (32, 16)),  # fewer queries than keys: a cache
-        ((20, 16), (7, 33), 2, 1, 64, True, (16, 16)),  # 13 queries that see no key
+        ((5, 20), (37, 20), 4, 1, 16, True, (32, 16)),  # fewer queries than keys
+        ((20, 16), (7, 33), 2, 1, 64, True, (16, 16)),  # 13 queries see no key
     ):
         starts, k_starts = (
             torch.tensor([0, *x], device=device).cumsum(0).int() for x in (lengths, k_lengths)

@@ -1,31 +1,36 @@
-"""Warp specialisation, simulated: roles that load, multiply, take exponentials and correct.
+"""This simulation shows warp specialization: warps load, multiply, take exponentials, correct.
 
-A role is a generator that starts operations on a unit and waits for what others have finished,
-as warps do with barriers. Schedules are those of FlashAttention-3 (arXiv 2407.08608, sections
-3.1 and 3.2) and of FlashAttention-4 (arXiv 2603.05451, section 3.1), whose rates a clock and
-multiprocessor these are. Latencies are left out: shares are bounds. Draws warp_roles.svg.
+A role is a generator. It starts operations on a unit, and it waits until an operation of
+another role has ended, as warps do with barriers. The schedules are those of FlashAttention-3
+(arXiv 2407.08608, sections 3.1, 3.2) and of FlashAttention-4 (arXiv 2603.05451, section 3.1).
+The rates of the tensor cores and exponential units are those of the second paper. The rate of
+the L2 cache, 5,120 bytes per clock, is that of an A100 and an assumption for the others. The
+simulation has no latencies, so its shares are upper bounds. Look at the columns "products",
+which is the share of time in which the tensor cores work, and "limit", which a formula predicts
+without the simulation. Draws warp_roles.svg.
 """
 
 import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise, product
 
 D, KEYS, TILES, STAGES = 128, 128, 64, 2
 Role = Iterator[tuple]
 
 
 class Machine:
-    """Clocks for a group's tile of queries against one tile of keys, by unit."""
+    """Clocks that each unit needs for one group's queries and one tile of keys."""
 
     def __init__(self, name: str, rows: int, flops: int, exps: int, sms: int) -> None:
         self.name, self.rows, scores = name, rows, rows * KEYS
-        self.product = 2 * scores * D / flops  # on tensor cores
+        self.product = 2 * scores * D / flops  # one of two products, on the tensor cores
         self.exp = scores / exps
         self.max = self.rest = scores / 128  # comparisons; sums and rounding: 128 lanes
-        self.rescale = rows * D / 128
-        self.copy = 2 * KEYS * D / (5120 / sms)  # keys, or values, from L2: 5,120 bytes a clock
-        self.emulated = scores * 6 / 128  # 2^x in some six instructions, two lanes in one
+        self.rescale = rows * D / 128  # the output, one multiplication per element
+        self.copy = 2 * KEYS * D / (5120 / sms)  # keys or values: a share of the L2 cache
+        self.emulated = scores * 6 / 128  # about 12 instructions compute 2^x for two scores
 
 
 H100 = Machine("H100", 64, 4096, 16, 132)
@@ -34,11 +39,12 @@ B300 = Machine("B300", 128, 8192, 32, 148)
 
 
 # --8<-- [start:run]
-def run(roles: dict[str, Role]) -> tuple[float, list[tuple[str, str, float, float]]]:
-    """When the last operation ends, and every (role, unit, start, clocks).
+def run(roles: dict[str, Role]) -> tuple[float, list[tuple[str, str, float, float]], dict]:
+    """Return the end of the last operation, every (role, unit, start, clocks), and all ends.
 
-    A role yields ("start", unit, clocks, what) and goes on, or ("wait", what) and stops until
-    that has ended. A unit serves one operation after the other, in the order they were started.
+    A role yields ("start", unit, clocks, what) and continues, or it yields ("wait", what) and
+    stops until that operation has ended. A unit serves the operations in the order in which
+    they were started.
     """
     free, ended, sleeping, bars = defaultdict(float), {}, defaultdict(list), []
     ready = [(0.0, i, name) for i, name in enumerate(roles)]
@@ -56,8 +62,8 @@ def run(roles: dict[str, Role]) -> tuple[float, list[tuple[str, str, float, floa
                 heapq.heappush(ready, (max(now, ended[what]), i, name))
             case ("wait", what):
                 sleeping[what].append((now, i, name))
-    assert not sleeping, f"waits for what nobody does: {list(sleeping)}"
-    return max(ended.values()), bars
+    assert not sleeping, f"a role waits for operations that no role starts: {list(sleeping)}"
+    return max(ended.values()), bars, ended
 
 
 # --8<-- [end:run]
@@ -65,7 +71,7 @@ def run(roles: dict[str, Role]) -> tuple[float, list[tuple[str, str, float, floa
 
 # --8<-- [start:hopper]
 def produce(m: Machine, groups: int) -> Role:
-    """The producer: next keys, next values, each into a buffer that all groups have left."""
+    """The producer copies the next keys or values into a buffer that no group still reads."""
     for j in range(TILES):
         for tile, last_use in (("k", "s"), ("v", "out")):
             for g in range(groups if j >= STAGES else 0):
@@ -83,14 +89,18 @@ def softmax(m: Machine, g: int, j: int) -> Role:
 
 
 def group(m: Machine, g: int, alone: bool = False, ahead: bool = False) -> Role:
-    """A warpgroup of FlashAttention-3; `alone` loads too, `ahead` has the next scores made."""
+    """A warpgroup of FlashAttention-3 multiplies and computes the softmax.
+
+    With `alone` it also copies. With `ahead` it starts the product of the next tile's scores
+    before the softmax of the current tile.
+    """
     for j in range(TILES + ahead):
         if alone:
             yield "start", "copy", m.copy, ("k", j)
         if j < TILES:
             yield "wait", ("k", j)
             yield "start", "tensor", m.product, ("s", g, j)
-        if ahead and j:  # runs behind the softmax that follows
+        if ahead and j:  # this product runs during the softmax that follows
             yield "wait", ("v", j - 1)
             yield "start", "tensor", m.product, ("out", g, j - 1)
         if j < TILES:
@@ -114,7 +124,7 @@ def group(m: Machine, g: int, alone: bool = False, ahead: bool = False) -> Role:
 
 # --8<-- [start:blackwell]
 def multiply(m: Machine) -> Role:
-    """One warp starts all products; sums lie in tensor memory, so nobody holds them."""
+    """One warp starts all products. Their sums are in tensor memory, not in registers."""
     for j in range(TILES + 1):
         for g in (0, 1):
             if j:
@@ -127,7 +137,7 @@ def multiply(m: Machine) -> Role:
 
 
 def soften(m: Machine, g: int, emulate: float) -> Role:
-    """A softmax warpgroup: a part of its exponentials goes through the fp32 units."""
+    """A softmax warpgroup computes a part of its exponentials on the fp32 units."""
     for j in range(TILES):
         yield "wait", ("s", g, j)
         yield "start", "fp32", m.max, ("max", g, j)
@@ -141,7 +151,7 @@ def soften(m: Machine, g: int, emulate: float) -> Role:
 
 
 def correct(m: Machine, every: int) -> Role:
-    """The correction warpgroup: it shrinks the output, in one tile of `every`."""
+    """The correction warpgroup rescales the output, in one of `every` tiles."""
     for j in range(TILES):
         for g in (0, 1):
             yield "wait", ("max", g, j)
@@ -167,7 +177,7 @@ def flash4(m: Machine, emulate: float = 0, every: int = 8) -> dict[str, Role]:
     )
 
 
-COLOURS = {"tensor": "#0b6e99", "exp": "#c2410c", "fp32": "#d4a017", "copy": "#6b7280"}
+COLOURS = {"tensor": "#0b6e99", "exp": "#c2410c", "fp32": "#a16207", "copy": "#6b7280"}
 WIDTHS = {"tensor": 12, "exp": 14, "fp32": 6, "copy": 8}
 
 
@@ -215,11 +225,11 @@ def main() -> None:
     assert (2 * B200.product, B200.exp) == (1024, 1024)  # as in the paper's table 1
 
     def chain(m: Machine, products: int, emulate: float = 0) -> float:
-        """What a group has to do one after the other for a tile, with so many products."""
+        """Clocks of the steps that a group must do one after the other for a tile."""
         return products * m.product + m.max + m.exp * (1 - emulate) + m.rest
 
     print("\n                                     products  exponentials  fp32  copies   limit")
-    plans = {}
+    plans, shares = {}, {}
     for m, name, groups, roles, step in (
         (H100, "one warpgroup does all", 1, {"all": group(H100, 0, alone=True)},
          chain(H100, 2) + H100.rescale + 2 * H100.copy),
@@ -233,16 +243,34 @@ def main() -> None:
         (B200, "and 25%", 2, flash4(B200, 0.25), chain(B200, 2, 0.25)),
         (B300, "a role each, rare rescaling", 2, flash4(B300), chain(B300, 2)),
     ):  # fmt: skip
-        end, bars = run(roles)
+        end, bars, ended = run(roles)
         busy = dict.fromkeys(COLOURS, 0.0)
         for _, unit, _, clocks in bars:
             busy[unit] += clocks
         assert math.isclose(busy["tensor"], groups * TILES * 2 * m.product)
-        limit = max(TILES * step - m.rescale, *busy.values())  # no schedule does better
+        for unit in COLOURS:  # a unit serves one operation at a time
+            used = sorted(
+                (start, start + clocks) for _, which, start, clocks in bars if which == unit
+            )
+            assert all(a <= b + 1e-6 for (_, a), (b, _) in pairwise(used))
+        if "load" in roles:  # a buffer is filled only after its last reader has finished
+            for tile, last_use in (("k", "s"), ("v", "out")):
+                for j, g in product(range(STAGES, TILES), range(groups)):
+                    assert ended[tile, j] - m.copy >= ended[last_use, g, j - STAGES] - 1e-6
+        limit = max(TILES * step - m.rescale, *busy.values())  # no schedule is faster
         assert limit * (1 - 1e-9) < end < 1.08 * limit
+        shares[m.name, name] = busy["tensor"] / end
         cells = "".join(f"{busy[unit] / end:{width}.0%}" for unit, width in WIDTHS.items())
         print(f"{m.name}  {name:30}{cells}{busy['tensor'] / limit:8.0%}")
         plans[m.name, name] = bars
+    # the lessons of the table
+    loads, both = (
+        shares["H100", n] for n in ("and a warp that loads", "two warpgroups, pingpong")
+    )
+    assert loads > 1.9 * shares["H100", "one warpgroup does all"] and both > 1.6 * loads
+    assert shares["B200", "two warpgroups, pingpong"] < 0.86 < 0.97 < both
+    few, quarter = (shares["B200", f"and {n}"] for n in ("10% of 2^x by polynomial", "25%"))
+    assert few < 0.9 < 0.97 < min(quarter, shares["B300", "a role each, rare rescaling"])
     draw(
         {
             "pingpong": plans["B200", "two warpgroups, pingpong"],
