@@ -76,7 +76,7 @@ CALLED = {
     "IO complexity": "what crosses",
     "pingpong scheduling": "pingpong",
     "incoherent processing": "orthogonal",
-    "split-K (warps)": "keys split over four warps",
+    "split-K (warps)": "keys are split over four warps",
     "sequence packing": "packing",
     "SDPA": "scaled_dot_product_attention",
 }

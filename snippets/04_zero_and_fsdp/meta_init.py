@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 BATCH, H, LAYERS = 12, 48, 4
 
@@ -50,13 +51,14 @@ def initialise(model: Model) -> None:
     torch.manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            whole = nn.Linear(module.in_features, module.out_features)  # one layer at a time
+            # one layer at a time
+            whole = nn.Linear(module.in_features, module.out_features, module.bias is not None)
             for ours, drawn in zip(module.parameters(), whole.parameters(), strict=True):
-                rows = drawn.detach().chunk(ours.device_mesh.size())[
-                    ours.device_mesh.get_rank()
-                ]
+                rows = distribute_tensor(  # without communication
+                    drawn.detach(), ours.device_mesh, ours.placements, src_data_rank=None
+                )
                 with torch.no_grad():
-                    ours.to_local().copy_(rows)
+                    ours.to_local().copy_(rows.to_local())
 
 
 def start() -> torch.device:

@@ -3,7 +3,9 @@
 Every call of fully_shard makes one unit, and one all-gather gathers all parameters of a unit.
 The program shards the same model in three ways: as one unit, as one unit per block, and as one
 unit per linear layer. Look at the columns: the bytes are the same. A larger unit needs fewer
-messages, but more parameters are gathered at the same time.
+messages, but more parameters are gathered at the same time. The single unit needs
+reshard_after_forward=True. By default, FSDP would not free it after forward, and backward would
+gather nothing.
 """
 
 import copy
