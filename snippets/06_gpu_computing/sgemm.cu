@@ -87,12 +87,14 @@ __global__ void tile_1d(int M, int N, int K, const float *A, const float *B, flo
         a[t / BK][t % BK] = ar < M && ak < K ? A[ar * padded(K) + ak] : 0;
         b[t / BN][t % BN] = bk < K && bc < N ? B[bk * padded(N) + bc] : 0;
         __syncthreads();
+        // --8<-- [start:tile_1d_loop]
 #pragma unroll
         for (int k = 0; k < BK; k++) {
             const float right = b[k][x];
 #pragma unroll
             for (int i = 0; i < TM; i++) sum[i] += a[y + i][k] * right;
         }
+        // --8<-- [end:tile_1d_loop]
         __syncthreads();
     }
     for (int i = 0; i < TM; i++)
@@ -118,6 +120,7 @@ __global__ void __launch_bounds__(256, 2)
             b[i / BN][i % BN] = bk < K && bc < N ? B[bk * padded(N) + bc] : 0;
         }
         __syncthreads();
+        // --8<-- [start:tile_2d_loop]
 #pragma unroll
         for (int k = 0; k < BK; k++) {
             float left[TM], right[TN];
@@ -130,6 +133,7 @@ __global__ void __launch_bounds__(256, 2)
 #pragma unroll
                 for (int j = 0; j < TN; j++) sum[i][j] += left[i] * right[j];
         }
+        // --8<-- [end:tile_2d_loop]
         __syncthreads();
     }
 #pragma unroll
@@ -163,6 +167,7 @@ __global__ void __launch_bounds__(256, 2)
     const int ar = t / 2, ak = t % 2 * 4, bk = t / 32, bc = t % 32 * 4;
     float sum[TM][TN] = {};
     for (int k0 = 0; k0 < K; k0 += BK) {
+        // --8<-- [start:vectorised_step]
         const float4 from_a = load4(A, M, K, row0 + ar, k0 + ak);
         a[ak][ar] = from_a.x, a[ak + 1][ar] = from_a.y;
         a[ak + 2][ar] = from_a.z, a[ak + 3][ar] = from_a.w;
@@ -175,6 +180,7 @@ __global__ void __launch_bounds__(256, 2)
             for (int i = 0; i < TM; i += 4) as4(left[i]) = as4(a[k][y + i]);
 #pragma unroll
             for (int j = 0; j < TN; j += 4) as4(right[j]) = as4(b[k][x + j]);
+        // --8<-- [end:vectorised_step]
 #pragma unroll
             for (int i = 0; i < TM; i++)
 #pragma unroll
@@ -200,6 +206,7 @@ constexpr int BM = 128, BN = 128, BK = 16, THREADS = 256;
 using ATile = float[BK][BM + 4];  // 4 more, or the transposing stores would meet in few banks
 using BTile = float[BK][BN];
 
+// --8<-- [start:place]
 struct Place {  // where this lane's four squares begin
     int y, x;
     __device__ Place() {
@@ -210,6 +217,7 @@ struct Place {  // where this lane's four squares begin
         x = warp % 4 * 32 + (lane / 4 % 2 * 2 + lane % 2) * 4;
     }
 };
+// --8<-- [end:place]
 
 struct Fetched {  // this thread's share of two tiles, on its way through registers
     float4 a[2], b[2];
@@ -234,6 +242,7 @@ struct Fetched {  // this thread's share of two tiles, on its way through regist
     }
 };
 
+// --8<-- [start:multiply]
 __device__ void multiply(ATile &a, BTile &b, Place at, float (&sum)[8][8]) {
 #pragma unroll
     for (int k = 0; k < BK; k++) {
@@ -246,6 +255,7 @@ __device__ void multiply(ATile &a, BTile &b, Place at, float (&sum)[8][8]) {
             for (int j = 0; j < 8; j++) sum[i][j] += left[i] * right[j];
     }
 }
+// --8<-- [end:multiply]
 // --8<-- [end:lanes]
 
 __device__ void write(int M, int N, float *C, Place at, const float (&sum)[8][8]) {
@@ -291,6 +301,7 @@ __global__ void __launch_bounds__(tile::THREADS, 2)
     const tile::Place at;
     tile::Fetched next;
     float sum[8][8] = {};
+    // --8<-- [start:ahead_loop]
     next.load(M, N, K, A, B, 0);
     next.store(a[0], b[0]);
     __syncthreads();
@@ -303,6 +314,7 @@ __global__ void __launch_bounds__(tile::THREADS, 2)
         __syncthreads();
         now = 1 - now;
     }
+    // --8<-- [end:ahead_loop]
     tile::multiply(a[now], b[now], at, sum);
     tile::write(M, N, C, at, sum);
 }
