@@ -144,7 +144,8 @@ def main() -> None:
     # the barrier for the compiler keeps the loads early, and does not keep the stores late
     assert order["double_buffered"][1] == 0 < order["... without __syncwarp()"][1]
     assert order["tiled"][1] == 0
-    assert order["... with __syncwarp()"][2] < order["tiled"][0]
+    assert order["... with __syncwarp()"][2] == order["tiled"][2] < 0.6 * order["tiled"][0]
+    assert order["double_buffered"][2] > 0.9 * order["double_buffered"][0]
 
     copies = {line for k in ahead.values() for line in k[2] if "LDGSTS" in line}
     assert copies and all("LDGSTS.E.BYPASS.128" in line for line in copies)
