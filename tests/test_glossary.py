@@ -47,7 +47,6 @@ CALLED = {
     "warp divergence": "divergence",
     "swizzle": "swizzling",
     "register tile": "registers",
-    "double buffering": "a second pair of tiles",
     "data race": "two threads at one byte",
     "CUDA context": "context",
     "CUDA stream": "stream",

@@ -140,6 +140,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     __syncthreads();
 
+    // --8<-- [start:producer]
     if (warp == CONSUMERS) {  // the producer
         if (lane == 0)
             for (int i = 0; i < K / BK; i++) {
@@ -151,7 +152,9 @@ __global__ void __launch_bounds__(THREADS, 2)
             }
         return;
     }
+    // --8<-- [end:producer]
 
+    // --8<-- [start:consumers]
     const int half = warp / 4 * 64;  // the rows of this warpgroup
     float sum[64] = {};
     for (int i = 0; i < K / BK; i++) {
@@ -165,6 +168,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
         if (lane == 0) arrive(&s.empty[stage]);  // only now: wgmma reads on after it was issued
     }
+    // --8<-- [end:consumers]
 
     // a lane holds two neighbours in every eight columns, in two rows
     float *to = C + size_t(row + half + warp % 4 * 16 + lane / 4) * N + column + lane % 4 * 2;

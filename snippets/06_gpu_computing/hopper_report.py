@@ -1,7 +1,10 @@
-"""What nvcc made of hopper.cu: two instructions load, four multiply, and no thread helps.
+"""The machine code of hopper.cu contains no load or store of a factor by a thread.
 
-Start it with hopper.cu. It is compiled for sm_90a, which needs no GPU, and its machine code is
-counted: in the whole kernel, and in the loop of the warps that multiply.
+    python hopper_report.py hopper.cu
+
+The program compiles hopper.cu for sm_90a, which needs no GPU. It counts instructions in the
+whole kernel and in the loop of the warps that multiply. Two instructions of TMA load the tiles
+of a stage, and four `wgmma` multiply them.
 """
 
 import re

@@ -1,12 +1,13 @@
-"""What the compiler says of a kernel: bytes per multiply-add, registers, spills, occupancy.
+"""What the compiler made of a kernel: bytes per multiply-add, registers, spills and occupancy.
 
     python kernel_report.py sgemm.cu
 
-nvcc compiles for compute capability 9.0. In the PTX the loop with the most multiply-adds is
-looked up, and the bytes that its instructions load are counted. `cuobjdump`, of which Triton's
-package brings a copy, shows the machine code: how many loads of 4 and of 16 bytes became of
-them. `ptxas -v` prints registers and shared memory, from which follows how many blocks an SM
-holds. The columns `by hand` are derived in the chapter.
+The program compiles for compute capability 9.0, which needs no GPU. In the PTX it finds the
+loop with the most multiply-adds and counts the bytes that the loads of this loop move. The
+columns `by hand` contain the numbers that the chapter derives, and the program compares both.
+`cuobjdump` shows the machine code, in which the program counts loads of 4 and of 16 bytes.
+(Triton's package contains a copy of `cuobjdump`.) `ptxas -v` prints registers and shared
+memory, from which the program computes how many blocks fit on an SM.
 """
 
 import importlib.util

@@ -1,13 +1,20 @@
 """Why each rung of the matrix ladder is faster: clocks of loading against multiplying.
 
-An SM multiplies and adds for 4 warps per clock (128 lanes): a quarter of a clock for an FMA of
-one warp. Its L1 and shared memory answer one request per clock with at most 128 bytes: one line
-of 128 bytes, or one word from each of 32 banks. So a warp's load takes as many passes as it
-touches lines, or as its fullest bank has different words; a 16-byte load is answered for 8
-lanes at a time, or for 16 where neighbours (lanes 2i and 2i + 1, or i and i + 2) want the same,
-as NVIDIA's engineers describe it for compute capability 7. The larger of the two clock counts
-bounds the speed. Beside it stands what ./sgemm measured on an H200, by its transcript. Draws
-ladder_model.svg.
+An SM of an H200 multiplies and adds for 4 warps per clock (128 lanes), so one multiply-add of
+a warp needs a quarter of a clock. Its L1 cache and shared memory deliver at most 128 bytes per
+clock: one line of L1, or one word of 4 bytes from each of 32 banks. One such delivery is a
+pass. A load from global memory needs one pass for each line that the warp touches. A load from
+shared memory needs as many passes as its fullest bank has different words. A 16-byte load is
+delivered to 8 lanes in a pass, or to 16 lanes if neighbours (lanes 2i and 2i + 1, or lanes i
+and i + 2) want the same address, as an engineer of NVIDIA describes it for compute capability
+7. The larger of the two numbers of clocks bounds the speed of a rung.
+
+Look first at the passes for square tiles of a lane. From 8 x 8 on, loading is not the longer
+part even if no two lanes want the same address. Then compare the bound of each rung with the
+speed that ./sgemm measured on an H200, which is read from its transcript. A simpler rule
+counts the bytes of every lane, 128 in a clock. The measurements of two rungs refute it, because
+the same word for several lanes needs only one pass. The last lines predict how much of the time
+double_buffer.cu multiplies if it loads and multiplies in turns. Draws ladder_model.svg.
 """
 
 import re
@@ -21,11 +28,18 @@ import matplotlib.pyplot as plt
 SMS, GHZ = 132, 1.98  # H200
 PEAK = SMS * 128 * 2 * GHZ / 1000  # TFLOP/s
 LANES = range(32)
+LATENCY = 1000  # clocks from a request to its data, assumed by double_buffer.cu
 # TFLOP/s, 4096 x 4096 x 4096: cuBLAS, then the rungs
 RECORDED = Path(__file__).with_name("sgemm.cuda.txt").read_text("utf-8")
 assert "NVIDIA H200" in RECORDED.partition("\n")[0]
 (_, CUBLAS), *RUNGS = re.findall(r"^(\w+) +≈[\d.]+ ms +≈([\d.]+) TFLOP/s", RECORDED, re.M)
 CUBLAS = float(CUBLAS)
+AHEAD = Path(__file__).with_name("double_buffer.cuda.txt").read_text("utf-8")
+assert "NVIDIA H200" in AHEAD.partition("\n")[0]
+ONE_BLOCK = {  # TFLOP/s of double_buffer.cu with one block on an SM
+    name: float(speed)
+    for name, speed in re.findall(r"^(.{8}): ≈([\d.]+) TFLOP/s with one block", AHEAD, re.M)
+}
 MEASURED = {f"{n} {name}": float(speed) for n, (name, speed) in enumerate(RUNGS, 1)}
 
 
@@ -93,6 +107,38 @@ def rungs() -> dict[str, tuple[int, int]]:
 # --8<-- [end:rungs]
 
 
+# --8<-- [start:lane_tiles]
+def lane_tile(rows: int, columns: int) -> tuple[int, int, float]:
+    """Clocks of a warp for one step of k if each lane computes `rows` x `columns` sums.
+
+    Returns the passes of loading if neighbouring lanes share addresses, the passes if they do
+    not, and the clocks of multiplying. All loads have 16 bytes.
+    """
+    of_a, of_b = rows // 4, columns // 4  # loads of each lane
+    shared = of_a * passes(down, 4) + of_b * passes(across, 4)
+    unshared = (of_a + of_b) * passes(lambda i: 4 * i, 4)  # all lanes want different words
+    return shared, unshared, rows * columns / 4
+
+
+# --8<-- [end:lane_tiles]
+
+
+def in_turns() -> tuple[int, float]:
+    """Passes and clocks of multiplying of one warp for a step of 16 of k in double_buffer.cu.
+
+    A thread has 4 x 4 sums. ptxas joins four k of a row of a[64][20] into one load.
+    """
+    return (
+        16 * passes(lambda i: i // 16 * 4 * 20, 4) + 16 * passes(lambda i: i % 16 * 4, 4),
+        16 * 4 * 4 / 4,
+    )
+
+
+def one_byte_bound(bytes_per_fma: float) -> float:
+    """TFLOP/s if shared memory had to deliver these bytes to every lane, 128 in a clock."""
+    return PEAK / max(1, bytes_per_fma)
+
+
 def bound(loading: int, fma: int) -> float:
     """TFLOP/s, when loading and multiplying overlap and the slower decides."""
     return PEAK * (fma / 4) / max(loading, fma / 4)
@@ -129,7 +175,18 @@ def draw(bounds: dict[str, float]) -> None:
 
 
 def main() -> None:
-    print(f"peak: {SMS} SMs x 128 lanes x 2 FLOP x {GHZ:.2f} GHz = {PEAK:.1f} TFLOP/s")
+    print("tile of a lane  sums  passes: neighbours share  or do not  clocks of multiplying")
+    tiles = {(t, u): lane_tile(t, u) for t, u in ((4, 4), (8, 8), (8, 16), (16, 16))}
+    for (rows, columns), (shared, unshared, multiplying) in tiles.items():
+        print(
+            f"{f'{rows} x {columns}':14} {rows * columns:5} {shared:24} {unshared:11}"
+            f" {multiplying:22g}"
+        )
+    # loading is never the longer part from 8 x 8 on; 4 x 4 needs neighbours that share
+    assert [t for t, (_, unshared, fma) in tiles.items() if unshared > fma] == [(4, 4)]
+    assert tiles[4, 4][0] == tiles[4, 4][2]
+
+    print(f"\npeak: {SMS} SMs x 128 lanes x 2 FLOP x {GHZ:.2f} GHz = {PEAK:.1f} TFLOP/s")
     print("rung              loading : multiplying (clocks)  bound  measured  measured / bound")
     bounds = {}
     for name, (loading, fma) in rungs().items():
@@ -148,6 +205,29 @@ def main() -> None:
     row_by_row = 2 * passes(lambda i: i // 4 * 4, 4) + 2 * passes(lambda i: i % 4 * 4, 4)
     assert (row_by_row, rungs()["7 warp_tile"][0]) == (12, 8)
     print(f"warp_tile with lanes row by row: {row_by_row} clocks of loading")
+
+    print("\nIf every lane's bytes counted, 128 in a clock:  bytes per FMA  bound  measured")
+    for name, size in (("3 shared", 8.0), ("4 tile_1d", 4.5)):
+        assert MEASURED[name] > one_byte_bound(size)  # so this rule is refuted
+        print(f"{name:47} {size:14g} {one_byte_bound(size):6.2f} {MEASURED[name]:9.2f}")
+
+    loading, fma = in_turns()
+    assert loading > fma
+    clocks = 8 * loading  # of a block of 8 warps
+    flop = 2 * 64 * 64 * 16
+    took = {name: flop * SMS * GHZ / speed / 1e3 for name, speed in ONE_BLOCK.items()}
+    predicted = clocks / (clocks + LATENCY)
+    measured = took["4 stages"] / took["in turns"]
+    assert predicted < measured < 1
+    print(
+        f"\ndouble_buffer.cu, a step of one block: {clocks} passes, {8 * fma:g} clocks of FMAs"
+    )
+    print(f"bound with many blocks: {bound(loading, 4 * fma):.1f} TFLOP/s")
+    print(f"in turns, latency {LATENCY}: predicted to multiply {predicted:.0%} of the time")
+    print(
+        f"measured: {took['4 stages']:.0f} of {took['in turns']:.0f} clocks, which is"
+        f" {measured:.0%}; the others are {took['in turns'] - took['4 stages']:.0f}"
+    )
     draw(bounds)
 
 

@@ -1,8 +1,9 @@
-"""The barriers of hopper.cu in every order of events: who may touch a stage, and when.
+"""A model of the barriers of hopper.cu visits every order of events and finds seven mistakes.
 
-A producer asks TMA for the two halves of a tile, A's and B's; TMA writes them when it likes;
-two consumers read. All states that a small case can reach are visited, so no race is missed.
-Then one thing at a time is made wrong, and the shortest way into trouble is told.
+A producer requests the two halves of a tile (A's and B's) from TMA. TMA writes a half at any
+later time. Two consumers read the tile. The program visits every state that a small case can
+reach, so it finds every race of this case. Then it changes one thing at a time and prints the
+smallest number of steps that leads to an error.
 """
 
 from collections import deque
@@ -12,11 +13,11 @@ Instruction = tuple  # what, then its operands
 
 
 class Wrong(Exception):
-    """Something that must not happen."""
+    """A state that must not occur, such as a tile that is overwritten while it is read."""
 
 
 class Barrier(NamedTuple):
-    """An mbarrier: a phase ends when nobody and nothing is missing, and the next one begins."""
+    """An mbarrier. When no arrival and no data is missing, a phase ends and the next begins."""
 
     phase: int
     missing: int  # arrivals of this phase that have not come
@@ -30,7 +31,7 @@ class Barrier(NamedTuple):
         return Barrier(self.phase, missing, announced, self.count)
 
     def over(self, parity: int) -> bool:
-        """What try_wait.parity says: the last phase of this parity is over, not the current."""
+        """What try_wait.parity returns: whether the latest phase of this parity is over."""
         return self.phase % 2 != parity
 
 
@@ -56,7 +57,7 @@ class Design(NamedTuple):
 
 
 def programs(d: Design) -> list[list[Instruction]]:
-    """What the producer does, and what each of the two consumers does."""
+    """The instructions of the producer and of each of the two consumers."""
     producer, consumer = [], []
     for tile in range(d.tiles):
         stage, turn = tile % d.stages, tile // d.stages
@@ -110,7 +111,7 @@ def step(s: State, who: int, instruction: Instruction) -> State | None:
 
 
 def land(s: State, flight: tuple[int, int, int]) -> State:
-    """TMA has written a half and reports it."""
+    """The state after TMA has written a half and reported it to the barrier."""
     stage, half, tile = flight
     memory = replaced(s.memory, stage, replaced(s.memory[stage], half, tile))
     full = replaced(s.full, stage, s.full[stage].changed(0, -1))
@@ -119,9 +120,10 @@ def land(s: State, flight: tuple[int, int, int]) -> State:
 
 # --8<-- [start:explore]
 def explore(d: Design) -> tuple[int, int]:
-    """Visit every state; return how many there are, and the most halves on their way at a read.
+    """Visit every state. Return the number of states and the largest overlap.
 
-    Raises Wrong with the number of steps of the shortest way to what must not happen.
+    The overlap is the number of halves that are on their way while a consumer reads. Raises
+    Wrong with the smallest number of steps that leads to a state that must not occur.
     """
     threads = programs(d)
     start = State(

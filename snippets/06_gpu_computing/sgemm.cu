@@ -1,8 +1,8 @@
-// C = A B in fp32, eight times: from one thread per element to double-buffered warp tiles.
+// C = A B in fp32 by eight kernels: from one thread per element to double-buffered warp tiles.
 //
-// Row-major; a row is padded to a multiple of four floats, the padding zero, so that every row
-// begins at a multiple of 16 bytes and a float4 never straddles the end of one. After S. Boehm's
-// worklog, "How to Optimize a CUDA Matmul Kernel", whose tile sizes rungs 1 to 6 keep.
+// Matrices are row-major. Each row is padded with zeros to a multiple of four floats, so every row
+// begins at a multiple of 16 bytes and no float4 crosses the end of a row. The ladder and the tile
+// sizes of rungs 1 to 6 are from S. Boehm's worklog, "How to Optimize a CUDA Matmul Kernel".
 //
 // ./sgemm          checks, then times 4096 x 4096 x 4096 beside cuBLAS
 // ./sgemm --check  small awkward sizes only
@@ -27,11 +27,11 @@
         }                                                                                     \
     } while (0)
 
-// Floats from one row to the next.
+// The number of floats from one row to the next.
 __host__ __device__ constexpr int padded(int length) { return (length + 3) / 4 * 4; }
 
 // --8<-- [start:naive]
-// Rung 1. One thread computes one element; the lanes of a warp lie along a column of C.
+// Rung 1. One thread computes one element. The lanes of a warp compute a column of C.
 __global__ void naive(int M, int N, int K, const float *A, const float *B, float *C) {
     const int row = blockIdx.y * 32 + threadIdx.x;
     const int col = blockIdx.x * 32 + threadIdx.y;
@@ -43,7 +43,7 @@ __global__ void naive(int M, int N, int K, const float *A, const float *B, float
 // --8<-- [end:naive]
 
 // --8<-- [start:coalesced]
-// Rung 2. The same with x and y exchanged: the lanes of a warp lie along a row of C.
+// Rung 2. x and y are exchanged. The lanes of a warp compute a row of C.
 __global__ void coalesced(int M, int N, int K, const float *A, const float *B, float *C) {
     const int row = blockIdx.y * 32 + threadIdx.y;
     const int col = blockIdx.x * 32 + threadIdx.x;
@@ -55,8 +55,8 @@ __global__ void coalesced(int M, int N, int K, const float *A, const float *B, f
 // --8<-- [end:coalesced]
 
 // --8<-- [start:shared]
-// Rung 3. A block copies 32 x 32 of A and of B to shared memory, for all of its
-// threads.
+// Rung 3. A block copies 32 x 32 elements of A and of B to shared memory, where all its
+// threads read them.
 __global__ void shared(int M, int N, int K, const float *A, const float *B, float *C) {
     __shared__ float a[32][32], b[32][32];
     const int x = threadIdx.x, y = threadIdx.y;
@@ -65,17 +65,17 @@ __global__ void shared(int M, int N, int K, const float *A, const float *B, floa
     for (int k0 = 0; k0 < K; k0 += 32) {
         a[y][x] = row < M && k0 + x < K ? A[row * padded(K) + k0 + x] : 0;
         b[y][x] = k0 + y < K && col < N ? B[(k0 + y) * padded(N) + col] : 0;
-        __syncthreads();  // the tiles are whole
+        __syncthreads();  // the tiles are complete
 #pragma unroll
         for (int k = 0; k < 32; k++) sum += a[y][k] * b[k][x];
-        __syncthreads();  // nobody reads them any more
+        __syncthreads();  // no thread reads them any more
     }
     if (row < M && col < N) C[row * padded(N) + col] = sum;
 }
 // --8<-- [end:shared]
 
 // --8<-- [start:tile_1d]
-// Rung 4. 512 threads compute 64 x 64, a thread a column of 8: one b serves 8 sums.
+// Rung 4. 512 threads compute 64 x 64 elements. Each thread computes a column of 8.
 __global__ void tile_1d(int M, int N, int K, const float *A, const float *B, float *C) {
     constexpr int BM = 64, BN = 64, BK = 8, TM = 8;
     __shared__ float a[BM][BK], b[BK][BN];
@@ -87,12 +87,14 @@ __global__ void tile_1d(int M, int N, int K, const float *A, const float *B, flo
         a[t / BK][t % BK] = ar < M && ak < K ? A[ar * padded(K) + ak] : 0;
         b[t / BN][t % BN] = bk < K && bc < N ? B[bk * padded(N) + bc] : 0;
         __syncthreads();
+        // --8<-- [start:tile_1d_loop]
 #pragma unroll
         for (int k = 0; k < BK; k++) {
             const float right = b[k][x];
 #pragma unroll
             for (int i = 0; i < TM; i++) sum[i] += a[y + i][k] * right;
         }
+        // --8<-- [end:tile_1d_loop]
         __syncthreads();
     }
     for (int i = 0; i < TM; i++)
@@ -101,7 +103,7 @@ __global__ void tile_1d(int M, int N, int K, const float *A, const float *B, flo
 // --8<-- [end:tile_1d]
 
 // --8<-- [start:tile_2d]
-// Rung 5. 256 threads compute 128 x 128, a thread 8 x 8: 16 values for 64 FMAs.
+// Rung 5. 256 threads compute 128 x 128 elements. Each thread reads 16 values for 64 FMAs.
 __global__ void __launch_bounds__(256, 2)
     tile_2d(int M, int N, int K, const float *A, const float *B, float *C) {
     constexpr int BM = 128, BN = 128, BK = 8, TM = 8, TN = 8, THREADS = 256;
@@ -118,6 +120,7 @@ __global__ void __launch_bounds__(256, 2)
             b[i / BN][i % BN] = bk < K && bc < N ? B[bk * padded(N) + bc] : 0;
         }
         __syncthreads();
+        // --8<-- [start:tile_2d_loop]
 #pragma unroll
         for (int k = 0; k < BK; k++) {
             float left[TM], right[TN];
@@ -130,6 +133,7 @@ __global__ void __launch_bounds__(256, 2)
 #pragma unroll
                 for (int j = 0; j < TN; j++) sum[i][j] += left[i] * right[j];
         }
+        // --8<-- [end:tile_2d_loop]
         __syncthreads();
     }
 #pragma unroll
@@ -152,8 +156,8 @@ __device__ float4 &as4(float &first) { return reinterpret_cast<float4 &>(first);
 // --8<-- [end:float4]
 
 // --8<-- [start:vectorised]
-// Rung 6. The same tiles, moved 16 bytes at a time. A's tile is stored transposed, so that the
-// 8 values of a column, which a thread needs together, lie together.
+// Rung 6. Loads and stores move 16 bytes. A's tile is stored transposed, so that the 8 values of
+// a column, which a thread needs together, are neighbours.
 __global__ void __launch_bounds__(256, 2)
     vectorised(int M, int N, int K, const float *A, const float *B, float *C) {
     constexpr int BM = 128, BN = 128, BK = 8, TM = 8, TN = 8;
@@ -163,6 +167,7 @@ __global__ void __launch_bounds__(256, 2)
     const int ar = t / 2, ak = t % 2 * 4, bk = t / 32, bc = t % 32 * 4;
     float sum[TM][TN] = {};
     for (int k0 = 0; k0 < K; k0 += BK) {
+        // --8<-- [start:vectorised_step]
         const float4 from_a = load4(A, M, K, row0 + ar, k0 + ak);
         a[ak][ar] = from_a.x, a[ak + 1][ar] = from_a.y;
         a[ak + 2][ar] = from_a.z, a[ak + 3][ar] = from_a.w;
@@ -175,6 +180,7 @@ __global__ void __launch_bounds__(256, 2)
             for (int i = 0; i < TM; i += 4) as4(left[i]) = as4(a[k][y + i]);
 #pragma unroll
             for (int j = 0; j < TN; j += 4) as4(right[j]) = as4(b[k][x + j]);
+        // --8<-- [end:vectorised_step]
 #pragma unroll
             for (int i = 0; i < TM; i++)
 #pragma unroll
@@ -193,25 +199,27 @@ __global__ void __launch_bounds__(256, 2)
 // --8<-- [end:vectorised]
 
 // --8<-- [start:lanes]
-// A block of 8 warps computes 128 x 128, a warp 64 x 32 of it, a lane 8 x 8 of that: four
-// squares of 4 x 4, 32 rows and 16 columns apart, so that a warp reads compact runs of a and b.
+// A block of 8 warps computes 128 x 128 elements, and each warp computes 64 x 32 of them. A lane
+// computes four squares of 4 x 4, which are 32 rows and 16 columns apart.
 namespace tile {
 constexpr int BM = 128, BN = 128, BK = 16, THREADS = 256;
-using ATile = float[BK][BM + 4];  // 4 more, or the transposing stores would meet in few banks
+using ATile = float[BK][BM + 4];  // 4 more, so that transposing stores use more banks
 using BTile = float[BK][BN];
 
+// --8<-- [start:place]
 struct Place {  // where this lane's four squares begin
     int y, x;
     __device__ Place() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        // 2 x 4 warps. 8 x 4 lanes, but not row by row: lanes 2i and 2i + 1 share their rows, lanes
-        // i and i + 2 their columns, and then a 16-byte load takes 2 passes instead of 4
+        // 2 x 4 warps of 8 x 4 lanes. Lanes 2i and 2i + 1 share their rows, and lanes i and i + 2
+        // share their columns, so that a 16-byte load needs 2 passes instead of 4
         y = warp / 4 * 64 + (lane / 8 * 2 + lane / 2 % 2) * 4;
         x = warp % 4 * 32 + (lane / 4 % 2 * 2 + lane % 2) * 4;
     }
 };
+// --8<-- [end:place]
 
-struct Fetched {  // this thread's share of two tiles, on its way through registers
+struct Fetched {  // what this thread copies of two tiles, in registers
     float4 a[2], b[2];
 
     __device__ void load(int M, int N, int K, const float *A, const float *B, int k0) {
@@ -234,6 +242,7 @@ struct Fetched {  // this thread's share of two tiles, on its way through regist
     }
 };
 
+// --8<-- [start:multiply]
 __device__ void multiply(ATile &a, BTile &b, Place at, float (&sum)[8][8]) {
 #pragma unroll
     for (int k = 0; k < BK; k++) {
@@ -246,6 +255,7 @@ __device__ void multiply(ATile &a, BTile &b, Place at, float (&sum)[8][8]) {
             for (int j = 0; j < 8; j++) sum[i][j] += left[i] * right[j];
     }
 }
+// --8<-- [end:multiply]
 // --8<-- [end:lanes]
 
 __device__ void write(int M, int N, float *C, Place at, const float (&sum)[8][8]) {
@@ -283,7 +293,7 @@ __global__ void __launch_bounds__(tile::THREADS, 2)
 // --8<-- [end:warp_tile]
 
 // --8<-- [start:double_buffered]
-// Rung 8. Two pairs of tiles: while one is multiplied, the next is under way.
+// Rung 8. There are two pairs of tiles. While one is multiplied, the next one is loaded.
 __global__ void __launch_bounds__(tile::THREADS, 2)
     double_buffered(int M, int N, int K, const float *A, const float *B, float *C) {
     __shared__ __align__(16) tile::ATile a[2];
@@ -291,6 +301,7 @@ __global__ void __launch_bounds__(tile::THREADS, 2)
     const tile::Place at;
     tile::Fetched next;
     float sum[8][8] = {};
+    // --8<-- [start:ahead_loop]
     next.load(M, N, K, A, B, 0);
     next.store(a[0], b[0]);
     __syncthreads();
@@ -303,6 +314,7 @@ __global__ void __launch_bounds__(tile::THREADS, 2)
         __syncthreads();
         now = 1 - now;
     }
+    // --8<-- [end:ahead_loop]
     tile::multiply(a[now], b[now], at, sum);
     tile::write(M, N, C, at, sum);
 }

@@ -98,6 +98,7 @@ struct Fetched {
 };
 
 // --8<-- [start:tiled]
+// --8<-- [start:multiply_tile]
 __device__ void multiply(const ATile &a, const BTile &b, int y, int x, Sum (&sum)[4][4]) {
 #pragma unroll
     for (int k = 0; k < BK; k += 16) {
@@ -113,6 +114,7 @@ __device__ void multiply(const ATile &a, const BTile &b, int y, int x, Sum (&sum
         }
     }
 }
+// --8<-- [end:multiply_tile]
 
 __global__ void __launch_bounds__(THREADS, 2)
     tiled(int M, int N, int K, const Factor *A, const Factor *B, float *C) {

@@ -1,10 +1,12 @@
-"""A tile in a tile in a tile: what block, warp and lane of rungs 7 and 8 read per FMA.
+"""A matrix product divides its result into tiles of a block, of a warp and of a lane.
 
     python tiles_in_tiles.py sgemm.cu
 
-The sizes, and where each lane's squares lie, are read from `sgemm.cu`: its lines run here as
-Python. Every element of the block's tile must belong to one lane and to no other. Draws
-tiles_in_tiles.svg.
+The program reads the sizes of rungs 7 and 8 from `sgemm.cu`, and the place of each lane's
+squares: the lines of C++ run here as Python. It checks that every element of the block's tile
+belongs to exactly one lane. For each tile it prints how many numbers one step of k reads, how
+many multiply-adds use them, and the bytes per multiply-add. Look at the last column: a larger
+tile reads fewer bytes per multiply-add. The program draws tiles_in_tiles.svg.
 """
 
 import re
@@ -18,8 +20,8 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Rectangle
 
-BLUE, RED, GREEN, GREY = "#0b6e99", "#c2410c", "#15803d", "#52525b"
-WARP, LANE = 3, 13  # the ones that are drawn
+BLUE, RED, GREEN = "#0b6e99", "#c2410c", "#15803d"
+WARP, LANE = 2, 13  # the ones that are drawn
 
 
 def constants(source: str) -> dict[str, int]:
@@ -46,71 +48,124 @@ def bytes_per_fma(rows: int, columns: int) -> Fraction:
 
 
 def draw(size: dict[str, int], source: str, warp_tile: tuple[int, int]) -> None:
-    """The block's tile with its strips, and beside it one warp's, with one lane's squares."""
+    """Three panels: the block's tile, one warp's tile in it, one lane's tile in that."""
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "tiles", "font.size": 12}
-    figure = plt.figure(figsize=(7, 3.7))
+    figure = plt.figure(figsize=(9.6, 4.9))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, 7), ylim=(0, 3.7))
+    axes.set(xlim=(0, 9.6), ylim=(0, 4.9))
     axes.axis("off")
 
     def box(x, y, width, height, color, alpha=0.0, line=1.0):
         axes.add_patch(Rectangle((x, y), width, height, color=color, alpha=alpha, lw=0))
         axes.add_patch(Rectangle((x, y), width, height, fill=False, color=color, lw=line))
 
+    def strips(x, width, height, deep, color, rows, columns):
+        """The factors: a strip of A to the left of a tile, a strip of B above it."""
+        box(x - 0.07 - deep, top - height, deep, height, color, 0.3)
+        box(x, top + 0.07, width, deep, color, 0.3)
+        axes.text(
+            x - 0.14 - deep,
+            top - height / 2,
+            f"{rows} of A",
+            color=color,
+            ha="right",
+            va="center",
+            rotation=90,
+        )
+        axes.text(x + width / 2, top + 0.13 + deep, f"{columns} of B", color=color, ha="center")
+
+    def line(x, y, color, width=0.3, style="-"):
+        axes.plot(x, y, color=color, lw=width, ls=style)
+
+    def words(x, color, title, *lines):
+        axes.text(x, 4.62, title, color=color, weight="bold", va="center")
+        for n, text in enumerate(lines):
+            axes.text(x, 1.1 - 0.25 * n, text, color=color, va="center")
+
     rows, columns = warp_tile
-    across, side, left, top = size["BN"] // columns, 2.1, 0.62, 3.2  # inches
-    scale = side / size["BM"]
-    strip = size["BK"] * scale
+    across, side, top = size["BN"] // columns, 2.3, 3.75  # inches
+    scale, left = side / size["BM"], 0.75
+    strips(left, side, side, size["BK"] * scale, BLUE, size["BM"], size["BN"])
     box(left, top - side, side, side, BLUE, 0.08, 1.5)
-    box(left - 0.08 - strip, top - side, strip, side, BLUE, 0.35)
-    box(left, top + 0.08, side, strip, BLUE, 0.35)
-    axes.text(left - 0.2 - strip, top - side / 2, "A", color=BLUE, ha="right", va="center")
-    axes.text(left - 0.12, top + 0.1, "B", color=BLUE, ha="right")
+    warp_y, warp_x = WARP // across * rows, WARP % across * columns
     for warp in range(size["THREADS"] // 32):
         x, y = left + warp % across * columns * scale, top - warp // across * rows * scale
         chosen = warp == WARP
-        box(
-            x,
-            y,
-            columns * scale,
-            -rows * scale,
-            GREEN,
-            0.3 if chosen else 0,
-            1.5 if chosen else 0.5,
-        )
+        box(x, y - rows * scale, columns * scale, rows * scale, GREEN, 0.35 if chosen else 0)
 
-    zoom, at = side / rows, 3.45  # the warp again, as high as the block
+    # the chosen warp, as high as the block
+    zoom, at = side / rows, 4.3
     width = columns * zoom
-    corner = left + (WARP % across + 1) * columns * scale
-    for near, far in ((top, top), (top - rows * scale, top - side)):
-        axes.plot([corner, at - 0.16], [near, far], color=GREEN, lw=0.8, ls=":")
-    box(at, top - side, width, side, GREEN, 0.12, 1.5)
+    for near, far in ((top - warp_y * scale, top), (top - (warp_y + rows) * scale, top - side)):
+        axes.plot(
+            [left + (warp_x + columns) * scale, at - 0.62],
+            [near, far],
+            color=GREEN,
+            lw=1,
+            ls=":",
+        )
+    strips(at, width, side, 0.09, GREEN, rows, columns)
+    box(at, top - side, width, side, GREEN, 0.1, 1.5)
     for k in range(4, rows, 4):
-        axes.plot([at, at + width], [top - k * zoom] * 2, color=GREEN, lw=0.3)
+        line([at, at + width], [top - k * zoom] * 2, GREEN)
     for k in range(4, columns, 4):
-        axes.plot([at + k * zoom] * 2, [top, top - side], color=GREEN, lw=0.3)
-    box(at - 0.14, top - side, 0.09, side, GREEN, 0.2, 0.8)
-    box(at, top + 0.05, width, 0.09, GREEN, 0.2, 0.8)
-    for row, column in squares(source, WARP, LANE):
-        y, x = row - WARP // across * rows, column - WARP % across * columns
-        box(at + x * zoom, top - y * zoom, 4 * zoom, -4 * zoom, RED, 0.8)
-        box(at - 0.14, top - y * zoom, 0.09, -4 * zoom, RED, 0.8)
-        box(at + x * zoom, top + 0.05, 4 * zoom, 0.09, RED, 0.8)
+        line([at + k * zoom] * 2, [top, top - side], GREEN)
+
+    # the chosen lane: its four squares of 4 x 4, moved together
+    cell, beside = 1.84 / 8, 7.35
+    strips(beside, 8 * cell, 8 * cell, 0.09, RED, 8, 8)
+    corners = squares(source, WARP, LANE)
+    for n, (row, column) in enumerate(corners):
+        y, x = top - (row - warp_y) * zoom, at + (column - warp_x) * zoom
+        box(x, y - 4 * zoom, 4 * zoom, 4 * zoom, RED, 0.8)
+        corner_x, corner_y = beside + n % 2 * 4 * cell, top - n // 2 * 4 * cell
+        box(corner_x, corner_y - 4 * cell, 4 * cell, 4 * cell, RED, 0.12, 1.5)
+        for k in range(1, 4):
+            axes.plot(
+                [corner_x, corner_x + 4 * cell], [corner_y - k * cell] * 2, color=RED, lw=0.3
+            )
+            axes.plot(
+                [corner_x + k * cell] * 2, [corner_y - 4 * cell, corner_y], color=RED, lw=0.3
+            )
+    right = at + (corners[1][1] - warp_x + 4) * zoom
+    for row, far in ((corners[0][0] - warp_y, 0), (corners[2][0] - warp_y + 4, 8)):
+        axes.plot(
+            [right, beside - 0.62],
+            [top - row * zoom, top - far * cell],
+            color=RED,
+            lw=1,
+            ls=":",
+        )
 
     block, warp = bytes_per_fma(size["BM"], size["BN"]), bytes_per_fma(rows, columns)
     lane = bytes_per_fma(8, 8)
-    axes.text(left, 0.82, f"block {size['BM']} × {size['BN']}", color=BLUE, weight="bold")
-    axes.text(left, 0.58, f"{block} byte per FMA", color=BLUE)
-    axes.text(at - 0.6, 0.82, f"warp {rows} × {columns}", color=GREEN, weight="bold")
-    axes.text(at - 0.6, 0.58, f"{warp} byte per FMA", color=GREEN)
-    axes.text(at - 0.6, 0.30, "lane 8 × 8", color=RED, weight="bold")
-    axes.text(at - 0.6, 0.06, f"{lane} byte per FMA", color=RED)
-    for y, color, words in (
-        (2.9, BLUE, "from global memory,\nonce for the block"),
-        (2.0, GREEN, "different numbers\nin shared memory"),
-        (1.1, RED, "read by each lane,\ninto its registers"),
-    ):
-        axes.text(4.95, y, words, color=color, va="center", linespacing=1.4)
+    words(
+        0.3,
+        BLUE,
+        f"A block owns {size['BM']} × {size['BN']} of C",
+        f"Each step of k reads {size['BM']} + {size['BN']}",
+        "numbers from global memory",
+        f"for {size['BM'] * size['BN']:,} multiply-adds:",
+        f"{block} byte each",
+    )
+    words(
+        3.55,
+        GREEN,
+        f"One of its {size['THREADS'] // 32} warps owns {rows} × {columns}",
+        f"Each step of k reads {rows} + {columns}",
+        "numbers from shared memory",
+        f"for {rows * columns:,} multiply-adds:",
+        f"{warp} byte each",
+    )
+    words(
+        6.95,
+        RED,
+        "One of 32 lanes owns 8 × 8",
+        "Each step of k reads 8 + 8",
+        "numbers into registers",
+        "for 64 multiply-adds:",
+        f"{lane} byte each",
+    )
     figure.savefig("tiles_in_tiles.svg", transparent=True, metadata={"Date": None})
 
 
