@@ -1,7 +1,7 @@
 """A picture of one operator call on its path through the dispatcher, from left to right.
 
-Each column is one lookup. The dispatcher runs the kernel of the highest key that is not switched
-off. That kernel does its part, switches its own key off, and calls the operator again. The last
+Each column is one lookup. The dispatcher runs the kernel of the highest key that is not off.
+That kernel does its part, switches its own key off, and calls the operator again. The last
 kernel computes the result. dispatcher.py registers an operator that shows the same path.
 
 Plain Python writes the SVG, so the program runs without any package.
@@ -15,7 +15,12 @@ KEYS, KERNELS, RETURN = 92, 232, 330  # upper edges of the rows
 
 LOOKUPS = [  # key, highest first; what its kernel does; colour; which calls enter here
     ("AutocastCPU", ("casts x to bf16", "calls op again"), ORANGE, "a call under autocast"),
-    ("AutogradCPU", ("records the backward", "calls op again"), BLUE, "a call without autocast"),
+    (
+        "AutogradCPU",
+        ("records the backward", "calls op again"),
+        BLUE,
+        "a call without autocast",
+    ),
     ("CPU", ("computes the numbers", "returns y"), GREEN, "a call in inference mode"),
 ]
 
@@ -44,7 +49,7 @@ def arrow(path: str, colour: str = INK) -> str:
 
 
 def keys_of(column: int, left: float) -> tuple[list[str], str]:
-    """Draw the keys of one lookup; return the parts, and the key that the dispatcher chooses."""
+    """Draw the keys of one lookup. Return the parts and the key that the dispatcher chooses."""
     parts, chosen = [], ""
     for row, (key, _, colour, _) in enumerate(LOOKUPS):
         y = KEYS + row * (TALL + 6)

@@ -1,7 +1,7 @@
-"""A picture of the order in which an elementwise operator walks through the memory of operands.
+"""A picture of the order in which an elementwise operator walks through its operands.
 
-Each row of cells is the memory of one operand with 3 × 4 elements. The numbers in the cells show
-in which step the loop reads the element. The colours show the inner loops. On the left all
+Each row of cells is the memory of one operand with 3 × 4 elements. The number in a cell is the
+step of the loop that reads the element. The colours show the inner loops. On the left all
 operands merge into one dimension, so one loop reads neighbouring cells. On the right y is
 transposed, so no order of the loops suits both operands.
 
@@ -89,7 +89,7 @@ def draw() -> tuple[str, list[list[int]]]:
         words_at(
             WIDTH / 2,
             HEIGHT - 10,
-            "A row of cells is memory. The number in a cell is the step that reads or writes it.",
+            "A row of cells is memory. The number in a cell is the step that uses the cell.",
             MUTED,
         )
     )
