@@ -30,6 +30,7 @@ def main() -> None:
         for statement in VARIANTS:
             y = eval(statement)  # check the result before the time is measured
             torch.testing.assert_close(y, torch.where(x < 1, 1 - x, 0))
+            # --8<-- [start:median]
             result = measure(statement, x)
             times = torch.tensor(result.times, dtype=torch.float64)
             low, typical, high = times.quantile(times.new_tensor([0.25, 0.5, 0.75])).tolist()
@@ -38,6 +39,7 @@ def main() -> None:
             # the measurement stores the statement that was timed
             print(f"  {result.task_spec.stmt:21} ≈{1e6 * typical:.1f} µs", end=", ")
             print(f"half of all from ≈{1e6 * low:.1f} to ≈{1e6 * high:.1f} µs")
+            # --8<-- [end:median]
     first, second = (measure("x + 1", x) for _ in range(2))
     print(f"{second.task_spec.stmt} twice: ≈{1e6 * first.median:.2f} µs", end=", ")
     print(f"then ≈{1e6 * second.median:.2f} µs")

@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.library import custom_op, opcheck
 
 
-# --8<-- [start:op]
+# --8<-- [start:forward]
 @custom_op("book::rms_norm", mutates_args=(), device_types="cpu")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y = x / rms(x) · weight over the last dimension: [..., h], [h] -> [..., h], [..., 1]."""
@@ -30,6 +30,8 @@ def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 1)
 
 
+# --8<-- [end:forward]
+# --8<-- [start:backward]
 @custom_op("book::rms_norm_backward", mutates_args=(), device_types="cpu")
 def rms_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor
@@ -47,6 +49,8 @@ def _(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor,
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
+# --8<-- [end:backward]
+# --8<-- [start:autograd]
 def setup_context(ctx, inputs, output) -> None:
     x, weight, _ = inputs
     ctx.save_for_backward(x, weight, output[1])
@@ -58,7 +62,7 @@ def backward(ctx, grad_y: Tensor, _) -> tuple[Tensor, Tensor, None]:
 
 
 rms_norm.register_autograd(backward, setup_context=setup_context)
-# --8<-- [end:op]
+# --8<-- [end:autograd]
 
 
 def block(x: Tensor, weight: Tensor) -> Tensor:

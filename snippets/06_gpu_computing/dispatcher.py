@@ -14,7 +14,7 @@ library = Library("tour", "DEF")
 library.define("double(Tensor x) -> Tensor")
 
 
-# --8<-- [start:tour]
+# --8<-- [start:kernels]
 def cpu(x: torch.Tensor) -> torch.Tensor:  # computes the numbers
     stops.append("CPU")
     return x * 2
@@ -31,6 +31,8 @@ def autocast(x: torch.Tensor) -> torch.Tensor:  # casts, then calls the operator
         return torch.ops.tour.double(x.bfloat16())
 
 
+# --8<-- [end:kernels]
+# --8<-- [start:autograd]
 class Double(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +53,7 @@ def autograd(x: torch.Tensor) -> torch.Tensor:  # records the backward if it is 
 KERNELS = {"CPU": cpu, "Meta": meta, "AutocastCPU": autocast, "Autograd": autograd}
 for key, kernel in KERNELS.items():
     library.impl("double", kernel, key)
-# --8<-- [end:tour]
+# --8<-- [end:autograd]
 
 
 def call(what: str, x: torch.Tensor, *keys: str) -> torch.Tensor:

@@ -35,7 +35,7 @@ static void rows(const float* x, float* y, int64_t count, int64_t width, double 
   });
 }
 
-// --8<-- [start:cpp]
+// --8<-- [start:kernel]
 // Divides each row by its root mean square: [..., width] -> [..., width]
 Tensor rms_norm(const Tensor& input, double eps) {
   STD_TORCH_CHECK(input.is_cpu(), "rms_norm: input must be a CPU tensor");
@@ -49,7 +49,9 @@ Tensor rms_norm(const Tensor& input, double eps) {
     rows(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel() / width, width, eps);
   return y;
 }
+// --8<-- [end:kernel]
 
+// --8<-- [start:wrong]
 // A wrong version without contiguous(): it reads from the pointer on and ignores the strides
 Tensor rms_norm_wrong(const Tensor& x, double eps) {
   Tensor y = torch::stable::new_empty(x, x.sizes());
@@ -57,7 +59,9 @@ Tensor rms_norm_wrong(const Tensor& x, double eps) {
   rows(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel() / width, width, eps);
   return y;
 }
+// --8<-- [end:wrong]
 
+// --8<-- [start:register]
 STABLE_TORCH_LIBRARY(inline_demo, m) {
   m.def("rms_norm(Tensor input, float eps) -> Tensor");
   m.def("rms_norm_wrong(Tensor input, float eps) -> Tensor");
@@ -67,7 +71,7 @@ STABLE_TORCH_LIBRARY_IMPL(inline_demo, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("rms_norm_wrong", TORCH_BOX(&rms_norm_wrong));
 }
-// --8<-- [end:cpp]
+// --8<-- [end:register]
 """
 CUDA = r"""
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
