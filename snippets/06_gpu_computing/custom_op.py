@@ -75,15 +75,19 @@ def main() -> None:
     weight = torch.randn(33, dtype=torch.float64, requires_grad=True)
 
     print("schema:", rms_norm._opoverload._schema)
-    for small in (x, x / 1000):  # eps matters if the squares are near 1e-6
-        y, inverse = rms_norm(small, weight, 1e-6)
-        torch.testing.assert_close(y, torch.nn.functional.rms_norm(small, (33,), weight, 1e-6))
+    strided = torch.randn(33, 4, dtype=torch.float64).T.requires_grad_()  # [4, 33]
+    for sample in (x, x / 1000, strided):  # eps matters if the squares are near 1e-6
+        y, inverse = rms_norm(sample, weight, 1e-6)
+        reference = torch.nn.functional.rms_norm(sample, (33,), weight, 1e-6)
+        torch.testing.assert_close(y, reference)
+        above = torch.randn_like(y)  # a different incoming gradient for each element
+        ours, theirs = (torch.autograd.grad(z, (sample, weight), above) for z in (y, reference))
+        torch.testing.assert_close(ours, theirs)
     assert not inverse.requires_grad
-    print("the forward pass equals torch.nn.functional.rms_norm")
+    print("equal to torch.nn.functional.rms_norm, forward and backward, also if transposed")
     assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-6)[0], (x, weight))
     print("gradcheck: the gradients agree with finite differences")
 
-    strided = torch.randn(33, 4, dtype=torch.float64).T.requires_grad_()  # [4, 33]
     for test, verdict in opcheck(rms_norm, (strided, weight, 1e-6)).items():
         print(f"opcheck: {test:32} {verdict}")
     saved = strided.detach(), weight.detach(), rms_norm(strided, weight, 1e-6)[1].detach()

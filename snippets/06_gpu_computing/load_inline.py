@@ -83,7 +83,7 @@ CUDA = r"""
 
 using torch::stable::Tensor;
 
-// --8<-- [start:cuda]
+// --8<-- [start:cuda_kernel]
 // One warp processes one row
 __global__ void rows(const float* x, float* y, int64_t width, float eps) {
   const float* from = x + blockIdx.x * width;
@@ -93,7 +93,9 @@ __global__ void rows(const float* x, float* y, int64_t width, float eps) {
   const float scale = rsqrtf(squares / width + eps);
   for (int64_t i = threadIdx.x; i < width; i += 32) y[blockIdx.x * width + i] = from[i] * scale;
 }
+// --8<-- [end:cuda_kernel]
 
+// --8<-- [start:cuda]
 Tensor rms_norm_cuda(const Tensor& input, double eps) {
   STD_TORCH_CHECK(input.scalar_type() == torch::headeronly::ScalarType::Float,
                   "rms_norm: input must be float32");

@@ -51,6 +51,10 @@ CPP = r"""
 #include <torch/csrc/stable/tensor.h>
 #include <algorithm>
 
+#if !defined(Py_LIMITED_API) || !defined(TORCH_TARGET_VERSION)
+#error "setup.py must set both limits, or the wheel does not work with every version"
+#endif
+
 using torch::stable::Tensor;
 
 // Computes max(0, 1 - x) for each element
