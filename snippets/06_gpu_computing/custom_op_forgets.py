@@ -1,4 +1,4 @@
-"""Six operators compute the right numbers and still have a mistake in their registration.
+"""Six operators compute the right numbers, but each of them breaks one rule of PyTorch.
 
 Five mistakes cause an error: at the first call, in training, in opcheck, or in a compiled
 function. The sixth causes no error. It gives a wrong gradient, and opcheck finds it.
