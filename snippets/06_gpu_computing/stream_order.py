@@ -21,8 +21,8 @@ WRONG = [
 RIGHT = [("side stream", "writes x", 0, 200, BLUE), ("side stream", "reads x", 200, 320, GREEN)]
 
 
-def words_at(
-    x: float, y: float, words: str, colour: str = INK, size: int = 14, anchor: str = "middle"
+def anchored_words(
+    x: float, y: float, words: str, colour: str = INK, size: int = 13, anchor: str = "middle"
 ) -> str:
     return (
         f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" '
@@ -37,11 +37,11 @@ def overlap(launches: list[tuple[str, str, int, int, str]]) -> int:
 
 
 def half(y: float, title: str, launches: list[tuple[str, str, int, int, str]]) -> list[str]:
-    parts = [words_at(8, y, title, INK, 15, "start")]
+    parts = [anchored_words(8, y, title, INK, 15, "start")]
     streams = list(dict.fromkeys(stream for stream, *_ in launches))
     for row, stream in enumerate(streams):
         top = y + 14 + row * 40
-        parts.append(words_at(8, top + 21, stream, MUTED, 14, "start"))
+        parts.append(anchored_words(8, top + 21, stream, MUTED, 14, "start"))
         parts.append(f'<path d="M{LANES} {top + 34} H{WIDTH - 8}" stroke="{MUTED}"/>')
         for name, kernel, start, end, colour in launches:
             if name != stream:
@@ -52,7 +52,7 @@ def half(y: float, title: str, launches: list[tuple[str, str, int, int, str]]) -
                 f'rx="5" fill="{colour}" fill-opacity="0.14" stroke="{colour}"/>'
             )
             middle = LANES + (start + end) / 2
-            parts.append(words_at(middle, top + 21, f"{owner} {kernel}", colour, 12))
+            parts.append(anchored_words(middle, top + 21, f"{owner} {kernel}", colour, 12))
     return parts
 
 
@@ -62,10 +62,10 @@ def draw() -> str:
         'font-family="system-ui, sans-serif">'
     ]
     parts += half(22, "Wrong: our kernel is launched without a stream", WRONG)
-    parts.append(words_at(LANES + 300, 97, "it reads x before x is complete", ORANGE, 13))
+    parts.append(anchored_words(LANES + 300, 97, "it reads x before x is complete", ORANGE, 13))
     parts += half(152, "Right: our kernel is launched on torch's current stream", RIGHT)
-    parts.append(words_at(LANES + 425, 187, "it reads the new x", GREEN, 13))
-    parts.append(words_at(WIDTH - 8, HEIGHT - 12, "time →", MUTED, 13, "end"))
+    parts.append(anchored_words(LANES + 425, 187, "it reads the new x", GREEN, 13))
+    parts.append(anchored_words(WIDTH - 8, HEIGHT - 12, "time →", MUTED, 13, "end"))
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -14,7 +14,7 @@ COLOURS = ["#0b6e99", "#15803d", "#c2410c"]
 ROWS, COLUMNS, CELL = 3, 4, 27
 
 
-def words_at(
+def anchored_words(
     x: float, y: float, words: str, colour: str = INK, size: int = 13, anchor: str = "middle"
 ) -> str:
     return (
@@ -37,14 +37,14 @@ def operand(
 ) -> tuple[list[str], int]:
     """Draw the memory of one operand; return the parts and its largest jump within a loop."""
     memory = steps(strides)
-    parts = [words_at(x - 8, y + 18, name, INK, 14, "end")]
+    parts = [anchored_words(x - 8, y + 18, name, INK, 14, "end")]
     for place, step in enumerate(memory):
         colour = COLOURS[step // COLUMNS if loops > 1 else 0]
         parts.append(
             f'<rect x="{x + place * CELL}" y="{y}" width="{CELL - 2}" height="{CELL - 2}" '
             f'rx="4" fill="{colour}" fill-opacity="0.14" stroke="{colour}"/>'
         )
-        parts.append(words_at(x + place * CELL + CELL / 2 - 1, y + 18, str(step), colour))
+        parts.append(anchored_words(x + place * CELL + CELL / 2 - 1, y + 18, str(step), colour))
     places = [memory.index(step) for step in range(ROWS * COLUMNS)]
     length = ROWS * COLUMNS // loops
     jumps = [
@@ -70,8 +70,8 @@ def draw() -> tuple[str, list[list[int]]]:
     for half, (title, loops_title, loops, strides_of_y) in enumerate(halves):
         left = 48 + half * 378
         middle = left + ROWS * COLUMNS * CELL / 2
-        parts.append(words_at(middle, 20, title, INK, 15))
-        parts.append(words_at(middle, 40, loops_title, MUTED))
+        parts.append(anchored_words(middle, 20, title, INK, 15))
+        parts.append(anchored_words(middle, 40, loops_title, MUTED))
         row = []
         operands = [("out", straight), ("x", straight), ("y", strides_of_y)]
         for line, (name, strides) in enumerate(operands):
@@ -84,9 +84,9 @@ def draw() -> tuple[str, list[list[int]]]:
             if half == 0
             else f"a step moves 1 cell in out and x, but {row[2]} cells in y"
         )
-        parts.append(words_at(middle, 204, words, INK, 13))
+        parts.append(anchored_words(middle, 204, words, INK, 13))
     parts.append(
-        words_at(
+        anchored_words(
             WIDTH / 2,
             HEIGHT - 10,
             "A row of cells is memory. The number in a cell is the step that uses the cell.",
