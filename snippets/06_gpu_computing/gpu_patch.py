@@ -131,9 +131,7 @@ def failing(what: str) -> set[str]:
 def load(source: str, folder: str) -> ModuleType:
     path = pathlib.Path(folder) / "patched_common.py"
     path.write_text(source)
-    name = (
-        "torch._inductor.codegen.patched_common"  # a second module, next to the installed one
-    )
+    name = "torch._inductor.codegen.patched_common"  # not the installed module
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
