@@ -51,7 +51,6 @@ CALLED = {
     "CUDA context": "context",
     "CUDA stream": "stream",
     "CUDA event": "event",
-    "custom operator": "custom_op",
     "dispatch key": "keys",
     "2:4 sparsity": "2:4",
     "allocator segment": "segment",

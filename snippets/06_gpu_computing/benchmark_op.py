@@ -1,7 +1,8 @@
-"""Measuring an operator: torch.utils.benchmark, what it does for you, and how far to trust it.
+"""torch.utils.benchmark measures an operator, and a repeated measurement shows its noise.
 
-It warms up, chooses the number of loops, takes the median, fixes the threads and waits for a
-GPU. The same statement measured twice says how large a difference must be to mean one.
+The Timer warms up, chooses the number of loops, reports the median, uses one thread and waits
+for a GPU. Look at the line of the statement that is measured twice: a difference between two
+variants means something only if it is larger than the difference in this line.
 """
 
 import math
@@ -27,21 +28,23 @@ def main() -> None:
         x = torch.randn(n, device=device)
         print(f"{n:,} elements")
         for statement in VARIANTS:
-            y = eval(statement)  # first that it is right, then how fast it is
+            y = eval(statement)  # check the result before the time is measured
             torch.testing.assert_close(y, torch.where(x < 1, 1 - x, 0))
+            # --8<-- [start:median]
             result = measure(statement, x)
             times = torch.tensor(result.times, dtype=torch.float64)
             low, typical, high = times.quantile(times.new_tensor([0.25, 0.5, 0.75])).tolist()
             assert math.isclose(typical, result.median)
             assert math.isclose(high - low, result.iqr, abs_tol=1e-12)
-            # the name that the measurement itself bears
+            # the measurement stores the statement that was timed
             print(f"  {result.task_spec.stmt:21} ≈{1e6 * typical:.1f} µs", end=", ")
             print(f"half of all from ≈{1e6 * low:.1f} to ≈{1e6 * high:.1f} µs")
+            # --8<-- [end:median]
     first, second = (measure("x + 1", x) for _ in range(2))
     print(f"{second.task_spec.stmt} twice: ≈{1e6 * first.median:.2f} µs", end=", ")
     print(f"then ≈{1e6 * second.median:.2f} µs")
     print(f"threads, if not told: {Timer('pass').timeit(1).task_spec.num_threads}")
-    torch.set_num_threads(1)  # as Timer does
+    torch.set_num_threads(1)  # the Timer also uses one thread
     square = torch.randn(64, 64, device=device)
     call, *later = (timeit.timeit(lambda: torch.linalg.qr(square), number=1) for _ in range(20))
     print(f"torch.linalg.qr: the first call ≈{1e6 * call:,.0f} µs", end=", ")

@@ -1,15 +1,21 @@
-"""One operator of one's own, whole: kernel, fake kernel, backward; checked, and compiled.
+"""A custom operator that trains and compiles needs a kernel, a fake kernel and a backward.
 
-The kernels are NumPy, which torch can no more look into than into C++ or CUDA. What torch needs
-to know is therefore said aloud: the schema, the shapes, the formula of the gradient.
+The kernels are written in NumPy. PyTorch cannot look into them, as it cannot look into C++ or
+CUDA. The program therefore states the schema, the shapes of the results, and the gradient. Then
+it checks all three. Look at the last three lines of the output: each compiled graph contains
+the custom operator as one node.
 """
 
+from collections.abc import Callable
+
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.library import custom_op, opcheck
 
 
-# --8<-- [start:op]
+# --8<-- [start:forward]
 @custom_op("book::rms_norm", mutates_args=(), device_types="cpu")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y = x / rms(x) · weight over the last dimension: [..., h], [h] -> [..., h], [..., 1]."""
@@ -24,6 +30,8 @@ def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 1)
 
 
+# --8<-- [end:forward]
+# --8<-- [start:backward]
 @custom_op("book::rms_norm_backward", mutates_args=(), device_types="cpu")
 def rms_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor
@@ -41,10 +49,12 @@ def _(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor,
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
+# --8<-- [end:backward]
+# --8<-- [start:autograd]
 def setup_context(ctx, inputs, output) -> None:
     x, weight, _ = inputs
     ctx.save_for_backward(x, weight, output[1])
-    ctx.mark_non_differentiable(output[1])  # kept for backward, not meant to be used
+    ctx.mark_non_differentiable(output[1])  # only the backward uses it
 
 
 def backward(ctx, grad_y: Tensor, _) -> tuple[Tensor, Tensor, None]:
@@ -52,7 +62,7 @@ def backward(ctx, grad_y: Tensor, _) -> tuple[Tensor, Tensor, None]:
 
 
 rms_norm.register_autograd(backward, setup_context=setup_context)
-# --8<-- [end:op]
+# --8<-- [end:autograd]
 
 
 def block(x: Tensor, weight: Tensor) -> Tensor:
@@ -65,34 +75,44 @@ def main() -> None:
     weight = torch.randn(33, dtype=torch.float64, requires_grad=True)
 
     print("schema:", rms_norm._opoverload._schema)
-    for small in (x, x / 1000):  # where the squares are near 1e-6, eps counts
-        y, inverse = rms_norm(small, weight, 1e-6)
-        torch.testing.assert_close(y, torch.nn.functional.rms_norm(small, (33,), weight, 1e-6))
-    assert not inverse.requires_grad
-    print("forward equal to torch.nn.functional.rms_norm")
-    assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-6)[0], (x, weight))
-    print("gradcheck: the gradients are those of finite differences")
-
     strided = torch.randn(33, 4, dtype=torch.float64).T.requires_grad_()  # [4, 33]
+    for sample in (x, x / 1000, strided):  # eps matters if the squares are near 1e-6
+        y, inverse = rms_norm(sample, weight, 1e-6)
+        reference = torch.nn.functional.rms_norm(sample, (33,), weight, 1e-6)
+        torch.testing.assert_close(y, reference)
+        above = torch.randn_like(y)  # a different incoming gradient for each element
+        ours, theirs = (torch.autograd.grad(z, (sample, weight), above) for z in (y, reference))
+        torch.testing.assert_close(ours, theirs)
+    assert not inverse.requires_grad
+    print("equal to torch.nn.functional.rms_norm, forward and backward, also if transposed")
+    assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-6)[0], (x, weight))
+    print("gradcheck: the gradients agree with finite differences")
+
     for test, verdict in opcheck(rms_norm, (strided, weight, 1e-6)).items():
         print(f"opcheck: {test:32} {verdict}")
     saved = strided.detach(), weight.detach(), rms_norm(strided, weight, 1e-6)[1].detach()
-    opcheck(rms_norm_backward, (torch.randn_like(strided), *saved))  # transposed, all of them
+    opcheck(rms_norm_backward, (torch.randn_like(strided), *saved))  # transposed inputs
 
-    graphs = []
+    graphs = {}
 
-    def backend(graph: torch.fx.GraphModule, inputs: list) -> torch.fx.GraphModule:
-        graphs.append([node.name for node in graph.graph.nodes if node.op == "call_function"])
-        return graph
+    def recorder(direction: str) -> Callable:
+        def compiler(graph: torch.fx.GraphModule, inputs: list) -> torch.fx.GraphModule:
+            calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+            graphs[direction] = [node.name for node in calls if "getitem" not in node.name]
+            return make_boxed_func(graph.forward)
 
+        return compiler
+
+    backend = aot_autograd(fw_compiler=recorder("forward"), bw_compiler=recorder("backward"))
     compiled = torch.compile(block, fullgraph=True, backend=backend)
     gradients = []
     for function in (block, compiled):
         loss = function(x, weight).square().sum()
         gradients.append(torch.autograd.grad(loss, (x, weight)))
     torch.testing.assert_close(*gradients)
-    print("compiled with fullgraph=True, one graph:", " → ".join(graphs[0]))
-    print("its gradients equal to the eager ones")
+    for direction, calls in graphs.items():
+        print(f"compiled {direction}, one graph: {' → '.join(calls)}")
+    print("the gradients of the compiled function equal the eager gradients")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Six things an author of an operator forgets: what torch says, and what it does not say.
+"""Six operators compute the right numbers, but each of them breaks one rule of PyTorch.
 
-Each operator below computes the right numbers. Five fail with an error: at the first call, or
-when somebody trains or compiles. The sixth gives a wrong gradient, and only opcheck sees it.
+Five mistakes cause an error: at the first call, in training, in opcheck, or in a compiled
+function. The sixth causes no error. It gives a wrong gradient, and opcheck finds it.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -42,13 +44,13 @@ def wrong_strides(x: Tensor) -> Tensor:
 
 @wrong_strides.register_fake
 def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)  # keeps the strides of x, transposed or not
+    return torch.empty_like(x)  # keeps the strides of x, even if x is transposed
 
 
 # --8<-- [start:writes]
 @custom_op("forgets::writes", mutates_args=())
 def writes(x: Tensor) -> None:
-    array = x.numpy()  # like a kernel that was given a pointer: autograd does not see it
+    array = x.numpy()  # like a kernel that gets a pointer: autograd does not notice the write
     array *= 2
 
 
@@ -59,10 +61,10 @@ def declares(x: Tensor) -> None:
 
 
 def gradient(double_in_place) -> Tensor:
-    """d(h²)/dx with h = x + 0; h is doubled after the square has saved it for backward."""
+    """Return d(h²)/dx at x = 3 for h = x + 0, if h is doubled before the backward pass."""
     x = torch.tensor([3.0], requires_grad=True)
     h = x + 0
-    square = h * h
+    square = h * h  # saves h for the backward pass
     double_in_place(h.detach())
     square.backward()
     return x.grad
@@ -71,8 +73,8 @@ def gradient(double_in_place) -> Tensor:
 # --8<-- [end:writes]
 
 
-def show(what: str, attempt, pick: str = "") -> None:
-    """Print the error of `attempt`: its first sentence, or the one that starts with `pick`."""
+def show(what: str, attempt: Callable[[], object], pick: str = "") -> None:
+    """Print the error of `attempt()`: one sentence, which begins with `pick` if it is given."""
     try:
         attempt()
     except Exception as error:
@@ -86,25 +88,27 @@ def show(what: str, attempt, pick: str = "") -> None:
 def main() -> None:
     x = torch.randn(2, 3)
     for operator in (no_fake, no_backward, wrong_strides):
-        torch.testing.assert_close(operator(x.T), x.T.sin())  # right, whatever the strides
+        torch.testing.assert_close(operator(x.T), x.T.sin())  # also right if transposed
+    torch.testing.assert_close(wrong_fake(x), x.sum(0))
     for operator in (writes, declares):
         operator(doubled := x.clone())
         assert torch.equal(doubled, 2 * x)
     trained = x.clone().requires_grad_()
-    with FakeTensorMode() as mode:  # what torch.compile and torch.export trace with
+    with FakeTensorMode() as mode:  # torch.compile and torch.export trace with fake tensors
         show("no fake kernel", lambda: no_fake(mode.from_tensor(x)), "There was no fake impl")
     show("no backward formula", lambda: no_backward(trained).sum().backward())
-    show("output is a view of the input", lambda: returns_view(x), "The output of this custom")
+    show("the output is a view of the input", lambda: returns_view(x), "The output of this")
     show("a fake kernel with another shape", lambda: opcheck(wrong_fake, (x,)))
     compiled = torch.compile(wrong_strides, fullgraph=True)
-    torch.testing.assert_close(compiled(x), x.sin())  # contiguous: nothing is found
-    show("a fake kernel with other strides, compiled", lambda: compiled(x.T))
+    torch.testing.assert_close(compiled(x), x.sin())  # a contiguous input causes no error
+    show("a fake kernel with other strides, in a compiled function", lambda: compiled(x.T))
 
-    assert gradient(writes).item() == 12  # silently; 6 would be right
-    print("an argument is written to, and the schema does not say so")
-    print(f"  d(h²)/dx at x = 3 should be 6: {gradient(writes).item():.0f}, and no error")
-    show("  the same, with mutates_args={'x'}", lambda: gradient(declares))
-    show("  opcheck of the first", lambda: opcheck(writes, (x,)))
+    assert gradient(lambda h: None).item() == 6  # the right gradient, without the write
+    assert gradient(writes).item() == 12  # no error
+    print("the operator writes to its argument, and the schema does not say so")
+    print(f"  d(h²)/dx at x = 3 is {gradient(writes).item():.0f}, not 6, and there is no error")
+    show("  the same with mutates_args={'x'}", lambda: gradient(declares))
+    show("  opcheck of the operator without mutates_args", lambda: opcheck(writes, (x,)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""How operators are tested in PyTorch, in small: one description, every device, every dtype.
+"""A small copy of PyTorch's operator tests makes one test for each device and each dtype.
 
-An OpInfo says what an operator is, its inputs and what it should equal. Templates become
-one test per device and dtype. A kernel that ignores strides fails for strided inputs alone.
+An OpInfo describes an operator: its sample inputs, its dtypes and a reference. Each template
+becomes one test for each operator, device and dtype. The second operator ignores strides. Look
+at its failures: only sample inputs that are not contiguous find the mistake.
 """
 
 import dataclasses
@@ -18,11 +19,11 @@ from torch import Tensor
 class OpInfo:
     name: str
     op: Callable
-    reference: Callable  # in float64
+    reference: Callable  # computes in float64
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.bfloat16)
 
     def samples(self, device: str, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Inputs that go wrong where something can: the shapes, the strides, the edges."""
+        """Yield inputs with different shapes and strides, which may reveal a mistake."""
         generator = torch.Generator().manual_seed(0)
         base = torch.randn(33, 31, generator=generator).to(device, dtype)
         yield "matrix", base
@@ -34,7 +35,7 @@ class OpInfo:
 
 
 class Template:
-    """The tests, without a device; `instantiate` makes them real."""
+    """Tests without a device and dtype. `instantiate` makes runnable tests of them."""
 
     def test_reference(self, device: str, dtype: torch.dtype, info: OpInfo) -> None:
         for what, x in info.samples(device, dtype):
@@ -56,7 +57,7 @@ class Template:
 
 
 def instantiate(infos: list[OpInfo], devices: list[str]) -> type[unittest.TestCase]:
-    """One method for each template, operator, device and dtype, named after them."""
+    """Return a class with one test for each template, operator, device and dtype."""
     methods = {}
     for name, template in vars(Template).items():
         if not name.startswith("test_"):
@@ -77,7 +78,7 @@ def hinge(x: Tensor) -> Tensor:
 
 
 def hinge_wrong(x: Tensor) -> Tensor:
-    """Reads its input from the pointer on, as a kernel without strides would."""
+    """Read the input from its pointer on, like a kernel that ignores strides."""
     flat = x.as_strided((x.numel(),), (1,), x.storage_offset())
     return torch.where(flat < 1, 1 - flat, 0).view(x.shape)
 
@@ -88,7 +89,7 @@ def reference(x: Tensor) -> Tensor:
 
 
 def main() -> None:
-    writes = OpInfo("writes", Tensor.zero_, torch.zeros_like)  # over its input: a test fails
+    writes = OpInfo("writes", Tensor.zero_, torch.zeros_like)  # changes its input
     with unittest.TestCase().assertRaises(AssertionError):
         Template().test_input_unchanged("cpu", torch.float32, writes)
     devices = ["cpu"]
@@ -107,14 +108,14 @@ def main() -> None:
             assert result.wasSuccessful(), result.failures[0][1]
             print("all passed")
             continue
-        # only a sample with strides finds it, in every dtype
+        # in every dtype, exactly the samples that are not contiguous find the mistake
         found = {test._message for test, _ in result.failures}
         assert found == {"transposed", "every other column", "broadcast"}, found
         assert len(result.failures) == 3 * len(info.dtypes) * len(devices)
         print("failed:")
         for test, _ in result.failures:
             if "_cpu_" in test.id():
-                case = getattr(test, "test_case", test)  # a subtest knows whose it is
+                case = getattr(test, "test_case", test)  # a subtest refers to its test
                 print(f"  {case._testMethodName} [{test._message}]")
 
 

@@ -1,8 +1,8 @@
-"""A first patch to PyTorch, worked through: a test that fails, three lines, the tests again.
+"""A first patch to PyTorch: two new tests fail, the patch changes a message, and they pass.
 
-`random_split` says that lengths do not add up, and not to what. Fractions that add up to a hair
-more than 1 get the same words, which speak of lengths (pytorch/pytorch issue 128116). The patch
-is applied to a copy of the installed file.
+If the lengths do not add up, the error of `random_split` does not give their sum. Fractions
+that add up to slightly more than 1 get the same message, which mentions only lengths
+(pytorch/pytorch issue 128116). The program applies the patch to a copy of the installed file.
 """
 
 import contextlib
@@ -34,7 +34,10 @@ NEW = """\
 
 
 def tests(module: ModuleType) -> type[unittest.TestCase]:
-    """What guards the old behaviour, and what the patch adds (in test/test_dataloader.py)."""
+    """Return tests of `module`: three of the old behaviour and two of the new message.
+
+    In PyTorch they would be in test/test_dataloader.py.
+    """
 
     class TestRandomSplit(unittest.TestCase):
         def test_lengths(self) -> None:
@@ -62,7 +65,7 @@ def tests(module: ModuleType) -> type[unittest.TestCase]:
 
 
 def run(what: str, module: ModuleType) -> set[str]:
-    """Print which tests fail, and return their names."""
+    """Run the tests of `module`, print which tests fail, and return their names."""
     suite = unittest.defaultTestLoader.loadTestsFromTestCase(tests(module))
     result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
     failed = [test.id().rsplit(".", 1)[-1] for test, _ in result.failures + result.errors]
@@ -75,13 +78,13 @@ def run(what: str, module: ModuleType) -> set[str]:
 def main() -> int:
     source = pathlib.Path(installed.__file__).read_text()
     if source.count(OLD) != 1:
-        print("this torch has another random_split: the patch does not apply", file=sys.stderr)
+        print("the patch does not fit random_split of this torch", file=sys.stderr)
         return 1
     new = {"test_message_says_both_numbers", "test_message_names_fractions"}
-    assert run("before", installed) == new  # a test that passes before proves nothing
+    assert run("before", installed) == new  # a new test that passes now would prove nothing
     with contextlib.redirect_stdout(io.StringIO()):
-        whole = ModuleType("whole")  # takes no fractions, and has other words
-        assert len(run("no random_split", whole)) == 5  # all tests look there
+        whole = ModuleType("whole")  # a wrong random_split for whole lengths only
+        assert len(run("no random_split", whole)) == 5  # every test uses this module
         whole.random_split = lambda data, lengths: torch.tensor(data).split(lengths)
         assert "test_fractions" in run("whole lengths alone", whole)
     patched = source.replace(OLD, NEW)
@@ -90,7 +93,7 @@ def main() -> int:
         source.splitlines(), patched.splitlines(), f"a/{name}", f"b/{name}", lineterm="", n=1
     )
     for line in lines:
-        print("@@" if line.startswith("@@") else line)  # line numbers differ between versions
+        print("@@" if line.startswith("@@") else line)  # versions differ in line numbers
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "dataset.py"
         path.write_text(patched)

@@ -1,9 +1,9 @@
-"""A patch to Inductor's GPU side, worked through: one line, and three kernels become one.
+"""A patch of one line lets Inductor fuse a function, so that three GPU kernels become one.
 
-The table of functions that Inductor can write in Triton has no `ndtri`, the inverse of the
-normal distribution. On a GPU the compiled graph is cut there: a kernel before, PyTorch's own,
-a kernel after. libdevice has the function, under another name. The patch is applied to a copy
-of the installed file, and the kernels are generated, not run, so that no GPU is needed.
+Inductor cannot write `ndtri`, the inverse of the normal distribution function, in Triton. On a
+GPU it therefore launches a Triton kernel, then PyTorch's kernel, then a second Triton kernel.
+libdevice has the function under a different name. The program applies the patch to a copy of
+the installed file. It generates the kernels without running them, so it needs no GPU.
 """
 
 import difflib
@@ -42,7 +42,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 
 
 class NoGPU:
-    """What Inductor asks Triton's driver while it writes code."""
+    """The part of Triton's driver that Inductor calls while it generates code."""
 
     def get_current_target(self) -> GPUTarget:
         return HOPPER
@@ -60,15 +60,15 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 
 # --8<-- [start:generated]
 def generated(x: torch.Tensor) -> str:
-    """What Inductor would run on a GPU for `chain(x)`, with `x` on the CPU."""
+    """Return the source that Inductor generates for `chain(x)`, although `x` is on the CPU."""
 
     found: list[str] = []
 
     def stop(graph: GraphLowering) -> None:
         found.append(graph.codegen()[0].value)
-        raise RuntimeError("the code is there: do not compile it")
+        raise RuntimeError("the code is complete, so do not compile it")
 
-    kept, GraphLowering.compile_to_module = GraphLowering.compile_to_module, stop
+    original, GraphLowering.compile_to_module = GraphLowering.compile_to_module, stop
     torch._dynamo.reset()
     try:
         with config.patch(cpu_backend="triton", fx_graph_cache=False):
@@ -77,7 +77,7 @@ def generated(x: torch.Tensor) -> str:
         if not found:
             raise
     finally:
-        GraphLowering.compile_to_module = kept
+        GraphLowering.compile_to_module = original
     return found[0]
 
 
@@ -85,7 +85,7 @@ def generated(x: torch.Tensor) -> str:
 
 
 def launches(source: str) -> tuple[int, int]:
-    """Kernels of Triton, and calls of PyTorch's own operators."""
+    """Count the launches of Triton kernels, and the calls of PyTorch's operators."""
     called = source.split("def call(")[1]
     return len(re.findall(r"triton_\w+\.run\(", called)), len(
         re.findall(r"= torch\.ops\.aten\.", called)
@@ -94,7 +94,7 @@ def launches(source: str) -> tuple[int, int]:
 
 # --8<-- [start:tests]
 class TestNdtri(unittest.TestCase):
-    """In PyTorch: test/inductor/test_torchinductor.py, where GPU and CPU share each test."""
+    """Tests that count kernels. In PyTorch: test/inductor/test_torchinductor.py."""
 
     def test_fused(self) -> None:
         self.assertEqual(launches(generated(torch.rand(1000))), (1, 0))
@@ -102,11 +102,11 @@ class TestNdtri(unittest.TestCase):
     def test_double(self) -> None:
         self.assertEqual(launches(generated(torch.rand(1000, dtype=torch.float64))), (1, 0))
 
-    def test_half_is_computed_in_fp32(self) -> None:  # libdevice has fp32 and fp64 alone
+    def test_half_is_computed_in_fp32(self) -> None:  # libdevice has only fp32 and fp64
         source = generated(torch.rand(1000, dtype=torch.bfloat16))
         self.assertEqual(launches(source), (1, 0))
         loaded = re.search(r"(tmp\d+) = tl\.load\(.*\)\.to\(tl\.float32\)", source)
-        self.assertTrue(loaded, "bf16 goes into libdevice as it is")
+        self.assertTrue(loaded, "libdevice gets bf16, which it does not have")
 
     def test_others_stay(self) -> None:
         self.assertIs(common.pointwise_overrides_data["digamma"].triton, None)
@@ -117,7 +117,7 @@ class TestNdtri(unittest.TestCase):
 
 
 def failing(what: str) -> set[str]:
-    """Print which tests fail, and return their names."""
+    """Run the tests, print which tests fail, and return their names."""
     suite = unittest.defaultTestLoader.loadTestsFromTestCase(TestNdtri)
     result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
     failed = [test.id().rsplit(".", 1)[-1] for test, _ in result.failures + result.errors]
@@ -131,7 +131,7 @@ def failing(what: str) -> set[str]:
 def load(source: str, folder: str) -> ModuleType:
     path = pathlib.Path(folder) / "patched_common.py"
     path.write_text(source)
-    name = "torch._inductor.codegen.patched_common"  # beside the installed one
+    name = "torch._inductor.codegen.patched_common"  # not the installed module
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -139,7 +139,7 @@ def load(source: str, folder: str) -> ModuleType:
 
 
 def apply(patched: ModuleType) -> None:
-    """Do for one entry of the table what two modules do for all when they are imported."""
+    """Do for one entry of the table what two modules do for all entries at import."""
     entry = patched.pointwise_overrides_data["ndtri"]
     common.pointwise_overrides_data["ndtri"] = entry
     TritonOverrides.ndtri = staticmethod(entry.triton)
@@ -155,7 +155,7 @@ def apply(patched: ModuleType) -> None:
 
 
 def ptx(source: str, folder: str) -> str:
-    """Compile the one kernel of `source` for an H100, as Triton does where there is one."""
+    """Compile the kernel of `source` for an H100 without a GPU, and return its PTX."""
     kernel = re.search(r"@triton\.jit\n(def (triton_\w+).*?)\n'''", source, re.S)
     path = pathlib.Path(folder) / "kernel.py"
     path.write_text(
@@ -179,7 +179,7 @@ def ptx(source: str, folder: str) -> str:
 
 # --8<-- [start:benchmark]
 def benchmark(what: str) -> None:
-    """With a GPU: is it right, also in the tails, and is it faster?"""
+    """On a GPU, compare the result with float64, also in the tail, and measure the time."""
     torch._dynamo.reset()
     compiled = torch.compile(chain)
     x = torch.rand(2**24, device="cuda")
@@ -198,7 +198,7 @@ def benchmark(what: str) -> None:
 def main() -> int:
     installed = pathlib.Path(common.__file__).read_text()
     if installed.count(OLD) != 1 or "normcdfinv" in installed:
-        print("this torch has another table: the patch does not apply", file=sys.stderr)
+        print("the patch does not fit the table of this torch", file=sys.stderr)
         return 1
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -206,12 +206,11 @@ def main() -> int:
     else:
         driver.set_active(NoGPU())
     new = {"test_fused", "test_double", "test_half_is_computed_in_fp32"}
-    assert failing("before") == new  # a test that passes before proves nothing
-    print(
-        "kernels of Triton, calls of others: {}, {}".format(*launches(generated(torch.rand(9))))
-    )
+    assert failing("before") == new  # a new test that passes now would prove nothing
+    counts = "Triton kernels: {}, calls of PyTorch's operators: {}"
+    print(counts.format(*launches(generated(torch.rand(9)))))
 
-    # the tempting patch: compose it of erfinv, which Triton has
+    # a tempting patch: compute the function from erfinv, which Triton has
     tail = torch.tensor([0.3, 1e-4, 1e-9])
     composed = math.sqrt(2) * torch.erfinv(2 * tail - 1)
     true = torch.special.ndtri(tail.double())
@@ -225,15 +224,17 @@ def main() -> int:
     for line in difflib.unified_diff(
         installed.splitlines(), patched.splitlines(), f"a/{name}", f"b/{name}", lineterm="", n=1
     ):
-        print("@@" if line.startswith("@@") else line)  # line numbers differ between versions
+        print("@@" if line.startswith("@@") else line)  # versions differ in line numbers
     with tempfile.TemporaryDirectory() as folder:
         apply(load(patched, folder))
         assert not failing("after")
         source = generated(torch.rand(1000))
-        print("kernels of Triton, calls of others: {}, {}".format(*launches(source)))
+        print(counts.format(*launches(source)))
         code = ptx(source, folder)
-        assert not re.search(r"\bcall\b", code) and "lg2.approx" in code  # what tails need
-        print("for an H100: one kernel in PTX, libdevice's function inside, and no call")
+        assert (
+            not re.search(r"\bcall\b", code) and "lg2.approx" in code
+        )  # the tail needs a logarithm
+        print("compiled for an H100: one kernel in PTX, with libdevice's function inlined")
     if on_gpu:
         benchmark("after")
     return 0

@@ -1,8 +1,9 @@
-"""An operator in C++, compiled while the program runs, against the stable ABI of libtorch.
+"""This program compiles an operator in C++ while it runs, and checks it against float64.
 
-Three registrations make it an operator: a schema, a kernel for each device, and (in Python) a
-fake kernel that knows the shape without computing. The wrong kernel beside it forgets strides.
-Where torch sees an NVIDIA GPU and nvcc is installed, a kernel in CUDA C++ is compiled, too.
+The C++ code uses the stable ABI of libtorch. Three registrations make it an operator: a schema,
+a kernel for each device, and a fake kernel, which computes only the shape, strides and dtype. A
+second operator ignores the strides of its input: look at the line about a transposed input. If
+torch sees an NVIDIA GPU and nvcc is installed, the program also compiles a kernel in CUDA C++.
 """
 
 import os
@@ -34,8 +35,8 @@ static void rows(const float* x, float* y, int64_t count, int64_t width, double 
   });
 }
 
-// --8<-- [start:cpp]
-// [..., width] -> the same, each row divided by its root mean square
+// --8<-- [start:kernel]
+// Divides each row by its root mean square: [..., width] -> [..., width]
 Tensor rms_norm(const Tensor& input, double eps) {
   STD_TORCH_CHECK(input.is_cpu(), "rms_norm: input must be a CPU tensor");
   STD_TORCH_CHECK(input.scalar_type() == torch::headeronly::ScalarType::Float,
@@ -48,15 +49,19 @@ Tensor rms_norm(const Tensor& input, double eps) {
     rows(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel() / width, width, eps);
   return y;
 }
+// --8<-- [end:kernel]
 
-// the same without contiguous(): the pointer is right, the strides are ignored
+// --8<-- [start:wrong]
+// A wrong version without contiguous(): it reads from the pointer on and ignores the strides
 Tensor rms_norm_wrong(const Tensor& x, double eps) {
   Tensor y = torch::stable::new_empty(x, x.sizes());
   const int64_t width = x.size(x.dim() - 1);
   rows(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel() / width, width, eps);
   return y;
 }
+// --8<-- [end:wrong]
 
+// --8<-- [start:register]
 STABLE_TORCH_LIBRARY(inline_demo, m) {
   m.def("rms_norm(Tensor input, float eps) -> Tensor");
   m.def("rms_norm_wrong(Tensor input, float eps) -> Tensor");
@@ -66,7 +71,7 @@ STABLE_TORCH_LIBRARY_IMPL(inline_demo, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("rms_norm_wrong", TORCH_BOX(&rms_norm_wrong));
 }
-// --8<-- [end:cpp]
+// --8<-- [end:register]
 """
 CUDA = r"""
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -78,8 +83,8 @@ CUDA = r"""
 
 using torch::stable::Tensor;
 
-// --8<-- [start:cuda]
-// one warp for a row
+// --8<-- [start:cuda_kernel]
+// One warp processes one row
 __global__ void rows(const float* x, float* y, int64_t width, float eps) {
   const float* from = x + blockIdx.x * width;
   float squares = 0;
@@ -88,14 +93,16 @@ __global__ void rows(const float* x, float* y, int64_t width, float eps) {
   const float scale = rsqrtf(squares / width + eps);
   for (int64_t i = threadIdx.x; i < width; i += 32) y[blockIdx.x * width + i] = from[i] * scale;
 }
+// --8<-- [end:cuda_kernel]
 
+// --8<-- [start:cuda]
 Tensor rms_norm_cuda(const Tensor& input, double eps) {
   STD_TORCH_CHECK(input.scalar_type() == torch::headeronly::ScalarType::Float,
                   "rms_norm: input must be float32");
   STD_TORCH_CHECK(input.dim() > 0, "rms_norm: input must have a last dimension");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   Tensor x = torch::stable::contiguous(input), y = torch::stable::empty_like(x);
-  void* stream = nullptr;  // torch's current stream, not the default one
+  void* stream = nullptr;  // will be torch's current stream, not CUDA's default stream
   const auto found = aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream);
   STD_TORCH_CHECK(found == 0, "rms_norm: no current stream");
   const int64_t width = x.size(x.dim() - 1);
@@ -112,12 +119,12 @@ STABLE_TORCH_LIBRARY_IMPL(inline_demo, CUDA, m) {
 }
 // --8<-- [end:cuda]
 """
-TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # 2.11 and later
+TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # the library loads in 2.11 and later
 WITH_CUDA = torch.version.cuda and torch.cuda.is_available() and CUDA_HOME is not None
 
 
 def build() -> None:
-    """Compile the sources and load them; then torch.ops.inline_demo holds the operators."""
+    """Compile and load the sources, which registers the operators in torch.ops.inline_demo."""
     needs = {"ninja": "pip install ninja", os.environ.get("CXX", "c++"): "a C++ compiler"}
     for tool, what in needs.items():
         if not shutil.which(tool):
@@ -126,16 +133,17 @@ def build() -> None:
         load_inline(
             "inline_demo",
             SOURCE,
-            CUDA if WITH_CUDA else None,  # its kernel for nvcc, in a file of its own
+            CUDA if WITH_CUDA else None,  # load_inline writes it to a .cu file for nvcc
             build_directory=directory,
-            is_python_module=False,  # no pybind: the registrations run when it is loaded
-            no_implicit_headers=True,  # not torch/extension.h, which takes far longer than this
+            is_python_module=False,  # no pybind: loading the library runs the registrations
+            no_implicit_headers=True,  # without torch/extension.h, which is slow to compile
             extra_cflags=["-O2", TARGET],
             extra_cuda_cflags=["-O3", TARGET, "-DUSE_CUDA"],
         )
 
 
 def reference(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm without a weight, computed in float64."""
     x = x.double()
     return (x / (x.square().mean(-1, keepdim=True) + eps).sqrt()).float()
 
@@ -145,7 +153,7 @@ def main() -> None:
     rms_norm = torch.ops.inline_demo.rms_norm
     torch.manual_seed(0)
     for shape in [(1,), (7, 31), (3, 5, 33), (0, 4), (2, 1000)]:
-        for x in (torch.randn(shape), torch.randn(shape) / 1000):  # so small that eps counts
+        for x in (torch.randn(shape), torch.randn(shape) / 1000):  # small, so eps matters
             torch.testing.assert_close(rms_norm(x, 1e-6), reference(x, 1e-6))
     print("schema:", rms_norm.default._schema)
     print("equal to the float64 reference on five shapes, an empty one among them")
@@ -153,7 +161,7 @@ def main() -> None:
     x = torch.randn(64, 48).T  # [48, 64], strides (1, 48)
     torch.testing.assert_close(rms_norm(x, 1e-6), reference(x, 1e-6))
     wrong = torch.ops.inline_demo.rms_norm_wrong(x, 1e-6)
-    memory = x.T.reshape(48, 64)  # the rows as they lie in memory
+    memory = x.T.reshape(48, 64)  # the elements in the order in which memory stores them
     torch.testing.assert_close(wrong, reference(memory, 1e-6))
     share = (wrong - reference(x, 1e-6)).abs().gt(1e-3).float().mean().item()
     assert share > 0.9
@@ -162,7 +170,7 @@ def main() -> None:
     for bad in (x.double(), torch.tensor(1.0)):
         try:
             rms_norm(bad, 1e-6)
-        except RuntimeError as error:  # file and line stand before the message
+        except RuntimeError as error:  # the message begins with the file and the line
             print("RuntimeError:", str(error).splitlines()[0].split(", ")[-1])
 
     with FakeTensorMode() as mode:
@@ -186,7 +194,7 @@ def main() -> None:
 
 
 def fake_rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    return x.new_empty(x.shape)  # contiguous, as above; empty_like(x) would keep x's strides
+    return x.new_empty(x.shape)  # contiguous; empty_like(x) would keep the strides of x
 
 
 if __name__ == "__main__":

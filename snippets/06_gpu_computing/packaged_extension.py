@@ -1,7 +1,8 @@
-"""A package with an operator in C++ (and in CUDA where there is a GPU), built and imported.
+"""This program builds a wheel with a C++ operator and tests it in a new process.
 
-The wheel is made for the limited API of Python and the stable ABI of libtorch, so that one file
-serves every later Python and torch. A fresh process imports it from where it was unpacked.
+The wheel uses the limited API of Python and the stable ABI of libtorch. One file therefore
+works with every later version of Python and torch: look at its name. With a GPU and nvcc, the
+wheel also contains a CUDA kernel. The test compares the operator and its gradient with torch.
 """
 
 import os
@@ -27,8 +28,8 @@ from setuptools import setup
 from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
 
 with_cuda = torch.cuda.is_available() and CUDA_HOME is not None
-target = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # runs on torch 2.11 and later
-python = "-DPy_LIMITED_API=0x030a0000"  # and on Python 3.10 and later
+target = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # works with torch 2.11 and later
+python = "-DPy_LIMITED_API=0x030a0000"  # works with Python 3.10 and later
 extension = (CUDAExtension if with_cuda else CppExtension)(
     "hinge._C",
     ["csrc/hinge.cpp"] + ["csrc/hinge_cuda.cu"] * with_cuda,
@@ -50,9 +51,13 @@ CPP = r"""
 #include <torch/csrc/stable/tensor.h>
 #include <algorithm>
 
+#if !defined(Py_LIMITED_API) || !defined(TORCH_TARGET_VERSION)
+#error "setup.py must set both limits, or the wheel does not work with every version"
+#endif
+
 using torch::stable::Tensor;
 
-// max(0, 1 - x), element by element
+// Computes max(0, 1 - x) for each element
 Tensor hinge_cpu(const Tensor& input) {
   STD_TORCH_CHECK(input.scalar_type() == torch::headeronly::ScalarType::Float, "float32 only");
   Tensor x = torch::stable::contiguous(input), y = torch::stable::empty_like(x);
@@ -67,7 +72,7 @@ Tensor hinge_cpu(const Tensor& input) {
 STABLE_TORCH_LIBRARY(hinge, m) { m.def("hinge(Tensor input) -> Tensor"); }
 STABLE_TORCH_LIBRARY_IMPL(hinge, CPU, m) { m.impl("hinge", TORCH_BOX(&hinge_cpu)); }
 
-// an empty module: importing hinge._C loads the library, which registers the operator
+// An empty Python module: importing hinge._C loads the library, which registers the operator
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};
 PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&module); }
 """
@@ -91,7 +96,7 @@ Tensor hinge_cuda(const Tensor& input) {
   STD_TORCH_CHECK(input.scalar_type() == torch::headeronly::ScalarType::Float, "float32 only");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   Tensor x = torch::stable::contiguous(input), y = torch::stable::empty_like(x);
-  void* stream = nullptr;  // torch's current stream, not the default one
+  void* stream = nullptr;  // will be torch's current stream, not CUDA's default stream
   const auto status = aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream);
   STD_TORCH_CHECK(status == 0, "no current stream");
   const int64_t n = x.numel(), blocks = (n + 255) / 256;
@@ -139,7 +144,7 @@ import torch, hinge
 device = torch.accelerator.current_accelerator() if torch.cuda.is_available() else "cpu"
 for shape in [(0,), (1,), (31,), (33, 1000)]:
     x = torch.randn(shape, device=device, requires_grad=True)
-    above = torch.randn_like(x)  # another gradient at each element
+    above = torch.randn_like(x)  # a different incoming gradient for each element
     hinge.hinge(x).backward(above)
     reference = x.detach().clone().requires_grad_()
     (1 - reference).clamp(min=0).backward(above)
@@ -147,7 +152,7 @@ for shape in [(0,), (1,), (31,), (33, 1000)]:
     torch.testing.assert_close(x.grad, reference.grad)
 strided = torch.randn(4, 3, device=device).T
 torch.testing.assert_close(hinge.hinge(strided), (1 - strided).clamp(min=0))
-torch.library.opcheck(hinge.hinge, (strided,))  # the fake kernel's shape and strides, too
+torch.library.opcheck(hinge.hinge, (strided,))  # checks the fake kernel
 try:
     hinge.hinge(strided.double())
 except RuntimeError as error:
@@ -159,6 +164,7 @@ print("imported in a fresh process: equal to torch's, forward and backward")
 
 
 def write(root: Path) -> None:
+    """Write the files of the package below `root`."""
     files = {
         "pyproject.toml": PYPROJECT,
         "setup.py": SETUP,
@@ -177,7 +183,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         write(root)
-        command = [sys.executable, "setup.py", "bdist_wheel"]  # what pip would call
+        command = [sys.executable, "setup.py", "bdist_wheel"]  # builds the wheel without pip
         done = subprocess.run(command, cwd=root, capture_output=True, text=True)
         if done.returncode:
             print(done.stdout, done.stderr, file=sys.stderr)

@@ -1,7 +1,8 @@
-"""A small TensorIterator: broadcast, reorder and merge dimensions until one loop is left.
+"""A small TensorIterator broadcasts, reorders and merges dimensions to get few, long loops.
 
-It is what stands behind every element-wise operator of ATen. A kernel then sees flat loops over
-strides, and where everything merges into one contiguous dimension, a vectorised loop.
+ATen's TensorIterator does this for elementwise operators. Look at the column `loops`: it counts
+the inner loops that x + y needs. If all dimensions merge into one, a single loop is enough. The
+program compares the sums and the strides of the results with torch.
 """
 
 import functools
@@ -11,7 +12,11 @@ import torch
 
 
 def order(strides: list[list[int]], sizes: list[int]) -> list[int]:
-    """The dimensions, innermost first: by stride, and where broadcast by the next operand."""
+    """Return the dimensions, innermost first, sorted by the strides of the operands.
+
+    The first operand decides. An operand that is broadcast in one of the two dimensions has
+    stride 0 there, so the next operand decides.
+    """
 
     def compare(d: int, e: int) -> int:
         for s in strides:
@@ -25,7 +30,7 @@ def order(strides: list[list[int]], sizes: list[int]) -> list[int]:
 
 
 def allocate(shape: torch.Size, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """The result, dense, with its dimensions in the order of the inputs' strides."""
+    """Return an empty dense tensor whose dimensions have the order of the inputs' strides."""
     strides, step = [0] * len(shape), 1
     for d in order([list(x.expand(shape).stride()) for x in inputs], list(shape)):
         strides[d] = step
@@ -34,7 +39,7 @@ def allocate(shape: torch.Size, inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def plan(*operands: torch.Tensor) -> tuple[list[int], list[list[int]]]:
-    """Sizes, fastest dimension first, and each operand's strides (in elements) to match."""
+    """Return the merged sizes, innermost first, and the strides of each operand in elements."""
     shape = operands[0].shape
     strides = [list(x.expand(shape).stride()) for x in operands]  # 0 where broadcast
     merged, walks = [], [[] for _ in operands]
@@ -44,7 +49,7 @@ def plan(*operands: torch.Tensor) -> tuple[list[int], list[list[int]]]:
         jumps = [
             s[d] - w[-1] * merged[-1] if w else 1 for s, w in zip(strides, walks, strict=True)
         ]
-        if not any(jumps):  # every operand walks on into this dimension: one with the last
+        if not any(jumps):  # no operand jumps, so this dimension continues the last one
             merged[-1] *= shape[d]
             continue
         merged.append(shape[d])
@@ -54,7 +59,7 @@ def plan(*operands: torch.Tensor) -> tuple[list[int], list[list[int]]]:
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """x + y by the plan; the sum, and how many inner loops it took."""
+    """Return x + y and the number of inner loops that the plan needed."""
     out = allocate(torch.broadcast_shapes(x.shape, y.shape), [x, y])
     sizes, walks = plan(out, x, y)
     outer = sizes[1:]
@@ -63,7 +68,7 @@ def add(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
         for d, size in enumerate(outer, start=1):
             flat, index = divmod(flat, size)
             offsets = [o + index * w[d] for o, w in zip(offsets, walks, strict=True)]
-        to, a, b = (  # the inner loop: one size, one stride for each operand
+        to, a, b = (  # the inner loop has one size, and one stride for each operand
             t.as_strided((sizes[0],), (w[0],), o)
             for t, w, o in zip((out, x, y), walks, offsets, strict=True)
         )
@@ -74,10 +79,11 @@ def add(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
 def main() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(8, 16, 32), torch.randn(8, 16, 32)
-    c, d = a.view(8, 1, 512), b.view(8, 1, 512)  # of one stride twice, the shorter is inner
-    cases = {  # x, y, and how many inner loops the plan should need
+    c, d = a.view(8, 1, 512), b.view(8, 1, 512)  # a dimension of size 1 has an equal stride
+    cases = {  # x, y, and the number of inner loops that the plan should need
         "contiguous + contiguous": (c, d, 1),
         "both transposed alike": (a.transpose(0, 2), b.transpose(0, 2), 1),
+        "3×4 + transposed 4×3": (torch.randn(3, 4), torch.randn(4, 3).T, 3),
         "one transposed": (a, torch.randn(32, 16, 8).transpose(0, 2), 128),
         "matrix + row (bias)": (a, torch.randn(32), 128),
         "row + matrix": (torch.randn(32), a, 128),
@@ -99,7 +105,7 @@ def main() -> None:
         sizes, walks = plan(out, x, y)
         walk = " ".join(str(tuple(w)).replace(",)", ")").replace(" ", "") for w in walks)
         print(f"{name:25} {'×'.join(map(str, sizes)):14} {walk:28} {loops}")
-    print("equal to torch, the strides of the results among it")
+    print("all sums, and the strides of the results, equal those of torch")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A Triton kernel as an operator: triton_op keeps it visible to torch.compile; with gradient.
+"""triton_op makes an operator from a Triton kernel, and torch.compile can trace into it.
 
-On a machine without a GPU the kernel runs in Triton's interpreter, in eager mode. What compiles
-is the difference to custom_op: the body is traced, down to the kernel; no fake kernel needed.
+An operator that is made with custom_op is opaque to the compiler. With triton_op, the compiler
+traces the body down to the launch of the kernel, so the operator needs no fake kernel. If there
+is no GPU, the kernel runs in Triton's interpreter, and only in eager mode.
 """
 
 import os
@@ -9,7 +10,7 @@ import os
 import torch
 
 if not torch.accelerator.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # triton reads it when it is imported
 
 import triton
 import triton.language as tl
@@ -29,8 +30,8 @@ def silu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 @triton_op("book::triton_silu", mutates_args={})
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x·sigmoid(x), element by element; any shape, any strides."""
-    x = x.contiguous()  # the kernel counts elements from the pointer on
+    """Return x · sigmoid(x) for each element of a tensor of any shape and any strides."""
+    x = x.contiguous()  # the kernel reads consecutive elements from the pointer on
     y = torch.empty_like(x)
     n = x.numel()
     kernel = silu_kernel if INTERPRETED else wrap_triton(silu_kernel)
@@ -55,14 +56,14 @@ def main() -> None:
     torch.manual_seed(0)
     matrix = torch.randn(33, 258, device=device)
     for x in [matrix[0, 0], matrix[0, :31], matrix.T, matrix[:5, :129], matrix[:, ::2]]:
-        x = x.detach().requires_grad_()  # the last three have strides, two of them gaps
+        x = x.detach().requires_grad_()  # the last three inputs are not contiguous
         y, reference = silu(x), torch.nn.functional.silu(x)
         torch.testing.assert_close(y, reference)
-        above = torch.randn_like(y)  # another gradient at each element
+        above = torch.randn_like(y)  # a different incoming gradient for each element
         ours, theirs = (torch.autograd.grad(out, x, above)[0] for out in (y, reference))
         torch.testing.assert_close(ours, theirs)
     print("equal to torch.nn.functional.silu, forward and backward, whatever the strides")
-    if not INTERPRETED:  # the interpreter cannot be traced
+    if not INTERPRETED:  # the compiler cannot trace the interpreter
         x = torch.randn(1000, device=device)
         compiled = torch.compile(lambda x: silu(2 * x) + 1, fullgraph=True)
         torch.testing.assert_close(compiled(x), torch.nn.functional.silu(2 * x) + 1)
