@@ -72,6 +72,8 @@ __global__ void from_shared(const unsigned char *code, float *y, int n,
         y[i] = copy[code[i]];  // lanes wait only for different words of one bank
 }
 
+// --8<-- [end:look_up]
+// --8<-- [start:count_turns]
 // Counts the different codes of each warp. n is a multiple of 32.
 __global__ void count_turns(const unsigned char *code, int *turns, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
@@ -84,7 +86,7 @@ __global__ void count_turns(const unsigned char *code, int *turns, int n) {
     unsigned firsts = __ballot_sync(~0u, first);
     if (lane == 0) turns[i / 32] = __popc(firsts);
 }
-// --8<-- [end:look_up]
+// --8<-- [end:count_turns]
 
 const char *names[] = {"from_constant", "from_parameter", "from_global", "from_table",
                        "from_shared"};

@@ -25,7 +25,7 @@
 constexpr int BLOCK = 256;
 constexpr float EPS = 1e-5f;
 
-// --8<-- [start:sums]
+// --8<-- [start:block]
 __device__ float sum_over_block(float value) {  // every thread gets the sum
     __shared__ float partial[BLOCK / 32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -38,6 +38,8 @@ __device__ float sum_over_block(float value) {  // every thread gets the sum
     return value;
 }
 
+// --8<-- [end:block]
+// --8<-- [start:sums]
 __global__ void squares(const float *__restrict__ x, float *__restrict__ y, int n) {  // E[x^2] - E[x]^2
     x += (size_t)blockIdx.x * n, y += (size_t)blockIdx.x * n;
     float sum = 0, sum_of_squares = 0;
@@ -59,7 +61,7 @@ __global__ void two_passes(const float *__restrict__ x, float *__restrict__ y, i
 }
 // --8<-- [end:sums]
 
-// --8<-- [start:welford]
+// --8<-- [start:merge]
 struct Moments { float count, mean, m2; };  // m2: the sum of squared distances from the mean
 
 __device__ Moments merge(Moments a, Moments b) {
@@ -69,6 +71,8 @@ __device__ Moments merge(Moments a, Moments b) {
     return {count, a.mean + delta * share, a.m2 + b.m2 + delta * delta * a.count * share};
 }
 
+// --8<-- [end:merge]
+// --8<-- [start:welford]
 __device__ Moments merge_warp(Moments m) {
     for (int step = 16; step > 0; step /= 2) {
         Moments other = {__shfl_xor_sync(0xffffffff, m.count, step),

@@ -25,7 +25,7 @@
 
 constexpr int BLOCK = 256;
 
-// --8<-- [start:three]
+// --8<-- [start:block]
 struct Max { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
 struct Sum { __device__ float operator()(float a, float b) const { return a + b; } };
 
@@ -45,6 +45,8 @@ __device__ float over_block(float value, Op op, float nothing) {
     return value;
 }
 
+// --8<-- [end:block]
+// --8<-- [start:three]
 // One block computes one row. It reads the row three times: for maximum, sum and result.
 __global__ void three_passes(const float *__restrict__ x, float *__restrict__ y, int n) {
     x += (size_t)blockIdx.x * n, y += (size_t)blockIdx.x * n;
@@ -57,7 +59,7 @@ __global__ void three_passes(const float *__restrict__ x, float *__restrict__ y,
 }
 // --8<-- [end:three]
 
-// --8<-- [start:online]
+// --8<-- [start:merge]
 // The maximum so far, and the sum of exp(x - top) so far.
 struct Running { float top, sum; };
 
@@ -67,6 +69,8 @@ __device__ Running merge(Running a, Running b) {
     return {top, a.sum * expf(a.top - top) + b.sum * expf(b.top - top)};
 }
 
+// --8<-- [end:merge]
+// --8<-- [start:online]
 __device__ Running merge_warp(Running r) {
     for (int step = 16; step > 0; step /= 2) {
         Running other = {__shfl_xor_sync(0xffffffff, r.top, step),
