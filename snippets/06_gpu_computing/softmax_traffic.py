@@ -139,7 +139,7 @@ def text(x: float, y: float, words: str, colour: str = INK, size: int = 15, **mo
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}"{options}>{words}</text>'
 
 
-def box(x: float, y: float, wide: float, high: float, colour: str, opacity: float) -> str:
+def frame(x: float, y: float, wide: float, high: float, colour: str, opacity: float) -> str:
     return (
         f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="6" fill="{colour}" '
         f'fill-opacity="{opacity}" stroke="{colour}" stroke-width="1.5"/>'
@@ -161,13 +161,13 @@ def band(top: float, title: str, passes: list[Pass]) -> list[str]:
     wide = (right - left - gap * (len(passes) - 1)) / len(passes)
     upper, lower = top + 34, top + 98  # edges of the boxes and of the bar
     parts = [text(left, top + 18, title, font_weight="bold")]
-    parts.append(box(left, lower, right - left, 24, MUTED, 0.12))
+    parts.append(frame(left, lower, right - left, 24, MUTED, 0.12))
     parts.append(text(left + 8, lower + 17, "global memory (HBM)", MUTED, 13))
     if len(kernels) == 1:  # one frame around all passes
-        parts.append(box(left - 6, upper - 6, right - left + 12, 42, MUTED, 0))
+        parts.append(frame(left - 6, upper - 6, right - left + 12, 42, MUTED, 0))
     for n, each in enumerate(passes):
         x = left + n * (wide + gap)
-        parts.append(box(x, upper, wide, 30, READ, 0.1))
+        parts.append(frame(x, upper, wide, 30, READ, 0.1))
         middle = x + wide / 2
         parts.append(text(middle, upper + 20, each.words, text_anchor="middle"))
         if each.loads:
