@@ -268,6 +268,7 @@ SECOND_EDITION = [
     "10_attention_kernels.md",
     "06_matrix_products.md",
     "06_inside_pytorch.md",
+    "06_memory_bound_kernels.md",
 ]
 
 

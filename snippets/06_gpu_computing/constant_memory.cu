@@ -1,10 +1,10 @@
-// Constant memory: one address for a whole warp is one turn, 32 addresses are 32 turns.
+// Compares places for constants. Constant memory serves one address per turn to a whole warp.
 //
-// A polynomial whose 32 coefficients stand in __constant__ memory, among a kernel's parameters,
-// and in global memory; then a table of 256 values, where each lane asks for its own.
+// The 32 coefficients of a polynomial are in __constant__ memory, in the parameters of the
+// kernel, or in global memory. Then each lane reads its own entry of a table with 256 values.
 //
-// ./constant_memory          checks, then times 2^26 elements of each
-// ./constant_memory --check  small awkward sizes only
+// ./constant_memory          runs the checks, then times 2^26 elements with each kernel
+// ./constant_memory --check  runs only the checks, with small sizes
 
 #include <cuda_runtime.h>
 
@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #define CHECK(call)                                                                      \
@@ -29,7 +30,7 @@ constexpr int TERMS = 32, ENTRIES = 256, BLOCK = 256;
 
 // --8<-- [start:polynomial]
 struct Polynomial { float c[TERMS]; };
-__constant__ Polynomial kept;  // 64 KiB at most, for all that a program declares so
+__constant__ Polynomial kept;  // all __constant__ variables share 64 KiB
 __constant__ float table[ENTRIES];
 
 __device__ float horner(const float *c, float x) {
@@ -59,7 +60,7 @@ __global__ void from_global(const float *__restrict__ x, float *__restrict__ y, 
 __global__ void from_table(const unsigned char *code, float *y, int n) {
     int threads = gridDim.x * blockDim.x;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads)
-        y[i] = table[code[i]];  // as many turns as the warp has different codes
+        y[i] = table[code[i]];  // a turn for each different code in the warp
 }
 __global__ void from_shared(const unsigned char *code, float *y, int n,
                             const float *entries) {
@@ -68,10 +69,12 @@ __global__ void from_shared(const unsigned char *code, float *y, int n,
     __syncthreads();
     int threads = gridDim.x * blockDim.x;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads)
-        y[i] = copy[code[i]];  // a queue only where lanes want different words of one bank
+        y[i] = copy[code[i]];  // lanes wait only for different words of one bank
 }
 
-// For each warp, how many different codes its lanes have; n is a multiple of 32.
+// --8<-- [end:look_up]
+// --8<-- [start:count_turns]
+// Counts the different codes of each warp. n is a multiple of 32.
 __global__ void count_turns(const unsigned char *code, int *turns, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
     if (i >= n) return;
@@ -83,7 +86,7 @@ __global__ void count_turns(const unsigned char *code, int *turns, int n) {
     unsigned firsts = __ballot_sync(~0u, first);
     if (lane == 0) turns[i / 32] = __popc(firsts);
 }
-// --8<-- [end:look_up]
+// --8<-- [end:count_turns]
 
 const char *names[] = {"from_constant", "from_parameter", "from_global", "from_table",
                        "from_shared"};
@@ -136,7 +139,7 @@ Constants set_up() {
     for (float &c : p.c) c = float(int(random_bits()) - 32768) / 32768;
     for (int k = 0; k < ENTRIES; k++) entries.push_back(entry(k));
     // --8<-- [start:copy]
-    CHECK(cudaMemcpyToSymbol(kept, &p, sizeof p));  // by name: it has no pointer here
+    CHECK(cudaMemcpyToSymbol(kept, &p, sizeof p));  // by its name: the host has no pointer
     CHECK(cudaMemcpyToSymbol(table, entries.data(), ENTRIES * sizeof(float)));
     // --8<-- [end:copy]
     return {p, to_device(std::vector<float>(p.c, p.c + TERMS)), to_device(entries)};
@@ -203,7 +206,12 @@ void check() {
         count_turns<<<n / BLOCK, BLOCK>>>(dc, turns, n);
         CHECK(cudaGetLastError());
         double mean = 0;
-        for (int t : to_host(turns, n / 32)) mean += t / (n / 32.0);
+        const std::vector<int> counted = to_host(turns, n / 32);
+        for (int warp = 0; warp < n / 32; warp++) {
+            const std::set<int> different(&code[32 * warp], &code[32 * warp] + 32);
+            require(counted[warp] == (int)different.size(), "the turns of a warp", levels);
+            mean += counted[warp] / (n / 32.0);
+        }
         const double expected = levels * (1 - std::pow(1 - 1.0 / levels, 32));
         require(std::fabs(mean - expected) < 0.5, "the number of turns", levels);
         printf("table, %3d codes: right, %5.2f different addresses a warp, expected %5.2f\n", levels,

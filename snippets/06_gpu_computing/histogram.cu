@@ -1,7 +1,7 @@
-// Bytes counted into 256 bins: atomics in global memory, then in each block's shared memory.
+// Counts bytes into 256 bins, with atomics in global memory or in each block's shared memory.
 //
-// ./histogram          checks, then times 2^26 bytes, spread evenly and all alike
-// ./histogram --check  small awkward sizes only
+// ./histogram          runs the checks, then times 2^26 bytes, mixed and all equal
+// ./histogram --check  runs only the checks, with sizes that are no multiple of 16
 
 #include <cuda_runtime.h>
 
@@ -24,7 +24,7 @@
 
 constexpr int BINS = 256, BLOCK = 256;
 
-struct Watched { unsigned count, atomics; };  // a bin that knows how often it was added to
+struct Watched { unsigned count, atomics; };  // a bin that also counts its atomics
 
 __device__ void atomicAdd(Watched *bin, unsigned value) {
     atomicAdd(&bin->count, value);
@@ -32,7 +32,7 @@ __device__ void atomicAdd(Watched *bin, unsigned value) {
 }
 
 // --8<-- [start:global]
-// Gives each byte of x to one thread of the grid, 16 with each load.
+// Calls `count` for each byte of x, once in the whole grid. A thread loads 16 bytes at a time.
 template <class Count>
 __device__ void each_byte(const unsigned char *__restrict__ x, int n, Count count) {
     int first = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
@@ -55,9 +55,9 @@ template <class Bin>
 __global__ void in_shared(const unsigned char *x, int n, Bin *bins) {
     __shared__ unsigned mine[BINS];
     for (int b = threadIdx.x; b < BINS; b += BLOCK) mine[b] = 0;
-    __syncthreads();  // all zero before anyone counts
+    __syncthreads();  // all bins are zero before any thread counts
     each_byte(x, n, [&](int value) { atomicAdd(&mine[value], 1u); });
-    __syncthreads();  // all counted before anyone adds up
+    __syncthreads();  // all counted before any thread adds a bin to the total
     for (int b = threadIdx.x; b < BINS; b += BLOCK)
         if (mine[b]) atomicAdd(&bins[b], mine[b]);
 }
@@ -154,7 +154,7 @@ void check() {
                 std::vector<unsigned> want(BINS);
                 std::vector<bool> seen(blocks * BINS);
                 for (int i = 0; i < n; i++) {
-                    int turn = i < n / 16 * 16 ? i / 16 : i % 16;  // the thread, over the whole grid
+                    int turn = i < n / 16 * 16 ? i / 16 : i % 16;  // which thread of the grid counts byte i
                     want[x[i]]++, seen[turn / BLOCK % blocks * BINS + x[i]] = true;
                 }
                 long atomics = 0, expected = which ? std::count(seen.begin(), seen.end(), true) : n;

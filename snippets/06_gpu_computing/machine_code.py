@@ -1,9 +1,11 @@
-"""What nvcc made of kernels that wait for memory, and of the one that feeds tensor cores.
+"""Reads the machine code that nvcc makes of memory-bound kernels and of a tensor-core kernel.
 
-Start it with softmax.cu, layer_norm.cu, histogram.cu and tensor_cores.cu. They are compiled
-for an H100 (sm_90), and their machine code is read, which needs no GPU. Of each loop over a
-row, unrolled as nvcc does it: its instructions, the loads that a thread has under way before
-it needs the value of one, and what that makes in all threads that an SM holds.
+Start it with softmax.cu, layer_norm.cu, histogram.cu, constant_memory.cu and tensor_cores.cu.
+nvcc compiles them for an H100 (sm_90), and constant_memory.cu also for an A100 (sm_80). No GPU
+is needed. The first table has a line for each loop over a row, as nvcc has unrolled it: the
+instructions per element, the loads that a thread issues before an instruction needs the value
+of one of them, and the bytes that all threads of an SM then have under way. Look at the loads
+with and without __restrict__.
 """
 
 import re
@@ -16,7 +18,7 @@ from pathlib import Path
 from kernel_report import blocks_per_sm, cuobjdump
 
 Code = list[str]
-PASSES = {  # the loops over a row, in order
+PASSES = {  # for each kernel its loops over a row, in order
     "softmax.cu": {
         "three_passes": ("maximum", "sum", "result"),
         "online": ("both", "result"),
@@ -31,7 +33,7 @@ PASSES = {  # the loops over a row, in order
 
 # --8<-- [start:read]
 def machine_code(cubin: Path) -> dict[str, tuple[int, int, Code, list[Code]]]:
-    """Of each kernel its registers, bytes of local memory, instructions and innermost loops."""
+    """Return per kernel: registers, bytes of local memory, instructions, innermost loops."""
     command = [cuobjdump(), "-sass", "-res-usage", cubin]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     usage = dict(re.findall(r"Function (\w+):\n +(.*)", text))
@@ -52,13 +54,14 @@ def machine_code(cubin: Path) -> dict[str, tuple[int, int, Code, list[Code]]]:
 
 
 def count(pattern: str, code: Code) -> int:
+    """Return the number of instructions whose name matches the regular expression `pattern`."""
     return sum(bool(re.search(rf"\b(?:{pattern})(?![\w.])", line)) for line in code)
 
 
 # --8<-- [end:read]
 # --8<-- [start:together]
 def together(loop: Code) -> int:
-    """Loads that a thread has under way before it first needs the value of one."""
+    """Return how many loads come before the first instruction that needs the value of one."""
     loads, awaited = 0, set()
     for line in loop:
         if awaited & set(re.findall(r"\bR\d+\b", line)):
@@ -70,12 +73,14 @@ def together(loop: Code) -> int:
 
 
 # --8<-- [end:together]
-def compiled(source: str, *options: str) -> dict[str, tuple[int, int, Code, list[Code]]]:
-    """The kernels by their names; of a template, those for `unsigned`."""
+def compiled(
+    source: str, *options: str, architecture: str = "sm_90"
+) -> dict[str, tuple[int, int, Code, list[Code]]]:
+    """Compile `source` and return its kernels by name; of a template, those for `unsigned`."""
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
-        command = ["nvcc", "-O3", "-std=c++17", "-arch=sm_90", *options, "-cubin", "-o", cubin]
-        subprocess.run([*command, source], check=True)
+        command = ["nvcc", "-O3", "-std=c++17", f"-arch={architecture}", *options, "-cubin"]
+        subprocess.run([*command, "-o", cubin, source], check=True)
         kernels = {}
         for mangled, kernel in machine_code(cubin).items():
             length, rest = re.match(r"_Z(\d+)(\w+)", mangled).groups()
@@ -85,18 +90,21 @@ def compiled(source: str, *options: str) -> dict[str, tuple[int, int, Code, list
 
 
 def rows_of(name: str) -> None:
-    """A line for each loop over a row, beside the same without a promise about x and y."""
+    """Print a line for each loop over a row, with and without __restrict__."""
     ours, without = compiled(name), compiled(name, "-D__restrict__=")
     for kernel, passes in PASSES[name].items():
         registers, local, _, loops = ours[kernel]
         unrolled = [x for x in loops if count(r"LDG\.E\S*", x) >= 4]
         plain = [x for x in without[kernel][3] if count(r"LDG\.E\S*", x) >= 4]
         threads = 256 * blocks_per_sm(256, registers, 128, 90)
-        assert local == 0
+        assert local == 0  # no spilled registers: they would be loads and stores, too
         for at, loop, other in zip(passes, unrolled, plain, strict=True):
+            assert count(r"LDG\.E\.(?:64|128)\S*", loop) == 0  # a load is 4 bytes
             each = len(loop) / count(r"LDG\.E\S*", loop)
-            if count(r"STG\S*", loop):  # stores must not make loads wait
+            if count(r"STG\S*", loop):  # with the promise, no load waits for a store
                 assert together(loop) >= 4 and together(other) == 1
+            else:  # where nothing is stored, the promise changes nothing
+                assert together(loop) == together(other)
             kib = together(loop) * 4 * threads // 1024
             print(
                 f"{kernel:13} {at:9} {f'≈{each:.0f}':>8} {f'≈{together(loop)}':>15}"
@@ -104,11 +112,28 @@ def rows_of(name: str) -> None:
             )
 
 
+def constants_of(name: str) -> None:
+    """Print where three kernels find the 32 coefficients of a polynomial."""
+    print("\ncoefficients    for   FFMA   of them with c[…]   ULDC.64   LDG")
+    for architecture, number in (("sm_80", "8.0"), ("sm_90", "9.0")):
+        kernels = compiled(name, architecture=architecture)
+        for kernel in ("from_constant", "from_parameter", "from_global"):
+            code = kernels[kernel][2]
+            ffma, loads = count("FFMA", code), count(r"LDG\.E\S*", code)
+            operands = sum("FFMA" in line and "c[" in line for line in code)
+            uniform = count(r"ULDC\.64", code)
+            print(f"{kernel:15} {number} {ffma:6} {operands:19} {f'≈{uniform}':>9} {loads:5}")
+            assert ffma == 32  # a multiply-add for each coefficient
+            if kernel == "from_global":  # x[i], and a load for each coefficient
+                assert loads == 33 and operands == 0
+            else:  # only x[i]: the coefficients are operands, or come in pairs
+                assert loads == 1 and (operands == 32 or uniform >= 15)
+
+
 def main() -> None:
-    if sorted(sys.argv[1:]) != sorted((*PASSES, "histogram.cu", "tensor_cores.cu")):
-        sys.exit(
-            "start it as: python machine_code.py {softmax,layer_norm,histogram,tensor_cores}.cu"
-        )
+    others = "histogram.cu", "constant_memory.cu", "tensor_cores.cu"
+    if sorted(sys.argv[1:]) != sorted((*PASSES, *others)):
+        sys.exit("start it as: python machine_code.py " + " ".join((*PASSES, *others)))
     for name in sys.argv[1:]:
         if not Path(name).is_file():
             sys.exit(f"machine_code.py: there is no file {name} here; copy it")
@@ -127,6 +152,8 @@ def main() -> None:
         assert (loads, atomics) == (1, 16)
         words = atomic.removesuffix(r"\S*").replace("\\", "")
         print(f"{kernel:13} {loads} LDG.E.128, {atomics} {words}")
+
+    constants_of("constant_memory.cu")
 
     print("\ntiled   registers  HMMA  LDSM  MOVM   LD")
     for factors, options in (("fp16", ()), ("bf16", ("-DBF16",))):

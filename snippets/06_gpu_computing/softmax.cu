@@ -1,8 +1,8 @@
-// Softmax of each row: three passes over the row, then two, by the online maximum and sum; and
-// one, where the row fits into registers.
+// Computes the softmax of each row in three passes over the row, in two passes (the online
+// softmax), and in one pass, which keeps the row in registers.
 //
-// ./softmax          checks, then times rows of 32,768 and of 8192 beside a plain copy
-// ./softmax --check  small awkward sizes only
+// ./softmax          runs the checks, then compares rows of 32,768 and 8192 with a plain copy
+// ./softmax --check  runs only the checks, with short rows of awkward lengths
 
 #include <cuda_runtime.h>
 
@@ -25,11 +25,11 @@
 
 constexpr int BLOCK = 256;
 
-// --8<-- [start:three]
+// --8<-- [start:block]
 struct Max { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
 struct Sum { __device__ float operator()(float a, float b) const { return a + b; } };
 
-// `op` over all threads of the block, in every thread.
+// Combines the values of all threads of the block by `op`. Every thread gets the result.
 template <class Op>
 __device__ float over_block(float value, Op op, float nothing) {
     __shared__ float partial[BLOCK / 32];
@@ -45,7 +45,9 @@ __device__ float over_block(float value, Op op, float nothing) {
     return value;
 }
 
-// A block per row. Reads the row three times: maximum, sum, result.
+// --8<-- [end:block]
+// --8<-- [start:three]
+// One block computes one row. It reads the row three times: for maximum, sum and result.
 __global__ void three_passes(const float *__restrict__ x, float *__restrict__ y, int n) {
     x += (size_t)blockIdx.x * n, y += (size_t)blockIdx.x * n;
     float top = -INFINITY, sum = 0;
@@ -57,16 +59,18 @@ __global__ void three_passes(const float *__restrict__ x, float *__restrict__ y,
 }
 // --8<-- [end:three]
 
-// --8<-- [start:online]
-// Maximum so far, and the sum of exp(x - top) so far.
+// --8<-- [start:merge]
+// The maximum so far, and the sum of exp(x - top) so far.
 struct Running { float top, sum; };
 
 __device__ Running merge(Running a, Running b) {
     float top = fmaxf(a.top, b.top);
-    if (top == -INFINITY) return {top, 0};  // nothing on either side: inf - inf is NaN
+    if (top == -INFINITY) return {top, 0};  // no finite value yet: inf - inf is NaN
     return {top, a.sum * expf(a.top - top) + b.sum * expf(b.top - top)};
 }
 
+// --8<-- [end:merge]
+// --8<-- [start:online]
 __device__ Running merge_warp(Running r) {
     for (int step = 16; step > 0; step /= 2) {
         Running other = {__shfl_xor_sync(0xffffffff, r.top, step),
@@ -76,7 +80,7 @@ __device__ Running merge_warp(Running r) {
     return r;
 }
 
-// Reads the row twice: maximum and sum together, result.
+// Reads the row twice: once for maximum and sum, once for the result.
 __global__ void online(const float *__restrict__ x, float *__restrict__ y, int n) {
     __shared__ float tops[BLOCK / 32], sums[BLOCK / 32];
     x += (size_t)blockIdx.x * n, y += (size_t)blockIdx.x * n;
@@ -95,9 +99,9 @@ __global__ void online(const float *__restrict__ x, float *__restrict__ y, int n
 // --8<-- [end:online]
 
 // --8<-- [start:held]
-constexpr int EACH = 32;  // values in each thread: rows of up to 8192
+constexpr int EACH = 32;  // values per thread, so a row may have up to 8192
 
-// Reads the row once, and keeps it.
+// Reads the row once and keeps it in registers.
 __global__ void held(const float *__restrict__ x, float *__restrict__ y, int n) {
     x += (size_t)blockIdx.x * n, y += (size_t)blockIdx.x * n;
     float mine[EACH], top = -INFINITY, sum = 0;
@@ -204,7 +208,7 @@ void check() {
                 for (int i = 0; i < n; i++) {
                     double want = std::exp(x[row * n + i] - top) / sum, got = y[row * n + i];
                     double off = want ? std::fabs(got / want - 1) : got;
-                    require(off < 1e-5, names[which], n);  // NaN would not be below either
+                    require(off < 1e-5, names[which], n);  // a NaN fails this, too
                     worst = std::max(worst, off);
                 }
             }

@@ -1,7 +1,7 @@
-// The same number of useful bytes, read with strides and offsets: what a warp's 32 addresses cost.
+// Counts the sectors that a warp reads with different strides and offsets, and times the copies.
 //
-// ./strided_copy          checks, then times each beside the time predicted
-// ./strided_copy --check  small sizes only
+// ./strided_copy          runs the checks, then prints each measured time next to the expected time
+// ./strided_copy --check  runs only the checks, with small sizes
 
 #include <cuda_runtime.h>
 
@@ -23,13 +23,13 @@
     } while (0)
 
 // --8<-- [start:kernels]
-// Lane k reads `stride` floats behind lane k-1, all of them `offset` floats behind a boundary.
+// Lane k + 1 reads `stride` floats further on than lane k. Thread 0 starts at `offset`.
 __global__ void strided_copy(const float *in, float *out, int n, int stride, int offset) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = in[(size_t)i * stride + offset];
 }
 
-// One thread copies neighbours: consecutive for the thread, `run` floats apart for the lanes.
+// Each thread copies `run` consecutive floats, so neighbouring lanes are `run` floats apart.
 __global__ void run_copy(const float *__restrict__ in, float *__restrict__ out, int n,
                          int run) {
     int first = (blockIdx.x * blockDim.x + threadIdx.x) * run;
@@ -38,7 +38,7 @@ __global__ void run_copy(const float *__restrict__ in, float *__restrict__ out, 
 // --8<-- [end:kernels]
 
 // --8<-- [start:sectors]
-// The 32-byte sectors that one warp's reads touch.
+// Returns how many 32-byte sectors the reads of the first warp touch.
 int sectors(int stride, int offset) {
     int count = 0;
     long last = -1;
@@ -135,7 +135,10 @@ void check() {
     printf("stride  offset  sectors a warp  bytes fetched for a byte used\n");
     for (auto [stride, offset] : patterns) {
         int count = sectors(stride, offset);
-        require(count == std::min(4 * stride + (offset % 8 != 0), 32), "the count of sectors", stride);
+        // The formula of the page: a sector for each lane, or all sectors between the first
+        // and the last address if these are fewer.
+        int span = (31 * stride + offset) / 8 - offset / 8 + 1;
+        require(count == std::min(span, 32), "the count of sectors", stride);
         printf("%6d  %6d  %14d  %.2f\n", stride, offset, count, count * 32 / 128.0);
     }
 }
@@ -155,7 +158,7 @@ void measure() {
             strided_copy<<<(n + 255) / 256, 256>>>(from, to, n, s, o);
         });
         if (base == 0) base = ms;
-        double bytes = 4 * std::min(stride, 8) + 4;  // of the floats read; 4 are written
+        double bytes = 4 * std::min(stride, 8) + 4;  // sectors of a float that is read, and 4 bytes written
         printf("%6d  %6d  %13.1f  ≈%.1f, ≈%.0f GB/s\n", stride, offset, bytes / 8, ms / base,
                1e-6 * bytes * n / ms);
     }

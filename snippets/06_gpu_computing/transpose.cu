@@ -1,7 +1,7 @@
-// A matrix transposed: naive, through a tile of shared memory, and through a padded tile.
+// Transposes a matrix in three ways: directly, through a tile in shared memory, and padded.
 //
-// ./transpose          checks, then times 8192 x 8192 beside a plain copy
-// ./transpose --check  small awkward sizes only
+// ./transpose          runs the checks, then compares 8192 x 8192 with a plain copy
+// ./transpose --check  runs only the checks, with sizes that are no multiple of a tile
 
 #include <cuda_runtime.h>
 
@@ -26,7 +26,7 @@
 constexpr int TILE = 32, ROWS = 8;  // a block of 32 x 8 threads moves a tile of 32 x 32
 
 // --8<-- [start:naive]
-// Lanes read along a row, and write down a column: 32 sectors for 128 bytes.
+// The lanes of a warp read along a row and write down a column: 32 sectors for 128 bytes.
 __global__ void naive(const float *__restrict__ in, float *__restrict__ out, int rows,
                       int cols) {
     int col = blockIdx.x * TILE + threadIdx.x;
@@ -39,7 +39,7 @@ __global__ void naive(const float *__restrict__ in, float *__restrict__ out, int
 // --8<-- [end:naive]
 
 // --8<-- [start:tiled]
-// Lanes read along a row of `in` and write along a row of `out`; the turn is made on the chip.
+// Lanes read along a row of `in` and write along a row of `out`. Shared memory is transposed.
 template <int PAD>
 __global__ void tiled(const float *in, float *out, int rows, int cols) {
     __shared__ float tile[TILE][TILE + PAD];
@@ -50,12 +50,12 @@ __global__ void tiled(const float *in, float *out, int rows, int cols) {
         if (row < rows && col < cols)
             tile[threadIdx.y + k][threadIdx.x] = in[(size_t)row * cols + col];
     }
-    __syncthreads();  // the threads read what others wrote
-    int out_col = blockIdx.y * TILE + threadIdx.x;  // blocks change places, threads do not
+    __syncthreads();  // a warp reads what all eight warps wrote
+    int out_col = blockIdx.y * TILE + threadIdx.x;  // blockIdx is swapped, threadIdx is not
 #pragma unroll
     for (int k = 0; k < TILE; k += ROWS) {
         int out_row = blockIdx.x * TILE + threadIdx.y + k;
-        if (out_row < cols && out_col < rows)  // down a column of the tile
+        if (out_row < cols && out_col < rows)  // a warp reads a column of the tile
             out[(size_t)out_row * rows + out_col] = tile[threadIdx.x][threadIdx.y + k];
     }
 }
@@ -130,7 +130,7 @@ double copy_rate(size_t bytes) {
 }
 
 // --8<-- [start:conflicts]
-// Lanes that want different words of the same bank, when a warp reads a column of the tile.
+// Returns how many words a warp needs from the same bank when it reads a column of the tile.
 int worst_bank(int pitch) {
     int wanted[32] = {}, worst = 0;
     for (int lane = 0; lane < 32; lane++) worst = std::max(worst, ++wanted[lane * pitch % 32]);
