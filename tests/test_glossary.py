@@ -48,7 +48,6 @@ CALLED = {
     "swizzle": "swizzling",
     "register tile": "registers",
     "double buffering": "a second pair of tiles",
-    "data race": "two threads at one byte",
     "CUDA context": "context",
     "CUDA stream": "stream",
     "CUDA event": "event",
