@@ -47,7 +47,6 @@ CALLED = {
     "warp divergence": "divergence",
     "swizzle": "swizzling",
     "register tile": "registers",
-    "data race": "two threads at one byte",
     "CUDA context": "context",
     "CUDA stream": "stream",
     "CUDA event": "event",

@@ -269,6 +269,7 @@ SECOND_EDITION = [
     "06_matrix_products.md",
     "06_inside_pytorch.md",
     "06_memory_bound_kernels.md",
+    "06_kernels.md",
 ]
 
 

@@ -1,11 +1,9 @@
 """The index error that a GPU reports late, for example as CUBLAS_STATUS_NOT_INITIALIZED.
 
 A tokenizer got one more token than the model has rows. On a CPU the lookup itself raises the
-error. A check of each batch finds the sample and the position, and works on any device. `--fix`
-enlarges the model instead.
+error. A check of each batch finds the sample and the position, and works on any device. The
+second part enlarges the embedding by one row, which is the fix.
 """
-
-import sys
 
 import torch
 from torch import nn
@@ -43,18 +41,8 @@ def enlarge(old: nn.Embedding, rows: int) -> nn.Embedding:
 # --8<-- [end:check]
 
 
-def main() -> None:
-    fix = "--fix" in sys.argv[1:]
-    torch.manual_seed(0)
-    old, ids = nn.Embedding(VOCABULARY, WIDTH), make_batch()
-    embedding = enlarge(old, VOCABULARY + 1) if fix else old
-
-    check_ids(ids[:2], old.num_embeddings, "ids")  # the control: no sample here is padded
-    try:
-        check_ids(ids[:2] - VOCABULARY, old.num_embeddings, "ids")  # a negative id
-        raise AssertionError("negative ids have no rows")
-    except ValueError as error:
-        assert str(error).startswith(f"ids[0, 0] is {ids[0, 0] - VOCABULARY},")
+def try_lookup(ids: torch.Tensor, embedding: nn.Embedding, fixed: bool) -> None:
+    """Check the batch and look it up; print which of the two calls raises an error."""
     for name, call in (
         ("the check", lambda: check_ids(ids, embedding.num_embeddings, "ids")),
         ("the embedding", lambda: embedding(ids)),
@@ -62,19 +50,34 @@ def main() -> None:
         try:
             call()
             print(f"{name}: no error")
-            assert fix
+            assert fixed
         except (ValueError, IndexError) as error:
             print(f"{name}: {type(error).__name__}: {error}")
-            assert not fix and ("ids[2, 4] is 50" in str(error) or name == "the embedding")
-    if fix:
-        rows = embedding(ids)  # [3, 6] -> [3, 6, 8]
-        torch.testing.assert_close(rows[:2], old.weight[ids[:2]])  # the old rows are unchanged
-        torch.testing.assert_close(rows[2, 5], embedding.weight[PAD])
-        rows.sum().backward()
-        expected = torch.tensor([(ids == row).sum().item() for row in range(VOCABULARY + 1)])
-        torch.testing.assert_close(embedding.weight.grad[:, 0], expected.float())
-        print(f"gradient of row {PAD}: {embedding.weight.grad[PAD, 0]:.0f}, one for each use")
-        assert expected[PAD] == 2
+            assert not fixed and ("ids[2, 4] is 50" in str(error) or name == "the embedding")
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    old, ids = nn.Embedding(VOCABULARY, WIDTH), make_batch()
+    check_ids(ids[:2], old.num_embeddings, "ids")  # the control: no sample here is padded
+    try:
+        check_ids(ids[:2] - VOCABULARY, old.num_embeddings, "ids")  # a negative id
+        raise AssertionError("negative ids have no rows")
+    except ValueError as error:
+        assert str(error).startswith(f"ids[0, 0] is {ids[0, 0] - VOCABULARY},")
+    try_lookup(ids, old, fixed=False)
+
+    embedding = enlarge(old, VOCABULARY + 1)
+    print(f"with {embedding.num_embeddings} rows:")
+    try_lookup(ids, embedding, fixed=True)
+    rows = embedding(ids)  # [3, 6] -> [3, 6, 8]
+    torch.testing.assert_close(rows[:2], old.weight[ids[:2]])  # the old rows are unchanged
+    torch.testing.assert_close(rows[2, 5], embedding.weight[PAD])
+    rows.sum().backward()
+    expected = torch.tensor([(ids == row).sum().item() for row in range(VOCABULARY + 1)])
+    torch.testing.assert_close(embedding.weight.grad[:, 0], expected.float())
+    print(f"gradient of row {PAD}: {embedding.weight.grad[PAD, 0]:.0f}, one for each use")
+    assert expected[PAD] == 2
 
 
 if __name__ == "__main__":

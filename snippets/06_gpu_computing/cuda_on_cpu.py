@@ -3,15 +3,21 @@
     python cuda_on_cpu.py [--seeds 0,1] [--late-errors] NAME.cu [arguments of NAME]
     python cuda_on_cpu.py -o PROGRAM NAME.cu    (EMU_SEED=1 EMU_LATE=1 ./PROGRAM [arguments])
 
-Every load and store of the program is checked (by the hooks that -fsanitize=thread puts before
-them): bounds, memory never written, two threads at one address with no barrier between, host
-pointers in kernels, device pointers in host code, and managed memory that the host touches
-before it has waited for the kernels. Barriers and warp operations must be
-reached by all the threads they name. The threads of a block run in order for seed 0 and in a
-random order for the others, and what the program prints must be the same for all seeds.
+The emulator checks every load and store that two threads could share (g++ calls a hook before
+each of them, by -fsanitize=thread). It reports an access outside of an allocation and memory
+that was never written. It reports two threads at one address with no barrier between them, if
+one of the two writes. It reports a host pointer in a kernel and a device pointer in host code,
+and managed memory that the host touches before it has waited for the kernels. All the threads
+that a barrier or a warp operation names must reach it. __syncthreads and __syncwarp order
+memory accesses; a shuffle or a vote does not.
+
+The threads of a block and the blocks run in order for seed 0 and in a random order for other
+seeds. The program must print the same for all seeds. So the emulator finds faults that occur in
+these runs, with these inputs: a run without a report is a test and not a proof.
+
 With --late-errors a fault is reported as a GPU does: by a later call, and without its place.
-The emulator is compiled once, and kept among this user's temporary files.
-Speed is not emulated: a warp's accesses, caches and occupancy play no part here.
+The emulator is compiled once and stored in the folder for temporary files of this user.
+Speed is not emulated: there are no caches, no sectors and no occupancy.
 """
 
 import argparse
@@ -107,7 +113,8 @@ struct Fiber {
   State state;
   unsigned id, mask;
   int line;
-  uint32_t block_time, warp_time;  // when it last met its block, its warp
+  uint32_t block_time, warp_time;  // of its last __syncthreads, __syncwarp
+  bool orders;                     // whether the warp operation orders memory
   uint64_t given, seen[32];
 };
 inline Fiber* self = nullptr;
@@ -118,8 +125,8 @@ enum Access { READ, WRITE, ATOMIC };
 // set by who wants to see every access of a kernel to the arena
 inline void (*watch)(size_t at, size_t size, int access, const char* kind, uint32_t pc);
 void check(const void* pointer, size_t size, Access access, void* caller);
-void wait(State state, int line, unsigned mask = 0);
-const uint64_t* meet(unsigned mask, uint64_t value, int line);
+void wait(State state, int line, unsigned mask = 0, bool orders = true);
+const uint64_t* meet(unsigned mask, uint64_t value, int line, bool orders = false);
 struct Variable {  // where a __shared__ variable of this block is
   uint32_t block, launch;
   size_t at;
@@ -691,18 +698,19 @@ void check(const void* pointer, size_t size, Access access, void* caller) {
 }
 
 // ---- waiting ------------------------------------------------------------------------------
-void wait(State state, int line, unsigned mask) {
+void wait(State state, int line, unsigned mask, bool orders) {
   Fiber* me = self;
   if (state == WARP && !(mask >> me->id % 32 & 1))
     fail(file + std::to_string(line), "this lane is not in its own mask",
          cudaErrorLaunchFailure);
-  me->state = state, me->line = line, me->mask = mask, in_kernel = false;
+  me->state = state, me->line = line, me->mask = mask, me->orders = orders;
+  in_kernel = false;
   swapcontext(&me->context, &scheduler);
   in_kernel = true;
 }
-const uint64_t* meet(unsigned mask, uint64_t value, int line) {
+const uint64_t* meet(unsigned mask, uint64_t value, int line, bool orders) {
   self->given = value;
-  wait(WARP, line, mask);
+  wait(WARP, line, mask, orders);
   return self->seen;
 }
 void entry() {
@@ -743,7 +751,8 @@ bool release(unsigned n) {  // wake whoever waits for nobody more; false: nobody
     for (unsigned k = base; k < base + 32 && k < n; k++)
       if (mask >> (k - base) & 1 && fibers[k].state == WARP) {
         memcpy(fibers[k].seen, values, sizeof values);
-        fibers[k].state = READY, fibers[k].warp_time = now;
+        fibers[k].state = READY;
+        if (fibers[k].orders) fibers[k].warp_time = now;  // a shuffle orders no memory
       }
     woke = true;
   }

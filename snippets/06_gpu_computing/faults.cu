@@ -22,12 +22,12 @@
 // --8<-- [start:past]
 __global__ void fill(float *x, int n, bool fixed) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (fixed ? i < n : i <= n) x[i] = i;  // one too many
+    if (fixed ? i < n : i <= n) x[i] = i;  // one index too many
 }
 
 __global__ void scatter(float *x, int n, bool fixed) {
     size_t i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[fixed ? i : i << 28] = i;  // a gibibyte apart
+    if (i < n) x[fixed ? i : i << 28] = i;  // the addresses are 1 GiB apart
 }
 
 __global__ void add(float *x, const float *y) { x[threadIdx.x] += y[threadIdx.x]; }
@@ -35,7 +35,7 @@ __global__ void add(float *x, const float *y) { x[threadIdx.x] += y[threadIdx.x]
 void unwritten(float *x, bool fixed) {
     float *zeros;
     CHECK(cudaMalloc(&zeros, 256 * sizeof(float)));
-    CHECK(cudaMemset(zeros, 0, fixed ? 256 * sizeof(float) : 256));  // counts bytes
+    CHECK(cudaMemset(zeros, 0, fixed ? 256 * sizeof(float) : 256));  // the size is in bytes
     add<<<1, 256>>>(x, zeros);
 }
 // --8<-- [end:past]
@@ -53,7 +53,7 @@ __global__ void rotate(float *x, bool fixed) {
     tile[threadIdx.x] = x[threadIdx.x];
     __syncthreads();
     float next = tile[(threadIdx.x + 1) % 256];
-    if (fixed) __syncthreads();  // all have read before anyone writes
+    if (fixed) __syncthreads();  // every thread has read before any thread writes
     tile[threadIdx.x] = next;
     __syncthreads();
     x[threadIdx.x] = tile[255 - threadIdx.x];
@@ -63,7 +63,7 @@ __global__ void shift(float *x, bool fixed) {
     __shared__ float tile[256];
     tile[threadIdx.x] = x[threadIdx.x];
     if (fixed) __syncthreads();
-    else __syncwarp();  // of this warp, and the reader may be in the next
+    else __syncwarp();  // only for this warp, but the reader may be in the next warp
     if (threadIdx.x >= 8) x[threadIdx.x] = tile[threadIdx.x - 8];
 }
 // --8<-- [end:barrier]
@@ -76,11 +76,11 @@ __global__ void halves(float *x, bool fixed) {
         __syncthreads();
         if (threadIdx.x < 128) x[threadIdx.x] += tile[threadIdx.x + 128];
     } else if (threadIdx.x < 128) {
-        __syncthreads();  // half of the block waits here
+        __syncthreads();  // one half of the block waits here
         x[threadIdx.x] += tile[threadIdx.x + 128];
     } else {
         tile[threadIdx.x] *= 2;
-        __syncthreads();  // and half of it here
+        __syncthreads();  // and the other half waits here
     }
 }
 
@@ -88,7 +88,7 @@ __global__ void half_warp(float *x, bool fixed) {
     float other = 0;
     if (fixed) other = __shfl_down_sync(0xffffffff, x[threadIdx.x], 16);
     if (threadIdx.x < 16) {
-        if (!fixed) other = __shfl_down_sync(0xffffffff, x[threadIdx.x], 16);  // 32 are named
+        if (!fixed) other = __shfl_down_sync(0xffffffff, x[threadIdx.x], 16);  // the mask names 32 lanes
         x[threadIdx.x] += other;
     } else {
         __syncwarp();
@@ -108,14 +108,14 @@ __global__ void mixed(int *counter, bool fixed) {
     if (fixed || threadIdx.x % 2 == 0)
         atomicAdd(counter, 1);
     else
-        *counter += 1;  // the atomic one beside it does not help
+        *counter += 1;  // atomics of other threads do not help
 }
 // --8<-- [end:race]
 
 // --8<-- [start:overflow]
 __global__ void corner(float *x, int rows, int cols, bool fixed) {
     int row = rows - 1, col = cols - 1;
-    size_t at = fixed ? (size_t)row * cols + col : row * cols + col;  // int times int is an int
+    size_t at = fixed ? (size_t)row * cols + col : row * cols + col;  // the product of two ints is an int
     if (at < 256) x[at] = 1;
     if (threadIdx.x == 0) printf("element %llu\n", (unsigned long long)at);
 }
@@ -131,7 +131,7 @@ void late(float *x, bool fixed) {
     say("launch:", cudaGetLastError());
     say("cudaDeviceSynchronize:", cudaDeviceSynchronize());
     say("cudaGetLastError:", cudaGetLastError());
-    say("cudaMalloc:", cudaMalloc(&x, 4));  // nothing is wrong with this one
+    say("cudaMalloc:", cudaMalloc(&x, 4));  // this call is correct
     say("cudaGetLastError:", cudaGetLastError());
 }
 // --8<-- [end:late]
@@ -148,7 +148,7 @@ void silent(float *x, bool fixed) {
 }
 // --8<-- [end:silent]
 
-void words() {  // the runtime knows its words without a GPU
+void words() {  // the runtime can print its messages without a GPU
     for (int code : {1, 2, 9, 35, 100, 209, 700, 701, 716, 717, 719})
         printf("%3d %-32s %s\n", code, cudaGetErrorName((cudaError_t)code),
                cudaGetErrorString((cudaError_t)code));

@@ -51,10 +51,10 @@ def main() -> None:
     for variable in ("NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
         os.environ.pop(variable, None)
 
-    tried = {gcc: nvcc("-ccbin", str(write_compiler("probe", gcc))) for gcc in range(10, 21)}
+    tried = {gcc: nvcc("-ccbin", str(write_compiler("probe", gcc))) for gcc in range(11, 19)}
     accepted = [gcc for gcc, result in tried.items() if result == "accepted"]
     newest = max(accepted)
-    assert accepted == list(range(10, newest + 1))
+    assert accepted == list(range(11, newest + 1)) and newest < 18
     print(f"CUDA {release} accepts GCC up to {newest}")
     if release in CUDA_GCC_VERSIONS:
         assert (

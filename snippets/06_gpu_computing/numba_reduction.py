@@ -1,8 +1,8 @@
-"""A reduction in numba's dialect of CUDA, thread by thread: what each barrier leaves behind.
+"""A sum over a block, written with numba: the shared memory of the block after each barrier.
 
-Without a GPU numba's simulator runs every CUDA thread as a thread of Python: shared memory,
-barriers and atomics work, a debugger's breakpoint stops inside a kernel, and an index outside
-an array raises an error with the thread that used it. A GPU would not notice.
+Without a GPU, numba's simulator runs every CUDA thread as a Python thread. Shared memory,
+barriers and atomics work, and a debugger can stop inside a kernel. An index outside of an array
+raises an error that names the thread. On a GPU the same access raises no error here.
 """
 
 import os
@@ -21,7 +21,7 @@ def reduce_kernel(x, total, trace):
     shared = cuda.shared.array(THREADS, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     shared[t] = x[i] if i < x.size else 0
-    cuda.syncthreads()  # all values are there
+    cuda.syncthreads()  # all values are stored
     level = 0
     reach = THREADS // 2
     while reach > 0:
@@ -29,7 +29,7 @@ def reduce_kernel(x, total, trace):
             trace[level, t] = shared[t]
         if t < reach:
             shared[t] += shared[t + reach]
-        cuda.syncthreads()  # outside the if: every thread has to come
+        cuda.syncthreads()  # outside of the if: every thread must reach it
         level += 1
         reach //= 2
     if t == 0:
@@ -40,7 +40,7 @@ def reduce_kernel(x, total, trace):
 
 @cuda.jit
 def reduce_without_bound(x, total):
-    cuda.atomic.add(total, 0, x[cuda.grid(1)])  # the last block goes past the end
+    cuda.atomic.add(total, 0, x[cuda.grid(1)])  # the last block reads past the end
 
 
 def reduce(x: np.ndarray) -> tuple[float, np.ndarray]:

@@ -1,4 +1,4 @@
-// The sum of a vector: a tree in shared memory, then warps that shuffle, then one atomic a block.
+// The sum of a vector in three ways: a tree in shared memory, warp shuffles, and atomics.
 //
 // ./reduction          checks, then times 2^28 elements beside a plain copy
 // ./reduction --check  small awkward sizes only
@@ -25,28 +25,28 @@
 constexpr int BLOCK = 256;
 
 // --8<-- [start:tree]
-// Sum of `value` over the block, in thread 0. log2(256) + 1 barriers.
+// Returns the sum of `value` over the block to thread 0. Uses log2(256) + 1 barriers.
 __device__ float sum_by_tree(float value, int &barriers) {
     __shared__ float partial[BLOCK];
     partial[threadIdx.x] = value;
     __syncthreads(), barriers++;
     for (int half = BLOCK / 2; half > 0; half /= 2) {
         if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
-        __syncthreads(), barriers++;  // outside of the if: every thread of the block comes here
+        __syncthreads(), barriers++;  // outside of the if: all threads of the block get here
     }
     return partial[0];
 }
 // --8<-- [end:tree]
 
 // --8<-- [start:shuffle]
-// Sum over a warp, in lane 0: registers to registers, no shared memory.
+// Returns the sum over a warp to lane 0, from register to register, without shared memory.
 __device__ float sum_of_warp(float value) {
     for (int step = 16; step > 0; step /= 2)
         value += __shfl_down_sync(0xffffffff, value, step);
     return value;
 }
 
-// Sum over the block, in thread 0. One barrier.
+// Returns the sum over the block to thread 0. Uses one barrier.
 __device__ float sum_by_shuffles(float value, int &barriers) {
     __shared__ float partial[BLOCK / 32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -61,8 +61,8 @@ __device__ float sum_by_shuffles(float value, int &barriers) {
 // --8<-- [start:kernel]
 enum { TREE, SHUFFLES, ATOMIC };
 
-// One partial sum per block to out[block]; or, with ATOMIC, all of them added to out[0].
-// `x` is a multiple of 16.
+// Each block writes its partial sum to out[block]. With ATOMIC, it adds the sum to out[0].
+// The address `x` must be a multiple of 16.
 template <int HOW>
 __global__ void reduce(const float *x, long long n, float *out, int *barriers_met) {
     float value = 0;
@@ -70,11 +70,11 @@ __global__ void reduce(const float *x, long long n, float *out, int *barriers_me
     const long long quads = n / 4, threads = (long long)gridDim.x * blockDim.x;
     const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
 #pragma unroll 2
-    for (long long i = first; i < quads; i += threads) {  // most of the work: no barrier
+    for (long long i = first; i < quads; i += threads) {  // most of the additions need no barrier
         float4 four = reinterpret_cast<const float4 *>(x)[i];
         value += (four.x + four.y) + (four.z + four.w);
     }
-    if (4 * quads + first < n) value += x[4 * quads + first];  // up to three are left
+    if (4 * quads + first < n) value += x[4 * quads + first];  // up to three elements remain
     value = HOW == TREE ? sum_by_tree(value, barriers) : sum_by_shuffles(value, barriers);
     if (threadIdx.x != 0) return;
     if (HOW == ATOMIC)

@@ -1,8 +1,9 @@
-"""The order of a sum decides its error: one by one, as a kernel's threads add, and pairwise.
+"""The order of the additions decides the error of a sum: one by one, by threads, or pairwise.
 
-Numbers from 0 to 1 in fp32, against their sum in float64; the root mean square over 16 draws. A
-chain of d additions is off by at most d·u, with u = 2^-24. If roundings fall like coins, the
-loop's error is sqrt(n/21)·u.
+The program adds random numbers from 0 to 1 in fp32 and compares each sum with the sum in
+float64. The error is the root mean square over 16 draws. A chain of d additions has a relative
+error of at most about d·u, where u = 2^-24. If rounding errors are independent, a loop has the
+error sqrt(n/21)·u. Look at the last two columns: the loop stays far below its bound.
 """
 
 import math
@@ -45,7 +46,7 @@ ORDERS = {
 
 
 def expected(n: int) -> float:
-    """Error of n numbers added one by one, if the roundings are independent."""
+    """Relative error of n numbers added one by one, if rounding errors are independent."""
     return math.sqrt(n / 21) * U
 
 
@@ -81,6 +82,16 @@ def draw(sizes: list[int], errors: dict[str, list[float]]) -> None:
     figure.savefig("summation_order.svg", transparent=True, metadata={"Date": None})
 
 
+def check_the_factor(generator: np.random.Generator) -> None:
+    """Compare with sqrt(n/21)·u under the conditions of its derivation, in 1,000 sums."""
+    n, squares = 4096, []
+    for _ in range(1000):
+        x = generator.uniform(0.9, 1.1, n)  # nearly equal numbers
+        x = (x * (2.0**12 * 0.995 / x.sum())).astype(np.float32)  # just below a power of two
+        squares.append((float(one_by_one(x)) / x.sum(dtype=np.float64) - 1) ** 2)
+    assert 0.95 < math.sqrt(np.mean(squares)) / expected(n) < 1.02
+
+
 def main() -> None:
     generator = np.random.default_rng(0)
     sizes = [2**k for k in range(6, 23, 2)]
@@ -97,7 +108,7 @@ def main() -> None:
         for name in ORDERS:
             errors[name].append(math.sqrt(squares[name]))
     print("every sum within (length of its chain) · 2^-24")
-    # one thread meets all three, and the 1 is lost beside 2^24
+    # one thread adds all three, and the 1 is lost in 2^24 + 1
     x = np.zeros(4 * THREADS, np.float32)
     x[[0, THREADS, 2 * THREADS]] = 2.0**24, 1, -(2.0**24)
     assert as_kernel(x) == 0
@@ -108,9 +119,10 @@ def main() -> None:
         print(f"{name:13}  {chain:8,}  {chain * U:9.2e}   ≈{errors[name][-1]:.1e}")
     for n, loop, threads, halves in zip(sizes, *errors.values(), strict=True):
         assert 0.4 < loop / expected(n) < 2.5, n
-        assert max(threads, halves) < 2 * U, n  # whatever the length
+        assert max(threads, halves) < 2 * U, n  # for every length
     ratios = np.array(errors["one by one"]) / [expected(n) for n in sizes]
-    assert 0.8 < ratios.mean() < 1.25  # over all sizes, closer than for any one
+    assert 0.8 < ratios.mean() < 1.25  # the mean over all sizes is closer than a single size
+    check_the_factor(generator)
     draw(sizes, errors)
 
 

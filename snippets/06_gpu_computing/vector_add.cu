@@ -1,4 +1,4 @@
-// z = x + y three times: a thread per element, a loop over the grid, four elements at a time.
+// z = x + y in three kernels: one element per thread, a grid-stride loop, and four elements.
 //
 // ./vector_add          checks, then times 2^26 elements beside a plain copy
 // ./vector_add --check  small awkward sizes only
@@ -25,13 +25,13 @@
 // --8<-- [start:add]
 __global__ void add(const float *x, const float *y, float *z, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) z[i] = x[i] + y[i];  // the last block has threads left over
+    if (i < n) z[i] = x[i] + y[i];  // the last block has extra threads
 }
 // --8<-- [end:add]
 
 // --8<-- [start:loop]
-// Any grid will do: each thread takes every (number of threads)-th element. `__restrict__` says
-// that z overlaps neither x nor y, so the loads of four turns may go ahead of their stores.
+// Works with any grid: a thread adds every (number of threads)-th element. `__restrict__` promises
+// that z does not overlap x or y, so the loads of four turns may come before the stores.
 __global__ void add_loop(const float *__restrict__ x, const float *__restrict__ y,
                          float *__restrict__ z, int n) {
     int threads = gridDim.x * blockDim.x;
@@ -41,7 +41,7 @@ __global__ void add_loop(const float *__restrict__ x, const float *__restrict__ 
 // --8<-- [end:loop]
 
 // --8<-- [start:wide]
-// A thread loads 16 bytes at once. The pointers must be multiples of 16, as cudaMalloc's are.
+// A thread loads 16 bytes with one instruction. The addresses must be multiples of 16.
 __global__ void add_wide(const float *x, const float *y, float *z, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (4 * i + 3 < n) {
@@ -50,7 +50,7 @@ __global__ void add_wide(const float *x, const float *y, float *z, int n) {
         reinterpret_cast<float4 *>(z)[i] =
             make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
     } else {
-        for (int k = 4 * i; k < n; k++) z[k] = x[k] + y[k];  // up to three are left
+        for (int k = 4 * i; k < n; k++) z[k] = x[k] + y[k];  // up to three elements remain
     }
 }
 // --8<-- [end:wide]
@@ -64,7 +64,7 @@ void run(int which, const float *x, const float *y, float *z, int n) {
     if (which == 0) add<<<(n + block - 1) / block, block>>>(x, y, z, n);
     if (which == 1) add_loop<<<std::min(1056, (n + block - 1) / block), block>>>(x, y, z, n);
     if (which == 2) add_wide<<<(quads + block - 1) / block, block>>>(x, y, z, n);
-    CHECK(cudaGetLastError());  // a launch returns nothing: ask
+    CHECK(cudaGetLastError());  // a launch returns nothing, so ask
 }
 // --8<-- [end:launch]
 
