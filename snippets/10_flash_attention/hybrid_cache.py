@@ -58,6 +58,7 @@ def main() -> None:
     )  # fmt: skip
     model = library.Qwen3NextForCausalLM(config).eval()
     tokens = torch.randint(64, (1, 128))
+    # --8<-- [start:decode]
     sizes = {}
     with torch.no_grad():
         whole = model(tokens).logits
@@ -68,6 +69,7 @@ def main() -> None:
             result = model(tokens[:, t : t + 1], past_key_values=past, use_cache=True)
             torch.testing.assert_close(result.logits[:, -1], whole[:, t], rtol=1e-3, atol=1e-4)
         sizes[128] = stored(result.past_key_values)
+    # --8<-- [end:decode]
     for n in (64, 96, 128):
         print(f"{n:3} tokens: bytes of layers 0 to 3: {sizes[n]}")
         assert sizes[n][3] == 2 * KV_HEADS * HEAD * 4 * n  # keys and values in fp32

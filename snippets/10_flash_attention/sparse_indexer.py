@@ -4,7 +4,8 @@ The indexer has its own queries and keys, which are much narrower than those of 
 For each query it scores all earlier keys, and the attention then uses only the k best keys. The
 program trains an indexer to predict the weights of the attention, as DeepSeek-V3.2 does, and
 tests it on other data. It compares the chosen keys with random keys and with the best possible
-choice. Then it counts FLOPs and bytes for the sizes of DeepSeek-V3.2.
+choice. Then it counts FLOPs and bytes for the sizes of DeepSeek-V3.2, and the blocks of keys
+that a block-sparse kernel would have to read.
 """
 
 import torch
@@ -146,6 +147,11 @@ def main() -> None:
             f"{n:7,} tokens: FLOPs {a / 1e9:5.2f} G / {b / 1e9:4.2f} G = {a / b:4.1f}, ", end=""
         )
         print(f"bytes {c / 1e6:5.1f} MB / {d / 1e6:4.1f} MB = {c / d:3.1f}")
+    blocks = (
+        torch.randperm(131072)[:2048].div(128, rounding_mode="floor").unique().numel() / 1024
+    )
+    assert abs(blocks - (1 - (1 - 2048 / 131072) ** 128)) < 0.03
+    print(f"2,048 random keys of 131,072 are in {blocks:.0%} of the blocks of 128 keys")
     assert costs(2048)[0] < costs(2048)[1] and costs(4096)[0] > costs(4096)[1]
 
 
