@@ -10,7 +10,7 @@ end, it stores more keys than the state has rows, and reads all values back.
 import torch
 from torch.nn import functional as F
 
-S, D = 192, 16  # tokens and head width; the chunks have 64 tokens
+S, D = 144, 16  # tokens and head width; the chunks have 64 tokens
 
 
 # --8<-- [start:recurrent]
@@ -74,7 +74,7 @@ def main() -> None:
 
     truth = by_matrices(*inputs)
     torch.testing.assert_close(recurrent_delta(*inputs), truth)
-    for size in (1, 50, 64, S):  # 50 does not divide 192
+    for size in (1, 50, 64, S):  # 50 does not divide 144
         torch.testing.assert_close(chunked_delta(*inputs, size), truth)
     plain = recurrent_delta(q, k, v, log_decay, 0 * beta + 1)[0] - truth[0]
     assert plain.abs().max() > 0.1, "beta must matter"

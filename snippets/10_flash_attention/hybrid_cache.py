@@ -1,7 +1,7 @@
 """In a hybrid model, only the attention layers need a cache that grows with the sequence.
 
 The program builds a Qwen3-Next of four small layers with random weights: three layers with the
-gated delta rule and one layer with attention. It decodes 64 tokens and counts the bytes that
+gated delta rule and one layer with attention. It decodes 32 tokens and counts the bytes that
 each layer stores. It compares the logits with a pass over the whole sequence. Then it compares
 the library's chunked delta rule with the recurrence of this chapter.
 """
@@ -57,21 +57,21 @@ def main() -> None:
         num_experts=0, mlp_only_layers=[0, 1, 2, 3],
     )  # fmt: skip
     model = library.Qwen3NextForCausalLM(config).eval()
-    tokens = torch.randint(64, (1, 128))
+    tokens = torch.randint(64, (1, 64))
     # --8<-- [start:decode]
     sizes = {}
     with torch.no_grad():
         whole = model(tokens).logits
-        result = model(tokens[:, :64], use_cache=True)
-        for t in range(64, 128):
+        result = model(tokens[:, :32], use_cache=True)
+        for t in range(32, 64):
             sizes[t] = stored(result.past_key_values)
             past = result.past_key_values
             result = model(tokens[:, t : t + 1], past_key_values=past, use_cache=True)
             torch.testing.assert_close(result.logits[:, -1], whole[:, t], rtol=1e-3, atol=1e-4)
-        sizes[128] = stored(result.past_key_values)
+        sizes[64] = stored(result.past_key_values)
     # --8<-- [end:decode]
-    for n in (64, 96, 128):
-        print(f"{n:3} tokens: bytes of layers 0 to 3: {sizes[n]}")
+    for n in (32, 48, 64):
+        print(f"{n} tokens: bytes of layers 0 to 3: {sizes[n]}")
         assert sizes[n][3] == 2 * KV_HEADS * HEAD * 4 * n  # keys and values in fp32
     channels = (2 * KEY_HEADS + HEADS) * WIDTH  # of the short convolution
     state = 4 * HEADS * WIDTH * WIDTH + 4 * channels * CONV

@@ -68,9 +68,9 @@ def data(project, topics):
 
 
 # --8<-- [start:train]
-def train(indexer, project, topics, steps=150):
+def train(indexer, project, topics, steps=100):
     """Make the softmax of the scores similar to the mean weights of all heads."""
-    optimizer = torch.optim.Adam(indexer.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(indexer.parameters(), lr=2e-2)
     for _ in range(steps):
         x, q, k, _ = data(project, topics)
         target = weights(q, k).mean(0)  # DSA sums over heads and normalises

@@ -1,4 +1,4 @@
-"""A state-space layer is a scan: 9 parallel steps replace a loop over 512 tokens.
+"""A state-space layer is a scan: 8 parallel steps replace a loop over 256 tokens.
 
 The layer keeps a state h for each channel, and each token multiplies it by a decay and adds an
 input: h = a h + b. Two such updates in a row are again one such update, so a scan can combine
@@ -10,7 +10,7 @@ combines the pairs in the wrong order and shows that the result is wrong.
 import torch
 from torch.nn import functional as F
 
-S, CHANNELS, N = 512, 8, 16  # tokens, channels, and numbers in the state of a channel
+S, CHANNELS, N = 256, 4, 16  # tokens, channels, and numbers in the state of a channel
 
 
 # --8<-- [start:scan]
