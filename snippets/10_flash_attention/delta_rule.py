@@ -99,7 +99,7 @@ def main() -> None:
     _, first = recurrent_delta(long[:1], long[:1], values[:1], gate[:1], torch.ones(1))
     _, last = recurrent_delta(long, long, values, torch.zeros(8), torch.ones(8))
     growth = last.norm() / first.norm()  # the squared length is 4: each step has 1 - 4 = -3
-    torch.testing.assert_close(growth, torch.tensor(3.0**7))
+    torch.testing.assert_close(growth, torch.tensor(3.0**7), rtol=1e-4, atol=0)
     print(
         f"keys of length 2 and beta = 1: after 7 steps the state is {growth:,.0f} times larger"
     )
