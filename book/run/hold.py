@@ -200,7 +200,7 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
         built = found and [*Path(found.origin).parent.glob("ops/aio/async_io_op*.so")]
         if not built:
             return "libaio in DeepSpeed (libaio-dev, then DS_BUILD_AIO=1 pip install deepspeed)"
-    apart = "ray", "tensorflow", "tensorboard"  # no part of the book's own requirements
+    apart = "ray", "tensorflow", "tensorboard", "fla"  # no part of the book's own requirements
     for package in program.imports("triton", "numba", *apart):
         if importlib.util.find_spec(package) is None:
             wanted = f" (pip install -r requirements/{package}.txt)"
