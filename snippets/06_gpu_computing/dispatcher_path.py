@@ -32,7 +32,7 @@ def words_at(x: float, y: float, words: str, colour: str = INK, size: int = 13) 
     )
 
 
-def box(x: float, y: float, wide: float, tall: float, colour: str, solid: bool = True) -> str:
+def panel(x: float, y: float, wide: float, tall: float, colour: str, solid: bool = True) -> str:
     style = 'stroke-width="1.8"' if solid else 'stroke-width="1"'
     opacity = 0.14 if solid else 0
     return (
@@ -58,7 +58,7 @@ def keys_of(column: int, left: float) -> tuple[list[str], str]:
             continue
         first = not chosen
         chosen = chosen or key
-        parts.append(box(left, y, WIDE, TALL, colour if first else MUTED, solid=first))
+        parts.append(panel(left, y, WIDE, TALL, colour if first else MUTED, solid=first))
         mark = "▶ " if first else ""
         parts.append(words_at(left + WIDE / 2, y + 19, mark + key, colour if first else INK))
     return parts, chosen
@@ -71,7 +71,7 @@ def draw() -> tuple[str, list[str]]:
         'font-family="system-ui, sans-serif">',
         '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="6" refY="3" '
         f'orient="auto"><path d="M0 0L6 3L0 6z" fill="{INK}"/></marker></defs>',
-        box(8, KEYS + 6, 108, 84, MUTED),
+        panel(8, KEYS + 6, 108, 84, MUTED),
         words_at(62, KEYS + 38, "y = op(x)", INK, 14),
         words_at(62, KEYS + 60, "Python binding", MUTED, 12),
         words_at(62, KEYS + 76, "parses x", MUTED, 12),
@@ -90,7 +90,7 @@ def draw() -> tuple[str, list[str]]:
         path.append(chosen)
         bottom = KEYS + 3 * TALL + 12
         parts.append(arrow(f"M{middle} {bottom + 4} V{KERNELS - 4}"))
-        parts.append(box(left, KERNELS, WIDE, 66, colour))
+        parts.append(panel(left, KERNELS, WIDE, 66, colour))
         parts.append(words_at(middle, KERNELS + 19, "its kernel", colour, 12))
         parts.append(words_at(middle, KERNELS + 37, kernel[0]))
         parts.append(words_at(middle, KERNELS + 55, f"and {kernel[1]}"))
