@@ -1,8 +1,8 @@
-"""Peak memory of attention's forward and backward: s² against s, counted in live storages.
+"""Tiles save memory in training only with a backward function that computes p again.
 
-Three ways to write it: plain; the same tiles as flash attention but with autograd left to save
-what it wants; tiles with a backward of their own. Each beside what it should come to. Draws
-memory_peak.svg.
+The program measures the peak memory of forward and backward for three versions of attention:
+plain, tiles under ordinary autograd, and tiles with their own backward. The first two grow with
+s², and the third grows with s. A formula predicts each peak. Draws memory_peak.svg.
 """
 
 import weakref
@@ -72,7 +72,7 @@ def tiled(q, k, v):
 
 
 class Flash(torch.autograd.Function):
-    """The same forward of q, k, v [s, d], and a backward which computes every p once more."""
+    """The same forward for q, k, v [s, d], with a backward that computes every p again."""
 
     @staticmethod
     def forward(ctx, q, k, v):
