@@ -265,6 +265,7 @@ SECOND_EDITION = [
     "05_mixed_precision.md",
     "05_precision_in_practice.md",
     "05_eight_bits.md",
+    "10_flash_attention.md",
 ]
 
 
