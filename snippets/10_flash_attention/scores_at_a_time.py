@@ -37,7 +37,7 @@ class Chip:
         return [row[:] for row in matrix]
 
 
-def product(a: Matrix, b: Matrix) -> Matrix:
+def times_transposed(a: Matrix, b: Matrix) -> Matrix:
     """Return a bᵀ for a [m, k] and b [n, k]."""
     return [[sum(x * y for x, y in zip(r, c, strict=True)) for c in b] for r in a]
 
@@ -47,10 +47,10 @@ def transposed(a: Matrix) -> Matrix:
 
 
 def plain(chip: Chip, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
-    scores = chip.store("Z", product(chip.load("Q", q), chip.load("K", k)))
+    scores = chip.store("Z", times_transposed(chip.load("Q", q), chip.load("K", k)))
     rows = [[math.exp(z - max(row)) for z in row] for row in chip.load("Z", scores)]
     weights = chip.store("P", [[p / sum(row) for p in row] for row in rows])
-    out = product(chip.load("P", weights), transposed(chip.load("V", v)))
+    out = times_transposed(chip.load("P", weights), transposed(chip.load("V", v)))
     return chip.store("O", out)
 
 
@@ -64,7 +64,7 @@ def flash(chip: Chip, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
         for j in range(0, S, TILE):
             keys = chip.load(f"K{j // TILE + 1}", k[j : j + TILE])
             values = chip.load(f"V{j // TILE + 1}", v[j : j + TILE])
-            tile = product(queries, keys)  # the only scores that exist now
+            tile = times_transposed(queries, keys)  # the only scores that exist now
             chip.on_chip = max(chip.on_chip, sum(map(len, tile)))
             chip.events.append(("tile", f"{i // TILE} {j // TILE}"))
             for r, row in enumerate(tile):
@@ -72,7 +72,7 @@ def flash(chip: Chip, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
                 shrink = math.exp(largest[r] - new)
                 p = [math.exp(z - new) for z in row]
                 total[r] = total[r] * shrink + sum(p)
-                added = product([p], transposed(values))[0]
+                added = times_transposed([p], transposed(values))[0]
                 out[r] = [o * shrink + a for o, a in zip(out[r], added, strict=True)]
                 largest[r] = new
         out = [[o / total[r] for o in row] for r, row in enumerate(out)]
@@ -98,7 +98,7 @@ def words(x: float, y: float, text: str, colour: str = INK, anchor: str = "middl
     return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{text}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, colour: str, fill: float) -> str:
+def outlined(x: float, y: float, width: float, height: float, colour: str, fill: float) -> str:
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{colour}" '
         f'fill-opacity="{fill}" stroke="{colour}"/>'
@@ -116,7 +116,7 @@ def arrow(x: float, start: float, end: float, colour: str) -> str:
 def lanes(y: float, gap: float) -> list[str]:
     parts = []
     for top, height, name in ((y, 56, "memory"), (y + 56 + gap, 58, "chip")):
-        parts.append(box(LEFT, top, RIGHT - LEFT, height, MUTED, 0.08))
+        parts.append(outlined(LEFT, top, RIGHT - LEFT, height, MUTED, 0.08))
         parts.append(words(2, top + 33, name, INK, "start"))
     return parts
 
@@ -126,12 +126,12 @@ def draw_plain(y: float) -> list[str]:
     parts = [words(LEFT, y - 10, "Plain attention: three kernels", INK, "start")]
     parts += lanes(y, 48)
     for x, width, name in ((100, 205, "Q Kᵀ"), (315, 160, "softmax"), (485, 205, "P V")):
-        parts += [box(x, high + 12, width, 34, MUTED, 0.18)]
+        parts += [outlined(x, high + 12, width, 34, MUTED, 0.18)]
         parts += [words(x + width / 2, high + 34, name)]
     for x, name in ((130, "Q"), (165, "K"), (590, "V"), (650, "O")):
-        parts += [box(x - 8, y + 7, 16, 42, READ, 0.16), words(x, y + 33, name)]
+        parts += [outlined(x - 8, y + 7, 16, 42, READ, 0.16), words(x, y + 33, name)]
     for x, name in ((310, "Z"), (480, "P")):
-        parts += [box(x - 21, y + 7, 42, 42, SCORES, 0.3), words(x, y + 33, name)]
+        parts += [outlined(x - 21, y + 7, 42, 42, SCORES, 0.3), words(x, y + 33, name)]
     for x in (130, 165, 323, 493, 590):
         parts.append(arrow(x, low - 5, high + 11, READ))
     for x in (297, 467, 650):
@@ -165,7 +165,7 @@ def draw_flash(y: float, events: list[tuple[str, str]]) -> list[str]:
                 for column in range(side):
                     left, top = middle - 21 + 14 * column, high + 8 + 14 * row
                     full = (row, column) == (i, j)
-                    parts.append(box(left, top, 14, 14, SCORES if full else MUTED,
+                    parts.append(outlined(left, top, 14, 14, SCORES if full else MUTED,
                                      0.75 if full else 0))  # fmt: skip
             loads, number = [], number + 1
         else:
