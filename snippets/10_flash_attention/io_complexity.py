@@ -65,7 +65,7 @@ def key_tile(m_elements: int) -> int:
 
 
 def queries_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
-    """Use the order of FlashAttention-2; return the elements moved and the rows of a tile."""
+    """Use the order of FlashAttention-2; return elements moved and rows of a tile."""
     fast = FastMemory(m_elements)
     br, bc = query_tile(m_elements), NARROW
     for i in range(0, len(q), br):
@@ -82,7 +82,7 @@ def queries_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
 
 
 def keys_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
-    """Use the order of FlashAttention; return the elements moved and the keys of a tile."""
+    """Use the order of FlashAttention; return elements moved and keys of a tile."""
     fast = FastMemory(m_elements)
     br, bc = NARROW, key_tile(m_elements)
     m_all = torch.full((len(q),), -torch.inf)  # in memory, as o is

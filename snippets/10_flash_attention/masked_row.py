@@ -21,7 +21,7 @@ def added(q, k, v, seen):
 
 
 def guarded(q, k, v, seen):
-    """Set the scores of an empty row to 0 before the softmax, and its weights to 0 after it."""
+    """Set scores of an empty row to 0 before the softmax, and its weights after it."""
     empty = ~seen.any(-1, keepdim=True)
     z = (q @ k.T * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
     return z.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ v

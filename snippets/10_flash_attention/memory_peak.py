@@ -104,13 +104,13 @@ class Flash(torch.autograd.Function):
 
 # --8<-- [start:predicted]
 def predicted(s: int) -> dict[str, int]:
-    """Bytes in fp32 at the peak, which is in backward."""
+    """Return the bytes in fp32 at the peak, which is in backward, for s tokens."""
     return {
         # P, dP and dz; scaled q, k, v, the output, dV
         "plain": 4 * (3 * s * s + 5 * s * D),
-        # every p, and for each of them the scaled queries; what grows with s is left out
+        # every p, and the scaled queries once per p; terms that grow with s are left out
         "tiles, autograd": 4 * s * s * (TILE + D) // TILE,
-        # four inputs and outputs, four gradients, two numbers a query, four tiles
+        # q, k, v, output; four gradients; two numbers per query; four tiles
         "own backward": 4 * (8 * s * D + 2 * s + 4 * TILE * TILE),
     }
 
