@@ -1,6 +1,7 @@
-"""The running sum and output kept in bf16: their error grows with the number of tiles.
+"""If the running sum and output are in bf16, their error grows with the number of tiles.
 
-Inputs and weights are bf16 in both columns; only what is carried from tile to tile differs.
+Inputs and weights are bf16 in both columns. The columns differ only in the precision of the sum
+and the output between two tiles.
 """
 
 import torch

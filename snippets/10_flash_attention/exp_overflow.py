@@ -1,4 +1,4 @@
-"""Softmax without its maximum: infinite over infinite above 88, zero over zero below -103."""
+"""A softmax that does not subtract the maximum is NaN for scores above 88 or below -103."""
 
 import torch
 

@@ -1,7 +1,8 @@
-"""An accumulator that is not shrunk when the maximum rises: wrong, finite, and well hidden.
+"""An output that is not rescaled when the maximum rises is wrong, but many tests pass.
 
-The error depends on where the largest scores stand, and on their size. Four inputs pass or
-fail the same bug. The last variant is the update as two papers print it, with an inverse.
+The error depends on the position of the largest scores and on their size, so four inputs
+judge the same bug differently. The last variant is the update as two papers print it, with an
+inverse.
 """
 
 import torch
@@ -54,7 +55,7 @@ def main() -> None:
     assert worst["random scores"]["forgotten"] > 0.1
     assert worst["largest first"]["forgotten"] < 1e-5  # the test that proves nothing
     assert worst["largest last"]["forgotten"] > 3 * worst["random scores"]["forgotten"]
-    assert 1e-3 < worst["small scores (x 0.01)"]["forgotten"] < 0.02
+    assert 1e-3 < worst["small scores (x 0.01)"]["forgotten"] < 0.01  # hidden by atol=0.01
     assert all(
         case["inverted"] == torch.inf for case in worst.values()
     )  # 0/0 in the first tile

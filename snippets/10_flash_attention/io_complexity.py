@@ -1,20 +1,22 @@
-"""Elements moved between memory and a fast memory of M elements: predicted, then counted.
+"""With twice the fast memory, attention in tiles moves about half the elements.
 
-Two orders of the same two loops. Queries outside (FlashAttention-2): a tile of queries and its
-output stay, keys and values stream past: 2sd(1 + s/Br). Keys outside (FlashAttention): a tile
-of keys and values stays, queries come and outputs come and go. Draws io_complexity.svg.
+The program predicts the elements that move into and out of a fast memory of M elements. Then it
+counts them for two orders of the loops. With the queries outside (FlashAttention-2), a tile of
+queries and its output stay, while keys and values pass: 2sd(1 + s/Br). With the keys outside
+(FlashAttention), a tile of keys and values stays, while queries and outputs come and go. Draws
+io_complexity.svg.
 """
 
 import math
 
 import torch
 
-S, D, NARROW = 512, 32, 4  # the tile that streams past need not be large
+S, D, NARROW = 512, 32, 4  # NARROW: rows of the tile that passes
 
 
 # --8<-- [start:fast]
 class FastMemory:
-    """Counts what crosses, and refuses to hold more than `capacity` elements."""
+    """Counts the elements that cross, and fails if it stores more than `capacity`."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.held, self.moved = capacity, 0, 0
@@ -40,7 +42,7 @@ class FastMemory:
 
 
 def update(fast, q, k, v, m, total, out) -> None:
-    """One tile of the online softmax, in place; it makes the scores and one more vector."""
+    """Add one tile in place. It needs memory for the scores and for one more vector."""
     p, new = fast.make(q.shape[0], k.shape[0]), fast.make(q.shape[0])
     torch.matmul(q, k.T, out=p)
     torch.maximum(m, torch.amax(p, -1, out=new), out=new)
@@ -54,7 +56,7 @@ def update(fast, q, k, v, m, total, out) -> None:
 
 # --8<-- [start:orders]
 def query_tile(m_elements: int) -> int:
-    """Rows of q and out that fit beside a narrow tile of k and v, scores and three vectors."""
+    """Return the number of rows of q and out that fit next to the other tiles."""
     return (m_elements - 2 * NARROW * D) // (2 * D + NARROW + 3)
 
 
@@ -63,7 +65,7 @@ def key_tile(m_elements: int) -> int:
 
 
 def queries_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
-    """FlashAttention-2's order; returns the elements moved and its tile of queries."""
+    """Use the order of FlashAttention-2; return elements moved and rows of a tile."""
     fast = FastMemory(m_elements)
     br, bc = query_tile(m_elements), NARROW
     for i in range(0, len(q), br):
@@ -80,7 +82,7 @@ def queries_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
 
 
 def keys_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
-    """FlashAttention's order; returns the elements moved and its tile of keys."""
+    """Use the order of FlashAttention; return elements moved and keys of a tile."""
     fast = FastMemory(m_elements)
     br, bc = NARROW, key_tile(m_elements)
     m_all = torch.full((len(q),), -torch.inf)  # in memory, as o is
@@ -98,7 +100,7 @@ def keys_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
             fast.drop(*tiles)
         fast.drop(kj, vj)
     o.div_(total_all[:, None])
-    fast.moved += 2 * o.numel() + len(o)  # that last division, in a pass of its own
+    fast.moved += 2 * o.numel() + len(o)  # the division at the end is one more pass
     return fast.moved, bc
 
 

@@ -1,43 +1,43 @@
-"""A query that may see no key: NaN in its row, then in gradients of all rows, and the fixes.
+"""A query that may see no key makes its output NaN, and the gradients of other rows too.
 
-Such rows come from padding in front, from an empty context in cross-attention, from a causal
-mask with more queries than keys. Softmax of minus infinities is 0/0.
+Such rows come from padding in front, from an empty context in cross-attention, or from a causal
+mask with more queries than keys. A softmax over minus infinities is 0/0. Two fixes work.
 """
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 
-# --8<-- [start:plain]
+# --8<-- [start:versions]
 def plain(q, k, v, seen):
     z = (q @ k.T * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
     return z.softmax(-1) @ v
 
 
 def added(q, k, v, seen):
-    """The mask as a bias of minus infinity: its addition passes every gradient on."""
+    """The mask is a bias of minus infinity, and an addition forwards every gradient."""
     bias = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
     return (q @ k.T * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v
 
 
 def guarded(q, k, v, seen):
-    """Scores of an empty row become 0 before the softmax, its weights 0 after it."""
+    """Set scores of an empty row to 0 before the softmax, and its weights after it."""
     empty = ~seen.any(-1, keepdim=True)
     z = (q @ k.T * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
     return z.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ v
 
 
 def late(q, k, v, seen):
-    """A fix that is none: the output is clean, the gradient of softmax still meets NaN."""
+    """This fix fails: the output is clean, but the weights in backward are still NaN."""
     return plain(q, k, v, seen).nan_to_num(0.0)
 
 
-# --8<-- [end:plain]
+# --8<-- [end:versions]
 
 
 # --8<-- [start:online]
 def online(q, k, v, seen, guard: bool):
-    """Tiles of two keys; without the guard, e^(-inf - (-inf))."""
+    """Use tiles of two keys. Without the guard, e^(-inf - (-inf)) is NaN."""
     m, total, out = torch.full((len(q),), -torch.inf), torch.zeros(len(q)), torch.zeros_like(q)
     for j in range(0, len(k), 2):
         z = q @ k[j : j + 2].T * q.shape[-1] ** -0.5

@@ -1,8 +1,8 @@
-"""Peak memory of attention's forward and backward: s² against s, counted in live storages.
+"""Tiles save memory in training only with a backward function that computes p again.
 
-Three ways to write it: plain; the same tiles as flash attention but with autograd left to save
-what it wants; tiles with a backward of their own. Each beside what it should come to. Draws
-memory_peak.svg.
+The program measures the peak memory of forward and backward for three versions of attention:
+plain, tiles under ordinary autograd, and tiles with their own backward. The first two grow with
+s², and the third grows with s. A formula predicts each peak. Draws memory_peak.svg.
 """
 
 import weakref
@@ -72,7 +72,7 @@ def tiled(q, k, v):
 
 
 class Flash(torch.autograd.Function):
-    """The same forward of q, k, v [s, d], and a backward which computes every p once more."""
+    """The same forward for q, k, v [s, d], with a backward that computes every p again."""
 
     @staticmethod
     def forward(ctx, q, k, v):
@@ -104,13 +104,13 @@ class Flash(torch.autograd.Function):
 
 # --8<-- [start:predicted]
 def predicted(s: int) -> dict[str, int]:
-    """Bytes in fp32 at the peak, which is in backward."""
+    """Return the bytes in fp32 at the peak, which is in backward, for s tokens."""
     return {
         # P, dP and dz; scaled q, k, v, the output, dV
         "plain": 4 * (3 * s * s + 5 * s * D),
-        # every p, and for each of them the scaled queries; what grows with s is left out
+        # every p, and the scaled queries once per p; terms that grow with s are left out
         "tiles, autograd": 4 * s * s * (TILE + D) // TILE,
-        # four inputs and outputs, four gradients, two numbers a query, four tiles
+        # q, k, v, output; four gradients; two numbers per query; four tiles
         "own backward": 4 * (8 * s * D + 2 * s + 4 * TILE * TILE),
     }
 

@@ -1,8 +1,9 @@
-"""What plain attention moves: elements counted by operator, beside the formula, and a roofline.
+"""Plain attention moves about 4s² elements in forward, so memory bandwidth limits its speed.
 
-One head of s queries and keys of width d. Forward moves 4s² + 6sd elements for 4s²d FLOPs;
-backward 7s² + 10sd for 8s²d. So the intensity has a ceiling, about d/g FLOPs per byte at g
-bytes an element, however long the sequence. Draws plain_traffic.svg.
+The program counts the elements that each operator reads and writes, for one head of width d
+over s tokens. Forward moves 4s² + 6sd elements for 4s²d FLOPs, and backward moves 7s² + 10sd
+elements for 8s²d FLOPs. With g bytes per element, the intensity of forward stays below d/g
+FLOPs per byte for every length. Draws plain_traffic.svg.
 """
 
 import torch
@@ -12,16 +13,16 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 
-# --8<-- [start:plain]
+# --8<-- [start:counter]
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention of one head, [s, d] each: three kernels that matter and a small one."""
+    """Attention of one head, q, k and v [s, d]: a small kernel and three large ones."""
     scores = (q * q.shape[-1] ** -0.5) @ k.T  # [s, s] written
     weights = scores.softmax(-1)  # [s, s] read, [s, s] written
     return weights @ v  # [s, s] read
 
 
 class Traffic(TorchDispatchMode):
-    """Elements that each operator reads and writes; a view moves none."""
+    """Records the elements that each operator reads and writes. A view moves no element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,11 +39,11 @@ class Traffic(TorchDispatchMode):
         return result
 
 
-# --8<-- [end:plain]
+# --8<-- [end:counter]
 
 
 def count(attention, s: int, d: int) -> tuple[Traffic, Traffic, int, int]:
-    """Traffic and FLOPs of forward and of backward."""
+    """Return the traffic of forward and of backward, and the FLOPs of both."""
     q, k, v = (torch.randn(s, d, requires_grad=True) for _ in range(3))
     gradient = torch.randn(s, d)
     with FlopCounterMode(display=False) as flops, Traffic() as forward:
@@ -121,6 +122,9 @@ def main() -> None:
             f"  {name:10} {flops / bytes_:6.0f} against a ridge of {ridges['H100']:.0f}: "
             f"compute {1e3 * compute:.2f} ms, memory {1e3 * memory:.2f} ms"
         )
+    for length in (2**i for i in range(7, 18)):  # the lengths of the figure
+        intensity = 4 * length**2 * d / (g * (4 * length**2 + 6 * length * d))
+        assert intensity < d / g < min(ridges.values())
     draw(ridges, 128)
 
 

@@ -1,8 +1,10 @@
-"""Backward needs the weights again: written and read, or computed a second time?
+"""On most GPUs it is cheaper to compute an attention weight again than to store and read it.
 
-For one weight, in seconds: g bytes written in forward and g read in backward, against 2d FLOPs
-on tensor cores and one exponential. Rates are the datasheets' (bf16, dense); exponentials are
-16 a clock and multiprocessor.
+Storing costs g bytes written in forward and g bytes read in backward. Computing the weight
+again costs 2d FLOPs on tensor cores and one exponential. The rates are those of the datasheets
+(bf16, dense), and a multiprocessor computes 16 exponentials per clock. The clock of the B200
+follows from its 148 multiprocessors, which each compute 8,192 FLOPs per clock (section 3.1 of
+FlashAttention-4, arXiv 2603.05451).
 """
 
 from itertools import pairwise
@@ -11,12 +13,13 @@ GPUS = {  # TFLOP/s, GB/s, multiprocessors, GHz of the boost clock
     "A100": (312, 2039, 108, 1.41),
     "H100": (989, 3350, 132, 1.83),
     "H200": (989, 4800, 132, 1.83),
+    "B200": (2250, 8000, 148, 1.86),
 }
 
 
 # --8<-- [start:times]
 def picoseconds(gpu: str, d: int, g: int = 2) -> tuple[float, float, float]:
-    """Time for one weight: to write and read it, to multiply it anew, to exponentiate it."""
+    """Return the times to write and read a weight, to multiply it again, and for its exp."""
     tflops, bandwidth, processors, clock = GPUS[gpu]
     moved = 2 * g / (bandwidth * 1e9)
     multiplied = 2 * d / (tflops * 1e12)
@@ -42,6 +45,9 @@ def main() -> None:
     assert all(
         ratios[gpu, a] > ratios[gpu, b] for gpu in GPUS for a, b in pairwise((64, 128, 256))
     )
+    for gpu, (tflops, _, processors, clock) in GPUS.items():  # tensor cores outgrow exp
+        per_clock = tflops * 1e3 / (processors * clock)
+        assert abs(per_clock / {"A100": 2048, "B200": 8192}.get(gpu, 4096) - 1) < 0.01
     s, a, layers = 8192, 32, 32
     kept = 2 * a * s * s * layers
     statistic = 4 * a * s * layers

@@ -1,8 +1,9 @@
-"""Flash attention in plain PyTorch: forward and backward in tiles, no matrix of scores.
+"""Flash attention in plain PyTorch computes forward and backward in tiles of scores.
 
-Forward keeps the output and one number for each query, the log-sum-exp; backward recomputes
-the weights tile by tile. Checked by gradcheck, against scaled_dot_product_attention, and by
-counting tiles and FLOPs.
+Forward saves its inputs, its output and one number per query, the log-sum-exp. Backward
+computes the weights of each tile again. The program compares the gradients with finite
+differences and with scaled_dot_product_attention. It also counts saved elements, tiles and
+FLOPs.
 """
 
 import torch
@@ -21,7 +22,7 @@ def wide(*tensors):
 class TiledAttention(torch.autograd.Function):
     """softmax(QKᵀ/√d)V of [..., s, d]; causal: query i sees keys up to i + s_k - s_q."""
 
-    tiles = 0  # computed so far, over all calls
+    tiles = 0  # the number of tiles that all calls have computed
 
     @staticmethod
     def scores(q, k, rows, columns, shift):
@@ -46,7 +47,7 @@ class TiledAttention(torch.autograd.Function):
             m = torch.full_like(lse[..., rows], -torch.inf)
             total = torch.zeros_like(m)
             out = torch.zeros_like(o[..., rows, :])
-            for columns in spans(0, end, block_k):  # tiles right of the diagonal: never begun
+            for columns in spans(0, end, block_k):  # no tile right of the diagonal
                 z = TiledAttention.scores(q, k, rows, columns, shift)
                 new = torch.maximum(m, z.max(-1).values)
                 safe = new.masked_fill(new == -torch.inf, 0)
@@ -77,7 +78,7 @@ class TiledAttention(torch.autograd.Function):
             first = 0 if ctx.shift is None else max(0, columns.start - ctx.shift)
             for rows in spans(first // block_q * block_q, s_q, block_q):
                 z = TiledAttention.scores(q, k, rows, columns, ctx.shift)
-                p = (z - lse[..., rows, None]).exp()  # the finished weights, at once
+                p = (z - lse[..., rows, None]).exp()  # the final weights: no running maximum
                 dv[..., columns, :] += p.mT @ do[..., rows, :]
                 dp = do[..., rows, :] @ v[..., columns, :].mT
                 dz = p * (dp - delta[..., rows, None]) * scale
@@ -116,7 +117,9 @@ def main() -> None:
     torch.manual_seed(0)
     for s_q, s_k, causal in ((5, 7, False), (7, 7, True), (5, 8, True), (6, 4, True)):
         q = torch.randn(2, s_q, 3, dtype=torch.float64, requires_grad=True)
-        k, v = (torch.randn(2, s_k, 3, dtype=torch.float64, requires_grad=True) for _ in "kv")
+        k, v = (  # values may have another width than keys
+            torch.randn(2, s_k, d, dtype=torch.float64, requires_grad=True) for d in (3, 2)
+        )
         for block_q in (2, 4):  # by 4, rows without a key share a tile with others
             assert gradcheck(lambda *t, c=causal, b=block_q: attention(*t, c, b, 3), (q, k, v))
         print(f"gradcheck, {s_q} queries, {s_k} keys, causal {causal}: passed")
@@ -134,8 +137,15 @@ def main() -> None:
     print(f"s = {s}, tiles of {tile} x {tile}: computed forward, backward; FLOPs over s²d")
     for causal, expected in ((False, t * t), (True, t * (t + 1) // 2)):
         before = TiledAttention.tiles
-        with FlopCounterMode(display=False) as forward:
+        saved: list[int] = []  # elements that forward keeps for backward
+        with (
+            FlopCounterMode(display=False) as forward,
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda x, saved=saved: (saved.append(x.numel()), x)[1], lambda x: x
+            ),
+        ):
             out = attention(q, k, v, causal, tile, tile)
+        assert sum(saved) == 4 * s * d + s  # q, k, v, the output and the log-sum-exp
         middle = TiledAttention.tiles
         with FlopCounterMode(display=False) as backward:
             out.sum().backward()

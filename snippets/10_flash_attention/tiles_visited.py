@@ -1,7 +1,8 @@
-"""Which tiles a causal kernel computes, which of them it masks, and which it never begins.
+"""A causal kernel skips most tiles above the diagonal and masks only the tiles on it.
 
-For each row of tiles two bounds decide: `whole`, up to where every key is seen by every query,
-and `end`. Held to the mask itself, element by element. Draws tiles_visited.svg.
+Two bounds decide for each row of tiles. Before `whole`, every query of the row sees every key.
+From `end` on, no query sees a key. The program compares both bounds with the mask, element by
+element, for 486 combinations of lengths and tiles. Draws tiles_visited.svg.
 """
 
 import itertools
@@ -9,7 +10,7 @@ import itertools
 
 # --8<-- [start:bounds]
 def bounds(first: int, s_q: int, s_k: int, bm: int, bn: int) -> tuple[int, int]:
-    """Ends of the unmasked and of the masked loop for queries first to first + bm."""
+    """Return the ends of the unmasked and the masked loop for queries first to first + bm."""
     shift = s_k - s_q  # the last query sees the last key
     end = min(s_k, max(0, first + bm + shift))
     whole = min(s_k, max(0, first + shift + 1)) // bn * bn
@@ -20,7 +21,7 @@ def bounds(first: int, s_q: int, s_k: int, bm: int, bn: int) -> tuple[int, int]:
 
 
 def kinds(s_q: int, s_k: int, bm: int, bn: int) -> dict[tuple[int, int], str]:
-    """Each tile by its first query and key: whole, cut or skipped."""
+    """Say for each tile, given by its first query and key: whole, cut or skipped."""
     found = {}
     for first in range(0, s_q, bm):
         whole, end = bounds(first, s_q, s_k, bm, bn)
@@ -32,7 +33,7 @@ def kinds(s_q: int, s_k: int, bm: int, bn: int) -> dict[tuple[int, int], str]:
 
 
 def check(s_q: int, s_k: int, bm: int, bn: int) -> dict[str, int]:
-    """Compare with the mask, and count."""
+    """Compare the bounds with the mask, and count the tiles of each kind."""
     counts = dict.fromkeys(("whole", "cut", "skipped"), 0)
     for (first, start), kind in kinds(s_q, s_k, bm, bn).items():
         seen = [
