@@ -15,7 +15,7 @@ S, D = 144, 16  # tokens and head width; the chunks have 64 tokens
 
 # --8<-- [start:recurrent]
 def recurrent_delta(q, k, v, log_decay, beta):
-    """One token at a time; q, k, v [s, d], log_decay and beta [s] -> output, last state."""
+    """Loop over tokens; q, k, v [s, d], log_decay and beta [s] -> output, last state."""
     state = q.new_zeros(k.shape[1], v.shape[1])
     outputs = []
     for t in range(len(q)):
@@ -31,14 +31,14 @@ def recurrent_delta(q, k, v, log_decay, beta):
 
 # --8<-- [start:chunked]
 def chunked_delta(q, k, v, log_decay, beta, size=64):
-    """The same result with one triangular solve per chunk of `size` tokens."""
+    """The result of recurrent_delta with one triangular solve per chunk of `size` tokens."""
     state = q.new_zeros(k.shape[1], v.shape[1])
     outputs = []
     for part in torch.arange(len(q)).split(size):
         q_c, k_c, v_c, b = q[part], k[part], v[part], beta[part, None]
         total = log_decay[part].cumsum(0)
         decay = (total[:, None] - total[None, :]).tril().exp().tril()
-        since = total.exp()[:, None]  # the decay since the chunk began
+        since = total.exp()[:, None]  # the decay since the start of the chunk
         # error = b * (v - since * k @ state - sum over earlier tokens of the chunk)
         earlier = b * (k_c @ k_c.T * decay).tril(-1)
         right = b * (v_c - since * (k_c @ state))

@@ -28,7 +28,7 @@ S, D = 96, 16  # tokens and head width
 
 
 def reference(q, k, v, log_decay, beta=None):
-    """Linear attention with decay, or with beta the gated delta rule, in float64."""
+    """Linear attention with decay in float64, or the gated delta rule if `beta` is given."""
     q, k, v, log_decay = (x.double().cpu() for x in (q, k, v, log_decay))
     state, outputs = torch.zeros(D, D, dtype=torch.float64), []
     for t in range(S):
@@ -42,7 +42,7 @@ def reference(q, k, v, log_decay, beta=None):
 def main() -> None:
     torch.manual_seed(0)
     device = torch.device("cuda" if GPU else "cpu")
-    if not GPU:  # the autotuner asks for a driver to measure with: take the first configuration
+    if not GPU:  # the autotuner needs a driver to measure time: take the first configuration
         Autotuner.do_bench = lambda self, call, quantiles: [0.0] * 3
     q, k, v = torch.randn(3, S, D, device=device)
     k = F.normalize(k, dim=-1)
@@ -71,7 +71,7 @@ def main() -> None:
     for name, (rule, function, more) in calls.items():
         try:
             out, _ = function(*wide, g=gate, scale=1.0, **more)
-        except Exception as error:  # of the interpreter; on a GPU every error is a failure
+        except Exception as error:  # from the interpreter; on a GPU, every error is a failure
             if GPU or not name.startswith("chunk"):
                 raise
             print(f"{name}: {type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ KV_HEADS, HEAD = 2, 16  # of the layer with attention
 
 
 def recurrent_delta(q, k, v, log_decay, beta):
-    """One token at a time; q, k, v [s, d], log_decay and beta [s] -> output, last state."""
+    """Loop over tokens; q, k, v [s, d], log_decay and beta [s] -> output, last state."""
     state = q.new_zeros(k.shape[1], v.shape[1])
     outputs = []
     for t in range(len(q)):

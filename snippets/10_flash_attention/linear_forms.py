@@ -17,7 +17,7 @@ S, D = 128, 16  # tokens and head width
 
 # --8<-- [start:forms]
 def recurrent_form(q, k, v, log_decay):
-    """One token at a time; q, k, v [s, d] and log_decay [s] -> output [s, d]."""
+    """Loop over tokens; q, k, v [s, d] and log_decay [s] -> output [s, d]."""
     state = q.new_zeros(k.shape[1], v.shape[1])
     outputs = []
     for t in range(len(q)):
@@ -27,7 +27,7 @@ def recurrent_form(q, k, v, log_decay):
 
 
 def decay_matrix(log_decay):
-    """Entry [i, j]: the product of the decays of tokens j + 1 to i; 0 for a later key j."""
+    """Entry [i, j] is the product of the decays of tokens j + 1 to i, or 0 if j > i."""
     total = log_decay.cumsum(0)
     difference = total[:, None] - total[None, :]
     later = torch.ones_like(difference).triu(1).bool()
@@ -35,12 +35,12 @@ def decay_matrix(log_decay):
 
 
 def parallel_form(q, k, v, log_decay):
-    """All tokens at the same time, by a matrix of scores [s, s] without softmax."""
+    """Process all tokens at the same time with a matrix of scores [s, s], without softmax."""
     return (q @ k.T * decay_matrix(log_decay)) @ v
 
 
 def chunked_form(q, k, v, log_decay, size):
-    """Scores inside a chunk of `size` tokens, and a state [d, d] between chunks."""
+    """Use scores inside each chunk of `size` tokens and a state [d, d] between chunks."""
     state = q.new_zeros(k.shape[1], v.shape[1])
     outputs = []
     for part in torch.arange(len(q)).split(size):

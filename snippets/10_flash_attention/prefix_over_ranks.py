@@ -67,7 +67,7 @@ def delta(q, k, v, log_decay, beta, state):
 
 
 def summary(rule, q, k, v, log_decay, beta):
-    """What a part does to any state: it becomes transition @ state + added."""
+    """Return (transition, added): the part turns any state into transition @ state + added."""
     added = rule(q, k, v, log_decay, beta, torch.zeros_like(k.T @ v))[1]
     if rule is linear:  # the same factor for every entry: one number is enough
         return log_decay.sum().exp().reshape(1, 1), added
@@ -80,7 +80,7 @@ def apply(transition, state):
 
 
 def join(earlier, later):
-    """The update with the effect of both, in this order."""
+    """One update that has the same effect as two: first `earlier`, then `later`."""
     return apply(later[0], earlier[0]), apply(later[0], earlier[1]) + later[1]
 
 
@@ -89,7 +89,7 @@ def join(earlier, later):
 
 # --8<-- [start:scans]
 def chain(own):
-    """Each rank waits for the state of the rank before, and sends its own: n - 1 steps."""
+    """Each rank waits for the state of the previous rank, then sends its own: n - 1 steps."""
     rank, n = dist.get_rank(), dist.get_world_size()
     state = torch.zeros_like(own[1])
     if rank > 0:
@@ -102,7 +102,7 @@ def chain(own):
 
 
 def doubling(own):
-    """Each round doubles the number of parts in an update; a last round shifts by one rank."""
+    """Each round doubles the parts in an update. A last round shifts them by one rank."""
     distance, n = 1, dist.get_world_size()
     while distance < n:
         before = exchange(own, distance)
@@ -113,7 +113,7 @@ def doubling(own):
 
 
 def gather(own):
-    """Each rank gets the updates of all ranks by a ring, and joins those before its own."""
+    """Each rank gets all updates through a ring and combines those of the earlier ranks."""
     rank, n = dist.get_rank(), dist.get_world_size()
     updates, block = {rank: own}, list(own)
     for step in range(1, n):

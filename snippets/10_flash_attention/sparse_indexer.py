@@ -69,7 +69,7 @@ def data(project, topics):
 
 # --8<-- [start:train]
 def train(indexer, project, topics, steps=100):
-    """Make the softmax of the scores similar to the mean weights of all heads."""
+    """Train the indexer: the softmax of its scores predicts the mean weights of all heads."""
     optimizer = torch.optim.Adam(indexer.parameters(), lr=2e-2)
     for _ in range(steps):
         x, q, k, _ = data(project, topics)

@@ -20,12 +20,12 @@ INK, MUTED = "#1f2937", "#52525b"
 
 # --8<-- [start:bytes]
 def cache_bytes(tokens: int, layers: int) -> int:
-    """Keys and values in bf16."""
+    """The bytes of the keys and values of all `layers` in bf16."""
     return layers * tokens * 2 * KV_HEADS * HEAD * BF16
 
 
 def state_bytes(layers: int) -> int:
-    """A state [heads, width, width] in fp32, and the last inputs of the short convolution."""
+    """The bytes of the states in fp32 and of the last inputs of the short convolutions."""
     channels = 2 * KEY_HEADS * WIDTH + HEADS * WIDTH
     return layers * (HEADS * WIDTH * WIDTH * FP32 + channels * CONV * BF16)
 

@@ -21,7 +21,7 @@ def combine(earlier, later):
 
 
 def scan(a, b, order=combine):
-    """All states h[t] = a[t] h[t-1] + b[t] by doubling; a and b are [s, ...]."""
+    """All states h[t] = a[t] h[t-1] + b[t], and the number of steps; a and b are [s, ...]."""
     distance, steps = 1, 0
     while distance < len(a):
         new_a, new_b = order((a[:-distance], b[:-distance]), (a[distance:], b[distance:]))
