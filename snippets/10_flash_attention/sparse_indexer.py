@@ -11,6 +11,7 @@ that a block-sparse kernel would have to read.
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 S, HIDDEN, HEADS, D = 192, 32, 4, 16  # tokens, hidden size, heads and their width
 INDEX_HEADS, INDEX_D = 2, 8
@@ -153,6 +154,14 @@ def main() -> None:
     assert abs(blocks - (1 - (1 - 2048 / 131072) ** 128)) < 0.03
     print(f"2,048 random keys of 131,072 are in {blocks:.0%} of the blocks of 128 keys")
     assert costs(2048)[0] < costs(2048)[1] and costs(4096)[0] > costs(4096)[1]
+    cached, index = torch.empty(4096, 576, device="meta"), torch.empty(4096, 128, device="meta")
+    q, q_index = torch.empty(128, 576, device="meta"), torch.empty(64, 128, device="meta")
+    with FlopCounterMode(display=False) as dense:
+        (q @ cached.T).softmax(-1) @ cached[:, :512]  # the values are a part of the entry
+    with FlopCounterMode(display=False) as sparse:
+        (q_index @ index.T).relu()
+        (q @ cached[:2048].T).softmax(-1) @ cached[:2048, :512]
+    assert costs(4096)[:2] == [dense.get_total_flops(), sparse.get_total_flops()]
 
 
 if __name__ == "__main__":
