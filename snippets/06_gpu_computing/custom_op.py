@@ -18,7 +18,7 @@ from torch.library import custom_op, opcheck
 # --8<-- [start:forward]
 @custom_op("book::rms_norm", mutates_args=(), device_types="cpu")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """y = x / rms(x) · weight over the last dimension: [..., h], [h] -> [..., h], [..., 1]."""
+    """Return x / rms(x) · weight [..., h] and 1 / rms(x) [..., 1] for x [..., h]."""
     a, w = x.detach().numpy(), weight.detach().numpy()
     inverse = 1 / ((a * a).mean(-1, keepdims=True) + eps) ** 0.5  # [..., 1]
     y = torch.from_numpy(a * inverse * w).contiguous()
@@ -36,7 +36,7 @@ def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def rms_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x [..., h] and of weight [h]."""
+    """Return the gradients of x [..., h] and of weight [h]."""
     g, a, w, r = (t.detach().numpy() for t in (grad, x, weight, inverse))
     gw = g * w
     dx = r * gw - a * r**3 * (gw * a).mean(-1, keepdims=True)

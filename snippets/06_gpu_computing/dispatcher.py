@@ -20,7 +20,7 @@ def cpu(x: torch.Tensor) -> torch.Tensor:  # computes the numbers
     return x * 2
 
 
-def meta(x: torch.Tensor) -> torch.Tensor:  # knows only the shape
+def meta(x: torch.Tensor) -> torch.Tensor:  # computes only the shape
     stops.append("Meta")
     return x.new_empty(x.shape)
 
@@ -36,7 +36,7 @@ def autocast(x: torch.Tensor) -> torch.Tensor:  # casts, then calls the operator
 class Double(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
-        with torch._C._AutoDispatchBelowAutograd():  # without the key of this kernel
+        with torch._C._AutoDispatchBelowAutograd():  # removes the key of this kernel
             return torch.ops.tour.double(x)
 
     @staticmethod

@@ -131,7 +131,7 @@ def failing(what: str) -> set[str]:
 def load(source: str, folder: str) -> ModuleType:
     path = pathlib.Path(folder) / "patched_common.py"
     path.write_text(source)
-    name = "torch._inductor.codegen.patched_common"  # not the installed module
+    name = "torch._inductor.codegen.patched_common"  # does not replace the installed module
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -139,7 +139,7 @@ def load(source: str, folder: str) -> ModuleType:
 
 
 def apply(patched: ModuleType) -> None:
-    """Do for one entry of the table what two modules do for all entries at import."""
+    """Register one entry of the table. At import, two modules do this for all entries."""
     entry = patched.pointwise_overrides_data["ndtri"]
     common.pointwise_overrides_data["ndtri"] = entry
     TritonOverrides.ndtri = staticmethod(entry.triton)
@@ -179,7 +179,7 @@ def ptx(source: str, folder: str) -> str:
 
 # --8<-- [start:benchmark]
 def benchmark(what: str) -> None:
-    """On a GPU, compare the result with float64, also in the tail, and measure the time."""
+    """Compare the result with float64, also in the tail, and measure the time on a GPU."""
     torch._dynamo.reset()
     compiled = torch.compile(chain)
     x = torch.rand(2**24, device="cuda")

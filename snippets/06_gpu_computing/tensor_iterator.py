@@ -14,8 +14,8 @@ import torch
 def order(strides: list[list[int]], sizes: list[int]) -> list[int]:
     """Return the dimensions, innermost first, sorted by the strides of the operands.
 
-    The first operand decides. An operand that is broadcast in one of the two dimensions has
-    stride 0 there, so the next operand decides.
+    The first operand decides. If it is broadcast in one of the two compared dimensions, it has
+    stride 0 there, and the next operand decides instead.
     """
 
     def compare(d: int, e: int) -> int:

@@ -24,7 +24,7 @@ def anchored_words(
 
 
 def steps(strides: tuple[int, int]) -> list[int]:
-    """Return for each place in memory the step in which the row-by-row loop reads it."""
+    """For each place in memory, return the step at which the row-by-row loop reads it."""
     memory = [0] * (ROWS * COLUMNS)
     for row in range(ROWS):
         for column in range(COLUMNS):

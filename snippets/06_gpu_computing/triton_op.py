@@ -31,7 +31,7 @@ def silu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 @triton_op("book::triton_silu", mutates_args={})
 def silu(x: torch.Tensor) -> torch.Tensor:
     """Return x · sigmoid(x) for each element of a tensor of any shape and any strides."""
-    x = x.contiguous()  # the kernel reads consecutive elements from the pointer on
+    x = x.contiguous()  # the kernel reads consecutive elements, beginning at the pointer
     y = torch.empty_like(x)
     n = x.numel()
     kernel = silu_kernel if INTERPRETED else wrap_triton(silu_kernel)
