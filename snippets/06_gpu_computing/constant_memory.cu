@@ -36,7 +36,7 @@ __constant__ float table[ENTRIES];
 __device__ float horner(const float *c, float x) {
     float y = 0;
 #pragma unroll
-    for (int k = TERMS - 1; k >= 0; k--) y = y * x + c[k];  // c[k]: the same for every lane
+    for (int k = TERMS - 1; k >= 0; k--) y = y * x + c[k];  // all lanes read the same c[k]
     return y;
 }
 
@@ -60,7 +60,7 @@ __global__ void from_global(const float *__restrict__ x, float *__restrict__ y, 
 __global__ void from_table(const unsigned char *code, float *y, int n) {
     int threads = gridDim.x * blockDim.x;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads)
-        y[i] = table[code[i]];  // a turn for each different code in the warp
+        y[i] = table[code[i]];  // one turn for each different code in the warp
 }
 __global__ void from_shared(const unsigned char *code, float *y, int n,
                             const float *entries) {
@@ -69,12 +69,12 @@ __global__ void from_shared(const unsigned char *code, float *y, int n,
     __syncthreads();
     int threads = gridDim.x * blockDim.x;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads)
-        y[i] = copy[code[i]];  // lanes wait only for different words of one bank
+        y[i] = copy[code[i]];  // lanes wait only if they need different words of the same bank
 }
 
 // --8<-- [end:look_up]
 // --8<-- [start:count_turns]
-// Counts the different codes of each warp. n is a multiple of 32.
+// Counts the different codes of each warp. n must be a multiple of 32.
 __global__ void count_turns(const unsigned char *code, int *turns, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
     if (i >= n) return;
@@ -139,7 +139,7 @@ Constants set_up() {
     for (float &c : p.c) c = float(int(random_bits()) - 32768) / 32768;
     for (int k = 0; k < ENTRIES; k++) entries.push_back(entry(k));
     // --8<-- [start:copy]
-    CHECK(cudaMemcpyToSymbol(kept, &p, sizeof p));  // by its name: the host has no pointer
+    CHECK(cudaMemcpyToSymbol(kept, &p, sizeof p));  // by name, because the host has no pointer
     CHECK(cudaMemcpyToSymbol(table, entries.data(), ENTRIES * sizeof(float)));
     // --8<-- [end:copy]
     return {p, to_device(std::vector<float>(p.c, p.c + TERMS)), to_device(entries)};

@@ -32,7 +32,7 @@ __device__ void atomicAdd(Watched *bin, unsigned value) {
 }
 
 // --8<-- [start:global]
-// Calls `count` for each byte of x, once in the whole grid. A thread loads 16 bytes at a time.
+// The whole grid calls `count` once for each byte of x. A thread loads 16 bytes at a time.
 template <class Count>
 __device__ void each_byte(const unsigned char *__restrict__ x, int n, Count count) {
     int first = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
@@ -57,7 +57,7 @@ __global__ void in_shared(const unsigned char *x, int n, Bin *bins) {
     for (int b = threadIdx.x; b < BINS; b += BLOCK) mine[b] = 0;
     __syncthreads();  // all bins are zero before any thread counts
     each_byte(x, n, [&](int value) { atomicAdd(&mine[value], 1u); });
-    __syncthreads();  // all counted before any thread adds a bin to the total
+    __syncthreads();  // all bytes are counted before any thread adds a bin to the total
     for (int b = threadIdx.x; b < BINS; b += BLOCK)
         if (mine[b]) atomicAdd(&bins[b], mine[b]);
 }

@@ -95,8 +95,8 @@ __global__ void welford(const float *__restrict__ x, float *__restrict__ y, int 
     m = {0, 0, 0};
     if (lane < BLOCK / 32) m = {counts[lane], means[lane], m2s[lane]};
     m = merge_warp(m);
-    m.mean = __shfl_sync(0xffffffff, m.mean, 0);  // lanes merged in different orders, so their
-    m.m2 = __shfl_sync(0xffffffff, m.m2, 0);      // last bits may differ: all use lane 0
+    m.mean = __shfl_sync(0xffffffff, m.mean, 0);  // the merge order differs between lanes, so
+    m.m2 = __shfl_sync(0xffffffff, m.m2, 0);      // last bits may differ: lane 0 decides
     float scale = rsqrtf(m.m2 / n + EPS);
     for (int i = threadIdx.x; i < n; i += BLOCK) y[i] = (x[i] - m.mean) * scale;
 }

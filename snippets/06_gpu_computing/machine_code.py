@@ -61,7 +61,7 @@ def count(pattern: str, code: Code) -> int:
 # --8<-- [end:read]
 # --8<-- [start:together]
 def together(loop: Code) -> int:
-    """Return how many loads come before the first instruction that needs the value of one."""
+    """Return the number of loads before the first instruction that needs a loaded value."""
     loads, awaited = 0, set()
     for line in loop:
         if awaited & set(re.findall(r"\bR\d+\b", line)):

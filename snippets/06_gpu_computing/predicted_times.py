@@ -27,7 +27,7 @@ FILES = {"softmax": "three_passes online", "layer_norm": "squares two_passes wel
 def seconds(
     gpu: str, loop: str, instructions: float, under_way: float, from_memory: bool
 ) -> dict[str, float]:
-    """Return the three times of one loop, for an element of 4 bytes, by their limits."""
+    """Return the seconds that one loop needs for an element of 4 bytes, for each limit."""
     copied, clock = GPUS[gpu]
     return {
         "memory": (4 * from_memory + 4 * (loop in WRITES)) / copied,
@@ -41,7 +41,7 @@ def longest(gpu: str, *loop: float | str, from_memory: bool) -> float:
 
 
 def shares(gpu: str, loops: list[tuple[str, float, float]]) -> tuple[float, float]:
-    """Return both predictions, where one read and one write of each element are useful."""
+    """Return both predictions as fractions of the speed of a copy (one read, one write)."""
     copy = 8 / GPUS[gpu][0]
     slow = sum(longest(gpu, *loop, from_memory=True) for loop in loops)
     fast = sum(longest(gpu, *loop, from_memory=n == 0) for n, loop in enumerate(loops))

@@ -29,7 +29,7 @@ constexpr int BLOCK = 256;
 struct Max { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
 struct Sum { __device__ float operator()(float a, float b) const { return a + b; } };
 
-// Combines the values of all threads of the block by `op`. Every thread gets the result.
+// Combines the values of all threads of the block with `op`. Every thread gets the result.
 template <class Op>
 __device__ float over_block(float value, Op op, float nothing) {
     __shared__ float partial[BLOCK / 32];
@@ -60,12 +60,12 @@ __global__ void three_passes(const float *__restrict__ x, float *__restrict__ y,
 // --8<-- [end:three]
 
 // --8<-- [start:merge]
-// The maximum so far, and the sum of exp(x - top) so far.
+// The maximum of the elements that were merged so far, and their sum of exp(x - top).
 struct Running { float top, sum; };
 
 __device__ Running merge(Running a, Running b) {
     float top = fmaxf(a.top, b.top);
-    if (top == -INFINITY) return {top, 0};  // no finite value yet: inf - inf is NaN
+    if (top == -INFINITY) return {top, 0};  // no finite value yet, and inf - inf is NaN
     return {top, a.sum * expf(a.top - top) + b.sum * expf(b.top - top)};
 }
 
@@ -80,7 +80,7 @@ __device__ Running merge_warp(Running r) {
     return r;
 }
 
-// Reads the row twice: once for maximum and sum, once for the result.
+// Reads the row twice: once for the maximum and the sum, and once for the result.
 __global__ void online(const float *__restrict__ x, float *__restrict__ y, int n) {
     __shared__ float tops[BLOCK / 32], sums[BLOCK / 32];
     x += (size_t)blockIdx.x * n, y += (size_t)blockIdx.x * n;
@@ -99,7 +99,7 @@ __global__ void online(const float *__restrict__ x, float *__restrict__ y, int n
 // --8<-- [end:online]
 
 // --8<-- [start:held]
-constexpr int EACH = 32;  // values per thread, so a row may have up to 8192
+constexpr int EACH = 32;  // values per thread, so a row may have up to 8192 values
 
 // Reads the row once and keeps it in registers.
 __global__ void held(const float *__restrict__ x, float *__restrict__ y, int n) {

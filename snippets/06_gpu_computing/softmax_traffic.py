@@ -119,7 +119,7 @@ TITLES = {
 
 # --8<-- [start:count]
 def count(softmax: Callable[[Memory, Row, Row], None]) -> list[Pass]:
-    """The passes of one softmax, after its result has been compared with a reference."""
+    """Run one softmax, compare its result with a reference, and return its passes."""
     memory = Memory()
     values = [1000 + 8 * math.sin(0.7 * i) for i in range(N)]
     x, y = Row(memory, list(values)), Row(memory, [math.nan] * N)
@@ -128,7 +128,7 @@ def count(softmax: Callable[[Memory, Row, Row], None]) -> list[Pass]:
     for value, result in zip(values, y.values, strict=True):
         assert math.isclose(result, math.exp(value - values[0]) / total, rel_tol=1e-12)
     assert x.values == values  # no softmax may use its input as scratch space
-    for each in memory.passes:  # a pass touches every element, and never twice
+    for each in memory.passes:  # a pass loads each element once, stores it at most once
         assert each.loads == N and each.stores in (0, N), each
     return memory.passes
 

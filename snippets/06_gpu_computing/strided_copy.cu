@@ -23,7 +23,7 @@
     } while (0)
 
 // --8<-- [start:kernels]
-// Lane k + 1 reads `stride` floats further on than lane k. Thread 0 starts at `offset`.
+// Each lane reads `stride` floats after its neighbour. Thread 0 reads the float at `offset`.
 __global__ void strided_copy(const float *in, float *out, int n, int stride, int offset) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = in[(size_t)i * stride + offset];

@@ -26,7 +26,7 @@
 constexpr int TILE = 32, ROWS = 8;  // a block of 32 x 8 threads moves a tile of 32 x 32
 
 // --8<-- [start:naive]
-// The lanes of a warp read along a row and write down a column: 32 sectors for 128 bytes.
+// A warp reads along a row and writes down a column. It stores 128 bytes in 32 sectors.
 __global__ void naive(const float *__restrict__ in, float *__restrict__ out, int rows,
                       int cols) {
     int col = blockIdx.x * TILE + threadIdx.x;
@@ -39,7 +39,7 @@ __global__ void naive(const float *__restrict__ in, float *__restrict__ out, int
 // --8<-- [end:naive]
 
 // --8<-- [start:tiled]
-// Lanes read along a row of `in` and write along a row of `out`. Shared memory is transposed.
+// Lanes read and write along rows of both matrices. The tile is transposed in shared memory.
 template <int PAD>
 __global__ void tiled(const float *in, float *out, int rows, int cols) {
     __shared__ float tile[TILE][TILE + PAD];

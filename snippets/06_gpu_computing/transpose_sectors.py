@@ -16,28 +16,28 @@ Places = list[tuple[int, int]]  # row and column of each lane's float
 
 # --8<-- [start:warps]
 def direct(block_x: int, block_y: int, y: int, k: int) -> tuple[Places, Places]:
-    """What the warp of threadIdx.y = `y` reads and writes in step `k` of the naive kernel."""
+    """Return what the warp with threadIdx.y = `y` reads and writes in step `k` of `naive`."""
     row = block_y * TILE + y + k
     columns = [block_x * TILE + lane for lane in range(LANES)]
     return [(row, column) for column in columns], [(column, row) for column in columns]
 
 
 def load_tile(block_x: int, block_y: int, y: int, k: int) -> tuple[Places, Places]:
-    """What a warp reads in the input and writes in the tile before the barrier."""
+    """Return what a warp reads from the input and writes to the tile before the barrier."""
     row, first = block_y * TILE + y + k, block_x * TILE
     lanes = range(LANES)
     return [(row, first + lane) for lane in lanes], [(y + k, lane) for lane in lanes]
 
 
 def store_tile(block_x: int, block_y: int, y: int, k: int) -> tuple[Places, Places]:
-    """What a warp reads in the tile and writes in the output after the barrier."""
+    """Return what a warp reads from the tile and writes to the output after the barrier."""
     row, first = block_x * TILE + y + k, block_y * TILE
     lanes = range(LANES)
     return [(lane, y + k) for lane in lanes], [(row, first + lane) for lane in lanes]
 
 
 def sectors(places: Places) -> set[tuple[int, int]]:
-    """The sectors that these floats of a row-major matrix lie in."""
+    """Return the sectors that contain these floats of a row-major matrix."""
     return {(row, column // SECTOR) for row, column in places}
 
 
