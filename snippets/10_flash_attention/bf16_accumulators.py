@@ -11,7 +11,7 @@ TILE, D = 32, 16
 
 # --8<-- [start:online]
 def online(z: torch.Tensor, v: torch.Tensor, carried: torch.dtype) -> torch.Tensor:
-    """z [rows, s], v [s, d] in bf16; sum and output are stored as `carried` after each tile."""
+    """Return the output for z [rows, s], v [s, d]. Sum and output are stored as `carried`."""
     m = z.new_full((len(z),), -torch.inf, dtype=torch.float32)
     total, out = (m.new_zeros(shape, dtype=carried) for shape in (len(z), (len(z), v.shape[1])))
     for j in range(0, z.shape[1], TILE):

@@ -47,7 +47,7 @@ def update(fast, q, k, v, m, total, out) -> None:
     torch.matmul(q, k.T, out=p)
     torch.maximum(m, torch.amax(p, -1, out=new), out=new)
     p.sub_(new[:, None]).exp_()
-    shrink = m.sub_(new).exp_()  # in the place of the old maximum
+    shrink = m.sub_(new).exp_()  # overwrites the old maximum
     out.mul_(shrink[:, None]).addmm_(p, v)
     total.mul_(shrink).add_(torch.sum(p, -1, out=m))
     m.copy_(new)
@@ -65,7 +65,7 @@ def key_tile(m_elements: int) -> int:
 
 
 def queries_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
-    """Use the order of FlashAttention-2; return elements moved and rows of a tile."""
+    """Use the loops of FlashAttention-2. Return moved elements and queries per tile."""
     fast = FastMemory(m_elements)
     br, bc = query_tile(m_elements), NARROW
     for i in range(0, len(q), br):
@@ -82,10 +82,10 @@ def queries_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
 
 
 def keys_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
-    """Use the order of FlashAttention; return elements moved and keys of a tile."""
+    """Use the loops of FlashAttention. Return moved elements and keys per tile."""
     fast = FastMemory(m_elements)
     br, bc = NARROW, key_tile(m_elements)
-    m_all = torch.full((len(q),), -torch.inf)  # in memory, as o is
+    m_all = torch.full((len(q),), -torch.inf)  # not in the fast memory, like o
     total_all = torch.zeros_like(m_all)
     o.zero_()
     for j in range(0, len(k), bc):
@@ -100,7 +100,7 @@ def keys_outside(q, k, v, o, m_elements: int) -> tuple[int, int]:
             fast.drop(*tiles)
         fast.drop(kj, vj)
     o.div_(total_all[:, None])
-    fast.moved += 2 * o.numel() + len(o)  # the division at the end is one more pass
+    fast.moved += 2 * o.numel() + len(o)  # the last division reads and writes o again
     return fast.moved, bc
 
 

@@ -15,20 +15,20 @@ def plain(q, k, v, seen):
 
 
 def added(q, k, v, seen):
-    """The mask is a bias of minus infinity, and an addition forwards every gradient."""
+    """Add the mask as a bias of minus infinity. An addition passes every gradient on."""
     bias = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
     return (q @ k.T * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v
 
 
 def guarded(q, k, v, seen):
-    """Set scores of an empty row to 0 before the softmax, and its weights after it."""
+    """Set the scores of a row without keys to 0, and also its weights after the softmax."""
     empty = ~seen.any(-1, keepdim=True)
     z = (q @ k.T * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
     return z.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ v
 
 
 def late(q, k, v, seen):
-    """This fix fails: the output is clean, but the weights in backward are still NaN."""
+    """Replace NaN in the output. This fix fails: the weights in backward are still NaN."""
     return plain(q, k, v, seen).nan_to_num(0.0)
 
 

@@ -49,7 +49,7 @@ def plain(q, k, v):
 
 # --8<-- [start:kept]
 def wide(*tensors):
-    """Sums of 16-bit numbers are kept in fp32; what is wider stays as it is."""
+    """Convert 16-bit tensors to fp32. Tensors with wider types keep their type."""
     return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
 
 
@@ -64,7 +64,7 @@ def tiled(q, k, v):
             new = torch.maximum(m, z.detach().max(-1).values)
             p, shrink = (z - new[:, None]).exp(), (m - new).exp()
             total = total * shrink + p.sum(-1)
-            o = o * shrink[:, None] + p @ values  # autograd keeps p for this product
+            o = o * shrink[:, None] + p @ values  # autograd saves p for this product
             m = new
         out.append(o / total[:, None])
         lse.append(m + total.log())
@@ -72,11 +72,11 @@ def tiled(q, k, v):
 
 
 class Flash(torch.autograd.Function):
-    """The same forward for q, k, v [s, d], with a backward that computes every p again."""
+    """The forward of `tiled` for q, k, v [s, d]. Its backward computes every p again."""
 
     @staticmethod
     def forward(ctx, q, k, v):
-        out, lse = tiled(q, k, v)  # inside forward() nothing is recorded
+        out, lse = tiled(q, k, v)  # autograd records nothing inside forward()
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -108,7 +108,7 @@ def predicted(s: int) -> dict[str, int]:
     return {
         # P, dP and dz; scaled q, k, v, the output, dV
         "plain": 4 * (3 * s * s + 5 * s * D),
-        # every p, and the scaled queries once per p; terms that grow with s are left out
+        # every p, and one copy of the scaled queries per p; terms that grow with s are omitted
         "tiles, autograd": 4 * s * s * (TILE + D) // TILE,
         # q, k, v, output; four gradients; two numbers per query; four tiles
         "own backward": 4 * (8 * s * D + 2 * s + 4 * TILE * TILE),

@@ -29,7 +29,7 @@ def merge(a: State, b: State, exp=torch.exp) -> State:
 
 
 def finite(m: torch.Tensor) -> torch.Tensor:
-    """Replace a maximum of -inf by 0: e^(-inf - 0) is 0, but e^(-inf + inf) is NaN."""
+    """Replace a maximum of -inf by 0, because e^(-inf - 0) is 0 and e^(-inf + inf) is NaN."""
     return m.masked_fill(m == -torch.inf, 0)
 
 

@@ -19,7 +19,7 @@ GPUS = {  # TFLOP/s, GB/s, multiprocessors, GHz of the boost clock
 
 # --8<-- [start:times]
 def picoseconds(gpu: str, d: int, g: int = 2) -> tuple[float, float, float]:
-    """Return the times to write and read a weight, to multiply it again, and for its exp."""
+    """Return the picoseconds to write and read a weight, for its product, and for its exp."""
     tflops, bandwidth, processors, clock = GPUS[gpu]
     moved = 2 * g / (bandwidth * 1e9)
     multiplied = 2 * d / (tflops * 1e12)

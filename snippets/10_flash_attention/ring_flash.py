@@ -33,7 +33,7 @@ def tile_forward(q, k, v, causal: bool):
 
 
 def wide(*tensors):
-    """Sums of 16-bit numbers are kept in fp32; what is wider stays as it is."""
+    """Convert 16-bit tensors to fp32. Tensors with wider types keep their type."""
     return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
 
 

@@ -15,18 +15,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 # --8<-- [start:forward]
 def wide(*tensors):
-    """Sums of 16-bit numbers are kept in fp32; what is wider stays as it is."""
+    """Convert 16-bit tensors to fp32. Tensors with wider types keep their type."""
     return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
 
 
 class TiledAttention(torch.autograd.Function):
-    """softmax(QKᵀ/√d)V of [..., s, d]; causal: query i sees keys up to i + s_k - s_q."""
+    """softmax(QKᵀ/√d)V of [..., s, d]. If causal, query i sees keys up to i + s_k - s_q."""
 
     tiles = 0  # the number of tiles that all calls have computed
 
     @staticmethod
     def scores(q, k, rows, columns, shift):
-        """One tile of scaled scores; shift is s_k - s_q, or None where nothing is masked."""
+        """Return a tile of scaled scores. shift is s_k - s_q, or None if there is no mask."""
         TiledAttention.tiles += 1
         z = q[..., rows, :] @ k[..., columns, :].mT * q.shape[-1] ** -0.5
         cut = shift is not None and columns.stop - 1 > rows.start + shift
@@ -47,7 +47,7 @@ class TiledAttention(torch.autograd.Function):
             m = torch.full_like(lse[..., rows], -torch.inf)
             total = torch.zeros_like(m)
             out = torch.zeros_like(o[..., rows, :])
-            for columns in spans(0, end, block_k):  # no tile right of the diagonal
+            for columns in spans(0, end, block_k):  # skips tiles right of the diagonal
                 z = TiledAttention.scores(q, k, rows, columns, shift)
                 new = torch.maximum(m, z.max(-1).values)
                 safe = new.masked_fill(new == -torch.inf, 0)
@@ -72,13 +72,13 @@ class TiledAttention(torch.autograd.Function):
         scale, (block_q, block_k) = q.shape[-1] ** -0.5, ctx.blocks
         s_q, s_k = q.shape[-2], k.shape[-2]
         delta = (do * o).sum(-1)  # Σ_j P_ij dP_ij, without P
-        lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # rows without keys: weights 0
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # no keys: weights 0
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for columns in spans(0, s_k, block_k):
             first = 0 if ctx.shift is None else max(0, columns.start - ctx.shift)
             for rows in spans(first // block_q * block_q, s_q, block_q):
                 z = TiledAttention.scores(q, k, rows, columns, ctx.shift)
-                p = (z - lse[..., rows, None]).exp()  # the final weights: no running maximum
+                p = (z - lse[..., rows, None]).exp()  # the final weights
                 dv[..., columns, :] += p.mT @ do[..., rows, :]
                 dp = do[..., rows, :] @ v[..., columns, :].mT
                 dz = p * (dp - delta[..., rows, None]) * scale

@@ -1,6 +1,6 @@
 """A causal kernel skips most tiles above the diagonal and masks only the tiles on it.
 
-Two bounds decide for each row of tiles. Before `whole`, every query of the row sees every key.
+Each row of tiles has two bounds. Before `whole`, every query of the row sees every key.
 From `end` on, no query sees a key. The program compares both bounds with the mask, element by
 element, for 486 combinations of lengths and tiles. Draws tiles_visited.svg.
 """
@@ -10,7 +10,7 @@ import itertools
 
 # --8<-- [start:bounds]
 def bounds(first: int, s_q: int, s_k: int, bm: int, bn: int) -> tuple[int, int]:
-    """Return the ends of the unmasked and the masked loop for queries first to first + bm."""
+    """Return the ends of the loops without and with a mask, for bm queries from first on."""
     shift = s_k - s_q  # the last query sees the last key
     end = min(s_k, max(0, first + bm + shift))
     whole = min(s_k, max(0, first + shift + 1)) // bn * bn
