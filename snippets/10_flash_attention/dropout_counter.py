@@ -21,7 +21,7 @@ def hashed(x: torch.Tensor) -> torch.Tensor:
 
 
 def keep(seed: int, rows: torch.Tensor, columns: torch.Tensor, keys: int) -> torch.Tensor:
-    """1/(1-p) where the weight at (row, column) stays and 0 elsewhere, for any tile."""
+    """Return 1/(1-p) for each kept weight of a tile and 0 for each dropped weight."""
     counter = rows[:, None] * keys + columns  # the number of the position in the matrix
     uniform = hashed(hashed(counter) ^ seed).double() / 2**32
     return (uniform >= DROP) / (1 - DROP)

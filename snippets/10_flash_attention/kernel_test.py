@@ -57,7 +57,7 @@ RIGHT = {"SDPA", "tiled, fp32 sums"}
 
 # --8<-- [start:rule]
 def errors(s: int) -> dict[str, tuple[float, bool, bool]]:
-    """For each kernel: its error in yardsticks, and the verdicts of the two other tests."""
+    """Return the error in yardsticks and the results of two other tests for each kernel."""
     q, k, v = (torch.randn(1, 4, s, D).bfloat16() for _ in range(3))
     exact = plain(q.double(), k.double(), v.double())
     reference = plain(q, k, v)

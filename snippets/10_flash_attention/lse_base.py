@@ -20,7 +20,7 @@ def forward(q, k, v):
 
 
 def recomputed(q, k, lse):
-    """The weights as a backward recomputes them that expects natural logarithms."""
+    """Recompute the weights as in a backward that expects natural logarithms."""
     return (q @ k.T * q.shape[-1] ** -0.5 - lse[:, None]).exp()
 
 

@@ -35,7 +35,7 @@ def attention(
     threshold: float,
     exp2: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor, float, float]:
-    """Inputs [s, d] -> output, log-sum-exp, share of a warp's rescalings, largest weight."""
+    """Return output, log-sum-exp, fraction of tiles that a warp rescales, largest weight."""
     m = q.new_full((len(q), 1), -torch.inf, dtype=torch.float32)
     total, out = torch.zeros_like(m), m.new_zeros(len(q), v.shape[1])
     rescaled, largest, tiles = 0, 0.0, math.ceil(len(k) / TILE)
