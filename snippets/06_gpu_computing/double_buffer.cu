@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(THREADS)
         fetch(a, b, M, N, K, A, B, step);
         __pipeline_commit();
         __pipeline_wait_prior(0);
-        __syncthreads();  // everybody's copies are there
+        __syncthreads();  // the copies of all threads are there
         multiply(a, b, sum);
-        __syncthreads();  // nobody reads them any more
+        __syncthreads();  // no thread reads them any more
     }
     write(M, N, C, sum);
 }
@@ -105,14 +105,14 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ __align__(16) BTile b[STAGES];
     float sum[4][4] = {};
     const int steps = (K + BK - 1) / BK;
-    for (int step = 0; step < STAGES - 1; step++) {  // the first set out
+    for (int step = 0; step < STAGES - 1; step++) {  // the first copies start
         if (step < steps) fetch(a[step], b[step], M, N, K, A, B, step);
         __pipeline_commit();
     }
     for (int step = 0; step < steps; step++) {
-        // STAGES - 1 groups are on their way, the oldest of them is this step's
+        // STAGES - 1 groups are on their way, and this step needs the oldest of them
         if (fault != NO_WAIT) __pipeline_wait_prior(STAGES - 2 + (fault == SHORT_WAIT));
-        // everybody's part is there, and nobody reads the last step's tiles any more
+        // all parts have arrived, and no thread reads the tiles of the last step any more
         if (fault != LATE_BARRIER) __syncthreads();
         const int next = step + STAGES - 1;
         if (next < steps) fetch(a[next % STAGES], b[next % STAGES], M, N, K, A, B, next);

@@ -33,7 +33,7 @@ using Factor = __nv_bfloat16;
 
 // --8<-- [start:constants]
 constexpr int BM = 128, BN = 128, BK = 64;  // a row of 64 factors is 128 bytes
-constexpr int STAGES = 3, CONSUMERS = 8;    // warps; two warpgroups, 64 rows of C each
+constexpr int STAGES = 3, CONSUMERS = 8;    // 8 warps: two warpgroups, each with 64 rows of C
 constexpr int THREADS = 32 * (CONSUMERS + 1), GROUP = 16;
 
 struct Shared {
@@ -42,7 +42,7 @@ struct Shared {
     uint64_t full[STAGES], empty[STAGES];
 };
 constexpr int TILE_BYTES = (BM + BN) * BK * sizeof(Factor);
-constexpr int SHARED_BYTES = sizeof(Shared) + 1024;  // to begin at a multiple of 1024
+constexpr int SHARED_BYTES = sizeof(Shared) + 1024;  // 1024 more for the alignment
 // --8<-- [end:constants]
 
 // --8<-- [start:barriers]
@@ -50,7 +50,7 @@ __device__ uint32_t address(const void *shared) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// A phase ends when `count` arrivals and all the bytes that were announced have come.
+// A phase ends when there were `count` arrivals and TMA has written all announced bytes.
 __device__ void init(uint64_t *barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(count)
                  : "memory");
@@ -66,7 +66,7 @@ __device__ void arrive_and_expect(uint64_t *barrier, int bytes) {
                  : "memory");
 }
 
-// Until the phase of this parity is over. The phase before the first counts as odd, and is over.
+// Waits until the phase of this parity is over. The phase before the first is odd and over.
 __device__ void wait(uint64_t *barrier, int parity) {
     for (uint32_t over = 0; !over;)
         asm volatile(
@@ -78,7 +78,7 @@ __device__ void wait(uint64_t *barrier, int parity) {
             : "memory");
 }
 
-// One thread asks for the box of `map` at (row, k); its bytes are reported to the barrier.
+// One thread requests the box of `map` at (row, k). TMA reports its bytes to the barrier.
 __device__ void load(void *to, const CUtensorMap *map, uint64_t *barrier, int row, int k) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -89,8 +89,8 @@ __device__ void load(void *to, const CUtensorMap *map, uint64_t *barrier, int ro
 // --8<-- [end:barriers]
 
 // --8<-- [start:wgmma]
-// Where a factor lies, in units of 16 bytes: its address, and from eight rows to the next eight
-// 1024 bytes. Bit 62 says: swizzled over 128 bytes. (Bits 16 to 29 are not used with a swizzle.)
+// Describes a factor in units of 16 bytes: its address, and the 1024 bytes from eight rows to
+// the next eight. Bit 62 means a swizzle over 128 bytes, so bits 16 to 29 are not used.
 __device__ uint64_t descriptor(const Factor *tile) {
     return (address(tile) & 0x3ffff) >> 4 | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 |
            uint64_t(1) << 62;
@@ -126,15 +126,15 @@ __global__ void __launch_bounds__(THREADS, 2)
     Shared &s = *reinterpret_cast<Shared *>(raw + (1024 - address(raw) % 1024) % 1024);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    // tiles in groups of GROUP rows, for L2, as in triton_matmul.py
+    // groups of GROUP rows of tiles, for more hits in L2, as in triton_matmul.py
     const int in_group = GROUP * (N / BN), first = blockIdx.x / in_group * GROUP;
     const int height = min(M / BM - first, GROUP), in = blockIdx.x % in_group;
     const int row = (first + in % height) * BM, column = in / height * BN;
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
-            init(&s.full[stage], 1);           // the producer, and the bytes it announces
-            init(&s.empty[stage], CONSUMERS);  // one lane of each warp that reads
+            init(&s.full[stage], 1);           // the producer arrives once and announces bytes
+            init(&s.empty[stage], CONSUMERS);  // one lane of each consumer arrives
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees them, too
     }
@@ -166,11 +166,11 @@ __global__ void __launch_bounds__(THREADS, 2)
             wgmma(sum, descriptor(&s.a[stage][half][k]), descriptor(&s.b[stage][0][k]));
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        if (lane == 0) arrive(&s.empty[stage]);  // only now: wgmma reads on after it was issued
+        if (lane == 0) arrive(&s.empty[stage]);  // only now, because wgmma reads until it ends
     }
     // --8<-- [end:consumers]
 
-    // a lane holds two neighbours in every eight columns, in two rows
+    // in two rows, a lane has two neighbouring sums of every eight columns
     float *to = C + size_t(row + half + warp % 4 * 16 + lane / 4) * N + column + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < BN / 8; j++) {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 // --8<-- [end:kernel]
 
 // --8<-- [start:map]
-// How TMA finds a box of 128 rows and 64 factors in a matrix [rows, K], and how it lays it down.
+// Describes a matrix [rows, K] for TMA: its boxes of 128 rows and 64 factors, and their layout.
 static CUtensorMap map_of(Factor *matrix, int rows, int K) {
     using Encode = decltype(&cuTensorMapEncodeTiled);
     static Encode encode = [] {
@@ -195,8 +195,8 @@ static CUtensorMap map_of(Factor *matrix, int rows, int K) {
         }
         return reinterpret_cast<Encode>(found);
     }();
-    const cuuint64_t sizes[] = {cuuint64_t(K), cuuint64_t(rows)};  // the fastest first
-    const cuuint64_t strides[] = {K * sizeof(Factor)};             // bytes, without the fastest
+    const cuuint64_t sizes[] = {cuuint64_t(K), cuuint64_t(rows)};  // the contiguous one first
+    const cuuint64_t strides[] = {K * sizeof(Factor)};             // in bytes, without that one
     const cuuint32_t box[] = {BK, BM}, steps[] = {1, 1};
     static_assert(BM == BN, "one box for both");
     CUtensorMap map;

@@ -66,19 +66,20 @@ def passes(address, width: int = 1) -> int:
 
 # --8<-- [start:rungs]
 def down(i: int) -> int:
-    """Where the square of lane i begins in its column of a, in the last two rungs."""
+    """Where the square of lane i begins in a column of `a`, in rungs 7 and 8."""
     return (i // 8 * 2 + i // 2 % 2) * 4
 
 
 def across(i: int) -> int:
-    """The same in its row of b."""
+    """Where the square of lane i begins in a row of `b`, in rungs 7 and 8."""
     return (i // 4 % 2 * 2 + i % 2) * 4
 
 
 def rungs() -> dict[str, tuple[int, int]]:
-    """Passes of loading and multiply-adds of a warp, for the loads that ptxas makes of a rung.
+    """Return the passes of loading and the multiply-adds of a warp for each rung.
 
-    It joins loads of four neighbouring floats by itself where it sees that they are aligned.
+    The loads are those of the machine code. ptxas joins the loads of four neighbouring floats
+    if it can prove that they are aligned.
     """
     k = 4096
     return {

@@ -61,7 +61,7 @@ def compile_for(capability: int, source: str) -> dict[str, tuple[int, list[str]]
 
 # --8<-- [start:together]
 def loads_together(code: list[str]) -> tuple[int, int]:
-    """The most loads, and their bytes, that are issued before the value of one is needed."""
+    """The largest number of loads, and of bytes, that a thread issues before it must wait."""
     loads, size, most, awaited = 0, 0, (0, 0), set()
     for line in code:
         load = re.search(r"\bLDG\.E(\.128)?\S* (R\d+)", line)

@@ -48,7 +48,7 @@ class State(NamedTuple):
 class Design(NamedTuple):
     stages: int = 2
     tiles: int = 5
-    arrivals: int = 2  # that end a phase of `empty`: there are two consumers
+    arrivals: int = 2  # they end a phase of `empty`, one of each consumer
     announced: int = 2  # halves that the producer announces to `full`
     first: int = 1  # the producer's parity in turn 0
     producer_flips: bool = True

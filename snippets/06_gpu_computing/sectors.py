@@ -23,7 +23,7 @@ COUNTERS = [
 
 # --8<-- [start:counted]
 def counted(table: str) -> dict[str, float]:
-    """The counters in what `ncu --csv` prints: what is no row of its table comes first."""
+    """Return the counters that `ncu --csv` prints. Other lines may precede its table."""
     lines = table.splitlines()
     start = next((n for n, line in enumerate(lines) if '"Metric Name"' in line), None)
     if start is None:

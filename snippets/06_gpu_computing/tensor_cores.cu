@@ -43,7 +43,7 @@ using Sum = wmma::fragment<wmma::accumulator, 16, 16, 16, float>;
 __host__ __device__ constexpr int padded(int length) { return (length + 15) / 16 * 16; }
 
 // --8<-- [start:straight]
-// One warp, one square of C, its factors straight from global memory.
+// One warp computes one square of C. It loads the factors directly from global memory.
 __global__ void straight(int M, int N, int K, const Factor *A, const Factor *B, float *C) {
     const int warp = threadIdx.x / 32;
     const int row = blockIdx.y * 32 + warp / 2 * 16, col = blockIdx.x * 32 + warp % 2 * 16;
@@ -62,10 +62,10 @@ __global__ void straight(int M, int N, int K, const Factor *A, const Factor *B, 
 // --8<-- [end:straight]
 
 // --8<-- [start:tiles]
-// A block of 4 warps computes 128 x 128, a warp 64 x 64 of it: 16 squares. Two pairs of tiles in
-// shared memory, the next on its way through registers, as in the last rung of sgemm.cu.
+// A block of 4 warps computes 128 x 128, and each warp computes 64 x 64, so it has 16 squares.
+// As in rung 8 of sgemm.cu, the next tiles go through registers to a second pair of tiles.
 constexpr int BM = 128, BN = 128, BK = 32, THREADS = 128;
-using ATile = Factor[BM][BK + 8];  // 8 more: rows 16 bytes further along the banks
+using ATile = Factor[BM][BK + 8];  // 8 more (16 bytes), so that rows begin in other banks
 using BTile = Factor[BK][BN + 8];
 // --8<-- [end:tiles]
 

@@ -31,7 +31,7 @@ def constants(source: str) -> dict[str, int]:
 
 
 def squares(source: str, warp: int, lane: int) -> list[tuple[int, int]]:
-    """Row and column where a lane's four 4 x 4 squares begin, by `Place` and `multiply`."""
+    """Row and column where each of a lane's four squares begins, read from the C++ source."""
     place = re.search(r"struct Place \{.*?\n\};", source, re.S)[0]
     names = {"warp": warp, "lane": lane}
     corner = {

@@ -30,7 +30,7 @@ __global__ void add(const float *x, const float *y, float *z, int n) {
 // --8<-- [end:add]
 
 // --8<-- [start:loop]
-// Works with any grid: a thread adds every (number of threads)-th element. `__restrict__` promises
+// Works with any grid: of T threads, each adds every T-th element. `__restrict__` promises
 // that z does not overlap x or y, so the loads of four turns may come before the stores.
 __global__ void add_loop(const float *__restrict__ x, const float *__restrict__ y,
                          float *__restrict__ z, int n) {
@@ -64,7 +64,7 @@ void run(int which, const float *x, const float *y, float *z, int n) {
     if (which == 0) add<<<(n + block - 1) / block, block>>>(x, y, z, n);
     if (which == 1) add_loop<<<std::min(1056, (n + block - 1) / block), block>>>(x, y, z, n);
     if (which == 2) add_wide<<<(quads + block - 1) / block, block>>>(x, y, z, n);
-    CHECK(cudaGetLastError());  // a launch returns nothing, so ask
+    CHECK(cudaGetLastError());  // a launch itself returns no error
 }
 // --8<-- [end:launch]
 
