@@ -527,6 +527,20 @@ def test_every_column_of_a_table_has_a_name(site: Site) -> None:
     assert nameless == []
 
 
+def test_no_markdown_is_shown_as_text(site: Site) -> None:
+    """A table, a formula or a list needs an empty line before it."""
+    shown = []
+    for page in site.pages.values():
+        html = page.path.read_text("utf-8")
+        html = re.sub(r"(?s)<(pre|code|script|style|svg|template)\b.*?</\1>", "", html)
+        text = re.sub(r"<[^>]*>", "", html)
+        shown += [
+            f"{page.url}: {found[0]!r}"
+            for found in re.finditer(r"\|\s*:?-{3,}.{,40}|\$\$.{,40}|\S\s+- \*\*.{,40}", text)
+        ]
+    assert not shown, "\n".join(shown)
+
+
 def test_search_knows_the_code(site: Site) -> None:
     index = json.loads((site.folder / "search/search_index.json").read_text("utf-8"))
     separator = re.compile(index["config"]["separator"])
