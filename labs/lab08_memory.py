@@ -1181,7 +1181,10 @@ class Event(NamedTuple):
 
 
 def long_lived_first(trace: Sequence[Event]) -> list[Event]:
-    """The same events in their old order, but first all tensors that are never freed."""
+    """Return a new list: events of tensors that are never freed, then all other events.
+
+    Both groups keep their order, and `trace` stays unchanged.
+    """
     # >>> solution 8: which names are freed? what is not freed, then the rest
     freed = {event.name for event in trace if event.size == 0}
     return sorted(trace, key=lambda event: event.name in freed)

@@ -57,8 +57,8 @@ HINTS = {
     "PyTorch then chooses the library that fits the device.",
     "shared_device": "The machine has fewer accelerators than processes, so two ranks share a "
     "device, which NCCL refuses. In this case, use the CPU and gloo.",
-    "device_absent": "Your code sets the current device before it knows that every process of "
-    "this machine has an accelerator of its own. Setting a device that does not exist is an "
+    "device_absent": "Your code sets the current device before it checks that every process of "
+    "this machine has its own accelerator. Setting a device that does not exist is an "
     "error. Compare the number of accelerators with LOCAL_WORLD_SIZE first.",
     "same_shard": "All ranks read the same samples, so N ranks do the work of one rank. Let "
     "`rank` decide where your slice starts.",
@@ -134,9 +134,9 @@ HINTS = {
     "hook_too_early": "A hook uses .grad before autograd has set it, so it is None. Register "
     "the hook with register_post_accumulate_grad_hook of each parameter: it is called when "
     ".grad is complete.",
-    "replaced": "After broadcast_state, the module has new tensors in place of its own. An "
-    "optimizer that was built before would still update the old ones. Write the values of rank "
-    "0 into the existing tensors, as dist.broadcast does.",
+    "replaced": "After broadcast_state, the module has new tensors instead of the old ones. "
+    "An optimizer that was built earlier would still update the old tensors. Write the values "
+    "of rank 0 into the existing tensors, as dist.broadcast does.",
     "requires_grad_changed": "broadcast_state must not change requires_grad. Otherwise frozen "
     "parameters are trained afterwards, or trained parameters get no gradient. Pass "
     "tensor.detach() to the broadcast, and leave the parameters as they are.",
@@ -164,9 +164,9 @@ HINTS = {
     "other_parameter": "A hook uses the gradient of a different parameter, which is not ready "
     "yet. Autograd passes the right parameter to the hook as its argument, so use that one. "
     "A lambda or a function in a loop sees the last value of the loop variable.",
-    "frozen_graded": "A frozen parameter has a gradient after your code. An optimizer would "
-    "then change it, for example by weight decay. Skip each parameter whose .grad is None, and "
-    "leave requires_grad as it is.",
+    "frozen_graded": "A frozen parameter has a gradient after your code. An optimizer may "
+    "then change the parameter, for example by weight decay. Skip each parameter whose .grad "
+    "is None, and leave requires_grad as it is.",
     "reduced_again": "The gradients are right, but your code reduces each of them more than "
     "once. The mean of equal gradients is the same mean, so the mistake costs time and changes "
     "no number. module.parameters() already contains the parameters of all children.",
@@ -209,9 +209,9 @@ HINTS = {
     "one_backward": "The losses of several micro-batches exist at the same time, and so do "
     "their activations. Micro-batches are meant to save this memory. Run the backward pass of "
     "each micro-batch before the forward pass of the next one.",
-    "no_grad": "A loss has no graph, so backward fails. torch.no_grad() turns the recording "
-    "of the graph off. To accumulate gradients without communication, use only "
-    "`with ddp.no_sync():`.",
+    "no_grad": "A loss has no graph, so backward fails. torch.no_grad() or detach() may be the "
+    "cause, because they stop the recording of the graph. To accumulate gradients without "
+    "communication, use only `with ddp.no_sync():`.",
     "retained": "With retain_graph=True, the activations of a micro-batch stay in memory after "
     "its backward pass. No graph is used twice here, so leave this argument out.",
     "silent_not_kept": "Inside no_sync, the hook must still make the gradient a view of its "

@@ -150,7 +150,7 @@ HINTS = {
     "one to state['t'] before the update.",
     "rows_fixed": "The bytes that are there in any case must fit too. Subtract `fixed` first.",
     "rows_round": "A part of a row does not fit. Round down to a whole number (int).",
-    "rows_exact": "Rows that fill the limit exactly fit too, also if it is a single row. Raise "
+    "rows_exact": "Rows that fill the limit exactly also fit, even a single row. Raise "
     "OutOfMemory only if not even one row fits.",
     "rows_none": "If not even one row fits, the function must raise OutOfMemory.",
     "padding_alone": "A micro-batch that consists only of padding has no mean, because 0 / 0 "

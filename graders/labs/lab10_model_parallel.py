@@ -100,8 +100,8 @@ HINTS = {
     "shared_memory": "A parameter of the layer shares memory with the whole model. A step of "
     "the optimizer would change both, and a view of a piece keeps the whole tensor in memory. "
     "Copy the values, as cut() and whole() do.",
-    "not_parameter": "The optimizer updates only parameters that require a gradient. Set the "
-    "weight and the bias to an nn.Parameter, as cut() and whole() return it.",
+    "not_parameter": "The optimizer updates only parameters that require a gradient. Make the "
+    "weight and the bias an nn.Parameter each. cut() and whole() return one.",
     "not_marked": "A piece must have the attribute is_cut, which cut() sets, and a whole "
     "parameter must not have it, because step 8 uses it to count. nn.Parameter(cut(...)) makes "
     "a new parameter without the attribute.",
@@ -303,8 +303,9 @@ HINTS = {
     "1e-6), or some of them are not. Scale every gradient by this factor if it is below 1.",
     "clip_grows": "A gradient whose norm is below the limit became larger. Scale by limit / "
     "(norm + 1e-6) only if this factor is below 1.",
-    "precision": "The model computes in float64, and somewhere your code computes in float32. "
-    "Look for float(), for torch.float32, and for a new tensor without a dtype.",
+    "precision": "The error is small. The model computes in float64, so float32 is probably "
+    "the cause. Look for .float(), for torch.float32, and for a new tensor without "
+    "a dtype. Then compare small constants, such as the ε of a norm.",
     "returned": "This function must return its result. Look for a missing return.",
     "other": "No known mistake gives these numbers. Run with one rank first, then with two. "
     "Print one tensor before and after your code on every rank, and compare it with the "
@@ -335,7 +336,7 @@ def expect(
              for n, each in (known or {}).items()}  # fmt: skip
     name = next((n for n, (each, _) in known.items() if same(found, each, *TIGHT)), None)
     if name is None and same(found, right, 1e-4, 1e-6):
-        name, hint = "right in about six digits only", "precision"
+        name, hint = "almost right, but not exact in float64", "precision"
     name = name or kind_of(found, right.shape)
     if found is None and not what.startswith(("the gradient", "backward")):
         hint = "returned"
@@ -414,7 +415,7 @@ def groups(module, lab, lesson):
     what = f"join() returns {show(grid.dp_group)} on rank {rank} for a group of one rank"
     ask(dp > 1 or single, what, "wrong_group")
     place = [grid.stage, grid.replica, grid.shard]
-    what = f"rank {rank} stands at stage, replica, shard {place}"
+    what = f"the grid of rank {rank} has stage, replica, shard {place}"
     ask(place == [rank // (dp * tp), rank // tp % dp, rank % tp], what, "axes_swapped")
 
 
@@ -1263,7 +1264,7 @@ def composition(module, lab, lesson):
     squares = [0.0, 0.0]  # whole, cut
     for parameter, own in zip(parameters, owns, strict=True):
         squares[is_cut(parameter)] += parameter.numel() * own**2
-    # the last norm is about as large as 1e-6, which therefore makes a difference
+    # in the last trial the norm is about 1e-6, so a missing 1e-6 changes the factor
     for limit, scale in ((1.0, 1.0), (1e6, 1.0), (1e-7, 1e-8)):
         for parameter, own in zip(parameters, owns, strict=True):
             parameter.grad = torch.full_like(parameter, scale * own)

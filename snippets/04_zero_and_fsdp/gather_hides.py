@@ -53,7 +53,7 @@ def exposed(
     n: int,
     parameters: float,
 ) -> tuple[float, float]:
-    """Simulate forward and backward. Return the seconds of each in which the GPU only waits.
+    """Simulate forward and backward. Return how long the GPU waits in each.
 
     The link sends the messages in the order of the calls. The all-gather of a unit is issued
     when the previous unit begins to compute. The reduce-scatter of a unit is issued when the

@@ -98,7 +98,7 @@ def main() -> None:
     closed = (2 * S, 2 * S / 4, 24 * H)  # the paper's forms: b·s, b·s/4, 24·h
     compute = flops(2, S, 12 * LAYERS * H * H) / PEAK  # seconds of one step
     moved = bytes_moved(2, S, H, LAYERS)
-    print(f"s = {S}, h = {H}, GPUs that reach {PEAK / 1e12:.0f} TFLOP/s; b = 2, except for 50%")
+    print(f"s = {S}, h = {H}, GPUs that reach {PEAK / 1e12:.0f} TFLOP/s; b = 2, but 1 for 50%")
     print(f"{'':24}                required GB/s for an efficiency of")
     print(f"{'':24}FLOPs/byte   50% at b = 1       90%   90%, each of {GPUS} links")
     for (kind, value), form in zip(large.items(), closed, strict=True):
@@ -112,7 +112,7 @@ def main() -> None:
 
     draw(large, "infinity.svg")
     print("tokens per GPU for 90%, if parameters and gradients are offloaded")
-    machines = (  # each GPU receives all parameters, so its NVLink is a limit, too
+    machines = (  # each GPU receives all parameters over NVLink; the network must be no slower
         ("16 V100, PCIe, 3 GB/s each", 16 * 3e9, 150e9, PEAK),
         ("8 H200, PCIe 5, 50 GB/s each", 8 * 50e9, 450e9, H200),
         ("64 H200, PCIe 5, 50 GB/s each", 64 * 50e9, 450e9, H200),

@@ -10,8 +10,9 @@ the load succeeds. It returns a model that never existed.
 new_folder: each save uses a new folder. A complete folder gets its final name by one rename.
 A pointer file contains the name of the latest checkpoint, and a rename replaces it, too.
 
-As a control, both ways also run without a kill, and then both return step 2. In the second
-control, new_folder finds a folder of step 2 that a killed job left without a pointer.
+As a control, both functions also run without a kill, and then step 2 is loaded. Before the
+control of new_folder, the program creates a folder of step 2 that no pointer names.
+A job that was killed between the two renames leaves such a folder.
 """
 
 import multiprocessing
@@ -61,7 +62,7 @@ def new_folder(state: dict, step: int) -> None:
     """Right: write to a new folder, and rename it when it is complete."""
     root = Path("new_folder")
     unfinished, finished = root / f"step-{step}.unfinished", root / f"step-{step}"
-    dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns when all are done
+    dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns when all ranks finish
     if dist.get_rank() == 0:
         if finished.exists():  # left by a job that was killed before it wrote the pointer
             shutil.rmtree(finished)

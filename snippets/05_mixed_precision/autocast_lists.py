@@ -99,7 +99,7 @@ def main() -> None:
     print(f"fp32 on cuda and as given on cpu: {len(differs)} of {len(ONE)} operators")
     all_differ = {n for n, op in ONE.items() if verdict("cuda", op) != verdict("cpu", op)}
     assert all_differ == differs | {"bce"}
-    print(f"a different rule on the two devices: {len(all_differ)}, the same and bce")
+    print(f"a different rule on the two devices: {len(all_differ)}, these and bce")
     print("fp32 and 16 bits together:   cuda    cpu")
     for name, op in TWO.items():
         answers = [ask(device, op, torch.float32, LOW) for device in ("cuda", "cpu")]

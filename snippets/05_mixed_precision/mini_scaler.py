@@ -100,7 +100,7 @@ def draw(steps: list[tuple[float, str]]) -> str:
 
 
 def check_two_optimizers() -> None:
-    """With two optimizers, an overflow skips only one step, and `update` changes one scale."""
+    """An overflow skips the step of its own optimizer only. All optimizers share a scale."""
     ours, theirs = MiniScaler(growth_interval=2), torch.amp.GradScaler("cpu", growth_interval=2)
     scale = 2.0**16
     rounds = [((1, 0), 0.5), ((0, 1), 0.5), ((1, 1), 0.5), ((0, 0), 1), ((0, 0), 2)]

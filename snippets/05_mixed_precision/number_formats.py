@@ -3,8 +3,8 @@
 Plain formats round to the nearest, ties to even, here with ordinary floats: without arguments
 the program compares with torch's casts, bit by bit. MXFP4 and NVFP4 store E2M1 elements and a
 scale for a block. The scale of MXFP4 follows the rule of OCP's specification, which rounds down
-to a power of two. An element above 6 times the scale is clamped. Other recipes choose a larger
-scale for such blocks, for example RCEIL and EVEN in torchao.
+to a power of two. An element above 6 times the scale is clamped. In torchao, RCEIL chooses a
+larger scale for each such block, and EVEN only for an element of at least 7 times the scale.
 
 The page "Number formats" has the same numbers.
 """

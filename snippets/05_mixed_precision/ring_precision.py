@@ -85,9 +85,9 @@ def error(gradients: torch.Tensor, name: str) -> float:
 
 
 def matches_gloo() -> tuple[float, float]:
-    """Return the fraction of elements that equal a sum in the order of some ring.
+    """Return two fractions of elements that some ring, in its order, would also compute.
 
-    The first fraction is for gloo's sum, and the second one is for sums in pairs.
+    The first fraction is for gloo's sum, and the second fraction is for sums in pairs.
     """
     n = dist.get_world_size()
     gradients = draw_gradients(n, 1.0).bfloat16()

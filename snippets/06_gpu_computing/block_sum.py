@@ -1,9 +1,10 @@
-"""A picture of the sum of a block: after each barrier, half of the threads add two values.
+"""A picture of the sum of a block: each step needs half as many threads as the step before.
 
-Eight threads add eight values in shared memory. In each step, the first half of the remaining
-values gets the second half added. A barrier makes every thread wait until all threads have
-written. The program also runs the threads in 1,000 random orders. With barriers, the result is
-always the same. Without barriers, some orders read values that are not written yet.
+Eight threads add eight values in shared memory. In each step, the second half of the remaining
+values is added to the first half. A barrier makes every thread wait until all threads have
+written their values. The program also runs the threads in 1,000 random orders. With barriers,
+the sum is always right. Without barriers, in some orders a thread reads a value that another
+thread has not written yet, and the sum is wrong.
 
 Plain Python writes the SVG, so the program runs without any package.
 """

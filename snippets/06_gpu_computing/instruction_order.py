@@ -2,13 +2,17 @@
 
     python instruction_order.py sgemm.cu double_buffer.cu tensor_cores.cu
 
-A loop that loads ahead asks for the next tiles before it multiplies and stores them afterwards.
-The compiler may move both. This program compiles four kernels for an H100 (sm_90), which needs
-no GPU, and finds the loop with the most multiplications in the machine code of each. It prints
-how many multiplications come before the last load from global memory and before the first
-store to shared memory. It also compiles variants with one change: `__syncwarp()` is removed or
-added, or a loop gets a bound that is known only when the kernel runs. For these kernels the
-second table prints registers, local memory and the blocks that fit on an SM.
+A loop that loads ahead requests the next tiles before it multiplies, and stores them to shared
+memory afterwards. The compiler may move the loads and the stores. This program compiles four
+kernels for an H100 (sm_90). This needs nvcc, but no GPU.
+
+The first table is for `double_buffered` and `tiled`, and for one variant of each, in which
+`__syncwarp()` is removed or added. In the machine code, the program finds the loop with the
+most multiplications. It prints how many of them come before the last load from global memory
+and before the first store to shared memory. The second table is for `ahead` and `tile_2d`, and
+for a variant of `tile_2d` in which a loop has a bound that is known only when the kernel runs.
+It prints registers, local memory and the number of blocks that fit on an SM. The program
+imports kernel_report.py and machine_code.py.
 """
 
 import re
@@ -39,7 +43,7 @@ def variant(source: str, name: str, new_name: str, old: str, new: str) -> str:
     start = source.index(f"[start:{name}]")
     body = source[source.index("__global__", start) :]
     body = body[: body.index("\n}\n") + 3]
-    assert body.count(old) == 1, f"{name}: {old!r} must occur once"
+    assert body.count(old) == 1 and new != old, f"{name}: {old!r} must occur once and change"
     renamed, times = re.subn(rf"\b{name}\(", f"{new_name}(", body)
     assert times == 1
     return "\n" + renamed.replace(old, new)
@@ -147,9 +151,11 @@ def main() -> None:
     assert order["... with __syncwarp()"][2] == order["tiled"][2] < 0.6 * order["tiled"][0]
     assert order["double_buffered"][2] > 0.9 * order["double_buffered"][0]
 
+    # each asynchronous copy moves 16 bytes to shared memory and bypasses the L1 cache
     copies = {line for k in ahead.values() for line in k[2] if "LDGSTS" in line}
     assert copies and all("LDGSTS.E.BYPASS.128" in line for line in copies)
     print("\nkernel                   threads  registers  local bytes  blocks on an SM")
+    # the second template argument of `ahead`; nvcc mangles it in two ways
     fault = "ELNS_5FaultE0" if any("ELNS_5FaultE0" in k for k in ahead) else "EL5Fault0"
     resources = {
         f"ahead<{stages}>": (

@@ -1,4 +1,4 @@
-"""A picture of a launch: the host goes on while the GPU runs; each thread has one element.
+"""A picture of a launch: the host goes on while the GPU runs, and threads share the elements.
 
 The upper part shows time from left to right. The launch returns before the kernel ends, and the
 copy of the result waits for the kernel. The lower part divides the grid into blocks, a block
@@ -27,7 +27,7 @@ def box(x: float, y: float, width: float, height: float, words: str, colour: str
 
 
 def element(block: int, thread: int) -> int | None:
-    """The element of a thread, or None if the thread has none."""
+    """Return the index of the element of a thread, or None if no element is left for it."""
     i = block * BLOCK + thread
     return i if i < N else None
 

@@ -2,11 +2,12 @@
 
     python loads_in_flight.py vector_add.cu reduction.cu
 
-nvcc compiles the kernels for an H100 (sm_90) and for an A100 (sm_80), which needs no GPU. In
+nvcc compiles the kernels for an H100 (sm_90) and for an A100 (sm_80). No GPU is needed. In
 the machine code for the H100, the program counts the load instructions that a thread issues
-before it uses the result of one of them. The registers limit how many blocks fit into an SM, so
-the last column is the bytes of one thread × the threads in an SM. Compare the last two rows
-with the row `reduce`: each of them changes one word of the kernel.
+before it uses the result of one of them. The last column is the bytes of one thread times the
+number of threads that fit on an SM. The registers of a thread can limit this number. Compare
+the last two rows with the row `reduce`: one row unrolls the loop four times instead of twice,
+and one row has an unsigned index. The program imports kernel_report.py and machine_code.py.
 """
 
 import re
@@ -64,10 +65,11 @@ def loads_together(code: list[str]) -> tuple[int, int]:
     """The largest number of loads, and of bytes, that a thread issues before it must wait."""
     loads, size, most, awaited = 0, 0, (0, 0), set()
     for line in code:
-        load = re.search(r"\bLDG\.E(\.128)?\S* (R\d+)", line)
+        load = re.search(r"\bLDG\.E(\.128)?\S* R(\d+)", line)
         if load:
             loads, size = loads + 1, size + (16 if load[1] else 4)
-            awaited.add(load[2])
+            first, registers = int(load[2]), 4 if load[1] else 1
+            awaited |= {f"R{first + i}" for i in range(registers)}
             most = max(most, (loads, size), key=lambda pair: pair[1])
         elif awaited & set(re.findall(r"\bR\d+\b", line)):
             loads, size, awaited = 0, 0, set()  # this instruction waits

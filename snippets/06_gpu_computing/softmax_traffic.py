@@ -128,7 +128,7 @@ def count(softmax: Callable[[Memory, Row, Row], None]) -> list[Pass]:
     for value, result in zip(values, y.values, strict=True):
         assert math.isclose(result, math.exp(value - values[0]) / total, rel_tol=1e-12)
     assert x.values == values  # no softmax may use its input as scratch space
-    for each in memory.passes:  # a pass loads each element once, stores it at most once
+    for each in memory.passes:  # one load for each element, and one store or none
         assert each.loads == N and each.stores in (0, N), each
     return memory.passes
 

@@ -1,9 +1,10 @@
 """A picture of two kernels on two CUDA streams, and of the same kernels on one stream.
 
-Each row is a stream, and time goes from left to right. A first kernel writes x, and our kernel
-reads x. In the upper half our kernel is launched on the default stream. This stream does not
-wait for the other stream, so our kernel reads x too early. In the lower half both kernels are
-on torch's current stream, which runs them one after the other.
+Each row is a stream, and time goes from left to right. A first kernel writes x on a side
+stream of torch, and our kernel reads x. In the upper half our kernel is launched on the default
+stream. This stream does not wait for torch's side streams, so our kernel reads x too early. In
+the lower half our kernel is launched on torch's current stream. This is the side stream, so the
+two kernels run one after the other. The times are examples and are not measured.
 
 Plain Python writes the SVG, so the program runs without any package.
 """

@@ -1,9 +1,9 @@
 """A picture of the order in which an elementwise operator walks through its operands.
 
 Each row of cells is the memory of one operand with 3 × 4 elements. The number in a cell is the
-step of the loop that reads the element. The colours show the inner loops. On the left all
-operands merge into one dimension, so one loop reads neighbouring cells. On the right y is
-transposed, so no order of the loops suits both operands.
+step of the loop that uses the element. The colours show the inner loops. On the left the two
+dimensions of each operand merge into one, so a single loop visits neighbouring cells. On the
+right y is transposed, so in every order of the loops either x or y has a step of several cells.
 
 Plain Python writes the SVG, so the program runs without any package.
 """
@@ -58,6 +58,8 @@ def operand(
 def draw() -> tuple[str, list[list[int]]]:
     """Return the SVG, and for each half the largest jump of out, x and y."""
     straight, transposed = (COLUMNS, 1), (1, ROWS)
+    # whichever dimension the inner loop has, x or y moves by more than one cell
+    assert all(max(straight[inner], transposed[inner]) > 1 for inner in (0, 1))
     halves = [
         ("x and y are contiguous", "1 inner loop of 12 steps", 1, straight),
         ("y is transposed", "3 inner loops of 4 steps", ROWS, transposed),

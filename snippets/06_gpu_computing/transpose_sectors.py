@@ -1,8 +1,8 @@
-"""A picture of what one warp touches when it transposes, directly and through shared memory.
+"""A picture of the sectors that one warp touches when it transposes, directly or with a tile.
 
-Both versions also transpose a matrix of 64 x 64 here, and the result must be right. The
-program counts the sectors of each access. Look at the picture: dark squares are the 32 floats
-that a warp needs, and light squares are the rest of the sectors that it touches for them.
+The program also transposes a matrix of 64 x 64 in both ways and checks the result. It counts
+the sectors of each access. In the picture, dark squares are the 32 floats that a warp needs.
+Light squares are the other floats of the sectors that contain them.
 
 Plain Python writes the SVG, so the program runs without any package.
 """
@@ -16,7 +16,7 @@ Places = list[tuple[int, int]]  # row and column of each lane's float
 
 # --8<-- [start:warps]
 def direct(block_x: int, block_y: int, y: int, k: int) -> tuple[Places, Places]:
-    """Return what the warp with threadIdx.y = `y` reads and writes in step `k` of `naive`."""
+    """Return what the warp with threadIdx.y = `y` reads and writes in step `k`: no tile."""
     row = block_y * TILE + y + k
     columns = [block_x * TILE + lane for lane in range(LANES)]
     return [(row, column) for column in columns], [(column, row) for column in columns]
@@ -81,7 +81,7 @@ def square(x: float, y: float, wide: float, high: float, colour: str, opacity: f
 
 
 def matrix_at(x: float, y: float, accesses: list[tuple[Places, str, bool]]) -> list[str]:
-    """A tile of 32 x 32 floats with what a warp needs, and the sectors if it has sectors."""
+    """Draw 32 x 32 floats, those that a warp needs, and their sectors in global memory."""
     side = TILE * CELL
     parts = [
         f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="{MUTED}" '

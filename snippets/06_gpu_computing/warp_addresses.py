@@ -21,7 +21,7 @@ def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "mi
 
 
 # --8<-- [start:touched]
-LOADS = {  # which float lane i of the first warp reads, and how many of them
+LOADS = {  # the first float that lane i of a warp reads, and the number of floats it reads
     "coalesced: x[i]": (lambda i: i, 1),
     "naive: x[1024 * i]": (lambda i: ROW * i, 1),
     "float4: x[4 * i]": (lambda i: 4 * i, 4),
@@ -114,7 +114,7 @@ def main() -> None:
         print(f"{name:32} {len(sectors):7} {SECTOR * len(sectors):11,} {used:11}")
     by_stride = [len(touched(lambda i, s=stride: s * i, 1)[0]) for stride in range(1, 65)]
     formula = [min(LANES, -(-FLOAT * (31 * stride + 1) // SECTOR)) for stride in range(1, 65)]
-    assert by_stride == formula  # chapter 06 derives it on its first page
+    assert by_stride == formula  # the first page of chapter 06 derives this formula
     assert len(touched(lambda i: i + 1, 1)[0]) == 5  # a start that is no multiple of 32 bytes
     assert counts["float4: x[4 * i]"] == 4 * counts["coalesced: x[i]"]  # four times the bytes
 

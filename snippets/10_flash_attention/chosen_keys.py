@@ -2,7 +2,7 @@
 
 The upper row shows the scores that a small indexer gives to 16 keys. The middle row marks the
 three best keys. The lower row shows the full keys and values: the attention reads only the
-three that are marked. Draws chosen_keys.svg.
+three marked keys and values. The scores are an example. Plain Python draws chosen_keys.svg.
 """
 
 KEYS, TOP_K = 16, 3

@@ -1,9 +1,10 @@
 """This picture shows how two passes with different tiles give a position the same number.
 
 Forward visits tiles of rows from top to bottom. Backward visits tiles of columns from right to
-left. A function of the seed and of the position returns the same number in both passes. The
-n-th number of an ordinary generator is a different number for the same position, because the
-passes reach the position at different times. Plain Python writes dropout_positions.svg.
+left. A function of the seed and of the position returns the same number in both passes. An
+ordinary generator returns its numbers in a fixed order. The passes visit the positions in
+different orders, so with such a generator a position gets a different number in each pass.
+Plain Python writes dropout_positions.svg.
 """
 
 import random
@@ -87,8 +88,9 @@ def draw() -> str:
 
 def main() -> None:
     order = visits()
-    assert sorted(order["forward"]) == sorted(order["backward"]) != order["backward"]
-    places = {name: list(positions).index((ROW, COLUMN)) for name, positions in order.items()}
+    assert sorted(order["forward"]) == sorted(order["backward"])  # the same positions ...
+    assert order["forward"] != order["backward"]  # ... in different orders
+    places = {name: positions.index((ROW, COLUMN)) for name, positions in order.items()}
     print(f"row {ROW}, column {COLUMN} is number {places['forward']} in forward and number "
           f"{places['backward']} in backward")  # fmt: skip
     masks, stateful = {}, {}

@@ -2,8 +2,9 @@
 
 On a GPU, the program runs the library's recurrent and chunked kernels. Without a GPU, Triton's
 interpreter runs the recurrent kernels. The interpreter of Triton 3.7 cannot run the chunked
-kernels of fla-core 0.6.0, so the program prints the error. It needs fla-core: pip install -r
-requirements/fla.txt.
+kernels of fla-core 0.6.0, so the program prints the error and compares only the recurrent ones.
+
+The program needs fla-core: pip install -r requirements/fla.txt
 """
 
 import os
@@ -42,7 +43,7 @@ def reference(q, k, v, log_decay, beta=None):
 def main() -> None:
     torch.manual_seed(0)
     device = torch.device("cuda" if GPU else "cpu")
-    if not GPU:  # the autotuner needs a driver to measure time: take the first configuration
+    if not GPU:  # without a driver the autotuner cannot measure: it takes the first choice
         Autotuner.do_bench = lambda self, call, quantiles: [0.0] * 3
     q, k, v = torch.randn(3, S, D, device=device)
     k = F.normalize(k, dim=-1)

@@ -1,9 +1,9 @@
 """In a hybrid model, only the attention layers need a cache that grows with the sequence.
 
-The program builds a Qwen3-Next of four small layers with random weights: three layers with the
-gated delta rule and one layer with attention. It decodes 32 tokens and counts the bytes that
-each layer stores. It compares the logits with a pass over the whole sequence. Then it compares
-the library's chunked delta rule with the recurrence of this chapter.
+The program builds a small Qwen3-Next model of four layers with random weights: three layers
+with the gated delta rule and one layer with attention. It decodes 32 tokens and counts the
+bytes that each layer stores. It compares the logits with those of a pass over the whole
+sequence. Then it compares the library's chunked delta rule with the recurrence of this chapter.
 """
 
 import torch
@@ -28,7 +28,7 @@ def recurrent_delta(q, k, v, log_decay, beta):
     return torch.stack(outputs), state
 
 
-def stored(cache) -> list[int]:
+def layer_bytes(cache) -> list[int]:
     """The bytes of all tensors that each layer of the cache stores."""
     totals = []
     for layer in cache.layers:
@@ -64,11 +64,11 @@ def main() -> None:
         whole = model(tokens).logits
         result = model(tokens[:, :32], use_cache=True)
         for t in range(32, 64):
-            sizes[t] = stored(result.past_key_values)
+            sizes[t] = layer_bytes(result.past_key_values)
             past = result.past_key_values
             result = model(tokens[:, t : t + 1], past_key_values=past, use_cache=True)
             torch.testing.assert_close(result.logits[:, -1], whole[:, t], rtol=1e-3, atol=1e-4)
-        sizes[64] = stored(result.past_key_values)
+        sizes[64] = layer_bytes(result.past_key_values)
     # --8<-- [end:decode]
     for n in (32, 48, 64):
         print(f"{n} tokens: bytes of layers 0 to 3: {sizes[n]}")

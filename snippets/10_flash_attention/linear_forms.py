@@ -3,10 +3,10 @@
 The recurrent form updates a state of d x d numbers for each token. The parallel form computes
 a masked matrix of s x s scores. The chunked form computes scores inside a chunk and keeps a
 state between chunks. All forms include a decay. The program compares outputs, gradients and
-counted FLOPs. With chunks of one token, the chunked form needs little more work than the
-recurrent form, and one chunk of s tokens needs the work of the parallel form. At the end, the
-program shows why the decay is written as a difference of logarithms: the ratio of two products
-of decays divides zero by zero.
+counted FLOPs. With chunks of one token, the chunked form needs 6% more FLOPs than the recurrent
+form. With one chunk of s tokens, it needs 12.5% more than the parallel form, because it also
+updates the state. At the end, the program shows why the decay is written as a difference of
+logarithms: the ratio of two products of decays can divide zero by zero.
 """
 
 import torch
@@ -85,8 +85,8 @@ def main() -> None:
     for form in (
         recurrent_form,
         parallel_form,
-        lambda *x: chunked_form(*x, 7),
-    ):  # the last chunk is shorter
+        lambda *x: chunked_form(*x, 7),  # 16 tokens: the last chunk has only 2
+    ):
         torch.testing.assert_close(form(*small, decay), truth)
     without = by_definition(*small, torch.zeros(16))
     assert (truth - without).abs().max() > 1, "the decay must matter"

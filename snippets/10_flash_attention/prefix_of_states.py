@@ -1,9 +1,9 @@
 """A picture of a prefix scan over eight ranks: three rounds by doubling replace seven steps.
 
-Each box shows which parts of the sequence the update of a rank contains. In round 1, each rank
-gets the update of the rank before. In round 2, it gets the update of the rank two before, and
-in round 3 the update of the rank four before. Then the update of each rank contains all earlier
-parts and its own part. Draws prefix_of_states.svg.
+Each box shows which parts of the sequence the update of a rank contains. In round 1, rank r
+gets the update of rank r - 1. In round 2, it gets the update of rank r - 2, and in round 3 the
+update of rank r - 4. Then the update of each rank contains all earlier parts and its own part.
+Plain Python draws prefix_of_states.svg.
 """
 
 RANKS = 8

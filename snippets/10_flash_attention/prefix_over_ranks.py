@@ -1,12 +1,15 @@
-"""Context parallelism for linear attention sends states, and their size ignores the length.
+"""Context parallelism for linear attention sends states, whose size is the same for any length.
+
+    torchrun --nproc-per-node=4 prefix_over_ranks.py
 
 Each rank has a part of the sequence. A rank summarises its part in an update of the state: a
-transition and an added state. Then each rank needs the state of all earlier parts, which is an
-exclusive prefix scan over the ranks. The program does the scan in three ways: as a chain, by
-doubling, and as an all-gather after which each rank combines the updates itself. It compares
-the outputs with one process and counts the bytes of all messages for two lengths. For
-comparison, it sends keys and values around a ring, as ring attention does. The scans
-are only for the forward pass, because autograd does not record `send` and `recv`.
+transition and an added state. Then each rank needs the state after all earlier parts. Finding
+this state is an exclusive prefix scan over the ranks. The program does the scan in three ways:
+as a chain, by doubling, and as an all-gather after which each rank combines the updates itself.
+It compares the outputs with those of one process, and counts the bytes that each rank sends for
+two sequence lengths. For comparison, it sends keys and values around a ring, as ring attention
+does. The scans are only for the forward pass, because autograd does not record `send` and
+`recv`.
 """
 
 import os
@@ -103,7 +106,7 @@ def chain(own):
 
 
 def doubling(own):
-    """Each round doubles the parts in an update. A last round shifts them by one rank."""
+    """Each round doubles the number of parts in an update. A last round shifts by one rank."""
     distance, n = 1, dist.get_world_size()
     while distance < n:
         before = exchange(own, distance)
@@ -131,7 +134,7 @@ def gather(own):
 
 
 def exchange(own, distance):
-    """Send `own` to the rank at `distance`, and return what the rank before has sent."""
+    """Send `own` to rank + distance. Return the update of rank - distance, or None."""
     rank, n = dist.get_rank(), dist.get_world_size()
     before, ops = [torch.empty_like(x) for x in own], []
     for outgoing, incoming in zip(own, before, strict=True):
@@ -201,7 +204,7 @@ def main() -> None:
         rounds = (n - 1).bit_length() + (n > 1)
         for length in LENGTHS:
             assert sent[rule, "chain", length] == 4 * D * D * (n > 1)
-            assert sent[rule, "doubling", length] <= 4 * numbers * rounds
+            assert sent[rule, "doubling", length] == 4 * numbers * rounds  # rank 0 always sends
             assert sent[rule, "gather", length] == 4 * numbers * (n - 1)
             assert sent["ring", length] == 4 * 2 * length * D * (n - 1) // n
         assert sent[rule, "doubling", 96] == sent[rule, "doubling", 192]

@@ -4,9 +4,9 @@ Plain attention runs three kernels. Each of them reads its inputs from memory an
 result back, so the whole matrix of scores and the whole matrix of weights are in memory. Flash
 attention is one kernel. It computes one tile of scores at a time, and no score leaves the chip.
 
-Both are computed here on a chip whose loads and stores are counted. The outputs must equal a
-direct sum over all keys, and the counts must equal two formulas. Plain Python writes the SVG,
-so the program runs without any package.
+Both methods run here on a simulated chip, which counts loads and stores. Their outputs are
+compared with a direct sum over all keys, and their counts with two formulas. Plain Python
+writes the SVG, so the program runs without any package.
 """
 
 import math
@@ -17,11 +17,11 @@ Matrix = list[list[float]]
 
 
 class Chip:
-    """Counts the elements that cross, and the largest number of scores in each place."""
+    """Counts the elements that move between memory and chip, and the most scores in each."""
 
     def __init__(self) -> None:
         self.moved = 0
-        self.in_memory = self.on_chip = 0  # scores or weights, the largest matrix or tile
+        self.in_memory = self.on_chip = 0  # elements of the largest matrix Z or P, or tile
         self.events: list[tuple[str, str]] = []  # ("load", "K2"), ("tile", "1 2"), ...
 
     def load(self, name: str, matrix: Matrix) -> Matrix:
@@ -189,8 +189,8 @@ def draw(events: list[tuple[str, str]]) -> str:
 
 
 def main() -> None:
-    dice = random.Random(0)
-    q, k, v = ([[dice.gauss(0, 2) for _ in range(D)] for _ in range(S)] for _ in range(3))
+    generator = random.Random(0)
+    q, k, v = ([[generator.gauss(0, 2) for _ in range(D)] for _ in range(S)] for _ in range(3))
     chips = {"plain": Chip(), "flash": Chip()}
     formulas = {"plain": 4 * S * S + 4 * S * D, "flash": 2 * S * D * (1 + S // TILE)}
     print(f"{S} tokens, a head of width {D}, tiles of {TILE} x {TILE}")

@@ -2,8 +2,9 @@
 
 With PyTorch's operators, the first product writes the scores to memory, the softmax reads them
 and writes the weights, and the second product reads the weights. In one kernel, a block of
-threads computes a tile of scores in registers and uses it there. Look at the number of bytes
-that each way moves for one head of 8,192 tokens. Plain Python writes scores_on_chip.svg.
+threads computes a tile of scores in registers and uses it there. Compare the bytes that the
+three operators move with the bytes that the kernel moves for one head of 8,192 tokens. Plain
+Python writes scores_on_chip.svg.
 """
 
 S, D, TILE, THREADS, STAGES = 8192, 128, 128, 256, 3
@@ -24,7 +25,7 @@ def operators() -> dict[str, int]:
 
 
 def kernel() -> tuple[int, int]:
-    """Bytes that all blocks load and store, counted tile by tile, and of these the output."""
+    """Return the bytes that all blocks load and store, and how many of them are stores."""
     moved = 0
     for _ in range(0, S, TILE):  # one block for each tile of queries
         moved += 2 * TILE * D  # the tile of Q
@@ -125,12 +126,13 @@ def main() -> None:
     )
     print(f"three operators move {total // MIB} MiB, because scores and weights have "
           f"{2 * S * S // MIB} MiB each")  # fmt: skip
-    loaded, stored = kernel()
-    again = S // TILE
-    assert loaded == stored + output + 2 * again * output  # K and V once per tile
+    both, stored = kernel()
+    loaded, again = both - stored, S // TILE
+    assert loaded == output + 2 * again * output  # Q once; K and V once per tile of queries
+    assert loaded + stored < total / 2 + MIB  # the kernel moves half of the bytes
     print(f"one kernel stores {stored // MIB} MiB. It loads Q once, and K and V {again} times,")
-    print(f"once for each tile of queries: {(loaded - stored) // MIB} MiB")
-    scores, accumulator = (4 * TILE * n // (4 * THREADS) for n in (TILE, D))
+    print(f"once for each tile of queries: {loaded // MIB} MiB")
+    scores, accumulator = (TILE * n // THREADS for n in (TILE, D))  # fp32: one register each
     print(f"registers of a thread: {scores} for scores, {accumulator} for the output, "
           f"of {REGISTERS}")  # fmt: skip
     assert scores + accumulator < REGISTERS

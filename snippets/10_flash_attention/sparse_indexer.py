@@ -3,9 +3,9 @@
 The indexer has its own queries and keys, which are much narrower than those of the attention.
 For each query it scores all earlier keys, and the attention then uses only the k best keys. The
 program trains an indexer to predict the weights of the attention, as DeepSeek-V3.2 does, and
-tests it on other data. It compares the chosen keys with random keys and with the best possible
-choice. Then it counts FLOPs and bytes for the sizes of DeepSeek-V3.2, and the blocks of keys
-that a block-sparse kernel would have to read.
+tests it on other data. It compares the chosen keys with random keys and with the keys that have
+the largest mean weights. Then it counts FLOPs and bytes for the sizes of DeepSeek-V3.2. It also
+counts the blocks of keys that a block-sparse kernel would have to read for random keys.
 """
 
 import torch

@@ -2,8 +2,9 @@
 
 Qwen3-Next-80B-A3B has 48 layers. 36 of them use the gated delta rule and store a state of fixed
 size. The other 12 use attention and store keys and values of every token. The program counts
-the bytes for one sequence and compares them with a model whose 48 layers all use attention. The
-sizes are the defaults of Qwen3NextConfig in Transformers 5.23. Draws state_or_cache.svg.
+the bytes for one sequence and compares them with the bytes of a model whose 48 layers all use
+attention. The sizes are the defaults of Qwen3NextConfig in Transformers 5.23. Plain Python
+draws state_or_cache.svg.
 """
 
 import math
@@ -99,7 +100,8 @@ def main() -> None:
         n = 2**power
         dense, hybrid = cache_bytes(n, LAYERS), cache_bytes(n, ATTENTION) + state_bytes(linear)
         print(f"{n:7,}{readable(dense):>14}{readable(hybrid):>22}{dense / hybrid:>18.2f}")
-    assert dense / hybrid < LAYERS / ATTENTION  # the remaining attention sets the limit
+    # in the longest row, the ratio almost reaches the limit that the attention layers set
+    assert 0.98 * LAYERS / ATTENTION < dense / hybrid < LAYERS / ATTENTION
     curves = {
         "48 layers with attention": ("#c2410c", "", 15, -8, lambda n: cache_bytes(n, LAYERS)),
         "12 layers with attention, 36 states": (

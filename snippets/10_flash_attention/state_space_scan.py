@@ -34,7 +34,7 @@ def scan(a, b, order=combine):
 
 
 def layer_inputs():
-    """x [s, c], step [s, c], rate [c, n], inward and outward [s, n], as in Mamba."""
+    """Return x [s, c], step [s, c], rate [c, n], inward and outward [s, n] of a Mamba layer."""
     x = torch.randn(S, CHANNELS, dtype=torch.float64)
     step = F.softplus(torch.randn(S, CHANNELS, dtype=torch.float64) - 2)
     rate = -torch.rand(CHANNELS, N, dtype=torch.float64) - 0.1
@@ -43,7 +43,7 @@ def layer_inputs():
 
 
 def by_loop(x, step, rate, inward, outward):
-    """The layer as the paper writes it, number by number."""
+    """The same layer with plain loops over channels and tokens, without a scan."""
     out = torch.zeros(S, CHANNELS, dtype=torch.float64)
     for c in range(CHANNELS):
         h = torch.zeros(N, dtype=torch.float64)

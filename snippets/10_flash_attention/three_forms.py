@@ -4,7 +4,7 @@ Each of the three parts shows eight tokens. A filled cell is a score that the fo
 a query (row) and a key (column). A box with an S below a key is an update of the state. The
 recurrent form updates eight times. The parallel form computes all 36 scores on and below the
 diagonal. The chunked form computes the scores inside chunks of four tokens and updates twice.
-Draws three_forms.svg.
+Plain Python draws three_forms.svg.
 """
 
 TOKENS, CHUNK = 8, 4
@@ -70,7 +70,7 @@ def main() -> None:
         "chunked, 4 tokens": work(CHUNK),
     }
     assert [(len(a), len(b)) for a, b in forms.values()] == [(0, 8), (36, 0), (20, 2)]
-    width, height = 3 * PART - PART + 200, TOP + TOKENS * CELL + 72
+    width, height = 2 * PART + 200, TOP + TOKENS * CELL + 72
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="system-ui, sans-serif" font-size="14">'

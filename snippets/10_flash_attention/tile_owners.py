@@ -1,11 +1,11 @@
 """This picture shows which tiles of the score matrix one program of each kernel visits.
 
-Rows are tiles of queries, and columns are tiles of keys. A program of the forward kernel and of
-the kernel for dQ owns one row of tiles, and a program of the kernel for dK and dV owns one
-column. Under a causal mask a program skips tiles in which no query sees a key. Tiles in which
-every query sees every key need no mask, and only the other ones have a loop with a mask. The
-program compares the bounds of these loops with a look at every single score. Plain Python
-writes tile_owners.svg.
+Rows are tiles of queries, and columns are tiles of keys. A kernel runs as many programs at the
+same time. A program of the forward kernel or of the kernel for dQ owns one row of tiles. A
+program of the kernel for dK and dV owns one column. Under a causal mask, a program skips the
+tiles in which no query sees a key. Tiles in which every query sees every key need no mask. A
+second loop with a mask visits the remaining tiles. This script computes the bounds of the loops
+and compares them with a check of every single score. Plain Python writes tile_owners.svg.
 """
 
 from itertools import product
@@ -16,7 +16,7 @@ CELL, TOP = 24, 62
 
 
 def row_of_tiles(first: int, bm: int, bn: int, queries: int, keys: int) -> dict[int, str]:
-    """The tiles of keys that a row of queries visits: start -> loop. As in forward and dQ."""
+    """Return start -> loop for the tiles of keys that one row visits, in forward and for dQ."""
     shift = keys - queries
     end = min(keys, max(0, first + bm + shift))
     whole = min(keys, max(0, first + shift + 1)) // bn * bn
@@ -25,7 +25,7 @@ def row_of_tiles(first: int, bm: int, bn: int, queries: int, keys: int) -> dict[
 
 
 def column_of_tiles(first: int, bm: int, bn: int, queries: int, keys: int) -> dict[int, str]:
-    """The tiles of queries that a column of keys visits: start -> loop. As in dK and dV."""
+    """Return start -> loop for the tiles of queries that one column visits, for dK and dV."""
     shift = keys - queries
     begin = max(0, first - shift) // bm * bm
     last = max(begin, queries // bm * bm)
