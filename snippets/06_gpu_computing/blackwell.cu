@@ -285,6 +285,7 @@ __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)
             wait(&s.sums_full[half], t / 2 % 2);
             after_wait();
             float *to = C + size_t(at.row + me * BM + threadIdx.x) * N + at.column;
+#pragma unroll 1  // otherwise a thread has up to 96 sums at a time
             for (int column = 0; column < BN; column += 32) {
                 float sum[32];
                 take(sums + half * BN + column + (warp * 32 << 16), sum);

@@ -1,10 +1,11 @@
-"""A model of the barriers of blackwell.cu visits every order of events and finds twelve mistakes.
+"""A model of the barriers of blackwell.cu visits every order of events and finds 14 mistakes.
 
 In each block of the cluster, a producer requests tiles from TMA, a multiplier starts products,
 and storing warps take the sums out of tensor memory. TMA, the tensor cores and the signals to
 the other block continue by themselves. The program visits every state that a small case can
 reach. The model really multiplies small integers, so a wrong order also shows as a wrong
-element of C. Look at the second table: each line is one wrong version of the kernel.
+element of C. Look at the second table: each line is one wrong version of the kernel, with the
+smallest number of steps that leads to an error.
 """
 
 from collections import deque
@@ -12,7 +13,11 @@ from typing import NamedTuple
 
 Instruction = tuple  # its name, then its operands
 A = ((2, 3, 4), (5, 7, 8))
-B = ((1, 4, 6, 9, 15, 22, 34, 51), (3, 8, 13, 19, 27, 40, 56, 77), (2, 9, 5, 14, 23, 31, 44, 60))
+B = (
+    (1, 4, 6, 9, 15, 22, 34, 51),
+    (3, 8, 13, 19, 27, 40, 56, 77),
+    (2, 9, 5, 14, 23, 31, 44, 60),
+)
 
 
 class Wrong(Exception):
@@ -68,15 +73,17 @@ class Design(NamedTuple):
     storers: int = 1
     empty_from: int = 2  # arrivals that end a phase of `empty`, one from each block
     both: bool = True  # commit arrives at `empty` of both blocks
-    announced: int = 3  # parts of a stage: A, and one half of B from each block
+    announced: int = 3  # parts of a stage: A, and two halves of B
     producer_parity: int = 1  # in turn 0
     multiplier_flips: bool = True
     multiplier_waits: bool = True  # for sums_empty
+    empty_by_commit: bool = True  # else by mbarrier.arrive
     commits_sums: bool = True
     clears: bool = True  # the first product of a tile does not add to old sums
     storer_flips: bool = True
+    all_storers: bool = True  # a phase of sums_empty needs every storing warp
     take_then_arrive: bool = True
-    tail: bool = True
+    tail: bool = True  # the producer waits for the last signals
     frees_last: bool = True
 
 
@@ -94,7 +101,10 @@ def programs(d: Design) -> list[list[tuple[Instruction, ...]]]:
             producer += [(free, ("fill", stage, tile, k))]
             here = ("wait", "full", stage, use * d.multiplier_flips % 2)
             product = ("multiply", stage, half, k > 0 or not d.clears)
-            multiplier += [(here, product, ("commit", "empty", stage, d.both))]
+            release = ("commit", "empty", stage, d.both)
+            if not d.empty_by_commit:
+                release = ("arrive", "empty", stage)
+            multiplier += [(here, product, release)]
         multiplier += [(("commit", "sums_full", half, False),)] if d.commits_sums else []
         ready = ("wait", "sums_full", half, turn * d.storer_flips % 2)
         taken, arrive = ("taken", half, tile), ("arrive", "sums_empty", half)
@@ -136,7 +146,7 @@ def step(s: State, who: int, instruction: Instruction, d: Design) -> State | Non
             s = arrived(s, who, "full", stage, d.announced)
             for to in range(d.blocks):  # A and half of B here, the same half of B over there
                 if any(op[:2] == ("multiply", stage) for op in s.blocks[to].queue):
-                    raise Wrong("a tile is overwritten while a product reads it")
+                    raise Wrong("a tile is written while a product reads it")
                 parts = {1 + who: B[k][2 * tile + who]}
                 if to == who:
                     parts[0] = A[who][k]
@@ -203,9 +213,7 @@ def product(s: State, who: int, d: Design) -> State:
     commits = []
     while queue and queue[0][0] == "commit":
         commits.append(queue.pop(0))
-    s = s._replace(
-        blocks=replaced(s.blocks, who, block._replace(queue=tuple(queue)))
-    )
+    s = s._replace(blocks=replaced(s.blocks, who, block._replace(queue=tuple(queue))))
     for _, which, index, both in commits:
         s = arrived(s, who, which, index)
         if both and d.blocks == 2:
@@ -231,7 +239,7 @@ def explore(d: Design) -> tuple[int, int]:
         full=barriers(d.stages, 1),
         empty=barriers(d.stages, d.empty_from),
         sums_full=barriers(d.halves, 1),
-        sums_empty=barriers(d.halves, d.storers),
+        sums_empty=barriers(d.halves, d.storers if d.all_storers else 1),
         end=barriers(1, len(threads)),
         memory=((0, 0, 0),) * d.stages,
         sums=((0, 0),) * d.halves,
@@ -278,11 +286,68 @@ def following(s: State, threads: list, ends: tuple[int, ...], d: Design) -> list
                     block_ = new.blocks[who]._replace(at=moved)
                     after.append(new._replace(blocks=replaced(new.blocks, who, block_)))
     if not after and any(block.at != ends for block in s.blocks):
-        raise Wrong("threads wait for ever")
+        raise Wrong("threads wait forever")
     assert after or all(block.freed for block in s.blocks)
     return after
 
 
 # --8<-- [end:explore]
 
-ONE = {"blocks": 1, "empty_from": 1, "storers": 2, "tiles": 4}
+ONE = {"blocks": 1, "empty_from": 1, "storers": 2, "tiles": 4}  # a block alone, two warps store
+TWO = {"stages": 1, "tiles": 1}  # a cluster
+FAULTS = {  # what is wrong, how, in which case, what happens
+    "the producer begins with parity 0": ({"producer_parity": 0}, ONE, "wait forever"),
+    "the multiplier never flips its parity": (
+        {"multiplier_flips": False},
+        ONE,
+        "a tile is written",
+    ),
+    "the storing warps never flip theirs": ({"storer_flips": False}, ONE, "C["),
+    "the first product of a tile adds": ({"clears": False}, ONE, "C["),
+    "arrive instead of commit for a stage": (
+        {"empty_by_commit": False},
+        ONE,
+        "a tile is written",
+    ),
+    "no commit at the end of a tile": ({"commits_sums": False}, ONE, "wait forever"),
+    "no wait for the storing warps": ({"multiplier_waits": False}, ONE, "sums are over"),
+    "arrival before the sums are taken": ({"take_then_arrive": False}, ONE, "sums are over"),
+    "one storing warp releases the sums": ({"all_storers": False}, ONE, "sums are over"),
+    "tensor memory is freed early": ({"frees_last": False}, ONE, "freed"),
+    "the other block's B is not announced": ({"announced": 2}, TWO, "a tile is written"),
+    "commit without multicast": ({"both": False, "empty_from": 1}, TWO, "a tile is written"),
+    "empty ends with the first arrival": ({"empty_from": 1}, TWO, "a tile is written"),
+    "the producer leaves at once": ({"tail": False}, TWO, "has ended"),
+}
+
+
+def main() -> None:
+    print("blocks  stages  steps of k  tiles  tiles of sums  states  products while warps read")
+    for change in (
+        ONE | {"halves": 1},
+        ONE,
+        {"stages": 1, "tiles": 2},
+        {"steps": 3, "tiles": 1},
+    ):
+        d = Design(**change)
+        states, overlap = explore(d)
+        # products overlap the reads where there is a second tile of sums, and a second tile
+        assert overlap == (d.blocks if d.halves == 2 and d.tiles > 1 else 0)
+        print(
+            f"{d.blocks:6} {d.stages:7} {d.steps:11} {d.tiles:6} {d.halves:14} {states:7}"
+            f"  in {overlap} of {d.blocks}"
+        )
+    print("\none thing wrong                        blocks  step  what happens")
+    for name, (change, case, expected) in FAULTS.items():
+        design = Design(**case | change)
+        try:
+            explore(design)
+        except Wrong as wrong:
+            assert expected in str(wrong), (name, wrong)
+            print(f"{name:38} {design.blocks:6}  {wrong}")
+        else:
+            raise AssertionError(f"{name}: not found")
+
+
+if __name__ == "__main__":
+    main()
