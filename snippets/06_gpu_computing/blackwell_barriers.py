@@ -63,7 +63,7 @@ class State(NamedTuple):
     signals: frozenset[tuple]  # the tensor cores will arrive: at block, barrier, index, number
 
 
-# --8<-- [start:programs]
+# --8<-- [start:design]
 class Design(NamedTuple):
     blocks: int = 2
     stages: int = 2
@@ -87,9 +87,13 @@ class Design(NamedTuple):
     frees_last: bool = True
 
 
+# --8<-- [end:design]
+
+
 def programs(d: Design) -> list[list[tuple[Instruction, ...]]]:
     """The steps of each thread of a block. Only the first instruction of a step may wait."""
     producer, multiplier, storer = [], [], []
+    # --8<-- [start:roles]
     for tile in range(d.tiles):
         half, turn = tile % d.halves, tile // d.halves
         waits = ("wait", "sums_empty", half, (1 + turn) % 2)
@@ -110,15 +114,13 @@ def programs(d: Design) -> list[list[tuple[Instruction, ...]]]:
         taken, arrive = ("taken", half, tile), ("arrive", "sums_empty", half)
         last = [(taken, arrive)] if d.take_then_arrive else [(arrive,), (taken,)]
         storer += [(ready, ("take", half)), *last]
+    # --8<-- [end:roles]
     for i in range(d.tiles * d.steps, d.tiles * d.steps + d.stages * d.tail):
         stage, use = i % d.stages, i // d.stages
         producer += [(("wait", "empty", stage, (d.producer_parity + use) % 2),)]
     arrive, wait, free = ("arrive", "end", 0), ("wait", "end", 0, 0), ("free",)
     multiplier += [(arrive,), (wait, free)] if d.frees_last else [(free, arrive), (wait,)]
     return [[*producer, (arrive,)], multiplier, *[[*storer, (arrive,)]] * d.storers]
-
-
-# --8<-- [end:programs]
 
 
 def replaced(things: tuple, at: int, thing) -> tuple:

@@ -32,14 +32,23 @@ INSTRUCTIONS = (  # what it does, its name on Hopper, its name on Blackwell
 )
 
 
-def compiled(name: str) -> tuple[int, int, list[str]]:
-    """Return registers, bytes of local memory and instructions of the kernel `product`."""
+def compiled(name: str, unrolled: bool = False) -> tuple[int, int, list[str]]:
+    """Return registers, bytes of local memory and instructions of the kernel `product`.
+
+    With `unrolled`, nvcc may unroll the loop over the columns of a tile.
+    """
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         number = ARCHITECTURES[Path(name).name]
         target = f"arch=compute_{number},code=sm_{number}"
         command = ["nvcc", "-O3", "-std=c++17", "-gencode", target, "--Werror", "all-warnings"]
-        subprocess.run([*command, "-cubin", "-o", cubin, name], check=True)
+        text = Path(name).read_text("utf-8")
+        if unrolled:
+            assert text.count("#pragma unroll 1 ") == 1
+            text = text.replace("#pragma unroll 1 ", "")
+        source = Path(folder) / "kernel.cu"
+        source.write_text(text, "utf-8")
+        subprocess.run([*command, "-cubin", "-o", cubin, source], check=True)
         kernels = machine_code(cubin)
     ((registers, local, code, _),) = (k for name, k in kernels.items() if "product" in name)
     return registers, local, code
@@ -92,13 +101,18 @@ def main() -> None:
     assert registers < hopper_registers  # although the tile is twice as large
     assert by_threads == 0
 
+    more, _, other_code = compiled(names[1], unrolled=True)
+    assert more > registers and count(r"LDTM\.x32", other_code) == blackwell["BN"] // 32
+    print(f"\nIf nvcc unrolls the loop of the storing warps, a thread needs ≈{more} registers.")
+
     print("\nIf the sums of a tile were in the registers of 256 threads, each would have")
     for name, size in (("hopper.cu", hopper), ("blackwell.cu", blackwell)):
         print(f"  {name:26} {size['BM'] * size['BN'] // 256:4} of at most 255 registers")
     two = 2 * blackwell["BM"] * blackwell["BN"] // 256
     assert two > 255  # with registers, a second tile of this size would not be possible
     print(f"  {'two tiles of blackwell.cu':26} {two:4} of at most 255 registers")
-    columns = 2 * blackwell["BN"]
+    source = Path(names[1]).read_text("utf-8")
+    columns = int(re.search(r"COLUMNS = (\d) \* BN", source)[1]) * blackwell["BN"]
     assert columns * 128 * 4 == 256 * 1024  # all of tensor memory
     print(
         f"In tensor memory, two tiles have {columns} columns of 128 lanes, which are 256 KiB."
