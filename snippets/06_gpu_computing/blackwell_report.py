@@ -54,7 +54,7 @@ def compiled(name: str, unrolled: bool = False) -> tuple[int, int, list[str]]:
     return registers, local, code
 
 
-def constants(source: str) -> dict[str, int]:
+def kernel_sizes(source: str) -> dict[str, int]:
     """Return the sizes of the kernel, such as BM, from the lines with constexpr int."""
     section = source[source.index("[start:constants]") : source.index("[end:constants]")]
     return {name: int(value) for name, value in re.findall(r"\b([A-Z]+) = (\d+)\b", section)}
@@ -69,7 +69,7 @@ def main() -> None:
             sys.exit(f"blackwell_report.py: there is no file {name} here; copy it")
     if not shutil.which("nvcc"):
         sys.exit("blackwell_report.py needs nvcc, of the CUDA toolkit (but no GPU)")
-    hopper, blackwell = (constants(Path(name).read_text("utf-8")) for name in names)
+    hopper, blackwell = (kernel_sizes(Path(name).read_text("utf-8")) for name in names)
     kernels = [compiled(name) for name in names]
     (hopper_registers, hopper_local, _), (registers, local, code) = kernels
 

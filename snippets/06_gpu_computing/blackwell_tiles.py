@@ -4,9 +4,9 @@
 
 The program reads the sizes of both kernels and draws blackwell_tiles.svg. It also counts how
 many bytes a product reads from shared memory. Look at the last two columns: an SM of a B200
-needs 64 FLOPs for each byte of shared memory, twice as many as an SM of an H100. Sources: the
-datasheets for TFLOP/s, and the paper on FlashAttention-4 for 4,096 and 8,192 FLOPs and 128
-bytes of shared memory per clock and SM. Plain Python writes the SVG.
+needs 64 FLOPs for each byte of shared memory, twice as many as an SM of an H100. The TFLOP/s
+are those of the datasheets. The authors of FlashAttention-4 write that both GPUs have the same
+bandwidth of shared memory. Plain Python writes the SVG.
 """
 
 import re
@@ -45,27 +45,29 @@ def intensity(rows: int, columns: int, rows_read: int, columns_read: int) -> flo
 # --8<-- [end:intensity]
 
 
-def constants(source: str) -> dict[str, int]:
+def kernel_sizes(source: str) -> dict[str, int]:
     """Return the sizes of the kernel, such as BM, from the lines with constexpr int."""
     section = source[source.index("[start:constants]") : source.index("[end:constants]")]
     return {name: int(value) for name, value in re.findall(r"\b([A-Z]+) = (\d+)\b", section)}
 
 
-def text(x: float, y: float, words: str, colour: str = INK, size: int = 13) -> str:
+def centred_text(x: float, y: float, words: str, colour: str = INK, size: int = 13) -> str:
     return (
         f'<text x="{x:g}" y="{y:g}" fill="{colour}" font-size="{size}" '
         f'text-anchor="middle">{words}</text>'
     )
 
 
-def box(x: float, y: float, wide: float, tall: float, colour: str, opacity: float = 0.1) -> str:
+def framed(
+    x: float, y: float, wide: float, tall: float, colour: str, opacity: float = 0.1
+) -> str:
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" rx="5" fill="{colour}" '
         f'fill-opacity="{opacity}" stroke="{colour}" stroke-width="1.5"/>'
     )
 
 
-def arrow(path: str, colour: str = INK) -> str:
+def arrow_along(path: str, colour: str = INK) -> str:
     return (
         f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5" '
         'marker-end="url(#tip)"/>'
@@ -75,18 +77,20 @@ def arrow(path: str, colour: str = INK) -> str:
 def panel(left: float, title: str, stages: int, tile: tuple[int, int]) -> list[str]:
     """Draw what both machines have: TMA's stages in shared memory, and the tensor cores."""
     rows, columns = tile
-    parts = [text(left + 180, 20, title, INK, 15)]
-    parts += [box(left, 34, 360, 84, BLUE, 0.05)]
-    parts += [text(left + 180, 52, f"shared memory: {stages} stages, filled by TMA", BLUE, 12)]
+    parts = [centred_text(left + 180, 20, title, INK, 15)]
+    parts += [framed(left, 34, 360, 84, BLUE, 0.05)]
+    parts += [
+        centred_text(left + 180, 52, f"shared memory: {stages} stages, filled by TMA", BLUE, 12)
+    ]
     for i in range(stages):
         wide = (344 - 8 * (stages - 1)) / stages
         x = left + 8 + i * (wide + 8)
-        parts += [box(x, 60, wide, 50, BLUE, 0.18)]
-        parts += [text(x + wide / 2, 80, f"A: {rows} × 64", BLUE, 12)]
-        parts += [text(x + wide / 2, 98, f"B: {columns} × 64", BLUE, 12)]
-    parts += [arrow(f"M{left + 180} 118 V148", BLUE)]
-    parts += [box(left + 90, 152, 180, 40, GREEN, 0.18)]
-    parts += [text(left + 180, 177, "tensor cores", GREEN, 14)]
+        parts += [framed(x, 60, wide, 50, BLUE, 0.18)]
+        parts += [centred_text(x + wide / 2, 80, f"A: {rows} × 64", BLUE, 12)]
+        parts += [centred_text(x + wide / 2, 98, f"B: {columns} × 64", BLUE, 12)]
+    parts += [arrow_along(f"M{left + 180} 118 V148", BLUE)]
+    parts += [framed(left + 90, 152, 180, 40, GREEN, 0.18)]
+    parts += [centred_text(left + 180, 177, "tensor cores", GREEN, 14)]
     return parts
 
 
@@ -103,40 +107,46 @@ def draw(hopper: dict[str, int], blackwell: dict[str, int]) -> str:
     sums = tile[0] // 2 * tile[1] // 128
     for i in (0, 1):
         x = left + i * 184
-        parts += [arrow(f"M{left + 140 + 80 * i} 192 V228", GREEN)]
-        parts += [box(x, 232, 176, 116, ORANGE, 0.06)]
-        parts += [text(x + 88, 251, f"warpgroup {i + 1}: 128 threads", ORANGE, 12)]
-        parts += [text(x + 88, 269, "start wgmma together", INK, 12)]
-        parts += [box(x + 10, 280, 156, 58, ORANGE, 0.25)]
-        parts += [text(x + 88, 299, f"registers: {tile[0] // 2} × {tile[1]}", INK, 12)]
-        parts += [text(x + 88, 317, "sums of tile t,", INK, 12)]
-        parts += [text(x + 88, 333, f"{sums} in each thread", INK, 12)]
-        parts += [arrow(f"M{x + 88} 348 V382", ORANGE)]
-    parts += [box(left, 386, 360, 40, MUTED, 0.06)]
-    parts += [text(left + 180, 411, "C: the threads that multiplied also store", INK, 12)]
+        parts += [arrow_along(f"M{left + 140 + 80 * i} 192 V228", GREEN)]
+        parts += [framed(x, 232, 176, 116, ORANGE, 0.06)]
+        parts += [centred_text(x + 88, 251, f"warpgroup {i + 1}: 128 threads", ORANGE, 12)]
+        parts += [centred_text(x + 88, 269, "start wgmma together", INK, 12)]
+        parts += [framed(x + 10, 280, 156, 58, ORANGE, 0.25)]
+        parts += [centred_text(x + 88, 299, f"registers: {tile[0] // 2} × {tile[1]}", INK, 12)]
+        parts += [centred_text(x + 88, 317, "sums of tile t,", INK, 12)]
+        parts += [centred_text(x + 88, 333, f"{sums} in each thread", INK, 12)]
+        parts += [arrow_along(f"M{x + 88} 348 V382", ORANGE)]
+    parts += [framed(left, 386, 360, 40, MUTED, 0.06)]
+    parts += [
+        centred_text(left + 180, 411, "C: the threads that multiplied also store", INK, 12)
+    ]
 
     left = 392
     tile = blackwell["BM"], blackwell["BN"]
     parts += panel(left, "Blackwell (blackwell.cu)", blackwell["STAGES"], tile)
-    parts += [box(left, 152, 76, 40, ORANGE, 0.15)]
-    parts += [text(left + 38, 169, "1 thread", INK, 12)]
-    parts += [text(left + 38, 185, "starts", INK, 12)]
-    parts += [arrow(f"M{left + 76} 172 H{left + 86}", ORANGE)]
-    parts += [box(left, 212, 360, 82, GREEN, 0.05)]
-    parts += [text(left + 96, 230, "tensor memory: 256 KiB", GREEN, 12)]
+    parts += [framed(left, 152, 76, 40, ORANGE, 0.15)]
+    parts += [centred_text(left + 38, 169, "1 thread", INK, 12)]
+    parts += [centred_text(left + 38, 185, "starts", INK, 12)]
+    parts += [arrow_along(f"M{left + 76} 172 H{left + 86}", ORANGE)]
+    parts += [framed(left, 212, 360, 82, GREEN, 0.05)]
+    parts += [centred_text(left + 96, 230, "tensor memory: 256 KiB", GREEN, 12)]
     for i in (0, 1):
         x = left + 8 + 176 * i
-        parts += [box(x, 238, 168, 48, GREEN, 0.12 + 0.2 * i)]
-        parts += [text(x + 84, 257, f"{tile[0]} × {tile[1]} sums", INK, 12)]
-        parts += [text(x + 84, 275, f"of tile t{' + 1' if i else ''}", INK, 12)]
-    parts += [arrow(f"M{left + 264} 192 V234", GREEN)]
-    parts += [arrow(f"M{left + 92} 286 V318", ORANGE)]
-    parts += [box(left, 322, 360, 30, ORANGE, 0.15)]
-    parts += [text(left + 180, 342, "4 warps take 32 sums at a time: tcgen05.ld", INK, 12)]
-    parts += [arrow(f"M{left + 180} 352 V382", ORANGE)]
-    parts += [box(left, 386, 360, 40, MUTED, 0.06)]
+        parts += [framed(x, 238, 168, 48, GREEN, 0.12 + 0.2 * i)]
+        parts += [centred_text(x + 84, 257, f"{tile[0]} × {tile[1]} sums", INK, 12)]
+        parts += [centred_text(x + 84, 275, f"of tile t{' + 1' if i else ''}", INK, 12)]
+    parts += [arrow_along(f"M{left + 264} 192 V234", GREEN)]
+    parts += [arrow_along(f"M{left + 92} 286 V318", ORANGE)]
+    parts += [framed(left, 322, 360, 30, ORANGE, 0.15)]
     parts += [
-        text(left + 180, 411, "C: tile t is stored while tile t + 1 is multiplied", INK, 12)
+        centred_text(left + 180, 342, "4 warps take 32 sums at a time: tcgen05.ld", INK, 12)
+    ]
+    parts += [arrow_along(f"M{left + 180} 352 V382", ORANGE)]
+    parts += [framed(left, 386, 360, 40, MUTED, 0.06)]
+    parts += [
+        centred_text(
+            left + 180, 411, "C: tile t is stored while tile t + 1 is multiplied", INK, 12
+        )
     ]
     return "\n".join([*parts, "</svg>", ""])
 
@@ -144,7 +154,7 @@ def draw(hopper: dict[str, int], blackwell: dict[str, int]) -> str:
 def main() -> None:
     if len(sys.argv) != 3 or not all(Path(name).is_file() for name in sys.argv[1:]):
         sys.exit("start it as: python blackwell_tiles.py hopper.cu blackwell.cu")
-    hopper, blackwell = (constants(Path(name).read_text("utf-8")) for name in sys.argv[1:])
+    hopper, blackwell = (kernel_sizes(Path(name).read_text("utf-8")) for name in sys.argv[1:])
     bm, bn = blackwell["BM"], blackwell["BN"]
 
     print("read from shared memory                    bytes for    clocks to    FLOPs per byte")
