@@ -270,7 +270,7 @@ def following(s: State, threads: list, ends: tuple[int, ...], d: Design) -> list
     """Every state that can come next."""
     for to, *_ in (*s.flights, *s.signals):
         if s.blocks[to].at == ends:
-            raise Wrong("a signal or a tile is sent to a block that has ended")
+            raise Wrong("a block that has ended still receives")
     after = [land(s, flight) for flight in s.flights]
     for signal in s.signals:
         to, which, index, _ = signal
@@ -319,7 +319,7 @@ FAULTS = {  # what is wrong, how, in which case, what happens
     "the other block's B is not announced": ({"announced": 2}, TWO, "a tile is written"),
     "commit without multicast": ({"both": False, "empty_from": 1}, TWO, "a tile is written"),
     "empty ends with the first arrival": ({"empty_from": 1}, TWO, "a tile is written"),
-    "the producer leaves at once": ({"tail": False}, TWO, "has ended"),
+    "the producer leaves at once": ({"tail": False}, TWO, "that has ended"),
 }
 
 
