@@ -273,6 +273,7 @@ SECOND_EDITION = [
     "06_kernels.md",
     "10_linear_attention.md",
     "10_flash_attention.md",
+    "09_fleet.md",
 ]
 
 
