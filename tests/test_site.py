@@ -266,6 +266,7 @@ SECOND_EDITION = [
     "05_precision_in_practice.md",
     "05_eight_bits.md",
     "10_attention_kernels.md",
+    "06_gpu_computing.md",
     "06_matrix_products.md",
     "06_inside_pytorch.md",
     "06_memory_bound_kernels.md",

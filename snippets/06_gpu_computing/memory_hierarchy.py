@@ -84,7 +84,7 @@ def draw(rows: list[Level]) -> str:
     tip = f'<path d="M0 0L9 5L0 10z" fill="{ORANGE}"/>'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 500" '
-        'font-family="system-ui, sans-serif" font-size="15">',
+        'font-family="system-ui, sans-serif" font-size="14">',
         '<defs><marker id="tip" markerWidth="9" markerHeight="10" refX="4" refY="5" '
         f'markerUnits="userSpaceOnUse" orient="auto-start-reverse">{tip}</marker></defs>',
         text(16, 18, "GPU: 132 SMs", INK),
