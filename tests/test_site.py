@@ -306,6 +306,18 @@ def test_a_chapter_page_follows_the_pattern(name: str) -> None:
     assert not faults, "\n".join(f"docs/{name}: {fault}" for fault in faults)
 
 
+def test_chapter_06_lists_the_programs_that_need_nvcc() -> None:
+    """A reader without the CUDA toolkit is told which Python programs to skip."""
+    folder, page = "snippets/06_gpu_computing", ROOT / "docs/06_gpu_computing.md"
+    needs = {
+        path.name
+        for path in (ROOT / folder).glob("*.py")
+        if 'which("nvcc")' in path.read_text("utf-8")
+    }
+    listed = re.search(r"also need `nvcc`(.*?)Without a GPU", page.read_text("utf-8"), re.S)
+    assert set(re.findall(r"`(\w+\.py)`", listed[1])) == needs
+
+
 def test_titles_and_descriptions_are_each_pages_own(site: Site) -> None:
     pages = [p for url, p in site.pages.items() if url != "404.html" and "programs/" not in url]
     for what in (
