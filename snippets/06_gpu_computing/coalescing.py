@@ -88,7 +88,7 @@ def main() -> None:
     requests = sum(sectors(block[32 * warp : 32 * warp + 32], 4) for warp in range(32))
     distinct = sectors(block, 4)  # a warp and the next one share a sector
     assert requests == 32 * 5 and distinct == 32 * 4 + 1
-    print(f"x[i + 1] in 32 neighbouring warps: {requests} requests for {distinct} sectors")
+    print(f"32 neighbouring warps, x[i + 1]: {requests} requests for {distinct} sectors")
     draw(strides, shifts)
 
 

@@ -58,8 +58,12 @@ def busy(run: Run) -> float:
     return sum(any(row[c] in "LC" for row in run.rows) for c in range(clocks)) / clocks
 
 
-def text(x: float, y: float, words: str, colour: str = INK) -> str:
-    return f'<text x="{x}" y="{y}" fill="{colour}">{words}</text>'
+def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
+    return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
+
+
+def left(x: float, y: float, words: str, colour: str) -> str:
+    return caption(x, y, words, colour, "start")
 
 
 def cell(x: float, y: float, letter: str) -> str:
@@ -81,20 +85,20 @@ def draw(runs: dict[int, Run]) -> str:
         words = (
             f"{warps} warp{'s' * (warps > 1)}: an instruction in {busy(run):.0%} of the clocks"
         )
-        parts.append(text(8, y, words))
+        parts.append(left(8, y, words, INK))
         for warp, row in enumerate(run.rows):
             y += 24
-            parts.append(text(8, y + 14, f"warp {warp}", MUTED))
+            parts.append(left(8, y + 14, f"warp {warp}", MUTED))
             parts += [cell(72 + CELL * clock, y, row[clock]) for clock in range(66)]
         y += 58
     parts += [
         f'<rect x="8" y="8" width="14" height="14" fill="{ORANGE}"/>',
-        text(28, 20, "issues a load"),
+        left(28, 20, "issues a load", INK),
         f'<rect x="150" y="8" width="14" height="14" fill="{BLUE}"/>',
-        text(170, 20, "computes"),
+        left(170, 20, "computes", INK),
         f'<path d="M262 15 h24" stroke="{MUTED}" stroke-width="1.5" stroke-dasharray="3 2"/>',
-        text(292, 20, "waits for its load"),
-        text(560, 20, "time →", MUTED),
+        left(292, 20, "waits for its load", INK),
+        left(560, 20, "time →", MUTED),
     ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y - 34}" '

@@ -54,23 +54,23 @@ def bytes_per_second(rate: float) -> str:
     return f"{rate / 1e12:.1f} TB/s" if rate >= 1e12 else f"{rate / 1e9:.0f} GB/s"
 
 
-def text(x: float, y: float, words: str, colour: str = INK, anchor: str = "start") -> str:
+def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
-def frame(x: float, y: float, width: float, height: float, colour: str) -> str:
-    return (
+def box(x: float, y: float, width: float, height: float, words: str, colour: str) -> str:
+    frame = (
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{colour}" '
         f'fill-opacity="0.1" stroke="{colour}" stroke-width="1.5"/>'
     )
+    return frame + caption(x + width / 2, y + height / 2 + 5, words, colour)
 
 
-def box(x: float, y: float, width: float, height: float, words: str, colour: str) -> str:
-    middle = text(x + width / 2, y + height / 2 + 5, words, colour, "middle")
-    return frame(x, y, width, height, colour) + middle
+def left(x: float, y: float, words: str, colour: str) -> str:
+    return caption(x, y, words, colour, "start")
 
 
-def arrow(x: float, top: float, bottom: float, thick: float) -> str:
+def both_ways(x: float, top: float, bottom: float, thick: float) -> str:
     """An arrow in both directions: bytes are read and written."""
     tips = 'marker-start="url(#tip)" marker-end="url(#tip)"'
     return (
@@ -87,38 +87,38 @@ def draw(rows: list[Level]) -> str:
         'font-family="system-ui, sans-serif" font-size="14">',
         '<defs><marker id="tip" markerWidth="9" markerHeight="10" refX="4" refY="5" '
         f'markerUnits="userSpaceOnUse" orient="auto-start-reverse">{tip}</marker></defs>',
-        text(16, 18, "GPU: 132 SMs", INK),
-        frame(16, 26, 430, 176, MUTED),
-        text(28, 46, "SM 0", MUTED),
+        left(16, 18, "GPU: 132 SMs", INK),
+        box(16, 26, 430, 176, "", MUTED),
+        left(28, 46, "SM 0", MUTED),
         box(28, 54, 236, 28, "128 fp32 units, 4 tensor cores", INK),
-        arrow(146, 82, 106, 5),
+        both_ways(146, 82, 106, 5),
         box(28, 106, 236, 28, "registers, 256 KiB", BLUE),
-        arrow(146, 134, 158, 3.5),
+        both_ways(146, 134, 158, 3.5),
         box(28, 158, 236, 32, "shared memory + L1, 256 KiB", BLUE),
     ]
     for n, name in enumerate(("SM 1", "SM 2", "…", "SM 131")):
         parts.append(box(274 + 42 * n, 54, 38, 136, "", MUTED))
-        parts.append(text(293 + 42 * n, 126, name.replace("SM ", ""), MUTED, "middle"))
+        parts.append(caption(293 + 42 * n, 126, name.replace("SM ", ""), MUTED))
     parts += [
-        arrow(231, 202, 236, 3),
+        both_ways(231, 202, 236, 3),
         box(16, 236, 430, 36, f"L2 cache, {rows[2].size}", GREEN),
-        arrow(231, 272, 306, 2.2),
+        both_ways(231, 272, 306, 2.2),
         box(16, 306, 430, 36, f"HBM (device memory), {rows[3].size}", VIOLET),
-        arrow(108, 342, 394, 1.6),
-        arrow(354, 342, 394, 1.2),
+        both_ways(108, 342, 394, 1.6),
+        both_ways(354, 342, 394, 1.2),
         box(16, 394, 190, 36, "NVLink to other GPUs", MUTED),
         box(256, 394, 190, 36, "PCIe to the host", MUTED),
     ]
     for row, y in zip(rows[:4], (99, 151, 224, 294), strict=True):
-        parts.append(text(466, y, bytes_per_second(row.rate), ORANGE))
-        parts.append(text(556, y, row.source, MUTED))
-    parts.append(text(120, 373, bytes_per_second(rows[4].rate), ORANGE))
-    parts.append(text(366, 373, bytes_per_second(rows[5].rate), ORANGE))
-    parts.append(text(466, 373, "in one direction", MUTED))
+        parts.append(left(466, y, bytes_per_second(row.rate), ORANGE))
+        parts.append(left(556, y, row.source, MUTED))
+    parts.append(left(120, 373, bytes_per_second(rows[4].rate), ORANGE))
+    parts.append(left(366, 373, bytes_per_second(rows[5].rate), ORANGE))
+    parts.append(left(466, 373, "in one direction", MUTED))
     parts += [
-        text(466, 18, "rate of the whole GPU", ORANGE),
-        text(16, 464, "An H100 has the same SMs and the same L2 cache.", MUTED),
-        text(16, 486, "Its HBM has 80 GB and moves 3.35 TB/s.", MUTED),
+        left(466, 18, "rate of the whole GPU", ORANGE),
+        left(16, 464, "An H100 has the same SMs and the same L2 cache.", MUTED),
+        left(16, 486, "Its HBM has 80 GB and moves 3.35 TB/s.", MUTED),
     ]
     return "\n".join([*parts, "</svg>", ""])
 
