@@ -93,7 +93,7 @@ def sleep(milliseconds: float) -> Callable[[], None]:
 
 
 def wrong_clock(stream: Stream) -> None:
-    """Print the time of three kernels by the host's clock, which waits or not, and by events."""
+    """Print the time of three kernels by the host's clock, waiting or not, and by events."""
     start, stop = Event(), Event()
     host = time.perf_counter()
     start.record(stream)
