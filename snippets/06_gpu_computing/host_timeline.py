@@ -26,8 +26,8 @@ CALLS = [
 ]
 
 
-# --8<-- [start:schedule]
-def schedule(calls: list, kernel: float = KERNEL) -> dict[str, tuple[str, float, float]]:
+# --8<-- [start:launch_times]
+def launch_times(calls: list, kernel: float = KERNEL) -> dict[str, tuple[str, float, float]]:
     """Return the row, the start and the end of everything that the host and the GPU do."""
     host, free, times = 0.0, {"copies": 0.0, "compute": 0.0}, {}
     for name, stream, event in calls:
@@ -44,7 +44,7 @@ def schedule(calls: list, kernel: float = KERNEL) -> dict[str, tuple[str, float,
     return times
 
 
-# --8<-- [end:schedule]
+# --8<-- [end:launch_times]
 
 
 def idle(times: dict[str, tuple[str, float, float]]) -> float:
@@ -53,19 +53,19 @@ def idle(times: dict[str, tuple[str, float, float]]) -> float:
     return spans[-1][1] - spans[0][0] - sum(end - start for start, end in spans)
 
 
-def label(x: float, y: float, text: str, colour: str = INK, anchor: str = "middle") -> str:
+def note_at(x: float, y: float, text: str, colour: str = INK, anchor: str = "middle") -> str:
     return (
         f'<text x="{x:.1f}" y="{y}" fill="{colour}" font-size="13" '
         f'text-anchor="{anchor}">{text}</text>'
     )
 
 
-def bar(x: float, y: float, width: float, text: str, colour: str) -> str:
+def bar_at(x: float, y: float, width: float, text: str, colour: str) -> str:
     frame = (
         f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="36" rx="5" fill="{colour}" '
         f'fill-opacity="0.14" stroke="{colour}" stroke-width="1.5"/>'
     )
-    return frame + label(x + width / 2, y + 23, text, colour)
+    return frame + note_at(x + width / 2, y + 23, text, colour)
 
 
 def draw(times: dict[str, tuple[str, float, float]]) -> str:
@@ -79,17 +79,17 @@ def draw(times: dict[str, tuple[str, float, float]]) -> str:
         'font-family="system-ui, sans-serif">',
         '<defs><marker id="end" markerWidth="8" markerHeight="8" refX="6" refY="3" '
         f'orient="auto"><path d="M0 0L6 3L0 6z" fill="{MUTED}"/></marker></defs>',
-        label(4, 63, "host", INK, "start"),
-        label(4, 138, "GPU, stream", INK, "start"),
-        label(4, 155, "of kernels", INK, "start"),
-        label(4, 228, "GPU, stream", INK, "start"),
-        label(4, 245, "of copies", INK, "start"),
+        note_at(4, 63, "host", INK, "start"),
+        note_at(4, 138, "GPU, stream", INK, "start"),
+        note_at(4, 155, "of kernels", INK, "start"),
+        note_at(4, 228, "GPU, stream", INK, "start"),
+        note_at(4, 245, "of copies", INK, "start"),
     ]
     for name, (row, start, end) in times.items():
         x, y, width = at(start), ROWS[row], unit * (end - start) - 2
         if name.startswith("launch"):
             work, begin, _ = times[name.removeprefix("launch ")]
-            parts.append(bar(x, y, width, "", BLUE))
+            parts.append(bar_at(x, y, width, "", BLUE))
             target = at(max(begin, end)) + 3
             parts.append(
                 f'<path d="M{x + width / 2:.1f} {y + 38} L{target:.1f} {ROWS[work] - 4}" '
@@ -98,26 +98,26 @@ def draw(times: dict[str, tuple[str, float, float]]) -> str:
         else:
             text = "loss.item() waits" if name == "item" else name
             colour = ORANGE if name == "item" else GREEN if row == "compute" else BLUE
-            parts.append(bar(x, y, width, text, colour))
+            parts.append(bar_at(x, y, width, text, colour))
     for text, first in (("five launches", "copy 1"), ("three launches", "kernel 2a")):
-        parts.append(label(at(times[f"launch {first}"][1]), 26, text, BLUE, "start"))
+        parts.append(note_at(at(times[f"launch {first}"][1]), 26, text, BLUE, "start"))
     copied = at(times["copy 1"][2])
     parts.append(  # the event: the stream of kernels waits for the copy
         f'<path d="M{copied - 1:.1f} 210 V162" stroke="{ORANGE}" stroke-width="1.6" '
         'stroke-dasharray="4 3" marker-end="url(#end)"/>'
     )
-    parts.append(label(copied + 8, 190, "kernel 1a waits for this event", ORANGE, "start"))
+    parts.append(note_at(copied + 8, 190, "kernel 1a waits for this event", ORANGE, "start"))
     gap, after = at(times["kernel 1c"][2]), at(times["kernel 2a"][1])
     parts.append(
         f'<path d="M{gap - 1:.1f} 164 V170 H{after - 1:.1f} V164" stroke="{ORANGE}" '
         'fill="none" stroke-width="1.6"/>'
     )
-    parts.append(label((gap + after) / 2, 188, "idle", ORANGE))
+    parts.append(note_at((gap + after) / 2, 188, "idle", ORANGE))
     return "\n".join([*parts, "</svg>", ""])
 
 
 def main() -> None:
-    times = schedule(CALLS)
+    times = launch_times(CALLS)
     with open("host_timeline.svg", "w", encoding="utf-8") as file:
         file.write(draw(times))
     assert times["kernel 1a"][1] == times["copy 1"][2]  # the event orders copy and kernel
@@ -129,8 +129,8 @@ def main() -> None:
     kernels = [(name, stream, None) for name, stream, _ in quiet if stream == "compute"]
     gaps = {
         "kernels of 5 units, item() between the steps": idle(times),
-        "kernels of 5 units, no item()": idle(schedule(quiet)),
-        "kernels of 1 unit, no item(), no copies": idle(schedule(kernels, kernel=1.0)),
+        "kernels of 5 units, no item()": idle(launch_times(quiet)),
+        "kernels of 1 unit, no item(), no copies": idle(launch_times(kernels, kernel=1.0)),
     }
     for case, gap in gaps.items():
         print(f"{case:46} the GPU is idle for {gap:g} units")

@@ -29,20 +29,20 @@ ROWS = [  # the call, the part of PyTorch, the library, how the kernel is chosen
 COLOURS = {"ATen": BLUE, "Inductor": VIOLET, "c10d": ORANGE}
 
 
-def write(x: float, y: float, words: str, colour: str, anchor: str = "middle") -> str:
+def phrase_at(x: float, y: float, words: str, colour: str, anchor: str = "middle") -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
-def cell(x: float, y: float, width: float, height: float, words: str, colour: str) -> str:
+def boxed_at(x: float, y: float, width: float, height: float, words: str, colour: str) -> str:
     assert 6.8 * len(words) < width, words  # the words fit
     frame = (
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{colour}" '
         f'fill-opacity="0.1" stroke="{colour}" stroke-width="1.5"/>'
     )
-    return frame + write(x + width / 2, y + height / 2 + 5, words, colour)
+    return frame + phrase_at(x + width / 2, y + height / 2 + 5, words, colour)
 
 
-def line(x1: float, x2: float, y: float, colour: str = MUTED) -> str:
+def arrow_between(x1: float, x2: float, y: float, colour: str = MUTED) -> str:
     return (
         f'<path d="M{x1} {y} H{x2}" stroke="{colour}" stroke-width="1.4" fill="none" '
         'marker-end="url(#point)"/>'
@@ -63,21 +63,23 @@ def draw() -> str:
         f'orient="auto"><path d="M0 0L6 3L0 6z" fill="{MUTED}"/></marker></defs>',
     ]
     for name, (x, width) in COLUMNS.items():
-        parts.append(write(x + width / 2, 26, name, MUTED))
-    parts.append(write(CHOICE, 26, "the kernel is chosen", MUTED, "start"))
+        parts.append(phrase_at(x + width / 2, 26, name, MUTED))
+    parts.append(phrase_at(CHOICE, 26, "the kernel is chosen", MUTED, "start"))
     (call, wide), (door, door_wide), (library, library_wide) = COLUMNS.values()
     for part, colour in COLOURS.items():  # one box over all rows of this part
         rows = [i for i, row in enumerate(ROWS) if row[1] == part]
         y = upper_edge(rows[0])
-        parts.append(cell(door, y, door_wide, upper_edge(rows[-1]) + TALL - y, part, colour))
+        parts.append(
+            boxed_at(door, y, door_wide, upper_edge(rows[-1]) + TALL - y, part, colour)
+        )
     for i, (what, _, where, how) in enumerate(ROWS):
         y = upper_edge(i)
-        parts.append(cell(call, y, wide, TALL, what, INK))
-        parts.append(line(call + wide + 2, door - 4, y + TALL / 2))
-        parts.append(line(door + door_wide + 2, library - 4, y + TALL / 2))
+        parts.append(boxed_at(call, y, wide, TALL, what, INK))
+        parts.append(arrow_between(call + wide + 2, door - 4, y + TALL / 2))
+        parts.append(arrow_between(door + door_wide + 2, library - 4, y + TALL / 2))
         own = "PyTorch" in where or "Triton" in where
-        parts.append(cell(library, y, library_wide, TALL, where, VIOLET if own else GREEN))
-        parts.append(write(CHOICE, y + 22, how, INK, "start"))
+        parts.append(boxed_at(library, y, library_wide, TALL, where, VIOLET if own else GREEN))
+        parts.append(phrase_at(CHOICE, y + 22, how, INK, "start"))
     inductor = next(i for i, row in enumerate(ROWS) if row[1] == "Inductor")
     y, x = upper_edge(inductor), door + door_wide / 2
     parts.append(
@@ -85,10 +87,16 @@ def draw() -> str:
         'marker-end="url(#point)"/>'
     )
     by_default = "matrix products, convolutions, attention"
-    parts.append(write(x + 12, y - 6, by_default, MUTED, "start"))
-    parts.append(cell(library, bottom + 26, library_wide, TALL, "CUTLASS, CuTe DSL", ORANGE))
-    parts.append(write(CHOICE, bottom + 40, "building blocks for authors of", MUTED, "start"))
-    parts.append(write(CHOICE, bottom + 57, "kernels, not called by a model", MUTED, "start"))
+    parts.append(phrase_at(x + 12, y - 6, by_default, MUTED, "start"))
+    parts.append(
+        boxed_at(library, bottom + 26, library_wide, TALL, "CUTLASS, CuTe DSL", ORANGE)
+    )
+    parts.append(
+        phrase_at(CHOICE, bottom + 40, "building blocks for authors of", MUTED, "start")
+    )
+    parts.append(
+        phrase_at(CHOICE, bottom + 57, "kernels, not called by a model", MUTED, "start")
+    )
     return "\n".join([*parts, "</svg>", ""])
 
 
