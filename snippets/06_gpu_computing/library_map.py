@@ -21,7 +21,7 @@ ROWS = [  # the call, the part of PyTorch, the library, how the kernel is chosen
     ("F.scaled_dot_…_attention", "ATen", "cuDNN, FlashAttention, …", "by a list of priorities"),
     ("torch.fft.fft", "ATen", "cuFFT", "by a plan for each shape"),
     ("csr @ x", "ATen", "cuSPARSE", "by layout and dtype"),
-    ("x + y, softmax, rand", "ATen", "kernels of PyTorch", "when torch was compiled"),
+    ("x + y, softmax, rand", "ATen", "kernels of PyTorch", "by rules in PyTorch"),
     ("torch.compile(f)", "Inductor", "generated Triton", "when f is compiled"),
     ("dist.all_reduce", "c10d", "NCCL", "by size and topology"),
 ]
