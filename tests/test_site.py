@@ -272,6 +272,8 @@ SECOND_EDITION = [
     "06_inside_pytorch.md",
     "06_memory_bound_kernels.md",
     "06_kernels.md",
+    "06_host_and_device.md",
+    "06_libraries.md",
     "10_linear_attention.md",
     "10_flash_attention.md",
     "09_fleet.md",

@@ -23,7 +23,7 @@ TOPICS = {
     "distributed_core": 92,
     "pytorch_gpu": 106,
 }  # none gets lost
-LESSONS = [75, 90, 75, 90, 90, 90, 75, 75]  # minutes
+LESSONS = [60, 90, 75, 90, 90, 90, 75, 75]  # minutes
 # What a learner must be able to do in the end: the criteria which show it.
 CRITERIA = {
     "gpu_and_distributed": {
