@@ -277,6 +277,7 @@ SECOND_EDITION = [
     "10_linear_attention.md",
     "10_flash_attention.md",
     "09_fleet.md",
+    "08_quantized_models.md",
 ]
 
 
