@@ -131,8 +131,8 @@ HINTS = {
     "frozen": "The frozen parameters were not broadcast, although they take part in the "
     "forward pass. Broadcast the parameters with requires_grad=False as well.",
     "not_divided": "The gradients are the sum over the ranks, and not the mean. Divide the "
-    "sum by dist.get_world_size(), and in place: x = x / n makes a new tensor, and only x /= n "
-    "changes the gradient itself.",
+    "sum by dist.get_world_size(). Use /= or div_, which change the gradient itself, because a "
+    "plain division makes a new tensor.",
     "divided_twice": "The gradients are divided by the world size more than once. Divide them "
     "in one place only, either before the all-reduce or after it. (If a gradient is a view of "
     "its bucket, dividing the bucket divides the gradient, too.)",
