@@ -160,8 +160,9 @@ HINTS = {
     "Keep the Work in a list. The result appears in the tensor that you pass, as soon as "
     "work.wait() has returned.",
     "work_lost": "The Work of an all-reduce is None when your code waits for it, although the "
-    "all-reduce was started with async_op=True. Something has replaced the Work. Reset your "
-    "state, for example with begin(), only after the last wait().",
+    "all-reduce was started with async_op=True. Either your code did not keep the Work, or "
+    "something has replaced it. Reset your state, for example with begin(), only after the "
+    "last wait().",
     "hook_too_early": "A hook uses .grad before autograd has set it, so it is None. Register "
     "the hook with register_post_accumulate_grad_hook of each parameter: it is called when "
     ".grad is complete.",
@@ -262,8 +263,8 @@ HINTS = {
     "and the caller may still use it. micro_batches[:-1] leaves the list as it is.",
     "graph_twice": "Your code calls backward twice on the same graph. Call it once for each "
     "loss. If you add up the losses, for example to print them, use loss.detach() for the sum.",
-    "no_sync_not_called": "no_sync is a method that returns the context. Call it: `with "
-    "ddp.no_sync():`.",
+    "no_sync_not_called": "no_sync is a method of `ddp`, and not of the module inside. A call "
+    "of the method returns the context: `with ddp.no_sync():`.",
     "no_grad": "A loss has no graph, so backward fails. torch.no_grad() or detach() may be the "
     "cause, because they stop the recording of the graph. To accumulate gradients without "
     "communication, use only `with ddp.no_sync():`.",
@@ -1149,7 +1150,7 @@ def has_saved_tensors(node: Any) -> bool:
 
 MICRO_BATCH_CRASHES = {
     "backward through the graph a second time": "graph_twice",
-    "context manager protocol|__enter__": "no_sync_not_called",
+    "context manager protocol|__enter__|attribute 'no_sync'": "no_sync_not_called",
 }
 
 

@@ -1397,3 +1397,17 @@ wrong("torch_does_not_call_no_sync", step=8, hint="no_sync_not_called", old=Body
 wrong("torch_limit_in_bytes", step=8, hint="cap_unit", old="bucket_cap_mb=BUCKET_BYTES / 2**20", new="bucket_cap_mb=BUCKET_BYTES")
 wrong("torch_limit_of_zero", step=8, hint="cap_unit", old="bucket_cap_mb=BUCKET_BYTES / 2**20", new="bucket_cap_mb=BUCKET_BYTES // 2**20")
 wrong("torch_static_graph", step=8, hint="static_graph", old="bucket_cap_mb=BUCKET_BYTES / 2**20", new="static_graph=True, bucket_cap_mb=BUCKET_BYTES / 2**20")
+wrong("right_start_current_device", step=1, old=Body("start"), new="""
+    gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    if gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if gpu else "gloo")
+    return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+""")
+wrong("buckets_keep_no_work", step=6, hint="work_lost", old="bucket.work = dist.all_reduce(bucket.flat, async_op=True)", new="dist.all_reduce(bucket.flat, async_op=True)")
+wrong("torch_no_sync_of_the_module", step=8, hint="no_sync_not_called", old=Body("accumulate_with_torch"), new="""
+    with ddp.module.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, micro_batches[-1]) / len(micro_batches)).backward()
+""")
