@@ -1,11 +1,11 @@
-"""Ring attention with a flash kernel as the tile: causal, zigzag, forward and backward.
+"""This program computes causal ring attention in zigzag order with a flash kernel as its tile.
 
-Rank r holds chunks r and 2n-1-r of the sequence. Then every step of the ring after the first
-is one dense rectangle without any mask: all queries against the first half of the arriving
-keys, or the second half of the queries against all of them. The kernel returns an output and
-its log-sum-exp, which merge; backward gives each tile the finished output and log-sum-exp.
-Output, gradients, bytes sent and pairs computed are checked against one process and against
-formulas.
+Rank r stores the chunks r and 2n-1-r of the sequence. Every step of the ring after the first
+step is then one dense rectangle without a mask. Either all queries need the first half of the
+arriving keys, or the second half of the queries needs all arriving keys. The kernel returns an
+output and a log-sum-exp, which are merged. The backward pass gives each tile the finished
+output and log-sum-exp. The output and the gradients are compared with one process, and the
+bytes and pairs with formulas.
 """
 
 import math
@@ -25,7 +25,7 @@ count = {"bytes": 0, "pairs": 0}
 
 # --8<-- [start:tile]
 def tile_forward(q, k, v, causal: bool):
-    """A tile's output [b, a, s_q, d] and log-sum-exp [b, a, s_q], from a library's kernel."""
+    """Return a tile's output [b, a, s_q, d] and log-sum-exp [b, a, s_q]."""
     count["pairs"] += q.shape[2] * (q.shape[2] if causal else 2 * k.shape[2]) // 2
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
@@ -46,7 +46,7 @@ def forward_by_definition(q, k, v, causal: bool):
 
 
 def tile_backward(d_out, q, k, v, out, lse, causal: bool):
-    """A tile's share of dQ, dK and dV; `out` and `lse` are those of the whole row."""
+    """Return a tile's part of dQ, dK and dV; `out` and `lse` belong to the whole row."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             d_out, q, k, v, out, lse, 0.0, causal
@@ -68,7 +68,7 @@ def backward_by_definition(d_out, q, k, v, out, lse, causal: bool):
 
 
 def pass_on(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Give `tensors` to the next rank; return those of the rank before."""
+    """Send `tensors` to the next rank and return the tensors of the previous rank."""
     rank, n = dist.get_rank(), dist.get_world_size()
     arriving, ops = [torch.empty_like(x) for x in tensors], []
     for outgoing, incoming in zip(tensors, arriving, strict=True):
@@ -82,27 +82,24 @@ def pass_on(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 # --8<-- [start:ring]
 def rectangle(step: int, half: int) -> tuple[slice, slice]:
-    """Which of our queries and of the arriving keys meet; nothing in it is masked."""
+    """Return the rows of our queries and of the arriving keys that form the rectangle."""
     everything, rank, n = slice(0, 2 * half), dist.get_rank(), dist.get_world_size()
     source = (rank - step) % n  # whose keys these are
     if step == 0:
-        return everything, everything  # our own: causal, in the order we hold them
-    if source < rank:  # their first chunk lies before both of ours, their second behind both
+        return everything, everything  # our own keys: the kernel applies the causal mask
+    if source < rank:  # their first chunk is before both of ours, their second is after both
         return everything, slice(0, half)
-    return slice(half, 2 * half), everything  # both of theirs lie between our two
+    return slice(half, 2 * half), everything  # both of their chunks are between our two
 
 
 class ZigzagRing(torch.autograd.Function):
-    """Causal attention over all ranks' tokens; q, k, v [b, a, s/n, d], in zigzag order.
-
-    A rank has as many queries as keys, in two chunks of one length.
-    """
+    """Causal attention over the tokens of all ranks; q, k, v [b, a, s/n, d] in zigzag order."""
 
     @staticmethod
     def forward(ctx, q, k, v):
         n, half = dist.get_world_size(), q.shape[2] // 2
         if k.shape[2] != q.shape[2] or q.shape[2] % 2:
-            raise ValueError("a rank has as many queries as keys, in two chunks of one length")
+            raise ValueError("q, k and v of a rank must be two chunks of equal length")
         q, block = q.contiguous(), [k.contiguous(), v.contiguous()]
         for step in range(n):
             rows, keys = rectangle(step, half)
@@ -139,8 +136,8 @@ class ZigzagRing(torch.autograd.Function):
             for gradient, piece in zip(gradients, share[1:], strict=True):
                 gradient[:, :, keys] = piece
             if step == 0:
-                own = gradients  # stays; what others collect for us comes home at the end
-            else:  # the block's gradients travel one hop behind it
+                own = gradients  # they stay here until the gradients from other ranks arrive
+            else:  # the gradients of a block follow the block by one hop
                 before = collected or [torch.zeros_like(x) for x in block]
                 collected = pass_on([a + b for a, b in zip(before, gradients, strict=True)])
             if step < n - 1:
@@ -166,8 +163,8 @@ def start() -> torch.device:
     return device
 
 
-def hold_definition(device: torch.device) -> None:
-    """The kernel and the definition agree, so that each device runs what the other proves."""
+def check_definition(device: torch.device) -> None:
+    """Compare the kernel with the definition, which runs in its place on other devices."""
     for d, causal in product((D, 2 * D), (False, True)):
         d_out, q, k, v = torch.randn(4, B, A, 24, d, device=device)
         out, lse = tile_forward(q, k, v, causal)
@@ -185,7 +182,7 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
-    hold_definition(device)
+    check_definition(device)
     whole = [torch.randn(B, A, TOKENS, D, device=device, requires_grad=True) for _ in range(3)]
     truth = F.scaled_dot_product_attention(*whole, is_causal=True)
     d_out = torch.randn_like(truth)
