@@ -99,7 +99,7 @@ class ZigzagRing(torch.autograd.Function):
     def forward(ctx, q, k, v):
         n, half = dist.get_world_size(), q.shape[2] // 2
         if k.shape[2] != q.shape[2] or q.shape[2] % 2:
-            raise ValueError("q, k and v of a rank must be two chunks of equal length")
+            raise ValueError("q, k and v of a rank need two chunks of equal length each")
         q, block = q.contiguous(), [k.contiguous(), v.contiguous()]
         for step in range(n):
             rows, keys = rectangle(step, half)
