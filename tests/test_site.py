@@ -273,6 +273,7 @@ SECOND_EDITION = [
     "10_linear_attention.md",
     "10_flash_attention.md",
     "10_attention_in_practice.md",
+    "10_attention_in_parts.md",
 ]
 
 

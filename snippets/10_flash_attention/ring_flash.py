@@ -149,6 +149,21 @@ class ZigzagRing(torch.autograd.Function):
 # --8<-- [end:ring]
 
 
+# --8<-- [start:decode]
+def decode(q, k, v):
+    """Attend with one query, which all ranks have, to the keys of all ranks; q [b, a, 1, d]."""
+    out, lse = tile_forward(q, k, v, causal=False)  # over the keys of this rank
+    pair = torch.cat([out.to(lse.dtype), lse[..., None]], dim=-1)  # [b, a, 1, d + 1]
+    pairs = [torch.empty_like(pair) for _ in range(dist.get_world_size())]
+    dist.all_gather(pairs, pair)
+    count["decode bytes"] = pair.nbytes
+    outs, lses = torch.stack(pairs).split([out.shape[-1], 1], dim=-1)
+    return (torch.softmax(lses, dim=0) * outs).sum(0).to(q.dtype)  # weights exp(lse - total)
+
+
+# --8<-- [end:decode]
+
+
 def start() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
@@ -204,6 +219,15 @@ def main() -> None:
     assert sent_forward == 2 * (n - 1) * size // n
     assert count["bytes"] == 6 * (n - 1) * size // n
     assert pairs == TOKENS**2 // (2 * n), "every rank computes an equal share of the triangle"
+    with torch.no_grad():
+        sizes = []
+        for length in (TOKENS, TOKENS // 2):  # two sizes of the cache
+            query, cache = whole[0][:, :, -1:], [x[:, :, :length] for x in whole[1:]]
+            mine = [x.chunk(2 * n, dim=2)[rank::n] for x in cache]  # any split of the cache
+            found = decode(query, *(torch.cat(parts, dim=2) for parts in mine))
+            torch.testing.assert_close(found, F.scaled_dot_product_attention(query, *cache))
+            sizes.append(count["decode bytes"])
+        assert sizes[0] == sizes[1] == 4 * B * A * (D + 1)
     every = [torch.empty((), dtype=torch.long, device=device) for _ in range(n)]
     dist.all_gather(every, torch.tensor(pairs, device=device))
     if rank == 0:
@@ -212,6 +236,8 @@ def main() -> None:
         print(f"{count['bytes'] // 1024} KiB with backward: 6(n-1)/n of {size // 1024}")
         print(f"pairs computed by each rank: {[x.item() for x in every]}, s²/2n each")
         print("output, dQ, dK and dV equal causal attention in one process")
+        print(f"one new token, and a cache of {TOKENS} or {TOKENS // 2} tokens over the ranks:")
+        print(f"each rank contributes {sizes[0]} bytes; the output equals one process")
     dist.destroy_process_group()
 
 
