@@ -36,11 +36,11 @@ def merge(first, second) -> tuple[torch.Tensor, torch.Tensor]:
 INK, MUTED, BLUE, GREEN, ORANGE = "#1f2937", "#52525b", "#0b6e99", "#15803d", "#c2410c"
 
 
-def words(x: float, y: float, text: str, colour: str = INK) -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="middle">{text}</text>'
+def words(x: float, y: float, text: str, colour: str = INK, anchor: str = "middle") -> str:
+    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{text}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, colour: str, fill: float) -> str:
+def rounded(x: float, y: float, width: float, height: float, colour: str, fill: float) -> str:
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="5" '
         f'fill="{colour}" fill-opacity="{fill}" stroke="{colour}"/>'
@@ -64,9 +64,9 @@ def draw(lses: list[float], weights: list[float]) -> str:
     for part, (lse, weight) in enumerate(zip(lses, weights, strict=True)):
         x, small = 27 + 232 * part, "₁₂₃"[part]
         for key in range(8):
-            parts.append(box(x + 26 * key, 30, 20, 26, BLUE, 0.16))
+            parts.append(rounded(x + 26 * key, 30, 20, 26, BLUE, 0.16))
         middle = x + 101  # the middle of the 202 px wide box
-        parts += [arrow(middle, 60, middle, 86), box(x, 90, 202, 76, GREEN, 0.12)]
+        parts += [arrow(middle, 60, middle, 86), rounded(x, 90, 202, 76, GREEN, 0.12)]
         parts.append(words(middle, 112, f"SM, kernel or rank {part + 1}"))
         parts.append(words(middle, 134, f"softmax over its keys: o{small}"))
         parts.append(words(middle, 156, f"log-sum-exp: Λ{small} = {lse:.1f}"))
@@ -74,7 +74,7 @@ def draw(lses: list[float], weights: list[float]) -> str:
         x_of_weight = middle + (-10, 56, 10)[part]  # next to the arrow
         parts.append(words(x_of_weight, 216, f"weight {weight:.2f}", ORANGE))
     parts += [
-        box(150, 236, 420, 58, ORANGE, 0.12),
+        rounded(150, 236, 420, 58, ORANGE, 0.12),
         words(360, 260, "merge: the weight of a part is exp(Λ of the part − Λ)"),
         words(360, 282, "o = weight₁ o₁ + weight₂ o₂ + weight₃ o₃"),
         words(360, 318, "the same output as one softmax over all keys", MUTED),
