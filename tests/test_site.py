@@ -267,6 +267,7 @@ SECOND_EDITION = [
     "05_eight_bits.md",
     "10_attention_kernels.md",
     "06_matrix_products.md",
+    "06_triton.md",
     "06_inside_pytorch.md",
     "06_memory_bound_kernels.md",
     "06_kernels.md",
