@@ -76,17 +76,17 @@ def both_at_once(bars: list[Bar]) -> bool:
     )
 
 
-def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "start") -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
+def words(x: float, y: float, text: str, colour: str = INK, anchor: str = "middle") -> str:
+    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{text}</text>'
 
 
 def timeline(top: float, heading: str, bars: list[Bar]) -> list[str]:
     left, scale = 118, 23.5
-    parts = [caption(4, top, heading)]
+    parts = [words(4, top, heading, INK, "start")]
     lanes = {"load": 0, "multiply": 1, "move": 1, "store": 2}
     for name, lane in (("TMA loads", 0), ("tensor cores", 1), ("TMA stores", 2)):
         y = top + 12 + 30 * lane
-        parts.append(caption(4, y + 17, name, MUTED))
+        parts.append(words(4, y + 17, name, MUTED, "start"))
         parts.append(
             f'<path d="M{left} {y + 26} H{left + 25.2 * scale:g}" stroke="{MUTED}" '
             'stroke-width="0.5"/>'
@@ -101,7 +101,7 @@ def timeline(top: float, heading: str, bars: list[Bar]) -> list[str]:
         )
         if name != "move":
             middle = left + scale * (start + end) / 2
-            parts.append(caption(middle, y + 17, str(tile), INK, "middle"))
+            parts.append(words(middle, y + 17, str(tile)))
     return parts
 
 
@@ -112,7 +112,7 @@ def draw() -> str:
         *timeline(18, "One program for each tile", simulate(False)),
         *timeline(140, "One persistent program, flattened loop", simulate(True)),
         f'<path d="M118 256 H712 m-7 -4 l7 4 l-7 4" fill="none" stroke="{MUTED}"/>',
-        caption(4, 260, "time", MUTED),
+        words(4, 260, "time", MUTED, "start"),
     ]
     return "\n".join([*parts, "</svg>", ""])
 

@@ -52,7 +52,7 @@ def check() -> None:
         assert min(sums.values()) == math.ceil(2 * math.sqrt(together))
 
 
-def words(x: float, y: float, text: str, colour: str = INK, anchor: str = "start") -> str:
+def words(x: float, y: float, text: str, colour: str = INK, anchor: str = "middle") -> str:
     return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{text}</text>'
 
 
@@ -62,7 +62,7 @@ def panel(left: float, heading: str, group: int) -> list[str]:
     corner = left + 46
     running = {tile_of(program, SIDE, SIDE, group) for program in range(TOGETHER)}
     rows, columns = {row for row, _ in running}, {column for _, column in running}
-    parts = [words(left, 18, heading)]
+    parts = [words(left, 18, heading, INK, "start")]
     for i in range(SIDE):
         at = cell * i
         for needed, x, y, w, h, colour in (
@@ -83,9 +83,11 @@ def panel(left: float, heading: str, group: int) -> list[str]:
     a, b = strips(SIDE, SIDE, TOGETHER, group)
     below = top + cell * SIDE + 26
     parts += [
-        words(corner - 24, top - 12, "A", BLUE, "middle"),
-        words(corner - 12, top - 28, "B", ORANGE, "middle"),
-        words(left, below, f"{a} strips of A and {b} strips of B: {a + b} strips"),
+        words(corner - 24, top - 12, "A", BLUE),
+        words(corner - 12, top - 28, "B", ORANGE),
+        words(
+            left, below, f"{a} strips of A and {b} strips of B: {a + b} strips", INK, "start"
+        ),
     ]
     return parts
 

@@ -97,15 +97,19 @@ def is_multiple_for_triton(number: int) -> bool:
 INK, MUTED, BLUE, ORANGE, GREEN = "#1f2937", "#52525b", "#0b6e99", "#c2410c", "#15803d"
 
 
-def label(x: float, y: float, words: str, colour: str = INK, anchor: str = "start") -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
+def words(x: float, y: float, text: str, colour: str = INK, anchor: str = "middle") -> str:
+    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{text}</text>'
 
 
-def title(x: float, words: str) -> str:
+def line_at(x: float, y: float, text: str, colour: str = INK) -> str:
+    return words(x, y, text, colour, "start")
+
+
+def svg_title(x: float, words: str) -> str:
     return f'<text x="{x:g}" y="18" fill="{INK}" font-weight="600">{words}</text>'
 
 
-def box(
+def svg_box(
     x: float, y: float, w: float, h: float, colour: str, fill: float = 0.15, more: str = ""
 ) -> str:
     return (
@@ -116,27 +120,29 @@ def box(
 
 def stated() -> list[str]:
     """The left half: one program computes one tile, and a mask cuts the tiles at the edge."""
-    parts = [title(4, "You state"), label(4, 40, "which tile, in which steps", MUTED)]
+    parts = [svg_title(4, "You state"), line_at(4, 40, "which tile, in which steps", MUTED)]
     left, top, side, step = 142, 168, 52, 26  # the corner of C, a tile, a step along K
     for row in range(3):
         for column in range(3):
             x, y = left + column * side, top + row * side
             mine = (row, column) == (1, 1)
-            parts.append(box(x, y, side, side, GREEN if mine else MUTED, 0.45 if mine else 0))
+            parts.append(
+                svg_box(x, y, side, side, GREEN if mine else MUTED, 0.45 if mine else 0)
+            )
     for i in range(4):
         now = 0.7 if i == 2 else 0.15
-        parts.append(box(left - 8 - (4 - i) * step, top + side, step, side, BLUE, now))
-        parts.append(box(left + side, top - 8 - (4 - i) * step, side, step, ORANGE, now))
+        parts.append(svg_box(left - 8 - (4 - i) * step, top + side, step, side, BLUE, now))
+        parts.append(svg_box(left + side, top - 8 - (4 - i) * step, side, step, ORANGE, now))
     edge = f'stroke="{INK}" stroke-width="1.6" stroke-dasharray="5 4" fill="none"'
     parts.append(f'<path d="M{left - 4} {top + 132} H{left + 132} V{top - 4}" {edge}/>')
     parts += [
-        label(left - 60, top + side - 6, "A", BLUE, "middle"),
-        label(left + 2 * side + 10, top - 60, "B", ORANGE),
-        label(left + 1.5 * side, top + 1.5 * side + 5, "C", INK, "middle"),
-        label(4, 348, "tl.program_id chooses the green tile of C."),
-        label(4, 369, "tl.load and tl.dot run once per step."),
-        label(4, 390, "A mask says what exists (dashed line)."),
-        label(4, 411, f"You also set num_warps={WARPS}, num_stages=3."),
+        words(left - 60, top + side - 6, "A", BLUE),
+        line_at(left + 2 * side + 10, top - 60, "B", ORANGE),
+        words(left + 1.5 * side, top + 1.5 * side + 5, "C", INK),
+        line_at(4, 348, "tl.program_id chooses the green tile of C."),
+        line_at(4, 369, "tl.load and tl.dot run once per step."),
+        line_at(4, 390, "A mask says what exists (dashed line)."),
+        line_at(4, 411, f"You also set num_warps={WARPS}, num_stages=3."),
     ]
     return parts
 
@@ -176,33 +182,33 @@ def chosen(kernel) -> list[str]:
     assert kib == buffers * (TILES["BM"] + TILES["BN"]) * TILES["BK"] * 2 / 1024
 
     left = 356
-    parts = [title(left, "The compiler decides"), label(left, 40, "for an H100", MUTED)]
+    parts = [svg_title(left, "The compiler decides"), line_at(left, 40, "for an H100", MUTED)]
     for warp in range(down):
-        parts.append(box(left, 54 + 13 * warp, 104, 13, GREEN, 0.15 + 0.25 * (warp % 2)))
+        parts.append(svg_box(left, 54 + 13 * warp, 104, 13, GREEN, 0.15 + 0.25 * (warp % 2)))
     parts += [
-        label(left + 116, 74, f"threads: {down} warps,"),
-        label(left + 116, 95, f"{rows} rows of the tile each"),
-        label(left + 116, 124, f"registers: {sums} sums per thread"),
-        label(left + 116, 150, f"instruction: wgmma {shape}"),
-        label(left, 192, f"shared memory: {buffers} + {buffers} tiles, {kib:g} KiB"),
-        label(left, 213, "pipelining: copy ahead, then multiply", MUTED),
+        line_at(left + 116, 74, f"threads: {down} warps,"),
+        line_at(left + 116, 95, f"{rows} rows of the tile each"),
+        line_at(left + 116, 124, f"registers: {sums} sums per thread"),
+        line_at(left + 116, 150, f"instruction: wgmma {shape}"),
+        line_at(left, 192, f"shared memory: {buffers} + {buffers} tiles, {kib:g} KiB"),
+        line_at(left, 213, "pipelining: copy ahead, then multiply", MUTED),
     ]
     times = buffer_times(buffers, 6)
     scale, first = 37, 420
     for buffer in range(buffers):
-        parts.append(label(left, 244 + 40 * buffer, f"buffer {buffer}"))
+        parts.append(line_at(left, 244 + 40 * buffer, f"buffer {buffer}"))
     for step, (buffer, copy, arrival, start, _) in enumerate(times):
         y = 226 + 40 * buffer
         x, width = first + scale * copy, scale * (arrival - copy)
-        parts.append(box(x, y, width, 28, BLUE, 0.12))
-        parts.append(label(x + width / 2, y + 19, f"copy {step}", BLUE, "middle"))
-        parts.append(box(first + scale * start, y, scale, 28, GREEN, 0.45))
-        parts.append(label(first + scale * (start + 0.5), y + 19, f"× {step}", INK, "middle"))
+        parts.append(svg_box(x, y, width, 28, BLUE, 0.12))
+        parts.append(words(x + width / 2, y + 19, f"copy {step}", BLUE))
+        parts.append(svg_box(first + scale * start, y, scale, 28, GREEN, 0.45))
+        parts.append(words(first + scale * (start + 0.5), y + 19, f"× {step}", INK))
     right = first + scale * times[-1][4] + 8
     parts.append(f'<path d="M{first} 354 H{right:g} m-7 -4 l7 4 l-7 4" fill="none" '
                  f'stroke="{MUTED}"/>')  # fmt: skip
-    parts.append(label(left, 358, "time", MUTED))
-    parts.append(label(left, 390, "It also places every barrier and every address."))
+    parts.append(line_at(left, 358, "time", MUTED))
+    parts.append(line_at(left, 390, "It also places every barrier and every address."))
     return parts
 
 
