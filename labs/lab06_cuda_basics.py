@@ -22,8 +22,8 @@
 #
 # The first command writes your copy, with blanks, to `my_labs/`. The second one runs it. The
 # third one grades it step by step, and with `--step 2` it grades only step 2. You need Linux,
-# g++ 12 or newer, and Triton. PyTorch for CUDA includes Triton, and otherwise `pip install
-# triton` installs it.
+# g++ 12 or newer, and Triton. PyTorch for CUDA includes Triton. Otherwise, install it with
+# `pip install triton`.
 #
 # There are eight steps. Each step has a text, one or two blanks, and a check that prints what
 # it has shown. Your copy runs up to the first blank, and then it prints one line that says what
@@ -84,10 +84,10 @@ if __name__ == "__main__":
 # ## How a kernel runs here
 #
 # You may skip the next cell. `Kernels(function)` compiles the source that the function returns.
-# `run("name", grid, block, *arguments)` launches one kernel of this source, like `name<<<grid,
-# block>>>(arguments)` in a `.cu` file. A tensor is passed as a pointer, and after the launch it
-# contains what the kernel has written. A `printf` in a kernel prints. The method `run` returns
-# counts:
+# `run("name", grid, block, *arguments)` launches one kernel of this source, like
+# `name<<<grid, block>>>(arguments)` in a `.cu` file. A tensor is passed as a pointer, and after
+# the launch it contains what the kernel has written. A `printf` in a kernel prints. The method
+# `run` returns counts:
 #
 # * The 32 lanes of a warp execute a load together. Such a load is one **request**. Memory
 #   delivers **sectors** of 32 bytes, so the cost of a request is the number of sectors that its
@@ -600,9 +600,9 @@ if __name__ == "__main__":
 #
 # The block has $32 \times 8$ threads, and `threadIdx.x` runs along a row. So each thread moves
 # four elements, which are 8 rows apart. $x$ has `rows` rows and `columns` columns, and neither
-# number is a multiple of 32. Guard the reads by the shape of $x$, and guard the writes by the
-# shape of $y$. Block `(blockIdx.x, blockIdx.y)` reads the tile that begins at column `32 *
-# blockIdx.x` and row `32 * blockIdx.y`.
+# number has to be a multiple of 32. Guard the reads by the shape of $x$, and guard the writes
+# by the shape of $y$. Block `(blockIdx.x, blockIdx.y)` reads the tile that begins at column
+# `32 * blockIdx.x` and row `32 * blockIdx.y`.
 
 
 # %%
