@@ -583,9 +583,9 @@ if __name__ == "__main__":
 # ## Step 5: a transpose, and the banks
 #
 # The transpose $y = x^T$ moves every number once and computes nothing. Still, a simple kernel
-# touches eight times as many sectors as necessary when it writes. The thread for element $(r,
-# c)$ reads `x[r][c]` next to its neighbors, but it writes `y[c][r]`, which is one row away from
-# the elements that its neighbors write. Either the reads are coalesced or the writes are
+# touches eight times as many sectors as necessary when it writes. The thread for element
+# $(r, c)$ reads `x[r][c]` next to its neighbors. But it writes `y[c][r]`, which is one row away
+# from the elements of its neighbors. Either the reads are coalesced or the writes are
 # coalesced, but not both.
 #
 # Shared memory solves this problem. A block works on a tile of $32 \times 32$ elements. It
