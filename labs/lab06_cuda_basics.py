@@ -1,32 +1,36 @@
 # %% [markdown]
 # # Lab 06: Write CUDA and Triton kernels
 #
-# A GPU runs your function a hundred thousand times at once, and leaves to you who does what. In
-# this lab you write eight kernels: seven in CUDA C++, one in Triton. With each you meet one
-# thing that makes kernels right, or fast: the index, the order of accesses in memory, shared
-# memory and its barriers, warps, banks, atomics, tiles.
+# A GPU runs your function in thousands of threads at the same time, and you decide what each
+# thread does. In this lab you write eight kernels, seven in CUDA C++ and one in Triton. Each
+# kernel teaches one thing that makes kernels right or fast: the index, the order of the
+# accesses to memory, shared memory and its barriers, warps, banks, atomics and tiles. This
+# command runs the finished lab:
 #
 #     python labs/lab06_cuda_basics.py
 #
-# runs the finished lab. No GPU is needed: `cuda_on_cpu.py`, which lies beside it, runs CUDA C++
-# on the CPU, every thread of a block by itself. It finds accesses out of bounds, memory read
-# before it was written, missing barriers, and the lab lets it count what the memory of a GPU
-# would have to do. What it cannot tell is time. Where there is an NVIDIA GPU, each kernel runs
-# there too, its results are compared, and the last cell measures. To do it yourself:
+# You do not need a GPU. The program `cuda_on_cpu.py` in the same folder is an emulator: it runs
+# CUDA C++ on the CPU, and it runs each thread of a block separately. It reports accesses out of
+# bounds, memory that is read before it is written, and missing barriers. The lab also uses it
+# to count the accesses to memory. The emulator cannot measure the time that a GPU would need.
+# If there is an NVIDIA GPU, each kernel runs on the GPU as well, the results are compared, and
+# the last cell measures the speed. Use these commands to do the lab yourself:
 #
 #     python labs/start.py 06
 #     python my_labs/lab06_cuda_basics.py
 #     python labs/check.py my_labs/lab06_cuda_basics.py
 #
-# The first line writes your copy, with blanks, to `my_labs/`. The last one grades it, step by
-# step; `--step 2` grades one step. You need Linux, g++ 12 or newer, and Triton (PyTorch for
-# CUDA brings it; otherwise `pip install triton`).
+# The first command writes your copy, with blanks, to `my_labs/`. The second one runs it. The
+# third one grades it step by step, and with `--step 2` it grades only step 2. You need Linux,
+# g++ 12 or newer, and Triton. PyTorch for CUDA includes Triton. Otherwise, install it with
+# `pip install triton`.
 #
-# There are eight steps. Each has a text, one or two blanks, and a check that prints what it
-# proved. Your copy runs as far as the first blank and says in one line what belongs there.
-# Kernels are strings here, returned by functions: a blank in a kernel is the line `#error`,
-# which you replace by C++. The chapter "GPU computing" derives what you need to know of the
-# machine, "Kernels" what you write. Allow three hours.
+# There are eight steps. Each step has a text, one or two blanks, and a check that prints what
+# it has shown. Your copy runs up to the first blank, and then it prints one line that says what
+# belongs there. In this lab, a kernel is a string that a function returns. A blank in such a
+# kernel is the line `#error`, and you replace it by C++. The first page of chapter 06 explains
+# the machine, and the page "Writing and debugging CUDA kernels" explains the kernels. The lab
+# takes about three hours.
 
 # %%
 import inspect
@@ -74,39 +78,42 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # The cells under `if __name__ == "__main__":` run when you start the file. `check.py` imports
-# the file and calls what you wrote, so keep code of your own inside functions or such cells.
+# the file and calls what you wrote. So put additional code of yours into functions or into such
+# cells.
 #
 # ## How a kernel runs here
 #
-# You may skip the next cell. `Kernels(function)` compiles the source that the function returns,
-# and `run("name", grid, block, *arguments)` launches one kernel of it, as
-# `name<<<grid, block>>>(arguments)` does in a `.cu` file. Tensors become pointers; what the
-# kernel writes is in the tensors afterwards. A `printf` in a kernel prints. What comes back are
-# counts:
+# You may skip the next cell. `Kernels(function)` compiles the source that the function returns.
+# `run("name", grid, block, *arguments)` launches one kernel of this source, like
+# `name<<<grid, block>>>(arguments)` in a `.cu` file. A tensor is passed as a pointer, and after
+# the launch it contains what the kernel has written. A `printf` in a kernel prints. The method
+# `run` returns counts:
 #
-# * A warp's 32 lanes execute a load together: that is one **request**. Memory hands out
-#   **sectors** of 32 bytes, so a request costs as many sectors as its lanes touch.
-# * Shared memory has 32 **banks** of 4 bytes. A request costs as many **passes** as the fullest
-#   bank has different words to give.
+# * The 32 lanes of a warp execute a load together. Such a load is one **request**. Memory
+#   delivers **sectors** of 32 bytes, so the cost of a request is the number of sectors that its
+#   lanes touch.
+# * Shared memory has 32 **banks** of 4 bytes. A bank delivers one word per **pass**. If the
+#   lanes of a request need several different words from one bank, the request needs the same
+#   number of passes.
 
 
 # %%
 class Counts(NamedTuple):
-    """What the memory had to do for one launch."""
+    """How often one launch used memory."""
 
-    loads: int  # of global memory, by single threads
-    load_requests: int  # the same by warps
+    loads: int  # loads of single threads from global memory
+    load_requests: int  # loads of whole warps from global memory
     load_sectors: int
     store_requests: int
     store_sectors: int
     shared_requests: int
     shared_passes: int
-    global_atomics: int  # by single threads
+    global_atomics: int  # of single threads
     shared_atomics: int
 
 
 class Fault(AssertionError):
-    """What is wrong with a kernel, found when it was compiled or run."""
+    """An error of a kernel that was found when it was compiled or run."""
 
 
 HOST = r"""
@@ -115,10 +122,10 @@ HOST = r"""
 #include <cstdlib>
 #include <cstring>
 
-static char** word;  // what is left of the command line
+static char** word;  // the arguments that have not been read yet
 static struct { void* at; size_t bytes; } arrays[16];
 static int used;
-static void* take() {  // a tensor: its bytes come on standard input
+static void* take() {  // a tensor, whose bytes come from standard input
   size_t bytes = atoll(*word++);
   void *host = malloc(bytes), *device;
   if (fread(host, 1, bytes, stdin) != bytes) exit(3);
@@ -154,8 +161,8 @@ static int report() {
 
 
 def count(accesses: Iterable[tuple[int, ...]]) -> Counts:
-    """What warps asked of memory; an access is [block, thread, instruction, byte, what]."""
-    single = [0] * 6  # reads, writes and atomics of global, then of shared memory
+    """Count requests of warps. An access is [block, thread, instruction, byte, what]."""
+    single = [0] * 6  # reads, writes, atomics in global memory, then in shared memory
     times: dict[tuple[int, int, int], int] = {}
     requests: dict[tuple[int, ...], set[int]] = {}
     for block, thread, instruction, at, what in accesses:
@@ -177,16 +184,16 @@ def count(accesses: Iterable[tuple[int, ...]]) -> Counts:
 
 
 def emulator() -> Path:
-    """cuda_on_cpu.py: beside this file, or in the labs folder that my_labs was written from."""
+    """The path of cuda_on_cpu.py: next to this file, or in the original folder labs."""
     here = Path(__file__).resolve().parent
     for folder in (here, here.parent / "labs", Path("labs").resolve()):
         if (folder / "cuda_on_cpu.py").is_file():
             return folder / "cuda_on_cpu.py"
-    sys.exit("cuda_on_cpu.py is not here: copy it from the labs folder to beside this file")
+    sys.exit("cuda_on_cpu.py is missing: copy it from the folder labs next to this file")
 
 
 def source_of(function: Callable[[], str]) -> tuple[str, int]:
-    """The source a function returns, and the line of its file where that begins."""
+    """The source that a function returns, and the line of the file where the source begins."""
     source = function()
     file = Path(function.__code__.co_filename).read_text(encoding="utf-8")
     first = file[: max(file.find(source), 0)].count("\n") + 1
@@ -198,7 +205,7 @@ def source_of(function: Callable[[], str]) -> tuple[str, int]:
 
 
 class Kernels:
-    """The kernels whose sources functions return, compiled for the CPU (and for the GPU)."""
+    """Compiled kernels. Functions return their sources."""
 
     def __init__(self, *functions: Callable[[], str]):
         sources = [f"#line {line}\n{source}" for source, line in map(source_of, functions)]
@@ -219,7 +226,7 @@ class Kernels:
             self.fail(done.stderr, "error: ", 0)  # the first of many
 
     def main(self) -> str:
-        """The host's program: reads a kernel's name, its grid, and its arguments."""
+        """The source of the host program, which launches the kernel that its arguments name."""
         lines = ["int main(int, char** words) {", "  int size[6];"]
         lines += ['  results = fdopen(dup(1), "wb"), dup2(2, 1);  // a kernel may print, too']
         lines += ["  for (int i = 0; i < 6; i++) size[i] = atoi(words[2 + i]);"]
@@ -237,9 +244,9 @@ class Kernels:
         return "\n".join([*lines, "  return report();", "}", ""])
 
     def fail(self, said: str, mark: str, which: int) -> None:
-        """Raise what the compiler or the emulator said, with the line in this file."""
+        """Raise an error of the compiler or the emulator, with the line in this file."""
         lines = [line for line in said.splitlines() if mark in line] or said.splitlines()
-        what = lines[which] if lines else "it ended without a word"
+        what = lines[which] if lines else "the program failed without a message"
         place = re.match(r".*?kernels\.cu:(\d+)(?::\d+)?: (.*)", what)
         error = Fault(re.sub(r"kernels\.cu:(\d+)", r"line \1", place[2] if place else what))
         if place:
@@ -247,7 +254,7 @@ class Kernels:
         raise error
 
     def run(self, name: str, grid, block, *arguments: torch.Tensor | int) -> Counts:
-        """Launch a kernel; its tensors [any shape, contiguous] are written in place."""
+        """Launch a kernel. It writes its results into the (contiguous) tensors."""
         if len(self.kernels.get(name, [])) != len(arguments):
             raise Fault(f"there is no kernel {name} that takes {len(arguments)} arguments")
         grid, block = (
@@ -268,7 +275,7 @@ class Kernels:
             raise Fault(f"{name} did not end within 2 seconds")
         said = done.stderr.decode(errors="replace")
         if done.returncode:
-            self.fail(said, "kernels.cu:", -1)  # below what the kernel has printed
+            self.fail(said, "kernels.cu:", -1)  # after the lines that the kernel has printed
         print(said, end="")
         at = 0
         for a in tensors:
@@ -281,7 +288,7 @@ class Kernels:
         return count(zip(*[noted] * 5, strict=True))  # five numbers for each access
 
     def compare_on_gpu(self, name: str, grid, block, before, after) -> None:
-        """The same launch on the GPU, compiled by NVRTC."""
+        """Repeat the launch on the GPU, compiled by NVRTC, and compare the results."""
         kernel = torch.cuda._compile_kernel(self.source, name)
         mine = [a.cuda() if isinstance(a, torch.Tensor) else a for a in before]
         kernel(grid=grid, block=block, args=mine)
@@ -292,38 +299,39 @@ class Kernels:
 
 
 def ask(condition: bool, otherwise: str) -> None:
-    """A check, in one line."""
+    """Raise an error with this message unless the condition is true."""
     if not condition:
         raise AssertionError(otherwise)
 
 
 def numbers(*shape: int) -> torch.Tensor:
-    """Small whole numbers as floats: their sums are exact, in whatever order."""
+    """Small whole numbers as floats. Their sums are exact in any order."""
     count = torch.Size(shape).numel()
     return (torch.arange(count, dtype=torch.float32) * 37 % 101 - 50).view(shape)
 
 
 def nothing(*shape: int) -> torch.Tensor:
-    """Room for a result, filled with NaN: what was not written shows."""
+    """A tensor for a result. It is full of NaN, so unwritten elements can be seen."""
     return torch.full(shape, float("nan"))
 
 
 # %% [markdown]
 # ## Step 1: which thread does which element
 #
-# A kernel is the body of a loop without the loop. You launch it as a **grid** of **blocks** of
-# threads, all of which run the same function; the only thing that tells them apart is where
-# they stand. `blockIdx.x` is the number of my block, `threadIdx.x` my number within it, and
-# `blockDim.x` the number of threads in a block. So
+# A kernel is the body of a loop, but without the loop. You launch it as a **grid** of
+# **blocks** of threads. All threads run the same function, and each thread finds out its work
+# from its position. `blockIdx.x` is the number of its block, `threadIdx.x` is its number within
+# the block, and `blockDim.x` is the number of threads in a block. So the expression
 #
 #     blockIdx.x * blockDim.x + threadIdx.x
 #
-# counts all threads of the grid through, 0, 1, 2, …, and thread $i$ does element $i$.
+# numbers all threads of the grid: 0, 1, 2 and so on. Thread $i$ then computes element $i$.
 #
-# Blocks are all of one size, and $n$ is rarely a multiple of it. You launch enough blocks,
-# $\lceil n / 128 \rceil$ of 128 threads, which is too many threads: the last ones must do
-# nothing. A kernel that forgets this writes behind its arrays. On a GPU that may destroy
-# another tensor and go unnoticed for weeks. The emulator knows where each array ends.
+# All blocks have the same size, and $n$ is rarely a multiple of this size. With 128 threads per
+# block, you launch $\lceil n / 128 \rceil$ blocks. These are more threads than elements, and
+# the last threads must do nothing. If a kernel forgets this, it writes behind its arrays. On a
+# GPU, this may destroy a different tensor and remain unnoticed for weeks. The emulator knows
+# where each array ends, so it reports the access.
 
 
 # %%
@@ -340,7 +348,7 @@ __global__ void vector_add(const float* a, const float* b, float* c, int n) {
 
 
 def blocks_for(n: int, threads: int) -> int:
-    """How many blocks of so many threads cover n elements."""
+    """The number of blocks with this number of threads that n elements need."""
     # >>> solution 1: n / threads, rounded up, in whole numbers
     return (n + threads - 1) // threads
     # <<< solution
@@ -366,27 +374,29 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 2: a grid that strides, and what a warp asks for
 #
-# A block for every 128 elements is simple, and ties the launch to $n$. A kernel with a
-# **grid-stride loop** works with any grid: thread $i$ does the elements $i$, $i + G$, $i + 2G$,
-# …, where $G$ is the number of all threads, `gridDim.x * blockDim.x`. Launched with as many
-# blocks as the GPU can hold at once, it starts no thread in vain and can keep numbers in
-# registers from one element to the next.
+# One block for every 128 elements is simple, but the launch then depends on $n$. A kernel with
+# a **grid-stride loop** works with any grid. Let $G$ be the number of all threads, which is
+# `gridDim.x * blockDim.x`. Thread $i$ computes the elements $i$, $i + G$, $i + 2G$ and so on.
+# You can launch as many blocks as fit on the GPU at the same time. Then each thread has work,
+# and it can keep numbers in registers from one element to the next.
 #
-# Why not give each thread a piece of its own, $n / G$ elements in a row, as you would on a CPU?
-# Because of who reads *at the same moment*. The 32 lanes of a warp execute a load together.
-# If they read 32 neighbouring floats, the request touches $32 \cdot 4 / 32 = 4$ sectors, and
-# every byte that comes is used: the access is **coalesced**. If each lane is in a piece of its
-# own, every lane touches a sector of its own: 32 of them, of which 4 bytes each are used. The
-# sum of work is the same, and each request costs eight times as much. (A cache gives that back
-# only if it can keep 32 sectors for every warp until the lanes come to their next float.)
+# Why does a thread not get $n / G$ neighboring elements, as you would do it on a CPU? The
+# reason is what a warp reads *at the same moment*. The 32 lanes of a warp execute a load
+# together. If they read 32 neighboring floats, the request touches $32 \cdot 4 / 32 = 4$
+# sectors, and all their bytes are used. Such an access is **coalesced**. If each lane reads in
+# a separate piece, each lane touches a different sector. These are 32 sectors, and only 4 bytes
+# of each are used. The work is the same, but each request costs eight times as much. (A cache
+# can save this cost only if it keeps the 32 sectors of every warp until the lanes read their
+# next floats.)
 #
-# Write the loop, and predict the sectors of a warp whose lane $l$ reads the float number
-# $l \cdot \text{stride}$. The check counts them in the kernel `copy_every`.
+# Write the loop. Then write a function that predicts the number of sectors for a warp whose
+# lane $l$ reads the float number $l \cdot \text{stride}$. The check compares your prediction
+# with the count for the kernel `copy_every`.
 
 
 # %%
 def add_in_strides() -> str:
-    """c = a + b for vectors of n floats, by a grid of any size."""
+    """c = a + b for vectors of n floats, with a grid of any size."""
     return r"""
 __global__ void add_in_strides(const float* a, const float* b, float* c, int n) {
   // >>> solution 2: a loop from this thread's number up to n in steps of all threads
@@ -398,7 +408,7 @@ __global__ void add_in_strides(const float* a, const float* b, float* c, int n) 
 
 
 def copy_every() -> str:
-    """y[i] = x[i * stride]: nothing to write here."""
+    """y[i] = x[i * stride]. This kernel is finished."""
     return r"""
 __global__ void copy_every(const float* x, float* y, int n, int stride) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -408,12 +418,12 @@ __global__ void copy_every(const float* x, float* y, int n, int stride) {
 
 
 def sectors(stride: int) -> int:
-    """Sectors of 32 bytes that lanes 0 to 31 touch which read the floats number lane * stride.
+    """The number of 32-byte sectors that a warp touches. Lane l reads float number l * stride.
 
-    Lane 0's float lies at the beginning of a sector.
+    The float of lane 0 is at the beginning of a sector.
     """
     # >>> solution 2: the number of different sectors among the 32 addresses
-    # hint: the float number i lies at byte 4 * i
+    # hint: the float number i begins at byte 4 * i
     return len({4 * lane * stride // 32 for lane in range(32)})
     # <<< solution
 
@@ -446,30 +456,31 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 3: shared memory and barriers
 #
-# To add up a million numbers, threads must give each other their results. The threads of one
-# block have **shared memory** for that: small, fast, on the SM itself, declared by
-# `__shared__`. What lies in it is visible to the whole block, and undefined until somebody has
-# written it.
+# To add up a million numbers, threads must exchange their results. The threads of a block can
+# use **shared memory** for this. It is small and fast, it is on the SM, and you declare it with
+# `__shared__`. All threads of the block can read and write it. Its content is undefined until a
+# thread has written it.
 #
-# The sum is a tree. Each thread puts its number into `part[t]`. Then the lower half of the
-# threads adds what the upper half has: `part[t] += part[t + half]`, with `half` $= 128, 64, …,
-# 1$. After $\log_2 256 = 8$ rounds, `part[0]` is the sum of the block.
+# The sum is a tree. Each thread writes its number to `part[t]`. Then the lower half of the
+# threads adds the numbers of the upper half: `part[t] += part[t + half]`, with `half` $= 128,
+# 64, …, 1$. After $\log_2 256 = 8$ rounds, `part[0]` is the sum of the block.
 #
-# Threads do not run in step: one warp can be in the second round while another has not begun
-# the first. `__syncthreads()` is the **barrier**: nobody goes on before all threads of the
-# block have arrived, and what was written before it can be read behind it. One is needed after
-# the numbers are put there, and one after each round. And *all* threads must come to it: a
-# barrier inside of `if (t < half)` or `if (i < n)` lets threads wait where others never come.
-# The emulator names barriers that are missed and accesses that none of them orders.
+# Threads do not run in step. One warp can be in the second round while another warp has not
+# started the first round. The function `__syncthreads()` is the **barrier**. No thread
+# continues before all threads of the block have reached it, and after it every thread can read
+# what was written before it. You need one barrier after the numbers are written, and one
+# barrier after each round. *All* threads must reach the barrier. If the barrier is inside of
+# `if (t < half)` or `if (i < n)`, some threads wait for threads that never arrive. The emulator
+# reports such threads, and it reports two accesses that no barrier orders.
 #
-# Threads whose element is beyond $n$ must take part too, with a zero: their place in `part` is
-# read by others.
+# A thread whose element is beyond $n$ must take part, too. It writes a zero, because other
+# threads read its place in `part`.
 
 
 # %%
 def block_sum() -> str:
-    """sums[block] = the sum of the blockDim.x elements of that block; blockDim.x is a power
-    of two, at most 256."""
+    """sums[block] = the sum of the blockDim.x elements of a block. blockDim.x is a power of
+    two, and at most 256."""
     return r"""
 __global__ void block_sum(const float* x, float* sums, int n) {
   __shared__ float part[256];
@@ -515,23 +526,23 @@ if __name__ == "__main__":
 # ## Step 4: within a warp, no memory at all
 #
 # The 32 threads of a warp can read each other's registers. `__shfl_down_sync(mask, v, d)`
-# returns the `v` of the lane that is $d$ further on (for the last $d$ lanes, their own `v`).
-# `mask` names the lanes that take part, `0xffffffff` all 32 of them, and each of these must
-# come to the call. Five of them add up a warp:
+# returns the `v` of the lane whose number is larger by $d$. The last $d$ lanes get their own
+# `v`. The argument `mask` names the lanes that take part. `0xffffffff` names all 32 lanes, and
+# all of them must execute the call. Five such calls add up a warp:
 #
 #     for (int d = 16; d > 0; d /= 2) v += __shfl_down_sync(0xffffffff, v, d);
 #
-# and lane 0 has the sum. (The other lanes hold sums of something, of no use to anybody.)
+# After the loop, lane 0 has the sum. (The other lanes have partial sums that you do not need.)
 #
-# A block of 256 threads is 8 warps. Each adds up its own; lane 0 of each puts one number into
-# shared memory; one barrier; then the first warp reads the 8 numbers and adds them by the same
-# five shuffles, its other lanes with zeros. Eight barriers and all but $2 \cdot 8$ accesses to
-# shared memory are gone.
+# A block of 256 threads has 8 warps. Each warp adds up its own numbers, and its lane 0 writes
+# the sum to shared memory. After one barrier, the first warp reads the 8 sums and adds them
+# with the same five shuffles. Its other lanes use zeros. This saves eight of the nine barriers,
+# and all accesses to shared memory except for $2 \cdot 8$.
 
 
 # %%
 def warp_sum() -> str:
-    """The same sums as block_sum, by shuffles; blockDim.x is a multiple of 32, at most 1024."""
+    """The sums of block_sum with shuffles. blockDim.x is a multiple of 32, at most 1024."""
     return r"""
 __device__ float sum_of_warp(float v) {
   // >>> solution 4: five shuffles, after which lane 0 returns the sum of all 32 lanes' v
@@ -571,30 +582,32 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 5: a transpose, and the banks
 #
-# $y = x^T$ moves every number once and computes nothing, and still it is easy to make it touch
-# eight times the sectors: thread $(r, c)$ that reads `x[r][c]` beside its neighbours writes
-# `y[c][r]`, a row away from what its neighbours write. Reads are coalesced or writes are, not
-# both.
+# The transpose $y = x^T$ moves every number once and computes nothing. Still, a simple kernel
+# touches eight times as many sectors as necessary when it writes. The thread for element
+# $(r, c)$ reads `x[r][c]` next to its neighbors. But it writes `y[c][r]`, which is one row away
+# from the elements of its neighbors. Either the reads are coalesced or the writes are
+# coalesced, but not both.
 #
-# The way out goes through shared memory. A block takes a tile of $32 \times 32$: it reads rows
-# of $x$ into the tile, waits at a barrier, and writes rows of $y$ out of the *columns* of the
-# tile. Both sides of global memory are coalesced; the awkward walk happens in shared memory,
-# which has no sectors.
+# Shared memory solves this problem. A block works on a tile of $32 \times 32$ elements. It
+# reads rows of $x$ into the tile and waits at a barrier. Then it writes rows of $y$, which it
+# reads from the *columns* of the tile. Now both accesses to global memory are coalesced. The
+# access by columns happens in shared memory, which has no sectors.
 #
-# It has banks instead. Word $w$ of shared memory lies in bank $w \bmod 32$. A row of the tile
-# is 32 words, in 32 banks; a column of `float tile[32][32]` is the words $0, 32, 64, …$, all in
-# bank 0: 32 passes. With a column more, `tile[32][33]`, which nobody uses, a column is the
-# words $0, 33, 66, …$ in 32 different banks.
+# However, shared memory has banks. Word $w$ is in bank $w \bmod 32$. A row of the tile has 32
+# words in 32 different banks. A column of `float tile[32][32]` consists of the words $0, 32,
+# 64, …$, which are all in bank 0, so it needs 32 passes. Add one unused column: `tile[32][33]`.
+# A column then consists of the words $0, 33, 66, …$, which are in 32 different banks.
 #
-# The block has $32 \times 8$ threads, `threadIdx.x` along a row, so each thread moves four
-# elements, 8 rows apart. $x$ has `rows` rows and `columns` columns, neither a multiple of 32:
-# guard the reads by the shape of $x$ and the writes by that of $y$. Block `(blockIdx.x,
-# blockIdx.y)` reads the tile that begins at column `32 * blockIdx.x`, row `32 * blockIdx.y`.
+# The block has $32 \times 8$ threads, and `threadIdx.x` runs along a row. So each thread moves
+# four elements, which are 8 rows apart. $x$ has `rows` rows and `columns` columns, and neither
+# number has to be a multiple of 32. Guard the reads by the shape of $x$, and guard the writes
+# by the shape of $y$. Block `(blockIdx.x, blockIdx.y)` reads the tile that begins at column
+# `32 * blockIdx.x` and row `32 * blockIdx.y`.
 
 
 # %%
 def transpose() -> str:
-    """y [columns, rows] = x [rows, columns] transposed; blocks of 32 × 8 threads."""
+    """y [columns, rows] = x [rows, columns] transposed, with blocks of 32 × 8 threads."""
     return r"""
 __global__ void transpose(const float* x, float* y, int rows, int columns) {
   // >>> solution 5: a padded tile, four rows of x into it, a barrier, four rows of y out of it
@@ -616,7 +629,7 @@ __global__ void transpose(const float* x, float* y, int rows, int columns) {
 
 
 def transpose_naive() -> str:
-    """The same without a tile: nothing to write here."""
+    """The transpose without a tile. This kernel is finished."""
     return r"""
 __global__ void transpose_naive(const float* x, float* y, int rows, int columns) {
   int column = 32 * blockIdx.x + threadIdx.x;
@@ -654,23 +667,24 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 6: atomics
 #
-# A histogram counts how often each value occurs: `counts[x[i]] += 1`. Two threads with the same
-# value read the same old count and both write one more than that: one is lost. The three
-# steps, read, add, write, must be one that nobody can come between: `atomicAdd(&counts[v], 1)`.
+# A histogram counts how often each value occurs: `counts[x[i]] += 1`. If two threads have the
+# same value, both may read the same old count and write the old count plus one. One of the two
+# is then lost. To prevent this, the three operations (read, add, write) must be one indivisible
+# operation: `atomicAdd(&counts[v], 1)`.
 #
-# Atomics at one address happen one after another, and all threads of the grid meet at the few
-# addresses of a histogram, across the whole chip. So let every block count for itself first, in
-# shared memory (`atomicAdd` works there too, and is far nearer), and add its counts to the
-# global ones once at the end: `blocks * bins` global atomics, however long $x$ is.
+# Atomics at one address are executed one after another, and all threads of the grid use the few
+# addresses of a histogram. So let every block first count in shared memory. There, `atomicAdd`
+# works too, and it is much faster. At its end, the block adds its counts to the global counts.
+# Then there are only `blocks * bins` global atomics, no matter how long $x$ is.
 #
-# The bins can outnumber the threads of a block: zeroing and adding are loops. Between zeroing
-# and counting, and between counting and adding, stands a barrier. Which elements a block counts
-# is a grid-stride loop's business.
+# There can be more bins than threads in a block, so set the bins to zero in a loop and add them
+# in a loop. You need a barrier between setting to zero and counting, and a barrier between
+# counting and adding. A grid-stride loop decides which elements a block counts.
 
 
 # %%
 def histogram() -> str:
-    """counts[v] += how many of the n numbers x are v; 0 <= v < bins <= 256."""
+    """counts[v] += how many of the n numbers x are equal to v. 0 <= v < bins <= 256."""
     return r"""
 __global__ void histogram(const int* x, int* counts, int n, int bins) {
   __shared__ int mine[256];
@@ -712,21 +726,23 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 7: the same thinking in Triton
 #
-# In CUDA you write what one thread does. In Triton you write what one block does, called a
-# **program**, with whole vectors: `tl.arange(0, BLOCK)` are all its positions at once, a load
-# has a pointer for each, and a **mask** says which of them exist: the guard of step 1. Which
-# thread holds what, shuffles, shared memory and barriers are the compiler's business.
+# In CUDA you write what one thread does. In Triton you write what one block does. Such a block
+# is called a **program**, and it works with whole vectors. `tl.arange(0, BLOCK)` contains all
+# positions of the block, a load gets a pointer for each position, and a **mask** says which
+# positions exist. The mask is the guard of step 1. The compiler decides which thread works on
+# which position, and it adds shuffles, shared memory and barriers.
 #
-# The softmax of a row, $y_j = e^{x_j - m} / \sum_k e^{x_k - m}$ with $m = \max_k x_k$, in
-# PyTorch's single operations reads and writes the row again and again. Fused into one kernel, a
-# program loads its row once, does everything in registers, and stores it once.
+# The softmax of a row is $y_j = e^{x_j - m} / \sum_k e^{x_k - m}$ with $m = \max_k x_k$. With
+# separate operations of PyTorch, the row is read and written several times. In one fused
+# kernel, a program loads its row once, computes everything in registers, and stores the row
+# once.
 #
-# `BLOCK` must be a power of two, the row rarely is one: the places beyond it need a value that
-# changes neither the maximum nor the sum. And a row begins `stride` elements after the one
-# before, which is not always the number of columns.
+# `BLOCK` must be a power of two, but the length of a row rarely is. So the positions beyond the
+# row need a value that changes neither the maximum nor the sum. A row begins `stride` elements
+# after the previous row, and `stride` can be larger than the number of columns.
 #
-# Without a GPU, Triton's interpreter runs the program, operation by operation, on the CPU. It
-# does not check bounds.
+# Without a GPU, Triton's interpreter runs the program on the CPU, one operation after the
+# other. It does not check bounds.
 
 
 # %%
@@ -745,7 +761,7 @@ def softmax_kernel(x_ptr, y_ptr, x_stride, y_stride, columns, BLOCK: tl.constexp
 
 
 def softmax(x: torch.Tensor, y: torch.Tensor) -> None:
-    """y = softmax of the rows of x; both [rows, columns], with columns side by side."""
+    """y = softmax of the rows of x. Both are [rows, columns], and each row is contiguous."""
     # >>> solution 7: launch softmax_kernel with one program for each row
     # hint: kernel[(programs,)](arguments, BLOCK=...); triton.next_power_of_2(columns)
     rows, columns = x.shape
@@ -756,7 +772,7 @@ def softmax(x: torch.Tensor, y: torch.Tensor) -> None:
 
 # %%
 def no_blank(kernel: object) -> None:
-    """Say so if a Triton kernel still has its blank: Triton would bury it in its own error."""
+    """Raise an error if a Triton kernel still has its blank. Triton would hide the blank."""
     lines, first = inspect.getsourcelines(kernel.fn)
     text = "".join(lines)
     if blank := re.search(r'raise NotImplementedError\(\s*"(step \d+: .*)"', text):
@@ -784,24 +800,27 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 8: a tiled matrix product
 #
-# $C = AB$ with $A\,[M, K]$ and $B\,[K, N]$ takes $MNK$ multiply-adds. If each thread makes one
-# element of $C$ by itself, it loads a row of $A$ and a column of $B$: $2K$ loads for $K$
-# multiply-adds. In the time that memory takes for one number, a GPU makes dozens of them.
+# The product $C = AB$ with $A\,[M, K]$ and $B\,[K, N]$ needs $MNK$ multiply-adds. If each
+# thread computes one element of $C$ alone, it loads a row of $A$ and a column of $B$. These are
+# $2K$ loads for $K$ multiply-adds. But a GPU can execute dozens of multiply-adds in the time in
+# which its memory delivers one number.
 #
-# But threads of one block need the same numbers. Let a block of $16 \times 16$ threads make a
-# tile of $C$. It walks along $K$ in steps of 16: every thread loads *one* element of $A$'s tile
-# and *one* of $B$'s into shared memory; barrier; then each thread does 16 multiply-adds from
-# there; barrier, for the next step overwrites the tiles. Each number that was loaded is used
-# 16 times: $2K / 16$ loads for $K$ multiply-adds.
+# However, the threads of a block need the same numbers. Let a block of $16 \times 16$ threads
+# compute a tile of $C$, and let it walk along $K$ in steps of 16. In each step, every thread
+# loads *one* element of the tile of $A$ and *one* element of the tile of $B$ into shared
+# memory. After a barrier, each thread performs 16 multiply-adds with numbers from shared
+# memory. A second barrier is necessary, because the next step overwrites the tiles. Each loaded
+# number is used 16 times, so a thread needs only $2K / 16$ loads for $K$ multiply-adds.
 #
-# At the edges, all threads still load and wait: an element outside of $A$ or $B$ counts as
-# zero, and only the store asks whether the thread's own element of $C$ exists. (A thread that
-# returns early loads nothing for its neighbours.) Let `threadIdx.x` run along rows, as ever.
+# At the edges, all threads still load and wait. An element outside of $A$ or $B$ counts as
+# zero. Only the store depends on whether the thread's own element of $C$ exists. (If a thread
+# returned early, its neighbors would miss the numbers that it should have loaded.) As in the
+# other steps, `threadIdx.x` runs along rows.
 
 
 # %%
 def matmul() -> str:
-    """c [m, n] = a [m, k] @ b [k, n]; blocks of 16 × 16 threads, one element of c for each."""
+    """c [m, n] = a [m, k] @ b [k, n], with blocks of 16 × 16 threads, one per element of c."""
     return r"""
 __global__ void matmul(const float* a, const float* b, float* c, int m, int n, int k) {
   __shared__ float a_tile[16][16], b_tile[16][16];
@@ -843,16 +862,17 @@ if __name__ == "__main__":
     check_matmul()
 
 # %% [markdown]
-# ## What it is worth
+# ## How fast your kernels are on a GPU
 #
-# Where there is a GPU, the next cell measures your kernels at sizes that fill it: bytes moved
-# by the time, beside what a plain copy of PyTorch reaches. Expect `transpose_naive` far below
-# `transpose`: on an H200 they reached 12% of the copy and 63%.
+# If there is a GPU, the next cell measures your kernels at sizes that fill it. It prints their
+# bytes per second as a percentage of the bytes per second of PyTorch's plain copy. Expect that
+# `transpose_naive` is much slower than `transpose`: on an H200, they reached 12% and 63% of the
+# copy.
 
 
 # %%
 def gpu_seconds(launch: Callable[[], object]) -> float:
-    """The median of ten launches, by events."""
+    """The median time of ten launches in seconds, measured with events."""
     times = []
     for _ in range(12):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

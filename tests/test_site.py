@@ -269,6 +269,7 @@ SECOND_EDITION = [
     "06_gpu_computing.md",
     "06_matrix_products.md",
     "06_blackwell.md",
+    "06_triton.md",
     "06_inside_pytorch.md",
     "06_memory_bound_kernels.md",
     "06_kernels.md",

@@ -1,8 +1,9 @@
-"""Triton's assembler may be older than the GPU: the program shows which variable replaces it.
+"""Triton's assembler may be older than your GPU: this program shows how you replace it.
 
-Triton's wheel contains two assemblers, ptxas and ptxas-blackwell, and the second one is newer.
-The program picks a GPU that only the newer one knows, and compiles a kernel for it. It needs no
-GPU. Then it names the older assembler in each of the two variables.
+Triton's wheel contains two assemblers. The assembler ptxas-blackwell is newer than ptxas. The
+program chooses a GPU that only the newer assembler supports, and it compiles a kernel for this
+GPU. It needs no GPU itself. Then it sets each of two environment variables to the path of the
+older assembler, and shows which of them has an effect.
 """
 
 import contextlib
@@ -33,13 +34,13 @@ def double_kernel(x_ptr):
 
 # --8<-- [start:known]
 def known_gpus(assembler: Path) -> set[str]:
-    """The GPUs for which this ptxas can assemble, from its own help text."""
+    """The GPUs that this ptxas supports, according to its help text."""
     text = subprocess.run([assembler, "--help"], capture_output=True, text=True, check=True)
     return set(re.findall(r"'(sm_\d+a?)'", text.stdout))
 
 
 def compile_for(gpu: str, **variables: Path) -> str:
-    """Compile a kernel for a GPU; return the assembler's complaint, or "compiled"."""
+    """Compile a kernel for a GPU. Return the error of the assembler, or "compiled"."""
     os.environ.update({name: str(path) for name, path in variables.items()})
     source = ASTSource(double_kernel, {"x_ptr": "*fp32"}, constexprs={})
     target = GPUTarget("cuda", int(re.sub(r"\D", "", gpu)), 32)
@@ -58,9 +59,9 @@ def compile_for(gpu: str, **variables: Path) -> str:
 # --8<-- [end:known]
 
 
-def noted(assembler: Path, calls: Path) -> Path:
-    """A script that runs this assembler, and writes the options of each call to a file."""
-    script = Path("noted_ptxas").absolute()
+def recorder(assembler: Path, calls: Path) -> Path:
+    """A script that runs this assembler, and appends the options of each call to a file."""
+    script = Path("recording_ptxas").absolute()
     script.write_text(f'#!/bin/sh\necho "$@" >>"{calls}"\nexec "{assembler}" "$@"\n')
     script.chmod(0o755)
     return script
@@ -74,27 +75,27 @@ def main() -> None:
         gpu for gpu in ("sm_121a", "sm_110a") if gpu in known_gpus(new) - known_gpus(old)
     ]
     if not only_new:
-        sys.exit("Both assemblers of this Triton know the same GPUs.")
+        sys.exit("Both assemblers of this Triton support the same GPUs.")
     gpu = only_new[0]  # sm_121a up to Triton 3.7, sm_110a since 3.8
-    print("sm_… is a GPU that only ptxas-blackwell knows")
+    print("sm_… is a GPU that only ptxas-blackwell supports")
 
     calls = Path("calls.txt").absolute()
     calls.write_text("")
-    ours = noted(old, calls)
+    ours = recorder(old, calls)
     results = {
         "as installed": compile_for(gpu),
         "TRITON_PTXAS_PATH=ptxas": compile_for(gpu, TRITON_PTXAS_PATH=ours),
     }
-    assert "gpu-name" not in calls.read_text()  # so this variable does not matter here
-    assert compile_for("sm_90a", TRITON_PTXAS_PATH=ours) == "compiled"
-    assert "gpu-name=sm_90a" in calls.read_text()  # and for Hopper it does
+    assert "gpu-name" not in calls.read_text()  # this variable does not matter here
+    assert compile_for("sm_80", TRITON_PTXAS_PATH=ours) == "compiled"
+    assert "gpu-name=sm_80" in calls.read_text()  # for an A100 this variable matters
     blackwell = compile_for(gpu, TRITON_PTXAS_BLACKWELL_PATH=ours)
     results["TRITON_PTXAS_BLACKWELL_PATH=ptxas"] = blackwell
     for name, result in results.items():
         print(f"{name}\n  {result.replace(gpu, 'sm_…')}")
     fatal = f"ptxas fatal   : Value '{gpu}' is not defined for option 'gpu-name'"
     assert [*results.values()] == ["compiled", "compiled", fatal]
-    # the control: a GPU that both know is assembled by either
+    # the control: the older assembler works for a GPU that both assemblers support
     assert "sm_120a" in known_gpus(old) & known_gpus(new)
     control = compile_for("sm_120a", TRITON_PTXAS_BLACKWELL_PATH=ours)
     assert "gpu-name=sm_120a" in calls.read_text()

@@ -1,8 +1,10 @@
-"""The last wave of a matrix product: whole tiles, split-K, a persistent kernel, stream-K.
+"""The last wave of a matrix product, with four schedules: which of them keeps all SMs busy?
 
 D [M, N] = A [M, K] B [K, N] is cut into tiles, and each tile into turns of 64 along K. A
-schedule says which block does which turns. It is simulated, and held to a formula where
-stores are free. Stream-K: Osama et al., arXiv 2301.03598. Draws stream_k.svg.
+schedule says which block computes which turns. The program simulates four schedules: whole
+tiles, split-K, a persistent kernel and stream-K (Osama et al., arXiv 2301.03598). If stores
+took no time, the time of each schedule would follow a formula, and the program compares the
+two. It draws stream_k.svg.
 """
 
 import math
@@ -10,36 +12,36 @@ from collections import defaultdict
 from functools import partial
 
 SMS, TILE_M, TILE_N, TURN = 132, 128, 256, 64
-CLOCKS = TILE_M * TILE_N * TURN / 2048  # of a turn: an H100's SM does 2,048 FMAs in bf16
-SHARE = 3.35e12 / SMS / 1.83e9  # bytes of memory's 3.35 TB/s for an SM and a clock
-STORE = 2 * TILE_M * TILE_N / SHARE / CLOCKS  # a tile in bf16, counted in turns
+CLOCKS = TILE_M * TILE_N * TURN / 2048  # of a turn: 2,048 FMAs in bf16 per clock on an H100
+SHARE = 3.35e12 / SMS / 1.83e9  # bytes per clock and SM, if all SMs share 3.35 TB/s
+STORE = 2 * TILE_M * TILE_N / SHARE / CLOCKS  # the time to store a tile in bf16, in turns
 
-Part = tuple[int, int, int]  # a tile, its first turn, and the one after its last
+Part = tuple[int, int, int]  # a tile, its first turn, and the turn after its last turn
 
 
 # --8<-- [start:schedules]
 def whole(tiles: int, turns: int) -> list[list[Part]]:
-    """A block for each tile."""
+    """One block for each tile."""
     return [[(tile, 0, turns)] for tile in range(tiles)]
 
 
 def split_k(tiles: int, turns: int, parts: int) -> list[list[Part]]:
-    """As many blocks for each tile as there are parts of K."""
+    """Several blocks for each tile, one for each part of K."""
     size = math.ceil(turns / parts)
     cuts = [(k, min(k + size, turns)) for k in range(0, turns, size)]
     return [[(tile, *cut)] for tile in range(tiles) for cut in cuts]
 
 
-def persistent(tiles: int, turns: int) -> list[list[Part]]:
-    """A block for each SM, which takes every 132nd tile."""
-    return [[(t, 0, turns) for t in range(sm, tiles, SMS)] for sm in range(min(SMS, tiles))]
+def persistent(tiles: int, turns: int, sms: int = SMS) -> list[list[Part]]:
+    """One block for each SM. With 132 SMs, a block computes every 132nd tile."""
+    return [[(t, 0, turns) for t in range(sm, tiles, sms)] for sm in range(min(sms, tiles))]
 
 
-def stream_k(tiles: int, turns: int) -> list[list[Part]]:
-    """A block for each SM, and for each the same number of turns, wherever they begin."""
+def stream_k(tiles: int, turns: int, sms: int = SMS) -> list[list[Part]]:
+    """One block for each SM. All get the same number of turns, which may cross tiles."""
     blocks = []
-    for sm in range(SMS):
-        at, end = tiles * turns * sm // SMS, tiles * turns * (sm + 1) // SMS
+    for sm in range(sms):
+        at, end = tiles * turns * sm // sms, tiles * turns * (sm + 1) // sms
         block = []
         while at < end:
             tile, first = divmod(at, turns)
@@ -55,14 +57,14 @@ def stream_k(tiles: int, turns: int) -> list[list[Part]]:
 
 # --8<-- [start:run]
 def run(blocks: list[list[Part]], turns: int, store: float = 0, overlap: bool = True) -> float:
-    """Turns until all tiles are stored; whichever SM is free takes the next block.
+    """The number of turns until all tiles are stored. A free SM takes the next block.
 
-    A part of a tile is written in fp32, at twice the cost. The block with the tile's first turn
-    waits for the other parts, reads and adds them, and writes the tile. With `overlap` a block
-    goes on while what it has written is on its way.
+    A part of a tile is written in fp32, at twice the cost. The block that has the first turn of
+    a tile waits for the other parts, reads and adds them, and writes the tile. With `overlap`,
+    a block computes its next turns while its store is still running.
     """
-    written = defaultdict(list)  # when each part of a tile is there
-    heads = []
+    written = defaultdict(list)  # for each tile: when its parts are in memory
+    heads = []  # blocks that have the first turn of a tile, but not all of its turns
     free = [0.0] * SMS
     for block in blocks:
         sm = free.index(min(free))
@@ -85,7 +87,7 @@ def run(blocks: list[list[Part]], turns: int, store: float = 0, overlap: bool = 
 
 
 def check() -> None:
-    """Each schedule does each turn once; where stores are free, its time is the formula's."""
+    """Each schedule computes each turn once. Without stores, its time follows a formula."""
     for tiles in (1, 8, 131, 132, 133, 264, 272, 400, 529):
         for turns in (16, 61):
             rounds, even = math.ceil(tiles / SMS), math.ceil(tiles * turns / SMS)
@@ -101,7 +103,7 @@ def check() -> None:
                 assert done == [(tile, k) for tile in range(tiles) for k in range(turns)]
                 time = run(schedule(tiles, turns), turns)
                 if isinstance(schedule, partial) and turns % schedule.keywords["parts"]:
-                    assert time <= formula  # the last part of a tile is shorter
+                    assert time <= formula  # the last part of a tile has fewer turns
                 else:
                     assert time == formula
             near = partial(math.isclose, rel_tol=1e-9)
@@ -112,6 +114,17 @@ def check() -> None:
     assert near(run(split_k(8, 16, 2), 16, STORE), 8 + 5 * STORE)
 
 
+def bars(blocks: list[list[Part]], sms: int) -> list[tuple[int, int, int, int]]:
+    """The SM, the start, the length and the tile of each part, if stores take no time."""
+    free, found = [0] * sms, []
+    for block in blocks:
+        sm = free.index(min(free))
+        for tile, first, end in block:
+            found.append((sm, free[sm], end - first, tile))
+            free[sm] += end - first
+    return found
+
+
 def draw() -> None:
     import matplotlib
 
@@ -119,7 +132,30 @@ def draw() -> None:
     import matplotlib.pyplot as plt
 
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "stream_k", "font.size": 12}
-    figure, axes = plt.subplots(figsize=(7, 3.4))
+    figure = plt.figure(figsize=(7, 5.4))
+    grid = figure.add_gridspec(2, 3, height_ratios=(2, 3), hspace=0.65, wspace=0.12)
+    tiles, turns, sms = 5, 8, 4  # a small example: five tiles for four SMs
+    colours = "#0b6e99", "#c2410c", "#15803d", "#7c3aed", "#6b7280"
+    for column, (name, blocks, time) in enumerate(
+        (
+            ("whole tiles", whole(tiles, turns), 16),
+            ("split-K, two parts", split_k(tiles, turns, 2), 12),
+            ("stream-K", stream_k(tiles, turns, sms), 10),
+        )
+    ):
+        panel = figure.add_subplot(grid[0, column])
+        parts = bars(blocks, sms)
+        assert max(start + length for _, start, length, _ in parts) == time
+        for sm, start, length, tile in parts:
+            panel.broken_barh([(start, length)], (sm - 0.4, 0.8), color=colours[tile])
+            middle = start + length / 2
+            panel.text(middle, sm, str(tile), ha="center", va="center", color="white")
+        panel.set(xlim=(0, 17), xticks=(0, 8, 16), ylim=(3.6, -0.6), title=f"{name}: {time}")
+        panel.set_yticks(range(sms), [f"SM {sm}" for sm in range(sms)] if not column else [])
+        panel.set_xlabel("turns")
+        panel.title.set_fontsize(12)
+        panel.spines[["top", "right"]].set_visible(False)
+    axes = figure.add_subplot(grid[1, :])
     counts, turns = range(6, 661, 6), 64
     for name, schedule, overlap, colour in (
         ("whole tiles", whole, False, "#6b7280"),
@@ -134,40 +170,48 @@ def draw() -> None:
     )
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig("stream_k.svg", transparent=True, metadata={"Date": None})
+    figure.savefig(
+        "stream_k.svg", transparent=True, metadata={"Date": None}, bbox_inches="tight"
+    )
 
 
 PRODUCTS = (  # M, N, K
     (8192, 8192, 8192),
-    (2048, 4352, 4096),  # 16 columns of tiles are two waves, this is the 17th
-    (896, 4864, 4096),  # one tile more than one
-    (1024, 2048, 65536),  # a weight's gradient: the sum runs over tokens
-    (128, 8192, 8192),  # 128 requests, decoded
+    (2048, 4352, 4096),  # 272 tiles are two waves and 8 tiles
+    (896, 4864, 4096),  # 133 tiles are one wave and one tile
+    (1024, 2048, 65536),  # the gradient of a weight: the sum runs over tokens
+    (128, 8192, 8192),  # a layer that decodes 128 requests
 )
 
 
 def waves(tiles: int) -> float:
-    """The share of SM time in which whole tiles are computed."""
+    """The fraction of SM time in which whole tiles are computed."""
     return tiles / (math.ceil(tiles / SMS) * SMS)
 
 
 def main() -> None:
     check()
-    print(f"tiles of {TILE_M} × {TILE_N}, to store one takes {STORE:.1f} turns of {TURN}")
-    print("SM time in use, if stores were free / with them")
+    print(
+        f"storing a tile of {TILE_M} × {TILE_N} takes the time of {STORE:.1f} turns of {TURN}"
+    )
+    print("SM time in use, if stores took no time / with stores")
     print(
         "M × N × K            tiles waves       whole  persistent  split-K, parts    stream-K"
     )
     for m, n, k in PRODUCTS:
         tiles, turns = math.ceil(m / TILE_M) * math.ceil(n / TILE_N), math.ceil(k / TURN)
         best = min((2, 4, 8, 16), key=lambda s: run(split_k(tiles, turns, s), turns, STORE))
-        cells = {}
+        cells, shares = {}, {}
         for schedule in (whole, persistent, partial(split_k, parts=best), stream_k):
             blocks, busy = schedule(tiles, turns), tiles * turns / SMS
             stored = run(blocks, turns, STORE, overlap=schedule is not whole)
             cells[schedule] = f"{busy / run(blocks, turns):.0%} / {busy / stored:.0%}"
             assert stored >= run(blocks, turns)
+            shares[schedule] = busy / stored
+        plain, walking, split, streamed = shares.values()
+        assert plain <= walking <= streamed
+        # with few tiles, many SMs share a tile, and stream-K loses to split-K
+        assert (streamed > split) == (tiles > 32)
         ours, others = cells[whole], list(cells.values())[1:]
         text = f"{ours:>12}{others[0]:>12}{others[1]:>12}, {best}{others[2]:>13}"
         print(f"{f'{m} × {n} × {k}':20}{tiles:6}{tiles / SMS:6.1f}{text}")
@@ -175,7 +219,8 @@ def main() -> None:
     assert all(
         share == min(waves(n) for n in range(first, first + SMS)) for first, share in worst
     )
-    print("whole tiles lose most at", ", ".join(f"{n}: {share:.0%}" for n, share in worst))
+    lowest = ", ".join(f"{n} ({share:.0%})" for n, share in worst)
+    print(f"whole tiles use the least SM time with {lowest} tiles")
     draw()
 
 

@@ -1,7 +1,7 @@
-"""Vector addition in Triton: a program works on a block of elements, and a mask cuts the last.
+"""Vector addition in Triton: each program adds one block, and a mask cuts the last block.
 
-Without a GPU Triton's interpreter runs the kernel with NumPy, one program after the other; it
-has to be asked for before triton is imported.
+If there is no GPU, Triton's interpreter runs the kernel with NumPy, one program after the
+other. The variable TRITON_INTERPRET must be set before triton is imported.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import triton.language as tl
 
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK] indices, not one
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # BLOCK indices, not one
     inside = i < n
     x = tl.load(x_ptr + i, mask=inside)
     y = tl.load(y_ptr + i, mask=inside)
@@ -25,12 +25,12 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 def add(x: torch.Tensor, y: torch.Tensor, block: int) -> torch.Tensor:
-    """x + y for contiguous tensors of one shape; `block` is a power of two.
+    """x + y for contiguous tensors of the same shape. `block` must be a power of two.
 
-    The kernel counts in 32 bits: fewer than 2^31 elements.
+    The kernel computes indices in 32 bits, so the tensors must have fewer than 2^31 elements.
     """
     if not (x.is_contiguous() and y.is_contiguous() and x.shape == y.shape):
-        raise ValueError("add takes two contiguous tensors of one shape")
+        raise ValueError("add needs two contiguous tensors of the same shape")
     out = torch.empty_like(x)
     add_kernel[(triton.cdiv(x.numel(), block),)](x, y, out, x.numel(), BLOCK=block)
     return out
@@ -49,7 +49,7 @@ def main() -> None:
         print(f"{n:5} elements: {programs:2} programs, {masked:3} masked in the last, equal")
     with contextlib.suppress(ValueError):
         add(x[::2], y[::2], block)
-        raise AssertionError("strided tensors were let through")
+        raise AssertionError("add accepted tensors that are not contiguous")
     if on_gpu:
         x, y = torch.randn(2, 2**26, device=device).unbind()
         out = torch.empty_like(x)

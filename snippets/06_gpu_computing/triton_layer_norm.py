@@ -1,8 +1,9 @@
-"""Layer norm in Triton, forward and backward, as one autograd.Function held to float64.
+"""Layer norm in Triton, forward and backward, compared with float64.
 
-With x̂ = (x - mean) / σ and g = dy · w the gradient of a row is (g - mean(g) - x̂ mean(g x̂)) / σ.
-The gradients of weight and bias are sums over all rows: a program adds up a stripe of rows in
-registers, and one small sum over the stripes finishes them, in the same order every time.
+With x̂ = (x - mean) / σ and g = dy · w, the gradient of a row is
+(g - mean(g) - x̂ mean(g x̂)) / σ. The gradients of weight and bias are sums over all rows. Each
+program adds up every P-th row in registers, and one small sum over the P programs finishes the
+gradients. The order of the additions is the same in every run.
 """
 
 import os
@@ -23,7 +24,7 @@ def forward_kernel(x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, h, eps, BLOCK
     inside = i < h
     x = tl.load(x_ptr + row * h + i, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(x, axis=0) / h
-    centred = tl.where(inside, x - mean, 0.0)  # masked lanes hold -mean otherwise
+    centred = tl.where(inside, x - mean, 0.0)  # not -mean where masked
     rstd = 1 / tl.sqrt(tl.sum(centred * centred, axis=0) / h + eps)
     w = tl.load(w_ptr + i, mask=inside, other=0.0)
     b = tl.load(b_ptr + i, mask=inside, other=0.0)
@@ -43,7 +44,8 @@ def backward_kernel(
     w = tl.load(w_ptr + i, mask=inside, other=0.0)
     dw = tl.zeros((BLOCK,), dtype=tl.float32)
     db = tl.zeros((BLOCK,), dtype=tl.float32)
-    row = stripe.to(tl.int64)  # row * h may pass 2^31
+    # --8<-- [start:rows]
+    row = stripe.to(tl.int64)  # row * h may exceed 2^31
     while row < rows:
         at = row * h + i
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -57,12 +59,13 @@ def backward_kernel(
         dw += dy * normal
         db += dy
         row += tl.num_programs(0)
+    # --8<-- [end:rows]
     tl.store(dw_ptr + stripe * h + i, dw, mask=inside)
     tl.store(db_ptr + stripe * h + i, db, mask=inside)
 
 
 class LayerNorm(torch.autograd.Function):
-    """y [rows, h] = layer norm of x [rows, h] with weight and bias [h], statistics in fp32."""
+    """Layer norm of x [rows, h] with weight and bias [h]. Mean and 1/σ are in fp32."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, eps=1e-5):
@@ -81,7 +84,7 @@ class LayerNorm(torch.autograd.Function):
         (rows, h), dx = x.shape, torch.empty_like(x)
         stripes = min(rows, 256 if x.is_cuda else 4)
         dw, db = x.new_empty(2, stripes, h, dtype=torch.float32).unbind()
-        dy = dy.contiguous()  # the gradient of a sum is expanded: stride 0
+        dy = dy.contiguous()  # the gradient of a sum has strides of 0
         backward_kernel[(stripes,)](
             dy, x, weight, mean, rstd, dx, dw, db, rows, h, BLOCK=triton.next_power_of_2(h)
         )
@@ -93,7 +96,7 @@ def main() -> None:
     device = torch.accelerator.current_accelerator() if on_gpu else torch.device("cpu")
     torch.manual_seed(0)
     for rows, h in ((1, 1), (3, 31), (9, 33), (7, 1000), (2, 4097)):
-        # x and dy lie in memory column by column, to see that the strides are taken care of
+        # x and dy are stored column by column, so a kernel that ignores strides would fail
         x = torch.randn(h, rows, device=device).T.requires_grad_()
         weight = torch.randn(h, device=device).requires_grad_()
         bias = torch.randn(h, device=device).requires_grad_()

@@ -1,8 +1,9 @@
-"""Matrix multiplication in Triton, and what the order of its programs saves.
+"""Matrix multiplication in Triton, and how the order of the programs changes the traffic.
 
-C [M, N] = A [M, K] B [K, N]. A program computes one tile of C; programs that run at the same
-time share rows of A and columns of B in L2. Numbered row by row, a batch of them needs all of
-B; numbered in groups of rows, as in Triton's tutorial on matrix multiplication, far less.
+C [M, N] = A [M, K] B [K, N]. Each program computes one tile of C. Programs that run at the same
+time share strips of A and B in the L2 cache. If the programs are numbered row by row, 132 of
+them need all strips of B. If they are numbered in groups of rows, as in Triton's tutorial, they
+need far fewer strips.
 """
 
 import contextlib
@@ -18,16 +19,16 @@ import triton.language as tl
 
 @triton.jit
 def place(program, rows, columns, GROUP: tl.constexpr):
-    """The tile (row, column) of a program: GROUP tiles down, then one to the right."""
+    """Row and column of a program's tile: GROUP tiles down, then one tile to the right."""
     in_group = GROUP * columns
     first = program // in_group * GROUP
-    height = min(rows - first, GROUP)  # the last group may be lower
+    height = min(rows - first, GROUP)  # the last group may have fewer rows
     return first + program % in_group % height, program % in_group // height
 
 
 @triton.jit
 def places_kernel(out_ptr, rows, columns, GROUP: tl.constexpr):
-    """For each program the number of its tile, counted row by row."""
+    """Store the number of each program's tile, counted row by row."""
     row, column = place(tl.program_id(0), rows, columns, GROUP)
     tl.store(out_ptr + tl.program_id(0), row * columns + column)
 
@@ -56,14 +57,14 @@ def matmul_kernel(
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, tile=(32, 32, 32), group=8, **options):
-    """a [M, K] @ b [K, N], both in fp16 or bf16 with contiguous rows, summed in fp32.
+    """a [M, K] @ b [K, N] in fp16 or bf16, summed in fp32. All rows must be contiguous.
 
-    K is part of the compiled kernel: another K compiles another one. Offsets are counted in 32
-    bits, so a matrix has fewer than 2^31 elements.
+    K is a part of the compiled kernel, so each new K compiles a new kernel. Offsets have 32
+    bits, so each matrix must have fewer than 2^31 elements.
     """
     (m, k), n = a.shape, b.shape[1]
     if b.shape[0] != k or a.stride(1) != 1 or b.stride(1) != 1:
-        raise ValueError("matmul takes [M, K] and [K, N] whose rows are contiguous")
+        raise ValueError("matmul needs [M, K] and [K, N] whose rows are contiguous")
     c = torch.empty(m, n, dtype=a.dtype, device=a.device)
     bm, bn, bk = tile
     grid = (triton.cdiv(m, bm) * triton.cdiv(n, bn),)
@@ -75,10 +76,16 @@ def matmul(a: torch.Tensor, b: torch.Tensor, tile=(32, 32, 32), group=8, **optio
 
 
 def strips(rows: int, columns: int, together: int, group: int, device) -> tuple[int, int]:
-    """How many strips of A and of B the first `together` programs need between them."""
+    """How many strips of A and of B the first `together` programs need."""
     tiles = torch.empty(together, dtype=torch.int32, device=device)
     places_kernel[(together,)](tiles, rows, columns, GROUP=group)
-    assert len(set(tiles.tolist())) == together  # no tile twice
+    order = [  # three loops: over groups, to the right, and down through the group
+        row * columns + column
+        for first in range(0, rows, group)
+        for column in range(columns)
+        for row in range(first, min(first + group, rows))
+    ]
+    assert tiles.tolist() == order[:together]
     return len((tiles // columns).unique()), len((tiles % columns).unique())
 
 
@@ -94,7 +101,7 @@ def main() -> None:
         print(f"{m} x {n} x {k}: equal to float64 rounded to fp16")
     with contextlib.suppress(ValueError):
         matmul(a, b[1:])
-        raise AssertionError("the inner sizes differ")
+        raise AssertionError("matmul accepted different inner sizes")
     print("strips of A and B for the first programs of a 64 x 64 grid of tiles")
     for together in (132, 264):
         for group in (1, 4, 8, 16):

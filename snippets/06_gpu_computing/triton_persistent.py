@@ -1,8 +1,9 @@
-"""A persistent product: one program to an SM walks over tiles, which tensor descriptors name.
+"""A persistent matrix product in Triton: one program per SM computes many tiles.
 
-C [M, N] = A [M, K] B [K, N]. On an H100 its loads and stores go through TMA, without a mask.
-What long-lived programs save is counted there: blocks started, and pipelines filled while
-nothing is multiplied. The tail, in which some SMs have no tile left, stays.
+C [M, N] = A [M, K] B [K, N]. Tensor descriptors describe the matrices. On an H100, TMA carries
+out the loads and stores, and the kernel needs no masks. The table counts what persistent
+programs save: they start fewer blocks, and an SM fills its pipeline only once. In the last
+turn, some SMs still have no tile (column idle).
 """
 
 import os
@@ -47,7 +48,7 @@ def persistent_kernel(
     for tile in tl.range(first, rows * columns, programs, flatten=FLATTEN):
         row, column = place(tile, rows, columns, GROUP)
         total = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(0, K, BK):  # outside of the matrix a load is 0 and a store is nothing
+        for k in range(0, K, BK):  # a load outside of the matrix is 0, a store is skipped
             total = tl.dot(a.load([row * BM, k]), b.load([k, column * BN]), total)
         c.store([row * BM, column * BN], total.to(c_ptr.dtype.element_ty))
 
@@ -57,20 +58,20 @@ def persistent_kernel(
 
 @triton.jit
 def place(program, rows, columns, GROUP: tl.constexpr):
-    """The tile (row, column) of a program: GROUP tiles down, then one to the right."""
+    """Row and column of a program's tile: GROUP tiles down, then one tile to the right."""
     in_group = GROUP * columns
     first = program // in_group * GROUP
-    height = min(rows - first, GROUP)  # the last group may be lower
+    height = min(rows - first, GROUP)  # the last group may have fewer rows
     return first + program % in_group % height, program % in_group // height
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, programs: int) -> torch.Tensor:
-    """a [M, K] @ b [K, N] by at most `programs` programs, in fp16 or bf16, summed in fp32."""
+    """a [M, K] @ b [K, N] in fp16 or bf16, summed in fp32, by at most `programs` programs."""
     (m, k), n = a.shape, b.shape[1]
     if b.shape[0] != k or not a.is_contiguous() or not b.is_contiguous():
-        raise ValueError("matmul takes contiguous [M, K] and [K, N]")
+        raise ValueError("matmul needs contiguous [M, K] and [K, N]")
     if k * a.itemsize % 16 or n * a.itemsize % 16:
-        raise ValueError("TMA wants rows that are multiples of 16 bytes")
+        raise ValueError("TMA needs rows whose size is a multiple of 16 bytes")
     c = torch.empty(m, n, dtype=a.dtype, device=a.device)
     grid = lambda x: (min(programs, triton.cdiv(m, x["BM"]) * triton.cdiv(n, x["BN"])),)  # noqa: E731
     persistent_kernel[grid](a, b, c, m, n, k)
@@ -79,12 +80,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor, programs: int) -> torch.Tensor:
 
 # --8<-- [start:counts]
 def counts(rows: int, columns: int, programs: int) -> tuple[int, float]:
-    """The longest walk of a program, and the share of the SMs' time without a tile."""
+    """The largest number of tiles of a program, and the fraction of SM time without a tile."""
     tiles = rows * columns
     walks = [range(first, tiles, programs) for first in range(programs)]
     assert sorted(tile for walk in walks for tile in walk) == list(range(tiles))
     turns = max(map(len, walks))
-    assert turns == -(-tiles // programs)  # no more and no fewer than waves of single blocks
+    assert turns == -(-tiles // programs)  # the same as with one block for each tile
     return turns, 1 - tiles / (turns * programs)
 
 
@@ -95,7 +96,7 @@ def main() -> None:
     if not ON_GPU and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
         sys.exit("triton_persistent.py needs Triton 3.7 for its interpreter, or a GPU")
     device = torch.accelerator.current_accelerator() if ON_GPU else torch.device("cpu")
-    # a descriptor that a kernel makes lies in global memory, 128 bytes each
+    # a kernel stores each descriptor that it makes in 128 bytes of global memory
     triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
     torch.manual_seed(0)
     for m, n, k, programs in ((64, 128, 64, 1), (200, 152, 72, 4), (200, 152, 72, 100)):

@@ -1,9 +1,9 @@
-"""What Triton made of the chapter's kernels for an A100 and an H100, on a machine with neither.
+"""What Triton makes of the page's kernels for an A100 and an H100, read from the machine code.
 
-Start it with the four programs as arguments. Registers and shared memory say how many blocks
-an SM holds. The machine code says how wide the loads are, which instruction of the tensor
-cores is used, and that no register was spilled.
-The persistent product comes last: its loads and stores are single instructions of the TMA unit.
+The program needs neither GPU. Start it with the four programs as arguments. Registers and
+shared memory decide how many blocks fit on an SM. The machine code shows how wide the loads
+are, which instruction the tensor cores execute, and that no register was spilled. The last two
+lines are about the persistent product, whose loads and stores are single TMA instructions.
 """
 
 import importlib.util
@@ -29,13 +29,13 @@ def load(path: str):
 
 
 def nearly(number: int) -> str:
-    """A number that another version of the compiler would change a little."""
+    """Print a number that changes a little with the version of the compiler."""
     return f"≈{number}" if number else "0"
 
 
 # --8<-- [start:compile]
 def compile_for(capability: int, kernel, pointers: str, warps: int, **sizes: int):
-    """`kernel` for rows and strides that are multiples of 16; `pointers` is their type."""
+    """Compile `kernel` for pointers of one type. All sizes and strides are multiples of 16."""
     signature = {
         name: "constexpr" if name in sizes
         else pointers if name.endswith("_ptr")
@@ -106,7 +106,7 @@ def main() -> None:
         together = [x for x in ("UTMALDG", "UTMASTG") if count(rf"{x}\S*", loop)]
         assert (
             together == ["UTMALDG", "UTMASTG"][: 1 + flatten]
-        )  # C is stored while loads go on
+        )  # if flattened, C is stored while loads go on
         print(
             f"flatten={flatten!s:10} {f'≈{registers}':>9} {binary.metadata.shared:7}"
             f" {loads:8} {stores:8} {products:6}  {' and '.join(together)}"

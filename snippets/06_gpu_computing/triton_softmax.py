@@ -1,7 +1,8 @@
-"""Softmax of rows in Triton: one program holds a whole row, reads it once and writes it once.
+"""Softmax in Triton: one program keeps a whole row on the chip, and reads and writes it once.
 
-PyTorch's operators one by one (max, subtract, exp, sum, divide) would move the row eight times
-through memory. Masked lanes are filled with minus infinity, whose exponential is zero.
+Five separate operators (max, subtract, exp, sum, divide) would move the row eight times: five
+reads and three writes. The block may be longer than the row. Its masked elements are read as
+minus infinity, so they change neither the maximum nor the sum.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, x_stride, out_stride, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)  # row * stride may pass 2^31
+    row = tl.program_id(0).to(tl.int64)  # row * stride may exceed 2^31
     i = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * x_stride + i, mask=i < columns, other=-float("inf"))
     x = x.to(tl.float32)
@@ -27,9 +28,9 @@ def softmax_kernel(x_ptr, out_ptr, x_stride, out_stride, columns, BLOCK: tl.cons
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension of x [rows, columns]; columns must lie side by side."""
+    """Softmax over the last dimension of x [rows, columns]. Each row must be contiguous."""
     if x.dim() != 2 or x.stride(1) != 1:
-        raise ValueError("softmax takes a matrix whose rows are contiguous")
+        raise ValueError("softmax needs a matrix whose rows are contiguous")
     rows, columns = x.shape
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(columns)
@@ -49,10 +50,10 @@ def main() -> None:
         expected = x.double().softmax(-1).float()
         torch.testing.assert_close(softmax(x), expected)
         torch.testing.assert_close(softmax(x[::2]), expected[::2])  # a stride between rows
-        below = x - 200  # far below 0, where a masked element read as 0 would be the largest
+        below = x - 200  # a masked element that is read as 0 would now be the maximum
         torch.testing.assert_close(softmax(below), below.double().softmax(-1).float())
         half = (x / 30).half()
-        exact = half.double().softmax(-1).half()  # and ours within one step of fp16
+        exact = half.double().softmax(-1).half()  # the kernel may differ by one step of fp16
         torch.testing.assert_close(softmax(half), exact, rtol=1e-3, atol=1e-7)
         block = triton.next_power_of_2(columns)
         print(
@@ -60,7 +61,7 @@ def main() -> None:
         )
     with contextlib.suppress(ValueError):
         softmax(x.T)
-        raise AssertionError("columns that do not lie side by side were let through")
+        raise AssertionError("softmax accepted rows that are not contiguous")
     large = torch.tensor([[1000.0, 999.0, -1000.0]], device=device)
     print("scores of 1000:", [f"{p:.4f}" for p in softmax(large)[0].tolist()])
     if on_gpu:
