@@ -270,6 +270,7 @@ SECOND_EDITION = [
     "06_inside_pytorch.md",
     "06_memory_bound_kernels.md",
     "06_kernels.md",
+    "06_five_languages.md",
     "10_linear_attention.md",
     "10_flash_attention.md",
 ]

@@ -22,7 +22,7 @@ DECISIONS = {
     "value beyond the end of a row": (YOU, YOU, YOU, YOU, YOU, YOU, COMPILER),
     "shared memory and barriers": (YOU, YOU, COMPILER, COMPILER, COMPILER, COMPILER, COMPILER),
     "asynchronous copies, TMA": (YOU, YOU, YOU, MAY, MAY, MAY, SEARCH),
-    "search for the best sizes": (YOU, YOU, MAY, MAY, MAY, MAY, SEARCH),
+    "search for the best sizes": (YOU, MAY, MAY, MAY, MAY, MAY, SEARCH),
 }
 # --8<-- [end:decisions]
 COLOURS = {YOU: "#c2410c", MAY: "#7c3aed", COMPILER: "#15803d", SEARCH: "#0b6e99"}

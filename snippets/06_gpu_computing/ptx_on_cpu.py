@@ -6,7 +6,8 @@ instruction after the other. A jump may only go forward: its threads skip the in
 the label. Every access must be aligned and inside of a buffer, shared memory must be written
 before it is read, and all threads must reach a barrier.
 
-What ptxas does with the PTX, races between two barriers and speed are not checked.
+The program runs a small kernel, and then three versions with a fault, which it reports. What
+ptxas makes of the PTX, races between two barriers, and speed are not checked.
 """
 
 import re
@@ -194,7 +195,7 @@ def floats(name: str, kinds: list[str], a, b=None, c=None) -> np.ndarray:
 
 
 # --8<-- [end:floats]
-def softmax_by(ptx: str, x: np.ndarray, threads: int, more: tuple[int, ...] = ()) -> np.ndarray:
+def run_rows(ptx: str, x: np.ndarray, threads: int, more: tuple[int, ...] = ()) -> np.ndarray:
     """Run a kernel with the parameters x, y and `more` on rows x [rows, columns] in fp32."""
     source, result = x.reshape(-1).view(U32).copy(), np.full(x.size, 0x7FC00000, U32)  # NaN
     at, to = 1 << 20, 1 << 24
@@ -203,3 +204,61 @@ def softmax_by(ptx: str, x: np.ndarray, threads: int, more: tuple[int, ...] = ()
         Block(row, threads, [at, to, *more], {at: source, to: result}).run(code)
     assert (source.view(np.float32) == x.reshape(-1)).all(), "the kernel changed its input"
     return result.view(np.float32).reshape(x.shape)
+
+
+REVERSE = """
+.entry reverse(.param .u64 reverse_param_0, .param .u64 reverse_param_1)
+{
+    ld.param.b64 %rd1, [reverse_param_0];
+    ld.param.b64 %rd2, [reverse_param_1];
+    mov.u32 %r1, %tid.x;
+    setp.lt.u32 %p1, %r1, 32;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.s64 %rd4, %rd1, %rd3;
+    ld.global.b32 %r2, [%rd4];
+    shl.b32 %r3, %r1, 2;
+    st.shared.b32 [%r3], %r2;
+    bar.sync 0;
+    sub.s32 %r4, 63, %r1;
+    shl.b32 %r5, %r4, 2;
+    ld.shared.b32 %r6, [%r5];
+    add.s64 %rd5, %rd2, %rd3;
+    st.global.b32 [%rd5], %r6;
+    ret;
+}
+"""
+FAULTS = {  # what the faulty kernel does, and the change that makes the fault
+    "half of the threads jump over the barrier": (
+        "    bar.sync 0;",
+        "    @%p1 bra $past;\n    bar.sync 0;\n$past:",
+    ),
+    "thread 0 reads the word after the last one": ("sub.s32 %r4, 63", "sub.s32 %r4, 64"),
+    "a thread stores 16 bytes at a multiple of 4": (
+        "st.global.b32 [%rd5], %r6",
+        "st.global.v4.b32 [%rd5], {%r6, %r6, %r6, %r6}",
+    ),
+}
+
+
+def main() -> None:
+    x = np.arange(64, dtype=np.float32)[None]
+    assert (run_rows(REVERSE, x, 64)[0] == np.arange(63, -1, -1)).all()
+    print("64 threads reverse 64 numbers in shared memory: the result is right")
+    for fault, (old, new) in FAULTS.items():
+        assert old in REVERSE
+        try:
+            run_rows(REVERSE.replace(old, new), x, 64)
+        except AssertionError as error:
+            print(f"{fault}: {error}")
+        else:
+            raise AssertionError(f"{fault}: this was not noticed")
+    # rounding down and to nearest, and what becomes of a NaN
+    one, less = np.float32(1), np.float32(-(2.0**-26))
+    arrays = [np.array([x]) for x in (one, one, less)]
+    assert floats("fma", ["rm", "f32"], *arrays)[0] < 1 == floats("fma", ["rn"], *arrays)[0]
+    assert np.isnan(floats("max", ["NaN", "f32"], np.float32("nan"), one))
+    assert floats("max", ["f32"], np.float32("nan"), one) == 1
+
+
+if __name__ == "__main__":
+    main()

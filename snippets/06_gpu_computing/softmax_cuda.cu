@@ -126,7 +126,7 @@ float milliseconds(F run) {
 
 const std::vector<double> OFFSETS = {0, 1000, -1000};
 const std::vector<int> WIDTHS = {4096, 1000};
-const double BOUND = 150 * std::pow(2.0, -24);
+const double BOUND = 160 * std::pow(2.0, -24);
 const int LARGE_ROWS = 16384, LARGE_COLUMNS = 4096;
 
 void check() {

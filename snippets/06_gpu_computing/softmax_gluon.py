@@ -51,4 +51,4 @@ def compiled(rows: int, columns: int) -> dict[str, Binary]:
 
 
 if __name__ == "__main__":
-    start({"Gluon": softmax}, compiled)
+    start({"Gluon": softmax}, compiled, pinned=False)
