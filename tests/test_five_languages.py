@@ -43,7 +43,7 @@ def test_the_program_in_c_states_the_problem_of_the_others() -> None:
 def test_a_program_takes_rows_reference_and_bound_from_one_place(language: str) -> None:
     text = (FOLDER / f"softmax_{language}.py").read_text("utf-8")
     imported = re.search(r"^from softmax_problem import (.*)", text, re.M)[1].split(", ")
-    assert {"Binary", "start"} <= {*imported}
+    assert {"Binary", "run_program"} <= {*imported}
     own = "OFFSETS =", "BOUND =", "assert_close", "def make_rows", "def check"
     assert not [word for word in own if word in text]
     recorded = (FOLDER / f"softmax_{language}.cpu.txt").read_text("utf-8")

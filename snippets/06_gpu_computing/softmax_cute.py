@@ -10,7 +10,7 @@ import math
 import operator
 import sys
 
-from softmax_problem import Binary, start
+from softmax_problem import Binary, run_program
 
 try:
     import cutlass
@@ -64,6 +64,8 @@ def softmax_kernel(x: cute.Tensor, y: cute.Tensor, block: cutlass.Constexpr):
     for k in cutlass.range_constexpr(vectors):
         inside[0, 0, k] = where[(0, 0), 0, k][1] < x.shape[1]
 
+    # --8<-- [end:kernel]
+    # --8<-- [start:values]
     registers = cute.make_rmem_tensor_like(source)
     registers.fill(-math.inf)
     cute.copy(one_copy, source, registers, pred=inside)
@@ -79,7 +81,7 @@ def softmax_kernel(x: cute.Tensor, y: cute.Tensor, block: cutlass.Constexpr):
     cute.copy(one_copy, registers, target, pred=inside)
 
 
-# --8<-- [end:kernel]
+# --8<-- [end:values]
 # --8<-- [start:launch]
 @cute.jit
 def launch(x: cute.Tensor, y: cute.Tensor, block: cutlass.Constexpr):
@@ -118,4 +120,4 @@ def compiled(rows: int, columns: int) -> dict[str, Binary]:
 
 
 if __name__ == "__main__":
-    start({"CuTe DSL": softmax}, compiled)
+    run_program({"CuTe DSL": softmax}, compiled)

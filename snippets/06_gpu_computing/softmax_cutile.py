@@ -11,7 +11,7 @@ import io
 import sys
 from functools import partial
 
-from softmax_problem import Binary, start
+from softmax_problem import Binary, run_program
 
 try:
     import cuda.tile as ct
@@ -80,4 +80,4 @@ def compiled(rows: int, columns: int) -> dict[str, Binary]:
 
 
 if __name__ == "__main__":
-    start({name: partial(softmax, kernel) for name, kernel in KERNELS.items()}, compiled)
+    run_program({name: partial(softmax, kernel) for name, kernel in KERNELS.items()}, compiled)

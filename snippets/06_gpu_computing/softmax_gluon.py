@@ -6,7 +6,7 @@ and measures its speed.
 """
 
 import triton
-from softmax_problem import Binary, start
+from softmax_problem import Binary, run_program
 from triton.backends.compiler import GPUTarget
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,7 +15,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 # --8<-- [start:kernel]
 @gluon.jit
-def softmax_kernel(x_ptr, y_ptr, columns, BLOCK: gl.constexpr, WARPS: gl.constexpr):
+def gluon_kernel(x_ptr, y_ptr, columns, BLOCK: gl.constexpr, WARPS: gl.constexpr):
     # 4 neighbouring elements for each thread, 32 threads for each warp, then the next warp
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
     row = gl.program_id(0).to(gl.int64)
@@ -26,29 +26,29 @@ def softmax_kernel(x_ptr, y_ptr, columns, BLOCK: gl.constexpr, WARPS: gl.constex
     gl.store(y_ptr + row * columns + i, y, mask=i < columns)
 
 
-def softmax(x):
+def gluon_softmax(x):
     """Return the softmax of each row of x [rows, columns], which must be contiguous."""
     y, (rows, columns) = x.new_empty(x.shape), x.shape
     block = triton.next_power_of_2(columns)
-    softmax_kernel[(rows,)](x, y, columns, BLOCK=block, WARPS=8, num_warps=8)
+    gluon_kernel[(rows,)](x, y, columns, BLOCK=block, WARPS=8, num_warps=8)
     return y
 
 
 # --8<-- [end:kernel]
 
 
-def compiled(rows: int, columns: int) -> dict[str, Binary]:
+def compiled_gluon(rows: int, columns: int) -> dict[str, Binary]:
     """Compile as a launch would: an argument that is a multiple of 16 is promised to be one."""
     types = {"x_ptr": "*fp32", "y_ptr": "*fp32", "columns": "i32"}
     types |= {"BLOCK": "constexpr", "WARPS": "constexpr"}
     multiples = [0, 1, 2] if columns % 16 == 0 else [0, 1]
     promises = {(i,): [["tt.divisibility", 16]] for i in multiples}
     sizes = {"BLOCK": triton.next_power_of_2(columns), "WARPS": 8}
-    source = GluonASTSource(softmax_kernel, types, sizes, promises)
+    source = GluonASTSource(gluon_kernel, types, sizes, promises)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
     asm, shared = built.asm, built.metadata.shared
     return {"Gluon": Binary(asm["cubin"], asm["ptx"], (columns, 0, 0), shared)}
 
 
 if __name__ == "__main__":
-    start({"Gluon": softmax}, compiled, pinned=False)
+    run_program({"Gluon": gluon_softmax}, compiled_gluon, pinned=False)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from softmax_problem import WIDTHS, Binary, start
+from softmax_problem import WIDTHS, Binary, run_program
 
 try:
     import helion
@@ -68,4 +68,4 @@ def compiled(rows: int, columns: int) -> dict[str, Binary]:
 
 
 if __name__ == "__main__":
-    start({"Helion": softmax}, compiled)
+    run_program({"Helion": softmax}, compiled)

@@ -197,7 +197,7 @@ def line(name: str, columns: int, found: dict[str, int], mark: str) -> str:
     return f"{f'{name}, {columns}':17}{row}" + ("  spilled" if found["spills"] else "")
 
 
-def start(kernels: dict, compiled, pinned: bool = True) -> None:
+def run_program(kernels: dict, compiled, pinned: bool = True) -> None:
     """Check the kernels of a program, on a GPU if there is one, and report on them.
 
     `kernels` has for each name a function that computes the softmax of a tensor on a GPU.

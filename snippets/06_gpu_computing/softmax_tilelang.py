@@ -10,7 +10,7 @@ It needs tilelang and nvcc: pip install -r requirements/tilelang.txt
 import shutil
 import sys
 
-from softmax_problem import WIDTHS, Binary, start
+from softmax_problem import WIDTHS, Binary, run_program
 
 try:
     import tilelang
@@ -88,4 +88,4 @@ def compiled(rows: int, columns: int) -> dict[str, Binary]:
 if __name__ == "__main__":
     if not shutil.which("nvcc"):
         sys.exit("TileLang needs nvcc, of the CUDA toolkit (but no GPU)")
-    start({"TileLang": softmax}, compiled)
+    run_program({"TileLang": softmax}, compiled)
