@@ -48,7 +48,7 @@ def test_a_program_takes_rows_reference_and_bound_from_one_place(language: str) 
     assert not [word for word in own if word in text]
     recorded = (FOLDER / f"softmax_{language}.cpu.txt").read_text("utf-8")
     for columns in (4096, 1000):
-        assert re.search(rf"^\w.*, {columns} +\d+ +\d+ +≈?\d+", recorded, re.M)
+        assert re.search(rf"^\w.*, {columns} +\d+ x \d+ +≈?\d+", recorded, re.M)
     only_gpu = "only a GPU can check" in recorded
     assert only_gpu == (language == "cutile") != ("equal to float64" in recorded)
 

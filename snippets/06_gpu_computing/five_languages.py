@@ -33,7 +33,7 @@ SMS, LANES, CLOCK = 132, 128, 1.98e9  # of an H200: instructions of a thread per
 
 def draw() -> str:
     """A table of coloured cells: a row for each decision, a column for each language."""
-    left, cell, height = 232, 82, 34
+    left, cell, height = 246, 86, 34
     width, bottom = left + cell * len(LANGUAGES), 44 + height * len(DECISIONS)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 12}" '
@@ -78,8 +78,17 @@ def kernels() -> dict[str, dict[str, str]]:
         text = Path(name).read_text("utf-8")
         for kernel, row in re.findall(rf"^(\S.*), {COLUMNS}  +(\d.*)$", text, re.M):
             cells = re.split(r"\s{2,}", row.replace("≈", ""))
-            keys = "threads", "elements", "registers", "shared", "blocks", "loads", "stores"
-            found[kernel] = dict(zip((*keys, "exact", "code"), cells, strict=True))
+            keys = (
+                "threads",
+                "registers",
+                "shared",
+                "blocks",
+                "loads",
+                "stores",
+                "exact",
+                "code",
+            )
+            found[kernel] = dict(zip(keys, cells, strict=True))
     return found
 
 
@@ -88,7 +97,7 @@ def main() -> None:
     Path("five_languages.svg").write_text(draw(), "utf-8")
     counts = [[who[i] for who in DECISIONS.values()].count(YOU) for i in range(len(LANGUAGES))]
     assert counts == sorted(counts, reverse=True)  # the columns are ordered by this number
-    print("decisions that you state:", *map("{} {},".format, LANGUAGES, counts))
+    print("you state:", ", ".join(map("{} {}".format, LANGUAGES, counts)))
 
     rate = int(re.search(r"a copy moves ≈(\d+) GB/s", Path("softmax.cuda.txt").read_text())[1])
     elements = rate * 1e9 / 8  # per second: each is read and written, 4 bytes each time
@@ -100,7 +109,8 @@ def main() -> None:
     for kernel, row in found.items():
         requested = int(row["blocks"]) * COLUMNS * 4 / 1024
         used = int(row["code"]) * elements / issued
-        assert row["loads"] == f"{int(row['elements']) // 4} x 16 B" and used < 0.7
+        elements_of_a_thread = int(row["threads"].split(" x ")[1])
+        assert row["loads"] == f"{elements_of_a_thread // 4} x 16 B" and used < 0.7
         print(
             f"{kernel:12} {requested:10.0f} {row['exact']:>11} {row['code']:>10} {used:16.0%}"
         )

@@ -158,9 +158,9 @@ def summary(text: str, extra_shared: int) -> dict[str, int]:
 
 # --8<-- [end:facts]
 COLUMNS = (  # of the table: two lines of a heading, and the width
-    ("threads", "a block", 9), ("elements", "a thread", 10), ("registers", "a thread", 11),
-    ("shared", "bytes", 8), ("blocks", "per SM", 8), ("", "loads", 10), ("", "stores", 10),
-    ("exact", "x / y", 7), ("code per", "element", 9),
+    ("threads x", "elements", 10), ("registers", "a thread", 11), ("shared", "bytes", 8),
+    ("blocks", "per SM", 8), ("", "loads", 10), ("", "stores", 10), ("exact", "x / y", 7),
+    ("code per", "element", 9),
 )  # fmt: skip
 
 
@@ -183,8 +183,7 @@ def line(name: str, columns: int, found: dict[str, int], mark: str) -> str:
         return f"{found[kind]} x {16 if found[f'wide {kind}'] else 4} B"
 
     cells = (
-        found["threads"],
-        each,
+        f"{found['threads']} x {each}",
         f"{mark}{found['registers']}",
         found["shared"],
         f"{mark}{found['blocks']}",
