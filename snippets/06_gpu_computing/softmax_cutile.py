@@ -1,8 +1,8 @@
 """Softmax of rows in cuTile: the kernel computes with tiles, and the compiler has the threads.
 
 Without a GPU, the program compiles the kernel for sm_90 and prints what the machine code uses.
-The compiler of cuTile writes no PTX, so only a GPU can check the result: there the program also
-measures the speed.
+The compiler of cuTile returns no PTX, so only a GPU can check the result: there the program
+also measures the speed.
 
 It needs cuda-tile and NVIDIA's compiler for Tile IR: pip install -r requirements/cutile.txt
 """

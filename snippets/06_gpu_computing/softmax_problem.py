@@ -26,7 +26,7 @@ from kernel_report import blocks_per_sm, cuobjdump
 from ptx_on_cpu import run_rows
 
 # --8<-- [start:problem]
-OFFSETS = 0, 1000, -1000  # of three rows: exp(1000) is infinite, and so is exp(0 + 1000)
+OFFSETS = 0, 1000, -1000  # of three rows; exp(1000) is infinite, and exp(-1000) is 0
 WIDTHS = 4096, 1000  # columns: a row that fills its block, and a row that does not
 LARGE = 16384, 4096  # rows and columns of the speed test on a GPU
 BOUND = 160 * 2.0**-24  # of the relative error, from the rounding to fp32
@@ -102,7 +102,7 @@ class Binary(NamedTuple):
     """A kernel that was compiled for rows of one length."""
 
     cubin: bytes | Path  # or an executable
-    ptx: str = ""  # empty if the compiler writes none
+    ptx: str = ""  # empty if the compiler returns none
     parameters: tuple[int, ...] = ()  # of the kernel, after x and y
     shared: int = 0  # bytes of shared memory that the launch adds
 
