@@ -87,8 +87,8 @@ REASONS = {
         fragmentation:Expandable staging:CopyEngine io_complexity:FastMemory
         nvme_bytes:Counting deepspeed_config:Recorder metrics:Metrics metrics:Handler gpu_metrics:Gpu gpu_metrics:Log
         paging_waste:Sequence speculation_priced:Draft mean_hides_tail:Served
-        guided:Automaton guided:fits guided:masked fleet_trace:Kind fleet_trace:Request
-        fleet:Hardware fleet:Tier fleet:Fleet capacity:Model capacity:Load capacity:plan
+        guided:Automaton guided:fits guided:masked fleet_trace:Kind
+        fleet:Hardware fleet:Fleet capacity:Model capacity:Load capacity:plan
         capacity_published:predicted""",
     "it brings data, whatever the model": "stream:Stream stateful_loader:Stream",
     "its argument is one parameter": "mixed_precision_policy:vectors_in_fp32",

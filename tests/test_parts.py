@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from processes import HANG, LAUNCHER
 from book.core import BookError, digest, page, write_whole
 from book.core.page import Embed, resolve
 from book.core.program import Program, gpu_kind, is_program, is_stray, recorded_on
-from book.core.transcript import Transcript, difference, output_lines, same_line
-from book.run import changed, fences, hold, mutants, plugin, runner, warm
+from book.core.transcript import Clocks, Transcript, difference, output_lines, same_line
+from book.run import changed, clocks, fences, hold, mutants, plugin, runner, warm
 from book.run.passed import Passed
+from book.site import template
 
 INPUTS = ["book"]
 
@@ -542,3 +544,132 @@ def test_outputs_that_changed_stand_beside_those_before(tmp_path: Path, monkeypa
     assert changed.changed("HEAD~2", "HEAD~") == ""
     with pytest.raises(BookError, match="nowhere"):
         changed.changed("nowhere", "HEAD")
+
+
+# --- the clock of a GPU ----------------------------------------------------------------------
+
+ON_A_GPU = "# recorded 2026-01-01 on 1 × NVIDIA H200, torch 2.13.0, Python 3.11.7, in 7.2 s"
+
+
+class FakeNvml:
+    """A GPU that is idle at first, and then runs into its power limit.
+
+    Each reading has a clock in MHz and the mask of reasons.
+    """
+
+    NVMLError = RuntimeError
+    NVML_CLOCK_SM = 1
+    nvmlClocksEventReasonGpuIdle = 1
+    nvmlClocksEventReasonApplicationsClocksSetting = 2
+    nvmlClocksEventReasonSwPowerCap = 4
+    nvmlClocksThrottleReasonHwSlowdown = 8
+    nvmlClocksEventReasonSyncBoost = 16
+    nvmlClocksEventReasonSwThermalSlowdown = 32
+    nvmlClocksThrottleReasonHwThermalSlowdown = 64
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 128
+    nvmlClocksEventReasonDisplayClockSetting = 256
+
+    def __init__(self, *readings: tuple[int, int]) -> None:
+        self.readings, self.sampled = list(readings), threading.Event()
+
+    def nvmlInit(self) -> None:
+        if not self.readings:
+            raise RuntimeError("NVML Shared Library Not Found")
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: int) -> int:
+        if len(self.readings) == 1:
+            self.sampled.set()
+        return self.readings[0][1]
+
+    def nvmlDeviceGetClockInfo(self, gpu: int, kind: int) -> int:
+        return self.readings.pop(0)[0] if len(self.readings) > 1 else self.readings[0][0]
+
+    def nvmlDeviceGetMaxClockInfo(self, gpu: int, kind: int) -> int:
+        return 1980
+
+
+def test_the_clock_of_a_gpu_is_recorded_while_it_is_busy() -> None:
+    nvml = FakeNvml((345, 1), (900, 0), (1980, 0), (1410, 4), (1500, 64 | 1024))
+    with clocks.Recorder(nvml, pause=0.001) as recorder:
+        assert nvml.sampled.wait(30)
+        nvml.sampled.clear()
+        assert nvml.sampled.wait(30)  # the last reading was sampled, too
+    seen = recorder.result()
+    why = ("power limit", "heat (hardware)", "reason 0x400")
+    assert seen == Clocks(1410, 1980, 1980, why)  # neither 345, idle, nor 900, rising
+    assert Clocks.parse(str(seen)) == seen
+
+
+def test_no_clock_is_recorded_of_an_idle_gpu_or_without_a_driver() -> None:
+    idle = FakeNvml((345, 1))
+    with clocks.Recorder(idle, pause=0.001) as recorder:
+        assert idle.sampled.wait(30)
+    assert recorder.result() is None
+    with clocks.Recorder(FakeNvml(), pause=0.001) as recorder:
+        pass
+    assert recorder.result() is None
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("", None),
+        (", SM clock 1980 of 1980 MHz", Clocks(1980, 1980, 1980)),
+        (
+            ", SM clock 1410 to 1980 of 1980 MHz, lowered by power limit and sync boost",
+            Clocks(1410, 1980, 1980, ("power limit", "sync boost")),
+        ),
+    ],
+)
+def test_a_transcript_is_valid_with_and_without_a_clock(
+    end: str, expected: Clocks | None
+) -> None:
+    text = f"{ON_A_GPU}{end}\n$ python p.py\n1\n"
+    transcript = Transcript.parse(text)
+    assert transcript.provenance.clocks == expected and transcript.text() == text
+    shown = template.render(
+        "transcript",
+        outputs=[
+            {
+                "lines": ["1"],
+                "header": "console",
+                "provenance": transcript.provenance,
+                "needs": [],
+            }
+        ],
+        older={},
+    )
+    assert f"7.2 s in all{end.replace(', SM', '; SM', 1)}." in shown
+
+
+def test_an_unknown_end_of_the_first_line_is_an_error() -> None:
+    with pytest.raises(BookError, match="this is no `# recorded …` line"):
+        Transcript.parse(f"{ON_A_GPU}, SM clock fast\n$ python p.py\n1\n")
+
+
+def test_numbers_of_a_gpu_without_a_clock_are_recorded_again(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that reports its clock replaces a transcript that has none, and no other."""
+    book.program("p", "print(1)\n", "$ python p.py\n1\n")
+    book.write("snippets/gpu.toml", '"snippets/t/p.py" = "$ python p.py"\n')
+    transcript = book.write("snippets/t/p.cuda.txt", f"{ON_A_GPU}\n$ python p.py\n1\n")
+    monkeypatch.setattr(clocks.Recorder, "result", lambda self: Clocks(1410, 1980, 1980))
+    monkeypatch.setattr(runner, "describe_device", lambda device: "1 × NVIDIA H200")
+
+    def check(**how: bool) -> hold.Outcome:
+        program = Program(book.root, book.root / "snippets/t/p.py")
+        return hold.check(program, "cuda", hold.How(**how))
+
+    assert not check().recorded  # a test never writes
+    assert check(record=True).recorded
+    assert ", SM clock 1410 to 1980 of 1980 MHz\n" in transcript.read_text("utf-8")
+    assert not check(record=True).recorded

@@ -656,4 +656,4 @@ def test_the_fleet_of_chapter_09_has_the_planners_gpus() -> None:
     assert float(network) == gpus["h100"]["network"]
     model = tomllib.loads((FOLDER / "models.toml").read_text("utf-8"))["llama-3-8b"]
     assert f"LAYERS, HIDDEN = {model['layers']}, {model['hidden']}\n" in text
-    assert f"CACHE = 2 * LAYERS * {model['kv_heads']} * 128 * 2 " in text
+    assert f"CACHE_BYTES = 2 * LAYERS * {model['kv_heads']} * 128 * 2 " in text

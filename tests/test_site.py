@@ -266,13 +266,18 @@ SECOND_EDITION = [
     "05_precision_in_practice.md",
     "05_eight_bits.md",
     "10_attention_kernels.md",
+    "06_gpu_computing.md",
     "06_matrix_products.md",
+    "06_blackwell.md",
     "06_inside_pytorch.md",
     "06_memory_bound_kernels.md",
     "06_kernels.md",
     "06_five_languages.md",
+    "06_host_and_device.md",
+    "06_libraries.md",
     "10_linear_attention.md",
     "10_flash_attention.md",
+    "09_fleet.md",
 ]
 
 
@@ -304,6 +309,18 @@ def test_a_chapter_page_follows_the_pattern(name: str) -> None:
         if found := re.search(counted, line, re.I):
             faults.append(f"line {number}: `{found[0]}` must be counted; use a callout")
     assert not faults, "\n".join(f"docs/{name}: {fault}" for fault in faults)
+
+
+def test_chapter_06_lists_the_programs_that_need_nvcc() -> None:
+    """A reader without the CUDA toolkit is told which Python programs to skip."""
+    folder, page = "snippets/06_gpu_computing", ROOT / "docs/06_gpu_computing.md"
+    needs = {
+        path.name
+        for path in (ROOT / folder).glob("*.py")
+        if 'which("nvcc")' in path.read_text("utf-8")
+    }
+    listed = re.search(r"also need `nvcc`(.*?)Without a GPU", page.read_text("utf-8"), re.S)
+    assert set(re.findall(r"`(\w+\.py)`", listed[1])) == needs
 
 
 def test_titles_and_descriptions_are_each_pages_own(site: Site) -> None:

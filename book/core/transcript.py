@@ -10,8 +10,10 @@ A transcript is a text file beside its program::
     RuntimeError: what the program printed
     [exit status 1]
 
-The first line is the provenance. A ``$`` line is a command, at once what the reader types, what
-is run and what was recorded. ``[exit status N]`` under a command says that it leaves with N.
+The first line is the provenance. If it was recorded on a GPU, it may end with the clock of the
+GPU: ``, SM clock 1410 to 1980 of 1980 MHz, lowered by power limit``. A ``$`` line is a command:
+what the reader types, what is run and what was recorded. ``[exit status N]`` under a command
+says that it leaves with N.
 """
 
 from __future__ import annotations
@@ -38,8 +40,39 @@ _DECIMAL = re.compile(
 _STATUS = re.compile(r"^\[exit status (\d+)\]$")
 _PROVENANCE = re.compile(
     r"^# recorded (?P<date>\d{4}-\d\d-\d\d) on (?P<device>.+), "
-    r"torch (?P<torch>\S+), Python (?P<python>\S+), in (?P<seconds>[\d.]+) s$"
+    r"torch (?P<torch>\S+), Python (?P<python>\S+), in (?P<seconds>[\d.]+) s"
+    r"(?:, (?P<clocks>SM clock .+))?$"
 )
+_CLOCKS = re.compile(
+    r"SM clock (?P<lowest>\d+)(?: to (?P<highest>\d+))? of (?P<maximum>\d+) MHz"
+    r"(?:, lowered by (?P<reasons>.+))?"
+)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The clock of the SMs in MHz, while the commands of a transcript used the GPU."""
+
+    lowest: int
+    highest: int
+    maximum: int  # that this kind of GPU can reach
+    reasons: tuple[str, ...] = ()  # why the clock was lowered, in words
+
+    @classmethod
+    def parse(cls, text: str) -> Clocks | None:
+        """Read the end of a provenance line; None where it has another form."""
+        match = _CLOCKS.fullmatch(text)
+        if match is None:
+            return None
+        lowest, reasons = int(match["lowest"]), match["reasons"]
+        highest = int(match["highest"] or lowest)
+        words = tuple(reasons.split(" and ")) if reasons else ()
+        return cls(lowest, highest, int(match["maximum"]), words)
+
+    def __str__(self) -> str:
+        first = f"{self.lowest} to " if self.lowest != self.highest else ""
+        why = f", lowered by {' and '.join(self.reasons)}" if self.reasons else ""
+        return f"SM clock {first}{self.highest} of {self.maximum} MHz{why}"
 
 
 @dataclass(frozen=True)
@@ -51,11 +84,13 @@ class Provenance:
     torch: str
     python: str
     seconds: float
+    clocks: Clocks | None = None  # of the GPU; older recordings have none
 
     def __str__(self) -> str:
+        clocks = f", {self.clocks}" if self.clocks else ""
         return (
             f"# recorded {self.date} on {self.device}, torch {self.torch}, "
-            f"Python {self.python}, in {self.seconds:.1f} s"
+            f"Python {self.python}, in {self.seconds:.1f} s{clocks}"
         )
 
 
@@ -97,9 +132,11 @@ class Transcript:
         provenance, commands = None, []
         if lines[0].startswith("# "):
             match = _PROVENANCE.match(lines[0])
-            if match is None:
+            clocks = Clocks.parse(match["clocks"]) if match and match["clocks"] else None
+            if match is None or (match["clocks"] and clocks is None):
                 raise wrong("this is no `# recorded …` line", 1)
-            provenance = Provenance(**match.groupdict() | {"seconds": float(match["seconds"])})
+            parts = {"seconds": float(match["seconds"]), "clocks": clocks}
+            provenance = Provenance(**match.groupdict() | parts)
         goes_on = False
         for number, line in enumerate(lines, 1):
             if provenance and number == 1:

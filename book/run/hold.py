@@ -23,6 +23,7 @@ from pathlib import Path
 from book.core import BookError, held, write_whole
 from book.core.program import LAUNCH, ON_GPUS, Program, on_gpus, programs, release, up_to
 from book.core.transcript import (
+    Clocks,
     Command,
     Provenance,
     Transcript,
@@ -30,7 +31,7 @@ from book.core.transcript import (
     output_lines,
     same_line,
 )
-from book.run import runner
+from book.run import clocks, runner
 from book.run.warm import Launcher
 
 LABS = ("labs", "assessment", "graders")  # they stand beside each other, as a learner has them
@@ -277,6 +278,7 @@ class _Attempt:
     seconds: float = 0.0  # spent in commands
     warmed: bool = False  # a command was started warm
     changed: list[str] = field(default_factory=list)  # messages: what is not as recorded
+    clocks: Clocks | None = None  # of the GPU, while the commands ran
     source: str | None = None  # of the program, where it is not its own
 
     def differs(self, message: str) -> None:
@@ -300,13 +302,20 @@ def check(program: Program, device: str, how: How) -> Outcome:
     attempt, doubted = _Attempt(program, device, held_to, wanted), False
     with one_at_a_time(device):
         try:
-            _perform(attempt, how.limit, how.warm if device == "cpu" else None)
+            if how.record and device != "cpu":
+                with clocks.Recorder() as recorder:
+                    _perform(attempt, how.limit, None)
+                attempt.clocks = recorder.result()
+            else:
+                _perform(attempt, how.limit, how.warm if device == "cpu" else None)
         except BookError:
             if not attempt.warmed:
                 raise
             attempt, doubted = _Attempt(program, device, held_to, wanted), True
             _perform(attempt, how.limit, None)
-    if how.record and (attempt.changed or wanted.provenance is None):
+    # numbers without a clock are replaced, so that clock and numbers are of the same run
+    unclocked = attempt.clocks and wanted.provenance and not wanted.provenance.clocks
+    if how.record and (attempt.changed or wanted.provenance is None or unclocked):
         if any("draws no such figure" in message for message in attempt.changed):
             raise BookError("\n".join(attempt.changed))
         _write(attempt)
@@ -460,6 +469,7 @@ def _write(attempt: _Attempt) -> None:
         runner.torch_version(),
         ".".join(map(str, sys.version_info[:3])),
         attempt.seconds,
+        attempt.clocks,
     )
     text = Transcript(attempt.printed, recorded).text()
     name, was = attempt.held_to, attempt.wanted.provenance

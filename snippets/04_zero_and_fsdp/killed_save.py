@@ -62,13 +62,16 @@ def new_folder(state: dict, step: int) -> None:
     """Right: write to a new folder, and rename it when it is complete."""
     root = Path("new_folder")
     unfinished, finished = root / f"step-{step}.unfinished", root / f"step-{step}"
+    pointer = root / "latest"
+    if pointer.exists() and pointer.read_text() == finished.name:
+        return  # this step is saved already; a second copy would have to delete it first
     dcp.save(state, storage_writer=KilledAt2(unfinished, step))  # returns when all ranks finish
     if dist.get_rank() == 0:
         if finished.exists():  # left by a job that was killed before it wrote the pointer
             shutil.rmtree(finished)
         unfinished.rename(finished)  # happens completely or not at all
         (root / "latest.new").write_text(finished.name)
-        (root / "latest.new").replace(root / "latest")  # readers see the old or the new text
+        (root / "latest.new").replace(pointer)  # readers see the old or the new text
     dist.barrier()  # no rank continues before the rename
 
 
@@ -82,11 +85,11 @@ def latest() -> Path | None:
 
 
 def work(rank: int, save, store: str) -> None:
-    """One rank: at step k, save a weight whose elements are all k."""
+    """One rank: save a weight whose elements are all 1, then 2, then 3."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    for step in (1, 2):
-        weight = distribute_tensor(torch.full((ROWS, 4), float(step)), mesh, [Shard(0)])
+    for step, value in ((1, 1), (2, 2), (2, 3)):  # step 2 is saved twice
+        weight = distribute_tensor(torch.full((ROWS, 4), float(value)), mesh, [Shard(0)])
         save({"weight": weight, "step": torch.tensor(step)}, step)
 
 
@@ -126,7 +129,9 @@ def main() -> None:
             (root / "step-2" / "from a killed job").mkdir(parents=True)
             assert latest() is None
         assert run(save) == 0  # the control: without a kill, step 2 is complete
-        assert read(latest() if save is new_folder else root) == (2, [2] * ROWS)
+        # new_folder keeps the first complete copy of step 2, and overwrite replaces it
+        value = 2 if save is new_folder else 3
+        assert read(latest() if save is new_folder else root) == (2, [value] * ROWS)
         shutil.rmtree(root)
 
         os.environ[KILL] = "yes"

@@ -77,10 +77,14 @@ def main() -> None:
             for tensor in (p, p.grad, state["exp_avg"], state["exp_avg_sq"]):
                 stored += tensor.to_local().nbytes
         assert stored == 16 * psi // n
+        home = device.type if type(policy) is OffloadPolicy else "cpu"
+        moments = optimizer.state[shard]["exp_avg"]
+        assert {t.device.type for t in (shard, shard.grad, moments)} == {home}
+        assert computed_on == {device.type}
         if rank == 0:
             print(f"{type(policy).__name__}: shards on {shard.device.type}", end="")
             print(f", gradients on {shard.grad.device.type}", end="")
-            print(f", moments on {optimizer.state[shard]['exp_avg'].device.type}", end="")
+            print(f", moments on {moments.device.type}", end="")
             print(f", computes on {', '.join(computed_on)}")
             print(f"  {stored:,} bytes of state on this rank, 16Ψ/N = {16 * psi // n:,}")
     for plain, offloaded in zip(*parameters, strict=True):

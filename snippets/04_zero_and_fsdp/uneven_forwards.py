@@ -35,6 +35,8 @@ def main() -> int:
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, 1))
+    with torch.no_grad():  # the two batches that every rank has, without sharding
+        expected = torch.stack([model(torch.full((4, H), v)).mean() for v in (1.0, 2.0)]).mean()
     mesh = DeviceMesh.from_group(group, "cpu")
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     batches = torch.tensor(3 - rank % 2)
@@ -46,6 +48,7 @@ def main() -> int:
         if rank == 0:  # rank 1 waits in the last all-reduce until rank 0 has gone
             print(f"rank 0: RuntimeError: {str(error).split('] ')[-1]}", flush=True)
         return 1
+    assert abs(mean - expected.item()) < 1e-6
     if rank == 0:
         print(f"{int(batches)} batches on every rank, mean {mean:.4f}")
     return 0

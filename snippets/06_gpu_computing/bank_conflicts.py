@@ -1,8 +1,9 @@
-"""Bank conflicts in shared memory, counted for strides and for the columns of a tile.
+"""Lanes that need different words of the same bank of shared memory must take turns.
 
-Shared memory has 32 banks of 4 bytes. In one pass each bank serves one word, to as many lanes
-as want it. So an access takes as many passes as the fullest bank has distinct words.
-Draws bank_conflicts.svg.
+Shared memory has 32 banks, and each bank is 4 bytes wide. In one pass, a bank delivers one word
+to all lanes that need this word. The number of passes is therefore the largest number of
+different words in one bank. Look at the column of a 32 × 32 tile: it takes 32 passes, unless
+the rows are padded or swizzled. The program draws bank_conflicts.svg.
 """
 
 import math
@@ -19,8 +20,8 @@ LANES, BANKS = 32, 32
 
 # --8<-- [start:passes]
 def passes(words: list[int]) -> int:
-    """Passes that a warp's access takes; `words` are the 32 lanes' indices of 4-byte words."""
-    distinct = set(words)  # lanes that want the same word share it
+    """Return the passes of one access; `words` has the 4-byte word that each lane needs."""
+    distinct = set(words)  # lanes that need the same word share it
     return max(Counter(word % BANKS for word in distinct).values())
 
 
@@ -28,7 +29,7 @@ def passes(words: list[int]) -> int:
 
 
 def swizzle(row: int, column: int) -> int:
-    """Index in a 32 × 32 tile whose columns are permuted within each row: no padding needed."""
+    """Return the word of an element. Row r stores its column c at place c XOR r."""
     return row * 32 + (column ^ row)
 
 
@@ -88,7 +89,7 @@ def main() -> None:
         assert by_row == {1} and by_column == {LANES if name == "pitch 32" else 1}
         bytes_used = 4 * (32 * 33 if "33" in name else 32 * 32)
         print(f"{name:24} {by_row.pop():7} {by_column.pop():10} {bytes_used:7,}")
-        # all in the tile, no two in one word, which `passes` would take for a broadcast
+        # each element has its own word, or `passes` would count a broadcast
         words = {index(r, c) for r in lanes for c in lanes}
         assert len(words) == 32 * 32 and words <= set(range(bytes_used // 4))
 

@@ -1,7 +1,8 @@
-"""How many 32-byte sectors one warp's load touches: strides, misaligned starts, struct fields.
+"""A load of a warp costs the 32-byte sectors that its lanes touch, and not the bytes they need.
 
-A warp asks for 32 addresses at once, and memory answers in sectors of 32 bytes. Sectors touched
-× 32 over bytes asked for is what the access costs. Draws coalescing.svg.
+The 32 lanes of a warp have 32 addresses. Memory answers in whole sectors of 32 bytes, and a
+sector that several lanes touch is delivered once. Look at the column `useful`: it is the
+fraction of the delivered bytes that the lanes need. The program draws coalescing.svg.
 """
 
 import random
@@ -16,12 +17,12 @@ LANES, SECTOR = 32, 32
 
 # --8<-- [start:sectors]
 def sectors(addresses: list[int], size: int) -> int:
-    """Distinct 32-byte sectors that a warp touches with `size` bytes at each address."""
+    """Return how many sectors are touched by lanes that read `size` bytes at each address."""
     return len({(a + byte) // SECTOR for a in addresses for byte in range(size)})
 
 
 def strided(stride: int, size: int = 4, start: int = 0) -> list[int]:
-    """Lane i reads element i × stride of an array that starts at byte `start`."""
+    """Return the addresses of the lanes: lane i reads element i × stride, from byte `start`."""
     return [start + lane * stride * size for lane in range(LANES)]
 
 
@@ -29,7 +30,7 @@ def strided(stride: int, size: int = 4, start: int = 0) -> list[int]:
 
 
 def formula(stride: int, size: int = 4) -> int:
-    """Aligned start: a sector for every lane, or the span in sectors if that is less."""
+    """For an aligned start: the span in sectors, but at most one sector for each lane."""
     span = ((LANES - 1) * stride + 1) * size
     return min(LANES, -(-span // SECTOR))
 
@@ -83,6 +84,11 @@ def main() -> None:
     extra = {sectors(strided(1, 4, b), 4) for b in shifts if b % SECTOR}
     assert extra == {5} and sectors(strided(1, 4, 96), 4) == 4
     print("a start that is no multiple of 32 bytes: 5 sectors in place of 4")
+    block = [each for warp in range(32) for each in strided(1, start=4 + 128 * warp)]
+    requests = sum(sectors(block[32 * warp : 32 * warp + 32], 4) for warp in range(32))
+    distinct = sectors(block, 4)  # a warp and the next one share a sector
+    assert requests == 32 * 5 and distinct == 32 * 4 + 1
+    print(f"32 neighbouring warps, x[i + 1]: {requests} requests for {distinct} sectors")
     draw(strides, shifts)
 
 

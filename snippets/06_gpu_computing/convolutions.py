@@ -1,9 +1,9 @@
-"""One convolution by four algorithms, pooling by windows, and what channels_last moves.
+"""Compute one convolution by four algorithms with different work, scratch memory and rounding.
 
-A convolution is nine shifted products, one product with a matrix of windows (im2col), sixteen
-small products of transformed tiles (Winograd, arXiv 1509.09308), or one product for each
-frequency. They differ in multiplications, scratch memory and rounding, and so a library has
-them all and chooses. On a GPU cuDNN is timed with and without its trials, and in both layouts.
+A convolution with 3 × 3 weights is nine shifted products, one product with a matrix of windows
+(im2col), sixteen small products of transformed tiles (Winograd, arXiv 1509.09308), or one
+product for each frequency. No algorithm is the best in every column, so a library has them all
+and chooses. On a GPU the program also times cuDNN with and without trials, in both layouts.
 """
 
 import time
@@ -17,7 +17,7 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 # --8<-- [start:algorithms]
 def shifts(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Tensor, int]:
-    """[b, i, h, w], [o, i, 3, 3] -> [b, o, h, w], padded with 1; elements of scratch."""
+    """Return x [b, i, h, w] * w [o, i, 3, 3] -> [b, o, h, w], and the elements of scratch."""
     x, w = cut(F.pad(x, (1, 1, 1, 1))), cut(w)
     h, v = x.shape[2] - 2, x.shape[3] - 2
     taps = [(r, c) for r in range(3) for c in range(3)]
@@ -35,7 +35,7 @@ def im2col(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Tenso
 
 
 def winograd(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Tensor, int]:
-    """Tiles of 4 × 4, two apart, make 2 × 2 outputs: 16 multiplications and not 36."""
+    """Compute 2 × 2 outputs from each tile of 4 × 4: 16 multiplications instead of 36."""
     before = x.new_tensor([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
     weights = x.new_tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
     after = x.new_tensor([[1, 1, 1, 0], [0, 1, -1, -1]])
@@ -48,7 +48,7 @@ def winograd(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Ten
 
 def fourier(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Tensor, int]:
     h, v = x.shape[2:]
-    size = (h + 2, v + 2)  # room for the border, so that nothing comes round
+    size = (h + 2, v + 2)  # room for the border, so that nothing wraps around
     spectrum = torch.fft.rfft2(cut(x), size)  # [b, i, h + 2, w / 2 + 2]
     kernel = torch.fft.rfft2(cut(w).flip(2, 3), size)
     y = torch.fft.irfft2(torch.einsum("bihv,oihv->bohv", spectrum, kernel), size)
@@ -59,7 +59,7 @@ def fourier(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Tens
 
 
 def timed(call: Callable[[], torch.Tensor]) -> tuple[float, float]:
-    """Milliseconds of the first call, and the least of ten more."""
+    """Return the milliseconds of the first call, and the least of ten more calls."""
     times = []
     for _ in range(11):
         torch.accelerator.synchronize()
@@ -71,7 +71,10 @@ def timed(call: Callable[[], torch.Tensor]) -> tuple[float, float]:
 
 
 def cudnn(device: torch.device) -> None:
-    """fp16, three kernels of 3 × 3: layouts and trials."""
+    """Time a layer in fp16, with 3 × 3 weights, in two layouts, with and without trials.
+
+    The images for the trials are one column wider, so their shape is new to cuDNN.
+    """
     print("\ncuDNN, [64, 128, 56, 56] in fp16       first call ms  later ms")
     layer = torch.nn.Conv2d(128, 128, 3, padding=1, device=device, dtype=torch.float16)
     for layout in (torch.contiguous_format, torch.channels_last):
@@ -119,7 +122,7 @@ def main() -> None:
     y = F.conv2d(last, w, padding=1)
     torch.testing.assert_close(y.double(), truth, rtol=1e-4, atol=1e-4)
     assert last.shape == x.shape and last.permute(0, 2, 3, 1).is_contiguous()
-    assert y.is_contiguous(memory_format=torch.channels_last)  # the layout goes on
+    assert y.is_contiguous(memory_format=torch.channels_last)  # the result keeps the layout
     print(f"strides of {tuple(x.shape)}: {x.stride()}, channels_last {last.stride()}")
     if gpu:
         cudnn(device)

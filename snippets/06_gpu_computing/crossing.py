@@ -1,8 +1,10 @@
-"""Where a GPU starts to pay: the CPU is measured, the GPU too if there is one, or modelled.
+"""The size from which a GPU is faster than a CPU, for a vector addition and a matrix product.
 
-The model: every launch costs LAUNCH, data that lies on the host crosses the link, and the
-kernel itself takes max(FLOPs / P, bytes / W). Datasheet: H100 SXM, fp32 67 TFLOP/s, 3,350 GB/s,
-PCIe 5.0 x16. LAUNCH is an assumption: put in what your own machine shows.
+The CPU is measured. A GPU is measured if this machine has one, and is modelled otherwise. In
+the model every launch takes LAUNCH, data on the host crosses the link, and a kernel takes the
+larger of FLOPs / P and bytes / W. The rates are from the datasheet of an H100 SXM: 67 TFLOP/s
+in fp32, 3,350 GB/s, PCIe 5.0 x16. LAUNCH is an assumption: replace it by what your machine
+shows. In the column "crossing at n" is the size at which CPU and GPU need the same time.
 """
 
 import functools
@@ -15,13 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 P, W = 67e12, 3350e9  # FLOP/s, bytes/s
 LINK = 32e9 * 16 * 128 / 130 / 8  # 32 GT/s, 16 lanes, 128 of 130 bits are data: 63 GB/s
-LAUNCH = 10e-6  # s, from the call in Python to the kernel's end, for one small operator
+LAUNCH = 10e-6  # s, from the call in Python to the end of a small kernel or copy
 THREADS = torch.get_num_threads()
 
 
 # --8<-- [start:model]
 def modelled(flops: float, moved: float, crossing: float, launches: int = 1) -> float:
-    """Seconds on the GPU; `crossing` bytes go over the link, `moved` through its memory."""
+    """Return seconds on the GPU. `crossing` bytes use the link, `moved` bytes its memory."""
     return launches * LAUNCH + crossing / LINK + max(flops / P, moved / W)
 
 
@@ -29,7 +31,7 @@ def modelled(flops: float, moved: float, crossing: float, launches: int = 1) -> 
 
 
 def seconds(call: Callable, budget: float = 0.03) -> float:
-    """Least time of `call`, which leaves nothing running, over five repeats or more."""
+    """Return the least time of five or more calls. A call ends when its work has ended."""
     call()
     best, repeats, end = math.inf, 0, time.perf_counter() + budget
     while repeats < 5 or time.perf_counter() < end:
@@ -39,8 +41,8 @@ def seconds(call: Callable, budget: float = 0.03) -> float:
     return best
 
 
-# Inputs and output, the operator, FLOPs, bytes. The output is there before the clock starts:
-# else the time would be that of the system handing out fresh pages.
+# Each function returns inputs and output, the operator, its FLOPs and its bytes. The output is
+# allocated before the clock starts, because otherwise the time would include fresh pages.
 def add(n: int) -> tuple[list[torch.Tensor], Callable, float, float]:
     return [torch.randn(n), torch.randn(n), torch.zeros(n)], torch.add, n, 12 * n
 
@@ -52,7 +54,7 @@ def product(n: int) -> tuple[list[torch.Tensor], Callable, float, float]:
 
 @functools.cache
 def on_cpu(make: Callable, n: int) -> float:
-    """Seconds on the CPU, with one thread or with all, whichever is faster."""
+    """Return the seconds on the CPU with one thread or with all, whichever is faster."""
     (x, y, out), operator, _, _ = make(n)
     best = math.inf
     for threads in {1, THREADS}:
@@ -62,12 +64,13 @@ def on_cpu(make: Callable, n: int) -> float:
 
 
 def times(make: Callable, n: int, on_host: bool) -> tuple[float, float]:
-    """Seconds on the CPU and on the GPU for size `n`."""
+    """Return the seconds on the CPU and on the GPU for size `n`."""
     host, operator, flops, moved = make(n)
     cpu = on_cpu(make, n)
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
-        return cpu, modelled(flops, moved, moved if on_host else 0, 3 if on_host else 1)
+        # from the host: two copies in, the kernel, and a copy out
+        return cpu, modelled(flops, moved, moved if on_host else 0, 4 if on_host else 1)
     there = [x.to(device) for x in host]
     if on_host:  # copies at the link's speed need pinned memory
         host = [x.pin_memory() for x in host]
@@ -85,7 +88,7 @@ def times(make: Callable, n: int, on_host: bool) -> tuple[float, float]:
 
 
 def crossing(make: Callable, sizes: list[int], on_host: bool) -> tuple[float, float]:
-    """The size at which the two are equal, between measured sizes; the ratio at the largest."""
+    """Return the size at which both need the same time, and CPU / GPU at the largest size."""
     previous = None
     crossed = math.nan
     for n in sizes:
@@ -104,7 +107,8 @@ def crossing(make: Callable, sizes: list[int], on_host: bool) -> tuple[float, fl
 
 def main() -> None:
     torch.manual_seed(0)
-    assert math.isclose(modelled(P, W, LINK), LAUNCH + 2)  # a second to cross, one for both
+    # a second on the link and a second in the kernel, in which FLOPs and bytes overlap
+    assert math.isclose(modelled(P, W, LINK), LAUNCH + 2)
     (x, y, _), operator, flops, _ = product(64)
     with FlopCounterMode(display=False) as counter:
         operator(x, y)
@@ -126,7 +130,7 @@ def main() -> None:
         crossed[name] = n
         print(f"{name:32} ≈{n:9.0f}   ≈{ratio:.0f} at {sizes[-1]:,}")
 
-    # copies cost something, so a product from the host starts to pay later (or not at all, nan)
+    # copies take time, so a product from the host needs a larger n (or no n is enough: nan)
     assert not crossed[cases[1][0]] >= crossed[cases[2][0]], crossed
 
     # data on the host: is the link faster than the CPU's own memory?
@@ -136,9 +140,9 @@ def main() -> None:
           f"GPU ≈{1e3 * gpu:.2f} ms")  # fmt: skip
     print(f"  at least {12 * n / LINK * 1e3:.2f} ms on a link of {LINK / 1e9:.1f} GB/s; "
           f"the CPU moves ≈{12 * n / cpu / 1e9:.1f} GB/s")  # fmt: skip
-    # the model pays for two copies in, one out and the kernel
-    assert measured or math.isclose(gpu, 3 * LAUNCH + 12 * n / LINK + 12 * n / W)
-    # a small network: launches decide
+    # the model counts two copies in, the kernel and one copy out
+    assert measured or math.isclose(gpu, 4 * LAUNCH + 12 * n / LINK + 12 * n / W)
+    # a training step of a small network: launches decide
     for width in (64, 1024, 8192):
         flops, launches = 6 * 32 * (3 * width**2), 30
         gpu = modelled(flops, 3 * 3 * 4 * width**2, 0, launches)

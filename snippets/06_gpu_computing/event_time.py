@@ -1,8 +1,9 @@
-"""What events measure: kernels, and the gaps between them while the host is too slow.
+"""Compare the host's clock with two events: events measure kernels and the gaps between them.
 
-The host needs LAUNCH for each kernel, the device does them in order, and an event is reached
-when the device comes to it. That is enough to say what the host's clock and two events show for
-100 kernels, with and without work before the first event. On a GPU the same is measured.
+In the model the host needs LAUNCH for each kernel, and the device runs the kernels in order. An
+event is reached when the device comes to it. This is enough to predict both clocks for 100
+kernels, with and without work before the first event. On a GPU the program also measures them.
+Look at the rows in which a kernel is shorter than a launch: there the events show the launches.
 """
 
 import statistics
@@ -15,9 +16,9 @@ LAUNCH, COUNT = 5.0, 100  # µs, an assumption; kernels between two events
 
 # --8<-- [start:model]
 def simulate(kernel: float, before: float = 0.0) -> dict[str, float]:
-    """µs that each clock shows for a kernel, with `before` µs of work in the queue already."""
-    host, device = 0.0, before  # when each is free
-    first = device  # the first event is reached when what was before it is done
+    """Return the µs per kernel of each clock, if `before` µs of work are in the queue."""
+    host, device = 0.0, before  # the time at which each is free
+    first = device  # the first event is reached after the work before it
     for _ in range(COUNT):
         host += LAUNCH
         device = max(device, host) + kernel
@@ -30,7 +31,7 @@ def simulate(kernel: float, before: float = 0.0) -> dict[str, float]:
 
 # --8<-- [start:measure]
 def measure(x: torch.Tensor, work: torch.Tensor | None) -> dict[str, float]:
-    """The same on a GPU: `x` is what each kernel writes, `work` is multiplied before."""
+    """Measure the same on a GPU. Each kernel writes `x`. Products of `work` come first."""
     start, end = (torch.Event(enable_timing=True) for _ in range(2))
     torch.accelerator.synchronize()
     for _ in range(10 if work is not None else 0):
@@ -71,9 +72,9 @@ def main() -> None:
         assert all(abs(readings[name] - time) < 1e-9 for name, time in expected.items())
     readings = simulate(1.0, before=1000.0)
     show("1 µs, behind 1,000 µs of work", readings)
-    assert readings["events"] == 1  # the queue never runs dry: kernels alone
-    assert readings["host, waits"] == 11  # the host's clock has the work in it, too
-    assert simulate(1.0, before=100.0)["events"] > 4  # too little to hide the launches behind
+    assert readings["events"] == 1  # the queue is never empty: kernels alone
+    assert readings["host, waits"] == 11  # the host's clock includes the work before
+    assert simulate(1.0, before=100.0)["events"] > 4  # too little work to hide the launches
 
     if not torch.accelerator.is_available():
         print("no GPU: the model alone")

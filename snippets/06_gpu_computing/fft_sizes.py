@@ -1,7 +1,8 @@
-"""How an FFT's time depends on the factors of its length: measured for neighbouring lengths.
+"""Show how the time of an FFT depends on the prime factors of its length.
 
-First an FFT from scratch that splits by the smallest factor (Cooley and Tukey, 1965) and counts
-its multiplications: n times the sum of n's prime factors. Draws fft_sizes.svg.
+First an FFT from scratch divides by the smallest factor (Cooley and Tukey, 1965) and counts its
+multiplications: n times the sum of the prime factors of n. Then torch.fft.fft is timed for
+neighbouring lengths. Look at the two levels for large factors. Draws fft_sizes.svg.
 """
 
 import statistics
@@ -15,7 +16,7 @@ import torch
 
 
 def factors(n: int) -> list[int]:
-    """The prime factors of n, smallest first."""
+    """Return the prime factors of n, smallest first."""
     found, p = [], 2
     while n > 1:
         while n % p == 0:
@@ -27,7 +28,7 @@ def factors(n: int) -> list[int]:
 
 # --8<-- [start:fft]
 def fft(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The transform of a complex vector [n], and how many multiplications it took."""
+    """Return the transform of a complex vector [n], and the number of multiplications."""
     n = len(x)
     if n == 1:
         return x, 0
@@ -45,7 +46,7 @@ def fft(x: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def milliseconds(n: int, batch: int = 8) -> float:
-    """The shortest of five times of `batch` complex transforms of length n."""
+    """Return the least of five times of `batch` complex transforms of length n."""
     x = torch.randn(batch, n, dtype=torch.complex64)
     torch.fft.fft(x)
     times = []
@@ -61,7 +62,7 @@ def draw(lengths: list[int], times: list[float]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fft_sizes", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 3.8))
     points = [(max(factors(n)), n, t) for n, t in zip(lengths, times, strict=True)]
-    kinds = {  # each colour, and the lengths that have it
+    kinds = {  # each colour and its lengths
         "#15803d": [(p, t) for p, n, t in points if p < 8],
         "#0b6e99": [(p, t) for p, n, t in points if p > 7 and n <= 8192],
         "#c2410c": [(p, t) for p, n, t in points if p > 7 and n > 8192],

@@ -1,7 +1,8 @@
-"""Where a training loop makes the host wait: operators whose result the CPU must see, counted.
+"""Count the operators of a training loop whose result the host must see, and so must wait for.
 
-On a GPU every one of these drains the queue of launched kernels. A dispatch mode sees them on a
-CPU as well, because they are the same operators: no GPU is needed to find them.
+On a GPU the host waits in each of them until the queue of its stream is empty. A dispatch mode
+sees the same operators on a CPU, so you can find them without a GPU. The list has the common
+ones and is not complete. Look at the two totals: both loops compute the same numbers.
 """
 
 import collections
@@ -12,33 +13,33 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-# a value or a shape that depends on data has to come back to the host
+# each returns a value to the host, or a tensor whose shape depends on the data
 WAITS = {
     aten._local_scalar_dense.default: "item(), float(), bool(), print",
     aten.nonzero.default: "nonzero",
     aten.masked_select.default: "masked_select",
     aten._unique2.default: "unique",
     aten.repeat_interleave.Tensor: "repeat_interleave",
+    aten.equal.default: "equal",
+    aten.bincount.default: "bincount",
 }
 
 
 # --8<-- [start:mode]
 class CountWaits(TorchDispatchMode):
-    """Counts all operators, and those that would make the host wait for a GPU."""
+    """Counts the operators that would make the host wait for a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operators = 0
         self.waits: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operators += 1
         if func in WAITS:
             self.waits[WAITS[func]] += 1
         if func is aten.index.Tensor and any(
             i is not None and i.dtype is torch.bool for i in args[1]
         ):
-            self.waits["indexing by a mask"] += 1  # as many rows as the mask has ones
+            self.waits["indexing by a mask"] += 1  # the number of rows depends on the mask
         return func(*args, **(kwargs or {}))
 
 
@@ -46,7 +47,7 @@ class CountWaits(TorchDispatchMode):
 
 
 def setup() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A weight [32, 10], inputs [steps, b, 32] and labels [steps, b]."""
+    """Return a weight [32, 10], inputs [steps, b, 32] and labels [steps, b]."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(10, 64, 32, generator=generator)
     y = torch.randint(10, (10, 64), generator=generator)
@@ -61,7 +62,7 @@ def step(weight: torch.Tensor, loss: torch.Tensor) -> None:
 
 # --8<-- [start:loops]
 def chatty(weight, x, y) -> tuple[float, int]:
-    """A loop as it is often written: sum of losses, number of wrong answers."""
+    """Return the sum of the losses and the number of wrong answers, and wait in each step."""
     total, wrong = 0.0, 0
     for inputs, labels in zip(x, y, strict=True):
         logits = inputs @ weight  # [b, 10]
@@ -69,14 +70,14 @@ def chatty(weight, x, y) -> tuple[float, int]:
         if loss.isnan():  # waits
             break
         step(weight, loss)
-        missed = labels[logits.argmax(1) != labels]  # waits: how many are there?
+        missed = labels[logits.argmax(1) != labels]  # waits for the number of rows
         total += loss.item()  # waits
         wrong += len(missed)
     return total, wrong
 
 
 def quiet(weight, x, y) -> tuple[float, int]:
-    """The same numbers: stay on the device, ask once."""
+    """Return the same numbers, but add them up on the device and read them once."""
     total = torch.zeros((), device=x.device)
     wrong = torch.zeros((), dtype=torch.long, device=x.device)
     for inputs, labels in zip(x, y, strict=True):
@@ -101,6 +102,8 @@ def main() -> None:
         x.unique,
         lambda: x[x > 0],
         lambda: x.masked_select(x > 0),
+        lambda: torch.equal(x, counts),
+        x.bincount,
     ]
     for call in [*waiting, lambda: x.repeat_interleave(counts)]:
         with CountWaits() as counted:

@@ -1,7 +1,8 @@
-"""Host and device from PyTorch: where a tensor lives, what moves it, and what forgets to.
+"""Which calls of PyTorch move a tensor to another device, and which errors follow if none does.
 
-The meta device, whose tensors have no memory, plays the second device, so that the mistakes and
-their messages can be had on any machine.
+The meta device takes the place of a GPU, so the mistakes and their messages appear on any
+machine. Tensors on the meta device have a shape and no memory. Look at the attribute that stays
+on the CPU when its module moves.
 """
 
 import torch
@@ -10,13 +11,13 @@ from torch import nn
 
 # --8<-- [start:block]
 class Block(nn.Module):
-    """Three tensors: a parameter, a buffer, and one that the module does not know of."""
+    """A module with a parameter, a buffer, and a tensor that is only an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
         self.register_buffer("shift", torch.ones(4))
-        self.scale = torch.ones(4)  # a plain attribute: to() passes it by
+        self.scale = torch.ones(4)  # a plain attribute: to() does not move it
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.weight * x * self.scale + self.shift
@@ -38,22 +39,22 @@ def main() -> None:
     # --8<-- [start:basics]
     device = torch.accelerator.current_accelerator(check_available=True)
     device = device or torch.device("cpu")
-    x = torch.arange(4.0, device=device)  # made there: no copy
+    x = torch.arange(4.0, device=device)  # created there: no copy
     same = x.to(device)  # already there: the same tensor
     copy = x.to(device, copy=True)  # asked for a copy
     other = torch.device("meta")
     moved = x.to(other)  # a new tensor; x stays where it is
     # --8<-- [end:basics]
-    home = same.device  # with its index: x lives on cuda:0 where `device` says cuda
+    home = same.device  # with its index: x is on cuda:0 where `device` is cuda
     print(f"to() its own device: the same tensor {same is x}, with copy=True {copy is x}")
     print(f"to() another: x is still on its device {x.device == home}, moved on {moved.device}")
     assert same is x and copy is not x and x.device == home and moved.device == other
 
-    x.to(other)  # the mistake: the result is thrown away
+    x.to(other)  # the mistake: the result is not used
     print(f"x.to(other) alone leaves x in place: {x.device == home}")
-    block = Block().to(device)
+    block = Block()
     block.shift += 4
-    torch.testing.assert_close((block.weight * x + block.shift).detach(), x + 5)
+    torch.testing.assert_close(block(x.cpu()).detach(), x.cpu() + 5)  # all on one device
     block.to(other)  # a module is changed in place
     print(f"module.to(other): weight on {block.weight.device}, buffer on {block.shift.device}, "
           f"attribute on {block.scale.device}")  # fmt: skip

@@ -1,8 +1,9 @@
-"""Copies hidden behind kernels: a timeline of streams and engines, and the formula it obeys.
+"""Simulate copies that run during kernels, and compare the total time with a formula.
 
-A batch is cut into k chunks; each is copied in, computed and copied out. A stream keeps its own
-order. An engine (one for copies in, one for kernels, one for copies out) does one thing at a
-time. Times are in milliseconds and simulated: no GPU takes part. Draws overlap.svg.
+A batch is divided into k chunks. Each chunk is copied in, computed and copied out. A stream
+runs its operations in order. An engine (one for copies in, one for kernels, one for copies out)
+runs one operation at a time. Times are simulated milliseconds, so no GPU is needed. Look at the
+column "one copy engine": there the order of the calls decides. Draws overlap.svg.
 """
 
 import matplotlib
@@ -17,10 +18,10 @@ IN, COMPUTE, OUT = 8.0, 12.0, 4.0  # ms for the whole batch
 def simulate(
     issued: list[tuple[int, str, float]], engines: dict[str, str]
 ) -> list[tuple[int, str, float, float]]:
-    """When each operation runs: (stream, kind, start, end), in issue order.
+    """Return (stream, kind, start, end) of each operation, in the order of the calls.
 
-    `issued` is (stream, kind, duration) in the order of the calls. An operation starts when the
-    one before it in its stream, and the one before it on its engine, have ended.
+    `issued` is (stream, kind, duration) in this order. An operation starts when two earlier
+    operations have ended: the previous one of its stream and the previous one of its engine.
     """
     stream_free: dict[int, float] = {}
     engine_free: dict[str, float] = {}
@@ -40,9 +41,9 @@ ONE_COPY = {"in": "copies", "compute": "kernels", "out": "copies"}
 
 
 def chunks(k: int, streams: int, launch: float = 0.0, by_kind: bool = False) -> list:
-    """The calls for k chunks, chunk after chunk or, `by_kind`, all copies in before all else.
+    """Return the calls for k chunks, chunk after chunk or, `by_kind`, all copies in first.
 
-    `launch` is a fixed cost of every operation.
+    `launch` is a fixed time that every operation needs in addition.
     """
     work = {"in": IN / k, "compute": COMPUTE / k, "out": OUT / k}
     calls = [(c % streams, kind, t + launch) for c in range(k) for kind, t in work.items()]
@@ -54,7 +55,7 @@ def end(calls: list, engines: dict[str, str] = THREE) -> float:
 
 
 def formula(k: int, launch: float = 0.0) -> float:
-    """Fill with the other two stages of one chunk, then k times the longest stage."""
+    """Return the time by the formula: all stages of one chunk, then the longest stage again."""
     stages = [t / k + launch for t in (IN, COMPUTE, OUT)]
     return sum(stages) + (k - 1) * max(stages)
 

@@ -1,8 +1,9 @@
-"""Philox4x32-10 from scratch: the generator behind the random numbers torch draws on a GPU.
+"""Compute the random numbers that torch draws on a GPU, with the generator Philox4x32-10.
 
-There is no state to carry: (seed, thread, offset) goes in, four words come out, so every
-thread has a stream of its own. Checked against the known answers of Random123 (Salmon et al.,
-2011), and against numbers that torch drew on NVIDIA GPUs, published in tests.
+The generator is a function without a state. Its inputs are seed, thread and offset, and its
+output is four words, so every thread has its own stream. The program compares it with the known
+answers of Random123 (Salmon et al., 2011) and with numbers that torch drew on NVIDIA GPUs and
+that other projects published in their tests. On a GPU it also compares with torch itself.
 """
 
 import torch
@@ -33,7 +34,7 @@ PUBLISHED = {  # what torch.rand drew on GPUs after torch.manual_seed(0): call, 
 
 
 def philox(counter: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
-    """Ten rounds of Philox: counters [..., 4], 32-bit words in int64, and a key -> [..., 4]."""
+    """Run ten rounds of Philox. `counter` [..., 4] has 32-bit words in int64 -> [..., 4]."""
     a, b, c, d = counter.unbind(-1)
     k0, k1 = key
     for _ in range(10):
@@ -45,16 +46,16 @@ def philox(counter: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
 
 
 def multiply(m: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The high and the low 32 bits of m·x, by halves of 16 bits since int64 has a sign."""
+    """Return the high and the low 32 bits of m·x. Halves of 16 bits fit into a signed int64."""
     low, high = m * (x & 0xFFFF), m * (x >> 16)  # below 2^48
     high = high + (low >> 16)
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
 def cuda_rand(n: int, seed: int, offset: int = 0) -> torch.Tensor:
-    """What torch.rand(n, device="cuda") gives for a small n: thread i computes element i.
+    """Return torch.rand(n, device="cuda") for a small n, where thread i computes element i.
 
-    Key: the seed. Counter: offset/4 in the low half, the thread in the high half.
+    The key is the seed. The counter has offset/4 in its low half, the thread in its high half.
     """
     counter = torch.zeros(n, 4, dtype=torch.int64)
     counter[:, 0] = offset // 4
@@ -90,7 +91,7 @@ def main() -> None:
             )
 
     assert to_uniform(torch.tensor([0, MASK])).tolist() == [2.0**-33, 0]  # the two ends
-    # each of the seed's 64 bits counts
+    # every one of the 64 bits of the seed changes the result
     assert len({cuda_rand(1, 1 << bit).item() for bit in range(64)}) == 64
     n = 1 << 16
     numbers = cuda_rand(n, seed=1234).double()

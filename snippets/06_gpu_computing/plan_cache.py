@@ -1,8 +1,9 @@
-"""Plans of Fourier transforms in an LRU cache: how many shapes a program walks through.
+"""Count the plans of Fourier transforms that signals of many lengths need.
 
-torch keeps cuFFT's plans by sizes with the batch, strides, kind and type. Signals of many
-lengths make many plans, unless lengths are rounded up; and one shape more than the cache
-holds, in a circle, finds none. The cache is counted here; on a GPU cuFFT's own is asked, too.
+torch caches the plans of cuFFT. The key has the sizes with the batch, the strides, the kind and
+the dtype. Signals of many lengths need many plans, unless the lengths are rounded up. A loop
+over one shape more than the cache can store never finds a plan. The program counts keys, and on
+a GPU it compares its count with the size of cuFFT's cache.
 """
 
 import time
@@ -16,7 +17,7 @@ SIGNALS = 120
 
 
 class Plans:
-    """The least recently used plan goes when there are more than `size`."""
+    """A cache that removes the least recently used plan when it has more than `size`."""
 
     def __init__(self, size: int = 4096) -> None:
         self.size, self.kept, self.hits, self.misses = size, OrderedDict(), 0, 0
@@ -38,7 +39,7 @@ def exact(n: int) -> int:
 
 
 def smooth(n: int) -> int:
-    """The next number without a prime factor above 7."""
+    """Return the next number without a prime factor above 7."""
     rest = n
     for p in (2, 3, 5, 7):
         while rest % p == 0:
@@ -47,7 +48,7 @@ def smooth(n: int) -> int:
 
 
 def coarse(n: int) -> int:
-    """The next of 2^k and 3 · 2^(k - 1), so that at most half is added."""
+    """Return the next number of the form 2^k or 3 · 2^(k - 1). At most half is added."""
     power = 1 << (n - 1).bit_length()
     return 3 * power // 4 if n <= 3 * power // 4 else power
 
@@ -56,9 +57,9 @@ def coarse(n: int) -> int:
 
 
 def convolve(x: torch.Tensor, kernel: torch.Tensor, length: int, plans: Plans) -> torch.Tensor:
-    """[n] and [k] -> [n + k - 1], by three transforms of `length`."""
+    """Convolve x [n] and kernel [k] -> [n + k - 1], by three transforms of `length`."""
     plans.look_up("real to complex", length)
-    plans.look_up("real to complex", length)  # of the kernel, as long after padding
+    plans.look_up("real to complex", length)  # the kernel has the same length after padding
     plans.look_up("complex to real", length)
     product = torch.fft.rfft(x, length) * torch.fft.rfft(kernel, length)
     return torch.fft.irfft(product, length)[: len(x) + len(kernel) - 1]
@@ -71,7 +72,7 @@ def walk(shapes: Iterable[int], plans: Plans, device: torch.device) -> None:
 
 
 def filters(rule: Callable[[int], int], device: torch.device) -> tuple[Plans, float, float]:
-    """Signals of many lengths, each checked; plans, points for each needed, seconds."""
+    """Filter and check many signals. Return the plans, points / needed points, and seconds."""
     torch.manual_seed(0)
     kernel, plans, took, needed, points = torch.randn(101, device=device), Plans(), 0.0, 0, 0
     for n in torch.randint(1000, 2000, (SIGNALS,)).tolist():

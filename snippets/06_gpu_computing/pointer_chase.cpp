@@ -1,8 +1,9 @@
-/* Latency against throughput on your CPU: pointer chases, one to sixteen of them at the same time.
+/* More loads in flight give more bytes per second, although no load becomes faster.
 
-A chase loads an address, and cannot start the next load before this one has arrived: its time
-per load is the latency of the memory that holds the ring. k chases in one loop keep k loads in
-flight. By Little's law the throughput is k lines per latency, until something else is full.
+A pointer chase follows a chain of addresses. It cannot start the next load before the current
+load has arrived, so its time per load is the latency of the memory that contains the chain. If
+one loop follows k chains, it has k loads in flight. Little's law then predicts a throughput of
+k cache lines per latency. Compare the columns `predicted` and `measured`.
 */
 
 #include <algorithm>
@@ -17,7 +18,7 @@ struct alignas(64) Line {  // one cache line
     uint32_t next;
 };
 
-/* One random cycle through all n lines, so that no prefetcher can guess the next. */
+/* One random cycle through all n lines, so that no prefetcher can guess the next line. */
 std::vector<Line> ring(size_t n) {
     std::vector<uint32_t> order(n);
     std::iota(order.begin(), order.end(), 0u);
@@ -27,10 +28,10 @@ std::vector<Line> ring(size_t n) {
     return lines;
 }
 
-uint32_t ended;  // where the paths of the last chase have come to, added up
+uint32_t ended;  // the sum of the lines at which the chains of the last chase ended
 
 // --8<-- [start:chase]
-/* Nanoseconds per step of k chases that advance together: k loads in flight. */
+/* Nanoseconds per step of k chases that advance together, with k loads in flight. */
 template <int k>
 double chase(const std::vector<Line>& lines, int steps) {
     uint32_t at[k];
@@ -49,7 +50,7 @@ double chase(const std::vector<Line>& lines, int steps) {
 }
 // --8<-- [end:chase]
 
-/* Is the ring shuffled, and do eight chases walk eight paths of 5 x 101 steps through it? */
+/* Check that the ring is shuffled and that eight chases follow eight paths of 5 x 101 steps. */
 bool eight_paths() {
     auto lines = ring(512);
     uint32_t in_order = 0, want = 0;
@@ -65,7 +66,7 @@ bool eight_paths() {
 
 int main() {
     if (!eight_paths()) {
-        std::fprintf(stderr, "the chases do not walk eight shuffled paths\n");
+        std::fprintf(stderr, "the chases do not follow eight shuffled paths\n");
         return 1;
     }
     std::puts("one chase: the latency of the level that holds the ring");
@@ -91,8 +92,8 @@ int main() {
         std::fprintf(stderr, "eight chases are not twice as fast as one\n");
         return 1;
     }
-    if (times[4] < times[0] / 4) {  // sixteen loads in flight still take one latency
-        std::fprintf(stderr, "sixteen chases take less than the latency\n");
+    if (times[4] < times[0] / 4) {  // a step of sixteen loads still takes about one latency
+        std::fprintf(stderr, "a step of sixteen chases takes less than a quarter latency\n");
         return 1;
     }
     std::puts("eight chases at once move more than twice the bytes of one: yes");

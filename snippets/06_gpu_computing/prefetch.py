@@ -1,8 +1,8 @@
-"""The next batch crosses while this one computes: streams and events of torch, on any machine.
+"""Copy the next batch to the GPU while the current batch is in use, by a stream and events.
 
-With an accelerator, batches are copied from pinned memory in a stream of their own. An event
-orders copy before use, and the gain is timed beside the formula for stages that overlap.
-Without one there is nothing to copy, and the same loop runs plainly.
+With an accelerator, batches are copied from pinned memory in a second stream. An event makes
+the kernels wait for their batch. The program times the loop and compares it with the formula
+for stages that overlap. Without an accelerator the same loop runs and nothing is copied.
 """
 
 import time
@@ -13,8 +13,8 @@ import torch
 
 # --8<-- [start:prefetch]
 def prefetch(batches: list[torch.Tensor], device: torch.device) -> Iterator[torch.Tensor]:
-    """Yield `batches` on `device`, each copied while the one before is in use."""
-    if device.type in ("cpu", "mps"):  # no link to cross, or no streams of this API
+    """Yield `batches` on `device`. Each batch is copied while the previous one is in use."""
+    if device.type in ("cpu", "mps"):  # no link, or no streams of this API
         yield from (batch.to(device) for batch in batches)
         return
     copies = torch.Stream(device=device)
@@ -22,10 +22,10 @@ def prefetch(batches: list[torch.Tensor], device: torch.device) -> Iterator[torc
 
     def start(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Event]:
         arrived = torch.Event(device=device)
-        with copies:  # what is launched here goes into the stream of copies
+        with copies:  # launches in this block go into the stream of copies
             moved = batch.pin_memory().to(device, non_blocking=True)
             arrived.record(copies)
-        moved.record_stream(compute)  # its memory is not free before `compute` is done with it
+        moved.record_stream(compute)  # its memory stays in use until `compute` is done
         return moved, arrived
 
     upcoming = start(batches[0])
@@ -33,7 +33,7 @@ def prefetch(batches: list[torch.Tensor], device: torch.device) -> Iterator[torc
         batch, arrived = upcoming
         if following is not None:
             upcoming = start(following)
-        compute.wait_event(arrived)  # the device waits; the host goes on
+        compute.wait_event(arrived)  # the stream waits, and the host goes on
         yield batch
 
 
@@ -41,7 +41,7 @@ def prefetch(batches: list[torch.Tensor], device: torch.device) -> Iterator[torc
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Least time of five calls, and of all that they start on the device, after two others."""
+    """Return the least time of five calls and of all their work, after two calls to warm up."""
     times = []
     for _ in range(7):
         torch.accelerator.synchronize()
@@ -53,7 +53,7 @@ def milliseconds(run: Callable[[], object]) -> float:
 
 
 def measure(device: torch.device, k: int = 8) -> None:
-    """Print what `k` copies and `k` products take alone, in turns, and with copies ahead."""
+    """Print the time of `k` copies and `k` products: alone, in turns, and with copies ahead."""
     batches = [torch.randn(4096, 4096).pin_memory() for _ in range(k)]  # [b, h], 64 MiB
     weight = torch.randn(4096, 2048, device=device)
 

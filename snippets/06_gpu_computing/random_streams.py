@@ -1,7 +1,8 @@
-"""Seeds, generators and ranks: random numbers that are the same again, or different, as meant.
+"""Check which seeds and generators give equal random numbers, and which give different ones.
 
-Every line is a claim checked. The generator of the default device is used, so that it holds on
-a CPU and on a GPU, though the numbers differ between the two.
+Every line of the output is a statement that the program has checked. It uses the generator of
+the default device, so the statements hold on a CPU and on a GPU, although the numbers differ.
+Look at `seed + rank + epoch`: it gives fewer streams than there are pairs of rank and epoch.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import torch
 
 
 def seed_for(*parts: object) -> int:
-    """A seed of 63 bits from a run's seed, a rank, an epoch, a purpose: no two alike."""
+    """Return a seed of 63 bits, made of the seed of a run, a rank, an epoch, a purpose."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -60,24 +61,24 @@ def main() -> None:
     print(f"{ranks} ranks with one seed: {len(same)} dropout mask")
     pairs = list(itertools.product(range(ranks), range(epochs)))
     added = {draw(generator(7 + rank + epoch)).sum().item() for rank, epoch in pairs}
-    assert len(added) == ranks + epochs - 1  # as many as there are sums
+    assert len(added) == ranks + epochs - 1  # the number of different sums
     print(f"seed + rank + epoch, {epochs} epochs: {len(added)} streams, {len(pairs)} wanted")
     hashed, other = (
         {draw(generator(seed_for(run, *pair))).sum().item() for pair in pairs} for run in (7, 8)
     )
-    assert len(hashed | other) == 2 * len(pairs)  # another run shares none of them
+    assert len(hashed | other) == 2 * len(pairs)  # a second run has none of these streams
     print(f"the three hashed together: {len(hashed)} streams")
 
     n = 1 << 18
     g = generator(3)
     u = torch.rand(n, generator=g, device=device).double().cpu()
-    u[0] = 0.0  # rand may give a 0, but never a 1
+    u[0] = 0.0  # rand can return 0, and never 1
     v = torch.rand(n, generator=g, device=device).double().cpu()
     weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     gumbel = -(-torch.rand(n, 3, generator=g, device=device).double().cpu().log()).log()
     chosen = (weights.log() + gumbel).argmax(-1)
     normal = (-2 * (1 - u).log()).sqrt() * (2 * torch.pi * v).cos()
-    tests = {  # what should be the mean, and the standard deviation of one sample
+    tests = {  # the sample, its expected mean, and the standard deviation of one value
         "exponential -ln(1-u), mean 1": (-(1 - u).log(), 1, 1),
         "normal by Box and Muller, mean 0": (normal, 0, 1),
         "  its square, mean 1": (normal**2, 1, 2**0.5),

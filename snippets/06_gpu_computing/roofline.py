@@ -1,8 +1,10 @@
-"""The roofline of four GPUs from their datasheets, with the operations of a model placed on it.
+"""The roofline says how fast an operation can be at most: FLOPs or bytes limit it.
 
-An operation which does F FLOPs and moves B bytes takes at least max(F / P, B / W) on a device
-of P FLOP/s and W bytes/s. Its intensity F / B against P / W says which of the two it is. FLOPs
-and bytes are counted here for bf16, every tensor read or written once. Draws roofline.svg.
+An operation does F FLOPs and moves B bytes. On a device with P FLOP/s and W bytes per second,
+it takes at least max(F / P, B / W) seconds. If its intensity F / B is larger than P / W, the
+FLOPs decide. FLOPs and bytes are counted for bf16, and every tensor is read or written once.
+Look at the column `bound by`. The last lines show what a lower clock changes, and what a
+kernel loses if it does not load and compute at the same time. The program draws roofline.svg.
 """
 
 import matplotlib
@@ -10,8 +12,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-# dense bf16 TFLOP/s (RTX 3060: fp32) and GB/s, from the datasheets; with 2:4 sparsity these
-# print twice as much
+# dense bf16 TFLOP/s (RTX 3060: fp32) and GB/s, from the data sheets; for 2:4 sparsity the data
+# sheets print twice as many TFLOP/s
 DEVICES = {"A100 80 GB": (312, 2039), "H100 SXM": (989, 3350), "H200": (989, 4800),
            "B200": (2250, 8000), "RTX 3060, fp32": (12.7, 360)}  # fmt: skip
 
@@ -37,7 +39,7 @@ def operations() -> dict[str, tuple[float, float]]:
 
 
 def attainable(intensity: float, tflops: float, gb: float) -> float:
-    """The roof in TFLOP/s at `intensity` FLOPs per byte."""
+    """The highest TFLOP/s that are possible with `intensity` FLOPs per byte."""
     return min(tflops, intensity * gb / 1000)
 
 
@@ -45,8 +47,30 @@ def attainable(intensity: float, tflops: float, gb: float) -> float:
 
 
 def ridge(tflops: float, gb: float) -> float:
-    """FLOPs per byte from which on the roof is flat."""
+    """The intensity in FLOPs per byte from which on the roof is flat."""
     return 1000 * tflops / gb
+
+
+# --8<-- [start:clock]
+def least_seconds(flops: float, moved: float, mhz: float) -> float:
+    """The least time on an H200 whose SMs run at `mhz`. The clock of its memory stays."""
+    per_clock = 132 * 4096  # bf16 FLOPs of the tensor cores of 132 SMs
+    return max(flops / (per_clock * mhz * 1e6), moved / 4800e9)
+
+
+# --8<-- [end:clock]
+
+
+def timeline(load: float, compute: float, pieces: int, buffers: int) -> float:
+    """The time of a kernel that loads its data in pieces and computes with each piece.
+
+    A piece is loaded into a buffer. The buffer is free again when the piece was computed.
+    """
+    loaded, computed = 0.0, [0.0] * buffers  # when the last `buffers` pieces were computed
+    for _ in range(pieces):
+        loaded = max(loaded, computed[-buffers]) + load
+        computed.append(max(loaded, computed[-1]) + compute)
+    return computed[-1]
 
 
 def draw() -> None:
@@ -104,7 +128,31 @@ def main() -> None:
     batch = next(b for b in range(1, 10**5) if matmul_intensity(b) > 1000 * 989 / 3350)
     assert matmul_intensity(batch - 1) < 1000 * 989 / 3350 < matmul_intensity(batch)
     print(f"H100: a product with one 8192 × 8192 weight, from {batch} tokens at a time")
+    both = 1.0  # at the ridge, loading takes as long as computing
+    for buffers in (1, 2):
+        took = timeline(both / 64, both / 64, 64, buffers)
+        print(f"at the ridge, 64 pieces, {buffers} buffer{'s'[: buffers - 1]}: "
+              f"{took:.2f} times the bound")  # fmt: skip
+    assert abs(timeline(0.01, 0.03, 100, 1) - (1 + 3)) < 1e-9  # without overlap: the sum
+    assert abs(timeline(0.01, 0.03, 100, 2) - 3.01) < 1e-9  # the larger, and the first load
+    assert abs(timeline(0.03, 0.01, 100, 2) - 3.01) < 1e-9
+    clocks(1980, 1410)
     draw()
+
+
+def clocks(fast: int, slow: int) -> None:
+    """Print how much slower three operations are on an H200 with a lower clock."""
+    assert abs(132 * 4096 * 1.83e9 / 989e12 - 1) < 0.001  # the clock of the data sheet
+    for name, (flops, moved) in {
+        "matmul 8192": matmul(8192, 8192, 8192),
+        "matmul 512": matmul(512, 512, 512),
+        "vector add": operations()["vector add"],
+    }.items():
+        times = [least_seconds(flops, moved, mhz) for mhz in (fast, slow)]
+        print(
+            f"H200 at {slow} in place of {fast} MHz: {name:11} takes "
+            f"{times[1] / times[0]:.2f} times as long"
+        )
 
 
 def matmul_intensity(tokens: int) -> float:

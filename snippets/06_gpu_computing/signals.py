@@ -1,7 +1,9 @@
-"""Filtering by FFT: circular and linear convolution, a low-pass, and a spectrogram turned back.
+"""Filter signals by FFT, and invert a short-time Fourier transform.
 
-The product of two spectra is a circular convolution; padded to n + k - 1 it is the linear one.
-A short-time transform can be inverted where the squared windows never add up to zero (NOLA).
+The product of two spectra is a circular convolution. If the inputs are padded to n + k - 1, it
+is the linear convolution. A short-time transform can be inverted where the squared windows add
+up to more than zero (NOLA). Look at the number of wrong values without padding, and at the
+windows for which istft refuses.
 """
 
 import torch
@@ -10,19 +12,19 @@ import torch.nn.functional as F
 
 # --8<-- [start:convolve]
 def direct(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-    """Linear convolution by definition: [n], [k] -> [n + k - 1]. n·k multiplications."""
+    """Convolve x [n] and kernel [k] by definition -> [n + k - 1]. n·k multiplications."""
     k = len(kernel)
     return F.conv1d(x[None, None], kernel.flip(0)[None, None], padding=k - 1)[0, 0]
 
 
 def by_fft(x: torch.Tensor, kernel: torch.Tensor, length: int) -> torch.Tensor:
-    """The product of two spectra of `length`; linear if length >= n + k - 1, else wrapped."""
+    """Convolve by two spectra of `length`: linear if length >= n + k - 1, else circular."""
     product = torch.fft.rfft(x, length) * torch.fft.rfft(kernel, length)
     return torch.fft.irfft(product, length)  # irfft alone cannot know an odd length
 
 
 def overlap_add(x: torch.Tensor, kernel: torch.Tensor, block: int) -> torch.Tensor:
-    """The same for a long signal, one block at a time, the tails added up."""
+    """Convolve a long signal block by block, and add the tails to the next block."""
     k = len(kernel)
     y = x.new_zeros(len(x) + k - 1)
     for start in range(0, len(x), block):
@@ -35,7 +37,7 @@ def overlap_add(x: torch.Tensor, kernel: torch.Tensor, block: int) -> torch.Tens
 
 
 def low_pass(cutoff: float, rate: float, taps: int) -> torch.Tensor:
-    """A windowed sinc: what lies above `cutoff` (Hz) is removed. [taps], taps odd."""
+    """Return a windowed sinc [taps], which removes frequencies above `cutoff` Hz. Odd taps."""
     t = torch.arange(taps, dtype=torch.float64) - taps // 2
     kernel = torch.sinc(2 * cutoff / rate * t) * torch.hann_window(taps, False, dtype=t.dtype)
     return kernel / kernel.sum()
@@ -43,7 +45,7 @@ def low_pass(cutoff: float, rate: float, taps: int) -> torch.Tensor:
 
 # --8<-- [start:nola]
 def squared_windows(window: torch.Tensor, hop: int) -> torch.Tensor:
-    """The sum of the squared windows over all frames, at each place within a hop: [hop]."""
+    """Return the sum of the squared windows over all frames, at each place of a hop: [hop]."""
     padded = F.pad(window.square(), (0, -len(window) % hop))
     return padded.view(-1, hop).sum(0)
 

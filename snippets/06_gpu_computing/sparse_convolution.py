@@ -1,9 +1,9 @@
-"""A convolution over the few sites of a grid that hold anything: gather, multiply, scatter.
+"""Convolve only at the few sites of a grid that are not empty: gather, multiply, scatter.
 
-Points of a laser scan fill a hundredth of their grid. A submanifold convolution (Graham et al.,
-2018) computes only where there is an input: for each of the kernel's 27 offsets it gathers the
-neighbours that exist, multiplies them by that offset's weights and adds the results up. At the
-active sites it equals the dense convolution, forward and backward.
+The points of a laser scan fill a few hundredths of their grid. A submanifold convolution
+(Graham et al., 2018) computes only where there is an input. For each of the 27 offsets of the
+kernel it gathers the neighbours that exist, multiplies them by the weights of this offset, and
+adds the results. At the active sites it equals the dense convolution, forward and backward.
 """
 
 import itertools
@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 # --8<-- [start:convolution]
 def pairs(sites: torch.Tensor, size: int, offset: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Numbers of the sites and of their neighbours at `offset`, where both are active.
+    """Return the indices of sites and of their neighbours at `offset`, if both are active.
 
-    `sites`: [n, 3], whole numbers below `size`, each once.
+    `sites` [n, 3] has integers below `size`, and no site twice.
     """
     line = torch.tensor([size * size, size, 1])
     keys, order = (sites * line).sum(1).sort()
@@ -31,7 +31,7 @@ def pairs(sites: torch.Tensor, size: int, offset: tuple[int, ...]) -> tuple[torc
 def convolve(
     features: torch.Tensor, sites: torch.Tensor, size: int, weight: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """`features` [n, in] -> [n, out] for `weight` [out, in, 3, 3, 3]; and the pairs it took."""
+    """Convolve features [n, in] with weight [out, in, 3, 3, 3] -> [n, out], and count pairs."""
     result, count = features.new_zeros(len(sites), weight.shape[0]), 0
     for i, j, k in itertools.product(range(3), repeat=3):
         to, source = pairs(sites, size, (i - 1, j - 1, k - 1))
@@ -45,7 +45,7 @@ def convolve(
 
 
 def compare(sites: torch.Tensor, size: int) -> tuple[int, torch.Tensor]:
-    """Hold ours to the dense convolution; the pairs ours took, and the dense one's output."""
+    """Compare with the dense convolution. Return the pairs and the output of the dense one."""
     channels_in, channels_out = 8, 12
     features = torch.randn(len(sites), channels_in, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(channels_out, channels_in, 3, 3, 3, dtype=torch.float64) / 10
@@ -70,7 +70,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     size = 48
-    # the surface of a ball, seen by a scanner: one cell thick
+    # the surface of a ball, as a scanner sees it: one cell thick
     grid = torch.cartesian_prod(*[torch.arange(size)] * 3)
     radius = (grid - (size - 1) / 2).double().norm(dim=1)
     sites = grid[(radius - 18).abs() < 0.25]

@@ -1,7 +1,8 @@
-"""COO, CSR, BSR and 2:4: their bytes against density, and from which density a product pays.
+"""Compare the sparse formats COO, CSR, BSR and 2:4: their bytes, and the time of a product.
 
-The bytes are counted from the tensors and held against the formulas. The time is that of a
-[1024, 1024] matrix times [1024, 64] on one CPU core. Draws sparse_formats.svg.
+The bytes of the tensors must equal the formulas. The product is a [1024, 1024] matrix times
+[1024, 64] on one CPU core. Compare the density below which a format saves bytes with the
+density below which it saves time. Draws sparse_formats.svg.
 """
 
 import statistics
@@ -19,21 +20,23 @@ DENSITIES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7]
 
 
 def matrix(density: float, block: int) -> torch.Tensor:
-    """[N, N] in fp32, of which `density` is kept, in blocks of `block` × `block`."""
-    keep = torch.rand(N // block, N // block).argsort(-1) < density * N / block  # alike per row
+    """Return a matrix [N, N] in fp32 with random blocks of `block` × `block` nonzeros."""
+    keep = (
+        torch.rand(N // block, N // block).argsort(-1) < density * N / block
+    )  # alike in all rows
     keep = keep.repeat_interleave(block, 0).repeat_interleave(block, 1)
     return torch.where(keep, torch.randn(N, N), 0.0)
 
 
-def held(x: torch.Tensor) -> int:
-    """The bytes of a sparse tensor's parts."""
+def stored_bytes(x: torch.Tensor) -> int:
+    """Return the bytes of all parts of a sparse tensor."""
     if x.layout == torch.sparse_coo:
         return x.indices().nbytes + x.values().nbytes
     return x.crow_indices().nbytes + x.col_indices().nbytes + x.values().nbytes
 
 
 def formula(layout: str, nnz: int) -> int:
-    """Bytes with int64 indices and fp32 values; nnz counts elements."""
+    """Return the bytes with int64 indices and fp32 values. `nnz` counts elements."""
     if layout == "COO":
         return nnz * (4 + 2 * 8)  # a row and a column for each value
     if layout == "CSR":
@@ -44,7 +47,7 @@ def formula(layout: str, nnz: int) -> int:
 
 # --8<-- [start:two_four]
 def compress(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two largest of every four: values [n, k/2], and their places, 2 bits each."""
+    """Return the two largest of every four: values [n, k/2], and places of 2 bits each."""
     groups = dense.view(len(dense), -1, 4)
     places = groups.abs().topk(2, -1).indices.sort(-1).values  # [n, k/4, 2], each 0 to 3
     values = groups.gather(-1, places).flatten(1)
@@ -53,7 +56,7 @@ def compress(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def product(values: torch.Tensor, packed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The compressed matrix times x [k, c]: only k/2 terms for each element."""
+    """Multiply the compressed matrix by x [k, c], with k/2 terms for each element."""
     nibbles = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()
     places = torch.stack([nibbles & 3, nibbles >> 2], -1)  # [n, k/4, 2]
     rows = (places + 4 * torch.arange(places.shape[1])[:, None]).flatten(1)  # [n, k/2]
@@ -64,7 +67,7 @@ def product(values: torch.Tensor, packed: torch.Tensor, x: torch.Tensor) -> torc
 
 
 def microseconds(function) -> float:
-    """The shortest of four runs, after one to warm up."""
+    """Return the least time of four runs, after one run to warm up."""
     assert function().shape == (N, COLUMNS)  # the whole product
     times = []
     for _ in range(4):
@@ -75,7 +78,7 @@ def microseconds(function) -> float:
 
 
 def crossing(times: list[float], dense: float) -> float:
-    """The density at which a format takes as long as dense, interpolated."""
+    """Return the interpolated density at which a format takes as long as dense."""
     for i in range(1, len(times)):
         if times[i] > dense:
             low, high = times[i - 1], times[i]
@@ -91,7 +94,7 @@ def draw(times: dict[str, list[float]], dense: float) -> None:
     percent = [100 * density for density in DENSITIES]
     for name, row in sorted(times.items(), key=lambda item: -statistics.median(item[1])):
         axes.plot(percent, row, "o-", color=colours[name], linewidth=2, label=name)
-    # the names in the empty corner: on another machine two lines may lie on each other
+    # a legend, because on a different machine two lines may be on each other
     axes.legend(loc="upper left", frameon=False, labelcolor="linecolor")
     axes.axhline(dense, color="#52525b", linestyle="--")
     axes.text(1, dense * 1.12, "dense", color="#52525b", weight="bold")
@@ -121,10 +124,10 @@ def main() -> None:
         }
         shares = []
         for name, (full, sparse) in formats.items():
-            assert held(sparse) == formula(name, int(full.count_nonzero()))
+            assert stored_bytes(sparse) == formula(name, int(full.count_nonzero()))
             torch.testing.assert_close(sparse @ x, full @ x, rtol=1e-3, atol=1e-3)
             times[name].append(microseconds(lambda sparse=sparse: sparse @ x))
-            shares.append(f"{held(sparse) / size:6.1%}")
+            shares.append(f"{stored_bytes(sparse) / size:6.1%}")
         print(f"{density:6.0%}  {' '.join(shares)}")
         dense_times.append(microseconds(lambda full=single: full @ x))
     print("the formulas hold; fewer bytes than dense below COO 4/20, CSR 4/12 of the elements")
@@ -136,14 +139,14 @@ def main() -> None:
     torch.testing.assert_close(
         product(values[:64], packed[:64], x), masked.view(N, N)[:64] @ x, rtol=1e-4, atol=1e-4
     )
-    for bytes_each in (2, 4):
+    for bytes_each in (2, 1):
         share = (values.numel() * bytes_each + packed.nbytes) / (N * N * bytes_each)
         print(
             f"2:4 in {8 * bytes_each} bits: {share:.2%} of dense, half of the multiplications"
         )
 
     dense = statistics.median(dense_times)
-    assert max(times["CSR"][0], times["BSR"][0]) < dense / 2  # a hundredth of the products
+    assert max(times["CSR"][0], times["BSR"][0]) < dense / 2  # 1% of the products
     assert abs(crossing([1, 2, 4, 8, 16, 32, 64], 3) - 0.035) < 1e-9  # half way from 2% to 5%
     for name, row in times.items():
         print(f"{name} is as fast as dense at a density of ≈{100 * crossing(row, dense):.0f} %")

@@ -1,7 +1,7 @@
-// A linked list that the host builds and a kernel walks: unified memory, one pointer on both sides.
+// A kernel walks a linked list that the host has built in unified memory, and no pointer changes.
 //
-// ./unified          checks, then times a kernel's first touch of pages that the host has written
-// ./unified --check  small sizes only
+// ./unified          checks the lists, then times a kernel on pages that the host has written
+// ./unified --check  checks the lists only
 
 #include <cuda_runtime.h>
 
@@ -25,14 +25,14 @@ struct Node {
     Node *next;  // the same address on the host and on the device
 };
 
-// Each thread walks a list of its own and doubles what it finds.
+// Each thread walks its own list and doubles the values.
 __global__ void double_lists(Node **heads, int lists) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= lists) return;
     for (Node *node = heads[i]; node != nullptr; node = node->next) node->value *= 2;
 }
 
-// Lists of length 1, 2, 3, … built by the host in memory that both sides see.
+// The host builds lists of length 1, 2, 3, … in memory that both sides can access.
 void check(int lists) {
     Node **heads, *nodes;
     int total = lists * (lists + 1) / 2, used = 0;
@@ -48,7 +48,7 @@ void check(int lists) {
     }
     double_lists<<<(lists + 31) / 32, 32>>>(heads, lists);
     CHECK(cudaGetLastError());
-    CHECK(cudaDeviceSynchronize());  // only now may the host look
+    CHECK(cudaDeviceSynchronize());  // only now may the host read the values
     for (int k = 0; k < total; k++)
         if (nodes[k].value != 2 * k) {
             fprintf(stderr, "node %d holds %d\n", k, nodes[k].value);

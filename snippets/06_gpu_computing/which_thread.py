@@ -1,7 +1,9 @@
-"""Which thread computes which element: blocks, the ragged last block, and the grid-stride loop.
+"""Two ways to give the elements of a vector to threads: one each, or a grid-stride loop.
 
-Each launch is played through thread by thread, and every element must be computed exactly once.
-Draws which_thread.svg.
+The program runs through all threads of each launch. It checks that every element is computed
+exactly once. Look at the column `idle`: it counts the threads of the last block that have no
+element. The last lines show how many threads a two-dimensional launch starts for a matrix.
+The program draws which_thread.svg.
 """
 
 import math
@@ -22,7 +24,7 @@ def one_each(n: int, block: int, grid: int) -> list[int]:
         for thread in range(block):
             i = block_index * block + thread
             if i < n:
-                assert owner[i] == -1  # nobody else computes it
+                assert owner[i] == -1  # no other thread computes it
                 owner[i] = block_index * block + thread
     return owner
 
@@ -42,9 +44,9 @@ def grid_stride(n: int, block: int, grid: int) -> list[int]:
 
 
 def tile_2d(rows: int, columns: int, bx: int, by: int) -> tuple[Counter, int]:
-    """How often each (row, column) is computed, and the threads that a 2D launch starts.
+    """Return how often each (row, column) is computed, and how many threads are started.
 
-    x runs along the columns: neighbours in x are neighbours in a warp and in memory.
+    x is the index of the column, so neighbours in x are neighbours in a warp and in memory.
     """
     grid_x, grid_y = math.ceil(columns / bx), math.ceil(rows / by)
     computed = Counter()
@@ -100,7 +102,7 @@ def draw(n: int, block: int) -> None:
     for name, first, end in (("first turn", 0, 2 * block), ("second turn", 2 * block, n)):
         axes.plot([first, first, end - 0.1, end - 0.1], [0.95, 0.75, 0.75, 0.95], color=ink)
         axes.text((first + end) / 2, 0.55, name, color=ink, ha="center", va="top")
-    axes.set(xlim=(-0.1, 24.2), ylim=(-0.6, 8.3))  # the boxes stand in the left two thirds
+    axes.set(xlim=(-0.1, 24.2), ylim=(-0.6, 8.3))  # the boxes fill the left two thirds
     axes.axis("off")
     figure.savefig("which_thread.svg", transparent=True, metadata={"Date": None})
 

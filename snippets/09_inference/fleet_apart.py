@@ -1,30 +1,44 @@
-"""Prefill and decode together or apart, on the same GPUs and on others, under three promises.
+"""Prefill and decode on the same GPUs or on different GPUs, under three pairs of limits.
 
-Apart, a prompt's cache travels to the GPU that decodes, over both GPUs' cards, one after the
-other. A first token counts when the decoding GPU has made a step. Goodput is the highest rate
-of the trace of which nine in ten requests keep both promises.
+With prefill and decode apart, the cache of a prompt is sent to the GPU that decodes. During the
+transfer, the network cards of both GPUs are busy. A first token counts when the decoding GPU
+has finished a step. Goodput is the highest rate at which nine in ten requests keep both limits.
+
+Compare the rows "together" and "apart" from left to right: the limits get tighter.
 """
 
-from fleet import A100, CACHE, FIRST, KEPT, Fleet, at_speed, first, goodput, step_below
+from fleet import (
+    A100,
+    CACHE_BYTES,
+    REQUIRED_SHARE,
+    SEARCH_SECONDS,
+    Fleet,
+    exponent_below,
+    goodput,
+    run_at,
+    search_trace,
+)
 
 # --8<-- [start:ways]
-PROMISES = ((10.0, 0.200), (3.0, 0.050), (3.0, 0.020))  # seconds: TTFT, TPOT
-GUESSES = {  # of the speed; prefixes kept or not
-    False: {"together": (1.6, 0.94, 0.54), "apart": (1.3, 1.0, 0.9)},
-    True: {"together": (3.0, 2.1, 1.1), "apart": (2.7, 2.0, 1.8)},
-}
-WAYS = {  # prefixes kept or not: GPUs for prompts alone, 0 if every GPU does both
+LIMITS = ((10.0, 0.200), (3.0, 0.050), (3.0, 0.020))  # TTFT and TPOT in seconds
+PREFILL_GPUS = {  # with prefix caching or without it; 0 means that every GPU does both
     False: {"together": (0,), "apart": (5, 6)},
     True: {"together": (0,), "apart": (2, 3)},
 }
+GUESSES = {  # speeds at which the search starts, for the three pairs of limits
+    False: {"together": (1.6, 0.94, 0.54), "apart": (1.3, 1.0, 0.9)},
+    True: {"together": (3.0, 2.1, 1.1), "apart": (2.7, 2.0, 1.8)},
+}
 
 
-def ways(keep: bool, way: str) -> dict[str, Fleet]:
-    """The settings of one way, by name."""
+def settings(caching: bool, way: str) -> dict[str, Fleet]:
+    """The fleets that are tried: budgets for "together", numbers of GPUs for "apart"."""
     budgets = (512, 2048) if way == "together" else (2048,)
     return {
-        f"{n} + {8 - n}" if n else f"{budget:,}": Fleet(prefills=n, budget=budget, keep=keep)
-        for n in WAYS[keep][way]
+        f"{n} + {8 - n}" if n else f"{budget:,}": Fleet(
+            prefill_gpus=n, token_budget=budget, prefix_caching=caching
+        )
+        for n in PREFILL_GPUS[caching][way]
         for budget in budgets
     }
 
@@ -33,66 +47,75 @@ def ways(keep: bool, way: str) -> dict[str, Fleet]:
 
 
 def highest(
-    settings: dict[str, Fleet], guess: float, promise: tuple[float, float]
+    fleets: dict[str, Fleet], guess: float, limits: tuple[float, float]
 ) -> tuple[float, str]:
-    """The goodput of a GPU under the best of the settings, and its name.
+    """The highest goodput per GPU, and the name of its fleet.
 
-    One that breaks the promise at the best rate so far is searched no further.
+    A fleet that breaks the limits at the best rate so far is not searched further.
     """
     best = 0.0, ""
-    for name, fleet in settings.items():
-        if not best[1] or at_speed(fleet, step_below(guess)).kept(*promise) >= KEPT:
-            best = max(best, (goodput(fleet, guess, *promise), name))
-            guess = best[0] * FIRST / len(first())
+    for name, fleet in fleets.items():
+        start = run_at(fleet, exponent_below(guess))
+        if not best[1] or start.in_time(*limits) >= REQUIRED_SHARE:
+            best = max(best, (goodput(fleet, guess, *limits), name))
+            guess = best[0] * SEARCH_SECONDS / len(search_trace())
     return best[0] / 8, best[1]
 
 
 def main() -> None:
-    print("eight GPUs, the same requests, no prefix kept:")
+    print("the work of eight GPUs for the same requests, without prefix caching:")
     work = []
     for way in ("together", "apart"):
-        run = at_speed(list(ways(False, way).values())[-1], -4)
-        work.append([sum(g.computed for g in run.gpus), sum(g.generated for g in run.gpus)])
+        result = run_at(list(settings(False, way).values())[-1], -4)
+        prompts = sum(g.computed_tokens for g in result.gpus)
+        answers = sum(g.generated_tokens for g in result.gpus)
+        work.append((prompts, answers))
         print(
-            f"  {way:9} {work[-1][0] / 1e6:.2f} million tokens of prompts run, "
-            f"{work[-1][1] / 1e6:.2f} of answers, {run.sent / run.end / 1e9:4.1f} GB/s sent"
+            f"  {way:9} {prompts / 1e6:.2f} million prompt tokens, {answers / 1e6:.2f} million"
+            f" answer tokens, {result.transferred_bytes / result.end / 1e9:.1f} GB/s sent"
         )
-        sent = sum(job.request.prompt for job in run.jobs if job.decoded)
-        assert run.sent == CACHE * sent and (run.sent > 0) == (way == "apart")
-    assert work[0] == work[1], "not one token less"
+        sent = sum(job.request.prompt for job in result.jobs if job.transferred)
+        assert result.transferred_bytes == CACHE_BYTES * sent
+        assert (sent > 0) == (way == "apart")
+    assert work[0] == work[1]
 
     best = {}
-    for keep, header in ((False, "no prefix kept"), (True, "prefixes kept")):
+    for caching, header in ((False, "without prefix caching"), (True, "with prefix caching")):
+        print(f"goodput in requests/s per GPU, {header}")
         print(
-            f"{header + ', requests/s and GPU:':38}"
-            + "".join(f"{f'{a:.0f} s, {1e3 * b:.0f} ms':>18}" for a, b in PROMISES)
+            "  limits for TTFT and TPOT"
+            + "".join(f"{f'{a:.0f} s, {1e3 * b:.0f} ms':>18}" for a, b in LIMITS)
         )
         for way in ("together", "apart"):
-            best[keep, way] = [
-                highest(ways(keep, way), guess, promise)
-                for guess, promise in zip(GUESSES[keep][way], PROMISES, strict=True)
+            best[caching, way] = [
+                highest(settings(caching, way), guess, limits)
+                for guess, limits in zip(GUESSES[caching][way], LIMITS, strict=True)
             ]
-            cells = (f"{rate:.2f} ({name})" for rate, name in best[keep, way])
-            print(f"  {way:36}" + "".join(f"{cell:>18}" for cell in cells))
-        gains = [
-            a / b
-            for (a, _), (b, _) in zip(best[keep, "apart"], best[keep, "together"], strict=True)
-        ]
-        print(f"  {'ratio':36}" + "".join(f"{gain:18.2f}" for gain in gains))
-        assert gains == sorted(gains) and gains[-1] > 1.3, "it pays where tokens must be fast"
-        assert keep or gains[0] < 1 < gains[1], "and not where nothing is urgent"
+            cells = (f"{rate:.2f} ({name})" for rate, name in best[caching, way])
+            print(f"  {way:24}" + "".join(f"{cell:>18}" for cell in cells))
+        together, apart = best[caching, "together"], best[caching, "apart"]
+        ratios = [a / b for (a, _), (b, _) in zip(apart, together, strict=True)]
+        print(f"  {'apart / together':24}" + "".join(f"{ratio:18.2f}" for ratio in ratios))
+        assert ratios == sorted(ratios) and ratios[-1] > 1.3, "apart wins with tight limits"
+        assert ratios[0] < 1 < ratios[1], "together wins with loose limits"
 
-    every = 8 * best[True, "together"][1][0]
-    mixed = goodput(Fleet(prefills=2, budget=2048, decode_on=A100), 1.3, *PROMISES[1])
-    price = (8 * mixed / every - 2) / 6
+    together = 8 * best[True, "together"][1][0]
+    mixed_fleet = Fleet(prefill_gpus=2, token_budget=2048, decode_hardware=A100)
+    mixed = goodput(mixed_fleet, 1.3, *LIMITS[1])
+    price = (8 * mixed / together - 2) / 6
+    print("limits of 3 s and 50 ms, with prefix caching:")
     print(
-        f"2 H100 + 6 A100, 3 s and 50 ms: {mixed:.1f} requests/s; 8 H100 together {every:.1f}:"
+        f"  2 H100 prefill, 6 A100 decode: {mixed:.1f} requests/s; "
+        f"8 H100 together: {together:.1f}"
     )
-    print(f"each is cheaper if an A100 costs less than {price:.2f} of an H100")
-    for rate, guess in ((25e9, 1.7), (12.5e9, 0.85)):
-        slow = goodput(Fleet(prefills=3, budget=2048, link=rate), guess, *PROMISES[1]) / 8
-        print(f"3 + 5 over {8 * rate / 1e9:.0f} Gbit/s: {slow:.2f} requests/s and GPU")
-        assert slow < best[True, "together"][1][0], "half of the link, and together is better"
+    print(f"  so the A100 is cheaper per request below {price:.2f} of the price of an H100")
+    for link, guess in ((25e9, 1.7), (12.5e9, 0.85)):
+        fleet = Fleet(prefill_gpus=3, token_budget=2048, link=link)
+        slow = goodput(fleet, guess, *LIMITS[1]) / 8
+        print(
+            f"  3 + 5 with links of {8 * link / 1e9:.0f} Gbit/s: {slow:.2f} requests/s per GPU"
+        )
+        assert slow < together / 8, "a link of half the bandwidth is too slow"
 
 
 if __name__ == "__main__":

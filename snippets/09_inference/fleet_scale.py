@@ -1,20 +1,22 @@
-"""How many GPUs follow the load: what a cold start takes, and what coming and going costs.
+"""An autoscaler follows the load: what a cold start and a lost cache cost.
 
-Every five seconds the fleet asks for as many GPUs as there are requests inside, divided by a
-target. A new one is paid for from the order on, serves after its cold start, and knows no
-prefix. One goes when no more were asked for during a while, and finishes what it has. The trace
-follows the same law, with one wave that is played at half speed: eight minutes.
+Every five seconds the autoscaler divides the number of active requests by a target, and orders
+that many GPUs. A new GPU is paid for from the order on. It serves after its cold start, and its
+cache is empty. The autoscaler releases a GPU if the demand was lower during a whole delay.
+This GPU first finishes its requests. The trace has one wave of eight minutes.
+
+Compare the rows of the autoscaler with the row of three GPUs that run all the time.
 """
 
-from fleet import PARAMETERS, Fleet, conserved, serve
+from fleet import PARAMETERS, Fleet, check_conservation, serve
 from fleet_trace import trace
 
 # --8<-- [start:starts]
 WEIGHTS = 2 * PARAMETERS  # bytes
-STARTS = {  # bytes/s at which weights come, and seconds for all the rest: assumed
-    "weights from the host, engine asleep": (32e9, 0.5),
-    "from a disk, kernels and graphs kept": (6e9, 10),
-    "from an object store, all anew": (1.25e9, 45),
+COLD_STARTS = {  # bytes/s at which the weights arrive, and seconds for everything after that
+    "weights in host memory, engine asleep": (32e9, 0.5),
+    "weights on a disk, graphs cached": (6e9, 10),
+    "weights in an object store, no cache": (1.25e9, 45),
 }
 # --8<-- [end:starts]
 
@@ -22,27 +24,31 @@ STARTS = {  # bytes/s at which weights come, and seconds for all the rest: assum
 def main() -> None:
     requests = trace(240.0, 240.0)
     rows = {f"{n} GPUs all the time": Fleet(gpus=n) for n in (2, 3, 4)}
-    for name, (rate, rest) in STARTS.items():
-        rows[name] = Fleet(gpus=1, most=5, cold=WEIGHTS / rate + rest, target=25, hold=120)
-    asleep = rows["weights from the host, engine asleep"]
-    rows["asleep, and they go at once"] = Fleet(gpus=1, most=5, cold=asleep.cold, target=25)
-    print(f"{'':42}cold   GPUs paid   in time   TTFT p99   cached")
-    kept, paid = [], []
+    autoscaler = {"gpus": 1, "max_gpus": 5, "requests_per_gpu": 25}
+    for name, (bandwidth, seconds) in COLD_STARTS.items():
+        cold_start = WEIGHTS / bandwidth + seconds
+        rows[name] = Fleet(**autoscaler, cold_start=cold_start, scale_down_delay=120)
+    warm = rows["weights in host memory, engine asleep"].cold_start
+    rows["asleep, released without a delay"] = Fleet(**autoscaler, cold_start=warm)
+    print(f"{'':39}  cold    GPUs      in    TTFT  cached")
+    print(f"{'':39} start    paid    time     p99  tokens")
+    in_time, paid = [], []
     for name, fleet in rows.items():
-        run = serve(fleet, requests, 0.5)
-        conserved(run)
-        kept.append(run.kept())
-        paid.append(run.paid / run.end)
+        result = serve(fleet, requests, 0.5)
+        check_conservation(result)
+        in_time.append(result.in_time())
+        paid.append(result.gpu_seconds / result.end)
+        ttft, _ = result.percentiles(0.99)
         print(
-            f"{name:39} {fleet.cold:5.1f} s {paid[-1]:8.1f} {kept[-1]:11.1%} "
-            f"{run.late(0.99)[0]:8.2f} s {run.cached():8.1%}"
+            f"{name:37} {fleet.cold_start:5.1f} s {paid[-1]:7.1f} {in_time[-1]:7.1%} "
+            f"{ttft:5.1f} s {result.cached_share():7.1%}"
         )
-        assert fleet.most or abs(paid[-1] - fleet.gpus) < 1e-9
-    two, three, four, asleep, disk, store, hasty = kept
+        assert fleet.max_gpus or abs(paid[-1] - fleet.gpus) < 1e-9
+    two, three, four, asleep, disk, store, no_delay = in_time
     assert two < 0.9 < three < four
-    assert asleep > disk > store and store < 0.9, "who waits for a cold GPU is late"
-    assert hasty < asleep, "whoever goes takes its prefixes along"
-    assert paid[4] > paid[1], "on a wave as short as this, scaling saves nothing"
+    assert asleep > disk > store and store < 0.9, "requests that wait for a cold GPU are late"
+    assert no_delay < asleep, "a released GPU loses its cache"
+    assert paid[4] > paid[1], "on a wave as short as this one, the autoscaler saves nothing"
 
 
 if __name__ == "__main__":

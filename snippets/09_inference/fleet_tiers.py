@@ -1,27 +1,32 @@
-"""Where conversations wait for their next turn: GPU, host, disk or a shared pool.
+"""Where the caches of waiting conversations are stored: GPU, host, disk or a shared pool.
 
-The pauses of the trace are seconds, and those of users minutes or hours. As conversations that
-are alive are starts times life, by Little, a cache a quarter as large stands for pauses four
-times as long. Rates: half of PCIe 5's 63 GB/s to the host, a disk, and two networks.
+The users of the trace answer after seconds, but real users often take minutes. By Little's law,
+the number of open conversations is their rate times their lifetime. So a cache of a quarter of
+the size stands for pauses that are about four times as long.
+
+The bandwidths are half of the 63 GB/s of PCIe 5 (host), a fast SSD, and two networks.
 """
 
-from fleet import CACHE, Fleet, Store, Tier, conserved, serve
+from fleet import CACHE_BYTES, Fleet, LRUCache, Tier, check_conservation, serve
 from fleet_trace import Request, reusable, trace
 
 # --8<-- [start:tiers]
-ROOM = 0.9 * 80e9 - 16.06e9  # bytes beside the weights
-HOST = Tier("host", 500_000, 32e9)  # 66 GB, at half of PCIe 5's rate
-DISK = Tier("disk", 4_000_000, 6e9)  # 0.5 TB on one NVMe drive
-POOL = Tier("pool", 8_000_000, 25e9, shared=True)  # 1 TB; half of the card's rate
+CACHE_MEMORY = 0.9 * 80e9 - 16.06e9  # bytes of an H100 next to the weights
+HOST = Tier("host", 500_000, 32e9)  # 66 GB per GPU; half of the bandwidth of PCIe 5
+DISK = Tier("disk", 4_000_000, 6e9)  # 0.5 TB per GPU on an NVMe SSD
+POOL = Tier("pool", 8_000_000, 25e9, shared=True)  # 1 TB; half of the network card
 SLOW = Tier("slow pool", 8_000_000, 1.25e9, shared=True)  # 10 Gbit/s Ethernet
 # --8<-- [end:tiers]
 
 
-def replayed(requests: tuple[Request, ...], room: float) -> float:
-    """The share of prompts that one LRU cache holds if every answer takes no time."""
-    store, found = Store(int(8 * room / CACHE)), 0
+def replay(requests: tuple[Request, ...], memory: float) -> float:
+    """The share of prompt tokens that one LRU cache finds if every answer takes no time.
+
+    The cache has the `memory` of eight GPUs, in bytes per GPU.
+    """
+    store, found = LRUCache(int(8 * memory / CACHE_BYTES)), 0
     for r in requests:
-        key = "own", r.conversation
+        key = "conversation", r.conversation
         found += min(store.get(key) or r.shared, r.prompt - 1)
         store.put(key, r.prompt + r.answer - 1)
     return found / sum(r.prompt for r in requests)
@@ -30,49 +35,56 @@ def replayed(requests: tuple[Request, ...], room: float) -> float:
 def main() -> None:
     requests = trace()
     ideal = reusable(requests) / sum(r.prompt for r in requests)
-    print(f"nothing forgotten would be {ideal:.1%}; computing a token takes 30 µs")
+    print(f"an unlimited cache would find {ideal:.1%}; computing one token takes 30 µs")
     for tier in (HOST, DISK, POOL, SLOW):
-        print(f"{tier.name:10} {1e6 * CACHE / tier.rate:5.1f} µs to load one")
+        print(f"{tier.name:10} {1e6 * CACHE_BYTES / tier.bandwidth:5.1f} µs to load one token")
     shares = (1.0, 0.4, 0.35, 0.25)
-    alone = [replayed(requests, share * ROOM) for share in shares]
+    alone = [replay(requests, share * CACHE_MEMORY) for share in shares]
     print(
-        "one LRU cache, no queue: "
+        "one LRU cache without queues finds "
         + ", ".join(
             f"{found:.1%} in {share:.0%}" for share, found in zip(shares, alone, strict=True)
         )
     )
-    print("room        below it         cached   in time   p99 of TTFT   of TPOT")
-    small = {"reserved": 0.75 * ROOM}
+    print("GPU                        cached       in    TTFT    TPOT")
+    print("cache  tier below it       tokens     time     p99     p99")
+    small = {"reserved_bytes": 0.75 * CACHE_MEMORY}
     rows = [
-        ("100%", "nothing", Fleet()),
-        ("40%", "nothing", Fleet(reserved=0.6 * ROOM)),
-        ("35%", "nothing", Fleet(reserved=0.65 * ROOM)),
-        ("25%", "nothing", Fleet(**small)),
+        ("100%", "none", Fleet()),
+        ("40%", "none", Fleet(reserved_bytes=0.6 * CACHE_MEMORY)),
+        ("35%", "none", Fleet(reserved_bytes=0.65 * CACHE_MEMORY)),
+        ("25%", "none", Fleet(**small)),
         ("25%", "host", Fleet(**small, tiers=(HOST,))),
         ("25%", "disk", Fleet(**small, tiers=(DISK,))),
         ("25%", "pool", Fleet(**small, tiers=(POOL,))),
         ("25%", "slow pool", Fleet(**small, tiers=(SLOW,))),
-        ("25%", "slow, if faster", Fleet(**small, tiers=(SLOW,), wait=False)),
-        ("100%", "pool, in turn", Fleet(route="round robin", tiers=(POOL,))),
+        ("25%", "slow pool, if faster", Fleet(**small, tiers=(SLOW,), always_load=False)),
+        ("100%", "pool, round robin", Fleet(routing="round robin", tiers=(POOL,))),
     ]
-    kept, cached = {}, {}
-    for room, below, fleet in rows:
-        run = serve(fleet, requests)
-        conserved(run)
-        ttft, tpot = run.late(0.99)
-        kept[room, below], cached[room, below] = run.kept(), run.cached()
+    in_time, cached = {}, {}
+    for size, below, fleet in rows:
+        result = serve(fleet, requests)
+        check_conservation(result)
+        ttft, tpot = result.percentiles(0.99)
+        in_time[size, below], cached[size, below] = result.in_time(), result.cached_share()
         print(
-            f"{room:11} {below:16} {run.cached():6.1%} {run.kept():8.1%} {ttft:11.2f} s "
-            f"{1e3 * tpot:6.0f} ms"
+            f"{size:>5}  {below:20} {result.cached_share():5.1%} {result.in_time():8.1%} "
+            f"{ttft:5.2f} s {1e3 * tpot:4.0f} ms"
         )
-        assert run.cached() < ideal
-    cliff = cached["40%", "nothing"] - cached["35%", "nothing"]
-    assert cliff > 3 * (alone[1] - alone[2]), "the queue makes a cliff of LRU's slope"
-    assert kept["25%", "nothing"] < 0.9 < kept["100%", "nothing"]
-    assert min(kept["25%", below] for below in ("host", "disk", "pool")) > 0.9
-    assert kept["25%", "slow pool"] > 0.9, "it loads three times as long as it computes"
-    assert kept["25%", "slow, if faster"] == kept["25%", "nothing"], "it never is"
-    assert kept["100%", "pool, in turn"] > 0.9, "any GPU will do"
+        assert result.cached_share() < ideal
+    cliff = cached["40%", "none"] - cached["35%", "none"]
+    assert cliff > 3 * (alone[1] - alone[2]), (
+        "queues make the hit rate fall faster than LRU alone"
+    )
+    assert in_time["25%", "none"] < 0.9 < in_time["100%", "none"]
+    assert min(in_time["25%", below] for below in ("host", "disk", "pool")) > 0.9
+    assert in_time["25%", "slow pool"] > 0.9, (
+        "although loading takes three times as long as computing"
+    )
+    assert in_time["25%", "slow pool, if faster"] == in_time["25%", "none"], (
+        "loading is never faster"
+    )
+    assert in_time["100%", "pool, round robin"] > 0.9, "every GPU can load every conversation"
 
 
 if __name__ == "__main__":
