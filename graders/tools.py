@@ -271,14 +271,20 @@ def second_machine(accelerators: int, rank: int, world: int) -> Iterator[mock.Mo
     Yields what sets the current device.
     """
     chosen = mock.Mock()
+
+    def current() -> int:
+        given = next((call.args[0] for call in reversed(chosen.mock_calls) if call.args), 0)
+        return given if isinstance(given, int) else torch.device(given).index or 0
+
     variables = {"RANK": rank + world, "LOCAL_RANK": rank, "WORLD_SIZE": 2 * world}
     here = {"is_available": lambda: accelerators > 0, "device_count": lambda: accelerators}
     here_only = {"current_accelerator": lambda *_, **__: torch.device("cuda")}
     here_only |= {"set_device_index": chosen, "set_device_idx": chosen}
+    here_only |= {"current_device_index": current, "current_device_idx": current}
     with (
         mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()}),
         mock.patch.multiple(torch.accelerator, create=True, **here, **here_only),
-        mock.patch.multiple(torch.cuda, set_device=chosen, **here),
+        mock.patch.multiple(torch.cuda, set_device=chosen, current_device=current, **here),
     ):
         yield chosen
 

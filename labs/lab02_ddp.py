@@ -240,7 +240,8 @@ if __name__ == "__main__":
 # must use GPU 3, because its *local* rank is 3. If two ranks use the same GPU, NCCL raises an
 # error. (NCCL is the library that runs collectives between NVIDIA GPUs.) If a machine has fewer
 # accelerators than processes, use the CPU and gloo, which is the library for collectives
-# between CPUs.
+# between CPUs. A process also has a **current device**, which is GPU 0 at the start. Some
+# collectives use it, so make the GPU of this rank the current device.
 #
 # **Check.** The lab adds up the ranks of all processes with an all-reduce. The sum must be
 # $N(N-1)/2$. `check.py` also pretends that your function runs on a machine with GPUs, and it
@@ -252,6 +253,7 @@ def start() -> torch.device:
     """Join the process group that torchrun describes, and return the device of this rank."""
     # >>> solution 1: join the process group, and return the accelerator of this rank or the CPU
     # hint: torch.accelerator has is_available(), device_count() and current_accelerator().
+    # hint: torch.accelerator.set_device_index(i) makes device i the current one.
     # hint: On the CPU, call dist.init_process_group("gloo").
     # hint: On an accelerator, call dist.init_process_group(device_id=device).
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

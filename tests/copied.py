@@ -1200,8 +1200,8 @@ def checkpoint_elsewhere() -> None:
 
 RANKS = {  # name: what is tried on every rank, and the sentence that refuses it
     "ZigzagRing": (zigzag_ring, None),
-    "ZigzagRing: half a chunk": (lambda: zigzag_of(5, 5), "a rank has as many queries as keys"),
-    "ZigzagRing: more keys": (lambda: zigzag_of(4, 8), "a rank has as many queries as keys"),
+    "ZigzagRing: half a chunk": (lambda: zigzag_of(5, 5), "q, k and v of a rank need"),
+    "ZigzagRing: more keys": (lambda: zigzag_of(4, 8), "q, k and v of a rank need"),
     "CopyToRanks, SumOverRanks: twice": (conjugates_twice, None),
     "GatherTokens, ScatterSum, AllToAll: twice": (tokens_twice, None),
     "shard, Travel, hand_over": (shards_of_others, None),

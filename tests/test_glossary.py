@@ -75,7 +75,6 @@ CALLED = {
     "incoherent processing": "orthogonal",
     "split-K (warps)": "keys are split over four warps",
     "sequence packing": "packing",
-    "SDPA": "scaled_dot_product_attention",
 }
 SEE = re.compile(
     r"See \[(?P<page>\d\d|Lab \d\d|Set-up|Clusters) · (?P<title>.+)\]\((?P<file>[^)#]+)#(?P<place>[^)]+)\)\.$"

@@ -278,6 +278,9 @@ SECOND_EDITION = [
     "10_linear_attention.md",
     "10_flash_attention.md",
     "09_fleet.md",
+    "08_quantized_models.md",
+    "10_attention_in_practice.md",
+    "10_attention_in_parts.md",
 ]
 
 

@@ -8,6 +8,8 @@ later training steps.
 import contextlib
 import inspect
 import itertools
+import operator
+import os
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -43,6 +45,9 @@ HINTS = {
     "not_joined": "After start(), this process is not in the group of all ranks. Call "
     "dist.init_process_group without a rank or a world size: it reads RANK, WORLD_SIZE, "
     "MASTER_ADDR and MASTER_PORT from the environment.",
+    "own_address": "Your code chooses the address at which the processes meet. torchrun sets "
+    "MASTER_ADDR and MASTER_PORT on every machine, and dist.init_process_group reads them. "
+    "Leave these variables as they are, and pass no init_method.",
     "not_a_device": "start() returns something that is not a torch.device. Return the "
     'accelerator with the local rank of this process as its index, or torch.device("cpu").',
     "no_gpu": "Your code uses NCCL, but this machine has fewer NVIDIA GPUs than processes. In "
@@ -55,8 +60,14 @@ HINTS = {
     "gloo_on_gpu": "Each rank has its own GPU, but your code joins a group that uses "
     "gloo, the library for CPUs. On GPUs, use NCCL. Pass device_id=device and no backend: "
     "PyTorch then chooses the library that fits the device.",
-    "shared_device": "The machine has fewer accelerators than processes, so two ranks share a "
-    "device, which NCCL refuses. In this case, use the CPU and gloo.",
+    "shared_device": "The machine has fewer accelerators than processes, but your code uses "
+    "them. NCCL refuses two ranks that share a device, and it cannot reach a rank on the CPU. "
+    "In this case, use the CPU and gloo on every rank of this machine.",
+    "device_not_set": "Each rank has its own GPU, but the current device of every process is "
+    "still GPU 0. Collectives of Python objects, such as dist.all_gather_object in step 2, use "
+    "the current device. Call torch.accelerator.set_device_index(local_rank).",
+    "env_text": "Your code computes with a text. The values in os.environ are texts, even if "
+    "they look like numbers. Convert each of them with int().",
     "device_absent": "Your code sets the current device before it checks that every process of "
     "this machine has its own accelerator. Setting a device that does not exist is an "
     "error. Compare the number of accelerators with LOCAL_WORLD_SIZE first.",
@@ -70,6 +81,18 @@ HINTS = {
     "short_padding": "The data set has fewer samples than there are ranks, and the padding is "
     "too short. A slice such as order[:missing] has at most `length` indices, so repeat the "
     "order as often as it is needed.",
+    "padding_too_long": "Each rank must get ceil(length / world) indices, and your padding is "
+    "longer. If `world` divides `length`, no index is missing, but world - length % world is "
+    "then `world`, and not 0.",
+    "no_element": "Your code uses an element that a list does not have. If there are fewer "
+    "samples than ranks, the slice of a rank can be empty. Pad the order to a multiple of "
+    "`world` before you take the slice.",
+    "not_a_permutation": "A single rank reads the same sample several times, so the order does "
+    "not contain each index once. Use torch.randperm. (torch.randint draws each index without "
+    "a look at the others.)",
+    "arguments_ignored": "The part that shard() returns does not depend on its arguments "
+    "`rank` and `world`. Use these arguments, and not the process group or the environment. "
+    "(DistributedSampler takes them as rank and num_replicas.)",
     "no_such_index": "shard() returns an index that is not in the data set. Pad the order by "
     "repeating indices from its own beginning, and do not invent new indices.",
     "dropped": "Some samples are read by no rank. If `world` does not divide `length`, append "
@@ -94,6 +117,11 @@ HINTS = {
     "tensor itself, and not a copy, from rank 0: dist.broadcast(tensor.detach(), src=0).",
     "other_source": "The values of the tensors changed, but not to the values of rank 0. Use "
     "rank 0 as the source on every rank: src=0.",
+    "digits_lost": "An integer buffer has lost digits. Its number is larger than 2**24, and "
+    "float32 cannot represent every integer above it. Broadcast each tensor in its own dtype, "
+    "and do not join tensors of different dtypes.",
+    "state_averaged": "Your code divides the values of an integer buffer. The ranks need the "
+    "values of rank 0, and not a mean over the ranks: use dist.broadcast.",
     "buffers": "The buffers were not broadcast, because module.parameters() does not contain "
     "them. Broadcast module.buffers() as well.",
     "own_tensors": "The parameters and buffers of the module itself were not broadcast, only "
@@ -103,14 +131,16 @@ HINTS = {
     "frozen": "The frozen parameters were not broadcast, although they take part in the "
     "forward pass. Broadcast the parameters with requires_grad=False as well.",
     "not_divided": "The gradients are the sum over the ranks, and not the mean. Divide the "
-    "sum by dist.get_world_size().",
+    "sum by dist.get_world_size(). Use /= or div_, which change the gradient itself, because a "
+    "plain division makes a new tensor.",
     "divided_twice": "The gradients are divided by the world size more than once. Divide them "
     "in one place only, either before the all-reduce or after it. (If a gradient is a view of "
     "its bucket, dividing the bucket divides the gradient, too.)",
     "divided_by_other": "The sum over the ranks is divided by a number that is not the world "
     "size. Divide it by dist.get_world_size(), and not by a fixed number.",
     "not_reduced": "Every rank still has the gradients of its own samples. Sum each "
-    "parameter.grad over the ranks with dist.all_reduce.",
+    "parameter.grad over the ranks with dist.all_reduce. (If your code contains `break` or "
+    "`return`, a frozen parameter may end it too early. Skip the parameter with `continue`.)",
     "copy_reduced": "An all-reduce ran, but its result did not reach parameter.grad, probably "
     "because you reduced a copy or a different tensor. all_reduce writes into the tensor that "
     "you pass, so parameter.grad must be this tensor or a view of it.",
@@ -122,15 +152,17 @@ HINTS = {
     "returns_none": "Your code uses the return value of dist.all_reduce as if it were a tensor "
     "or a Work. Without async_op=True, all_reduce returns None, and it writes its result into "
     "the tensor that you pass. Only with async_op=True does it return a Work.",
-    "list_is_none": "Your code uses a list that is None. The methods append, extend and clear "
-    "change a list in place and return None, so do not assign their result. Look for the line "
+    "list_is_none": "Your code uses a list that is None. The methods append, extend and clear, "
+    "and random.shuffle, change a list in place and return None. So do not assign their "
+    "result. Look for the line "
     "that sets this name.",
     "work_as_gradient": "With async_op=True, dist.all_reduce returns a Work, and not a tensor. "
     "Keep the Work in a list. The result appears in the tensor that you pass, as soon as "
     "work.wait() has returned.",
     "work_lost": "The Work of an all-reduce is None when your code waits for it, although the "
-    "all-reduce was started with async_op=True. Something has replaced the Work. Reset your "
-    "state, for example with begin(), only after the last wait().",
+    "all-reduce was started with async_op=True. Either your code did not keep the Work, or "
+    "something has replaced it. Reset your state, for example with begin(), only after the "
+    "last wait().",
     "hook_too_early": "A hook uses .grad before autograd has set it, so it is None. Register "
     "the hook with register_post_accumulate_grad_hook of each parameter: it is called when "
     ".grad is complete.",
@@ -142,7 +174,7 @@ HINTS = {
     "tensor.detach() to the broadcast, and leave the parameters as they are.",
     "broadcast_kind": "The broadcast got something that is not a tensor. dist.broadcast sends "
     "one tensor. A loop over a dictionary, such as a state_dict, yields its keys. The tensors "
-    "are its values().",
+    "are its values(). And named_parameters() yields pairs of a name and a tensor.",
     "broadcast_none": "Your code uses None as if it were a tensor. dist.broadcast returns "
     "None, because it writes into the tensor that you pass. And .grad is None before the first "
     "backward pass.",
@@ -173,6 +205,15 @@ HINTS = {
     "more_each_step": "A later training step starts more all-reduces than the first one, so "
     "some gradients are reduced several times. Register each hook once, in __init__, and not "
     "in forward.",
+    "hooked_again": "Several all-reduces use the same gradient at the same time. Register one "
+    "hook for each parameter: module.parameters() already contains the parameters of all "
+    "children.",
+    "hook_arguments": "Autograd calls a hook with the parameter as its only argument. Register "
+    "the method itself, or a function that takes the parameter.",
+    "hook_on_gradient": "Your code registers the hook on a gradient, which is None before the "
+    "first backward pass. Register the hook on the parameter itself.",
+    "gradient_removed": "Every .grad is None after your code, so the optimizer would change "
+    "no parameter. Do not set .grad to None, and do not call zero_grad().",
     "hook_called": "Your code calls the hook while it registers it, when there is no gradient "
     "yet. Pass the method itself, without parentheses and arguments.",
     "not_a_tensor": "The collective got something that is not a tensor. dist.all_reduce works "
@@ -191,13 +232,19 @@ HINTS = {
     "communicated. Start the all-reduces with dist.all_reduce.",
     "frozen_hook": "Your code registers a hook on a parameter with requires_grad=False, which "
     "is an error. Skip these parameters.",
-    "average": "gloo does not support ReduceOp.AVG (NCCL does). Use the sum, and divide it by "
-    "the world size.",
+    "average": "In this release of PyTorch, gloo does not support ReduceOp.AVG (NCCL does). "
+    "Use the sum, and divide it by the world size.",
+    "gathered": "The gradients that your code gathers do not give the mean. The list needs a "
+    "separate tensor for each rank: [torch.empty_like(grad)] * n contains one tensor n times. "
+    "Then take the mean over the ranks.",
+    "rounded": "The gradients are almost right, but less precise than float32. Reduce them in "
+    "their own dtype, and do not convert them to float16 or bfloat16.",
     "not_waited": "Your code does not wait for the all-reduces that it starts. Call "
     "work.wait() for each of them before anything reads the gradients. (Here, an all-reduce "
     "delivers its result only when your code waits for it.)",
     "touched": "Your code changed a tensor while its all-reduce was still running. Divide the "
-    "tensor after wait(), or before you start the all-reduce.",
+    "tensor after wait(), or before you start the all-reduce. And launch a bucket only when "
+    "its last gradient is in it.",
     "synchronous": "The hook waits for an all-reduce, so the backward pass waits, too. Pass "
     "async_op=True, keep the Work, and wait for it in finish().",
     "not_begun": "finish() does not prepare the buckets for the next backward pass, which then "
@@ -209,6 +256,15 @@ HINTS = {
     "one_backward": "The losses of several micro-batches exist at the same time, and so do "
     "their activations. Micro-batches are meant to save this memory. Run the backward pass of "
     "each micro-batch before the forward pass of the next one.",
+    "batch_joined": "Your code runs the model with more samples at once than a micro-batch "
+    "has, so the activations of several micro-batches are in memory together. Call loss_of "
+    "once for each micro-batch.",
+    "batches_changed": "Your code changes the list of micro-batches that the caller passes, "
+    "and the caller may still use it. micro_batches[:-1] leaves the list as it is.",
+    "graph_twice": "Your code calls backward twice on the same graph. Call it once for each "
+    "loss. If you add up the losses, for example to print them, use loss.detach() for the sum.",
+    "no_sync_not_called": "no_sync is a method of `ddp`, and not of the module inside. A call "
+    "of the method returns the context: `with ddp.no_sync():`.",
     "no_grad": "A loss has no graph, so backward fails. torch.no_grad() or detach() may be the "
     "cause, because they stop the recording of the graph. To accumulate gradients without "
     "communication, use only `with ddp.no_sync():`.",
@@ -219,6 +275,9 @@ HINTS = {
     "last micro-batch. Call keep_in_bucket in every backward pass.",
     "not_early": "No all-reduce started before the backward pass ended. Start the all-reduces "
     "in a hook that you register with register_post_accumulate_grad_hook for each parameter.",
+    "started_late": "The all-reduces start only when the last gradient is ready, so none of "
+    "them overlaps with the backward pass. Start the all-reduce of each gradient as soon as "
+    "autograd calls the hook of its parameter.",
     "first_step_only": "The gradients are averaged only in the first training step. Look for "
     "state that finish() does not reset, or for a hook that removes itself.",
     "not_forgotten": "finish() also processes the Works of earlier training steps, because "
@@ -240,6 +299,11 @@ HINTS = {
     "the function.",
     "fill_order": "The first bucket contains the first parameters, whose gradients are ready "
     "last. Go through reversed(parameters), so that the first bucket has the last parameters.",
+    "list_changed": "make_buckets() changes the list that the caller passes, and the caller "
+    "may still use it. reversed(parameters) and parameters[::-1] leave the list as it is.",
+    "not_in_order": "The buckets do not contain the parameters in reverse order. Go through "
+    "reversed(parameters) once, and put each parameter into the last bucket or into a new one. "
+    "Do not sort, and do not reverse the buckets afterwards.",
     "bucket_lost": "Some parameters are in no bucket. If your loop closes a bucket only when "
     "the next parameter does not fit, the last bucket is still open when the loop ends.",
     "bucket_empty": "A bucket contains no parameter. Before you close a bucket, check that it "
@@ -272,12 +336,13 @@ HINTS = {
     "view. A different tensor can have the same numbers, for example zeros. Compare the "
     "addresses, which data_ptr() returns.",
     "zero_gradients": "The numbers of the gradients are lost. Copy a gradient into its view of "
-    "the bucket *before* you set parameter.grad to the view.",
+    "the bucket *before* you set parameter.grad to the view. And do not set a bucket to zero: "
+    "the gradients that the optimizer reads are views of it.",
     "old_values": "The bucket still contained the gradients of the training step before. A new "
     "gradient must replace what is in the view (copy_), and not be added to it.",
     "one_launch": "All gradients were ready, but a bucket was not launched. One gradient can "
     "make it possible to launch several buckets, because complete buckets may have waited for "
-    "it. Use `while`, and not `if`.",
+    "it. Use `while`, and not `if`, and let the loop reach the last bucket.",
     "launch_order": "The ranks launched their buckets in different orders, because their "
     "gradients became ready in different orders. Launch the buckets strictly in the order of "
     "the list: a bucket that is complete too early waits for the buckets before it.",
@@ -302,7 +367,8 @@ HINTS = {
     "the class. Set the attribute of this object: self.sync.",
     "launched_early": "A bucket was launched before all of its gradients were complete. Inside "
     "no_sync, no parameter may leave `waiting`, because later micro-batches still add to its "
-    "gradient. Outside, a bucket may be launched only when its `waiting` is empty.",
+    "gradient. Outside, a bucket may be launched only when its `waiting` is empty. "
+    "If accumulate() itself changes the gradients, it must call finish() before.",
     "kept_late": "The gradients are right if an earlier micro-batch has already made each "
     "gradient a view of its bucket, and wrong otherwise. A bucket may be launched only after "
     "its last gradient is in it, so call keep_in_bucket before launch_in_order.",
@@ -324,6 +390,13 @@ HINTS = {
     "with the index of the GPU otherwise.",
     "device_of_rank": "device_ids must contain the device that wrap() gets as its argument, "
     "because the module is there.",
+    "bypassed": "Your code calls the module inside the wrapper, so DDP does not see the "
+    "forward pass, and it does not communicate in the backward pass. Pass `ddp` to "
+    "loss_of, and not ddp.module.",
+    "cap_unit": "bucket_cap_mb is a number of MiB, and BUCKET_BYTES is a number of bytes. "
+    "Divide it by 2**20 with /, because // makes 0 of a fraction.",
+    "static_graph": "With static_graph=True, the first backward pass must communicate, but "
+    "here it is inside no_sync. Leave this argument out.",
     "finish_of_torch": "PyTorch's DDP has no finish(). It waits and divides by itself before "
     "the backward pass of the last micro-batch ends. Remove this call.",
     "no_yield": "no_sync() is a context manager made from a generator, so it must reach "
@@ -366,7 +439,7 @@ class Model(nn.Module):
             for tensor in [*self.parameters(), self.mean]:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) / 2)
             self.std.copy_(torch.rand(4, generator=generator) + 1)
-            self.last.seen.fill_(seed + 1)
+            self.last.seen.fill_(2**24 + 1 + seed)  # not a number of float32 for seed 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = (x - self.mean) / self.std * self.scale["input"] + self.offset
@@ -419,8 +492,8 @@ class Reference:
 
         A verdict is "right", "own" (the gradient of this rank's samples, or this gradient
         divided by the number of ranks), "zero", "added" (the sum of the right gradient and the
-        one of the training step before), "none", "other", or a factor, if the gradient is a
-        multiple of the right one.
+        one of the training step before), "rounded" (right to about two digits), "none",
+        "other", or a factor, if the gradient is a multiple of the right one.
         """
         verdicts: dict[str, Any] = {}
         for name, whole in self.whole[step].items():
@@ -437,6 +510,8 @@ class Reference:
                 factor = ((gradient * whole).sum() / (whole * whole).sum()).item()
                 if factor > 1e-3 and same(gradient, factor * whole):
                     verdicts[name] = round(factor, 4)
+                elif (gradient - whole).norm() < 1e-2 * whole.norm():
+                    verdicts[name] = "rounded"
         return verdicts
 
 
@@ -453,6 +528,7 @@ class Training:
     ):  # fmt: skip
         self.lesson, self.reference = lesson, Reference(lesson.rank, lesson.world)
         self.stale = "reallocated" if buckets else "stale_gradients"
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")  # as if on separate machines
         self.model, self.why, self.error = model, why, None
         self.hooks_when_ready = any(p._post_accumulate_grad_hooks for p in model.parameters())
         self.sums_only = True  # every all-reduce adds
@@ -557,7 +633,10 @@ class Training:
         first = len(self._calls_of(0))
         what = f"{when}your code calls {len(here)} collectives, and {first} in the first one"
         ask(len(here) <= first, what, "more_each_step")
-        if any(call.touched for call in here):
+        touched = any(call.touched for call in here)
+        what = f"{when}your code starts {len(here)} all-reduces for {len(verdicts)} gradients"
+        ask(not touched or step or len(here) <= len(verdicts), what, "hooked_again")
+        if touched:
             what = f"{when}a gradient changed while its all-reduce was running"
             hint = "launched_early" if accumulating else "touched"
             raise Wrong(what, "not_forgotten" if step else hint)
@@ -576,7 +655,9 @@ class Training:
         what = f"{when}the gradients of the training step before are added to the right ones"
         ask("added" not in found, what, "old_values")
         if found == {"none"} and here:
-            raise Wrong(f"{when}every .grad is None after your function", "returns_none")
+            removed = any(call.asynchronous for call in here)
+            hint = "gradient_removed" if removed else "returns_none"
+            raise Wrong(f"{when}every .grad is None after your function", hint)
         if found == {"own"}:
             reduced, not_reduced = "copy_reduced", "not_reduced"
             if step > 0:
@@ -591,8 +672,13 @@ class Training:
                 whole = abs(factor - MICRO_BATCHES) < 1e-2
                 raise Wrong(what, "loss_not_divided" if whole else "loss_wrong")
             ask(abs(factor - self.lesson.world) > 1e-2, what, "not_divided")
-            ask(factor >= 1, what, "not_forgotten" if step else "divided_twice")
+            powers = [self.lesson.world**-k for k in range(1, 10)]
+            again = any(abs(factor / power - 1) < 1e-2 for power in powers)
+            hint = "divided_twice" if again else "divided_by_other"
+            ask(factor >= 1, what, "not_forgotten" if step else hint)
             ask(step, what, "divided_by_other")
+        what = f"{when}the gradients differ slightly from those of a single process"
+        ask("rounded" not in found or found - {"right", "rounded", *factors}, what, "rounded")
         sums = {each for each in factors if abs(each - self.lesson.world) < 1e-2}
         if not accumulating and found == {"right", *sums}:
             count = sum(verdict in sums for verdict in verdicts.values())
@@ -607,6 +693,7 @@ class Training:
         ask(accumulating or not twice, what, "divided_twice")
         ask(not (step and here), f"{when}the gradients are no longer right", self.stale)
         hint = "micro_batch_lost" if accumulating else "other"
+        hint = "gathered" if {call.name for call in here} == {"all_gather"} else hint
         raise Wrong(f"{when}the gradients differ from those of a single process", hint)
 
 
@@ -616,9 +703,23 @@ class Training:
 @LAB.step(
     1, "join the process group and choose the device",
     "all ranks are in one group, and each rank has its own device or uses the CPU",
-    "start", joins=False, crashes={"NCCL|nccl": "no_gpu"},
+    "start", joins=False,
+    crashes={"NCCL|nccl": "no_gpu", r"'(int|str)' and '(int|str)'": "env_text"},
 )  # fmt: skip
 def start(theirs, ours, lesson):
+    takes, unset = inspect.signature(dist.init_process_group), []
+
+    def address() -> str:
+        return ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+    def look(*args: Any, **kwargs: Any) -> None:
+        method = takes.bind(*args, **kwargs).arguments.get("init_method") or "env://"
+        used = method.rpartition("/")[2] or address()
+        what = f"torchrun sets the address {given}, and start() uses {used}"
+        ask(used == given, what, "own_address")
+
+    given = address()
+    before(dist, "init_process_group", look)
     n, device = lesson.world, theirs.start()
     ask(dist.is_initialized(), "start() did not initialise a process group", "not_joined")
     who = dist.get_rank(), dist.get_world_size()
@@ -630,13 +731,12 @@ def start(theirs, ours, lesson):
     is_device = isinstance(device, torch.device)
     ask(is_device, "start() does not return a torch.device", "not_a_device")
 
-    takes = inspect.signature(dist.init_process_group)
-
     def pick(number: int, rank: int) -> str:
         """Return the device of a rank, and check the group that it joins."""
         joined: list[dict[str, Any]] = []
 
         def join(*args: Any, **kwargs: Any) -> None:
+            look(*args, **kwargs)
             joined.append(takes.bind(*args, **kwargs).arguments)
 
         group = {"init_process_group": join, "get_world_size": lambda *_: 2 * n}
@@ -665,7 +765,11 @@ def start(theirs, ours, lesson):
         ask(device != "cpu" or exist, what, "device_absent")
         what = f"on the second of two machines, local rank {rank} sets the current device to"
         what += f" {', '.join(map(str, indices))}"
-        ask(device == "cpu" or set(indices) <= {rank}, what, "device_index")
+        on_own_gpu = device != "cpu" and number >= n
+        ask(not on_own_gpu or set(indices) <= {rank}, what, "device_index")
+        what = f"with {number} accelerators for {n} ranks, the device is {device}, but the"
+        if on_own_gpu and not indices and not group["init_device_mesh"].called:
+            unset.append(f"{what} current device is not set")
         for each in joined:
             for name, true in (("rank", rank + n), ("world_size", 2 * n)):
                 what = f"on the second of two machines, {name} {true} joins the group as"
@@ -676,19 +780,22 @@ def start(theirs, ours, lesson):
             what = (
                 f"on the second of two machines, local rank {rank} passes device_id={with_id}"
             )
-            ask(device == "cpu" or index in (None, rank), what, "device_index")
+            ask(not on_own_gpu or index in (None, rank), what, "device_index")
             backend = str(each.get("backend")).lower()
             what = f"with {number} accelerators for {n} ranks, the device is {device}, and the"
             what += f" backend is {backend}"
-            ask(device == "cpu" or backend != "gloo", what, "gloo_on_gpu")
+            ask(not on_own_gpu or backend != "gloo", what, "gloo_on_gpu")
             ask(device != "cpu" or backend != "nccl", what, "no_gpu")
         return device
 
+    os.environ["MASTER_ADDR"] = "10.0.0.7"  # as if the first machine were a different one
+    given = address()
     yield from judge_devices(n, pick, n, n - 1)
     names = [pick(n + 1, rank) for rank in range(n)]
     what = f"on the second of two machines with {n + 1} accelerators each, the devices are"
     right = names == [f"cuda:{rank}" for rank in range(n)]
     ask(right, f"{what} {', '.join(names)}", "device_index")
+    ask(not unset, next(iter(unset), ""), "device_not_set")
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -702,7 +809,9 @@ def lengths(world: int) -> tuple[int, ...]:
 @LAB.step(
     2, "give each rank its own samples",
     "every sample is read, all shards have the same length, and each epoch has a new order",
-    "shard", worlds=(2, 3, 4, 1), crashes={"tuple index out of range": "uneven"},
+    "shard", worlds=(2, 3, 4, 1),
+    crashes={"tuple index out of range": "uneven", "list index out of range": "no_element",
+             "NoneType": "list_is_none"},
 )  # fmt: skip
 def shard(theirs, ours, lesson):
     def different_hash(value: Any) -> int:
@@ -725,6 +834,8 @@ def shard(theirs, ours, lesson):
         cut = [theirs.shard(length, rank, n, 0) for rank in range(n)]
         lesson.fact(f"mine {length}", [list(map(int, samples)) for samples in mine])
         lesson.fact(f"all {length}", [list(map(int, samples)) for samples in cut])
+    cut = [theirs.shard(7, rank, 5, 0) for rank in range(5)]
+    lesson.fact("five", [list(map(int, samples)) for samples in cut])
 
 
 @shard.judge
@@ -745,6 +856,13 @@ def _(group):
         what = f"{case}, the shards of the ranks have the lengths {', '.join(sizes)}"
         hint = "uneven" if length > n else "short_padding"
         ask(len(set(sizes)) == 1, what, hint)
+        share = -(-length // n)
+        what = f"{case}, each of {n} ranks reads {len(shards[0])} samples, and not {share}"
+        ask(absent or len(shards[0]) <= share, what, "padding_too_long")
+        if length == 12 * n:
+            twice = max(len(shard) - len(set(shard)) for shard in shards)
+            what = f"{case}, {twice} of the {share} reads of a rank are repetitions"
+            ask(not twice, what, "not_a_permutation")
         if absent or extra >= n:
             differ = any(cut != list(shards) for cut in group.facts(f"all {length}"))
             hint = "overlap" if extra else "dropped"
@@ -774,6 +892,10 @@ def _(group):
             fixed = all(set(a) == set(b) for a, b in zip(shards, later, strict=True))
             what = f"{case}, each rank reads the same samples in epochs 0 and 1"
             ask(not fixed, what, "fixed_shards")
+    for rank, cut in enumerate(group.facts("five")):
+        whole = {index for shard in cut for index in shard} == set(range(7))
+        what = f"on rank {rank}, shard(7, r, 5, 0) returns {cut} for r = 0 to 4"
+        ask(whole and {len(shard) for shard in cut} == {2}, what, "arguments_ignored")
 
 
 # --- step 3 -------------------------------------------------------------------------------
@@ -782,7 +904,11 @@ def _(group):
 @LAB.step(
     3, "start from the same model",
     "parameters, frozen parameters and buffers equal those of rank 0", "broadcast_state",
-    crashes={"NoneType": "broadcast_none", "of type torch.Tensor": "broadcast_kind"},
+    crashes={
+        "NoneType": "broadcast_none", "of type torch.Tensor": "broadcast_kind",
+        "can't be cast to the desired output type": "state_averaged",
+        "'(tuple|str)' object has no attribute": "broadcast_kind",
+    },
 )  # fmt: skip
 def broadcast(theirs, ours, lesson):
     model, mine = Model(lesson.rank), Model(lesson.rank).state_dict()
@@ -797,6 +923,8 @@ def broadcast(theirs, ours, lesson):
     ask(not late, what, "broadcast_not_waited")
     wrong = {name for name in first if not torch.equal(state[name], first[name])}
     own = all(torch.equal(state[name], mine[name]) for name in wrong)
+    seen = f"last.seen is {state['last.seen']} after the broadcast, and not {2**24 + 1}"
+    ask(own or wrong != {"last.seen"}, seen, "digits_lost")
     ask(own, "the tensors do not have the values of rank 0", "other_source")
     what = f"each rank keeps its own values in all {len(first)} tensors"
     ask(len(wrong) < len(first), what, "not_broadcast")
@@ -826,7 +954,8 @@ def make_model(lesson: Lesson) -> Model:
 @LAB.step(
     4, "average the gradients",
     "in three training steps, the gradients equal those of a single process",
-    "average_gradients", crashes={"AVG": "average"},
+    "average_gradients",
+    crashes={"AVG": "average", r"^shape '.*' is invalid for input of size": "piece_sizes"},
 )  # fmt: skip
 def average(theirs, ours, lesson):
     def backward(reference: Reference) -> None:
@@ -873,12 +1002,19 @@ def train_overlapping(
     crashes={
         "doesn't require gradient": "frozen_hook", "AVG": "average",
         "assigned grad expected": "work_as_gradient",
+        r"<lambda>\(\) takes 0 positional": "hook_arguments",
     },
 )  # fmt: skip
 def hooks(theirs, ours, lesson):
     # all ranks use the same graph here, so hooks may launch as soon as a gradient is ready
     model = Model(seed=lesson.rank)
     real, on_gradients = torch.Tensor.register_hook, []
+    begun: list[int] = []  # all-reduces of a backward pass when its last gradient is computed
+
+    def count(_: torch.Tensor) -> None:
+        begun.append(sum(call.phase == lesson.current_phase for call in lesson.calls))
+
+    model.scale["input"].register_hook(count)
 
     def register_hook(tensor: torch.Tensor, hook: Callable) -> Any:
         on_gradients.append(tensor)
@@ -888,7 +1024,9 @@ def hooks(theirs, ours, lesson):
         try:
             ddp = theirs.HookDDP(model)
         except (AttributeError, TypeError) as error:
-            ask("NoneType" not in f"{error}", described(error, theirs)[0], "hook_called")
+            text = f"{error}"
+            hint = "hook_on_gradient" if "attribute 'register" in text else "hook_called"
+            ask("NoneType" not in text, described(error, theirs)[0], hint)
             raise
 
     def why(step: int) -> None:
@@ -896,6 +1034,8 @@ def hooks(theirs, ours, lesson):
         ask(not on_gradients, what, "hook_kind")
 
     yield from train_overlapping(lesson, model, ddp, why)
+    what = "no all-reduce started before the last gradient was computed"
+    ask(all(begun), what, "started_late")
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -927,9 +1067,13 @@ def memory_of(tensor: torch.Tensor) -> int:
 )  # fmt: skip
 def buckets(theirs, ours, lesson):
     names = {p: name for name, p in Model(seed=0).named_parameters() if p.requires_grad}
-    each = [[name] for bucket in FILLED for name in bucket]
+    in_order = [name for bucket in FILLED for name in bucket]
+    each = [[name] for name in in_order]
     for limit, wanted in ((BUCKET_BYTES + 1, FILLED), (BUCKET_BYTES, FILLED), (1, each)):
-        made = theirs.make_buckets(list(names), limit)
+        given = list(names)
+        made = theirs.make_buckets(given, limit)
+        kept = len(given) == len(names) and all(map(operator.is_, given, names))
+        ask(kept, "make_buckets() changes the list of parameters", "list_changed")
         ask(isinstance(made, (list, tuple)), f"make_buckets() returns {made}", "bucket_list")
         found = [[names[p] for p in bucket.views] for bucket in made]
         shown = " | ".join(", ".join(bucket) for bucket in found)
@@ -939,6 +1083,7 @@ def buckets(theirs, ours, lesson):
         lost = set(names.values()) - {name for bucket in found for name in bucket}
         ask(not lost, f"{what}; not in a bucket: {', '.join(sorted(lost))}", "bucket_lost")
         hint = "exact_fit" if limit == BUCKET_BYTES else "bucket_size"
+        ask([name for bucket in found for name in bucket] == in_order, what, "not_in_order")
         ask(found == wanted, what, hint)
     buckets = theirs.make_buckets(list(names), BUCKET_BYTES)
     yield f"{len(names)} parameters are in {len(buckets)} buckets, the last parameters first"
@@ -1003,6 +1148,12 @@ def has_saved_tensors(node: Any) -> bool:
         return False
 
 
+MICRO_BATCH_CRASHES = {
+    "backward through the graph a second time": "graph_twice",
+    "context manager protocol|__enter__|attribute 'no_sync'": "no_sync_not_called",
+}
+
+
 class Accumulation:
     """A backward pass in micro-batches that counts messages.
 
@@ -1014,6 +1165,9 @@ class Accumulation:
     def __init__(self, accumulate: Callable, ddp: nn.Module, sent: Callable[[], int]):
         self.accumulate, self.ddp, self.sent, self.counts = accumulate, ddp, sent, []
         self.together, self.finished, self.retained = 0, mock.Mock(), False
+        self.bypassed = False  # loss_of got a different model
+        self.changed = False  # the list of micro-batches is no longer what it was
+        self.samples = 0  # the largest number of samples in a forward pass
         self.finishes: list[int] = []  # calls of finish() in each completed training step
         self.due = 0  # micro-batches that have not begun
         if hasattr(ddp, "finish"):
@@ -1041,6 +1195,8 @@ class Accumulation:
             nonlocal open_losses
             silent.append(self.sent() - start)
             self.due -= 1
+            self.bypassed = self.bypassed or model is not self.ddp
+            self.samples = max(self.samples, len(samples))
             self.together = max(self.together, open_losses)
             self.retained = self.retained or any(map(has_saved_tensors, graphs))
             loss = reference.loss(model, samples)
@@ -1054,7 +1210,8 @@ class Accumulation:
         self.finished.reset_mock()
         self.due = len(parts)
         try:
-            self.accumulate(self.ddp, loss_of, parts)
+            self.accumulate(self.ddp, loss_of, given := list(parts))
+            self.changed = self.changed or given != parts
             self.finishes.append(self.finished.call_count)
         finally:
             self.counts.append((len(silent), (silent or [0])[-1], self.sent() - start))
@@ -1069,7 +1226,7 @@ class Accumulation:
     crashes={
         "buckets not launched": "not_reenabled",
         "is not an iterator|generator didn't": "no_yield",
-        "does not require grad": "no_grad",
+        "does not require grad": "no_grad", **MICRO_BATCH_CRASHES,
     },
 )  # fmt: skip
 def accumulate(theirs, ours, lesson):
@@ -1142,6 +1299,10 @@ def ask_for_one_graph(backward: Accumulation, reference: Reference) -> None:
 
     Raise it also if micro-batches that are equal are mistaken for the last one.
     """
+    size = SHARD // MICRO_BATCHES
+    what = f"a micro-batch has {size} samples, but a forward pass has {backward.samples}"
+    ask(backward.samples <= size, what, "batch_joined")
+    ask(not backward.changed, "the list of micro-batches has changed", "batches_changed")
     what = f"a forward pass began while {backward.together} earlier losses had no backward pass"
     ask(not backward.together, what, "one_backward")
     what = "a backward pass does not free the tensors that its graph has saved"
@@ -1165,7 +1326,8 @@ def ask_for_one_graph(backward: Accumulation, reference: Reference) -> None:
     "wrap accumulate_with_torch", worlds=(2, 3, 4, 1),
     crashes={
         "no attribute 'finish'": "finish_of_torch", "^Distrib.*device_ids": "device_ids",
-        "does not require grad": "no_grad",
+        "does not require grad": "no_grad", "expect_autograd_hooks_": "static_graph",
+        **MICRO_BATCH_CRASHES,
     },
 )  # fmt: skip
 def with_torch(theirs, ours, lesson):
@@ -1181,6 +1343,8 @@ def with_torch(theirs, ours, lesson):
     ask(isinstance(ddp, DistributedDataParallel), what, "not_torch")
     views = ddp.gradient_as_bucket_view
     ask(views, "the gradients are not views of the buckets", "not_bucket_view")
+    cap = ddp.bucket_bytes_cap
+    ask(0 < cap <= 2**30, f"the limit of a bucket is {cap:,} bytes", "cap_unit")
     given: list[Any] = []
 
     def note(self, module: nn.Module, device_ids: Any = None, *_: Any, **__: Any) -> None:
@@ -1203,6 +1367,8 @@ def with_torch(theirs, ours, lesson):
         ask(not silent, what, "forward_outside")
     what = "in a training step, no bucket was sent"
     failed = training.error is not None
+    sent = failed or all(total for _, _, total in backward.counts)
+    ask(sent or not backward.bypassed, f"{what}: loss_of got ddp.module", "bypassed")
     ask(failed or all(total for _, _, total in backward.counts), what, "all_silent")
     ask(training.starts_equal, "the ranks start with different models", "not_sent_by_torch")
     yield from training.judge(accumulating=True)

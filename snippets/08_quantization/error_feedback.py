@@ -1,8 +1,9 @@
-"""Error feedback: what rounding took from this gradient goes into the next one.
+"""Error feedback adds the rounding error of this gradient to the next gradient.
 
-Each rank sends one bit per number and one scale (as 1-bit SGD; Seide et al., 2014). At the
-optimum the ranks' gradients cancel, and their signs do not: plain compression stops far away.
-With the error carried over, what is sent adds up to what was meant.
+Each rank sends one bit per number and a scale (1-bit SGD, Seide et al., 2014). At the optimum,
+the gradients of the ranks cancel, but their signs do not. Without error feedback, training
+therefore stops far from the optimum. With it, the sum of all sent gradients is nearly the sum
+of all true gradients. Compare the distances to the solution.
 """
 
 import os
@@ -16,21 +17,21 @@ H, SAMPLES, STEPS, LR = 64, 256, 200, 0.15
 
 # --8<-- [start:compress]
 def one_bit(x: torch.Tensor) -> torch.Tensor:
-    """The sign of each number times one scale, the mean magnitude: Ψ bits and 4 bytes."""
+    """The sign of each number times the mean magnitude, which needs Ψ bits and 4 bytes."""
     return torch.where(x < 0, -1.0, 1.0) * x.abs().mean()
 
 
 class Compressed:
-    """Average gradients over ranks, one bit a number."""
+    """Average gradients over all ranks. Each rank sends one bit per number."""
 
     def __init__(self, feedback: bool) -> None:
         self.feedback, self.error = feedback, torch.zeros(())
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        meant = gradient + self.error
-        sent = one_bit(meant)  # what the bits stand for; a wire would carry the bits
+        corrected = gradient + self.error
+        sent = one_bit(corrected)  # floats here; a real implementation would send the bits
         if self.feedback:
-            self.error = meant - sent
+            self.error = corrected - sent
         dist.all_reduce(sent)
         return sent / dist.get_world_size()
 
@@ -57,12 +58,12 @@ def main() -> None:
     x = torch.randn(SAMPLES, H, generator=own)
     y = x @ (truth + torch.randn(H, generator=own))  # every rank's data has its own slope
 
-    # with the error carried over, what is sent adds up to what was meant, but for the last one
+    # with error feedback, the sent gradients add up to the true sum minus the last error
     compressed = Compressed(feedback=True)
     gradients = [x.T @ (x @ torch.full((H,), float(i)) - y) / SAMPLES for i in range(3)]
     sent = sum(compressed(gradient) for gradient in gradients)
     torch.testing.assert_close(sent + exact(compressed.error), exact(sum(gradients)))
-    # no other scale comes nearer: what is left has nothing of the signs in it
+    # no other scale has a smaller error: the rest is orthogonal to the signs
     left = gradients[0] - one_bit(gradients[0])
     assert abs(left @ gradients[0].sign()) < 1e-4 * gradients[0].abs().sum()
 

@@ -1,8 +1,11 @@
-"""Every scheme of the chapter on one trained model: bytes, bits per weight, loss, tokens/s.
+"""Compare all schemes of the chapter on one trained model: bytes, loss and speed.
 
-The linear layers of the blocks are stored as the scheme says and turned into floats when used;
-the int8 schemes with activations multiply integers. Embeddings, norms and the head stay fp32,
-except in the bf16 model. The last rows train a little more, with rounding and without.
+The linear layers of the blocks are stored as each scheme says, and they are converted to floats
+when they are used. Two int8 schemes also quantize the inputs and multiply integers. Embeddings,
+norms and the head stay in fp32, except in the bf16 model.
+
+Compare the column "bits per character" of a row with that of fp32. The rows after NF4 train the
+model for 100 more steps, so compare them with the row "fp32, 100 steps more".
 """
 
 import copy
@@ -110,7 +113,7 @@ def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 class Stored(nn.Module):
-    """A linear layer that keeps less than its weight and makes floats of it when called."""
+    """A linear layer that stores its weight in fewer bits and converts it when called."""
 
     def __init__(self, linear: nn.Linear, x: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -135,7 +138,7 @@ class Int8(Stored):
 
 
 class Int8Dynamic(Int8):
-    """Integers times integers, added in int32; each token's scale is found on arrival."""
+    """Multiply integers and add in int32. Each token gets its scale when it arrives."""
 
     def scale_of(self, x: torch.Tensor) -> torch.Tensor:
         return x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
@@ -149,7 +152,7 @@ class Int8Dynamic(Int8):
 
 
 class Int8Static(Int8Dynamic):
-    """One scale for all inputs there will ever be, from the calibration text."""
+    """All inputs have one scale, which comes from the calibration text."""
 
     def store(self, w: torch.Tensor, x: torch.Tensor | None) -> None:
         super().store(w, x)
@@ -169,7 +172,7 @@ class Fp8(Stored):
 
 
 class Nibbles(Stored):
-    """Two codes in a byte; a table of 16 numbers; a scale for each group of inputs."""
+    """Two codes per byte, a table of 16 levels, and one scale for each group of inputs."""
 
     table, group, scales = torch.arange(16) - 7.5, GROUP, torch.bfloat16
 
@@ -233,7 +236,7 @@ class Awq(Nibbles):
 
 
 class Qat(nn.Module):
-    """Forward with what `Nibbles` would store, backward as if unrounded (straight-through)."""
+    """Round in the forward pass only; the gradient ignores the rounding (straight-through)."""
 
     def __init__(self, linear: nn.Linear, x: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -252,7 +255,7 @@ class Qat(nn.Module):
 # --8<-- [start:swap]
 @torch.no_grad()
 def swap(model: CharModel, new: Callable[..., nn.Module], ids=None) -> CharModel:
-    """Replace the linear layers of the blocks; with `ids`, show each the inputs it gets."""
+    """Replace the linear layers of the blocks. With `ids`, pass each new layer its inputs."""
     model = copy.deepcopy(model)
     if ids is not None:
         x = model.token(ids) + model.position.weight[: ids.shape[1]]  # enters the first block
@@ -285,7 +288,7 @@ def sizes(model: CharModel) -> tuple[int, float]:
 
 @torch.no_grad()
 def tokens_per_second(models: dict[str, CharModel], ids: torch.Tensor) -> dict[str, float]:
-    """Take turns, so that a busy moment of the machine hits all; the best of five each."""
+    """The best of five runs of each model. The models take turns, so all see the same load."""
     best = dict.fromkeys(models, math.inf)
     for _ in range(5):
         for name, model in models.items():
@@ -296,8 +299,8 @@ def tokens_per_second(models: dict[str, CharModel], ids: torch.Tensor) -> dict[s
 
 
 @torch.no_grad()
-def hold_layers(model: CharModel, models: dict[str, CharModel], ids: torch.Tensor) -> None:
-    """Hold single layers to what their schemes promise; the losses alone are too close."""
+def check_layers(model: CharModel, models: dict[str, CharModel], ids: torch.Tensor) -> None:
+    """Check single layers, because the losses of the schemes are too similar."""
     tables = {Nibbles: torch.arange(16) - 7.5, Nf4: NF4}
     for scheme, table in tables.items():  # weights that are levels are kept exactly
         levels = torch.stack([table[torch.randperm(16)] for _ in range(16)])
@@ -314,15 +317,15 @@ def hold_layers(model: CharModel, models: dict[str, CharModel], ids: torch.Tenso
     names = "int8 weights", "fp8 weights", "int4, GPTQ", "int4, to nearest"
     errors = [off(layers[name], x) for name in names]
     assert 4 * errors[0] < 2 * errors[1] < errors[2] < 0.85 * errors[3], errors
-    # two loud inputs, which this model has not: AWQ keeps their weights better
+    # with two large inputs, AWQ stores their weights more precisely
     some = x.flatten(0, 1).clone()
     some[:, [3, 40]] *= 16
     assert off(Awq(layers["fp32"], some), some) < 0.7 * off(Nibbles(layers["fp32"]), some)
-    # louder than all of the calibration text: a static range saturates, a dynamic one follows
-    loud = 1000 * x.abs().amax(0)
+    # larger than all inputs of the calibration: a static range saturates, a dynamic one adapts
+    large = 1000 * x.abs().amax(0)
     static, dynamic = layers["int8 static"], layers["int8 dynamic"]
-    assert torch.equal(static(loud), static(2 * loud))
-    assert not torch.equal(dynamic(loud), dynamic(2 * loud))
+    assert torch.equal(static(large), static(2 * large))
+    assert not torch.equal(dynamic(large), dynamic(2 * large))
 
 
 def main() -> None:
@@ -376,7 +379,7 @@ def main() -> None:
         total, bits = sizes(made)
         print(f"{name:20}{total:9,} {bits:11.2f}           ≈{loss[name]:.3f}         "
               f"≈{speed[name]:,.0f}")  # fmt: skip
-    hold_layers(model, models, calibration)
+    check_layers(model, models, calibration)
     for name in ("bf16", "int8 dynamic", "int8 static", "int8 weights", "fp8 weights"):
         assert abs(loss[name] - loss["fp32"]) < 0.02
     for name in ("int4, to nearest", "int4, AWQ", "NF4"):

@@ -1,4 +1,8 @@
-"""An all-reduce of int8 tensors wraps around at 127 and says nothing."""
+"""An all-reduce of int8 tensors overflows without an error.
+
+Four ranks have the same gradient, so the average must be equal to it. Compare the sum in int8
+and the sum in int32 with the gradient.
+"""
 
 import os
 import sys
@@ -14,14 +18,14 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     gradient = torch.tensor([0.5, -0.2, 1.0, 0.9])
     # --8<-- [start:wraps]
-    scale = 1.0 / 127  # agreed on by all ranks
+    scale = 1.0 / 127  # the same on all ranks
     q = (gradient / scale).round().to(torch.int8)
     wrapped = q.clone()
     dist.all_reduce(wrapped)  # a sum of int8 is an int8
     # --8<-- [end:wraps]
     # --8<-- [start:fix]
     wide = q.to(torch.int32)
-    dist.all_reduce(wide)  # right, and as many bytes as fp32
+    dist.all_reduce(wide)  # right, but the same number of bytes as fp32
     # --8<-- [end:fix]
     assert wide.nbytes == gradient.nbytes
     if rank == 0:

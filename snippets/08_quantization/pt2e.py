@@ -1,8 +1,9 @@
-"""PT2E: export a graph, let a quantizer annotate it, calibrate, convert; the same by hand.
+"""PT2E exports a graph, lets a quantizer annotate it, calibrates it and converts it.
 
-The flow is in torchao.quantization.pt2e. `X86InductorQuantizer` speaks for a backend: it says
-which operators take 8 bits, and how. Out comes a graph with quantize and dequantize operators
-around fp32 ones, which the backend fuses into integer kernels.
+The functions are in torchao.quantization.pt2e. `X86InductorQuantizer` knows which operators the
+backend can run in 8 bits. The result is a graph with quantize and dequantize operators around
+fp32 operators, and the backend fuses them into integer kernels. The program also computes the
+same result by hand, with the scales of the graph.
 """
 
 import sys

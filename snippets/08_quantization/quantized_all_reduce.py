@@ -1,8 +1,9 @@
-"""An all-reduce in int8: chunks change hands quantized and are added in fp32.
+"""An all-reduce that sends int8 and adds in fp32.
 
-All-to-all, so that each rank holds every rank's version of one chunk; add; quantize the sum;
-all-gather. Each number is rounded twice, however many ranks there are. A ring that adds int8
-rounds at every hop. Blocks of 256 share a scale.
+An all-to-all brings every rank's version of one chunk to the same rank. This rank adds the
+versions in fp32 and quantizes the sum, and an all-gather distributes the sums. Each number is
+rounded only twice, whatever the number of ranks. A ring, in contrast, rounds at every hop.
+Blocks of 256 numbers share a scale. Compare the measured errors with the predicted ones.
 """
 
 import os

@@ -1,4 +1,8 @@
-"""A checkpoint of a quantized model and a float model do not fit each other; what does."""
+"""Load the checkpoint of a quantized model.
+
+A float model cannot load it, and a quantized model cannot load a float checkpoint. The program
+shows both errors, and then loads the checkpoint with assign=True into a model without data.
+"""
 
 import io
 import sys
@@ -44,7 +48,7 @@ def main() -> None:
 
     # --8<-- [start:fix]
     with torch.device("meta"):
-        empty = float_model()  # no floats are ever allocated
+        empty = float_model()  # no memory is allocated
     assert empty[0].weight.is_meta
     empty.load_state_dict(saved, assign=True)  # the checkpoint's tensors become the parameters
     # --8<-- [end:fix]

@@ -1,4 +1,8 @@
-"""torchao's quantize_ beside the formulas: the same integers, in a tensor that knows more."""
+"""Compare torchao's quantize_ with the formulas of this chapter.
+
+The weight becomes a tensor subclass that stores integers and scales. Look at the shapes in the
+output, and at the errors. The program asserts that the integers are those of the formulas.
+"""
 
 import sys
 
@@ -29,13 +33,13 @@ def new() -> nn.Sequential:
 
 # --8<-- [start:formulas]
 def int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric, a scale per row; torchao divides by half of the 255 steps, not by 127."""
+    """Symmetric, one scale per row. torchao divides by 127.5, half of the 255 steps."""
     scale = x.abs().amax(1, keepdim=True) / 127.5
     return (x / scale).round().clamp(-128, 127), scale
 
 
 def int4(w: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric, a scale per group, from -8 to 7."""
+    """Symmetric, one scale per group, integers from -8 to 7."""
     w = w.unflatten(1, (-1, group))
     scale = w.abs().amax(-1, keepdim=True) / 7.5
     return (w / scale).round().clamp(-8, 7).flatten(1), scale.squeeze(-1)
@@ -60,7 +64,7 @@ def main() -> None:
     # --8<-- [end:quantize_]
 
     def check(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, top: float) -> None:
-        """The same scales; where integers differ, the quotient is a tie."""
+        """The scales are equal. Integers differ only where the quotient is a tie."""
         torch.testing.assert_close(w.scale, scale)
         steps = (weight.unflatten(1, (scale.shape[1], -1)) / scale.unsqueeze(-1)).flatten(1)
         assert steps.abs().max() > top - 1e-3  # the largest of a row or group is one
@@ -84,7 +88,7 @@ def main() -> None:
     q, scale = int8(weight)
     check(by_channel[0].weight, q, scale, 127.5)
     report("Int8WeightOnlyConfig", by_channel, F.linear(x, q * scale))
-    xq, x_scale = int8(x)  # each token has a scale of its own, found when it arrives
+    xq, x_scale = int8(x)  # each token has its own scale, which is computed when it arrives
     report("Int8DynamicActivationInt8WeightConfig", dynamic, F.linear(xq * x_scale, q * scale))
     q, scale = int4(weight, 32)
     check(by_group[0].weight, q, scale, 7.5)

@@ -1,7 +1,8 @@
-"""Which parts of a model bear 3 bits: each alone, and what leaving it in fp32 would cost.
+"""Which parts of a model tolerate 3 bits? Each part is rounded alone.
 
-Tensors are rounded with one scale per row; the gains or biases of a norm are one row. The share
-is that of the model's parameters which the part has.
+Tensors are rounded with one scale per row. The gains of a norm are one row, and so are its
+biases. Compare the columns at the end of each row: they divide the additional loss by the share
+of the parameters that the part has.
 """
 
 import copy

@@ -1,9 +1,10 @@
-"""One transformer block, one set of documents, six ways to run its attention: all equal.
+"""This program runs the attention of one transformer block in six ways, with equal results.
 
-Alone with is_causal, padded with a boolean mask, packed with a mask, packed with a block mask,
-a prompt in pieces, and one token at a time with a cache: each against SDPA's definition, the
-math backend, in float64. Beside it, the tokens that went through the block and the pairs that
-the kernel's interface makes it compute.
+The ways are: each document alone with is_causal, padded with a boolean mask, packed with a
+mask, packed with a block mask, a prompt in pieces, and one token at a time with a cache. Each
+result is compared with a block that is written by hand in float64. The program also prints how
+many tokens go through the block, and how many pairs of query and key the chosen call has to
+compute.
 """
 
 import copy
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.overrides import TorchFunctionMode
 
 H, A, A_KV, D = 64, 4, 2, 16
 LENGTHS = [70, 20, 38]
@@ -30,10 +32,10 @@ class Block(nn.Module):
 
     # --8<-- [start:choice]
     def attend(self, q, k, v, how):
-        """q [b, 4, s_q, d], k and v [b, 2, s_k, d]; `how` is what the caller knows."""
+        """q [b, 4, s_q, d], k and v [b, 2, s_k, d]; `how` is a mask, a BlockMask or None."""
         if isinstance(how, torch.Tensor):  # any other pattern, as a boolean mask
             return F.scaled_dot_product_attention(q, k, v, attn_mask=how, enable_gqa=True)
-        if how is not None:  # a BlockMask
+        if how is not None:  # a BlockMask for FlexAttention
             return flex_attention(q, k, v, block_mask=how, enable_gqa=True)
         s_q, s_k = q.shape[2], k.shape[2]
         if s_q == s_k:  # whole sequences: the flag, and no mask in memory
@@ -59,6 +61,21 @@ class Block(nn.Module):
         return x + self.mlp(self.norm_2(x))
 
 
+class Pairs(TorchFunctionMode):
+    """Count the pairs of query and key that the arguments of each SDPA call ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            b, s_q, s_k = args[0].shape[0], args[0].shape[2], args[1].shape[2]
+            self.counted += b * (s_q * (s_q + 1) // 2 if kwargs.get("is_causal") else s_q * s_k)
+        return func(*args, **kwargs)
+
+
 def rotary(x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     angle = position[:, None] / 10000 ** (torch.arange(0, D, 2) / D)
     even, odd = x[..., ::2], x[..., 1::2]
@@ -67,7 +84,7 @@ def rotary(x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 
 def by_hand(block: Block, x: torch.Tensor) -> torch.Tensor:
-    """The block over one document [s, h]: a matrix of weights, pairs as complex numbers."""
+    """Compute the block for one document [s, h] with einsum and complex rotations."""
     s = len(x)
     heads = block.qkv(block.norm_1(x)).view(s, -1, D)
     angle = torch.arange(s)[:, None, None] * 1e4 ** -(torch.arange(0, D, 2).double() / D)
@@ -81,8 +98,8 @@ def by_hand(block: Block, x: torch.Tensor) -> torch.Tensor:
     return x + block.mlp(block.norm_2(x))
 
 
-@torch.no_grad()
-def main() -> None:
+def compare(calls: Pairs) -> None:
+    """Run the block in six ways and compare each with the block that is written by hand."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
@@ -94,10 +111,13 @@ def main() -> None:
     truth = torch.cat(truth, dim=1).float()
     plain = torch.cat([by_hand(exact, x[0].double()) for x in documents])[None].float()
     torch.testing.assert_close(truth, plain, rtol=1e-4, atol=1e-5)
+    calls.counted = 0
     total, longest = sum(LENGTHS), max(LENGTHS)
 
     def show(name: str, out: torch.Tensor, tokens: int, pairs: int) -> None:
         torch.testing.assert_close(out, truth, rtol=1e-4, atol=1e-5)
+        assert "block mask" in name or calls.counted == pairs, "the calls ask for other pairs"
+        calls.counted = 0
         print(f"{name:30} {tokens:6} {pairs:7}   equal")
 
     print("way                            tokens   pairs")
@@ -129,6 +149,7 @@ def main() -> None:
     visited = round((1 - blocks.sparsity() / 100) * total**2)
     show("packed, block mask of 16", flex, total, visited)
 
+    alone = sum(n * (n + 1) // 2 for n in LENGTHS)
     # --8<-- [start:cached]
     pieces, steps = [], []
     for x in documents:
@@ -140,10 +161,19 @@ def main() -> None:
         for i in positions:
             steps.append(block(x[:, i : i + 1], positions[i : i + 1], cache=cache))
     # --8<-- [end:cached]
-    ends = [min(i + 16, n) * min(16, n - i) for n in LENGTHS for i in range(0, n, 16)]
-    show("pieces of 16, lower right", torch.cat(pieces, dim=1), total, sum(ends))
-    alone = sum(n * (n + 1) // 2 for n in LENGTHS)
+    first = 3 * 16 * 17 // 2  # the first piece of a document has no earlier keys: is_causal
+    later = [min(i + 16, n) * min(16, n - i) for n in LENGTHS for i in range(16, n, 16)]
+    in_pieces, counted = calls.counted - alone, alone
+    assert in_pieces == first + sum(later)
+    calls.counted = in_pieces
+    show("pieces of 16, lower right", torch.cat(pieces, dim=1), total, first + sum(later))
+    calls.counted = counted
     show("token by token, no mask", torch.cat(steps, dim=1), total, alone)
+
+
+def main() -> None:
+    with torch.no_grad(), Pairs() as calls:
+        compare(calls)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The same request, alone and in a batch: other bits, because the split depends on the batch.
+"""This program shows why a request can get different bits in a larger batch.
 
-Decode kernels cut the keys into as many parts as fill the GPU, and so fewer in a larger batch.
-Sums in another order round differently. A split of fixed size gives the same bits in any batch.
+Many decoding kernels cut the keys into enough parts to fill the GPU. In a larger batch, each
+request then gets fewer parts. The sums have a different order, so they round differently. Parts
+of a fixed size give the same bits for every batch size. The program models only this choice of
+parts: it computes one request on the CPU with the parts that each rule chooses.
 """
 
 import math
@@ -25,12 +27,12 @@ def attend(q, k, v, part: int) -> torch.Tensor:
 
 
 def part_to_fill(batch: int) -> int:
-    """Keys in a part, if the parts of all requests and heads are to fill the SMs once."""
+    """Return the keys of a part, if the parts of all requests and heads fill the SMs once."""
     return math.ceil(CONTEXT / max(1, SMS // (batch * KV_HEADS)))
 
 
 def part_of_256(batch: int) -> int:
-    """The same for every batch: what a request computes does not know its neighbours."""
+    """Return the same number for every batch, so the neighbours of a request do not matter."""
     return 256
 
 
@@ -57,6 +59,8 @@ def main() -> None:
             same = torch.equal(out, alone)
             assert same == (batch == 1 or rule is part_of_256)
             parts = math.ceil(CONTEXT / rule(batch))
+            filled = {1: 16, 2: 8, 4: 4, 16: 1}[batch]  # 8 heads: 128 blocks, or 1 part each
+            assert parts == (filled if rule is part_to_fill else 4)
             print(f"{rule.__name__:14} {batch:5} {parts:7} {same!s:>20}   ≈{error:.1e}")
 
 

@@ -1,7 +1,8 @@
-"""is_causal with fewer queries than keys: the new token sees the oldest key alone, silently.
+"""This program shows which keys a query sees if is_causal is used with a cache.
 
-The mask is aligned at the top left. Values that are rows of the identity make the output the
-attention weights themselves, so that one can see who saw whom.
+With a cache there are fewer queries than keys. The mask of is_causal starts at the top left, so
+the first new token sees only the oldest key. There is no warning. The values are rows of the
+identity matrix, so the output is equal to the attention weights.
 """
 
 import torch

@@ -1,7 +1,8 @@
-"""Packed documents upset zigzag's balance: work per rank under three ways to cut a row.
+"""This program compares the work of the ranks for three ways to cut a row of documents.
 
-A causal mask alone gives every rank the same work in zigzag order. With several documents in
-the row it need not. Cutting each document into 2n chunks brings the balance back.
+With one causal document, zigzag order gives every rank the same work. With several documents in
+the row, zigzag order can be worse than neighbouring shards. If each document is cut into 2n
+chunks of equal length, every rank again has the same work.
 """
 
 import torch
@@ -12,23 +13,24 @@ ROWS = {
     "one long, many short": [640] + [32] * 12,
     "many short, one long": [32] * 12 + [640],
     "equal": [256] * 4,
+    "shorter than 2n tokens": [4] * 256,
 }
 
 
 # --8<-- [start:orders]
 def contiguous(lengths: list[int], n: int) -> list[torch.Tensor]:
-    """The tokens of each rank: neighbouring shards."""
+    """Return the tokens of each rank if the ranks have neighbouring shards."""
     return list(torch.arange(sum(lengths)).tensor_split(n))
 
 
 def zigzag(lengths: list[int], n: int) -> list[torch.Tensor]:
-    """Chunks r and 2n-1-r of the row for rank r."""
+    """Return the tokens of each rank: rank r has the chunks r and 2n-1-r of the row."""
     chunks = torch.arange(sum(lengths)).tensor_split(2 * n)
     return [torch.cat([chunks[r], chunks[2 * n - 1 - r]]) for r in range(n)]
 
 
 def zigzag_per_document(lengths: list[int], n: int) -> list[torch.Tensor]:
-    """Chunks r and 2n-1-r of every document for rank r; fair if 2n divides each length."""
+    """Give rank r the chunks r and 2n-1-r of every document; fair if 2n divides each length."""
     starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
     cut = [zigzag([length], n) for length in lengths]
     return [
@@ -45,15 +47,22 @@ def main() -> None:
     for name, lengths in ROWS.items():
         # token i of a document attends to i + 1 tokens of it
         work = torch.cat([torch.arange(1, length + 1) for length in lengths])
+        document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        mask = (document[:, None] == document).tril()  # [query, key]: the pairs that count
+        assert torch.equal(mask.sum(1), work)
         fair = work.sum().item() / RANKS
         worst = []
         for order in (contiguous, zigzag, zigzag_per_document):
             shards = order(lengths, RANKS)
             assert torch.equal(torch.cat(shards).sort().values, torch.arange(1024))
+            assert {len(shard) for shard in shards} == {1024 // RANKS}
             worst.append(max(work[shard].sum().item() for shard in shards) / fair)
         print(f"{name:24} {worst[0]:10.2f} {worst[1]:8.2f} {worst[2]:21.2f}")
-        assert abs(worst[2] - 1) < 1e-6, "per document it is always fair"
-        assert (abs(worst[1] - 1) < 1e-6) == (name == "one document") or name == "equal"
+        divisible = all(length % (2 * RANKS) == 0 for length in lengths)
+        assert (abs(worst[2] - 1) < 1e-6) == divisible, "2n must divide every length"
+        if name == "one long, many short":
+            assert worst[1] > worst[0] > 1.5, "zigzag order is worse than none"
+        assert (abs(worst[1] - 1) > 0.3) == ("many" in name), "zigzag depends on the documents"
 
 
 if __name__ == "__main__":

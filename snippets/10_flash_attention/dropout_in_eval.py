@@ -1,6 +1,7 @@
-"""dropout_p is an argument and no module: eval() does not turn it off.
+"""This program shows that model.eval() does not turn off the dropout of SDPA.
 
-A model that passes a constant goes on dropping attention weights when it is evaluated.
+dropout_p is an argument of a function, and no module stores it. A model that passes a constant
+therefore still drops attention weights during evaluation. Compare the two lines of the output.
 """
 
 import torch
@@ -36,6 +37,13 @@ def main() -> None:
         print(f"off by ≈{100 * off:.0f}% of the norm")
         assert (name == "Fixed") == torch.equal(first, second) == (off < 1e-5)
     assert not torch.equal(Fixed()(q, k, v), truth), "in training it drops"
+    v = torch.eye(64).expand(1, 4, 64, 64)  # with these values the output is the weights
+    weights = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    dropped = Fixed()(q, k, v)
+    stays = dropped > 0
+    assert (dropped * (1 - 0.1) - weights)[stays].abs().max() < 1e-6
+    used = weights > 0
+    assert 0.87 < (stays & used).sum() / used.sum() < 0.93, "a tenth of the weights is dropped"
 
 
 if __name__ == "__main__":

@@ -103,6 +103,19 @@ def main() -> None:
     kept = sum(masks["forward"].values())
     assert number(ROW, COLUMN) < DROP and abs(kept / S**2 - 0.75) < 0.04
     assert abs(differ / S**2 - 2 * DROP * (1 - DROP)) < 0.05  # as for two independent masks
+    by_row = [sum(masks["forward"][i, j] for j in range(S)) for i in range(S)]
+    by_column = [sum(masks["forward"][i, j] for i in range(S)) for j in range(S)]
+    assert all(S / 2 < stay < S for stay in by_row + by_column)  # no whole row is dropped
+    # a function of the place inside a tile gives a position two different numbers
+    local = {
+        "forward": lambda i, j: (i % FORWARD, j),
+        "backward": lambda i, j: (i, j % BACKWARD),
+    }
+    dropped = {
+        name: {at for at in positions if number(*local[name](*at)) < DROP}
+        for name, positions in order.items()
+    }
+    assert len(dropped["forward"] ^ dropped["backward"]) > S * S / 4
     print(
         f"a function of the position: {kept} of {S * S} weights stay, in both passes the same"
     )

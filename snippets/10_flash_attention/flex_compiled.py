@@ -1,7 +1,8 @@
-"""torch.compile turns flex_attention into one kernel: on a CPU in C++, on a GPU in Triton.
+"""This program shows that the compiled flex_attention skips the empty blocks of a mask.
 
-The compiled kernel does not visit the empty blocks of a sliding window. NaN in the last values
-shows it: SDPA with a dense mask multiplies them by zero in every row, and 0 · NaN is NaN.
+torch.compile turns flex_attention into one kernel, in C++ on a CPU and in Triton on a GPU. To
+see which blocks the kernel visits, the program sets the last 128 values to NaN. SDPA with a
+dense mask multiplies them by a weight of zero in every row, and 0 · NaN is NaN.
 """
 
 import os

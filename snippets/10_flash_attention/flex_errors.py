@@ -1,4 +1,8 @@
-"""FlexAttention complains: not compiled, a mask of another length, a branch, CPU backward."""
+"""This program triggers four common messages of FlexAttention and shows two fixes.
+
+It calls flex_attention without torch.compile, with a block mask for a different length, with a
+mask_mod that branches on an index, and with an input that requires a gradient on a CPU.
+"""
 
 import warnings
 

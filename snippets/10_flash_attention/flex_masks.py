@@ -1,7 +1,8 @@
-"""FlexAttention's block masks: which tiles are computed in full, masked inside, or skipped.
+"""This program shows which tiles FlexAttention computes in full, masks inside, or skips.
 
-Five masks, each one line of Python. The blocks are counted from the dense mask and must be
-those of BlockMask; the outputs must be those of SDPA with the dense mask. Draws flex_masks.svg.
+It builds block masks from five short functions. It counts the kinds of blocks in the dense
+mask, and the counts must equal those of BlockMask. The outputs must equal those of SDPA with
+the dense mask. Look at the columns "sparsity" and "in use". The program draws flex_masks.svg.
 """
 
 import warnings
@@ -56,7 +57,7 @@ MASKS = {
 
 # --8<-- [start:count]
 def kinds(dense: torch.Tensor) -> torch.Tensor:
-    """For each block of the dense mask [s, s]: 0 nothing allowed, 1 some, 2 everything."""
+    """Return for each block of the mask [s, s]: 0 nothing, 1 some, 2 everything is allowed."""
     n = dense.shape[0] // BLOCK
     blocks = dense.view(n, BLOCK, n, BLOCK).transpose(1, 2)  # [n, n, BLOCK, BLOCK]
     return blocks.any(-1).any(-1).int() + blocks.all(-1).all(-1).int()
@@ -66,7 +67,7 @@ def kinds(dense: torch.Tensor) -> torch.Tensor:
 
 
 def dense_masks() -> dict[str, torch.Tensor]:
-    """The same five without index functions: triangles, columns, blocks on the diagonal."""
+    """Return the same five masks, built without index functions."""
     past = torch.ones(S, S, dtype=torch.bool).tril()
     together = torch.block_diag(*(torch.ones(n, n) for n in LENGTHS)).bool()
     return {
@@ -141,6 +142,14 @@ def main() -> None:
     assert (grids["causal"] > 0).sum() == n * (n + 1) // 2
     assert (grids["sliding window"] > 0).sum(1).max() == WINDOW // BLOCK + 1
     numbers = [x for x in block_mask.as_tuple() if isinstance(x, torch.Tensor)]
+    sizes = []
+    for tokens in (S, 2 * S):
+        mask = create_block_mask(causal, None, None, tokens, tokens, "cpu", BLOCK_SIZE=BLOCK)
+        forward, backward = (mask.kv_indices, mask.full_kv_indices), (mask.q_indices,)
+        lists = *forward, *backward, mask.full_q_indices
+        sizes.append(sum(x.nbytes for x in lists))
+        assert sizes[-1] == 4 * 4 * (tokens // BLOCK) ** 2  # four tables of int32
+    assert sizes[1] == 4 * sizes[0]
     print(f"the mask itself: dense {dense.nbytes // 1024} KiB, in blocks", end=" ")
     print(f"{sum(x.nbytes for x in numbers) / 1024:.1f} KiB; both grow with the square")
     draw(grids)

@@ -1,14 +1,15 @@
-"""FlexAttention's score_mod: ALiBi, soft-capping and a table of relative biases, a line each.
+"""This program writes ALiBi, soft-capping and relative biases as functions of one score.
 
-Each changes a score before softmax and is compared with attention that holds all scores. What
-SDPA needs for ALiBi is a bias of a·s² numbers; score_mod computes it from the two indices.
+Each score_mod changes a score before the softmax. The results are compared with attention that
+stores all scores. For ALiBi, SDPA needs a bias of a·s² numbers, while the score_mod computes
+the bias from two indices. The order of capping and masking matters, and the program shows why.
 """
 
 import warnings
 
 import torch
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 A, S, D, CAP = 8, 128, 16, 5.0
 
@@ -61,7 +62,19 @@ def main() -> None:
     print(f"ALiBi as SDPA's attn_mask: {bias.nbytes // 1024} KiB, as slopes: {slopes.nbytes} B")
     print(f"largest score {scores.max():.1f}, soft-capped {full['soft_cap'].max():.2f}")
 
-    # a key that falls behind by 1/slope loses a factor e of its weight
+    future = torch.ones(S, S, dtype=torch.bool).triu(1)
+    block_mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, S, S, "cpu")
+    out = flex_attention(q, k, v, score_mod=soft_cap, block_mask=block_mask)
+    capped = full["soft_cap"].masked_fill(future, -torch.inf)
+    torch.testing.assert_close(out, torch.softmax(capped, -1) @ v, rtol=1e-4, atol=1e-5)
+    masked_first = CAP * torch.tanh(scores.masked_fill(future, -torch.inf) / CAP)
+    leaked = torch.softmax(masked_first, dim=-1)[..., 0, 1:].sum(-1)  # token 0, later keys
+    assert torch.softmax(capped, dim=-1)[..., 0, 1:].eq(0).all() and leaked.min() > 0.01
+    share = f"up to {100 * leaked.max():.0f}%"
+    print(f"soft cap after a causal mask: {share} of the weight of token 0 is on later keys")
+    print("soft cap before the mask: 0% of this weight is on later keys")
+
+    # a key that is 1/slope tokens farther away has a weight that is smaller by a factor of e
     print("tokens until a weight falls by e:", [round(1 / x) for x in slopes.tolist()])
 
 

@@ -1,7 +1,8 @@
-"""[b, s, heads, d] in place of [b, heads, s, d]: it runs, and each token sees itself alone.
+"""This program passes [b, s, heads, d] to SDPA, which expects [b, heads, s, d].
 
-Attention goes over the last dimension but one. In the wrong layout that is the heads: they
-attend to each other within a token, and no token learns of any other.
+The call runs, but the result is wrong. SDPA attends over the last dimension but one. In the
+wrong layout this dimension counts the heads, so the heads of one token attend to one another,
+and no token receives information from another token.
 """
 
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 
 def tokens_reached(attend, x: torch.Tensor) -> list[int]:
-    """Change token 0, and see whose outputs change; x [b, s, heads, d], output likewise."""
+    """Change token 0 of x [b, s, heads, d] and return the tokens whose outputs change."""
     changed = x.clone()
     changed[:, 0] += 1
     moved = (attend(changed) - attend(x)).abs().amax(dim=(0, 2, 3))

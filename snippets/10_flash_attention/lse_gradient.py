@@ -1,7 +1,8 @@
-"""Merging by log-sum-exp under autograd: its gradient counts, and a kernel may drop it.
+"""This program shows that a merge by log-sum-exp needs the gradient of the log-sum-exp.
 
-A loss on the merged output reaches the scores by two ways, through each part's output and
-through each part's lse. A backward that ignores the second gives wrong gradients, silently.
+A loss on the merged output depends on the scores in two ways: through the output of each part
+and through the log-sum-exp (lse) of each part. A backward pass that ignores the lse returns
+wrong gradients of Q and K without any error. The merged output and dV are still right.
 """
 
 import torch
@@ -11,7 +12,7 @@ S, D = 32, 8
 
 # --8<-- [start:part]
 class Part(torch.autograd.Function):
-    """Attention to some keys: output [..., s, d] and lse [..., s, 1], both differentiable."""
+    """Attention over some keys: output [..., s, d] and lse [..., s, 1]."""
 
     @staticmethod
     def forward(ctx, q, k, v, use_lse_gradient: bool):
@@ -28,7 +29,7 @@ class Part(torch.autograd.Function):
         weights = torch.exp(q @ k.mT / q.shape[-1] ** 0.5 - lse)
         dot = (d_out * out).sum(-1, keepdim=True)
         if ctx.use_lse_gradient:
-            dot = dot - d_lse  # the lse's derivative by a score is that score's weight
+            dot = dot - d_lse  # the derivative of the lse by a score is the weight
         d_scores = weights * (d_out @ v.mT - dot) / q.shape[-1] ** 0.5
         return d_scores @ k, d_scores.mT @ q, weights.mT @ d_out, None
 

@@ -1,6 +1,8 @@
-"""One boolean mask, two meanings: True takes part in SDPA, is left out in MultiheadAttention.
+"""This program shows that True in a mask means the opposite in SDPA and MultiheadAttention.
 
-With the wrong one a token attends to the padding and to nothing else. No error, no NaN.
+In SDPA, True means that the key takes part. In MultiheadAttention, True means that the key is
+left out. With the wrong mask, a token attends only to padding, without an error and without
+NaN.
 """
 
 import torch
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 
 
 def attend(mha: nn.MultiheadAttention, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same layer through scaled_dot_product_attention; x [b, s, h], mask [b, s]."""
+    """Compute the same layer by scaled_dot_product_attention; x [b, s, h], mask [b, s]."""
     b, s, h = x.shape
     qkv = F.linear(x, mha.in_proj_weight, mha.in_proj_bias)
     q, k, v = qkv.view(b, s, 3, mha.num_heads, -1).permute(2, 0, 3, 1, 4)  # [b, a, s, d]

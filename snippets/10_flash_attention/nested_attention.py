@@ -1,7 +1,8 @@
-"""Sequences of different lengths without padding: nested tensors, and varlen_attn on a GPU.
+"""This program attends within sequences of different lengths, without padding and masks.
 
-A jagged nested tensor holds the tokens behind one another, and where each sequence begins.
-SDPA takes it. On a CPU it does so through the math backend, which refuses is_causal.
+A jagged nested tensor stores all tokens in one buffer and the offset of each sequence. SDPA
+accepts such a tensor. On a CPU it uses the math backend, which refuses is_causal. On a GPU the
+program also calls varlen_attn, which needs packed tokens and offsets.
 """
 
 import inspect
@@ -17,7 +18,7 @@ LENGTHS, A, D = [5, 3, 9], 2, 16
 
 
 class Reasons(logging.Handler):
-    """Keeps what the nested SDPA says when no backend will do."""
+    """Stores the messages that SDPA logs if every backend refuses a nested tensor."""
 
     def __init__(self) -> None:
         super().__init__()

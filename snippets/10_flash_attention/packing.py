@@ -1,7 +1,9 @@
-"""Packing: several documents in one row, kept apart by a mask, equal to one row for each.
+"""This program packs several documents into one row and compares them with separate rows.
 
-Counts what padding wastes, in tokens and in pairs of query and key. Then shows, with gradients,
-that packed equals separate; what leaks without the mask; and which positions must restart.
+First it counts how many tokens and how many pairs of query and key are wasted by padding. Then
+it shows that packed documents with a document mask have the same outputs and gradients as
+separate documents. At the end it shows what changes without the mask and which positions must
+restart.
 """
 
 import torch
@@ -12,7 +14,7 @@ A, D, ROW = 2, 16, 512
 
 # --8<-- [start:pack]
 def pack(lengths: list[int], row: int) -> list[list[int]]:
-    """First fit, longest first: which documents share each row of `row` tokens."""
+    """Return the documents of each row of `row` tokens, by first fit with the longest first."""
     if max(lengths, default=0) > row:
         raise ValueError(f"a document has {max(lengths)} tokens, and a row {row}")
     rows: list[list[int]] = []
@@ -27,7 +29,7 @@ def pack(lengths: list[int], row: int) -> list[list[int]]:
 
 
 def document_mask(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The causal mask [s, s] of documents behind one another, and each token's position."""
+    """Return the causal mask [s, s] of packed documents, and each token's position."""
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     place = torch.arange(len(document))
     keep = (document[:, None] == document) & (place[:, None] >= place)
@@ -61,6 +63,8 @@ def main() -> None:
     useful = sum(lengths), sum(n * (n + 1) // 2 for n in lengths)
     rows = pack(lengths, ROW)
     assert sorted(i for row in rows for i in row) == list(range(64))
+    assert max(sum(lengths[i] for i in row) for row in rows) <= ROW
+    assert len(rows) == -(-useful[0] // ROW), "no packing could use fewer rows"
     print(f"64 documents of {min(lengths)} to {max(lengths)} tokens, {useful[0]} in all")
     print("                         tokens   used    causal pairs   used")
 
@@ -118,7 +122,8 @@ def main() -> None:
         shifted = (absolute[: len(position)] - absolute[position]).norm(dim=-1) > 0
         assert shifted.sum() == len(position) - first
         print(f"learned positions that run on: {shifted.sum()} of {len(position)} tokens wrong")
-        crossing = len(members) - 1
+        crossing = (position[1:] == 0).sum().item()  # the next token starts a new document
+        assert crossing == len(members) - 1
         print(f"labels that cross into the next document: {crossing} of {len(position) - 1}")
 
 

@@ -1,11 +1,11 @@
-"""Ring attention with a flash kernel as the tile: causal, zigzag, forward and backward.
+"""This program computes causal ring attention in zigzag order with a flash kernel as its tile.
 
-Rank r holds chunks r and 2n-1-r of the sequence. Then every step of the ring after the first
-is one dense rectangle without any mask: all queries against the first half of the arriving
-keys, or the second half of the queries against all of them. The kernel returns an output and
-its log-sum-exp, which merge; backward gives each tile the finished output and log-sum-exp.
-Output, gradients, bytes sent and pairs computed are checked against one process and against
-formulas.
+Rank r stores the chunks r and 2n-1-r of the sequence. Every step of the ring after the first
+step is then one dense rectangle without a mask. Either all queries need the first half of the
+arriving keys, or the second half of the queries needs all arriving keys. The kernel returns an
+output and a log-sum-exp, which are merged. The backward pass gives each tile the finished
+output and log-sum-exp. The output and the gradients are compared with one process, and the
+bytes and pairs with formulas.
 """
 
 import math
@@ -25,7 +25,7 @@ count = {"bytes": 0, "pairs": 0}
 
 # --8<-- [start:tile]
 def tile_forward(q, k, v, causal: bool):
-    """A tile's output [b, a, s_q, d] and log-sum-exp [b, a, s_q], from a library's kernel."""
+    """Return a tile's output [b, a, s_q, d] and log-sum-exp [b, a, s_q]."""
     count["pairs"] += q.shape[2] * (q.shape[2] if causal else 2 * k.shape[2]) // 2
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
@@ -46,7 +46,7 @@ def forward_by_definition(q, k, v, causal: bool):
 
 
 def tile_backward(d_out, q, k, v, out, lse, causal: bool):
-    """A tile's share of dQ, dK and dV; `out` and `lse` are those of the whole row."""
+    """Return a tile's part of dQ, dK and dV; `out` and `lse` belong to the whole row."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             d_out, q, k, v, out, lse, 0.0, causal
@@ -68,7 +68,7 @@ def backward_by_definition(d_out, q, k, v, out, lse, causal: bool):
 
 
 def pass_on(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Give `tensors` to the next rank; return those of the rank before."""
+    """Send `tensors` to the next rank and return the tensors of the previous rank."""
     rank, n = dist.get_rank(), dist.get_world_size()
     arriving, ops = [torch.empty_like(x) for x in tensors], []
     for outgoing, incoming in zip(tensors, arriving, strict=True):
@@ -82,27 +82,24 @@ def pass_on(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 # --8<-- [start:ring]
 def rectangle(step: int, half: int) -> tuple[slice, slice]:
-    """Which of our queries and of the arriving keys meet; nothing in it is masked."""
+    """Return the rows of our queries and of the arriving keys that form the rectangle."""
     everything, rank, n = slice(0, 2 * half), dist.get_rank(), dist.get_world_size()
     source = (rank - step) % n  # whose keys these are
     if step == 0:
-        return everything, everything  # our own: causal, in the order we hold them
-    if source < rank:  # their first chunk lies before both of ours, their second behind both
+        return everything, everything  # our own keys: the kernel applies the causal mask
+    if source < rank:  # their first chunk is before both of ours, their second is after both
         return everything, slice(0, half)
-    return slice(half, 2 * half), everything  # both of theirs lie between our two
+    return slice(half, 2 * half), everything  # both of their chunks are between our two
 
 
 class ZigzagRing(torch.autograd.Function):
-    """Causal attention over all ranks' tokens; q, k, v [b, a, s/n, d], in zigzag order.
-
-    A rank has as many queries as keys, in two chunks of one length.
-    """
+    """Causal attention over the tokens of all ranks; q, k, v [b, a, s/n, d] in zigzag order."""
 
     @staticmethod
     def forward(ctx, q, k, v):
         n, half = dist.get_world_size(), q.shape[2] // 2
         if k.shape[2] != q.shape[2] or q.shape[2] % 2:
-            raise ValueError("a rank has as many queries as keys, in two chunks of one length")
+            raise ValueError("q, k and v of a rank need two chunks of equal length each")
         q, block = q.contiguous(), [k.contiguous(), v.contiguous()]
         for step in range(n):
             rows, keys = rectangle(step, half)
@@ -139,8 +136,8 @@ class ZigzagRing(torch.autograd.Function):
             for gradient, piece in zip(gradients, share[1:], strict=True):
                 gradient[:, :, keys] = piece
             if step == 0:
-                own = gradients  # stays; what others collect for us comes home at the end
-            else:  # the block's gradients travel one hop behind it
+                own = gradients  # they stay here until the gradients from other ranks arrive
+            else:  # the gradients of a block follow the block by one hop
                 before = collected or [torch.zeros_like(x) for x in block]
                 collected = pass_on([a + b for a, b in zip(before, gradients, strict=True)])
             if step < n - 1:
@@ -150,6 +147,21 @@ class ZigzagRing(torch.autograd.Function):
 
 
 # --8<-- [end:ring]
+
+
+# --8<-- [start:decode]
+def decode(q, k, v):
+    """Attend with one query, which all ranks have, to the keys of all ranks; q [b, a, 1, d]."""
+    out, lse = tile_forward(q, k, v, causal=False)  # over the keys of this rank
+    pair = torch.cat([out.to(lse.dtype), lse[..., None]], dim=-1)  # [b, a, 1, d + 1]
+    pairs = [torch.empty_like(pair) for _ in range(dist.get_world_size())]
+    dist.all_gather(pairs, pair)
+    count["decode bytes"] = pair.nbytes
+    outs, lses = torch.stack(pairs).split([out.shape[-1], 1], dim=-1)
+    return (torch.softmax(lses, dim=0) * outs).sum(0).to(q.dtype)  # weights exp(lse - total)
+
+
+# --8<-- [end:decode]
 
 
 def start() -> torch.device:
@@ -166,8 +178,8 @@ def start() -> torch.device:
     return device
 
 
-def hold_definition(device: torch.device) -> None:
-    """The kernel and the definition agree, so that each device runs what the other proves."""
+def check_definition(device: torch.device) -> None:
+    """Compare the kernel with the definition, which runs in its place on other devices."""
     for d, causal in product((D, 2 * D), (False, True)):
         d_out, q, k, v = torch.randn(4, B, A, 24, d, device=device)
         out, lse = tile_forward(q, k, v, causal)
@@ -185,7 +197,7 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
-    hold_definition(device)
+    check_definition(device)
     whole = [torch.randn(B, A, TOKENS, D, device=device, requires_grad=True) for _ in range(3)]
     truth = F.scaled_dot_product_attention(*whole, is_causal=True)
     d_out = torch.randn_like(truth)
@@ -207,6 +219,15 @@ def main() -> None:
     assert sent_forward == 2 * (n - 1) * size // n
     assert count["bytes"] == 6 * (n - 1) * size // n
     assert pairs == TOKENS**2 // (2 * n), "every rank computes an equal share of the triangle"
+    with torch.no_grad():
+        sizes = []
+        for length in (TOKENS, TOKENS // 2):  # two sizes of the cache
+            query, cache = whole[0][:, :, -1:], [x[:, :, :length] for x in whole[1:]]
+            mine = [x.chunk(2 * n, dim=2)[rank::n] for x in cache]  # any split of the cache
+            found = decode(query, *(torch.cat(parts, dim=2) for parts in mine))
+            torch.testing.assert_close(found, F.scaled_dot_product_attention(query, *cache))
+            sizes.append(count["decode bytes"])
+        assert sizes[0] == sizes[1] == 4 * B * A * (D + 1)
     every = [torch.empty((), dtype=torch.long, device=device) for _ in range(n)]
     dist.all_gather(every, torch.tensor(pairs, device=device))
     if rank == 0:
@@ -215,6 +236,8 @@ def main() -> None:
         print(f"{count['bytes'] // 1024} KiB with backward: 6(n-1)/n of {size // 1024}")
         print(f"pairs computed by each rank: {[x.item() for x in every]}, s²/2n each")
         print("output, dQ, dK and dV equal causal attention in one process")
+        print(f"one new token, and a cache of {TOKENS} or {TOKENS // 2} tokens over the ranks:")
+        print(f"each rank contributes {sizes[0]} bytes; the output equals one process")
     dist.destroy_process_group()
 
 

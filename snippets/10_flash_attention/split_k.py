@@ -1,8 +1,9 @@
-"""Decode with split keys (flash-decoding): parts of the cache on many SMs, merged by their lse.
+"""This program cuts the keys of a decoding step into parts and merges the parts (split-K).
 
-One query per request leaves most of a GPU idle. Cutting the keys makes more blocks. The parts'
-outputs are merged exactly; how many parts to take is flash-attention's own rule, and its
-example is reproduced. Draws split_k.svg.
+With one query per request, most SMs of a GPU have no work. More parts make more blocks. The
+parts are merged exactly by their log-sum-exps. The number of parts follows the rule of
+FlashAttention-2, and the program reproduces the example in its source code. Look at the columns
+"in use" and "then in use". The program draws split_k.svg.
 """
 
 import math
@@ -19,19 +20,19 @@ SMS = 132  # of an H100
 
 # --8<-- [start:split]
 def partial(q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention to some of the keys: the output, and the log of the softmax's denominator."""
+    """Return the output over some of the keys, and the log of the softmax's denominator."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     lse = scores.logsumexp(-1, keepdim=True)
     return torch.exp(scores - lse) @ v, lse
 
 
 def merge(outs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
-    """Outputs [parts, ..., d] and their lses [parts, ..., 1], weighted by e^lse."""
+    """Merge outputs [parts, ..., d] by their lses [parts, ..., 1]; the weights are e^lse."""
     return (torch.softmax(lses, dim=0) * outs).sum(0)
 
 
 def split_attention(q, k, v, parts: int) -> torch.Tensor:
-    """Each part is independent: on a GPU, a block on an SM of its own."""
+    """Compute the parts independently and merge them. On a GPU, each part is one block."""
     pieces = zip(k.tensor_split(parts, dim=-2), v.tensor_split(parts, dim=-2), strict=True)
     outs, lses = zip(*(partial(q, kk, vv) for kk, vv in pieces), strict=True)
     return merge(torch.stack(outs), torch.stack(lses))
@@ -42,13 +43,13 @@ def split_attention(q, k, v, parts: int) -> torch.Tensor:
 
 # --8<-- [start:rule]
 def efficiency(blocks: int, parts: int, sms: int = SMS) -> float:
-    """Share of the SMs' time in use, if every block of a wave takes equally long."""
+    """Return the fraction of SM time in use, if all blocks last equally long."""
     waves = blocks * parts / sms
     return waves / math.ceil(waves)
 
 
 def choose(blocks: int, key_tiles: int, sms: int = SMS, most: int = 128) -> int:
-    """The fewest parts with 85% of the best efficiency (FlashAttention-2's rule)."""
+    """Return the fewest parts with 85% of the best efficiency (rule of FlashAttention-2)."""
     if blocks >= 0.8 * sms:
         return 1
     each = [math.ceil(key_tiles / n) for n in range(1, min(most, sms, key_tiles) + 1)]
@@ -99,6 +100,8 @@ def main() -> None:
 
     assert choose(106, 64) == 1 < choose(105, 64)  # 80% of 132
     assert choose(1, 10**6, sms=200) == math.ceil(0.85 * 128)  # no more than 128 parts
+    assert choose(48, 64) == 5  # six requests with 8,192 tokens: 91% of two waves
+    assert [round(efficiency(48, n), 2) for n in (2, 3, 5, 11)] == [0.73, 0.55, 0.91, 1]
     example = [round(efficiency(48, n, sms=108), 2) for n in (2, 3)]
     assert example == [0.89, 0.67] and choose(48, 64, sms=108) == 2
     print(
@@ -125,6 +128,9 @@ def main() -> None:
             f"{requests:8} {context:9} {blocks:8} {100 * before:7.0f}%"
             f" {parts:7} {100 * after:12.0f}%"
         )
+    twice = [choose(blocks, tiles, sms=2 * SMS) for blocks, tiles in ((8, 256), (128, 4))]
+    print(f"with two blocks on each SM: {twice[0]} parts for 1 request of 32,768 tokens, and "
+          f"{twice[1]} parts for 16 requests of 512 tokens")  # fmt: skip
     draw()
 
 

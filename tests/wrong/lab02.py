@@ -109,7 +109,7 @@ wrong("shard_padded_once", step=2, hint="short_padding",
       old="order += [order[i % length] for i in range(missing)]", new="order += order[:missing]")
 wrong("shard_padded_with_minus_one", step=2, hint="no_such_index",
       old="order += [order[i % length] for i in range(missing)]", new="order += [-1] * missing")
-wrong("shard_always_pads", step=2, hint="overlap",
+wrong("shard_always_pads", step=2, hint="padding_too_long",
       old="missing = math.ceil(length / world) * world - length", new="missing = world - length % world")
 wrong("shard_fixed", step=2, hint="fixed_shards", old=Body("shard"), new="""
     order = [i % length for i in range(math.ceil(length / world) * world)][rank::world]
@@ -1077,7 +1077,7 @@ wrong("torch_divided_by_ranks_too", step=8, hint="loss_wrong", old=Body("accumul
             (loss_of(ddp, micro_batch) / scale).backward()
     (loss_of(ddp, last) / scale).backward()
 """)
-wrong("torch_calls_the_module", step=8, hint="all_silent", old=Body("accumulate_with_torch"), new="""
+wrong("torch_calls_the_module", step=8, hint="bypassed", old=Body("accumulate_with_torch"), new="""
     for micro_batch in micro_batches:
         (loss_of(ddp.module, micro_batch) / len(micro_batches)).backward()
 """)
@@ -1257,4 +1257,157 @@ wrong("torch_without_grad", step=8, hint="no_grad", old=Body("accumulate_with_to
         for micro_batch in silent:
             (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
     (loss_of(ddp, last) / len(micro_batches)).backward()
+""")
+
+# other machines, arguments that are ignored, and arguments that are changed
+
+wrong("start_sets_no_device", step=1, hint="device_not_set", old=Body("start"), new="""
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.cuda.is_available() and torch.cuda.device_count() >= local_world:
+        dist.init_process_group("nccl")
+        return torch.device("cuda", local_rank)
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+""")
+wrong("start_compares_texts", step=1, hint="env_text",
+      old='int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])', new='os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]')
+wrong("start_local_rank_modulo_devices", step=1, hint="shared_device", old=Body("start"), new="""
+    if torch.accelerator.is_available():
+        index = int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count()
+        torch.accelerator.set_device_index(index)
+        device = torch.device(torch.accelerator.current_accelerator().type, index)
+        dist.init_process_group(device_id=device)
+        return device
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+""")
+wrong("start_sets_the_address", step=1, hint="own_address",
+      old="local_rank, local_world = int(", new='os.environ["MASTER_ADDR"] = "127.0.0.1"\nlocal_rank, local_world = int(')
+wrong("start_sets_the_port", step=1, hint="own_address",
+      old="local_rank, local_world = int(", new='os.environ["MASTER_PORT"] = "12355"\nlocal_rank, local_world = int(')
+wrong("shard_by_the_group", step=2, hint="arguments_ignored", old=Body("shard"), new="""
+    sampler = DistributedSampler(range(length))
+    sampler.set_epoch(epoch)
+    return list(sampler)
+""")
+wrong("shard_draws_again", step=2, hint="not_a_permutation",
+      old="torch.randperm(length, generator=generator)", new="torch.randint(length, (length,), generator=generator)")
+wrong("shard_repeats_its_last", step=2, hint="no_element", old=Body("shard"), new="""
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(epoch)).tolist()
+    mine = order[rank::world]
+    while len(mine) < math.ceil(length / world):
+        mine.append(mine[-1])
+    return mine
+""")
+wrong("shard_assigns_none", step=2, hint="list_is_none", old="order = torch.randperm(length, generator=generator).tolist()",
+      new="import random\norder = random.Random(epoch).shuffle(list(range(length)))")
+wrong("broadcast_joins_dtypes", step=3, hint="digits_lost", old=Body("broadcast_state"), new="""
+    tensors = [t.detach() for t in [*module.parameters(), *module.buffers()]]
+    flat = torch.cat([t.flatten() for t in tensors])
+    dist.broadcast(flat, src=0)
+    for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
+        t.copy_(piece.view_as(t))
+""")
+wrong("broadcast_divides", step=3, hint="state_averaged", old="dist.broadcast(tensor.detach(), src=0)",
+      new="dist.all_reduce(tensor.detach())\ntensor.data /= dist.get_world_size()")
+wrong("broadcast_pairs", step=3, hint="broadcast_kind", old="[*module.parameters(), *module.buffers()]", new="[*module.named_parameters(), *module.named_buffers()]")
+wrong("average_over_the_machine", step=4, hint="not_divided", old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="dist.all_reduce(parameter.grad)\nparameter.grad /= int(os.environ['LOCAL_WORLD_SIZE'])")
+wrong("average_gathers_into_one", step=4, hint="gathered", old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    parts = [torch.empty_like(parameter.grad)] * dist.get_world_size()
+    dist.all_gather(parts, parameter.grad)
+    parameter.grad = torch.stack(parts).mean(0)
+""")
+wrong("average_in_bfloat16", step=4, hint="rounded", old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()", new="""
+    compressed = parameter.grad.bfloat16()
+    dist.all_reduce(compressed)
+    parameter.grad.copy_(compressed / dist.get_world_size())
+""")
+wrong("average_pieces_of_frozen", step=4, hint="piece_sizes", old=Body("average_gradients"), new="""
+    flat = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    offset = 0
+    for p in module.parameters():
+        if p.grad is not None:
+            p.grad.copy_(flat[offset : offset + p.numel()].view_as(p))
+        offset += p.numel()
+""")
+wrong("average_over_the_samples", step=4, hint="divided_by_other", old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size() * SAMPLES")
+wrong("hooks_start_with_the_last", step=5, hint="started_late", old="self.started.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))", new="""
+    trained = [p for p in self.module.parameters() if p.requires_grad]
+    if all(p.grad is not None for p in trained):
+        self.started += [(p, dist.all_reduce(p.grad, async_op=True)) for p in trained]
+""")
+wrong("hooks_for_each_module", step=5, hint="hooked_again", old="for parameter in module.parameters():\n    if parameter.requires_grad:",
+      new="for parameter in (p for m in module.modules() for p in m.parameters()):\n    if parameter.requires_grad:")
+wrong("hooks_without_an_argument", step=5, hint="hook_arguments",
+      old="parameter.register_post_accumulate_grad_hook(self.start)", new="parameter.register_post_accumulate_grad_hook(lambda: self.start(parameter))")
+wrong("hooks_on_the_gradient", step=5, hint="hook_on_gradient",
+      old="parameter.register_post_accumulate_grad_hook(self.start)", new="parameter.grad.register_post_accumulate_grad_hook(self.start)")
+wrong("buckets_reverse_the_list", step=6, hint="list_changed",
+      old="for parameter in reversed(parameters):", new="parameters.reverse()\nfor parameter in parameters:")
+wrong("buckets_first_fit", step=6, hint="not_in_order", old=Body("make_buckets"), new="""
+    groups = []
+    for p in reversed(parameters):
+        fits = (g for g in groups if sum(q.nbytes for q in g) + p.nbytes <= bucket_bytes)
+        group = next(fits, None)
+        if group is None:
+            groups.append([p])
+        else:
+            group.append(p)
+    buckets = []
+    for group in groups:
+        flat = torch.zeros(sum(p.numel() for p in group), dtype=group[0].dtype, device=group[0].device)
+        pieces = flat.split([p.numel() for p in group])
+        buckets.append(Bucket(flat, {p: v.view_as(p) for p, v in zip(group, pieces)}))
+    return buckets
+""")
+wrong("buckets_remove_gradients", step=6, hint="gradient_removed", old="parameter.grad = view", new="parameter.grad = None")
+wrong("accumulate_joins_the_batches", step=7, hint="batch_joined", old=Body("accumulate"), new="""
+    loss_of(ddp, [i for micro_batch in micro_batches for i in micro_batch]).backward()
+    ddp.finish()
+""")
+wrong("accumulate_pops", step=7, hint="batches_changed", old=Body("accumulate"), new="""
+    count, last = len(micro_batches), micro_batches.pop()
+    with ddp.no_sync():
+        for micro_batch in micro_batches:
+            (loss_of(ddp, micro_batch) / count).backward()
+    (loss_of(ddp, last) / count).backward()
+    ddp.finish()
+""")
+wrong("accumulate_adds_up_losses", step=7, hint="graph_twice", old=Body("accumulate"), new="""
+    total = 0.0
+    with ddp.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            loss = loss_of(ddp, micro_batch) / len(micro_batches)
+            loss.backward()
+            total = total + loss
+    total = total + loss_of(ddp, micro_batches[-1]) / len(micro_batches)
+    total.backward()
+    ddp.finish()
+""")
+wrong("torch_does_not_call_no_sync", step=8, hint="no_sync_not_called", old=Body("accumulate_with_torch"), new="""
+    with ddp.no_sync:
+        for micro_batch in micro_batches[:-1]:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, micro_batches[-1]) / len(micro_batches)).backward()
+""")
+wrong("torch_limit_in_bytes", step=8, hint="cap_unit", old="bucket_cap_mb=BUCKET_BYTES / 2**20", new="bucket_cap_mb=BUCKET_BYTES")
+wrong("torch_limit_of_zero", step=8, hint="cap_unit", old="bucket_cap_mb=BUCKET_BYTES / 2**20", new="bucket_cap_mb=BUCKET_BYTES // 2**20")
+wrong("torch_static_graph", step=8, hint="static_graph", old="bucket_cap_mb=BUCKET_BYTES / 2**20", new="static_graph=True, bucket_cap_mb=BUCKET_BYTES / 2**20")
+wrong("right_start_current_device", step=1, old=Body("start"), new="""
+    gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    if gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if gpu else "gloo")
+    return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+""")
+wrong("buckets_keep_no_work", step=6, hint="work_lost", old="bucket.work = dist.all_reduce(bucket.flat, async_op=True)", new="dist.all_reduce(bucket.flat, async_op=True)")
+wrong("torch_no_sync_of_the_module", step=8, hint="no_sync_not_called", old=Body("accumulate_with_torch"), new="""
+    with ddp.module.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, micro_batches[-1]) / len(micro_batches)).backward()
 """)
