@@ -273,6 +273,7 @@ SECOND_EDITION = [
     "06_inside_pytorch.md",
     "06_memory_bound_kernels.md",
     "06_kernels.md",
+    "06_five_languages.md",
     "06_host_and_device.md",
     "06_libraries.md",
     "10_linear_attention.md",

@@ -166,6 +166,13 @@ def inputs(program: Program, device: str) -> tuple[str | Path, ...]:
     return (*texts, *sources(program).values(), *transcripts, program.figure_path(device))
 
 
+# packages that are no part of requirements/test.txt, and the files there that have them
+APART = {
+    "ray": "ray", "tensorflow": "tensorflow", "tensorboard": "tensorboard", "fla": "fla",
+    "cutlass": "cute", "cuda.tile": "cutile", "helion": "helion", "tilelang": "tilelang",
+}  # fmt: skip
+
+
 def missing_tool(program: Program, transcript: Transcript) -> str | None:
     """What the commands need and this machine lacks: a compiler, a package, Linux, Slurm, root.
 
@@ -201,12 +208,19 @@ def missing_tool(program: Program, transcript: Transcript) -> str | None:
         built = found and [*Path(found.origin).parent.glob("ops/aio/async_io_op*.so")]
         if not built:
             return "libaio in DeepSpeed (libaio-dev, then DS_BUILD_AIO=1 pip install deepspeed)"
-    apart = "ray", "tensorflow", "tensorboard", "fla"  # no part of the book's own requirements
-    for package in program.imports("triton", "numba", *apart):
-        if importlib.util.find_spec(package) is None:
-            wanted = f" (pip install -r requirements/{package}.txt)"
-            return package + (wanted if package in apart else "")
+    for package in program.imports("triton", "numba", *map(re.escape, APART)):
+        if not is_installed(package):
+            file = APART.get(package)
+            return package + (f" (pip install -r requirements/{file}.txt)" if file else "")
     return None
+
+
+def is_installed(package: str) -> bool:
+    """Whether Python finds the package, which may be a part of another, as `cuda.tile` is."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 @lru_cache
