@@ -45,7 +45,6 @@ CALLED = {
     "thread block": "blocks",
     "warp lane": "lanes",
     "warp divergence": "divergence",
-    "swizzle": "swizzling",
     "register tile": "registers",
     "CUDA context": "context",
     "CUDA stream": "stream",
