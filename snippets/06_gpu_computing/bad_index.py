@@ -31,11 +31,15 @@ def check_ids(ids: torch.Tensor, rows: int, name: str) -> None:
 
 
 def enlarge(old: nn.Embedding, rows: int) -> nn.Embedding:
-    """An embedding with more rows, whose first rows are those of the old embedding."""
-    new = nn.Embedding(rows, old.embedding_dim)
+    """An embedding with more rows, whose first rows are those of the old embedding.
+
+    The optimizer needs the new weight. A tied output layer must be enlarged as well.
+    """
+    like = {"device": old.weight.device, "dtype": old.weight.dtype}
+    new = nn.Embedding(rows, old.embedding_dim, old.padding_idx, **like)
     with torch.no_grad():
         new.weight[: old.num_embeddings] = old.weight
-    return new
+    return new.requires_grad_(old.weight.requires_grad)
 
 
 # --8<-- [end:check]

@@ -146,7 +146,8 @@ def main() -> None:
     assert order["double_buffered"][0] == 128 * 128 * 16 // 256
     assert order["tiled"][0] == 64 * 64 * 32 // (16 * 8 * 16)
     # the barrier for the compiler keeps the loads early, and does not keep the stores late
-    assert order["double_buffered"][1] == 0 < order["... without __syncwarp()"][1]
+    moved = order["... without __syncwarp()"]
+    assert order["double_buffered"][1] == 0 and moved[1] > 0.7 * moved[0]
     assert order["tiled"][1] == 0
     assert order["... with __syncwarp()"][2] == order["tiled"][2] < 0.6 * order["tiled"][0]
     assert order["double_buffered"][2] > 0.9 * order["double_buffered"][0]

@@ -161,12 +161,12 @@ def explore(d: Design) -> tuple[int, int]:
 
 FAULTS = {
     "the producer begins with parity 0": ({"first": 0}, "wait for ever"),
-    "the producer never flips its parity": ({"producer_flips": False}, "overwritten"),
+    "the producer never flips its parity": ({"producer_flips": False}, "before it is read"),
     "the consumers never flip theirs": ({"consumer_flips": False}, "before it has landed"),
-    "empty ends with the first arrival": ({"arrivals": 1}, "overwritten"),
+    "empty ends with the first arrival": ({"arrivals": 1}, "before it is read"),
     "empty ends with a third arrival": ({"arrivals": 3}, "wait for ever"),
     "only A's bytes are announced": ({"announced": 1}, "before it has landed"),
-    "consumers arrive before wgmma ends": ({"read_then_arrive": False}, "overwritten"),
+    "consumers arrive before wgmma ends": ({"read_then_arrive": False}, "while it is read"),
 }
 
 

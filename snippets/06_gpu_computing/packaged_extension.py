@@ -1,7 +1,7 @@
 """This program builds a wheel with a C++ operator and tests it in a new process.
 
 The wheel uses the limited API of Python and the stable ABI of libtorch. One file therefore
-works with every later version of Python and torch: look at its name. With a GPU and nvcc, the
+works with later versions of Python and torch: look at its name. With a GPU and nvcc, the
 wheel also contains a CUDA kernel. The test compares the operator and its gradient with torch.
 """
 
@@ -153,6 +153,9 @@ for shape in [(0,), (1,), (31,), (33, 1000)]:
 strided = torch.randn(4, 3, device=device).T
 torch.testing.assert_close(hinge.hinge(strided), (1 - strided).clamp(min=0))
 torch.library.opcheck(hinge.hinge, (strided,))  # checks the fake kernel
+edge = torch.tensor([1.0, float("nan")], device=device, requires_grad=True)
+hinge.hinge(edge).sum().backward()  # torch.clamp gives [0, nan], and a gradient of -1 at 1
+assert hinge.hinge(edge).tolist() == [0, 0] and edge.grad.tolist() == [0, 0]
 try:
     hinge.hinge(strided.double())
 except RuntimeError as error:

@@ -194,6 +194,9 @@ def main() -> None:
             f"{name:8} {rows:3} x {columns:<3}  {rows:4} + {columns:<14}  {rows * columns:6,}"
             f"  {bytes_per_fma(rows, columns)!s:>8}"
         )
+    # per FMA: 1/16, 3/16 and 1 byte, or 2 FLOPs for as many bytes
+    flops_per_byte = [2 / bytes_per_fma(*tiles[name]) for name in ("block", "warp", "lane")]
+    assert flops_per_byte == [32, Fraction(32, 3), 2]
     draw(size, source, tiles["warp"])
 
 

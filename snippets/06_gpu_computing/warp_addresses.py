@@ -115,6 +115,7 @@ def main() -> None:
     by_stride = [len(touched(lambda i, s=stride: s * i, 1)[0]) for stride in range(1, 65)]
     formula = [min(LANES, -(-FLOAT * (31 * stride + 1) // SECTOR)) for stride in range(1, 65)]
     assert by_stride == formula  # the first page of chapter 06 derives this formula
+    assert touched(lambda i: 0, 1) == ({0}, FLOAT)  # all lanes share one float
     assert len(touched(lambda i: i + 1, 1)[0]) == 5  # a start that is no multiple of 32 bytes
     assert counts["float4: x[4 * i]"] == 4 * counts["coalesced: x[i]"]  # four times the bytes
 

@@ -156,6 +156,14 @@ def main() -> None:
             f"causal {causal!s:5}: {counts[0]}, {counts[1]} of {t * t} tiles; "
             f"{flops[0]:.3f}, {flops[1]:.3f}, a factor of {flops[1] / flops[0]:.1f}"
         )
+    loss = attention(q, k, v).square().sum()
+    (first,) = torch.autograd.grad(loss, q, create_graph=True)
+    try:
+        first.sum().backward()
+    except RuntimeError as error:
+        assert "once_differentiable" in str(error)
+    else:
+        raise AssertionError("a second backward() returns a wrong second derivative")
 
 
 if __name__ == "__main__":

@@ -106,6 +106,15 @@ def main() -> None:
         error, yardstick = ((t - exact).norm() / exact.norm() for t in (gradient, plainly))
         assert error <= 2 * yardstick + 1e-3, (name, error, yardstick)
         print(f"{name:3}   ≈{error:.3f}   ≈{yardstick:.3f}")
+    q, k, v = (torch.randn(40, 1, 16, device=device).requires_grad_() for _ in range(3))
+    out = FlashAttention.apply(q, k, v, starts, True, (16, 16))
+    (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    try:
+        first.sum().backward()
+    except RuntimeError as error:
+        assert "once_differentiable" in str(error)
+    else:
+        raise AssertionError("a second backward() returns a wrong second derivative")
     saved = sum(t.nbytes for t in o.grad_fn.saved_tensors) - starts.nbytes
     tokens = len(x)
     expected = 2 * tokens * d * (2 * heads + 2 * kv_heads) + 4 * heads * tokens

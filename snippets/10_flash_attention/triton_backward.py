@@ -1,11 +1,11 @@
 """This program is the backward pass of flash attention in Triton, compared with float64.
 
-Two kernels work without atomics and give the same bits in every run. One program of the first
-kernel owns a tile of keys. It goes over all queries, and over all heads that share these keys,
-and sums dK and dV. One program of the second kernel owns a tile of queries. It goes over the
-keys and sums dQ. Both kernels recompute the weights from the log-sum-exp of the forward pass.
-The sequences are packed as in the forward kernel. The output compares the errors of the three
-gradients with those of plain attention in bf16.
+Two kernels work without atomics, so the same tiles give the same bits in every run. One program
+of the first kernel owns a tile of keys. It goes over all queries, and over all heads that share
+these keys, and sums dK and dV. One program of the second kernel owns a tile of queries. It goes
+over the keys and sums dQ. Both kernels recompute the weights from the log-sum-exp of the
+forward pass. The sequences are packed as in the forward kernel. The output compares the errors
+of the three gradients with those of plain attention in bf16.
 """
 
 import os

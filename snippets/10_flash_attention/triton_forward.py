@@ -122,7 +122,8 @@ def attention(q, k, v, starts, causal=False, k_starts=None, block=None, longest=
     """Output [tokens, heads, d] and log-sum-exp [heads, tokens]; autotuned if `block` is None.
 
     d must be a power of two and at least 16, in fp32 or 16 bits, and kv_heads must divide
-    heads. With `causal`, the last query of a sequence sees its last key.
+    heads. With `causal`, the last query of a sequence sees its last key. On NVIDIA GPUs, the
+    products of fp32 inputs are rounded to TF32, because that is the default of tl.dot.
     """
     tokens, heads, d = q.shape
     if d & (d - 1) or d < 16 or not all(t.is_contiguous() for t in (q, k, v)):
