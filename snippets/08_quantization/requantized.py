@@ -2,7 +2,7 @@
 
 The program rounds from fp32 to 8 bits and then to 4 bits. It also rounds 16 times to 8 bits
 with different scales. With equal scales, nothing more is lost. With very different scales, the
-errors add up. If each scale is a little larger than the one before, all errors are positive.
+errors add up. If each scale is a little larger than the one before, the numbers grow each time.
 """
 
 import torch
